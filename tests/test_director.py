@@ -28,9 +28,9 @@ from inferway.errors import (
     UnknownModelError,
     UnknownPathError,
 )
-from inferway.flow.standing import Standing
+from inferway.flow.standing import OutlierDetection
 from inferway.index.memory import MemoryIndex
-from inferway.index.protocol import CPU, Found, Store
+from inferway.index.protocol import CPU, MatchResult, Store
 from inferway.index.speculative import SpeculativeOverlay
 from inferway.model import (
     BlockKey,
@@ -83,7 +83,7 @@ class Letters:
 class Away(MemoryIndex):
     """A shared index whose server does not answer."""
 
-    async def match_all(self, prompts: Sequence[Sequence[BlockKey]]) -> list[Found]:  # noqa: ARG002
+    async def match_all(self, prompts: Sequence[Sequence[BlockKey]]) -> list[MatchResult]:  # noqa: ARG002
         raise IndexAwayError("index redis://r is away")
 
 
@@ -390,7 +390,7 @@ async def test_blocks_in_lower_tiers_are_told_whole_and_weighed_less() -> None:
 
     assert matched(journey) == [2, 2]
     assert journey.routed is not None
-    assert journey.routed.candidates.matched_value.tolist() == [2.0, 1.6]
+    assert journey.routed.candidates.weighted_matched_blocks.tolist() == [2.0, 1.6]
 
 
 async def test_a_request_goes_by_load_while_a_shared_index_is_away() -> None:
@@ -677,14 +677,14 @@ def engines(decision: Decision) -> set[str]:
 async def test_a_drained_engine_is_no_candidate_whatever_it_holds() -> None:
     to = director()
     hold(to, 1, "abcdefgh")
-    to.standing = Standing(drained={"e1"})
+    to.standing = OutlierDetection(drained={"e1"})
 
     assert engines(await open_chat(to, chat("abcdefgh")).decide()) == {"e0"}
 
 
 async def test_an_ejected_engine_is_a_candidate_only_if_all_are() -> None:
     to = director()
-    to.standing = standing = Standing(EjectionSettings(failures=1))
+    to.standing = standing = OutlierDetection(EjectionSettings(failures=1))
     standing.failed("e1", 0.0)
     assert engines(await open_chat(to, chat("ab")).decide()) == {"e0"}
 
@@ -694,7 +694,7 @@ async def test_an_ejected_engine_is_a_candidate_only_if_all_are() -> None:
 
 async def test_a_model_whose_engines_are_drained_is_not_the_clients_fault() -> None:
     to = director()
-    to.standing = Standing(drained={"e0", "e1"})
+    to.standing = OutlierDetection(drained={"e0", "e1"})
 
     with pytest.raises(NoEndpointError, match="model 'm': its engines are drained: e0, e1"):
         await open_chat(to, chat("ab")).decide()
@@ -722,7 +722,7 @@ async def test_its_callers_priority_counts_and_not_its_headers() -> None:
 async def test_what_changed_while_it_waited_counts(scoring: bool) -> None:
     to = director()
     to.scoring = scoring
-    to.standing = standing = Standing()
+    to.standing = standing = OutlierDetection()
     slot = NotingSlot(while_it_waits=lambda: standing.drained.add("e0"))
 
     assert engines(await open_chat(to, chat("ab")).decide(slot)) == {"e1"}

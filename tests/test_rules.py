@@ -49,18 +49,15 @@ NESTED = {
 
 # Classes whose name ends with one of SUFFIXES.
 SUFFIXED = {
-    "inferway": {"Handler"},
-    "inferway_structured": {"CompilationManager", "Helper"},
+    "inferway": {"ProfileHandler"},
+    "inferway_structured": set[str](),
     "inferway_bench": set[str](),
 }
 
 # Class names that more than one file of a distribution defines. The simulator has the same names
 # as the gateway for what vLLM sends (BlockStored, …): it writes what the gateway reads.
 DEFINED_TWICE = {
-    "inferway": """
-        AllBlocksCleared Answer BlockRemoved BlockStored EventSource Gateway Job Link
-        Picker Publisher QueueFullError Refused Turn
-    """,
+    "inferway": "AllBlocksCleared BlockRemoved BlockStored",
     "inferway_structured": "",
     "inferway_bench": "ChatSpec",
 }

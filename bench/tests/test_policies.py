@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from inferway.blocks.dialects import Dialect
-from inferway.model import Candidates, Choice
+from inferway.model import Candidates, SchedulingResult
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.requests import CompletionRequest
 from inferway.scheduling.idle import idle
-from inferway.scheduling.plugin import Ending
+from inferway.scheduling.plugin import RequestOutcome
 from inferway.scheduling.producers.sent_blocks import SentBlocks
 from inferway.simulator.cache import KvCache, Run
 from inferway_bench.policies.cache import BlockCache
@@ -432,7 +432,7 @@ def asks(*blocks: int) -> LLMRequest:
     return workload(request(*blocks)).llm_requests[0]
 
 
-def row(choice: Choice) -> int:
+def row(choice: SchedulingResult) -> int:
     return choice.targets[0].endpoint.holder
 
 
@@ -446,7 +446,7 @@ def test_dynamo_weighs_what_is_to_compute_against_what_is_in_use() -> None:
     busy = row(cost.choose(asks(*range(50, 54)), table([3, 0])))
     follower.on_first_chunk(0.0)
     decoding = row(cost.choose(asks(*range(50, 60)), table([9, 0])))
-    follower.on_end(Ending("ok", 1.0))
+    follower.on_end(RequestOutcome("ok", 1.0))
     free = row(cost.choose(asks(*range(50, 54)), table([3, 0])))
 
     assert row(choice) == 0
@@ -516,7 +516,7 @@ def test_who_hears_nothing_remembers_what_it_sent_as_far_as_a_cache_reaches() ->
     memory.produce(asks(1, 2, 3, 4), full := table([0, 0]))
 
     assert empty.matched_blocks.tolist() == [0, 0]
-    assert after.matched_value.tolist() == [0, 2]
+    assert after.weighted_matched_blocks.tolist() == [0, 2]
     assert full.prompt_blocks.tolist() == [4, 4]
     assert full.matched_blocks.tolist() == [0, 3]
 
@@ -593,5 +593,5 @@ def test_an_engine_tells_of_a_step_when_it_is_over() -> None:
     second = engine.told
 
     assert (before.running, before.waiting) == (0, 0)
-    assert (first.running, first.waiting, first.unbegun) == (1, 0, 1)
-    assert (second.running, second.waiting, second.unbegun) == (2, 1, 2)
+    assert (first.running, first.waiting, first.awaiting_first_token) == (1, 0, 1)
+    assert (second.running, second.waiting, second.awaiting_first_token) == (2, 1, 2)

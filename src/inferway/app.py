@@ -24,7 +24,7 @@ from inferway.discovery.members import Members, build_members
 from inferway.events.adapters.vllm import normalise
 from inferway.events.dialect import SEEDS
 from inferway.events.event import Batch
-from inferway.fleet.adoption import Adopter
+from inferway.fleet.adoption import OrphanResolver
 from inferway.fleet.engine import Engine
 from inferway.fleet.zmq_subscriber import sockets_context
 from inferway.frontends.access_log import AccessLog
@@ -32,7 +32,7 @@ from inferway.frontends.answer_log import AnswerLog
 from inferway.frontends.fleet_gate import FleetGate
 from inferway.frontends.http.admission import build_admission, read_keys
 from inferway.frontends.http.cors import Cors
-from inferway.frontends.http.entrance import Entrance
+from inferway.frontends.http.entrance import InferenceIngress
 from inferway.frontends.http.listening import Certificate, within_file_limit
 from inferway.frontends.http.message import Request
 from inferway.frontends.http.metrics import MetricsPage
@@ -41,7 +41,7 @@ from inferway.frontends.http.routes import Routes
 from inferway.frontends.http.server import Handler, HttpServer
 from inferway.frontends.http.traced import traced
 from inferway.frontends.observers import build_observers
-from inferway.frontends.publisher import Publisher, topic_name
+from inferway.frontends.publisher import ZmqPublisher, topic_name
 from inferway.frontends.request_counts import RequestCounts
 from inferway.frontends.tracing import Tracing, otlp
 from inferway.indexer import Indexer
@@ -106,11 +106,13 @@ class Gateway:
         self.index, self.fleet = self.indexer.index, self.indexer.fleet
         # an engine may have been given the same seed as we
         seeds = [*SEEDS, *filter(None, [os.environ.get("PYTHONHASHSEED")])]
-        self._adopter = Adopter(self.fleet.engines, seeds=seeds, on_moved=self.fleet.look_soon)
+        self._adopter = OrphanResolver(
+            self.fleet.engines, seeds=seeds, on_moved=self.fleet.look_soon
+        )
         self._admission = build_admission(settings, keys, self.fleet, time.monotonic)
         self._started = asyncio.Event()
         self._reloading: Reloading | None = None  # once it has started
-        self._publisher: Publisher | None = None
+        self._publisher: ZmqPublisher | None = None
         self._server: HttpServer | None = None
         self._admin_server: HttpServer | None = None
         self._requests = RequestCounts(time.monotonic)
@@ -160,7 +162,7 @@ class Gateway:
             if server is not None:
                 server.stop_accepting()
 
-    def hurry(self) -> None:
+    def cut_connections(self) -> None:
         """Take no more connections, and cut off the answers that a running `close` waits for."""
         self.stop_accepting()
         for server in (self._server, self._admin_server):
@@ -179,7 +181,7 @@ class Gateway:
         num_ports = 1 if settings.admin_port is None else 2
         self._limits = within_file_limit(settings.limits, num_files, num_ports)
         if settings.publish is not None:
-            self._publisher = Publisher(settings.publish, zmq.Context(self._context))
+            self._publisher = ZmqPublisher(settings.publish, zmq.Context(self._context))
             self._closes("publisher", _soon(self._publisher.close))
         self._pool = pool = Pool(settings.timeouts, tls=settings.engine_tls())
         self._closes("engine connections", pool.close)
@@ -242,10 +244,10 @@ class Gateway:
             handler = Cors(handler, self.settings.cors_origins)
         return handler
 
-    def _entrance(self) -> Entrance:
+    def _entrance(self) -> InferenceIngress:
         settings = self.settings
         secret = settings.salt_secret()
-        return Entrance(
+        return InferenceIngress(
             self.director,
             settings.allow_paths,
             salt=None if secret is None else TenantSalt(secret),
@@ -391,7 +393,7 @@ async def serve(
 
     def on_signal() -> None:  # in the loop, so not before there is a gateway
         if stop.is_set():
-            gateway.hurry()
+            gateway.cut_connections()
         else:
             stop.set()
             gateway.stop_accepting()

@@ -29,7 +29,7 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from inferway.errors import InvalidRequestError, SaturatedError, UnknownPathError
-from inferway.flow.standing import Standing
+from inferway.flow.standing import OutlierDetection
 from inferway.flow.turnstile import Slot
 from inferway.gate.gate import Gate
 from inferway.gate.shape import Shape
@@ -101,7 +101,7 @@ class Director:
     off_loop_bytes: int = 256 * 1024
     later: Later | None = None
     gate: Gate | None = None  # None: shapes of answers are the engines' matter
-    standing: Standing | None = None
+    standing: OutlierDetection | None = None
     observers: Sequence[Observer] = ()
     random: Random = field(default_factory=Random)  # which of equally loaded endpoints is first
     stats: DirectorStats = field(default_factory=DirectorStats)

@@ -66,12 +66,6 @@ from inferway_structured.errors import (
     HeavyError as HeavyError,
 )
 from inferway_structured.errors import (
-    HelperBusyError as HelperBusyError,
-)
-from inferway_structured.errors import (
-    HelperError as HelperError,
-)
-from inferway_structured.errors import (
     InferwayError as InferwayError,
 )
 from inferway_structured.errors import (
@@ -88,6 +82,12 @@ from inferway_structured.errors import (
 )
 from inferway_structured.errors import (
     RequestError as RequestError,
+)
+from inferway_structured.errors import (
+    SandboxBusyError as SandboxBusyError,
+)
+from inferway_structured.errors import (
+    SandboxError as SandboxError,
 )
 from inferway_structured.errors import (
     SaturatedError as SaturatedError,

@@ -23,9 +23,9 @@ import zmq.asyncio
 from inferway.config import EngineSettings, ServeSettings, load_settings, parse_engine
 from inferway.errors import (
     ConfigError,
-    HelperError,
     InvalidRequestError,
     PromptTooLongError,
+    SandboxError,
 )
 from inferway.events.event import Batch
 from inferway.fleet.discovery import EventSource
@@ -259,7 +259,7 @@ def _body(fields: Mapping[str, Any], model: str) -> bytes:
 async def _start_helper(templates: RequestTemplates) -> None:
     try:
         await templates.start()
-    except HelperError as e:
+    except SandboxError as e:
         raise ConfigError(f"trust_request_chat_template: {e}") from e
 
 

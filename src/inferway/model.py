@@ -159,7 +159,7 @@ class Adapters(msgspec.Struct, frozen=True):
 _ArrayT = TypeVar("_ArrayT", bound="NDArray[Any]")
 
 
-class Added(msgspec.Struct, Generic[_ArrayT], frozen=True):
+class ColumnKey(msgspec.Struct, Generic[_ArrayT], frozen=True):
     """Names a column that a producer adds, with its type: who wants it imports this."""
 
     name: str
@@ -237,20 +237,22 @@ class Candidates:
         )
     )
     # requests there without a first token, as last scraped; -1: not told
-    unbegun: Column = field(metadata=_kept(-1.0))
+    awaiting_first_token: Column = field(metadata=_kept(-1.0))
     # prompt tokens sent there to be computed; fades within a minute
-    recent_tokens: Column = field(metadata=_kept())
+    recent_prefill_tokens: Column = field(metadata=_kept())
     matched_blocks: Column = field(metadata=_MATCHED)  # blocks of its prompts that it holds
-    matched_value: Column = field(metadata=_MATCHED)  # the same, weighed by the tiers they lie in
+    weighted_matched_blocks: Column = field(
+        metadata=_MATCHED
+    )  # the same, weighed by the tiers they lie in
     prompt_blocks: Column = field(metadata=_MATCHED)  # full blocks, in the endpoint's block size
     added: dict[str, NDArray[Any]] = field(default_factory=dict)  # by producers
     now: float = 0.0  # seconds, when the choice is made; by the clock that followers are told
 
-    def add(self, column: Added[_ArrayT], values: _ArrayT) -> None:
+    def add(self, column: ColumnKey[_ArrayT], values: _ArrayT) -> None:
         """Add a producer's column: one value a row."""
         self.added[column.name] = values
 
-    def get(self, column: Added[_ArrayT]) -> _ArrayT | None:
+    def get(self, column: ColumnKey[_ArrayT]) -> _ArrayT | None:
         """Return a producer's column; None if no producer has added it."""
         return self.added.get(column.name)  # type: ignore[return-value]
 
@@ -288,7 +290,7 @@ class Target(msgspec.Struct, frozen=True):
     prompt_blocks: int
 
 
-class Choice(msgspec.Struct, frozen=True):
+class SchedulingResult(msgspec.Struct, frozen=True):
     """The result of scheduling: endpoints, best first, and the headers that the chosen engine needs
     (with disaggregated prefill: where the prompt is computed). `others` are endpoints that have a
     part in the request too, by the name of the profile that chose them."""

@@ -113,7 +113,7 @@ def scores_of(
         )
     prompts: Sequence[Matched] = next(iter(lookup.prompts.values()), ())
     num_tokens = sum(len(item.prompt.token_ids) for item in prompts)
-    return Scores(served.answers_as or served.name, num_tokens, lookup.reason, scores)
+    return Scores(served.engine_name or served.name, num_tokens, lookup.reason, scores)
 
 
 def _wanted(fleet: Fleet, names: Sequence[str]) -> frozenset[str]:
@@ -144,6 +144,6 @@ def _engine_score(
         block_size=block_size,
         total_blocks=int(candidates.prompt_blocks[row]),
         blocks=blocks,
-        score=float(candidates.matched_value[row]),
+        score=float(candidates.weighted_matched_blocks[row]),
         tiers=(gpu, cpu, blocks),
     )

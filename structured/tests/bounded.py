@@ -18,7 +18,7 @@ from structured.tests.hostile_draws import hostile_specs
 from tests.cpu import slowness
 
 from inferway_structured.backends.cascade import Cascade, light_verdict
-from inferway_structured.compile import CompilationManager
+from inferway_structured.compile import Compilations
 from inferway_structured.compile_limits import CompileLimits
 from inferway_structured.errors import HeavyError, InferwayError, SpecError
 from inferway_structured.spec import Kind, Spec
@@ -64,7 +64,7 @@ def main(which: str, seed: str, count: str) -> None:
         if which == "killers"
         else (CompileLimits(), hostile_specs(int(seed), int(count)))
     )
-    manager = CompilationManager(Light(cascade), limits, trials=TrialJobs(cascade))
+    manager = Compilations(Light(cascade), limits, trials=TrialJobs(cascade))
     with closing(manager):
         for name, spec in specs:
             slow = slowness()

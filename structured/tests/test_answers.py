@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferway_structured.answers import AnswerJudge
-from inferway_structured.texts import Said
+from inferway_structured.texts import AnswerText
 
 JSON = [(b"content-type", b"application/json")]
 STREAM = [(b"content-type", b"text/event-stream; charset=utf-8")]
@@ -50,7 +50,7 @@ def test_wherever_a_stream_is_cut_it_passes_with_a_word_before_its_end(
     said = judge.said()
     rest = judge.rest(b"true")
 
-    assert said == [Said("a" + LOOKALIKE)]
+    assert said == [AnswerText("a" + LOOKALIKE)]
     word = WORD if reports else b""
     assert b"".join(passed) + rest == answer.removesuffix(DONE) + word + DONE
     assert found.counted == []
@@ -62,7 +62,7 @@ def test_a_whole_answer_is_held_back_until_it_is_judged() -> None:
 
     assert judge.holds_all
     assert judge.feed(whole("{}")) == b""
-    assert judge.said() == [Said("{}")]
+    assert judge.said() == [AnswerText("{}")]
     assert judge.rest(b"true") == whole("{}")
     assert not judge.is_read
 

@@ -6,7 +6,7 @@ import pytest
 
 from inferway_structured.bodies import read_specs
 from inferway_structured.errors import InvalidRequestError, SpecError
-from inferway_structured.spec import Asked, Kind, Options, Spec
+from inferway_structured.spec import Kind, Options, OutputConstraint, Spec
 
 FORM = {
     "response_format": {
@@ -16,14 +16,14 @@ FORM = {
 }
 
 
-def read(**fields: Any) -> list[Asked]:
+def read(**fields: Any) -> list[OutputConstraint]:
     return read_specs(fields)
 
 
 def test_a_chat_may_be_given_as_it_would_be_sent() -> None:
     (asked,) = read(model="m", messages=[{"role": "user", "content": "hi"}], **FORM)
 
-    assert asked == Asked(
+    assert asked == OutputConstraint(
         Spec(Kind.JSON, '{"type":"object","title":"a"}'), "response_format/json_schema/schema"
     )
 
@@ -33,7 +33,9 @@ def test_a_response_too() -> None:
 
     (asked,) = read(input="hi", text={"format": form})
 
-    assert asked == Asked(Spec(Kind.JSON, '{"type":"object"}'), "text/format/schema", strict=True)
+    assert asked == OutputConstraint(
+        Spec(Kind.JSON, '{"type":"object"}'), "text/format/schema", strict=True
+    )
 
 
 def test_a_path_says_what_a_request_is_for() -> None:

@@ -16,7 +16,7 @@ from inferway_structured.errors import SpecError, is_panic
 from inferway_structured.limits import SpecLimits
 from inferway_structured.report import in_request
 from inferway_structured.schema_walk import graph, longest_path
-from inferway_structured.spec import Asked, Kind, Options, Spec
+from inferway_structured.spec import Kind, Options, OutputConstraint, Spec
 from inferway_structured.valid import verdict
 
 # What schemas of JSONSchemaBench say; 300 of them were checked once, and all passed.
@@ -335,7 +335,7 @@ def test_shapes_inside_a_structural_tag_are_checked(spec: Spec, place: str) -> N
 
 
 def test_in_a_request_the_place_is_the_whole_one() -> None:
-    asked = Asked(of({"items": {"type": "x"}}), "response_format/json_schema/schema")
+    asked = OutputConstraint(of({"items": {"type": "x"}}), "response_format/json_schema/schema")
 
     error = in_request(asked, refused(asked.spec))
 

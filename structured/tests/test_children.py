@@ -26,7 +26,7 @@ from structured.tests.compiling import (
     wait_until,
 )
 
-from inferway_structured.compile import CompilationManager
+from inferway_structured.compile import Compilations
 from inferway_structured.compile_limits import CompileLimits
 from inferway_structured.errors import CompileError, SaturatedError, SpecError
 from inferway_structured.grammar import Compiled
@@ -36,7 +36,7 @@ from inferway_structured.jobs import Child
 # As (a|b)*a(a|b){14}: an automaton of 2^15 states.
 HOSTILE = "(a|b)*a(a|b){14}"
 
-MakeManager = Callable[..., CompilationManager]
+MakeManager = Callable[..., Compilations]
 
 
 def limits(**given: Any) -> CompileLimits:
@@ -46,11 +46,11 @@ def limits(**given: Any) -> CompileLimits:
 
 @pytest.fixture
 def make() -> Iterator[MakeManager]:
-    made: list[CompilationManager] = []
+    made: list[Compilations] = []
 
-    def make(jobs: Any, source: Any = None, **given: Any) -> CompilationManager:
+    def make(jobs: Any, source: Any = None, **given: Any) -> Compilations:
         given = {"limits": limits(), **given}
-        made.append(CompilationManager(source or Gated.open(), jobs=jobs, **given))
+        made.append(Compilations(source or Gated.open(), jobs=jobs, **given))
         return made[-1]
 
     yield make

@@ -22,7 +22,7 @@ from structured.tests.compiling import (
     wait_until,
 )
 
-from inferway_structured.compile import CompilationManager
+from inferway_structured.compile import Compilations
 from inferway_structured.compile_limits import CompileLimits
 from inferway_structured.errors import CompileError, HeavyError, SaturatedError, SpecError
 from inferway_structured.grammar import Unenforced
@@ -32,15 +32,15 @@ from inferway_structured.spec import Kind, Spec
 if TYPE_CHECKING:
     from inferway_structured.builds import Waiter
 
-MakeManager = Callable[..., CompilationManager]
+MakeManager = Callable[..., Compilations]
 
 
 @pytest.fixture
 def make() -> Iterator[MakeManager]:
-    made: list[CompilationManager] = []
+    made: list[Compilations] = []
 
-    def make(source: Any, limits: CompileLimits | None = None, **given: Any) -> CompilationManager:
-        made.append(CompilationManager(source, limits, **given))
+    def make(source: Any, limits: CompileLimits | None = None, **given: Any) -> Compilations:
+        made.append(Compilations(source, limits, **given))
         return made[-1]
 
     yield make

@@ -16,7 +16,7 @@ from structured.tests.compiling import PATIENT, SECONDS, smollm2, wait_until
 from inferway_structured.backends.cascade import Cascade
 from inferway_structured.backends.outlines_child import MODULE
 from inferway_structured.backends.outlines_core import OutlinesJobs
-from inferway_structured.compile import CompilationManager
+from inferway_structured.compile import Compilations
 from inferway_structured.errors import SpecError
 from inferway_structured.jobs import Job
 from inferway_structured.spec import Kind, Spec
@@ -28,8 +28,8 @@ def cascade() -> Cascade:
 
 
 @pytest.fixture
-def manager(cascade: Cascade) -> Iterator[CompilationManager]:
-    made = CompilationManager(cascade, PATIENT)
+def manager(cascade: Cascade) -> Iterator[Compilations]:
+    made = Compilations(cascade, PATIENT)
     yield made
     made.close()
 
@@ -39,7 +39,7 @@ def schema(name: str) -> Spec:
     return Spec(Kind.JSON, json.dumps(tree, separators=(",", ":")))
 
 
-def first_mask(manager: CompilationManager, spec: Spec) -> bytes:
+def first_mask(manager: Compilations, spec: Spec) -> bytes:
     row = np.zeros(smollm2().num_words, np.int32)
     manager.compile(spec).result(SECONDS).start().fill(row)
     return row.tobytes()
@@ -55,7 +55,7 @@ SPECS = [
 
 
 def test_threads_that_ask_for_everything_get_the_same_and_it_is_built_once(
-    manager: CompilationManager,
+    manager: Compilations,
 ) -> None:
     with ThreadPoolExecutor(8) as threads:
         asked = [threads.submit(first_mask, manager, spec) for _ in range(8) for spec in SPECS]
@@ -68,7 +68,7 @@ def test_threads_that_ask_for_everything_get_the_same_and_it_is_built_once(
     assert {held.key for held in manager.held_specs()} == {spec.key for spec in SPECS}
 
 
-def test_what_the_library_refuses_is_refused_to_each_who_asks(manager: CompilationManager) -> None:
+def test_what_the_library_refuses_is_refused_to_each_who_asks(manager: Compilations) -> None:
     bad = Spec(Kind.REGEX, "(?=a)b")
 
     errors = [manager.compile(bad).exception(SECONDS) for _ in range(3)]
@@ -78,7 +78,7 @@ def test_what_the_library_refuses_is_refused_to_each_who_asks(manager: Compilati
     assert first_mask(manager, SPECS[0])
 
 
-def test_hostile_specs_hold_up_nobody_for_long(manager: CompilationManager) -> None:
+def test_hostile_specs_hold_up_nobody_for_long(manager: Compilations) -> None:
     hostile = [
         Spec(Kind.REGEX, "(a|b)*a(a|b){14}"),
         Spec(Kind.REGEX, "((a{1,50}){1,50}){1,50}"),
@@ -101,7 +101,7 @@ def test_hostile_specs_hold_up_nobody_for_long(manager: CompilationManager) -> N
 def test_a_regex_asked_for_often_gets_the_automaton_that_a_child_has_built(
     cascade: Cascade, tmp_path: Path
 ) -> None:
-    manager = CompilationManager(cascade, PATIENT, jobs=OutlinesJobs(smollm2()), disk=tmp_path)
+    manager = Compilations(cascade, PATIENT, jobs=OutlinesJobs(smollm2()), disk=tmp_path)
     date = Spec(Kind.REGEX, "[0-9]{4}-[0-9]{2}-[0-9]{2}")
     try:
         before = first_mask(manager, date)
@@ -113,7 +113,7 @@ def test_a_regex_asked_for_often_gets_the_automaton_that_a_child_has_built(
     finally:
         manager.close()
 
-    again = CompilationManager(cascade, PATIENT, jobs=OutlinesJobs(smollm2()), disk=tmp_path)
+    again = Compilations(cascade, PATIENT, jobs=OutlinesJobs(smollm2()), disk=tmp_path)
     try:
         assert again.compile(date).result(SECONDS).backend == "outlines_core"
         assert again.counts.cache_hits.value("disk") == 1
@@ -133,7 +133,7 @@ def test_a_regex_whose_automaton_kills_the_child_keeps_its_other_grammar(
 ) -> None:
     child = replace(PATIENT.child, cpu_seconds=1)
     limits = replace(PATIENT, child=child, job_after=2)
-    manager = CompilationManager(cascade, limits, jobs=AllRegexes(smollm2()))
+    manager = Compilations(cascade, limits, jobs=AllRegexes(smollm2()))
     hostile = Spec(Kind.REGEX, "(a|b)*a(a|b){14}")
     try:
         manager.compile(hostile).result(SECONDS)

@@ -13,7 +13,7 @@ from inferway_structured.errors import SpecError
 from inferway_structured.explain import MAX_LISTED, explain
 from inferway_structured.grammar import Unenforced, Verdict
 from inferway_structured.limits import SpecLimits
-from inferway_structured.spec import Asked, Kind, Spec
+from inferway_structured.spec import Kind, OutputConstraint, Spec
 
 
 def json_spec(schema: Any) -> Spec:
@@ -28,7 +28,7 @@ def explained(
     refuse_unenforced: bool = False,
     checked: SpecError | None = None,
 ) -> dict[str, Any]:
-    asked = Asked(spec, "", strict)
+    asked = OutputConstraint(spec, "", strict)
     found = verdict or Verdict("llguidance")
     told = explain(asked, checked, found, SpecLimits(), refuse_unenforced)
     through_json: dict[str, Any] = json.loads(json.dumps(told, allow_nan=False))
@@ -157,7 +157,7 @@ def test_a_keyword_that_stands_in_no_schema_is_told_too() -> None:
     ids=lambda spec: f"{spec.kind} {spec.text[:10]}",
 )
 def test_the_cascade_says_itself_what_it_would_do(spec: Spec) -> None:
-    asked = Asked(spec, "", strict=True)
+    asked = OutputConstraint(spec, "", strict=True)
     told = explain(asked, None, cascades_verdict(spec), SpecLimits())
 
     assert told["verdict"] == "enforced"

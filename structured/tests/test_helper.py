@@ -17,24 +17,29 @@ from typing import Any
 
 import pytest
 
-from inferway_structured.errors import HelperBusyError, HelperError, JobFailedError, JobKilledError
-from inferway_structured.helper.helper import Helper
-from inferway_structured.helper.process import HelperProcess, Limits
+from inferway_structured.errors import (
+    JobFailedError,
+    JobKilledError,
+    SandboxBusyError,
+    SandboxError,
+)
+from inferway_structured.helper.helper import Sandbox
+from inferway_structured.helper.process import Limits, SandboxProcess
 
 JOBS = "structured.tests.helper_jobs"
 ROOT = Path(__file__).parents[2]
 
 SMALL = Limits(memory_bytes=64 << 20, cpu_seconds=1, wall_seconds=30, result_bytes=1 << 20)
 
-MakeHelper = Callable[..., Helper]
+MakeHelper = Callable[..., Sandbox]
 
 
 @pytest.fixture
 def make_helper() -> Iterator[MakeHelper]:
-    made: list[Helper] = []
+    made: list[Sandbox] = []
 
-    def make(limits: Limits = SMALL, **settings: Any) -> Helper:
-        made.append(Helper(JOBS, limits=limits, **{"patience_seconds": 60.0, **settings}))
+    def make(limits: Limits = SMALL, **settings: Any) -> Sandbox:
+        made.append(Sandbox(JOBS, limits=limits, **{"patience_seconds": 60.0, **settings}))
         return made[-1]
 
     yield make
@@ -43,14 +48,14 @@ def make_helper() -> Iterator[MakeHelper]:
 
 
 @pytest.fixture(scope="module")
-def helper() -> Iterator[Helper]:
+def helper() -> Iterator[Sandbox]:
     """For tests whose jobs leave it as it was."""
-    helper = Helper(JOBS, limits=SMALL, patience_seconds=60)
+    helper = Sandbox(JOBS, limits=SMALL, patience_seconds=60)
     yield helper
     helper.close()
 
 
-def do(helper: Helper, name: str, argument: object = "") -> bytes:
+def do(helper: Sandbox, name: str, argument: object = "") -> bytes:
     return helper.call(f"{JOBS}:{name}", str(argument).encode())
 
 
@@ -86,14 +91,14 @@ def test_a_jobs_result_comes_back(make_helper: MakeHelper, size: int) -> None:
     assert helper.call(f"{JOBS}:echo", b"x" * size) == b"x" * size
 
 
-def test_one_process_does_one_job_after_the_other(helper: Helper) -> None:
+def test_one_process_does_one_job_after_the_other(helper: Sandbox) -> None:
     with ThreadPoolExecutor(8) as threads:
         pids = set(threads.map(lambda _: do(helper, "pid"), range(8)))
 
     assert len(pids) == 1
 
 
-def test_every_caller_gets_its_own_answer(helper: Helper) -> None:
+def test_every_caller_gets_its_own_answer(helper: Sandbox) -> None:
     with ThreadPoolExecutor(8) as threads:
         answers = list(threads.map(lambda i: do(helper, "echo", i), range(100)))
 
@@ -102,7 +107,7 @@ def test_every_caller_gets_its_own_answer(helper: Helper) -> None:
 
 @pytest.mark.parametrize(("name", "error"), [("fail", "ValueError"), ("leave", "SystemExit")])
 def test_a_job_that_raises_tells_the_errors_type_and_none_of_its_words(
-    helper: Helper, name: str, error: str
+    helper: Sandbox, name: str, error: str
 ) -> None:
     with pytest.raises(JobFailedError) as e:
         do(helper, name, 123456)
@@ -187,7 +192,7 @@ def test_more_jobs_than_may_wait_are_refused(make_helper: MakeHelper) -> None:
             threads.submit(do, helper, "sleep")
         wait_until(lambda: helper.num_open == 3)
 
-        with pytest.raises(HelperBusyError):
+        with pytest.raises(SandboxBusyError):
             do(helper, "echo")
         helper.close()
 
@@ -200,9 +205,9 @@ def test_a_job_that_waits_for_too_long_is_refused(make_helper: MakeHelper) -> No
         threads.submit(do, helper, "sleep")
         wait_until(lambda: helper.stats.jobs == 1)
 
-        with pytest.raises(HelperBusyError):
+        with pytest.raises(SandboxBusyError):
             do(helper, "echo")
-        with pytest.raises(HelperBusyError):
+        with pytest.raises(SandboxBusyError):
             asyncio.run(helper.call_async(f"{JOBS}:echo", b""))
 
         assert (helper.num_open, helper.stats.refused) == (1, 2)
@@ -241,7 +246,7 @@ async def test_a_job_whose_caller_is_cancelled_while_it_waits_is_not_done(
     assert helper.stats.jobs == 2
 
 
-async def test_an_event_loop_goes_on_while_a_job_is_done(helper: Helper) -> None:
+async def test_an_event_loop_goes_on_while_a_job_is_done(helper: Sandbox) -> None:
     job = asyncio.create_task(helper.call_async(f"{JOBS}:echo_later", b""))
     turns = 0
     while not job.done():
@@ -262,9 +267,9 @@ def test_closing_kills_what_runs_and_refuses_what_waits(make_helper: MakeHelper)
         helper.close()
 
         for job in (running, waiting):
-            with pytest.raises(HelperError, match="closed"):
+            with pytest.raises(SandboxError, match="closed"):
                 job.result()
-    with pytest.raises(HelperError, match="closed"):
+    with pytest.raises(SandboxError, match="closed"):
         do(helper, "echo")
 
 
@@ -345,12 +350,12 @@ def test_a_process_has_none_of_our_files_and_sockets(make_helper: MakeHelper) ->
 
 
 @pytest.mark.parametrize(("name", "argument"), [("open_file", "/etc/hostname"), ("connect", "")])
-def test_a_job_can_open_nothing(helper: Helper, name: str, argument: str) -> None:
+def test_a_job_can_open_nothing(helper: Sandbox, name: str, argument: str) -> None:
     with pytest.raises(JobFailedError, match="OSError"):
         do(helper, name, argument)
 
 
-def test_a_process_imports_no_more_than_it_needs(helper: Helper) -> None:
+def test_a_process_imports_no_more_than_it_needs(helper: Sandbox) -> None:
     imported = {name.partition(".")[0] for name in json.loads(do(helper, "modules"))}
 
     assert imported - sys.stdlib_module_names == {"__main__", "inferway_structured", "structured"}
@@ -358,9 +363,9 @@ def test_a_process_imports_no_more_than_it_needs(helper: Helper) -> None:
 
 
 def test_a_process_that_does_not_start_says_why() -> None:
-    helper = Helper("no_such_module", limits=SMALL, patience_seconds=60)
+    helper = Sandbox("no_such_module", limits=SMALL, patience_seconds=60)
     try:
-        with pytest.raises(HelperError, match="does not start: ModuleNotFoundError"):
+        with pytest.raises(SandboxError, match="does not start: ModuleNotFoundError"):
             helper.call("no_such_module:f", b"")
     finally:
         helper.close()
@@ -398,7 +403,7 @@ def test_nothing_to_be_prepared_with_is_something_too(make_helper: MakeHelper) -
 def test_a_process_that_cannot_be_prepared_does_not_start(make_helper: MakeHelper) -> None:
     helper = make_helper(prepare=(f"{JOBS}:prepare_badly", b"no such vocabulary"))
 
-    with pytest.raises(HelperError, match="does not start: ValueError: no such vocabulary"):
+    with pytest.raises(SandboxError, match="does not start: ValueError: no such vocabulary"):
         do(helper, "echo")
 
 
@@ -418,18 +423,18 @@ def test_who_waits_in_his_own_way_gets_a_future(make_helper: MakeHelper) -> None
     assert waiting.cancel()
     assert not slow.done()
     helper.close()
-    assert isinstance(slow.exception(30), HelperError)
+    assert isinstance(slow.exception(30), SandboxError)
 
 
 @pytest.fixture
-def original() -> Iterator[HelperProcess]:
-    process = HelperProcess((JOBS,), SMALL, copied=True)
+def original() -> Iterator[SandboxProcess]:
+    process = SandboxProcess((JOBS,), SMALL, copied=True)
     yield process
     process.close()
 
 
 def test_a_copy_has_what_the_original_had_and_changes_nothing_there(
-    original: HelperProcess,
+    original: SandboxProcess,
 ) -> None:
     original.do(f"{JOBS}:keep", b"3")
 
@@ -440,18 +445,18 @@ def test_a_copy_has_what_the_original_had_and_changes_nothing_there(
     assert original.do(f"{JOBS}:kept", b"") == b"3"
 
 
-def test_a_copy_is_copied_if_it_may_be(original: HelperProcess) -> None:
+def test_a_copy_is_copied_if_it_may_be(original: SandboxProcess) -> None:
     first = original.copy(SMALL, copied=True)
     first.do(f"{JOBS}:keep", b"1")
 
     second = first.copy(SMALL)
 
     assert second.do(f"{JOBS}:kept", b"") == b"1"
-    with pytest.raises(HelperError):
+    with pytest.raises(SandboxError):
         second.copy(SMALL)
 
 
-def test_a_copy_opens_no_files_and_no_sockets(original: HelperProcess) -> None:
+def test_a_copy_opens_no_files_and_no_sockets(original: SandboxProcess) -> None:
     copy = original.copy(SMALL)
 
     for name, argument in (("open_file", b"/proc/self/comm"), ("connect", b"")):
@@ -459,7 +464,7 @@ def test_a_copy_opens_no_files_and_no_sockets(original: HelperProcess) -> None:
             copy.do(f"{JOBS}:{name}", argument)
 
 
-def test_a_copy_over_its_cpu_time_ends_alone(original: HelperProcess) -> None:
+def test_a_copy_over_its_cpu_time_ends_alone(original: SandboxProcess) -> None:
     limits = replace(SMALL, cpu_seconds=0.05)
     spinner, other = original.copy(limits), original.copy(limits)
 
@@ -470,11 +475,11 @@ def test_a_copy_over_its_cpu_time_ends_alone(original: HelperProcess) -> None:
     assert original.copy(limits).do(f"{JOBS}:echo", b"y") == b"y"
 
 
-def test_what_cannot_be_copied_goes_on_and_so_do_its_copies(original: HelperProcess) -> None:
+def test_what_cannot_be_copied_goes_on_and_so_do_its_copies(original: SandboxProcess) -> None:
     copy = original.copy(SMALL)
     original.do(f"{JOBS}:fork_no_more", b"")
 
-    with pytest.raises(HelperError, match="not copied"):
+    with pytest.raises(SandboxError, match="not copied"):
         original.copy(SMALL)
 
     assert original.usable
@@ -482,7 +487,7 @@ def test_what_cannot_be_copied_goes_on_and_so_do_its_copies(original: HelperProc
     assert copy.do(f"{JOBS}:echo", b"y") == b"y"
 
 
-def test_a_copy_ends_when_its_conversation_does_or_its_original(original: HelperProcess) -> None:
+def test_a_copy_ends_when_its_conversation_does_or_its_original(original: SandboxProcess) -> None:
     closed, dropped, left = (original.copy(SMALL) for _ in range(3))
     pids = [int(copy.do(f"{JOBS}:pid", b"")) for copy in (closed, dropped, left)]
     assert all(map(lives, pids))
@@ -497,7 +502,7 @@ def test_a_copy_ends_when_its_conversation_does_or_its_original(original: Helper
 
 
 def test_an_answer_that_came_meanwhile_is_there_however_late_it_is_asked_for(
-    original: HelperProcess,
+    original: SandboxProcess,
 ) -> None:
     copy = original.copy(replace(SMALL, wall_seconds=0.2))
     copy.ask(f"{JOBS}:echo", b"x")

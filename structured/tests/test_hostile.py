@@ -27,10 +27,10 @@ from tests.cpu import seconds_of
 
 from inferway_structured.check import check
 from inferway_structured.errors import SpecError
-from inferway_structured.helper.helper import Helper
+from inferway_structured.helper.helper import Sandbox
 from inferway_structured.library import GrammarLibrary
-from inferway_structured.requests import asked
-from inferway_structured.spec import Asked, Kind, Spec
+from inferway_structured.requests import parse_constraints
+from inferway_structured.spec import Kind, OutputConstraint, Spec
 from inferway_structured.valid import Validator
 from inferway_structured.verdicts import Verdicts
 
@@ -46,8 +46,8 @@ def body(schema: Schema) -> dict[str, Any]:
     return {"model": "m", "messages": [], "response_format": form}
 
 
-def chat(schema: Schema) -> Asked:
-    return asked("/v1/chat/completions", body(schema))[0]
+def chat(schema: Schema) -> OutputConstraint:
+    return parse_constraints("/v1/chat/completions", body(schema))[0]
 
 
 @pytest.fixture(scope="module")
@@ -62,15 +62,15 @@ def verdicts(grammars: GrammarLibrary) -> Verdicts:
     return Verdicts(grammars, quarantine_seconds=60.0)
 
 
-async def refusal(verdicts: Verdicts, one: Asked) -> SpecError:
+async def refusal(verdicts: Verdicts, one: OutputConstraint) -> SpecError:
     with pytest.raises(SpecError) as refused:
         await verdicts.find(one, compiles=False)
     return refused.value
 
 
 @pytest.fixture(scope="module")
-def library() -> Iterator[Helper]:
-    helper = Helper(
+def library() -> Iterator[Sandbox]:
+    helper = Sandbox(
         "structured.tests.hostile_jobs", limits=PATIENT, patience_seconds=60, keep_spare=False
     )
     yield helper
@@ -108,13 +108,13 @@ def test_reading_a_request_does_not_hold_the_event_loop(name: str) -> None:
     fields = body((REFUSED | HARMLESS | TOO_LONG)[name])
 
     def read() -> str:
-        return asked("/v1/chat/completions", fields)[0].spec.key
+        return parse_constraints("/v1/chat/completions", fields)[0].spec.key
 
     assert min(seconds_of(read, SpecError) for _ in range(5)) < LOOP_SECONDS
 
 
 @pytest.mark.parametrize("name", HARMLESS)
-async def test_what_passes_is_harmless(verdicts: Verdicts, library: Helper, name: str) -> None:
+async def test_what_passes_is_harmless(verdicts: Verdicts, library: Sandbox, name: str) -> None:
     """The library says yes or no within the bound on CPU seconds, and neither hangs nor crashes:
     the helper would raise."""
     one = chat(HARMLESS[name])
@@ -132,7 +132,7 @@ def test_no_request_takes_memory_without_bound() -> None:
     examine = "structured.tests.hostile_jobs:examine"
     unhurried = replace(PATIENT, cpu_seconds=20)  # memory is what is asked
     with closing(
-        Helper("structured.tests.hostile_jobs", limits=unhurried, patience_seconds=60)
+        Sandbox("structured.tests.hostile_jobs", limits=unhurried, patience_seconds=60)
     ) as library:
         before = int(library.call(examine, b"{}"))
 
@@ -145,7 +145,7 @@ def test_no_request_takes_memory_without_bound() -> None:
 async def test_a_hostile_regex_is_refused(verdicts: Verdicts, name: str) -> None:
     fields = {"structured_outputs": {"regex": REGEXES[name]}}
 
-    refused = await refusal(verdicts, asked("/v1/completions", fields)[0])
+    refused = await refusal(verdicts, parse_constraints("/v1/completions", fields)[0])
 
     assert refused.param == "structured_outputs/regex"
 
@@ -154,13 +154,15 @@ async def test_a_hostile_regex_is_refused(verdicts: Verdicts, name: str) -> None
 async def test_a_hostile_grammar_is_refused(verdicts: Verdicts, name: str) -> None:
     fields = {"structured_outputs": {"grammar": GRAMMARS[name]}}
 
-    refused = await refusal(verdicts, asked("/v1/completions", fields)[0])
+    refused = await refusal(verdicts, parse_constraints("/v1/completions", fields)[0])
 
     assert refused.param == "structured_outputs/grammar"
 
 
 async def test_a_refusal_is_known_and_costs_nothing_again(verdicts: Verdicts) -> None:
-    one = asked("/v1/completions", {"structured_outputs": {"grammar": GRAMMARS["groups"]}})[0]
+    one = parse_constraints(
+        "/v1/completions", {"structured_outputs": {"grammar": GRAMMARS["groups"]}}
+    )[0]
     stats = verdicts.library.helpers["structured"].stats
     before = stats.jobs
 

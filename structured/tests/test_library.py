@@ -17,13 +17,13 @@ from inferway_structured.errors import ChecksBusyError, SpecError
 from inferway_structured.helper.process import Limits as HelperLimits
 from inferway_structured.library import GrammarLibrary
 from inferway_structured.limits import SpecLimits
-from inferway_structured.spec import Asked, Kind, Spec
+from inferway_structured.spec import Kind, OutputConstraint, Spec
 from inferway_structured.verdicts import Verdicts
 
-GOOD = Asked(Spec(Kind.JSON, '{"type":"object"}'), "guided_json")
-BAD = Asked(Spec(Kind.JSON, '{"items":{"type":"x"}}'), "guided_json")
-LARK = Asked(Spec(Kind.GRAMMAR, 'start: "a"\n'), "guided_grammar")
-BAD_LARK = Asked(Spec(Kind.GRAMMAR, "start: foo\n"), "guided_grammar")
+GOOD = OutputConstraint(Spec(Kind.JSON, '{"type":"object"}'), "guided_json")
+BAD = OutputConstraint(Spec(Kind.JSON, '{"items":{"type":"x"}}'), "guided_json")
+LARK = OutputConstraint(Spec(Kind.GRAMMAR, 'start: "a"\n'), "guided_grammar")
+BAD_LARK = OutputConstraint(Spec(Kind.GRAMMAR, "start: foo\n"), "guided_grammar")
 
 
 class Checks:
@@ -33,10 +33,10 @@ class Checks:
         self.verdicts = Verdicts(library, quarantine_seconds=60.0)
         self.stats = library.helpers["structured"].stats
 
-    async def check(self, asked: Asked) -> None:
+    async def check(self, asked: OutputConstraint) -> None:
         await self.verdicts.find(asked, compiles=False)
 
-    async def refusal(self, asked: Asked) -> SpecError:
+    async def refusal(self, asked: OutputConstraint) -> SpecError:
         with pytest.raises(SpecError) as refused:
             await self.check(asked)
         return refused.value
@@ -59,7 +59,7 @@ async def test_a_good_spec_passes_and_is_checked_once(checks: Checks) -> None:
 
 @pytest.mark.parametrize("asked", [BAD, BAD_LARK])
 async def test_a_bad_one_is_refused_each_time_in_the_same_words(
-    checks: Checks, asked: Asked
+    checks: Checks, asked: OutputConstraint
 ) -> None:
     words = {str(await checks.refusal(asked)) for _ in range(3)}
 
@@ -68,7 +68,7 @@ async def test_a_bad_one_is_refused_each_time_in_the_same_words(
 
 
 async def test_an_error_says_the_place_in_this_request(checks: Checks) -> None:
-    elsewhere = Asked(BAD.spec, "response_format/json_schema/schema")
+    elsewhere = OutputConstraint(BAD.spec, "response_format/json_schema/schema")
     await checks.refusal(BAD)
 
     refused = await checks.refusal(elsewhere)
@@ -100,13 +100,13 @@ async def test_what_is_kept_of_a_refusal_is_short(checks: Checks) -> None:
     name = "x" * 100_000
     schema = json.dumps({"properties": {name: {"type": "nonsense"}}})
 
-    refused = await checks.refusal(Asked(Spec(Kind.JSON, schema), "x"))
+    refused = await checks.refusal(OutputConstraint(Spec(Kind.JSON, schema), "x"))
 
     assert len(str(refused)) + len(refused.place) < 2_000
 
 
 # What no count of ours sees, and llguidance recurses into until its stack ends.
-HOSTILE = Asked(
+HOSTILE = OutputConstraint(
     Spec(
         Kind.GRAMMAR,
         "start: r0\n" + "".join(f"r{i}: X r{i + 1}\n" for i in range(4000)) + "r4000: X\nX: /x/\n",
@@ -128,7 +128,9 @@ async def test_a_check_that_brings_the_helper_down_is_a_refusal_and_known() -> N
 
 
 PATTERNS = {"allOf": [{"type": "string", "pattern": f"x{i}"} for i in range(20)]}
-SLOW = Asked(Spec(Kind.GRAMMAR, f"start: %json {json.dumps(PATTERNS)}\n"), "guided_grammar")
+SLOW = OutputConstraint(
+    Spec(Kind.GRAMMAR, f"start: %json {json.dumps(PATTERNS)}\n"), "guided_grammar"
+)
 ROOMY = HelperLimits(memory_bytes=8 << 30, cpu_seconds=60, wall_seconds=60, niceness=0)
 
 
@@ -165,7 +167,7 @@ async def test_after_closing_a_spec_is_busy_not_passed(checks: Checks) -> None:
 async def test_limits_reach_the_helper() -> None:
     checks = Checks(GrammarLibrary(PATIENT, limits=SpecLimits(max_rules=1)))
 
-    refused = await checks.refusal(Asked(Spec(Kind.GRAMMAR, 'start: a\na: "a"\n'), "x"))
+    refused = await checks.refusal(OutputConstraint(Spec(Kind.GRAMMAR, 'start: a\na: "a"\n'), "x"))
 
     assert "2 rules, at most 1" in str(refused)
     await checks.verdicts.close()

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from inferway_structured.grammar import Unenforced
 from inferway_structured.report import MAX_NAMED, keeps_all, named
-from inferway_structured.spec import Asked, Kind, Spec
-from inferway_structured.texts import Said
+from inferway_structured.spec import Kind, OutputConstraint, Spec
+from inferway_structured.texts import AnswerText
 
 
 def test_places_are_written_as_in_a_uri() -> None:
@@ -34,20 +34,23 @@ def is_empty(_: Spec, text: str) -> bool | None:
 
 def test_each_text_is_held_against_the_spec_that_was_asked_of_it() -> None:
     spec = Spec(Kind.REGEX, "")
-    asked = [Asked(spec, "text"), Asked(spec, "tools/0", tool="f")]
+    asked = [OutputConstraint(spec, "text"), OutputConstraint(spec, "tools/0", tool="f")]
 
-    assert keeps_all(asked, [Said(""), Said("", "f")], is_empty) is True
-    assert keeps_all(asked, [Said(""), Said("x", "f")], is_empty) is False
-    assert keeps_all(asked, [Said("?"), Said("x", "f")], is_empty) is False
-    assert keeps_all(asked, [Said("?"), Said("", "f")], is_empty) is None
-    assert keeps_all(asked, [Said("x", "another")], is_empty) is None
+    assert keeps_all(asked, [AnswerText(""), AnswerText("", "f")], is_empty) is True
+    assert keeps_all(asked, [AnswerText(""), AnswerText("x", "f")], is_empty) is False
+    assert keeps_all(asked, [AnswerText("?"), AnswerText("x", "f")], is_empty) is False
+    assert keeps_all(asked, [AnswerText("?"), AnswerText("", "f")], is_empty) is None
+    assert keeps_all(asked, [AnswerText("x", "another")], is_empty) is None
     assert keeps_all(asked, [], is_empty) is None
     assert keeps_all(asked, None, is_empty) is None
 
 
 def test_a_shape_that_is_not_kept_hides_none_that_is() -> None:
     spec = Spec(Kind.JSON, "{}")
-    free = Asked(spec, "guided_json").freed("another one is kept")
+    free = OutputConstraint(spec, "guided_json").freed("another one is kept")
 
-    assert keeps_all([Asked(spec, ""), free], [Said("x")], lambda _, text: text == "") is False
-    assert keeps_all([free], [Said("x")], lambda _, text: text == "") is None
+    assert (
+        keeps_all([OutputConstraint(spec, ""), free], [AnswerText("x")], lambda _, text: text == "")
+        is False
+    )
+    assert keeps_all([free], [AnswerText("x")], lambda _, text: text == "") is None

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from inferway_structured.errors import SpecError
 from inferway_structured.guided import GUIDED
-from inferway_structured.requests import FIELDS, OPTIONAL_FIELDS, asked
-from inferway_structured.spec import Asked, Kind, Options, Spec
+from inferway_structured.requests import FIELDS, OPTIONAL_FIELDS, parse_constraints
+from inferway_structured.spec import Kind, Options, OutputConstraint, Spec
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 COMPLETIONS, GENERATE = "/v1/completions", "/inference/v1/generate"
@@ -41,46 +41,46 @@ def format_of(schema: Any, **more: Any) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, **more}}
 
 
-def ignored(spec: Spec, place: str) -> Asked:
-    return Asked(spec, place, ignored=True)
+def ignored(spec: Spec, place: str) -> OutputConstraint:
+    return OutputConstraint(spec, place, ignored=True)
 
 
 JSON_SPEC = Spec(Kind.JSON, TEXT)
 IN_FORMAT = "response_format/json_schema/schema"
 IN_TOOL = "tools/0/function/parameters"
 
-FORMS: list[tuple[str, str, dict[str, Any], list[Asked]]] = [
+FORMS: list[tuple[str, str, dict[str, Any], list[OutputConstraint]]] = [
     (
         "response_format json_schema",
         CHAT,
         {"response_format": format_of(SCHEMA)},
-        [Asked(JSON_SPEC, IN_FORMAT)],
+        [OutputConstraint(JSON_SPEC, IN_FORMAT)],
     ),
     (
         "response_format json_schema, strict",
         CHAT,
         {"response_format": format_of(SCHEMA, strict=True)},
-        [Asked(JSON_SPEC, IN_FORMAT, strict=True)],
+        [OutputConstraint(JSON_SPEC, IN_FORMAT, strict=True)],
     ),
     (
         "response_format json_object",
         COMPLETIONS,
         {"response_format": {"type": "json_object"}},
-        [Asked(Spec(Kind.JSON_OBJECT, ""), "response_format")],
+        [OutputConstraint(Spec(Kind.JSON_OBJECT, ""), "response_format")],
     ),
     ("response_format text", CHAT, {"response_format": {"type": "text"}}, []),
     (
         "response_format structural_tag, old form",
         CHAT,
         {"response_format": {**TAG, "type": "structural_tag"}},
-        [Asked(Spec(Kind.STRUCTURAL_TAG, TAG_TEXT), "response_format")],
+        [OutputConstraint(Spec(Kind.STRUCTURAL_TAG, TAG_TEXT), "response_format")],
     ),
     (
         "response_format structural_tag, new form",
         CHAT,
         {"response_format": {"format": {"type": "any_text"}, "type": "structural_tag"}},
         [
-            Asked(
+            OutputConstraint(
                 Spec(
                     Kind.STRUCTURAL_TAG,
                     '{"type":"structural_tag","format":{"type":"any_text"}}',
@@ -93,13 +93,13 @@ FORMS: list[tuple[str, str, dict[str, Any], list[Asked]]] = [
         "structured_outputs json",
         COMPLETIONS,
         {"structured_outputs": {"json": SCHEMA, "regex": None}},
-        [Asked(JSON_SPEC, "structured_outputs/json")],
+        [OutputConstraint(JSON_SPEC, "structured_outputs/json")],
     ),
     (
         "structured_outputs json as text, with blanks",
         CHAT,
         {"structured_outputs": {"json": json.dumps(SCHEMA, indent=2)}},
-        [Asked(JSON_SPEC, "structured_outputs/json")],
+        [OutputConstraint(JSON_SPEC, "structured_outputs/json")],
     ),
     (
         "structured_outputs json with its options",
@@ -113,7 +113,7 @@ FORMS: list[tuple[str, str, dict[str, Any], list[Asked]]] = [
             }
         },
         [
-            Asked(
+            OutputConstraint(
                 Spec(Kind.JSON, TEXT, Options(False, False, " ?")),
                 "structured_outputs/json",
             )
@@ -123,31 +123,35 @@ FORMS: list[tuple[str, str, dict[str, Any], list[Asked]]] = [
         "structured_outputs regex; options say nothing about it",
         CHAT,
         {"structured_outputs": {"regex": "a+", "disable_any_whitespace": True}},
-        [Asked(Spec(Kind.REGEX, "a+"), "structured_outputs/regex")],
+        [OutputConstraint(Spec(Kind.REGEX, "a+"), "structured_outputs/regex")],
     ),
     (
         "structured_outputs choice; twice is once",
         CHAT,
         {"structured_outputs": {"choice": ["ja", "nein", "ja"]}},
-        [Asked(Spec(Kind.CHOICE, '["ja","nein"]'), "structured_outputs/choice")],
+        [OutputConstraint(Spec(Kind.CHOICE, '["ja","nein"]'), "structured_outputs/choice")],
     ),
     (
         "structured_outputs grammar",
         CHAT,
         {"structured_outputs": {"grammar": 'root ::= "a"'}},
-        [Asked(Spec(Kind.GRAMMAR, 'root ::= "a"'), "structured_outputs/grammar")],
+        [OutputConstraint(Spec(Kind.GRAMMAR, 'root ::= "a"'), "structured_outputs/grammar")],
     ),
     (
         "structured_outputs json_object",
         CHAT,
         {"structured_outputs": {"json_object": True}},
-        [Asked(Spec(Kind.JSON_OBJECT, ""), "structured_outputs/json_object")],
+        [OutputConstraint(Spec(Kind.JSON_OBJECT, ""), "structured_outputs/json_object")],
     ),
     (
         "structured_outputs structural_tag, text",
         CHAT,
         {"structured_outputs": {"structural_tag": json.dumps(TAG)}},
-        [Asked(Spec(Kind.STRUCTURAL_TAG, TAG_TEXT), "structured_outputs/structural_tag")],
+        [
+            OutputConstraint(
+                Spec(Kind.STRUCTURAL_TAG, TAG_TEXT), "structured_outputs/structural_tag"
+            )
+        ],
     ),
     (
         "response_format before structured_outputs of its kind, whose options stay",
@@ -156,7 +160,7 @@ FORMS: list[tuple[str, str, dict[str, Any], list[Asked]]] = [
             "response_format": format_of(SCHEMA),
             "structured_outputs": {"json": {}, "disable_any_whitespace": True},
         },
-        [Asked(Spec(Kind.JSON, TEXT, Options(any_whitespace=False)), IN_FORMAT)],
+        [OutputConstraint(Spec(Kind.JSON, TEXT, Options(any_whitespace=False)), IN_FORMAT)],
     ),
     ("guided_json", CHAT, {"guided_json": SCHEMA}, [ignored(JSON_SPEC, "guided_json")]),
     (
@@ -194,8 +198,8 @@ FORMS: list[tuple[str, str, dict[str, Any], list[Asked]]] = [
         CHAT,
         {"tools": [tool(), tool("g", strict=True)], "tool_choice": "required"},
         [
-            Asked(JSON_SPEC, IN_TOOL, False, "f"),
-            Asked(JSON_SPEC, "tools/1/function/parameters", True, "g"),
+            OutputConstraint(JSON_SPEC, IN_TOOL, False, "f"),
+            OutputConstraint(JSON_SPEC, "tools/1/function/parameters", True, "g"),
         ],
     ),
     (
@@ -206,22 +210,22 @@ FORMS: list[tuple[str, str, dict[str, Any], list[Asked]]] = [
             "tool_choice": named("f"),
             "response_format": {"type": "json_object"},
         },
-        [Asked(JSON_SPEC, "tools/1/function/parameters", False, "f")],
+        [OutputConstraint(JSON_SPEC, "tools/1/function/parameters", False, "f")],
     ),
     ("tools that may be called, not strict", CHAT, {"tools": [tool()]}, []),
     (
         "tools that may be called, one of them strict",
         CHAT,
         {"tools": [tool("g"), tool(strict=True)], "tool_choice": "auto"},
-        [Asked(JSON_SPEC, "tools/1/function/parameters", True, "f")],
+        [OutputConstraint(JSON_SPEC, "tools/1/function/parameters", True, "f")],
     ),
     (
         "tools that may be called beside a shape for the text",
         CHAT,
         {"tools": [tool(strict=True)], "response_format": {"type": "json_object"}},
         [
-            Asked(Spec(Kind.JSON_OBJECT, ""), "response_format"),
-            Asked(JSON_SPEC, IN_TOOL, True, "f"),
+            OutputConstraint(Spec(Kind.JSON_OBJECT, ""), "response_format"),
+            OutputConstraint(JSON_SPEC, IN_TOOL, True, "f"),
         ],
     ),
     (
@@ -234,7 +238,11 @@ FORMS: list[tuple[str, str, dict[str, Any], list[Asked]]] = [
         "a tool without parameters takes any object",
         CHAT,
         {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"},
-        [Asked(Spec(Kind.JSON, '{"type":"object","properties":{}}'), IN_TOOL, False, "f")],
+        [
+            OutputConstraint(
+                Spec(Kind.JSON, '{"type":"object","properties":{}}'), IN_TOOL, False, "f"
+            )
+        ],
     ),
     (
         "responses text.format",
@@ -244,19 +252,19 @@ FORMS: list[tuple[str, str, dict[str, Any], list[Asked]]] = [
                 "format": {"type": "json_schema", "name": "x", "schema": SCHEMA, "strict": True}
             }
         },
-        [Asked(JSON_SPEC, "text/format/schema", True)],
+        [OutputConstraint(JSON_SPEC, "text/format/schema", True)],
     ),
     (
         "responses text.format json_object",
         RESPONSES,
         {"text": {"format": {"type": "json_object"}}},
-        [Asked(Spec(Kind.JSON_OBJECT, ""), "text/format")],
+        [OutputConstraint(Spec(Kind.JSON_OBJECT, ""), "text/format")],
     ),
     (
         "responses structured_outputs",
         RESPONSES,
         {"structured_outputs": {"regex": "a"}, "text": {"verbosity": "low"}},
-        [Asked(Spec(Kind.REGEX, "a"), "structured_outputs/regex")],
+        [OutputConstraint(Spec(Kind.REGEX, "a"), "structured_outputs/regex")],
     ),
     (
         "responses tools, required",
@@ -268,7 +276,7 @@ FORMS: list[tuple[str, str, dict[str, Any], list[Asked]]] = [
             ],
             "tool_choice": "required",
         },
-        [Asked(JSON_SPEC, "tools/0/parameters", False, "f")],
+        [OutputConstraint(JSON_SPEC, "tools/0/parameters", False, "f")],
     ),
     (
         "responses tools, named by its short name in a namespace",
@@ -284,7 +292,7 @@ FORMS: list[tuple[str, str, dict[str, Any], list[Asked]]] = [
             ],
             "tool_choice": {"type": "function", "name": "f"},
         },
-        [Asked(JSON_SPEC, "tools/0/tools/0/parameters", False, "n__f")],
+        [OutputConstraint(JSON_SPEC, "tools/0/tools/0/parameters", False, "n__f")],
     ),
     (
         "responses tools, allowed and strict",
@@ -299,13 +307,13 @@ FORMS: list[tuple[str, str, dict[str, Any], list[Asked]]] = [
                 "tools": [{"type": "function", "name": "g"}],
             },
         },
-        [Asked(JSON_SPEC, "tools/1/parameters", True, "g")],
+        [OutputConstraint(JSON_SPEC, "tools/1/parameters", True, "g")],
     ),
     (
         "messages, any tool",
         MESSAGES,
         {"tools": [{"name": "f", "input_schema": SCHEMA}], "tool_choice": {"type": "any"}},
-        [Asked(JSON_SPEC, "tools/0/input_schema", False, "f")],
+        [OutputConstraint(JSON_SPEC, "tools/0/input_schema", False, "f")],
     ),
     (
         "messages, a tool; a schema without a type is an object's",
@@ -315,7 +323,7 @@ FORMS: list[tuple[str, str, dict[str, Any], list[Asked]]] = [
             "tool_choice": {"type": "tool", "name": "f"},
         },
         [
-            Asked(
+            OutputConstraint(
                 Spec(Kind.JSON, '{"required":["a"],"type":"object"}'),
                 "tools/0/input_schema",
                 False,
@@ -327,19 +335,19 @@ FORMS: list[tuple[str, str, dict[str, Any], list[Asked]]] = [
         "messages, strict tool",
         MESSAGES,
         {"tools": [{"name": "f", "input_schema": SCHEMA, "strict": True}]},
-        [Asked(JSON_SPEC, "tools/0/input_schema", True, "f")],
+        [OutputConstraint(JSON_SPEC, "tools/0/input_schema", True, "f")],
     ),
     (
         "messages, output format",
         MESSAGES,
         {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}},
-        [Asked(JSON_SPEC, "output_config/format/schema")],
+        [OutputConstraint(JSON_SPEC, "output_config/format/schema")],
     ),
     (
         "generate",
         GENERATE,
         {"sampling_params": {"structured_outputs": {"json": SCHEMA}}},
-        [Asked(JSON_SPEC, "sampling_params/structured_outputs/json")],
+        [OutputConstraint(JSON_SPEC, "sampling_params/structured_outputs/json")],
     ),
 ]
 
@@ -347,24 +355,29 @@ FORMS: list[tuple[str, str, dict[str, Any], list[Asked]]] = [
 @pytest.mark.parametrize(
     ("path", "fields", "expected"), [form[1:] for form in FORMS], ids=[form[0] for form in FORMS]
 )
-def test_what_a_request_asks_for(path: str, fields: dict[str, Any], expected: list[Asked]) -> None:
-    assert asked(path, {"model": "m", "messages": [], **fields}) == expected
+def test_what_a_request_asks_for(
+    path: str, fields: dict[str, Any], expected: list[OutputConstraint]
+) -> None:
+    assert parse_constraints(path, {"model": "m", "messages": [], **fields}) == expected
 
 
 def test_nothing_else_in_a_body_asks_for_a_shape() -> None:
     read = {name for form in FORMS for name in form[2]}
 
     assert read <= FIELDS | OPTIONAL_FIELDS
-    assert asked(CHAT, {"model": "m", "messages": [{"role": "user", "content": "hi"}]}) == []
+    assert (
+        parse_constraints(CHAT, {"model": "m", "messages": [{"role": "user", "content": "hi"}]})
+        == []
+    )
 
 
 @pytest.mark.parametrize("path", [f"/team-a{CHAT}", f"{CHAT}/", f"{CHAT}?beta=true"])
 def test_a_path_may_have_a_prefix_a_slash_or_a_query(path: str) -> None:
-    assert asked(path, {"response_format": {"type": "json_object"}})
+    assert parse_constraints(path, {"response_format": {"type": "json_object"}})
 
 
 def test_other_paths_ask_for_nothing() -> None:
-    assert asked("/v1/embeddings", {"response_format": {"type": "json_object"}}) == []
+    assert parse_constraints("/v1/embeddings", {"response_format": {"type": "json_object"}}) == []
 
 
 WRONG: list[tuple[str, dict[str, Any], str]] = [
@@ -436,7 +449,7 @@ def test_a_shape_that_cannot_be_read_is_refused_with_its_place(
     path: str, fields: dict[str, Any], param: str
 ) -> None:
     with pytest.raises(SpecError) as refused:
-        asked(path, fields)
+        parse_constraints(path, fields)
 
     assert refused.value.param == param
     assert str(refused.value)[0].islower()
@@ -466,7 +479,7 @@ FORM = {"response_format": {"type": "json_object"}}
 def test_what_vllm_ignores_is_left_free_where_it_cannot_be_kept(
     path: str, fields: dict[str, Any], why: str
 ) -> None:
-    found = asked(path, fields)
+    found = parse_constraints(path, fields)
     free = [each for each in found if each.ignored]
 
     assert [each.place for each in free] == [name for name in GUIDED if name in fields]
@@ -477,7 +490,7 @@ def test_what_vllm_ignores_is_left_free_where_it_cannot_be_kept(
 
 
 def test_a_response_format_is_kept_and_what_vllm_ignores_beside_it_is_not() -> None:
-    kept, free = asked(CHAT, {"guided_regex": "a", **FORM})
+    kept, free = parse_constraints(CHAT, {"guided_regex": "a", **FORM})
 
     assert (kept.place, kept.free) == ("response_format", "")
     assert (free.place, free.free) == (
@@ -496,20 +509,25 @@ def test_a_response_format_is_kept_and_what_vllm_ignores_beside_it_is_not() -> N
     ],
 )
 def test_beam_search_keeps_no_shape(fields: dict[str, Any], places: list[str]) -> None:
-    found = asked(CHAT, {**fields, "use_beam_search": "yes"})
+    found = parse_constraints(CHAT, {**fields, "use_beam_search": "yes"})
 
     assert [each.place for each in found][: len(places)] == places
     assert all(each.free and each.ignored for each in found)
 
 
 def test_beam_search_is_none_where_vllm_has_no_such_field() -> None:
-    (kept,) = asked(RESPONSES, {"structured_outputs": {"regex": "a"}, "use_beam_search": True})
+    (kept,) = parse_constraints(
+        RESPONSES, {"structured_outputs": {"regex": "a"}, "use_beam_search": True}
+    )
 
     assert not kept.free
 
 
 def free_in(tools: list[dict[str, Any]]) -> list[bool]:
-    return [bool(each.free) for each in asked(CHAT, {"tools": tools, "tool_choice": "required"})]
+    return [
+        bool(each.free)
+        for each in parse_constraints(CHAT, {"tools": tools, "tool_choice": "required"})
+    ]
 
 
 def test_the_schemas_of_tools_are_kept_up_to_a_bound_of_all_together() -> None:
@@ -553,9 +571,9 @@ NESTED = st.dictionaries(
 )
 def test_whatever_a_body_holds_it_is_read_or_refused(path: str, fields: dict[str, Any]) -> None:
     refused: SpecError | None = None
-    found: list[Asked] = []
+    found: list[OutputConstraint] = []
     try:
-        found = asked(path, fields)
+        found = parse_constraints(path, fields)
     except SpecError as e:
         refused = e
 

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from inferway_structured.texts import Said, StreamTexts, said_in
+from inferway_structured.texts import AnswerText, StreamTexts, said_in
 
 _json = msgspec.json.encode
 
@@ -22,7 +22,7 @@ def call(index: int, arguments: str, name: str | None = None) -> dict[str, Any]:
     return {"index": index, "function": {"name": name, "arguments": arguments}}
 
 
-def read(*pieces: bytes, max_chars: int = 1000) -> list[Said] | None:
+def read(*pieces: bytes, max_chars: int = 1000) -> list[AnswerText] | None:
     texts = StreamTexts(max_chars)
     for piece in pieces:
         texts.feed(piece)
@@ -39,7 +39,7 @@ def test_a_whole_chat_says_each_choices_content_and_not_what_was_reasoned_before
         }
     )
 
-    assert said_in(body) == [Said("{}"), Said("[]")]
+    assert said_in(body) == [AnswerText("{}"), AnswerText("[]")]
 
 
 def test_a_call_says_its_arguments_and_empty_content_beside_it_nothing() -> None:
@@ -48,17 +48,20 @@ def test_a_call_says_its_arguments_and_empty_content_beside_it_nothing() -> None
         "tool_calls": [{"function": {"name": "f", "arguments": '{"a":1}'}}],
     }
 
-    assert said_in(_json({"choices": [{"message": message}]})) == [Said('{"a":1}', "f")]
+    assert said_in(_json({"choices": [{"message": message}]})) == [AnswerText('{"a":1}', "f")]
 
 
 def test_a_chat_without_an_answer_says_an_empty_text() -> None:
     body = _json({"choices": [{"message": {"content": None, "reasoning": "and on and on"}}]})
 
-    assert said_in(body) == [Said("")]
+    assert said_in(body) == [AnswerText("")]
 
 
 def test_a_completion_says_each_choices_text() -> None:
-    assert said_in(_json({"choices": [{"text": "a"}, {"text": "b"}]})) == [Said("a"), Said("b")]
+    assert said_in(_json({"choices": [{"text": "a"}, {"text": "b"}]})) == [
+        AnswerText("a"),
+        AnswerText("b"),
+    ]
 
 
 def test_a_response_says_its_messages_and_calls() -> None:
@@ -68,7 +71,7 @@ def test_a_response_says_its_messages_and_calls() -> None:
         {"type": "function_call", "name": "f", "arguments": "{}"},
     ]
 
-    assert said_in(_json({"output": output})) == [Said("{}"), Said("{}", "f")]
+    assert said_in(_json({"output": output})) == [AnswerText("{}"), AnswerText("{}", "f")]
 
 
 DEEP = b'{"choices":[{"message":{"content":' + b"[" * 100_000 + b"]" * 100_000 + b"}}]}"
@@ -89,7 +92,7 @@ def test_a_streamed_chat_is_put_together_by_choice() -> None:
         b"data: [DONE]\n\n",
     ]
 
-    assert read(*pieces) == [Said('{"a":1}'), Said("[]")]
+    assert read(*pieces) == [AnswerText('{"a":1}'), AnswerText("[]")]
 
 
 def test_streamed_calls_are_put_together_by_index() -> None:
@@ -100,14 +103,14 @@ def test_streamed_calls_are_put_together_by_index() -> None:
         delta(tool_calls=[call(0, ":1}")]),
     ]
 
-    assert read(*pieces) == [Said('{"a":1}', "f"), Said("{}", "g")]
+    assert read(*pieces) == [AnswerText('{"a":1}', "f"), AnswerText("{}", "g")]
 
 
 def test_a_stream_may_be_cut_anywhere() -> None:
     whole = delta(content="a") + b": comment\n\n" + delta(content="b") + b"data: [DONE]\n\n"
 
     for cut in range(len(whole)):
-        assert read(whole[:cut], whole[cut:]) == [Said("ab")], cut
+        assert read(whole[:cut], whole[cut:]) == [AnswerText("ab")], cut
 
 
 def test_a_streamed_response_is_read_from_its_last_event() -> None:
@@ -118,7 +121,7 @@ def test_a_streamed_response_is_read_from_its_last_event() -> None:
         + event({"type": "response.completed", "response": response}),
     ]
 
-    assert read(*pieces) == [Said("x")]
+    assert read(*pieces) == [AnswerText("x")]
 
 
 def test_a_stream_that_broke_says_nothing() -> None:
@@ -147,9 +150,9 @@ def test_an_anthropic_message_says_its_text_and_what_its_tools_are_handed() -> N
     text = {"type": "text", "text": "{}"}
     call = {"type": "tool_use", "id": "t", "name": "weather", "input": {"city": "Rome"}}
 
-    assert said_in(_json({"type": "message", "content": [text]})) == [Said("{}")]
+    assert said_in(_json({"type": "message", "content": [text]})) == [AnswerText("{}")]
     assert said_in(_json({"type": "message", "content": [call]})) == [
-        Said('{"city":"Rome"}', "weather")
+        AnswerText('{"city":"Rome"}', "weather")
     ]
 
 
@@ -166,7 +169,7 @@ def test_an_anthropic_stream_says_the_same() -> None:
     ]
     texts = [{"type": "text_delta", "text": "{"}, {"type": "text_delta", "text": "}"}]
 
-    assert read(*pieces) == [Said('{"city":"Rome"}', "weather")]
+    assert read(*pieces) == [AnswerText('{"city":"Rome"}', "weather")]
     assert read(
         *(event({"type": "content_block_delta", "index": 0, "delta": text}) for text in texts)
-    ) == [Said("{}")]
+    ) == [AnswerText("{}")]

@@ -13,22 +13,22 @@ from structured.tests.patient import PATIENT
 from inferway_structured.errors import ChecksBusyError, SaturatedError, SpecError
 from inferway_structured.failures import QuarantinedError
 from inferway_structured.library import GrammarLibrary
-from inferway_structured.spec import Asked, Kind, Spec, json_spec
-from inferway_structured.texts import Said
+from inferway_structured.spec import Kind, OutputConstraint, Spec, json_spec
+from inferway_structured.texts import AnswerText
 from inferway_structured.trial import LIMITS, Trial
 from inferway_structured.turns import ANYBODY, FirstComeTurns, TokenBucket
 from inferway_structured.verdicts import Verdicts
 
 PLACE = "response_format/json_schema/schema"
-NUMBER = Asked(json_spec({"type": "object", "required": ["n"]}, ""), PLACE)
-SET = Asked(json_spec({"type": "array", "uniqueItems": True}, ""), PLACE, strict=True)
-INVALID = Asked(json_spec({"type": "objekt"}, ""), PLACE)
-REFUSED = Asked(json_spec({"type": "string", "enum": [1]}, ""), "guided_json")
-BAD_GRAMMAR = Asked(Spec(Kind.GRAMMAR, "start: foo\n"), "guided_grammar")
+NUMBER = OutputConstraint(json_spec({"type": "object", "required": ["n"]}, ""), PLACE)
+SET = OutputConstraint(json_spec({"type": "array", "uniqueItems": True}, ""), PLACE, strict=True)
+INVALID = OutputConstraint(json_spec({"type": "objekt"}, ""), PLACE)
+REFUSED = OutputConstraint(json_spec({"type": "string", "enum": [1]}, ""), "guided_json")
+BAD_GRAMMAR = OutputConstraint(Spec(Kind.GRAMMAR, "start: foo\n"), "guided_grammar")
 TOWER = '{"type":"string"}'
 for _ in range(9):
     TOWER = f'{{"oneOf":[{{"properties":{{"a":{TOWER}}}}},{{"properties":{{"b":{TOWER}}}}}]}}'
-HEAVY = Asked(Spec(Kind.JSON, TOWER), PLACE)
+HEAVY = OutputConstraint(Spec(Kind.JSON, TOWER), PLACE)
 
 
 def service(trial: Trial | None = None) -> Verdicts:
@@ -53,7 +53,7 @@ async def test_a_request_is_told_what_is_kept_and_what_may_be_broken(verdicts: V
 
 @pytest.mark.parametrize("asked", [INVALID, REFUSED])
 async def test_what_cannot_be_kept_is_refused_with_its_place_unless_it_may_be_free(
-    verdicts: Verdicts, asked: Asked
+    verdicts: Verdicts, asked: OutputConstraint
 ) -> None:
     tool = replace(asked, place="tools/0/function/parameters", tool="f")
     with pytest.raises(SpecError) as refused:
@@ -133,9 +133,9 @@ async def test_a_compile_that_lacked_cpu_may_be_tried_again() -> None:
 
 
 async def test_an_answer_is_judged_and_counted(verdicts: Verdicts) -> None:
-    assert await verdicts.keeps([NUMBER], [Said('{"n":1}')]) is True
-    assert await verdicts.keeps([NUMBER], [Said("{}")]) is False
-    assert await verdicts.keeps([NUMBER], None) is None
+    assert await verdicts.is_valid([NUMBER], [AnswerText('{"n":1}')]) is True
+    assert await verdicts.is_valid([NUMBER], [AnswerText("{}")]) is False
+    assert await verdicts.is_valid([NUMBER], None) is None
 
     assert verdicts.counts.answers.snapshot() == {"true": 1, "false": 1, "unknown": 1}
 

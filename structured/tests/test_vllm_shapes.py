@@ -19,7 +19,7 @@ from tests.stored import Row, rows
 from inferway_structured.backends.cascade import verdict
 from inferway_structured.check import check
 from inferway_structured.errors import SpecError
-from inferway_structured.requests import asked
+from inferway_structured.requests import parse_constraints
 
 SHAPES = Path(__file__).with_name("vllm_shapes.jsonl.xz")
 DOCS = Path(__file__).parents[2] / "docs" / "structured.md"
@@ -49,7 +49,7 @@ def shapes() -> list[tuple[Row, str | None]]:
 
 def refusal(row: Row) -> str | None:
     try:
-        (one,) = asked(CHAT, {"structured_outputs": {row["kind"]: row["value"]}})
+        (one,) = parse_constraints(CHAT, {"structured_outputs": {row["kind"]: row["value"]}})
         check(one.spec)
         verdict(one.spec)
     except SpecError as e:

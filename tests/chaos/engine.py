@@ -18,7 +18,7 @@ import msgspec
 from inferway.blocks.dialects import Dialect, LoraAdapter, wire_hash
 from inferway.simulator.cache import Adapter, KvCache, Run
 from inferway.simulator.config import EventFormat
-from inferway.simulator.events import BlockRemoved, BlockStored, Event, Stored, WireEvent
+from inferway.simulator.events import BlockRemoved, BlockStored, CacheStored, Event, WireEvent
 from inferway.simulator.events import _flat as flat
 from inferway.simulator.events import _to_wire as to_wire
 
@@ -223,7 +223,7 @@ class TrueEngine:
         return msgspec.msgpack.encode([now, events, rank])
 
     def _store_elsewhere(self, event: Event, told: BlockStored) -> None:
-        assert isinstance(event, Stored)
+        assert isinstance(event, CacheStored)
         if self.features.window:
             self._store_in_window(told)
         if self.features.cpu_blocks:

@@ -22,10 +22,10 @@ from inferway.blocks.extra_keys import request_extras
 from inferway.blocks.keys import BlockHasher
 from inferway.events.apply import EngineBlocks
 from inferway.events.dialect import DialectFinder
-from inferway.events.follower import EngineFollower, Step, Steps
+from inferway.events.follower import EventApplier, Step, Steps
 from inferway.events.records import Record, Uncounted
 from inferway.events.stream import Replay, StreamState, digest_of
-from inferway.fleet.heal import Healer
+from inferway.fleet.heal import FullReporter
 from inferway.index.memory import MemoryIndex
 from inferway.index.protocol import Index
 from inferway.model import BlockKey
@@ -176,7 +176,7 @@ class Line:
         self.world.healer.attend(self.blocks)
         self.finder = DialectFinder(["chaos"], lora_path=lambda _: ADAPTER.lora.path)
         self.blocks.verify_hashes(self.finder)
-        self.follower = EngineFollower(
+        self.follower = EventApplier(
             self.blocks,
             can_replay=self.troubles.can_replay,
             holdings=index,
@@ -200,7 +200,7 @@ class Line:
         self.pending.clear()
         for entry in self.journal:
             for raw in msgspec.msgpack.decode(entry.records, type=list[bytes]):
-                self.world.index.apply(self.blocks.redo(RECORD.decode(raw)))
+                self.world.index.apply(self.blocks.apply_record(RECORD.decode(raw)))
         if self.journal:
             last = self.journal[-1]
             self.follower.restore(last.seq, last.digest, last.from_start)
@@ -395,9 +395,9 @@ class World:
             case _:
                 getattr(line, name)()
 
-    def _healer(self, heals: bool = False) -> Healer:
+    def _healer(self, heals: bool = False) -> FullReporter:
         heals = heals or (self.troubles.report > 0 and self.rng.random() < 0.5)
-        return Healer(1.0 if heals else 0.0)
+        return FullReporter(1.0 if heals else 0.0)
 
     def _restart_gateway(self, with_journal: bool) -> None:
         self.index = self._make_index()

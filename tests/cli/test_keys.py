@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from inferway.cli.keys import keys
-from inferway.flow.callers import Caller, hash_of, new_key, read_callers
+from inferway.flow.callers import ApiCaller, hash_of, new_key, read_callers
 
 
 def run(*arguments: str, stdin: str = "") -> tuple[int, str]:
@@ -16,7 +16,7 @@ def run(*arguments: str, stdin: str = "") -> tuple[int, str]:
     return result.exit_code, result.output.strip()
 
 
-def who(path: Path, key: str) -> Caller:
+def who(path: Path, key: str) -> ApiCaller:
     return read_callers(path).of([(b"authorization", f"Bearer {key}".encode())])
 
 
@@ -27,8 +27,8 @@ def test_a_key_that_was_added_is_known_and_kept_nowhere(tmp_path: Path) -> None:
     assert code == 0
     _, two = run("add", str(path), "two", "--admin")
 
-    assert who(path, one) == Caller("team", -2, admin=False, name="one")
-    assert who(path, two) == Caller("two", 0, admin=True, name="two")
+    assert who(path, one) == ApiCaller("team", -2, admin=False, name="one")
+    assert who(path, two) == ApiCaller("two", 0, admin=True, name="two")
     assert one not in path.read_text()
     assert path.stat().st_mode & 0o077 == 0
     assert [file.name for file in tmp_path.iterdir()] == ["keys.yaml"]

@@ -19,8 +19,8 @@ from inferway.index.protocol import (
     STORAGE,
     Clear,
     Copy,
-    Found,
     Index,
+    MatchResult,
     Op,
     Remove,
     Store,
@@ -60,7 +60,7 @@ def index(request: pytest.FixtureRequest) -> Index:
     return IMPLEMENTATIONS[request.param]()
 
 
-def find(index: Index, keys: Sequence[BlockKey]) -> Found:
+def find(index: Index, keys: Sequence[BlockKey]) -> MatchResult:
     return asyncio.run(index.match(keys))
 
 
@@ -88,7 +88,7 @@ def test_many_prompts_get_what_each_would_get(index: Index) -> None:
 
 
 def test_an_empty_index_knows_no_holder(index: Index) -> None:
-    assert find(index, [1, 2]) == Found({}, {})
+    assert find(index, [1, 2]) == MatchResult({}, {})
 
 
 def test_no_keys_no_holders(index: Index) -> None:
@@ -315,8 +315,8 @@ def test_a_block_counts_with_its_best_tier(index: Index) -> None:
 def test_only_matched_blocks_are_discounted(index: Index) -> None:
     index.apply([Store(A, [1, 2, 3, 4], tier=STORAGE), Remove(A, [3], tier=STORAGE)])
 
-    assert find(index, [1, 2, 3, 4]) == Found({A: 2}, {A: 1.5}, {A: {STORAGE: 0}})
-    assert find(index, [1]) == Found({A: 1}, {A: 0.75}, {A: {STORAGE: 0}})
+    assert find(index, [1, 2, 3, 4]) == MatchResult({A: 2}, {A: 1.5}, {A: {STORAGE: 0}})
+    assert find(index, [1]) == MatchResult({A: 1}, {A: 0.75}, {A: {STORAGE: 0}})
 
 
 def test_a_chain_may_lie_in_several_tiers(index: Index) -> None:
@@ -324,7 +324,7 @@ def test_a_chain_may_lie_in_several_tiers(index: Index) -> None:
     index.apply([Store(A, [3, 4], parent=2, tier=CPU)])
 
     found = find(index, [1, 2, 3, 4])
-    assert found == Found({A: 4}, {A: 0.75 + 0.5 + 0.5}, {A: {STORAGE: 1, CPU: 2}})
+    assert found == MatchResult({A: 4}, {A: 0.75 + 0.5 + 0.5}, {A: {STORAGE: 1, CPU: 2}})
     assert [found.within(A, tier) for tier in (GPU, CPU, STORAGE)] == [1, 1, 4]
 
 
@@ -342,7 +342,7 @@ def test_a_prefix_within_a_tier_goes_on_where_a_better_one_has_the_block(index: 
 def test_a_tier_beyond_the_last_weighs_as_the_last(index: Index) -> None:
     index.apply([Store(A, [1], tier=5)])
 
-    assert find(index, [1]) == Found({A: 1}, {A: 0.75}, {A: {5: 0}})
+    assert find(index, [1]) == MatchResult({A: 1}, {A: 0.75}, {A: {5: 0}})
 
 
 def test_a_block_is_gone_with_its_last_tier(index: Index) -> None:
@@ -368,7 +368,7 @@ def test_a_removal_in_another_tier_takes_nothing_away(index: Index) -> None:
 def test_known_blocks_may_be_copied_in_any_order(index: Index) -> None:
     index.apply([Store(A, [1, 2, 3]), Copy(A, [3, 1, 2], tier=CPU), Remove(A, [1, 2, 3])])
 
-    assert find(index, [1, 2, 3]) == Found({A: 3}, {A: 1.5}, {A: {CPU: 0}})
+    assert find(index, [1, 2, 3]) == MatchResult({A: 3}, {A: 1.5}, {A: {CPU: 0}})
 
 
 def test_a_copy_of_what_the_holder_has_nowhere_is_ignored(index: Index) -> None:
@@ -386,7 +386,7 @@ def test_a_copy_without_its_parent_is_detached_until_that_comes(index: Index) ->
 
     index.apply([Copy(A, [1], tier=CPU)])
 
-    assert find(index, [1, 2]) == Found({A: 2}, {A: 0.5}, {A: {CPU: 0}})
+    assert find(index, [1, 2]) == MatchResult({A: 2}, {A: 0.5}, {A: {CPU: 0}})
 
 
 # windows
@@ -439,7 +439,7 @@ def test_a_window_may_lie_in_any_tier(index: Index) -> None:
     index.apply([Window(A, SLIDING, 2), Store(A, [1, 2])])
     index.apply([Store(A, [1], group=SLIDING), Store(A, [2], parent=1, group=SLIDING, tier=CPU)])
 
-    assert find(index, [1, 2]) == Found({A: 2})
+    assert find(index, [1, 2]) == MatchResult({A: 2})
 
 
 def test_a_window_can_be_taken_back(index: Index) -> None:
@@ -540,13 +540,13 @@ class Plain:
             for key in prefix[-blocks:]
         )
 
-    def found(self, prompt: Sequence[BlockKey]) -> Found:
+    def found(self, prompt: Sequence[BlockKey]) -> MatchResult:
         blocks = {h: n for h in range(4) if (n := self.matched(h, prompt))}
         discount = {
             h: sum(1.0 - WEIGHTS[self.tiers(h, key)[0]] for key in prompt[:n])
             for h, n in blocks.items()
         }
-        return Found(
+        return MatchResult(
             blocks,
             {h: less for h, less in discount.items() if less},
             {h: lower for h, n in blocks.items() if (lower := self.lower(h, prompt[:n]))},

@@ -242,7 +242,7 @@ def test_copies_can_be_done_again_from_records(extras: Extras) -> None:
     second = Gateway()
 
     for record in first.records:
-        second.index.apply(second.blocks.redo(record))
+        second.index.apply(second.blocks.apply_record(record))
 
     for tier in (CPU, GPU):
         assert second.num_in(tier, extras) == first.num_in(tier, extras)

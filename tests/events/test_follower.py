@@ -14,7 +14,7 @@ from inferway.blocks.keys import BlockHasher
 from inferway.events.adapters.sglang import open_batch
 from inferway.events.apply import EngineBlocks
 from inferway.events.event import SMALL_BYTES, Batch
-from inferway.events.follower import EngineFollower, Steps
+from inferway.events.follower import EventApplier, Steps
 from inferway.events.stream import MAX_IN_VAIN, Replay, StreamState, digest_of
 from inferway.index.memory import MemoryIndex
 from inferway.index.protocol import Remove, Store
@@ -67,7 +67,7 @@ class Gateway:
     def __post_init__(self) -> None:
         self.index = MemoryIndex(max_blocks=self.max_blocks)
         self.blocks = EngineBlocks(HOLDER, SIZE, holdings=self.index)
-        self.follower = EngineFollower(
+        self.follower = EventApplier(
             self.blocks,
             can_replay=self.can_replay,
             holdings=self.index,

@@ -193,7 +193,7 @@ def test_adopting_again_changes_nothing() -> None:
 def test_the_oldest_orphans_make_room() -> None:
     orphans = Orphans(max_orphans=2)
 
-    orphans.add([1, 2, 3], GPU, vouching=True, counting=True)
+    orphans.add([1, 2, 3], GPU, implies_ancestors=True, counting=True)
 
     assert (len(orphans), 1 in orphans) == (2, False)
 
@@ -201,13 +201,13 @@ def test_the_oldest_orphans_make_room() -> None:
 def test_too_many_removals_end_what_older_orphans_vouch_for() -> None:
     """So many that it is not known any more whether block 7 is among them."""
     orphans = Orphans(max_orphans=2)
-    orphans.add([8], GPU, vouching=True, counting=True)
+    orphans.add([8], GPU, implies_ancestors=True, counting=True)
     assert orphans.known_of([7, 8]) == [(GPU,), (GPU,)]
 
     orphans.note_removed([1, 2, 3, 4, 5])
 
     assert orphans.known_of([7, 8]) == [(), (GPU,)]
-    orphans.add([9], GPU, vouching=True, counting=True)
+    orphans.add([9], GPU, implies_ancestors=True, counting=True)
     assert orphans.known_of([7, 9]) == [(GPU,), (GPU,)]
 
 

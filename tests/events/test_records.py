@@ -138,11 +138,11 @@ class Picture:
         self.index.apply(ops)
         return ops
 
-    def redo(self, records: Sequence[Record]) -> None:
+    def apply_record(self, records: Sequence[Record]) -> None:
         """As they come back from a file."""
         written = msgspec.msgpack.encode(records)
         for record in msgspec.msgpack.decode(written, type=list[Record]):
-            self.index.apply(self.engine.redo(record))
+            self.index.apply(self.engine.apply_record(record))
 
     def look(self) -> object:
         engine = self.engine
@@ -169,7 +169,7 @@ def test_redone_records_make_an_equal_engine_and_index(
     for step in steps:
         first.do(step)
 
-    second.redo(records)
+    second.apply_record(records)
 
     assert second.look() == first.look()
     for event in later:
@@ -202,7 +202,7 @@ def test_doing_again_is_not_written_down_again() -> None:
     records: list[Record] = []
     engine = EngineBlocks(HOLDER, SIZE, on_record=records.append)
 
-    engine.redo(StoredRecord([1, 2], [3, 4]))
+    engine.apply_record(StoredRecord([1, 2], [3, 4]))
 
     assert (engine.num_blocks, records) == (2, [])
 
@@ -211,7 +211,7 @@ def test_an_orphan_after_a_restart_vouches_for_itself_alone() -> None:
     """What was removed since may have been left out of the records."""
     hashes, keys = hashes_of(PROMPTS[0]), keys_of(PROMPTS[0])
     engine = EngineBlocks(HOLDER, SIZE)
-    engine.redo(WaitingRecord(hashes[2:3], 0))
+    engine.apply_record(WaitingRecord(hashes[2:3], 0))
 
     engine.adopt(hashes, keys)
 
@@ -220,4 +220,4 @@ def test_an_orphan_after_a_restart_vouches_for_itself_alone() -> None:
 
 def test_what_is_no_record_is_refused() -> None:
     with pytest.raises(TypeError, match="is no record"):
-        EngineBlocks(HOLDER, SIZE).redo("stored")  # type: ignore[arg-type]
+        EngineBlocks(HOLDER, SIZE).apply_record("stored")  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ from inferway.blocks.keys import BlockHasher
 from inferway.config import EngineSettings
 from inferway.events.dialect import DialectState
 from inferway.events.event import AllBlocksCleared, BlockStored
-from inferway.fleet.adoption import MAX_PROMPTS, MAX_TOKENS, Adopter
+from inferway.fleet.adoption import MAX_PROMPTS, MAX_TOKENS, OrphanResolver
 from inferway.fleet.discovery import EngineFacts, EventSource, ModelCard
 from inferway.fleet.engine import Engine
 from inferway.fleet.polling_subscriber import PollingSubscriber
@@ -50,7 +50,7 @@ class Setup:
     engine: Engine
     subscriber: ZmqSubscriber
     index: MemoryIndex
-    adopter: Adopter
+    adopter: OrphanResolver
     dialect: Dialect
 
     def stored(
@@ -103,7 +103,7 @@ async def setup(dialect: Dialect | None = None, **options: Any) -> AsyncIterator
     facts = EngineFacts(models=CARDS, block_size=SIZE, sources=(source,), findings=())
     engine = Engine(EngineSettings(url="http://one:1"), headers=(), facts=facts)
     engine.subscribers.append(subscriber)
-    adopter = Adopter([engine], **options)
+    adopter = OrphanResolver([engine], **options)
     await adopter.look()
     try:
         yield Setup(engine, subscriber, index, adopter, dialect or Dialect())

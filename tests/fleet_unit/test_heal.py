@@ -13,7 +13,7 @@ from inferway.config import EngineSettings
 from inferway.events.stream import StreamState
 from inferway.fleet.discovery import EngineFacts, EventSource
 from inferway.fleet.engine import Engine
-from inferway.fleet.heal import Healer, knows_the_mode
+from inferway.fleet.heal import FullReporter, knows_the_mode
 from inferway.fleet.subscriber import Subscription
 from inferway.fleet.zmq_subscriber import ZmqSubscriber
 from inferway.index.memory import MemoryIndex
@@ -34,7 +34,7 @@ def stored(block_hash: int, **fields: Any) -> dict[str, Any]:
 class OneEngine:
     """An engine of one rank and its stream, which is fed by hand."""
 
-    def __init__(self, healer: Healer, version: str | None = "0.32.0") -> None:
+    def __init__(self, healer: FullReporter, version: str | None = "0.32.0") -> None:
         self.healer = healer
         self.index = MemoryIndex()
         self.context = zmq.asyncio.Context()
@@ -65,7 +65,7 @@ class OneEngine:
 @pytest.fixture
 def late() -> Iterator[OneEngine]:
     """Joined after batch 6."""
-    one = OneEngine(Healer(1.0))
+    one = OneEngine(FullReporter(1.0))
     one.replay((7, batch(stored(11))))
     yield one
     one.context.destroy(linger=0)
@@ -81,7 +81,7 @@ def test_a_partial_engine_is_asked_by_one_request_at_a_time(late: OneEngine) -> 
 
 @pytest.mark.parametrize("first_seq", [0, 7], ids=["from its start", "late"])
 def test_what_was_reported_to_a_gateway_before_is_no_copy(first_seq: int) -> None:
-    one = OneEngine(Healer(0.01))
+    one = OneEngine(FullReporter(0.01))
     one.replay(
         (first_seq, batch(stored(11))),
         (first_seq + 1, batch(stored(11))),
@@ -94,7 +94,7 @@ def test_what_was_reported_to_a_gateway_before_is_no_copy(first_seq: int) -> Non
 
 
 async def test_a_report_that_a_client_asks_for_ends_counting_and_exactness_at_once() -> None:
-    one = OneEngine(Healer(0.0))
+    one = OneEngine(FullReporter(0.0))
     one.replay((0, batch(stored(11))))
     states = [one.stream.state]
     one.stream.start(on_state=lambda: states.append(one.stream.state))
@@ -112,7 +112,7 @@ async def test_a_report_that_a_client_asks_for_ends_counting_and_exactness_at_on
 
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.1, 0.3])
 def test_the_share_of_requests_is_kept(share: float) -> None:
-    one = OneEngine(Healer(share))
+    one = OneEngine(FullReporter(share))
     one.replay((7, batch(stored(11))))
 
     asked = []
@@ -126,7 +126,7 @@ def test_the_share_of_requests_is_kept(share: float) -> None:
 
 
 def test_without_a_share_copies_count_and_nobody_is_asked() -> None:
-    one = OneEngine(Healer(0.0))
+    one = OneEngine(FullReporter(0.0))
     one.replay((7, batch(stored(11))))
 
     assert one.stream.blocks.copies_count
@@ -161,7 +161,7 @@ def test_without_a_share_copies_count_and_nobody_is_asked() -> None:
 def test_an_engine_that_gains_nothing_or_is_not_understood_is_left_alone(
     version: str | None, first_seq: int, events: list[dict[str, Any]]
 ) -> None:
-    one = OneEngine(Healer(1.0), version)
+    one = OneEngine(FullReporter(1.0), version)
     one.replay((first_seq, batch(*events)))
 
     assert not one.asks()

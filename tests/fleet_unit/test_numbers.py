@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from inferway.fleet.table import REST_SECONDS, HolderNumbers
+from inferway.fleet.table import REST_SECONDS, HolderIds
 
 
 def test_numbers_are_given_in_order() -> None:
-    numbers = HolderNumbers()
+    numbers = HolderIds()
 
     assert [numbers.take() for _ in range(3)] == [0, 1, 2]
 
 
 def test_one_that_was_given_back_rests_until_it_is_idle() -> None:
-    numbers = HolderNumbers()
+    numbers = HolderIds()
     for _ in range(3):
         numbers.take()
     numbers.give_back(1, now=10.0)
@@ -26,7 +26,7 @@ def test_one_that_was_given_back_rests_until_it_is_idle() -> None:
 
 
 def test_pods_that_come_and_go_for_ever_need_no_more_numbers() -> None:
-    numbers, now = HolderNumbers(), 0.0
+    numbers, now = HolderIds(), 0.0
     for _ in range(1000):
         numbers.give_back(numbers.take(), now)
         now += REST_SECONDS

@@ -10,14 +10,14 @@ import pytest
 from aiohttp import web
 
 from inferway.errors import UpstreamError
-from inferway.fleet.engine_token_ids import NoOracleError, ask, parse_answer
-from inferway.prompts.probe import CHAT, COMPLETION, Outcome, Refused
+from inferway.fleet.engine_token_ids import NoTokenIdsError, ask, parse_answer
+from inferway.prompts.probe import CHAT, COMPLETION, NotRendered, Outcome
 
 Ask = Callable[[int, str], Awaitable[Outcome]]
 
 
 def lists(outcome: Outcome) -> list[list[int]]:
-    assert not isinstance(outcome, Refused)
+    assert not isinstance(outcome, NotRendered)
     return [ids.tolist() for ids in outcome]
 
 
@@ -68,11 +68,11 @@ def test_a_completion_has_its_prompts_in_their_order() -> None:
     ],
 )
 async def test_a_refusal_has_its_reason(ask_engine: Ask, body: str) -> None:
-    assert await ask_engine(400, body) == Refused("no system role")
+    assert await ask_engine(400, body) == NotRendered("no system role")
 
 
 async def test_a_refusal_may_have_no_reason(ask_engine: Ask) -> None:
-    assert await ask_engine(422, "<html>") == Refused("no reason given")
+    assert await ask_engine(422, "<html>") == NotRendered("no reason given")
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ async def test_a_refusal_may_have_no_reason(ask_engine: Ask) -> None:
 async def test_an_engine_that_never_tells_is_no_oracle(
     ask_engine: Ask, status: int, body: str, message: str
 ) -> None:
-    with pytest.raises(NoOracleError, match=message):
+    with pytest.raises(NoTokenIdsError, match=message):
         await ask_engine(status, body)
 
 
@@ -96,7 +96,7 @@ async def test_what_may_pass_is_no_verdict(ask_engine: Ask, status: int) -> None
     with pytest.raises(UpstreamError, match=f"answered {status}") as e:
         await ask_engine(status, "")
 
-    assert not isinstance(e.value, NoOracleError)
+    assert not isinstance(e.value, NoTokenIdsError)
 
 
 async def test_an_engine_that_is_gone_is_no_verdict() -> None:

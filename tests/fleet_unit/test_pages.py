@@ -13,12 +13,12 @@ from tests.fleet_unit.servers import serving
 
 from inferway.errors import UpstreamError, UpstreamTimeoutError
 from inferway.fleet.http_client import MAX_PAGE_BYTES, StatusError
-from inferway.fleet.pages import Pages
+from inferway.fleet.pages import MetricsClient
 
 
 @asynccontextmanager
-async def opened(seconds: float = 10.0) -> AsyncIterator[Pages]:
-    pages = Pages(None, seconds)
+async def opened(seconds: float = 10.0) -> AsyncIterator[MetricsClient]:
+    pages = MetricsClient(None, seconds)
     pages.open()
     try:
         yield pages

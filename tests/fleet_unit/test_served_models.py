@@ -9,7 +9,7 @@ import pytest
 
 from inferway.config import EngineSettings
 from inferway.fleet.discovery import EngineFacts, ModelCard
-from inferway.fleet.engine import Engine, Proof, ProofState
+from inferway.fleet.engine import Engine, ProbeState, ProofState
 from inferway.fleet.served_models import ServedModels
 from inferway.model import Reason
 from inferway.prompts.served import ModelSource, NoPrompts, PromptSource
@@ -81,7 +81,7 @@ async def test_a_place_that_only_engines_name_that_are_gone_gives_way_to_another
     models = Learned(2)
     models.tell(0, "/a")
     models.tell(1, "/b")
-    models.engines[1].proofs["m"] = Proof(ProofState.DIFFERS, "other ids")
+    models.engines[1].proofs["m"] = ProbeState(ProofState.DIFFERS, "other ids")
     models.refresh()
     both = models.root, models.served.by_name["m"].unfaithful
     models.engines[0].healthy = False

@@ -81,7 +81,7 @@ def test_a_request_counts_from_its_booking_to_its_end() -> None:
     made.release(endpoint)
 
     assert made.in_flight(one) == 1
-    assert made.candidates("m").recent_tokens.tolist() == [42.0]
+    assert made.candidates("m").recent_prefill_tokens.tolist() == [42.0]
 
 
 def test_of_what_an_engine_tells_our_own_requests_are_not_others() -> None:
@@ -105,7 +105,7 @@ def test_sent_tokens_stop_being_recent() -> None:
 
     made.age(30.0, 1.0)
 
-    assert made.candidates("m").recent_tokens[0] == pytest.approx(100 / 2.718281828)
+    assert made.candidates("m").recent_prefill_tokens[0] == pytest.approx(100 / 2.718281828)
 
 
 def test_what_was_scraped_long_ago_moves_toward_the_mean_of_the_models_others() -> None:

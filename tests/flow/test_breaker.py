@@ -7,15 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferway.config import EjectionSettings
-from inferway.flow.breaker import Breaker, BreakerState
+from inferway.flow.breaker import BreakerState, CircuitBreaker
 
 SETTINGS = EjectionSettings(
     failures=3, share=0.5, least=10, window=30.0, seconds=5.0, max_seconds=20.0
 )
 
 
-def opened(now: float = 100.0) -> Breaker:
-    breaker = Breaker(SETTINGS)
+def opened(now: float = 100.0) -> CircuitBreaker:
+    breaker = CircuitBreaker(SETTINGS)
     assert [breaker.failed(now) for _ in range(3)] == [False, False, True]
     return breaker
 
@@ -32,7 +32,7 @@ def test_failures_in_a_row_put_it_out_for_its_first_time() -> None:
 
 
 def test_a_success_between_them_starts_the_row_anew() -> None:
-    breaker = Breaker(SETTINGS)
+    breaker = CircuitBreaker(SETTINGS)
     for _ in range(3):
         assert not breaker.failed(1.0)
         assert not breaker.failed(1.0)
@@ -42,7 +42,7 @@ def test_a_success_between_them_starts_the_row_anew() -> None:
 
 
 def test_half_of_its_requests_put_it_out_though_never_three_in_a_row() -> None:
-    breaker = Breaker(SETTINGS)
+    breaker = CircuitBreaker(SETTINGS)
     out = []
     for _ in range(5):
         out.append(breaker.failed(1.0))
@@ -53,7 +53,7 @@ def test_half_of_its_requests_put_it_out_though_never_three_in_a_row() -> None:
 
 
 def test_what_was_long_ago_does_not_count() -> None:
-    breaker = Breaker(SETTINGS)
+    breaker = CircuitBreaker(SETTINGS)
     for minute in range(100):
         assert not breaker.failed(minute * 60.0)
         breaker.succeeded(minute * 60.0)
@@ -131,7 +131,7 @@ def test_an_answer_of_a_request_that_was_there_before_does_not_close_it() -> Non
 
 
 def test_it_can_be_forgotten_when_it_was_well_for_long() -> None:
-    breaker = Breaker(SETTINGS)
+    breaker = CircuitBreaker(SETTINGS)
     breaker.failed(100.0)
     breaker.succeeded(101.0)
 
@@ -147,7 +147,7 @@ EVENTS = st.lists(
 
 @given(EVENTS)
 def test_whatever_happens_it_is_asked_again_before_long(events: list[tuple[str, float]]) -> None:
-    breaker, now = Breaker(SETTINGS), 100.0
+    breaker, now = CircuitBreaker(SETTINGS), 100.0
     for what, seconds in events:
         now += seconds
         if what == "abandoned":

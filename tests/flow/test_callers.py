@@ -9,7 +9,7 @@ import pytest
 
 from inferway.errors import ConfigError, UnauthorizedError
 from inferway.flow.callers import (
-    Caller,
+    ApiCaller,
     Callers,
     KeySettings,
     hash_of,
@@ -33,11 +33,11 @@ def bearing(key: str, scheme: str = "Bearer") -> list[tuple[bytes, bytes]]:
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER "])
 def test_a_key_says_who_asks(scheme: str) -> None:
-    assert CALLERS.of(bearing(ONE, scheme)) == Caller("team", 3, admin=False, name="one")
+    assert CALLERS.of(bearing(ONE, scheme)) == ApiCaller("team", 3, admin=False, name="one")
 
 
 def test_a_key_without_a_tenant_is_its_own() -> None:
-    assert CALLERS.of(bearing(TWO)) == Caller("two", 0, admin=True, name="two")
+    assert CALLERS.of(bearing(TWO)) == ApiCaller("two", 0, admin=True, name="two")
 
 
 def test_a_key_may_come_as_anthropics_clients_send_it() -> None:

@@ -7,8 +7,8 @@ from time import monotonic
 from tests.slots import NotingSlot
 
 from inferway.config import EjectionSettings, RetrySettings
-from inferway.flow.failover import Attempts, Retries, Traffic
-from inferway.flow.standing import Standing
+from inferway.flow.failover import Failover, FailoverPolicy, Retries
+from inferway.flow.standing import OutlierDetection
 from inferway.model import Endpoint, Target
 
 TARGETS = tuple(
@@ -16,14 +16,14 @@ TARGETS = tuple(
 )  # best first
 
 
-def traffic(attempts: int = 3, floor: int = 10) -> Traffic:
+def traffic(attempts: int = 3, floor: int = 10) -> FailoverPolicy:
     retries = Retries(RetrySettings(attempts=attempts, floor=floor))
-    return Traffic(monotonic, Standing(EjectionSettings(failures=1)), retries)
+    return FailoverPolicy(monotonic, OutlierDetection(EjectionSettings(failures=1)), retries)
 
 
-def tried(one: Traffic, slot: NotingSlot | None = None) -> list[str]:
+def tried(one: FailoverPolicy, slot: NotingSlot | None = None) -> list[str]:
     """The engines of a request that each of them fails."""
-    attempts = Attempts(TARGETS, one, slot)
+    attempts = Failover(TARGETS, one, slot)
     engines = [attempts.engine]
     attempts.failed()
     while (target := attempts.another()) is not None:
@@ -68,7 +68,7 @@ def test_who_is_drained_is_passed_over() -> None:
 
 def test_a_try_fails_once_and_does_not_succeed_then() -> None:
     one = traffic()
-    attempts = Attempts(TARGETS, one, None)
+    attempts = Failover(TARGETS, one, None)
 
     attempts.failed()
     attempts.failed()
@@ -81,7 +81,7 @@ def test_a_try_fails_once_and_does_not_succeed_then() -> None:
 
 def test_only_some_statuses_are_tried_elsewhere() -> None:
     one = traffic()
-    attempts = Attempts(TARGETS, one, None)
+    attempts = Failover(TARGETS, one, None)
 
     assert attempts.instead_of(500) is None
     assert attempts.instead_of(503) == TARGETS[1]

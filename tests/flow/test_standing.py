@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from inferway.config import EjectionSettings
 from inferway.flow.breaker import BreakerState
-from inferway.flow.standing import Standing
+from inferway.flow.standing import OutlierDetection
 
 ALL = ("a", "b", "c")
 
 
-def standing(*ejected: str, drained: tuple[str, ...] = ()) -> Standing:
-    found = Standing(EjectionSettings(failures=1, seconds=5.0), set(drained))
+def standing(*ejected: str, drained: tuple[str, ...] = ()) -> OutlierDetection:
+    found = OutlierDetection(EjectionSettings(failures=1, seconds=5.0), set(drained))
     for engine in ejected:
         assert found.failed(engine, 100.0)
     return found
@@ -75,7 +75,7 @@ def test_success_of_an_engine_that_never_failed_keeps_nothing() -> None:
 
 
 def test_what_was_long_ago_is_forgotten() -> None:
-    found = Standing(EjectionSettings(failures=2, max_seconds=10.0, window=1.0))
+    found = OutlierDetection(EjectionSettings(failures=2, max_seconds=10.0, window=1.0))
     found.failed("a", 100.0)
     assert found.is_plain  # one failure is none
     found.succeeded("a", 104.0)
@@ -86,7 +86,7 @@ def test_what_was_long_ago_is_forgotten() -> None:
 
 
 def test_new_settings_hold_for_engines_that_have_failed_before() -> None:
-    found = Standing(EjectionSettings(failures=5))
+    found = OutlierDetection(EjectionSettings(failures=5))
     found.failed("a", 1.0)
     found.set_settings(EjectionSettings(failures=2))
 

@@ -10,14 +10,16 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from inferway.config import FlowSettings
 from inferway.errors import QueueFullError, WaitTooLongError
 from inferway.flow.queue import Waiter
-from inferway.flow.turnstile import Turnstile
+from inferway.flow.turnstile import ConcurrencyLimiter
 
 ENGINES = {"m": ["a", "b"], "n": ["b", "c"]}
 
 
-def turnstile(in_flight: int | None = 2, each: int | None = None, queue: int = 10) -> Turnstile:
+def turnstile(
+    in_flight: int | None = 2, each: int | None = None, queue: int = 10
+) -> ConcurrencyLimiter:
     settings = FlowSettings(in_flight=in_flight, engine_in_flight=each, queue=queue)
-    return Turnstile(settings, lambda lane: ENGINES[lane])
+    return ConcurrencyLimiter(settings, lambda lane: ENGINES[lane])
 
 
 def waiter(
@@ -93,7 +95,7 @@ def test_a_place_moves_with_its_request() -> None:
 
 
 def test_who_wants_a_model_without_engines_goes_on_to_be_told_so() -> None:
-    full = Turnstile(FlowSettings(engine_in_flight=1), lambda _: [])
+    full = ConcurrencyLimiter(FlowSettings(engine_in_flight=1), lambda _: [])
 
     assert full.enter("m") == ""
     full.leave("")
@@ -157,7 +159,7 @@ def test_a_full_queue_makes_room_for_a_higher_priority() -> None:
     assert list(full.queue) == [high]
 
 
-def served_every(seconds: float) -> Turnstile:
+def served_every(seconds: float) -> ConcurrencyLimiter:
     """One place, whose queue has been getting shorter at this pace, and two who wait."""
     full = turnstile(1, queue=100)
     full.enter("m")
@@ -218,7 +220,7 @@ class Requests(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.engines = {"m": ["a", "b"], "n": ["b", "c"]}
-        self.full = Turnstile(
+        self.full = ConcurrencyLimiter(
             FlowSettings(in_flight=3, engine_in_flight=2, queue=4), lambda lane: self.engines[lane]
         )
         self.waiting: list[Waiter] = []

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from inferway.frontends.eager import begun
+from inferway.frontends.eager import run_until_suspended
 
 
 async def test_what_never_waits_is_over_at_once() -> None:
@@ -15,7 +15,7 @@ async def test_what_never_waits_is_over_at_once() -> None:
     async def quick() -> None:
         ran.append(1)
 
-    assert begun(quick()) is None
+    assert run_until_suspended(quick()) is None
     assert ran == [1]
 
 
@@ -28,7 +28,7 @@ async def test_what_waits_goes_on_where_it_was() -> None:
         await asyncio.sleep(0)
         got.append(0)
 
-    rest = begun(slow())
+    rest = run_until_suspended(slow())
     assert rest is not None
     ready.set_result(7)
     await rest
@@ -45,7 +45,7 @@ async def test_a_cancellation_reaches_it() -> None:
         finally:
             ended.append("cancelled")
 
-    rest = begun(waits())
+    rest = run_until_suspended(waits())
     assert rest is not None
     task = asyncio.ensure_future(rest)
     await asyncio.sleep(0)
@@ -68,7 +68,7 @@ async def test_so_does_a_second_one_while_it_tidies_up() -> None:
             finally:
                 ended.append("cancelled twice")
 
-    rest = begun(waits())
+    rest = run_until_suspended(waits())
     assert rest is not None
     task = asyncio.ensure_future(rest)
     for _ in range(2):
@@ -85,4 +85,4 @@ async def test_what_fails_at_once_fails_here() -> None:
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
-        begun(broken())
+        run_until_suspended(broken())

@@ -14,14 +14,14 @@ from inferway.fleet.engine import Engine
 from inferway.fleet.load import Load
 from inferway.fleet.prober import LivePrompt, Prober
 from inferway.frontends.observers import MAX_LIVE_TOKENS, AlarmObserver, LiveProbe
-from inferway.index.protocol import Found
+from inferway.index.protocol import MatchResult
 from inferway.model import Decision, Endpoint, Prompt, Reason, Target
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.requests import parse_completion
 from inferway.prompts.probe import COMPLETION
 from inferway.prompts.served import NoPrompts, ServedModel
 from inferway.scheduling.idle import idle
-from inferway.scheduling.plugin import Ending
+from inferway.scheduling.plugin import RequestOutcome
 from inferway.steps.journey import Routed
 from inferway.steps.match import Matched
 
@@ -63,7 +63,7 @@ def routed(
 ) -> Routed:
     raw = msgspec.json.encode({"model": "m", "prompt": prompt})
     ids = np.arange(num_tokens, dtype=np.uint32)
-    known = {} if reason is not Reason.KV_AWARE else {16: [Matched(Prompt(ids, ()), Found())]}
+    known = {} if reason is not Reason.KV_AWARE else {16: [Matched(Prompt(ids, ()), MatchResult())]}
     request = LLMRequest(request_id="r", target_model="m", body=parse_completion(raw), raw=raw)
     return Routed(request, MODEL, known, Decision((), reason), idle([THERE], 16))
 
@@ -87,7 +87,7 @@ def goes_by(
         for engine in ("failed", then):
             follower.on_attempt(target(engine), 0.0)
         follower.on_head(status)
-        follower.on_end(Ending(outcome, 0.0))
+        follower.on_end(RequestOutcome(outcome, 0.0))
 
 
 def test_a_prompt_is_compared_with_the_ids_it_was_routed_on(
@@ -261,6 +261,6 @@ def missed(reason: Reason, *, is_read: bool = True) -> Routed:
     """A prompt of two blocks that nobody holds."""
     request = routed()
     prompt = Prompt(np.arange(32, dtype=np.uint32), (1, 2))
-    prompts = {16: [Matched(prompt, Found(), is_read=is_read)]}
+    prompts = {16: [Matched(prompt, MatchResult(), is_read=is_read)]}
     decision = Decision((Target(THERE, 0.0, 0, 2),), reason)
     return msgspec.structs.replace(request, prompts=prompts, decision=decision)

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from inferway.config import StructuredSettings
-from inferway.errors import HeavyError, HelperBusyError, JobKilledError, SpecError
+from inferway.errors import HeavyError, JobKilledError, SandboxBusyError, SpecError
 from inferway.gate.gate import Gate
 from inferway.model import Endpoint, Target
 from inferway_structured.grammar import Unenforced, Verdict
-from inferway_structured.helper.helper import Helper
+from inferway_structured.helper.helper import Sandbox
 from inferway_structured.spec import Spec
 
 CHAT = "/v1/chat/completions"
@@ -29,7 +29,7 @@ class Words:
     begun: list[str] = field(default_factory=list)  # titles of what is checked, in order
 
     @property
-    def helpers(self) -> Mapping[str, Helper]:
+    def helpers(self) -> Mapping[str, Sandbox]:
         return {}
 
     async def check(self, spec: Spec) -> None:
@@ -62,14 +62,14 @@ class Words:
         """In a helper that is killed by specs with "hostile" in them."""
         self.asked["trial"] += 1
         if "busy" in spec.text:
-            raise HelperBusyError("8 jobs wait")
+            raise SandboxBusyError("8 jobs wait")
         if "slow" in spec.text:
             raise JobKilledError("wall", "took more than 10 s")
         if "hostile" in spec.text:
             raise JobKilledError("cpu", "took more than 2 s of CPU time")
         return Words().verdict(replace(spec, text=spec.text.replace("heavy", "")))
 
-    def keeps(self, spec: Spec, text: str) -> bool | None:
+    def is_valid(self, spec: Spec, text: str) -> bool | None:
         if "unsure" in spec.text:
             return None
         return text.startswith("{") and text.endswith("}")

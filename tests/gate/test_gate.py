@@ -20,9 +20,9 @@ from inferway.config import StructuredSettings
 from inferway.errors import ChecksBusyError, SpecError
 from inferway.gate.gate import Gate
 from inferway.gate.shape import Shape
-from inferway.scheduling.plugin import Ending
-from inferway_structured.requests import asked as asked_in
-from inferway_structured.texts import Said
+from inferway.scheduling.plugin import RequestOutcome
+from inferway_structured.requests import parse_constraints
+from inferway_structured.texts import AnswerText
 
 OURS = Engines(plugins={"e0", "e1"})
 PLACE = "response_format/json_schema/schema"
@@ -228,13 +228,15 @@ async def test_for_stock_engines_nothing_is_worked_out_without_trials() -> None:
     assert (library.asked["verdict"], library.asked["trial"]) == (0, 0)
 
 
-SAID_TRUE, SAID_FALSE = [Said("{}")], [Said("{}"), Said("no")]
+SAID_TRUE, SAID_FALSE = [AnswerText("{}")], [AnswerText("{}"), AnswerText("no")]
 
 
 @pytest.mark.parametrize(
     ("said", "valid"), [(SAID_TRUE, True), (SAID_FALSE, False), (None, None), ([], None)]
 )
-async def test_an_answer_is_judged_and_counted(said: list[Said] | None, valid: bool | None) -> None:
+async def test_an_answer_is_judged_and_counted(
+    said: list[AnswerText] | None, valid: bool | None
+) -> None:
     gate = make_gate()
     shape = await check(gate, schema("plain"))
 
@@ -249,10 +251,10 @@ async def test_a_call_is_held_against_the_schema_of_its_tool() -> None:
     ]
     shape = await check(make_gate(), {"tools": tools, "tool_choice": "required"})
 
-    assert await shape.judge([Said("{}", "f")]) is True
-    assert await shape.judge([Said("[]", "f"), Said("{}", "unsure")]) is False
-    assert await shape.judge([Said("{}", "f"), Said("{}", "unsure")]) is None
-    assert await shape.judge([Said("{}", "another")]) is None
+    assert await shape.judge([AnswerText("{}", "f")]) is True
+    assert await shape.judge([AnswerText("[]", "f"), AnswerText("{}", "unsure")]) is False
+    assert await shape.judge([AnswerText("{}", "f"), AnswerText("{}", "unsure")]) is None
+    assert await shape.judge([AnswerText("{}", "another")]) is None
 
 
 @pytest.mark.parametrize("word", ["invalid", "refused"])
@@ -267,7 +269,7 @@ async def test_a_tool_that_is_not_strict_may_have_any_schema_and_its_arguments_a
     shape.on_attempt(target("e0"), 0.0)
 
     assert shape.on_head(200) == ((b"x-inferway-unenforced", b"tools/0/function/parameters"),)
-    assert await shape.judge([Said("{}", "f")]) is None
+    assert await shape.judge([AnswerText("{}", "f")]) is None
     function["strict"] = True
     error = await refusal(make_gate(OURS), tools)
     assert (error.param or "").startswith("tools/0/function/parameters/")
@@ -278,7 +280,7 @@ async def lose(gate: Gate, engines: Engines, name: str, fields: dict[str, Any]) 
     shape = await check(gate, fields, name)
     shape.on_attempt(target(name), 0.0)
     engines.down.add(name)
-    shape.on_end(Ending("upstream_error", 0.0))
+    shape.on_end(RequestOutcome("upstream_error", 0.0))
     async with asyncio.timeout(5):
         while gate.num_suspected:
             await asyncio.sleep(0.05)
@@ -294,7 +296,7 @@ async def test_what_two_engines_were_lost_with_is_refused() -> None:
     error = await refusal(gate, schema("hostile"))
     assert "2 engines were lost while they worked on it alone" in str(error)
     assert gate.verdicts is not None
-    told = await gate.explain(gate.verdicts, asked_in(CHAT, schema("hostile"))[0])
+    told = await gate.explain(gate.verdicts, parse_constraints(CHAT, schema("hostile"))[0])
     assert told["refused"]["reason"] == str(error)
     assert await check(gate, schema("another"))
 
@@ -316,6 +318,6 @@ async def test_a_shape_that_was_never_answered_is_tried_on_two_engines_at_most()
 
     shape.on_attempt(target("e0"), 0.0)
     shape.on_head(200)
-    shape.on_end(Ending("ok", 1.0))
+    shape.on_end(RequestOutcome("ok", 1.0))
 
     assert (await check(gate, schema("plain"))).may_try is None

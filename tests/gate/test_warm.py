@@ -10,10 +10,10 @@ from inferway.errors import UpstreamError
 from inferway.gate.counts import GateCounts
 from inferway.gate.warm import MAX_BYTES, MAX_OPEN, Warmer
 from inferway.model import Endpoint
-from inferway_structured.spec import Asked, Kind, Options, Spec
+from inferway_structured.spec import Kind, Options, OutputConstraint, Spec
 
 ENGINE, OTHER = endpoints("e0", "e1")
-REGEX = Asked(Spec(Kind.REGEX, "[ab]", Options(any_whitespace=False)), "x", strict=True)
+REGEX = OutputConstraint(Spec(Kind.REGEX, "[ab]", Options(any_whitespace=False)), "x", strict=True)
 
 
 @dataclass
@@ -120,7 +120,7 @@ async def test_under_load_nothing_is_told() -> None:
 
 async def test_what_is_large_is_not_told() -> None:
     posted = Posted()
-    posted.warmer().tell(ENGINE, Asked(Spec(Kind.REGEX, "a" * (MAX_BYTES + 1)), "x"))
+    posted.warmer().tell(ENGINE, OutputConstraint(Spec(Kind.REGEX, "a" * (MAX_BYTES + 1)), "x"))
 
     assert posted.counts.warmed == {"dropped": 1}
 

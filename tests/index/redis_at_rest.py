@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from tests.index.redis_server import RedisServer, running_server
 
-from inferway.index.protocol import Found, LastReport, Op, Tier
+from inferway.index.protocol import LastReport, MatchResult, Op, Tier
 from inferway.index.redis import RedisIndex, RedisLimits
 from inferway.metrics import Family
 from inferway.model import BlockKey, HolderId
@@ -41,10 +41,10 @@ class AtRest:
     def apply(self, ops: Iterable[Op]) -> None:
         self.wait_for(self._apply(list(ops)))
 
-    async def match(self, keys: Sequence[BlockKey]) -> Found:
+    async def match(self, keys: Sequence[BlockKey]) -> MatchResult:
         return self.wait_for(self._index.match(keys))
 
-    async def match_all(self, prompts: Sequence[Sequence[BlockKey]]) -> list[Found]:
+    async def match_all(self, prompts: Sequence[Sequence[BlockKey]]) -> list[MatchResult]:
         return self.wait_for(self._index.match_all(prompts))
 
     def held(

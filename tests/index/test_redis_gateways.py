@@ -16,7 +16,7 @@ from tests.index.redis_server import (
 )
 
 from inferway.events.stream import StreamState
-from inferway.index.protocol import CPU, Clear, Found, LastReport, Op, Store, Window
+from inferway.index.protocol import CPU, Clear, LastReport, MatchResult, Op, Store, Window
 from inferway.index.redis import RedisIndex, RedisLimits
 from inferway.index.redis.keeping import STATES
 
@@ -133,7 +133,7 @@ async def test_nothing_of_before_comes_back_with_a_tier_or_a_group(gateway: Make
     for ops in again:
         first.apply(ops)
         await first.flushed()
-    assert await first.match([1, 2, 3]) == Found({A: 1})
+    assert await first.match([1, 2, 3]) == MatchResult({A: 1})
 
     first.apply([Clear(A), *before])
     await first.close()
@@ -142,7 +142,7 @@ async def test_nothing_of_before_comes_back_with_a_tier_or_a_group(gateway: Make
     await second.flushed()
     second.apply([Store(A, [3], parent=2, tier=CPU), Store(A, [1], group=2), Window(A, 2, 1)])
     await second.flushed()
-    assert await second.match([1, 2, 3]) == Found({A: 1})
+    assert await second.match([1, 2, 3]) == MatchResult({A: 1})
 
 
 async def test_who_has_lost_its_engine_leaves_it_to_another(gateway: MakeGateway) -> None:

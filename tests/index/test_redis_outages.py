@@ -10,7 +10,7 @@ from tests.index.conftest import A, B, MakeGateway, blocks, until
 from tests.index.redis_server import RedisServer, running_server
 
 from inferway.errors import IndexAwayError
-from inferway.index.protocol import CPU, Clear, Found, Remove, Store
+from inferway.index.protocol import CPU, Clear, MatchResult, Remove, Store
 from inferway.index.redis import RedisLimits
 
 pytestmark = pytest.mark.tools
@@ -89,7 +89,7 @@ async def test_a_match_is_not_late_because_this_process_was_busy(gateway: MakeGa
     while time.perf_counter() < busy_until:
         pass
 
-    assert await asked == Found({})
+    assert await asked == MatchResult({})
     assert index.stats.late == 0
 
 

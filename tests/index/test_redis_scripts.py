@@ -8,7 +8,7 @@ import pytest
 from tests.index.redis_server import RedisServer
 
 from inferway.index.protocol import LastReport, Remove, Store
-from inferway.index.redis.link import Lane
+from inferway.index.redis.link import PipelinedConnection
 from inferway.index.redis.scripts import MATCH, WRITE
 from inferway.index.redis.writer import HolderWriter, WriteAnswer, WriterStats
 
@@ -19,9 +19,9 @@ LEASE = "1 us"
 
 
 @pytest.fixture
-async def lane(server: RedisServer) -> AsyncIterator[Lane]:
+async def lane(server: RedisServer) -> AsyncIterator[PipelinedConnection]:
     server.ask("SET", f"{NAME}:lease", LEASE)
-    made = Lane(server.url, WRITE, MATCH)
+    made = PipelinedConnection(server.url, WRITE, MATCH)
     await made.open()
     yield made
     await made.close()
@@ -39,7 +39,7 @@ def new_writer() -> HolderWriter:
     return made
 
 
-async def send(lane: Lane, writer: HolderWriter, limit: int = 100) -> WriteAnswer:
+async def send(lane: PipelinedConnection, writer: HolderWriter, limit: int = 100) -> WriteAnswer:
     """The next batch, or the last one again; it stays unanswered."""
     write = writer.next_write(limit)
     assert write is not None
@@ -47,19 +47,19 @@ async def send(lane: Lane, writer: HolderWriter, limit: int = 100) -> WriteAnswe
     return WriteAnswer(answer.decode())
 
 
-async def send_all(lane: Lane, writer: HolderWriter) -> None:
+async def send_all(lane: PipelinedConnection, writer: HolderWriter) -> None:
     while writer.busy:
         writer.answered(await send(lane, writer))
 
 
-async def matched(lane: Lane, *keys: int) -> bytes:
+async def matched(lane: PipelinedConnection, *keys: int) -> bytes:
     prompt = b"".join(key.to_bytes(8, "little") for key in keys)
     answer: bytes = await lane.ask(MATCH, (NAME,), (prompt,))
     return answer
 
 
 async def test_a_batch_whose_answer_was_lost_is_not_done_twice(
-    lane: Lane, writer: HolderWriter
+    lane: PipelinedConnection, writer: HolderWriter
 ) -> None:
     writer.apply(Store(0, [1, 2]))
     await send_all(lane, writer)
@@ -70,7 +70,7 @@ async def test_a_batch_whose_answer_was_lost_is_not_done_twice(
 
 
 async def test_a_picture_that_was_never_finished_leaves_nothing_in_the_next(
-    lane: Lane, writer: HolderWriter
+    lane: PipelinedConnection, writer: HolderWriter
 ) -> None:
     writer.apply(Store(0, [1, 2, 3, 4]))
     assert await send(lane, writer, limit=3) == "ok"
@@ -84,7 +84,7 @@ async def test_a_picture_that_was_never_finished_leaves_nothing_in_the_next(
 
 
 async def test_a_batch_after_one_that_never_came_is_refused(
-    lane: Lane, writer: HolderWriter
+    lane: PipelinedConnection, writer: HolderWriter
 ) -> None:
     await send_all(lane, writer)
     for key in (1, 2):
@@ -98,7 +98,7 @@ async def test_a_batch_after_one_that_never_came_is_refused(
 
 
 async def test_without_its_lease_nothing_is_written(
-    lane: Lane, writer: HolderWriter, server: RedisServer
+    lane: PipelinedConnection, writer: HolderWriter, server: RedisServer
 ) -> None:
     server.ask("SET", f"{NAME}:lease", "2 another")
     writer.apply(Store(0, [1]))

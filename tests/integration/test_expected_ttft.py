@@ -8,11 +8,11 @@ from collections import Counter
 from tests.integration.conftest import Fleet, StartFleet, simulated
 
 from inferway.scheduling.expected_ttft.plugin import TRY_EVERY
-from inferway.simulator.config import Latency
+from inferway.simulator.config import LatencyModel
 
 BY_MILLISECONDS = {"plugins": [{"type": "expected-ttft"}]}
-FAST = Latency(prefill_overhead=0.005, prefill_time_per_token=0.0002)
-SLOW = Latency(prefill_overhead=0.05, prefill_time_per_token=0.002)
+FAST = LatencyModel(prefill_overhead=0.005, prefill_time_per_token=0.0002)
+SLOW = LatencyModel(prefill_overhead=0.05, prefill_time_per_token=0.002)
 
 
 async def stream(fleet: Fleet, number: int) -> tuple[str, float]:

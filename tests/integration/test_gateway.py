@@ -14,7 +14,7 @@ from tests.integration.conftest import LONG, Fleet, StartFleet, simulated, until
 
 from inferway.config import EngineSettings
 from inferway.fleet.silent_zero import PATIENCE
-from inferway.simulator.config import EventsConfig, Latency
+from inferway.simulator.config import EventsConfig, LatencyModel
 from inferway.simulator.engine import SimulatedEngine
 
 
@@ -375,7 +375,7 @@ async def test_sockets_and_block_size_given_by_hand_are_used(start_fleet: StartF
 
 
 async def test_a_client_that_leaves_frees_the_engine(start_fleet: StartFleet) -> None:
-    fleet = await start_fleet([simulated(latency=Latency(inter_token_latency=0.2))])
+    fleet = await start_fleet([simulated(latency=LatencyModel(inter_token_latency=0.2))])
     body = {
         "model": "smollm2",
         "messages": [{"role": "user", "content": "go on"}],

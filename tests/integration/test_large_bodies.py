@@ -13,7 +13,7 @@ from tests.integration.conftest import Fleet, StartFleet, simulated
 from tests.stored import tokenizer_json
 
 from inferway.config import ModelSettings, ProbeSettings
-from inferway.simulator.config import Latency
+from inferway.simulator.config import LatencyModel
 
 TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
 
@@ -89,7 +89,7 @@ async def test_two_megabytes_with_the_fallback_tokenizer_let_others_be_answered(
 
 
 async def test_a_stream_goes_on_while_a_large_chat_is_rendered(start_fleet: StartFleet) -> None:
-    slow = simulated(**CONTEXT, latency=Latency(inter_token_latency=0.002))
+    slow = simulated(**CONTEXT, latency=LatencyModel(inter_token_latency=0.002))
     fleet = await start_fleet([slow])
     ordinary = {"model": "smollm2", "prompt": "Hi", "max_tokens": 4_000, "stream": True}
     async with fleet.http.post(f"{fleet.url}/v1/completions", json=ordinary) as stream:

@@ -7,7 +7,7 @@ import asyncio
 from tests.integration.conftest import LONG, Fleet, StartFleet, simulated, until
 
 from inferway.config import EngineSettings
-from inferway.simulator.config import Latency
+from inferway.simulator.config import LatencyModel
 from inferway.simulator.engine import SimulatedEngine
 
 
@@ -52,7 +52,7 @@ async def test_an_engine_that_goes_gets_none_and_its_blocks_are_forgotten(
 
 
 async def test_a_request_under_way_ends_as_it_would_have(start_fleet: StartFleet) -> None:
-    slow = simulated(latency=Latency(inter_token_latency=0.005))
+    slow = simulated(latency=LatencyModel(inter_token_latency=0.005))
     fleet = await start_fleet([slow])
     answering = asyncio.ensure_future(fleet.chat(LONG, max_tokens=60))
 

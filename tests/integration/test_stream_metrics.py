@@ -11,22 +11,22 @@ from tests.integration.conftest import StartFleet, until
 from inferway.config import EngineSettings
 from inferway.simulator.config import EventsConfig
 from inferway.simulator.engine import SimulatedEngine
-from inferway.simulator.publisher import Publisher
+from inferway.simulator.publisher import EventPublisher
 
 EMPTY_BATCH = msgspec.msgpack.encode([1.5, []])
 NOT_MSGPACK = b"\xc1"
 
 
 @pytest.fixture
-async def publisher() -> AsyncIterator[Publisher]:
-    sockets = Publisher(EventsConfig(), "tcp://*:0", "127.0.0.1")
+async def publisher() -> AsyncIterator[EventPublisher]:
+    sockets = EventPublisher(EventsConfig(), "tcp://*:0", "127.0.0.1")
     sockets.start()
     yield sockets
     await sockets.stop()
 
 
 async def test_batches_that_cannot_be_read_are_counted_when_they_are_asked_for_again(
-    start_fleet: StartFleet, publisher: Publisher
+    start_fleet: StartFleet, publisher: EventPublisher
 ) -> None:
     def heard_from_the_publisher(engine: SimulatedEngine) -> EngineSettings:
         source = publisher.source

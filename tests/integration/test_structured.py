@@ -15,7 +15,7 @@ from tests.integration.conftest import Fleet, StartFleet, simulated, until
 from tests.integration.recorders import Recorder, in_front_of
 
 from inferway.config import ProbeSettings, StructuredSettings
-from inferway.simulator.config import EventsConfig, Latency
+from inferway.simulator.config import EventsConfig, LatencyModel
 
 SCHEMA = {
     "type": "object",
@@ -303,7 +303,9 @@ async def test_what_is_not_enforced_is_refused_with_strict_if_that_is_set(
 async def test_what_two_engines_were_lost_with_is_refused_and_a_third_one_is_spared(
     start_fleet: StartFleet,
 ) -> None:
-    slow = simulated(structured=True, events=NO_EVENTS, latency=Latency(time_to_first_token=60.0))
+    slow = simulated(
+        structured=True, events=NO_EVENTS, latency=LatencyModel(time_to_first_token=60.0)
+    )
     fleet = await start_fleet([slow] * 3, probe=ProbeSettings(join=False, one_in=0))
 
     async def arrived() -> bool:
@@ -414,7 +416,7 @@ HOSTILE = [
 async def test_a_stream_does_not_notice_hostile_shapes_beside_it(start_fleet: StartFleet) -> None:
     """What a turn of the event loop takes of the CPU; engine and clients run in it, too."""
     engine = simulated(
-        structured=True, events=NO_EVENTS, latency=Latency(inter_token_latency=0.002)
+        structured=True, events=NO_EVENTS, latency=LatencyModel(inter_token_latency=0.002)
     )
     fleet = await start_fleet([engine])
     chat = {"model": "smollm2", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}

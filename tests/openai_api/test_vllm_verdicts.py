@@ -30,7 +30,7 @@ from inferway.openai_api.shapes import shape_fields
 from inferway.openai_api.unread import read_unread
 from inferway.prompts.conversation import NO_FLAGS
 from inferway.prompts.template_arguments import template_arguments
-from inferway_structured.requests import asked
+from inferway_structured.requests import parse_constraints
 
 VERDICTS = Path(__file__).parents[1] / "golden" / "vllm_verdicts.jsonl.xz"
 
@@ -62,7 +62,7 @@ def ours(row: Row) -> Any:
     body: Any = read_unread(raw, b"application/json").members if parse is None else parse(raw)
     if isinstance(body, ChatRequest):
         template_arguments(body, {}, NO_FLAGS)
-    asked(row["path"], shape_fields(body))
+    parse_constraints(row["path"], shape_fields(body))
     return body
 
 

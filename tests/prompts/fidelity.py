@@ -29,10 +29,10 @@ from tests.prompts.transformers_oracle import load_theirs, parts
 from tests.stored import TOKENIZERS, conversations, token_vectors, tokenizer_json
 
 from inferway.prompts.check_texts import CHECK_TEXTS
-from inferway.prompts.cuts import find_cuts
+from inferway.prompts.cuts import find_split_points
 from inferway.prompts.engine_tokenizer import build_engine_tokenizer
 from inferway.prompts.model_files import read_model_files
-from inferway.prompts.piece_cache import PieceCache
+from inferway.prompts.piece_cache import SegmentCache
 from inferway.prompts.prepare import cache_dir, prepare_smollm2
 from inferway.prompts.reference import encode_all
 from inferway.prompts.start_cache import GRID
@@ -166,11 +166,11 @@ def same_offsets(ours: Tokenizer, theirs: Any, text: str) -> bool:
 
 
 def num_pieces_differ(tokenizer: tokenizers.Tokenizer, texts: list[str]) -> int:
-    cuts = find_cuts(tokenizer)
+    cuts = find_split_points(tokenizer)
     if not cuts.cuts:
         return 0
     # So small that pieces are forgotten all the time.
-    cache = PieceCache(lambda missing: encode_all(tokenizer, missing), cuts, 100_000)
+    cache = SegmentCache(lambda missing: encode_all(tokenizer, missing), cuts, 100_000)
     expected = encode_all(tokenizer, texts)
     return sum(
         not np.array_equal(cache.encode(text), ids)

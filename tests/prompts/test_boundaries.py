@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.stored import tokenizer_json
 from tokenizers import AddedToken
 
-from inferway.prompts.boundaries import Boundaries
+from inferway.prompts.boundaries import OpenTextBoundaries
 
 KINDS = ["gpt-2", "starcoder", "falcon", "phi-3", "t5-small", "bert-bge"]
 
@@ -47,7 +47,7 @@ PIECES = [
 texts = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
 
 
-class Tricky(dict[str, tuple[tokenizers.Tokenizer, Boundaries]]):
+class Tricky(dict[str, tuple[tokenizers.Tokenizer, OpenTextBoundaries]]):
     def __repr__(self) -> str:
         """Short: hypothesis shows it beside the texts that were drawn."""
         return "Tricky()"
@@ -61,7 +61,7 @@ def tricky() -> Tricky:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         tokenizer.add_tokens(TRICKY)
-        found[kind] = (tokenizer, Boundaries(tokenizer))
+        found[kind] = (tokenizer, OpenTextBoundaries(tokenizer))
     return found
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from inferway.prompts.pace import Pace
+from inferway.prompts.pace import RenderTime
 
 
 def test_nothing_is_foreseen_before_the_first() -> None:
-    assert Pace().foreseen(1) == float("inf")
+    assert RenderTime().foreseen(1) == float("inf")
 
 
 def test_a_chat_takes_as_long_for_its_size_as_the_slowest_of_late() -> None:
-    pace = Pace()
+    pace = RenderTime()
     pace.took(1_000, 0.002)
     pace.took(1_000, 0.001)
 
@@ -20,7 +20,7 @@ def test_a_chat_takes_as_long_for_its_size_as_the_slowest_of_late() -> None:
 
 
 def test_a_slow_one_is_forgotten_in_time() -> None:
-    pace = Pace()
+    pace = RenderTime()
     pace.took(1_000, 1.0)
     for _ in range(100):
         pace.took(1_000, 0.001)
@@ -29,7 +29,7 @@ def test_a_slow_one_is_forgotten_in_time() -> None:
 
 
 def test_nothing_is_foreseen_of_one_much_larger_than_any_before() -> None:
-    pace = Pace()
+    pace = RenderTime()
     pace.took(1_000, 0.001)
 
     assert pace.foreseen(2_000) < float("inf")

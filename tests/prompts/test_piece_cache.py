@@ -13,8 +13,8 @@ from tests.stored import tokenizer_json
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 
 from inferway.model import TokenIds
-from inferway.prompts.cuts import Cuts, find_cuts
-from inferway.prompts.piece_cache import PieceCache
+from inferway.prompts.cuts import SplitPoints, find_split_points
+from inferway.prompts.piece_cache import SegmentCache
 from inferway.prompts.reference import encode_all
 
 Change = Callable[[tokenizers.Tokenizer], tokenizers.Tokenizer]
@@ -66,11 +66,11 @@ def with_tricky(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
     return tokenizer
 
 
-def num_differing(tokenizer: tokenizers.Tokenizer, cuts: Cuts, seed: int) -> int:
+def num_differing(tokenizer: tokenizers.Tokenizer, cuts: SplitPoints, seed: int) -> int:
     added = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
     texts = drawn_texts(seed, 400, added)
     # So small that pieces are forgotten all the time.
-    cache = PieceCache(lambda missing: encode_all(tokenizer, missing), cuts, 20_000)
+    cache = SegmentCache(lambda missing: encode_all(tokenizer, missing), cuts, 20_000)
     expected = encode_all(tokenizer, texts)
     return sum(
         not np.array_equal(cache.encode(text), ids)
@@ -81,7 +81,7 @@ def num_differing(tokenizer: tokenizers.Tokenizer, cuts: Cuts, seed: int) -> int
 @pytest.mark.parametrize("name", NAMES)
 def test_real_tokenizers_give_the_same_ids_in_pieces(name: str) -> None:
     tokenizer = load(name)
-    cuts = find_cuts(tokenizer)
+    cuts = find_split_points(tokenizer)
 
     assert cuts.cuts
     assert num_differing(tokenizer, cuts, seed=len(name)) == 0
@@ -94,7 +94,7 @@ def test_tricky_tokens_and_pipelines_do_too(name: str, change: object) -> None:
     assert callable(change)
     tokenizer = with_tricky(change(load(name)))
 
-    assert num_differing(tokenizer, find_cuts(tokenizer), seed=7) == 0
+    assert num_differing(tokenizer, find_split_points(tokenizer), seed=7) == 0
 
 
 def small(*tokens: AddedToken) -> tokenizers.Tokenizer:
@@ -106,27 +106,27 @@ def small(*tokens: AddedToken) -> tokenizers.Tokenizer:
 def test_a_token_that_takes_the_space_before_it_is_no_place_to_cut() -> None:
     tokens = (AddedToken("<l>", lstrip=True, special=True), AddedToken("<r>", special=True))
 
-    assert find_cuts(small(*tokens)).cuts == {"<r>"}
+    assert find_split_points(small(*tokens)).cuts == {"<r>"}
 
 
 def test_a_token_that_must_be_a_word_forbids_all_cuts() -> None:
     tokens = (AddedToken("w", single_word=True), AddedToken("<r>", special=True))
 
-    assert find_cuts(small(*tokens)).cuts == frozenset()
+    assert find_split_points(small(*tokens)).cuts == frozenset()
 
 
 def test_special_tokens_that_count_as_text_forbid_all_cuts() -> None:
     tokenizer = small(AddedToken("<r>", special=True))
     tokenizer.encode_special_tokens = True
 
-    assert find_cuts(tokenizer).cuts == frozenset()
+    assert find_split_points(tokenizer).cuts == frozenset()
 
 
 def test_a_token_found_in_normalised_text_only_is_no_place_to_cut() -> None:
     tokenizer = small(AddedToken("<n>", normalized=True), AddedToken("<r>", special=True))
     tokenizer.normalizer = normalizers.Lowercase()
 
-    assert find_cuts(tokenizer).cuts == {"<r>"}
+    assert find_split_points(tokenizer).cuts == {"<r>"}
 
 
 class Encoder:
@@ -140,12 +140,12 @@ class Encoder:
         return [np.array(list(map(ord, text)), dtype=np.uint32) for text in texts]
 
 
-CHAT = Cuts(["<u>", "<a>"], frozenset(["<u>", "<a>"]), {})
+CHAT = SplitPoints(["<u>", "<a>"], frozenset(["<u>", "<a>"]), {})
 
 
 def test_a_growing_chat_has_only_its_new_pieces_encoded() -> None:
     encoder = Encoder()
-    cache = PieceCache(encoder, CHAT, 1_000_000)
+    cache = SegmentCache(encoder, CHAT, 1_000_000)
     cache.encode("<u>one<a>two")
     encoder.asked.clear()
 
@@ -157,20 +157,20 @@ def test_a_growing_chat_has_only_its_new_pieces_encoded() -> None:
 
 def test_a_repeated_piece_is_encoded_once() -> None:
     encoder = Encoder()
-    PieceCache(encoder, CHAT, 1_000_000).encode("<u>x<u>x<u>y<u>x")
+    SegmentCache(encoder, CHAT, 1_000_000).encode("<u>x<u>x<u>y<u>x")
 
     assert encoder.asked == ["<u>x", "<u>y"]
 
 
 def test_text_without_a_cut_is_not_kept() -> None:
-    cache = PieceCache(Encoder(), CHAT, 1_000_000)
+    cache = SegmentCache(Encoder(), CHAT, 1_000_000)
 
     assert cache.encode("plain").tolist() == list(map(ord, "plain"))
     assert cache.num_bytes == 0
 
 
 def test_the_cache_never_holds_more_than_its_limit() -> None:
-    cache = PieceCache(Encoder(), CHAT, 5_000)
+    cache = SegmentCache(Encoder(), CHAT, 5_000)
     for i in range(50):
         cache.encode(f"<u>{i}<a>{i}")
 
@@ -179,7 +179,7 @@ def test_the_cache_never_holds_more_than_its_limit() -> None:
 
 def test_what_was_used_longest_ago_is_forgotten_first() -> None:
     encoder = Encoder()
-    cache = PieceCache(encoder, CHAT, 2_000)
+    cache = SegmentCache(encoder, CHAT, 2_000)
     cache.encode("<u>kept<a>first")
     for i in range(20):
         cache.encode(f"<u>kept<a>{i}")
@@ -192,7 +192,9 @@ def test_what_was_used_longest_ago_is_forgotten_first() -> None:
 
 def test_many_threads_get_the_same_ids() -> None:
     tokenizer = load("bert-bge")
-    cache = PieceCache(lambda texts: encode_all(tokenizer, texts), find_cuts(tokenizer), 30_000)
+    cache = SegmentCache(
+        lambda texts: encode_all(tokenizer, texts), find_split_points(tokenizer), 30_000
+    )
     texts = drawn_texts(3, 200, ["[SEP]", "[CLS]"])
     expected = encode_all(tokenizer, texts)
     with ThreadPoolExecutor(8) as threads:

@@ -21,14 +21,14 @@ from inferway.model import Reason, TokenIds, Tokenized
 from inferway.openai_api.requests import PromptBody
 from inferway.prompts import GetOrCreateTokenizerKeyRequest, ModelPrompts, Renderer
 from inferway.prompts.conversation import NO_FLAGS
-from inferway.prompts.likely_flag import Finding, find
+from inferway.prompts.likely_flag import FlagFinding, find
 from inferway.prompts.probe import (
     CHAT,
     COMPLETION,
     PROBES,
     Difference,
+    NotRendered,
     Outcome,
-    Refused,
     compare,
     live_copy,
     live_kind,
@@ -105,7 +105,7 @@ def differences(ours: ModelPrompts, theirs: ModelPrompts) -> Mapping[str, Differ
     return {name: difference for name, difference in found.items() if difference is not None}
 
 
-def finding(ours: ModelPrompts, theirs: ModelPrompts) -> Finding:
+def finding(ours: ModelPrompts, theirs: ModelPrompts) -> FlagFinding:
     return asyncio.run(find("m", ours, answers_of(theirs), differences(ours, theirs)))
 
 
@@ -132,11 +132,15 @@ class TestComparing:
         assert (difference.prompt, difference.position) == place
 
     def test_that_both_refuse_is_agreement(self) -> None:
-        assert compare(Refused("system role"), Refused("roles must alternate")) is None
+        assert compare(NotRendered("system role"), NotRendered("roles must alternate")) is None
 
     @pytest.mark.parametrize(
         ("ours", "theirs"),
-        [(Refused("no"), [ids(1)]), ([ids(1)], Refused("no")), ([ids(1)], [ids(1), ids(1)])],
+        [
+            (NotRendered("no"), [ids(1)]),
+            ([ids(1)], NotRendered("no")),
+            ([ids(1)], [ids(1), ids(1)]),
+        ],
     )
     def test_that_one_refuses_is_a_difference_without_a_place(
         self, ours: Outcome, theirs: Outcome
@@ -171,7 +175,7 @@ class TestOurOutcome:
 
         outcome = asyncio.run(our_outcome(refusing, CHAT, PROBES[0].body("m")))
 
-        assert isinstance(outcome, Refused)
+        assert isinstance(outcome, NotRendered)
         assert "no system role" in outcome.why
 
     @pytest.mark.parametrize("reason", [Reason.OWN_RENDERER, Reason.NO_TEMPLATE])
@@ -200,7 +204,7 @@ class TestProbes:
     def test_they_are_few_short_and_told_apart_by_name(self, make_prompts: MakePrompts) -> None:
         answers = answers_of(make_prompts())
 
-        lengths = [sum(map(len, o)) for o in answers.values() if not isinstance(o, Refused)]
+        lengths = [sum(map(len, o)) for o in answers.values() if not isinstance(o, NotRendered)]
         assert len({probe.name for probe in PROBES}) == len(PROBES) == len(lengths) <= 8
         assert sum(lengths) < 5000  # bytes
 
@@ -283,7 +287,7 @@ class TestLikelyFlag:
         self, make_prompts: MakePrompts
     ) -> None:
         plain = answers_of(make_prompts())["texts"]
-        assert not isinstance(plain, Refused)
+        assert not isinstance(plain, NotRendered)
         theirs = [np.concatenate([ids(256), text]) for text in plain]
         difference = compare(plain, theirs)
         assert difference is not None

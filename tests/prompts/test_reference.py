@@ -8,7 +8,7 @@ import tokenizers
 from tokenizers import AddedToken, models, pre_tokenizers
 
 from inferway.prompts.memory import give_back_memory
-from inferway.prompts.reference import EVERY_BYTE, Reference, encode_all
+from inferway.prompts.reference import EVERY_BYTE, HfEncoder, encode_all
 
 
 def tokenizer() -> tokenizers.Tokenizer:
@@ -18,8 +18,8 @@ def tokenizer() -> tokenizers.Tokenizer:
     return made
 
 
-def packed(made: tokenizers.Tokenizer) -> Reference:
-    reference = Reference(made)
+def packed(made: tokenizers.Tokenizer) -> HfEncoder:
+    reference = HfEncoder(made)
     reference.pack(made.to_str())
     return reference
 

@@ -17,8 +17,8 @@ from inferway.prompts.renderings import (
     OVERHEAD_BYTES,
     QUARTER_SECONDS,
     REMEMBERED,
-    Asked,
-    Renderings,
+    RemoteRenderCache,
+    RenderKey,
     as_ids,
     asked_for,
     may_be_kept,
@@ -35,11 +35,11 @@ TURNS = [
 ]
 
 
-def chat(*messages: dict[str, Any], now: float = NOON, **fields: Any) -> Asked:
+def chat(*messages: dict[str, Any], now: float = NOON, **fields: Any) -> RenderKey:
     return asked_for(ChatRequest(model="m", messages=list(messages), **fields), now)
 
 
-def completion(prompt: Any = "Hi", **fields: Any) -> Asked:
+def completion(prompt: Any = "Hi", **fields: Any) -> RenderKey:
     return asked_for(CompletionRequest(model="m", prompt=prompt, **fields), NOON)
 
 
@@ -156,7 +156,7 @@ def test_what_was_asked_for_close_to_a_quarter_is_not_kept(into: float, kept: bo
 
 
 def test_the_same_request_gets_what_was_rendered() -> None:
-    known = Renderings(10_000)
+    known = RemoteRenderCache(10_000)
     known.put(chat(*TURNS), [ids(1, 2, 3)])
 
     found = known.get(chat(*TURNS))
@@ -167,16 +167,16 @@ def test_the_same_request_gets_what_was_rendered() -> None:
 
 
 def test_what_may_not_be_kept_is_not() -> None:
-    known = Renderings(10_000)
+    known = RemoteRenderCache(10_000)
     known.put(chat(*TURNS), [ids(1)], keep=False)
 
     assert known.get(chat(*TURNS)) is None
     assert known.num_bytes == 0
 
 
-def learned(deficit: int, known: Renderings | None = None) -> Renderings:
+def learned(deficit: int, known: RemoteRenderCache | None = None) -> RemoteRenderCache:
     """Has seen one chat grow by a turn whose start differed in its last `deficit` tokens."""
-    known = known or Renderings(1 << 20)
+    known = known or RemoteRenderCache(1 << 20)
     first, second = chat(SYSTEM, TURNS[0]), chat(SYSTEM, *TURNS[:3])
     known.put(first, [ids(range(100))])
     known.put(second, [ids(range(100 - deficit), range(500, 600))])
@@ -184,7 +184,7 @@ def learned(deficit: int, known: Renderings | None = None) -> Renderings:
 
 
 def test_nothing_is_trusted_before_a_chat_was_seen_to_grow() -> None:
-    known = Renderings(10_000)
+    known = RemoteRenderCache(10_000)
     known.put(chat(*TURNS[:1]), [ids(range(100))])
 
     assert known.start_of(chat(*TURNS[:3])) is None
@@ -269,7 +269,7 @@ def test_the_start_of_a_chat_that_goes_on_after_what_was_asked_for() -> None:
 
 def test_the_least_recently_used_is_forgotten_first_and_memory_stays_bounded() -> None:
     entry = OVERHEAD_BYTES + 4 * 100
-    known = Renderings(3 * entry)
+    known = RemoteRenderCache(3 * entry)
     asked = [completion(str(i)) for i in range(5)]
     for each in asked[:3]:
         known.put(each, [ids(range(100))])
@@ -284,7 +284,7 @@ def test_the_least_recently_used_is_forgotten_first_and_memory_stays_bounded() -
 
 
 def test_what_is_rendered_anew_is_counted_once() -> None:
-    known = Renderings(10_000)
+    known = RemoteRenderCache(10_000)
     for _ in range(3):
         known.put(completion(), [ids(1, 2), ids(3)])
 
@@ -299,7 +299,7 @@ def test_ids_are_shared_and_so_cannot_be_changed() -> None:
 
 
 def test_roles_that_clients_make_up_are_of_one_kind() -> None:
-    known = Renderings(1 << 20)
+    known = RemoteRenderCache(1 << 20)
     first, second = ({"role": f"role {i}", "content": str(i)} for i in range(2))
     known.put(chat(first), [ids(range(50))])
     known.put(chat(first, TURNS[0]), [ids(range(60))])

@@ -34,8 +34,8 @@ from inferway.prompts.conversation import asked_template, chat_render_request
 from inferway.prompts.render_requests import chat_input
 from inferway.prompts.request_templates import (
     MAX_TEMPLATE_CHARS,
-    Job,
     RequestTemplates,
+    TemplateRendering,
     _Texts,
     prepare,
 )
@@ -522,7 +522,7 @@ async def test_many_hostile_templates_leave_the_event_loop_alone(
 
 def test_a_job_says_what_it_is_kept_by() -> None:
     same = [prepare("x", ChatInput(HI)), prepare("x", ChatInput(copy.deepcopy(HI)))]
-    other: list[Job] = [prepare("y", ChatInput(HI)), prepare("x", ChatInput(HI * 2))]
+    other: list[TemplateRendering] = [prepare("y", ChatInput(HI)), prepare("x", ChatInput(HI * 2))]
 
     assert len({job.key for job in same}) == 1
     assert len({job.key for job in [*same, *other]}) == 3

@@ -16,9 +16,9 @@ from tests.prompts.texts import drawn_texts
 from tokenizers import AddedToken
 
 from inferway.model import TokenIds
-from inferway.prompts.cuts import apart, find_cuts
+from inferway.prompts.cuts import apart, find_split_points
 from inferway.prompts.reference import encode_all
-from inferway.prompts.start_cache import EncodeAll, StartCache
+from inferway.prompts.start_cache import EncodeAll, PrefixTokenCache
 
 Change = Callable[[tokenizers.Tokenizer], tokenizers.Tokenizer]
 
@@ -61,10 +61,10 @@ def fast_encoder(tokenizer: tokenizers.Tokenizer) -> EncodeAll:
 
 
 def num_differing(encode: EncodeAll, tokenizer: tokenizers.Tokenizer, seed: int) -> int:
-    cuts = find_cuts(tokenizer).apart
+    cuts = find_split_points(tokenizer).apart
     assert cuts
     added = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
-    cache = StartCache(encode, cuts, 200_000, grid=GRID)
+    cache = PrefixTokenCache(encode, cuts, 200_000, grid=GRID)
     # With the same encoder: what is asked here is whether cutting changes anything.
     return sum(
         not np.array_equal(cache.encode(text), encode([text])[0])
@@ -123,7 +123,7 @@ def chat_of(num_turns: int) -> str:
 
 def test_only_what_comes_after_the_start_is_encoded_again() -> None:
     encoder = Encoder()
-    cache = StartCache(encoder, CUTS, 100_000, grid=GRID)
+    cache = PrefixTokenCache(encoder, CUTS, 100_000, grid=GRID)
     chat = chat_of(40)
     cache.encode(chat)
     encoder.asked.clear()
@@ -137,7 +137,7 @@ def test_only_what_comes_after_the_start_is_encoded_again() -> None:
 
 
 def test_a_chat_leaves_one_entry_however_long_it_grows() -> None:
-    cache = StartCache(Encoder(), CUTS, 10_000_000, grid=GRID)
+    cache = PrefixTokenCache(Encoder(), CUTS, 10_000_000, grid=GRID)
     for turns in range(1, 60):
         cache.encode(chat_of(turns))
 
@@ -148,7 +148,7 @@ def test_a_chat_leaves_one_entry_however_long_it_grows() -> None:
 
 def test_two_chats_with_the_same_start_are_both_right() -> None:
     encoder = Encoder()
-    cache = StartCache(encoder, CUTS, 100_000, grid=GRID)
+    cache = PrefixTokenCache(encoder, CUTS, 100_000, grid=GRID)
     system = chat_of(10)
     for i in range(20):
         for who in "ab":
@@ -157,14 +157,14 @@ def test_two_chats_with_the_same_start_are_both_right() -> None:
 
 
 def test_a_text_without_a_cut_is_not_kept() -> None:
-    cache = StartCache(Encoder(), CUTS, 100_000, grid=GRID)
+    cache = PrefixTokenCache(Encoder(), CUTS, 100_000, grid=GRID)
 
     assert len(cache.encode("x" * 1000)) == 1000
     assert cache.num_bytes == 0
 
 
 def test_a_text_is_not_kept_where_the_tokens_id_stands_for_more() -> None:
-    cache = StartCache(Encoder(), CUTS, 100_000, grid=GRID)
+    cache = PrefixTokenCache(Encoder(), CUTS, 100_000, grid=GRID)
     text = chr(CUTS["<u>"]).join(["x" * 20, "y" * 20, "<u>z" * 20])
 
     assert text_of(cache.encode(text)) == text.replace(chr(CUTS["<u>"]), "<u>")
@@ -174,13 +174,13 @@ def test_a_text_is_not_kept_where_the_tokens_id_stands_for_more() -> None:
 def test_a_tokenizer_without_such_tokens_encodes_whole_texts() -> None:
     encoder = Encoder()
 
-    StartCache(encoder, {}, 100_000, grid=GRID).encode(chat_of(40))
+    PrefixTokenCache(encoder, {}, 100_000, grid=GRID).encode(chat_of(40))
 
     assert encoder.asked == [chat_of(40)]
 
 
 def test_the_cache_never_holds_more_than_its_limit() -> None:
-    cache = StartCache(Encoder(), CUTS, 20_000, grid=GRID)
+    cache = PrefixTokenCache(Encoder(), CUTS, 20_000, grid=GRID)
     for i in range(100):
         cache.encode(f"<u>{i}" + chat_of(20))
 
@@ -189,8 +189,8 @@ def test_the_cache_never_holds_more_than_its_limit() -> None:
 
 def test_many_threads_get_the_same_ids() -> None:
     tokenizer = load("bert-bge")
-    cuts = find_cuts(tokenizer).apart
-    cache = StartCache(lambda t: encode_all(tokenizer, t), cuts, 30_000, grid=GRID)
+    cuts = find_split_points(tokenizer).apart
+    cache = PrefixTokenCache(lambda t: encode_all(tokenizer, t), cuts, 30_000, grid=GRID)
     texts = growing_texts(3, ["[SEP]", "[CLS]"])[:120]
     expected = encode_all(tokenizer, texts)
     with ThreadPoolExecutor(8) as threads:
@@ -223,12 +223,12 @@ def test_tokens_that_share_no_beginning_with_an_end_are_apart() -> None:
 def test_what_may_not_be_a_cut_is_not_looked_for_either() -> None:
     tokens = (AddedToken("<l>", lstrip=True, special=True), AddedToken("<r>", special=True))
 
-    assert find_cuts(small(*tokens)).apart == {"<r>": 3}
+    assert find_split_points(small(*tokens)).apart == {"<r>": 3}
 
 
 def test_no_token_is_apart_where_one_begins_as_another_ends() -> None:
-    assert find_cuts(with_tricky(load("gpt-2"))).apart == {}
+    assert find_split_points(with_tricky(load("gpt-2"))).apart == {}
 
 
 def test_llamas_own_tokens_are_apart() -> None:
-    assert {"<|assistant|>", "<|end|>"} <= find_cuts(load("phi-3")).apart.keys()
+    assert {"<|assistant|>", "<|end|>"} <= find_split_points(load("phi-3")).apart.keys()

@@ -14,7 +14,7 @@ from inferway.openai_api.requests import Body, ChatRequest, CompletionRequest
 from inferway.scheduling.adapter_rows import AdapterRows
 from inferway.scheduling.idle import idle
 from inferway.scheduling.load import KV_AWARE, load_scheduling
-from inferway.scheduling.plugin import Chooser
+from inferway.scheduling.plugin import ProfileHandler
 
 
 def candidates(
@@ -41,7 +41,7 @@ def candidates(
     return made
 
 
-def kv_aware() -> Chooser:
+def kv_aware() -> ProfileHandler:
     """The policy of that name."""
     return load_scheduling(KV_AWARE).chooser
 

@@ -54,7 +54,7 @@ def burst(
                 follower.on_attempt(target, 0.0)
         sent[target.endpoint.engine] += 1
         table.in_flight[target.endpoint.holder] += 1
-        table.recent_tokens[target.endpoint.holder] += 1000
+        table.recent_prefill_tokens[target.endpoint.holder] += 1000
     return sent
 
 
@@ -71,7 +71,7 @@ def test_prompts_that_nobody_holds_are_spread_evenly(size: int) -> None:
 
 @pytest.mark.parametrize("size", [8, 200])
 def test_a_prompt_that_all_hold_is_spread_evenly(size: int) -> None:
-    table = candidates(size, matched_blocks=10, matched_value=10, prompt_blocks=10)
+    table = candidates(size, matched_blocks=10, weighted_matched_blocks=10, prompt_blocks=10)
     precise = LLM_D_DEFAULT | {
         "plugins": [
             *LLM_D_DEFAULT["plugins"][:2],
@@ -118,7 +118,7 @@ def test_our_default_spreads_prompts_that_nobody_holds_evenly(size: int) -> None
 
 @pytest.mark.parametrize("size", [2, 8, 200])
 def test_our_default_spreads_a_prompt_that_all_hold_evenly(size: int) -> None:
-    table = candidates(size, matched_blocks=10, matched_value=10, prompt_blocks=10)
+    table = candidates(size, matched_blocks=10, weighted_matched_blocks=10, prompt_blocks=10)
 
     sent = burst(load_scheduling(None), [chat("The same. " * 40)] * (3 * size), table)
 

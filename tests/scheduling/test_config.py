@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from tests.scheduling.test_profile import REQUEST, table
 
 from inferway.errors import ConfigError
-from inferway.model import Candidates, Choice, Column
+from inferway.model import Candidates, Column, SchedulingResult
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.scheduling.builtin import BUILTIN
 from inferway.scheduling.config import build, parse_config
 from inferway.scheduling.pickers import MaxScore
-from inferway.scheduling.plugin import Chooser, Follower
+from inferway.scheduling.plugin import ProfileHandler, RequestListener
 from inferway.scheduling.profile import Profile
 from inferway.scheduling.registry import Building, PluginType
 from inferway.scheduling.scheduling import Scheduling
@@ -42,8 +42,8 @@ class ByHolder:
         candidates.added["seen"] = np.zeros(len(candidates.endpoints))
 
     def follow(
-        self, request: LLMRequest, candidates: Candidates, choice: Choice
-    ) -> Follower | None:
+        self, request: LLMRequest, candidates: Candidates, choice: SchedulingResult
+    ) -> RequestListener | None:
         return None
 
 
@@ -60,8 +60,8 @@ class NotFirst:
 class LastProfile:
     profiles: Any
 
-    def choose(self, request: LLMRequest, candidates: Candidates) -> Choice:
-        chosen: Chooser = [*self.profiles.values()][-1]
+    def choose(self, request: LLMRequest, candidates: Candidates) -> SchedulingResult:
+        chosen: ProfileHandler = [*self.profiles.values()][-1]
         return chosen.choose(request, candidates)
 
 

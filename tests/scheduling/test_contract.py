@@ -14,7 +14,7 @@ from tests.scheduling.tables import candidates, request
 from inferway.model import Adapters, Candidates
 from inferway.openai_api.requests import CompletionRequest
 from inferway.scheduling.builtin import BUILTIN
-from inferway.scheduling.plugin import Filter, Picker, Producer, Scorer
+from inferway.scheduling.plugin import DataProducer, Filter, Picker, Scorer
 from inferway.scheduling.registry import Building
 
 # What cannot be left out.
@@ -56,12 +56,12 @@ def tables(draw: st.DrawFn) -> Candidates:
         running=column(300),
         waiting=column(1000),
         kv_usage=column(1),
-        recent_tokens=column(100_000),
+        recent_prefill_tokens=column(100_000),
         states=column(4),
         matched_blocks=column(total),
         prompt_blocks=total,
     )
-    table.matched_value = table.matched_blocks * draw(st.sampled_from([0.5, 1.0]))
+    table.weighted_matched_blocks = table.matched_blocks * draw(st.sampled_from([0.5, 1.0]))
     table.now = draw(st.floats(0, 1e6))
     return table
 
@@ -86,7 +86,7 @@ def test_a_scorer_rates_each_row_in_a_column_of_its_own(name: str, table: Candid
     producers: list[object] = [built("approx-prefix-cache-producer")]
     producers += [built("inflight-load-producer"), built(name)]
     for plugin in producers:
-        if isinstance(plugin, Producer):
+        if isinstance(plugin, DataProducer):
             plugin.produce(ASK, table)
     before = columns(table)
     scorer = producers[-1]

@@ -34,7 +34,7 @@ ROLES = ("decode", "prefill", "encode")
 FLEET = candidates(
     labels=[*({"llm-d.ai/role": role, "role": role} for role in ROLES), {}],
     matched_blocks=[0, 3, 0, 1],
-    matched_value=[0, 3, 0, 1],
+    weighted_matched_blocks=[0, 3, 0, 1],
     prompt_blocks=5,
 )
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 from tests.scheduling.tables import candidates
 
-from inferway.model import Adapters, Added, Column
-from inferway.scheduling.of_endpoints import MOST_LISTS, OfEndpoints
-from inferway.scheduling.profile import MOST_REMEMBERED, Narrowing
+from inferway.model import Adapters, Column, ColumnKey
+from inferway.scheduling.of_endpoints import MOST_LISTS, PerEndpoint
+from inferway.scheduling.profile import MOST_REMEMBERED, RowSelector
 
-EXTRA: Added[Column] = Added("extra")
+EXTRA: ColumnKey[Column] = ColumnKey("extra")
 
 
 def test_all_columns_are_narrowed_alike() -> None:
@@ -19,7 +19,7 @@ def test_all_columns_are_narrowed_alike() -> None:
     table.add(EXTRA, np.array([0.0, 10.0, 20.0, 30.0]))
     table.now = 7.0
 
-    left = Narrowing().kept(table, np.array([False, True, False, True]))
+    left = RowSelector().kept(table, np.array([False, True, False, True]))
 
     assert [endpoint.engine for endpoint in left.endpoints] == ["e1", "e3"]
     assert dict(left.rows) == {1: 0, 3: 1}
@@ -34,11 +34,11 @@ def test_all_columns_are_narrowed_alike() -> None:
 def test_where_all_are_kept_nothing_is_made() -> None:
     table = candidates(2)
 
-    assert Narrowing().kept(table, np.ones(2, np.bool_)) is table
+    assert RowSelector().kept(table, np.ones(2, np.bool_)) is table
 
 
 def test_the_same_endpoints_are_the_same_list() -> None:
-    table, narrowing = candidates(3), Narrowing()
+    table, narrowing = candidates(3), RowSelector()
     some = np.array([True, False, True])
 
     first = narrowing.kept(table, some)
@@ -50,7 +50,7 @@ def test_the_same_endpoints_are_the_same_list() -> None:
 
 
 def test_no_more_is_remembered_than_may_be() -> None:
-    table, narrowing, some = candidates(2), Narrowing(), np.array([True, False])
+    table, narrowing, some = candidates(2), RowSelector(), np.array([True, False])
     first = narrowing.kept(table, some)
     for _ in range(MOST_REMEMBERED):
         narrowing.kept(candidates(2), some)
@@ -65,7 +65,7 @@ def test_what_follows_from_endpoints_is_computed_once_for_each_list() -> None:
         computed.append(1)
         return len(computed)
 
-    of = OfEndpoints(count)
+    of = PerEndpoint(count)
     lists = [candidates(1).endpoints for _ in range(MOST_LISTS + 1)]
 
     assert [of(each) for each in lists[:3]] == [of(each) for each in lists[:3]] == [1, 2, 3]

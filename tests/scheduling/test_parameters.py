@@ -17,7 +17,7 @@ from inferway.scheduling.builtin import BUILTIN
 from inferway.scheduling.columns import EXPECTED_TTFT_MS
 from inferway.scheduling.handlers.deciders import Always
 from inferway.scheduling.pickers import MaxScore
-from inferway.scheduling.plugin import Decider, Filter, Producer, Scorer
+from inferway.scheduling.plugin import DataProducer, Decider, Filter, Scorer
 from inferway.scheduling.profile import Profile
 from inferway.scheduling.registry import Building, PluginType
 
@@ -96,7 +96,7 @@ def use(kind: PluginType, parameters: Any) -> None:
     kind.needs(parameters)
     plugin = kind.build(parameters, BUILDING)
     for table in (candidates(2), TABLE):
-        if isinstance(plugin, Producer):
+        if isinstance(plugin, DataProducer):
             plugin.produce(ASK, table)
         if isinstance(plugin, Filter):
             plugin.keep(ASK, table)

@@ -22,7 +22,9 @@ def by(policy: Policy | None, *, scoring: bool = True) -> Scheduling:
 def sent(scheduling: Scheduling, count: int, held: list[int], load: list[int]) -> list[str]:
     """Where requests for a prompt of ten blocks go, one after the other, on a fleet that stays as
     it is: `held` blocks and `load` requests of each engine."""
-    table = candidates(matched_blocks=held, matched_value=held, in_flight=load, prompt_blocks=10)
+    table = candidates(
+        matched_blocks=held, weighted_matched_blocks=held, in_flight=load, prompt_blocks=10
+    )
     choices = [scheduling.chooser.choose(request(), table) for _ in range(count)]
     return [choice.targets[0].endpoint.engine for choice in choices]
 

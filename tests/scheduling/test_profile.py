@@ -16,7 +16,7 @@ from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.requests import CompletionRequest
 from inferway.scheduling.idle import idle
 from inferway.scheduling.pickers import MaxScore
-from inferway.scheduling.plugin import Chooser
+from inferway.scheduling.plugin import ProfileHandler
 from inferway.scheduling.profile import Profile, Weighted
 from inferway.scheduling.scorers.load import RecentWork, RelativeLoad
 from inferway.scheduling.scorers.prefix_match import PrefixMatch
@@ -37,9 +37,9 @@ def table(
     given = {
         "states": states,
         "in_flight": load,
-        "recent_tokens": recent,
+        "recent_prefill_tokens": recent,
         "matched_blocks": matched,
-        "matched_value": matched,
+        "weighted_matched_blocks": matched,
     }
     for name, values in given.items():
         if values is not None:
@@ -50,7 +50,7 @@ def table(
 REQUEST = LLMRequest(request_id="r", target_model="m", body=CompletionRequest(model="m", prompt=""))
 
 
-def chosen(profile: Chooser, candidates: Candidates) -> str:
+def chosen(profile: ProfileHandler, candidates: Candidates) -> str:
     return profile.choose(REQUEST, candidates).targets[0].endpoint.engine
 
 

@@ -8,7 +8,7 @@ import pytest
 from tests.scheduling.tables import candidates, request, target, with_header
 
 from inferway.errors import ConfigError
-from inferway.model import Candidates, Choice
+from inferway.model import Candidates, SchedulingResult
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.scheduling.sessions import (
     NamedSession,
@@ -31,7 +31,7 @@ def sent(
 ) -> dict[bytes, bytes]:
     """The request goes to that row, and `more` to those of other profiles; what the answer says."""
     others = {profile: target(table, other) for profile, other in more.items()}
-    choice = Choice((target(table, row),), others=others, profile="decode")
+    choice = SchedulingResult((target(table, row),), others=others, profile="decode")
     follower = strategy.follow(ask, table, choice)
     if follower is None:
         return {}
@@ -57,7 +57,7 @@ def test_a_token_that_names_nobody_prefers_nobody(value: bytes) -> None:
 
 def test_the_answer_tells_the_token_of_who_answered() -> None:
     scorer = SessionAffinity(TokenSession())
-    choice = Choice((target(TABLE, 0), target(TABLE, 2)))
+    choice = SchedulingResult((target(TABLE, 0), target(TABLE, 2)))
     follower = scorer.follow(request(), TABLE, choice)
     assert follower is not None
 
@@ -71,7 +71,7 @@ def test_the_answer_tells_the_token_of_who_answered() -> None:
 
 
 def test_an_engine_that_fails_keeps_nobody() -> None:
-    follower = TokenSession().follow(request(), TABLE, Choice((target(TABLE, 0),)))
+    follower = TokenSession().follow(request(), TABLE, SchedulingResult((target(TABLE, 0),)))
     follower.on_attempt(target(TABLE, 0), 0.0)
 
     assert follower.on_head(503) == ()

@@ -10,11 +10,11 @@ import pytest
 from prometheus_client.core import GaugeMetricFamily
 from tests.scheduling.tables import candidates, request
 
-from inferway.model import Candidates, Choice, Column, Target
+from inferway.model import Candidates, Column, SchedulingResult, Target
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.scheduling.pickers import MaxScore
 from inferway.scheduling.plugin import (
-    Ending,
+    RequestOutcome,
 )
 from inferway.scheduling.profile import Profile, Weighted
 from inferway.scheduling.scorers.load import Queue
@@ -106,11 +106,11 @@ def test_one_that_fails_never_stands_in_the_way(caplog: pytest.LogCaptureFixture
     guarded(plugin).produce(request(), table)
     assert guarded(plugin).refusal(request(), table) is None
     assert list(guarded(plugin).families()) == []
-    follower = guarded(plugin).follow(request(), table, Choice((target,)))
+    follower = guarded(plugin).follow(request(), table, SchedulingResult((target,)))
     assert follower is not None
     assert follower.on_attempt(target, 0.0) == follower.on_head(200) == ()
     follower.on_first_chunk(1.0)
-    follower.on_end(Ending("ok", 2.0))
+    follower.on_end(RequestOutcome("ok", 2.0))
 
     assert {message.partition(" failed")[0] for message in caplog.messages} == {"the plugin Fails"}
     assert "secret" not in caplog.text
@@ -124,7 +124,7 @@ class DoesNotFollow(Fails):
 def test_one_that_does_not_follow_is_told_nothing() -> None:
     following = guarded(DoesNotFollow())
 
-    assert following.follow(request(), candidates(1), Choice(())) is None
+    assert following.follow(request(), candidates(1), SchedulingResult(())) is None
 
 
 class Counting:

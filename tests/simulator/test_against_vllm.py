@@ -19,9 +19,9 @@ import pytest
 
 from inferway.blocks.dialects import Dialect, LoraAdapter
 from inferway.simulator.cache import Adapter, KvCache, Run
-from inferway.simulator.config import Latency
+from inferway.simulator.config import LatencyModel
 from inferway.simulator.events import encode_batch
-from inferway.simulator.scheduler import Job, Scheduler
+from inferway.simulator.scheduler import RunningRequest, Scheduler
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 OPERATIONS = GOLDEN / "simulator" / "kv_cache.jsonl"
@@ -101,7 +101,7 @@ class RealEngineAgain:
         seed = {} if recording["hash_seed"] is None else {"seed": recording["hash_seed"]}
         dialect = Dialect(recording["hash_algorithm"], **seed)
         cache = KvCache(num_blocks, recording["block_size"], dialect)
-        self._scheduler = Scheduler(cache, Latency(), max_num_seqs=8, max_waiting=8)
+        self._scheduler = Scheduler(cache, LatencyModel(), max_num_seqs=8, max_waiting=8)
         self.batches: list[bytes] = []
 
     def answer(self, request: dict[str, Any]) -> int:
@@ -119,12 +119,12 @@ class RealEngineAgain:
         assert self._scheduler.cache.clear()
 
 
-def _jobs(request: dict[str, Any]) -> Iterator[Job]:
+def _jobs(request: dict[str, Any]) -> Iterator[RunningRequest]:
     prompts, replies = request["prompt_token_ids"], request["token_ids"]
     prompts = prompts * (len(replies) // len(prompts))  # n answers to one prompt
     for prompt, reply in zip(prompts, replies, strict=True):
         run = Run(list(prompt), cache_salt=request["body"].get("cache_salt"))
-        yield Job(run, reply, arrived=0.0)
+        yield RunningRequest(run, reply, arrived=0.0)
 
 
 def _published(recording: dict[str, Any]) -> list[list[Any]]:

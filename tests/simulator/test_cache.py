@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from inferway.blocks.dialects import Dialect, LoraAdapter
 from inferway.simulator.cache import Adapter, KvCache, Run
-from inferway.simulator.events import Cleared, Event, Removed, Stored
+from inferway.simulator.events import CacheCleared, CacheRemoved, CacheStored, Event
 
 BLOCK = 4
 
@@ -77,15 +77,15 @@ def test_a_prompt_that_wants_a_report_has_what_it_reuses_stored_once_more() -> N
     tokens = list(range(20))
     served(engine, tokens)
     [first] = engine.take_events()
-    assert isinstance(first, Stored)
+    assert isinstance(first, CacheStored)
 
     assert served(engine, tokens, report_all=True) == 16
 
     reported, computed = engine.take_events()
-    assert isinstance(reported, Stored)
+    assert isinstance(reported, CacheStored)
     assert reported.hashes == first.hashes[:4]
     assert (reported.parent, reported.token_ids) == (None, tuple(range(16)))
-    assert isinstance(computed, Stored)
+    assert isinstance(computed, CacheStored)
     assert computed.hashes == first.hashes[4:]
 
 
@@ -108,9 +108,9 @@ def test_an_event_tells_parent_tokens_and_extra_keys_of_its_blocks() -> None:
     served(engine, list(range(13)), adapter=Adapter(3, LoraAdapter("l", "/l")), cache_salt="s")
     [second] = engine.take_events()
 
-    assert isinstance(first, Stored)
+    assert isinstance(first, CacheStored)
     assert (first.parent, first.extra_keys) == (None, ((lora, ("cache_salt", "s")),))
-    assert isinstance(second, Stored)
+    assert isinstance(second, CacheStored)
     assert second.parent == first.hashes[0]
     assert second.token_ids == tuple(range(4, 12))
     assert second.extra_keys == ((lora,), (lora,))
@@ -147,12 +147,12 @@ def apply(state: Counter[bytes], events: Iterable[Event]) -> None:
     """What a careful reader makes of the events: copies counted."""
     for event in events:
         match event:
-            case Stored():
+            case CacheStored():
                 state.update(event.hashes)
-            case Removed():
+            case CacheRemoved():
                 state[event.hash] -= 1
                 assert state[event.hash] >= 0, "removed what was never stored"
-            case Cleared():
+            case CacheCleared():
                 state.clear()
 
 

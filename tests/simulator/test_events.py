@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from inferway.simulator.events import Cleared, Event, Removed, Stored, encode_batch
+from inferway.simulator.events import CacheCleared, CacheRemoved, CacheStored, Event, encode_batch
 
 H1, H2 = bytes(24) + b"\x00\x00\x00\x00\x00\x00\x00\x07", b"\xff" * 32
-STORED = Stored(
+STORED = CacheStored(
     (H2,), H1, (1, 2), 2, ((("lora", "l", "/l"), ("cache_salt", "salt")),), lora_id=1, lora_name="l"
 )
 
@@ -38,13 +38,13 @@ def test_a_stored_block_has_the_fields_of_vllm_032() -> None:
 def test_a_removed_block_and_a_reset_have_the_fields_of_vllm_032() -> None:
     removed = {"type": "BlockRemoved", "block_hashes": [7], "medium": "GPU", "group_idx": 0}
 
-    assert decoded(Removed(H1)) == removed
-    assert decoded(Cleared()) == {"type": "AllBlocksCleared"}
+    assert decoded(CacheRemoved(H1)) == removed
+    assert decoded(CacheCleared()) == {"type": "AllBlocksCleared"}
 
 
 def test_the_array_form_is_positional_and_begins_with_the_type() -> None:
     stored = ["BlockStored", [2**64 - 1], 7, [1, 2], 2, 1, "GPU", "l", [["l", "salt"]], 0]
 
     assert decoded(STORED, "array") == [*stored, "full_attention"]
-    assert decoded(Removed(H1), "array") == ["BlockRemoved", [7], "GPU", 0]
-    assert decoded(Cleared(), "array") == ["AllBlocksCleared"]
+    assert decoded(CacheRemoved(H1), "array") == ["BlockRemoved", [7], "GPU", 0]
+    assert decoded(CacheCleared(), "array") == ["AllBlocksCleared"]

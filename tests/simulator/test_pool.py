@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inferway.simulator.events import Cleared, Removed
+from inferway.simulator.events import CacheCleared, CacheRemoved
 from inferway.simulator.pool import Block, BlockPool
 
 
@@ -38,7 +38,7 @@ def test_the_tail_of_a_chain_is_evicted_before_its_head() -> None:
     pool.take(2)
 
     assert pool.cached() == {b"a": 1}
-    assert pool.events == [Removed(b"c"), Removed(b"b")]
+    assert pool.events == [CacheRemoved(b"c"), CacheRemoved(b"b")]
 
 
 def test_a_block_in_use_is_not_evicted() -> None:
@@ -63,7 +63,7 @@ def test_copies_of_a_block_are_told_and_removed_one_by_one() -> None:
     pool.take(1)
 
     assert pool.cached() == {b"a": 1}
-    assert pool.events == [Removed(b"a")]
+    assert pool.events == [CacheRemoved(b"a")]
 
 
 def test_clearing_is_refused_while_a_block_is_used() -> None:
@@ -78,4 +78,4 @@ def test_clearing_is_refused_while_a_block_is_used() -> None:
 
     assert pool.clear()
     assert pool.cached() == {}
-    assert pool.events == [Cleared()]
+    assert pool.events == [CacheCleared()]

@@ -12,15 +12,15 @@ import zmq.asyncio
 
 from inferway.errors import ConfigError
 from inferway.simulator.config import EventsConfig
-from inferway.simulator.publisher import END_OF_REPLAY, Publisher
+from inferway.simulator.publisher import END_OF_REPLAY, EventPublisher
 
 HOST = "127.0.0.1"
 
 
 @asynccontextmanager
-async def publishing(config: EventsConfig) -> AsyncIterator[Publisher]:
+async def publishing(config: EventsConfig) -> AsyncIterator[EventPublisher]:
     assert config.endpoint is not None
-    publisher = Publisher(config, config.endpoint, HOST)
+    publisher = EventPublisher(config, config.endpoint, HOST)
     try:
         publisher.start()
         yield publisher
@@ -41,14 +41,14 @@ async def connected(kind: int, endpoint: str) -> AsyncIterator[zmq.asyncio.Socke
         context.destroy(linger=0)
 
 
-async def subscribe(publisher: Publisher, socket: zmq.asyncio.Socket) -> list[bytes]:
+async def subscribe(publisher: EventPublisher, socket: zmq.asyncio.Socket) -> list[bytes]:
     """A PUB drops what it sends before the subscription arrives: publish until one comes."""
     while not await socket.poll(10):
         publisher.publish(b"again")
     return await socket.recv_multipart()
 
 
-async def replayed(publisher: Publisher, first: int) -> list[list[bytes]]:
+async def replayed(publisher: EventPublisher, first: int) -> list[list[bytes]]:
     endpoint = publisher.source.replay_endpoint
     assert endpoint is not None
     async with connected(zmq.DEALER, endpoint) as socket:

@@ -8,29 +8,31 @@ import pytest
 
 from inferway.blocks.dialects import Dialect
 from inferway.simulator.cache import KvCache, Run
-from inferway.simulator.config import Latency
-from inferway.simulator.events import Event, Stored
-from inferway.simulator.scheduler import Job, Scheduler
+from inferway.simulator.config import LatencyModel
+from inferway.simulator.events import CacheStored, Event
+from inferway.simulator.scheduler import RunningRequest, Scheduler
 
 BLOCK = 4
 
 
 def scheduler(
-    latency: Latency | None = None,
+    latency: LatencyModel | None = None,
     *,
     max_num_seqs: int = 8,
     num_blocks: int = 100,
     max_waiting: int = 100,
 ) -> Scheduler:
     cache = KvCache(num_blocks, BLOCK, Dialect())
-    return Scheduler(cache, latency or Latency(), max_num_seqs, max_waiting)
+    return Scheduler(cache, latency or LatencyModel(), max_num_seqs, max_waiting)
 
 
-def job(prompt: Sequence[int], num_tokens: int = 1, first_word: int = 500) -> Job:
-    return Job(Run(list(prompt)), range(first_word, first_word + num_tokens), arrived=0.0)
+def job(prompt: Sequence[int], num_tokens: int = 1, first_word: int = 500) -> RunningRequest:
+    return RunningRequest(
+        Run(list(prompt)), range(first_word, first_word + num_tokens), arrived=0.0
+    )
 
 
-def run(scheduler: Scheduler, now: float = 0.0) -> list[tuple[float, Job, int]]:
+def run(scheduler: Scheduler, now: float = 0.0) -> list[tuple[float, RunningRequest, int]]:
     """Until nothing is left: (when, whose, token)."""
     out = []
     due: float | None = now
@@ -41,12 +43,12 @@ def run(scheduler: Scheduler, now: float = 0.0) -> list[tuple[float, Job, int]]:
     return out
 
 
-def times(out: list[tuple[float, Job, int]], of: Job) -> list[float]:
+def times(out: list[tuple[float, RunningRequest, int]], of: RunningRequest) -> list[float]:
     return [when for when, job, _ in out if job is of]
 
 
 def test_only_tokens_that_are_not_cached_cost_prefill_time() -> None:
-    engine = scheduler(Latency(prefill_overhead=1.0, prefill_time_per_token=0.1))
+    engine = scheduler(LatencyModel(prefill_overhead=1.0, prefill_time_per_token=0.1))
     first, second = job(range(21)), job(range(21))
     engine.add(first)
     run(engine)
@@ -56,7 +58,7 @@ def test_only_tokens_that_are_not_cached_cost_prefill_time() -> None:
 
 
 def test_time_to_first_token_overrides_the_prompts_length() -> None:
-    engine = scheduler(Latency(time_to_first_token=0.5, prefill_time_per_token=9.0))
+    engine = scheduler(LatencyModel(time_to_first_token=0.5, prefill_time_per_token=9.0))
     one = job(range(30))
     engine.add(one)
 
@@ -64,7 +66,7 @@ def test_time_to_first_token_overrides_the_prompts_length() -> None:
 
 
 def test_further_tokens_come_at_the_inter_token_latency() -> None:
-    engine = scheduler(Latency(time_to_first_token=0.5, inter_token_latency=0.1))
+    engine = scheduler(LatencyModel(time_to_first_token=0.5, inter_token_latency=0.1))
     one = job(range(3), num_tokens=3)
     engine.add(one)
 
@@ -72,7 +74,7 @@ def test_further_tokens_come_at_the_inter_token_latency() -> None:
 
 
 def test_a_late_step_does_not_shift_the_tokens_after_it() -> None:
-    engine = scheduler(Latency(inter_token_latency=0.1))
+    engine = scheduler(LatencyModel(inter_token_latency=0.1))
     engine.add(job(range(3), num_tokens=5))
     engine.step(0.0)
     engine.step(0.05)
@@ -81,7 +83,7 @@ def test_a_late_step_does_not_shift_the_tokens_after_it() -> None:
 
 
 def test_requests_over_the_limit_wait_and_are_served_in_order() -> None:
-    engine = scheduler(Latency(time_to_first_token=1.0), max_num_seqs=1)
+    engine = scheduler(LatencyModel(time_to_first_token=1.0), max_num_seqs=1)
     jobs = [job([n]) for n in range(3)]
     for one in jobs:
         engine.add(one)
@@ -100,7 +102,9 @@ def test_the_engine_is_full_when_all_places_to_run_and_to_wait_are_taken() -> No
 
 
 def test_load_stretches_time_up_to_the_factor() -> None:
-    engine = scheduler(Latency(time_to_first_token=1.0, time_factor_under_load=3.0), max_num_seqs=2)
+    engine = scheduler(
+        LatencyModel(time_to_first_token=1.0, time_factor_under_load=3.0), max_num_seqs=2
+    )
     first, second = job([1]), job([2])
     engine.add(first)
     engine.add(second)
@@ -111,7 +115,7 @@ def test_load_stretches_time_up_to_the_factor() -> None:
 
 
 def test_prefills_in_turn_begin_when_the_one_before_has_ended() -> None:
-    engine = scheduler(Latency(prefill_time_per_token=0.1, prefill_in_turn=True))
+    engine = scheduler(LatencyModel(prefill_time_per_token=0.1, prefill_in_turn=True))
     first, second = job(range(10)), job(range(100, 105))
     engine.add(first)
     engine.add(second)
@@ -122,7 +126,7 @@ def test_prefills_in_turn_begin_when_the_one_before_has_ended() -> None:
 
 
 def test_who_reuses_blocks_that_are_still_being_computed_waits_for_them() -> None:
-    engine = scheduler(Latency(prefill_time_per_token=0.1))
+    engine = scheduler(LatencyModel(prefill_time_per_token=0.1))
     first, second = job(range(21)), job(range(21))
     engine.add(first)
     engine.add(second)
@@ -133,11 +137,11 @@ def test_who_reuses_blocks_that_are_still_being_computed_waits_for_them() -> Non
 
 
 def test_events_leave_with_the_first_token_after_them() -> None:
-    engine = scheduler(Latency(time_to_first_token=1.0))
+    engine = scheduler(LatencyModel(time_to_first_token=1.0))
     engine.add(job(range(9)))
 
     assert engine.step(0.0).events == []
-    assert [type(event) for event in engine.step(1.0).events] == [Stored]
+    assert [type(event) for event in engine.step(1.0).events] == [CacheStored]
 
 
 def test_a_reset_is_told_when_the_engine_works_again() -> None:
@@ -191,14 +195,14 @@ def test_a_preempted_prompt_is_counted_once() -> None:
 
 
 def test_an_aborted_job_frees_its_blocks_and_its_events_are_told() -> None:
-    engine = scheduler(Latency(time_to_first_token=9.0))
+    engine = scheduler(LatencyModel(time_to_first_token=9.0))
     one = job(range(9))
     engine.add(one)
     engine.step(0.0)
 
     events: list[Event] = engine.abort(one)
 
-    assert [type(event) for event in events] == [Stored]
+    assert [type(event) for event in events] == [CacheStored]
     assert engine.cache.num_free_blocks == engine.cache.num_blocks
     assert engine.next_due(0.0) is None
 

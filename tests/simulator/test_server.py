@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 from tests.simulator.doubles import ByteModel
 
-from inferway.simulator.config import EventsConfig, Latency, SimulatorConfig
+from inferway.simulator.config import EventsConfig, LatencyModel, SimulatorConfig
 from inferway.simulator.engine import SimulatedEngine
 from inferway.simulator.replies import Reply
 
@@ -392,7 +392,7 @@ def test_an_engine_without_events_announces_none() -> None:
     assert serving(scenario, events=EventsConfig(endpoint=None)) == {}
 
 
-SLOW = Latency(time_to_first_token=0.001, inter_token_latency=3600.0)
+SLOW = LatencyModel(time_to_first_token=0.001, inter_token_latency=3600.0)
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from inferway.index.protocol import Found
+from inferway.index.protocol import MatchResult
 from inferway.index.speculative import SpeculativeOverlay
 from inferway.model import Endpoint, HolderId, Prompt, Target
 from inferway.steps.attempt import Attempt
@@ -53,7 +53,7 @@ class OneEngine:
 def matched(held: int) -> MatchedPrompts:
     """A prompt of three blocks, of which the engine holds so many."""
     prompt = Prompt(np.arange(3 * BLOCK, dtype=np.uint32), KEYS)
-    return {BLOCK: [Matched(prompt, Found({0: held}))]}
+    return {BLOCK: [Matched(prompt, MatchResult({0: held}))]}
 
 
 def attempt(

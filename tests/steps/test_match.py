@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from inferway.blocks.extra_keys import request_extras
 from inferway.blocks.keys import BlockHasher
 from inferway.index.memory import MemoryIndex
-from inferway.index.protocol import Found, Store
+from inferway.index.protocol import MatchResult, Store
 from inferway.index.speculative import SpeculativeOverlay
 from inferway.model import BlockKey, Endpoint, Prompt, Reason, Tokenized
 from inferway.prompts.served import NoPrompts, ServedModel
@@ -30,7 +30,7 @@ class Asked(MemoryIndex):
         super().__init__()
         self.at_a_time: list[int] = []
 
-    async def match_all(self, prompts: Sequence[Sequence[BlockKey]]) -> list[Found]:
+    async def match_all(self, prompts: Sequence[Sequence[BlockKey]]) -> list[MatchResult]:
         self.at_a_time.append(len(prompts))
         return await super().match_all(prompts)
 
@@ -106,12 +106,14 @@ def test_each_endpoint_gets_what_its_holder_has_in_its_block_size_however_many_h
     prompt = Prompt(np.zeros(32, np.uint32), range(8))
 
     Matcher(MemoryIndex(), SpeculativeOverlay()).fill(
-        table, {4: [Matched(prompt, Found(held, discount))] * 2}
+        table, {4: [Matched(prompt, MatchResult(held, discount))] * 2}
     )
 
     rows = [(2 * i, not 10 <= i < 20) for i in range(60)]
     blocks = [2.0 * held.get(holder, 0) if fits else 0.0 for holder, fits in rows]
     less = [2 * discount.get(holder, 0.0) if fits else 0.0 for holder, fits in rows]
     assert table.matched_blocks.tolist() == blocks
-    assert table.matched_value.tolist() == [b - n for b, n in zip(blocks, less, strict=True)]
+    assert table.weighted_matched_blocks.tolist() == [
+        b - n for b, n in zip(blocks, less, strict=True)
+    ]
     assert table.prompt_blocks.tolist() == [16.0 if fits else 0.0 for _, fits in rows]

@@ -12,7 +12,7 @@ from inferway.errors import SpecError
 from inferway.gate.gate import Gate
 from inferway.gate.shape import Shape
 from inferway.openai_api.paths import PARSERS
-from inferway_structured.texts import Said
+from inferway_structured.texts import AnswerText
 from inferway_structured.turns import ANYBODY
 
 CHAT = "/v1/chat/completions"
@@ -84,4 +84,4 @@ async def test_an_answer_that_begins_with_its_prompt_cannot_be_judged(echo: bool
     shape = await asked(gate, "/v1/completions", prompt="hi", echo=echo, **schema("a"))
 
     assert shape is not None
-    assert await shape.judge([Said("{}")]) is (None if echo else True)
+    assert await shape.judge([AnswerText("{}")]) is (None if echo else True)

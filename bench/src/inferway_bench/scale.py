@@ -22,7 +22,7 @@ import uvloop
 
 from inferway.fleet.discovery import discover
 from inferway.fleet.load import parse_load
-from inferway.fleet.pages import Pages
+from inferway.fleet.pages import MetricsClient
 from inferway_bench.dataplane.benchmark import LONG, PLAIN
 from inferway_bench.flags import flag
 from inferway_bench.harness import Benchmark
@@ -194,7 +194,7 @@ async def _scrape(url: str, plan: ScalePlan) -> tuple[list[float], int]:
     """Scrape as the fleet does: an engine's load alone, over connections that are kept."""
     async with aiohttp.ClientSession() as session:
         facts, _ = await discover(session, url, {})
-    pages = Pages(None, seconds=5.0)
+    pages = MetricsClient(None, seconds=5.0)
     pages.open()
     found, size = [], 0
     try:

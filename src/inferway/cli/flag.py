@@ -61,7 +61,7 @@ class Flag(click.Option):
 option = partial(click.option, cls=Flag)
 
 
-class Lines(click.types.StringParamType):
+class LineList(click.types.StringParamType):
     """Text that may have spaces in it: in the environment each line is one."""
 
     envvar_list_splitter = "\n"

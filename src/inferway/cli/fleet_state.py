@@ -71,7 +71,7 @@ class FleetState:
     models: list[ModelState]
 
 
-class Gateway:
+class GatewayClient:
     """A gateway that is asked. `url` is where its admin paths are."""
 
     def __init__(self, url: str, admin_key: str | None = None, ca: str | None = None) -> None:

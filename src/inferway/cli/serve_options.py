@@ -12,7 +12,7 @@ import msgspec
 from inferway.cli.command import section
 from inferway.cli.discovery_options import DISCOVERY, ports
 from inferway.cli.engine_options import ENGINE, ENGINE_CA, ENGINE_URLS, listed
-from inferway.cli.flag import Flag, Lines, option
+from inferway.cli.flag import Flag, LineList, option
 from inferway.cli.flow_options import FAILURES, LIMITS
 from inferway.cli.key_options import OFF, ON, given_keys, key_option, number_option
 from inferway.cli.surface_options import OBSERVABILITY, SECURITY
@@ -92,7 +92,7 @@ _SECTIONS = (
         option(
             "--tokenizer",
             "tokenizers",
-            type=Lines(),
+            type=LineList(),
             multiple=True,
             metavar="MODEL=PATH",
             help="Use this tokenizer for the model's prompts: a directory, a tokenizer.json or a "
@@ -101,7 +101,7 @@ _SECTIONS = (
         option(
             "--chat-template",
             "chat_templates",
-            type=Lines(),
+            type=LineList(),
             multiple=True,
             metavar="MODEL=PATH",
             help="Use this chat template, a .jinja file, for the model's prompts, as its engines "

@@ -20,7 +20,7 @@ from inferway.errors import ConfigError, InferwayError
 from inferway.prompts.prepare import prepare_smollm2
 from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest
 from inferway.prompts.renderer import Renderer
-from inferway.simulator.config import EventsConfig, Latency, SimulatorConfig
+from inferway.simulator.config import EventsConfig, LatencyModel, SimulatorConfig
 from inferway.simulator.engine import SimulatedEngine
 from inferway.simulator.rendered import RenderedModel
 
@@ -298,7 +298,7 @@ def make_config(flags: dict[str, Any]) -> SimulatorConfig:
         served_model_names=names,
         lora_modules=dict(_pair(text) for text in flags["lora_modules"]),
         max_model_len=flags["max_model_len"] or min(8192, room),
-        latency=Latency(**_same(flags, Latency)),
+        latency=LatencyModel(**_same(flags, LatencyModel)),
         events=EventsConfig(
             endpoint=_endpoint(flags["zmq_endpoint"]),
             replay_endpoint=_endpoint(flags["kv_events_replay_endpoint"]),

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from inferway.cli.command import Command, section
 from inferway.cli.flag import Number, Whole, option
-from inferway.cli.fleet_state import CannotAskError, FleetState, Gateway
+from inferway.cli.fleet_state import CannotAskError, FleetState, GatewayClient
 from inferway.cli.fleet_table import fleet_table, rates
 
 _URL = "http://127.0.0.1:8080"
@@ -99,7 +99,7 @@ def top(
 class _Looks:
     """One look after the other; each is shown with what has changed since the one before."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: GatewayClient) -> None:
         self._gateway = gateway
         self._before: tuple[float, FleetState] | None = None
         self._width = 80
@@ -176,7 +176,7 @@ def _pressed(seconds: float) -> bool:
     return False
 
 
-def _gateway(url: str, admin_key_env: str | None, ca: str | None) -> Gateway:
+def _gateway(url: str, admin_key_env: str | None, ca: str | None) -> GatewayClient:
     key = None
     if admin_key_env is not None:
         key = os.environ.get(admin_key_env)
@@ -184,7 +184,7 @@ def _gateway(url: str, admin_key_env: str | None, ca: str | None) -> Gateway:
             raise CannotAskError(
                 f"--admin-key-env {admin_key_env!r} is not set in the environment; export it"
             )
-    return Gateway(url, key, ca)
+    return GatewayClient(url, key, ca)
 
 
 def _cannot(command: str, error: CannotAskError) -> NoReturn:

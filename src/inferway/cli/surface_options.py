@@ -7,7 +7,7 @@ from typing import Final
 import click
 
 from inferway.cli.command import section
-from inferway.cli.flag import Lines
+from inferway.cli.flag import LineList
 from inferway.cli.key_options import ON, key_option
 
 SECURITY: Final = section(
@@ -37,7 +37,7 @@ SECURITY: Final = section(
     key_option(
         "--allow-path",
         "allow_paths",
-        type=Lines(),
+        type=LineList(),
         multiple=True,
         metavar="[METHOD ]/PATH",
         help="Forward this path, too, to the least loaded engine. Repeat the flag for more paths; "

@@ -17,7 +17,7 @@ from inferway.prompts.model_prompts import ModelPrompts
 from inferway.prompts.prepare import prepare_smollm2
 from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest
 from inferway.prompts.renderer import Renderer
-from inferway.simulator.config import Latency, SimulatorConfig
+from inferway.simulator.config import LatencyModel, SimulatorConfig
 from inferway.simulator.engine import SimulatedEngine
 from inferway.simulator.rendered import RenderedModel
 from inferway.simulator.replies import SimRequest
@@ -32,7 +32,7 @@ CACHE_TOKENS = 65_536  # of each engine
 PUBLISHED = "tcp://127.0.0.1:*"  # a free port; the line that names it says how to follow it
 
 # About what an 8B model takes on one GPU: 5,000 prompt tokens a second.
-LATENCY = Latency(prefill_time_per_token=0.0002, inter_token_latency=0.0005)
+LATENCY = LatencyModel(prefill_time_per_token=0.0002, inter_token_latency=0.0005)
 
 
 @dataclass(frozen=True, slots=True)

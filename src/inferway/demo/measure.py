@@ -17,7 +17,7 @@ _END = b"[DONE]"
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class MeasuredAnswer:
     """An answered request. Engine and blocks are known of a gateway's answers only."""
 
     text: str
@@ -29,7 +29,7 @@ class Answer:
     prompt_blocks: int = 0
 
 
-async def ask(http: aiohttp.ClientSession, url: str, body: Mapping[str, Any]) -> Answer:
+async def ask(http: aiohttp.ClientSession, url: str, body: Mapping[str, Any]) -> MeasuredAnswer:
     """Streams the answer to its end. Raises InferwayError for any other than 200."""
     streamed = {**body, "stream": True, "stream_options": {"include_usage": True}}
     begun = time.perf_counter()
@@ -46,7 +46,7 @@ async def ask(http: aiohttp.ClientSession, url: str, body: Mapping[str, Any]) ->
             words.append(word)
             usage = event.get("usage") or usage
         headers = response.headers
-        return Answer(
+        return MeasuredAnswer(
             "".join(words),
             first * 1000,
             int(usage.get("prompt_tokens", 0)),

@@ -30,7 +30,7 @@ from inferway.demo.fleet import (
     ours,
     start_engine,
 )
-from inferway.demo.measure import Answer, ask
+from inferway.demo.measure import MeasuredAnswer, ask
 from inferway.demo.published import PublishedTopics
 from inferway.demo.settings import DemoSettings
 from inferway.demo.table import Row
@@ -224,7 +224,7 @@ class Demo:
         return row
 
     async def _scored(
-        self, path: str, body: Mapping[str, Any], answer: Answer
+        self, path: str, body: Mapping[str, Any], answer: MeasuredAnswer
     ) -> Mapping[str, int]:
         """The score once the engine's events have arrived: it holds all full blocks by then."""
         async with asyncio.timeout(10):

@@ -8,7 +8,7 @@ from typing import Final
 
 from rich.text import Text
 
-from inferway.demo.measure import Answer
+from inferway.demo.measure import MeasuredAnswer
 
 _PROMPT = 22  # characters of a prompt
 _BAR = 10
@@ -26,12 +26,12 @@ class Row:
     """One prompt of the table, sent three times."""
 
     prompt: str
-    ours: Answer
-    by_turns: Answer  # round-robin, on engines of its own
-    cold: Answer  # on an engine that holds nothing of it
+    ours: MeasuredAnswer
+    by_turns: MeasuredAnswer  # round-robin, on engines of its own
+    cold: MeasuredAnswer  # on an engine that holds nothing of it
 
     @property
-    def answers(self) -> tuple[Answer, Answer, Answer]:
+    def answers(self) -> tuple[MeasuredAnswer, MeasuredAnswer, MeasuredAnswer]:
         """The three answers in the order of the columns."""
         return self.ours, self.by_turns, self.cold
 

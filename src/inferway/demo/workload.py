@@ -33,7 +33,7 @@ PROMPTS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class ChatTurn:
     """A user's message in one of the chats, sent when the chat's turn before was answered."""
 
     chat: str
@@ -42,10 +42,10 @@ class Turn:
 
 # Users do not answer in the order in which they began: the second turns come in another one.
 TURNS: Final = (
-    Turn("A", "Hello! Can you help me understand how KV-cache works?"),
-    Turn("B", "What are the benefits of using template rendering?"),
-    Turn("C", "Explain the concept of attention mechanisms."),
-    Turn("B", "Which of these benefits matters most for a small team?"),
-    Turn("A", "And what happens to it when the cache is full?"),
-    Turn("C", "Can you give me a practical example?"),
+    ChatTurn("A", "Hello! Can you help me understand how KV-cache works?"),
+    ChatTurn("B", "What are the benefits of using template rendering?"),
+    ChatTurn("C", "Explain the concept of attention mechanisms."),
+    ChatTurn("B", "Which of these benefits matters most for a small team?"),
+    ChatTurn("A", "And what happens to it when the cache is full?"),
+    ChatTurn("C", "Can you give me a practical example?"),
 )

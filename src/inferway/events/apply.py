@@ -113,7 +113,7 @@ class EngineBlocks:
     @property
     def num_awaited(self) -> int:
         """Window blocks whose full-attention block we have not heard of."""
-        return len(self._held.awaited)
+        return len(self._held.deferred)
 
     @property
     def num_blocks(self) -> int:
@@ -173,10 +173,10 @@ class EngineBlocks:
         if self._held.orphans:
             yield from self._held.adopt(hashes, keys, parent)
 
-    def redo(self, record: Record) -> list[Op]:
+    def apply_record(self, record: Record) -> list[Op]:
         """Do again what the record says, without a record of it, and return what the index must do.
         All records of an engine are to be redone in order, before its next event."""
-        return self._held.redo(record)
+        return self._held.apply_record(record)
 
     def forget(self) -> list[Op]:
         """Forget the engine's blocks. What kind of engine it is, and the counters, stay. The memory
@@ -224,14 +224,14 @@ class EngineBlocks:
         if event.parent_hash is None:
             self.first_tokens = tokens[:size]
             if event.lora_name and verifier is not None and verifier.is_moved(event):
-                held.wait(hashes, (tier, FULL_ATTENTION), vouching=True)
+                held.wait(hashes, (tier, FULL_ATTENTION), implies_ancestors=True)
                 return []
         else:
             parent = held.bridge.key(event.parent_hash)
             if parent is None:  # one of them may be known from another copy
                 known = [held.bridge.key(block_hash) for block_hash in hashes]
                 first = next((i for i, key in enumerate(known) if key is not None), len(hashes))
-                held.wait(hashes[:first], (tier, FULL_ATTENTION), vouching=True)
+                held.wait(hashes[:first], (tier, FULL_ATTENTION), implies_ancestors=True)
                 if first == len(hashes):
                     return ops
                 parent, done = known[first], first + 1

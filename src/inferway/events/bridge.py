@@ -23,7 +23,7 @@ from inferway.model import BlockKey, HolderId
 Place = tuple[Tier, int]  # tier, group
 
 
-class Bridge:
+class HashToKey:
     """hash -> key of what one holder has, by place. Told by `holdings`, it need not remember
     which keys that are; then its answers must be applied to that index before the next call."""
 

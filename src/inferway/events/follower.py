@@ -55,7 +55,7 @@ _NOT_MISSED = ("remote",)  # reasons of `apply` to skip what is not the engine's
 
 
 @dataclass(slots=True)
-class FollowerStats:
+class EventApplierStats:
     """Plain integers, read when somebody scrapes; more in `stream.stats`, `blocks.stats`."""
 
     batches: int = 0
@@ -71,7 +71,7 @@ class _Opened(Struct, frozen=True, gc=False):
     batch: Batch
 
 
-class EngineFollower:
+class EventApplier:
     """Keeps what is believed of one engine's cache true. One owner feeds it, nobody else.
 
     After each batch `on_batch` gets what was in it, and `on_batch_done` its number, its digest
@@ -96,7 +96,7 @@ class EngineFollower:
         self.stream = EventStream(can_replay=can_replay)
         if max_held_batches is not None:
             self.stream.max_held_batches = max_held_batches
-        self.stats = FollowerStats()
+        self.stats = EventApplierStats()
         self._holdings = holdings
         self._on_batch = on_batch
         self._on_batch_done = on_batch_done

@@ -1,7 +1,7 @@
 """What one holder has, in hashes, keys and places; changed by `apply`, or by records of what
 `apply` did before (`records`).
 
-Each change has a method, which tells `on_record` of it, and `redo` does the same from the record.
+Each change has a method, which tells `on_record` of it, and `apply_record` does the same from the record.
 Both return the operations that keep the index true.
 """
 
@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from inferway.events.bridge import Bridge, Place
+from inferway.events.bridge import HashToKey, Place
 from inferway.events.orphans import MAX_ORPHANS, Orphans
 from inferway.events.records import (
     AdoptedRecord,
@@ -74,9 +74,9 @@ class HolderState:
         on_record: Callable[[Record], None] | None,
         stats: ApplyStats,
     ) -> None:
-        self.bridge = Bridge(holder, holdings)
+        self.bridge = HashToKey(holder, holdings)
         self.orphans = Orphans()
-        self.awaited: dict[int, list[Place]] = {}  # window blocks whose full block is to come
+        self.deferred: dict[int, list[Place]] = {}  # window blocks whose full block is to come
         self.windows: dict[int, int] = {}  # engine's group -> blocks
         self.full_group: int | None = None  # the group that decides; None: not told yet
         self.block_size: int | None = None  # what the last event said
@@ -95,7 +95,7 @@ class HolderState:
         self._record = on_record
         self._stats = stats
 
-    def redo(self, record: Record) -> list[Op]:
+    def apply_record(self, record: Record) -> list[Op]:
         """Do again what a record says, without a record of it. Return what the index must do.
         Raises TypeError for what is no record."""
         match record:
@@ -106,7 +106,7 @@ class HolderState:
             case KnownRecord(hashes, tier, group):
                 return self._add(self._pairs(hashes), (tier, group))
             case WaitingRecord(hashes, tier, group):
-                self._wait(hashes, (tier, group), vouching=False)
+                self._wait(hashes, (tier, group), implies_ancestors=False)
             case AdoptedRecord():
                 return self._adopt(record)
             case ClearedRecord():
@@ -161,8 +161,8 @@ class HolderState:
             return None
         return self.store([block_hash], [key], parent, tier)
 
-    def wait(self, hashes: Sequence[int], place: Place, *, vouching: bool = False) -> None:
-        """Add a copy of each of these blocks, which have no key. `vouching`: the event says that
+    def wait(self, hashes: Sequence[int], place: Place, *, implies_ancestors: bool = False) -> None:
+        """Add a copy of each of these blocks, which have no key. `implies_ancestors`: the event says that
         the blocks before them are there as well."""
         if not hashes:
             return
@@ -170,7 +170,7 @@ class HolderState:
             self._record(WaitingRecord(hashes, *place))
         if place[1] == FULL_ATTENTION:
             self._stats.orphans += len(hashes)
-        self._wait(hashes, place, vouching=vouching)
+        self._wait(hashes, place, implies_ancestors=implies_ancestors)
 
     def remove(self, hashes: Sequence[int], place: Place) -> list[Op]:
         """Drop a copy of each block. Return what the index must do."""
@@ -253,9 +253,9 @@ class HolderState:
         for i, tiers in waiting:
             for other in tiers:
                 ops += self._add([(hashes[i], keys[i])], (other, FULL_ATTENTION))
-        if self.awaited:
+        if self.deferred:
             for block_hash, key in zip(hashes, keys, strict=True):
-                for place in self.awaited.pop(block_hash, ()):
+                for place in self.deferred.pop(block_hash, ()):
                     ops += self._add([(block_hash, key)], place)
         return ops
 
@@ -269,15 +269,15 @@ class HolderState:
         """With their keys, if they have one."""
         return [(h, key) for h in hashes if (key := self.bridge.key(h)) is not None]
 
-    def _wait(self, hashes: Sequence[int], place: Place, *, vouching: bool) -> None:
+    def _wait(self, hashes: Sequence[int], place: Place, *, implies_ancestors: bool) -> None:
         tier, group = place
         if group == FULL_ATTENTION:
             counting = self.bridge.counting
-            self.orphans.add(hashes, tier, vouching=vouching, counting=counting)
+            self.orphans.add(hashes, tier, implies_ancestors=implies_ancestors, counting=counting)
             return
         for block_hash in hashes:
-            if len(self.awaited) < MAX_ORPHANS:
-                self.awaited.setdefault(block_hash, []).append(place)
+            if len(self.deferred) < MAX_ORPHANS:
+                self.deferred.setdefault(block_hash, []).append(place)
 
     def _remove(self, hashes: Sequence[int], place: Place) -> list[Op]:
         gone = []
@@ -310,11 +310,11 @@ class HolderState:
         if group == FULL_ATTENTION:
             self.orphans.drop(block_hash, tier, counting=self.bridge.counting)
             return
-        awaited = self.awaited.get(block_hash)
-        if awaited and place in awaited:
-            awaited.remove(place)
-            if not awaited:
-                del self.awaited[block_hash]
+        deferred = self.deferred.get(block_hash)
+        if deferred and place in deferred:
+            deferred.remove(place)
+            if not deferred:
+                del self.deferred[block_hash]
 
     def _adopt(self, record: AdoptedRecord) -> list[Op]:
         ops: list[Op] = []
@@ -336,7 +336,7 @@ class HolderState:
         self.bridge.clear()
         self._lately.clear()
         self.orphans.clear()
-        self.awaited.clear()
+        self.deferred.clear()
         windows = [Window(self._holder, group + 1, n) for group, n in self.windows.items()]
         return [Clear(self._holder), *windows]
 

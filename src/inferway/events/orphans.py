@@ -45,7 +45,9 @@ class Orphans:
     def __contains__(self, block_hash: int) -> bool:
         return block_hash in self.tiers
 
-    def add(self, hashes: Sequence[int], tier: Tier, *, vouching: bool, counting: bool) -> None:
+    def add(
+        self, hashes: Sequence[int], tier: Tier, *, implies_ancestors: bool, counting: bool
+    ) -> None:
         """Add a copy of each block; with `counting` False there is one, however often."""
         all_tiers, one = self.tiers, _ONE_COPY[tier]
         for block_hash in hashes:
@@ -54,7 +56,7 @@ class Orphans:
                 all_tiers[block_hash] = one
             elif counting or tier not in tiers:
                 all_tiers[block_hash] = tiers + one
-        if vouching and tier == GPU:
+        if implies_ancestors and tier == GPU:
             self._time += 1
             self._since.update(dict.fromkeys(hashes, self._time))
         while len(all_tiers) > self._max:

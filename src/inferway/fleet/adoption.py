@@ -80,7 +80,7 @@ class _OrphanWatch:
         return True
 
 
-class Adopter:
+class OrphanResolver:
     """`offer` what is routed, as long as it is `wanted`. `start` and `close` on the event loop."""
 
     def __init__(

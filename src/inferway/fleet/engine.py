@@ -32,7 +32,7 @@ class ProofState(StrEnum):
 
 
 @dataclass(slots=True)
-class Proof:
+class ProbeState:
     """The findings of the probe about one engine and model. Written by `prober` alone."""
 
     state: ProofState = ProofState.UNPROVEN
@@ -63,7 +63,7 @@ class Engine:
     endpoints: list[Endpoint] = field(default_factory=list)
     subscribers: list[EventSubscriber] = field(default_factory=list)
     offers: dict[str, ModelSource] = field(default_factory=dict)  # by model; `served_models` writes
-    proofs: dict[str, Proof] = field(default_factory=dict)  # by base model
+    proofs: dict[str, ProbeState] = field(default_factory=dict)  # by base model
     dialects: dict[int, DialectFinder] = field(default_factory=dict)  # by rank; `adoption` writes
 
     @property

@@ -19,8 +19,8 @@ from inferway.errors import UpstreamError
 from inferway.fleet.http_client import StatusError, post
 from inferway.model import TokenIds
 from inferway.openai_api.requests import CompletionRequest
-from inferway.prompts.probe import CHAT, Outcome, Refused
-from inferway.prompts.renderings import Asked, as_ids
+from inferway.prompts.probe import CHAT, NotRendered, Outcome
+from inferway.prompts.renderings import RenderKey, as_ids
 from inferway_structured.decoding import UNREADABLE
 
 PROBE_SECONDS = 30.0  # an engine may have long prompts to compute first
@@ -32,7 +32,7 @@ MAX_BYTES_ON_LOOP = 256 * 1024
 _MAX_REASON_CHARS = 200
 
 
-class NoOracleError(UpstreamError):
+class NoTokenIdsError(UpstreamError):
     """The engine answers, but never tells the ids of a prompt."""
 
 
@@ -50,9 +50,9 @@ async def ask(
         session, engine_url, path, raw_body, headers=headers, seconds=PROBE_SECONDS
     )
     if status in (400, 422):
-        return Refused(_error_message(raw))
+        return NotRendered(_error_message(raw))
     if status in (404, 405):
-        raise NoOracleError(f"{path} answered {status}")
+        raise NoTokenIdsError(f"{path} answered {status}")
     if status != 200:
         raise StatusError(f"{path} answered {status}", status)
     return parse_answer(path, raw)
@@ -78,9 +78,9 @@ def parse_answer(path: str, raw: bytes) -> Outcome:
             lists = [c.prompt_token_ids for c in sorted(answer.choices, key=lambda c: c.index)]
         found = [np.array(ids, dtype=np.uint32) for ids in lists if ids is not None]
     except (*UNREADABLE, OverflowError) as e:
-        raise NoOracleError(f"{path}: its answer cannot be read") from e
+        raise NoTokenIdsError(f"{path}: its answer cannot be read") from e
     if not found or len(found) != len(lists):
-        raise NoOracleError(f"{path}: no prompt_token_ids in its answer; is it an older vLLM?")
+        raise NoTokenIdsError(f"{path}: no prompt_token_ids in its answer; is it an older vLLM?")
     return found
 
 
@@ -146,7 +146,7 @@ class RenderClient:
         self._url = url
         self._headers = headers
 
-    async def render(self, asked: Asked, model: str) -> Sequence[TokenIds]:
+    async def render(self, asked: RenderKey, model: str) -> Sequence[TokenIds]:
         """Return the token ids of each prompt. Raises UpstreamError, which is NoSuchServiceError
         without --enable-scale-out."""
         raw = await self._post(f"{asked.path}/render", asked.raw(model))
@@ -154,7 +154,7 @@ class RenderClient:
             return [as_ids((await _decoded(_CHAT, raw)).token_ids)]
         return [as_ids(rendered.token_ids) for rendered in await _decoded(_COMPLETION, raw)]
 
-    async def tokenize(self, asked: Asked, model: str) -> Sequence[TokenIds]:
+    async def tokenize(self, asked: RenderKey, model: str) -> Sequence[TokenIds]:
         """Return the same by /tokenize, for a request that is `known_to_tokenize`."""
         bodies = _for_tokenize(asked, model)
         answers = await asyncio.gather(*(self._post("/tokenize", body) for body in bodies))
@@ -174,7 +174,7 @@ class RenderClient:
         raise StatusError(f"{path} answered {status}", status)
 
 
-def known_to_tokenize(asked: Asked) -> bool:
+def known_to_tokenize(asked: RenderKey) -> bool:
     """Return whether /tokenize looks at all that shapes this request's prompt."""
     body = asked.body
     if isinstance(body, CompletionRequest):
@@ -190,7 +190,7 @@ def _texts(body: CompletionRequest) -> list[str]:
     return texts if len(texts) == len(body.prompts) else []
 
 
-def _for_tokenize(asked: Asked, model: str) -> list[bytes]:
+def _for_tokenize(asked: RenderKey, model: str) -> list[bytes]:
     body = asked.body
     if not isinstance(body, CompletionRequest):
         return [asked.raw(model)]

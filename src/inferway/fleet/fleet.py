@@ -24,10 +24,10 @@ from inferway.errors import (
 )
 from inferway.fleet.discovery import METRICS, EventSource, NoEngineError, discover
 from inferway.fleet.engine import SILENT_SCRAPES, Engine
-from inferway.fleet.heal import Healer
+from inferway.fleet.heal import FullReporter
 from inferway.fleet.http_client import EngineConnector
 from inferway.fleet.load import parse_load
-from inferway.fleet.pages import Pages
+from inferway.fleet.pages import MetricsClient
 from inferway.fleet.prober import Prober
 from inferway.fleet.remote_prompts import RemoteRenderers
 from inferway.fleet.scraper import Scraper
@@ -72,7 +72,7 @@ class Fleet:
         self.in_flight, self.state = table.in_flight, table.state
         self._tasks = Tasks(log, "a task of the fleet ended")
         self._session: aiohttp.ClientSession | None = None
-        self._pages = Pages(settings.engine_tls(), SCRAPE_TIMEOUT_SECONDS)
+        self._pages = MetricsClient(settings.engine_tls(), SCRAPE_TIMEOUT_SECONDS)
         self._by_name = {engine.name: engine for engine in self.engines}
         self._served = ServedModels(
             settings.models, load_prompts, self._wrap, self._tasks.spawn, self._prompts_came
@@ -81,7 +81,7 @@ class Fleet:
         self.prober = Prober(settings.probe, self._by_name, self._served.subject, self._refresh)
         budget = settings.remote_render_ms / 1000
         self.remote = RemoteRenderers(self.engines, self._served.subjects, budget)
-        self.healer = Healer(settings.heal)
+        self.healer = FullReporter(settings.heal)
         self.scraper = Scraper(self.engines, self._ask, self._after_round, settings.scrape_seconds)
         self._changing = asyncio.Lock()
 

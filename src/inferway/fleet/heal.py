@@ -29,7 +29,7 @@ FIRST_VERSION = (0, 26)  # of vLLM; its 0.25.0 does not know the mode (pull requ
 _VERSION = re.compile(r"(\d+)\.(\d+)")
 
 
-class Healer:
+class FullReporter:
     """`share` of the requests that could tell something new are edited, at most one at a time for
     each endpoint. `fleet.Fleet` asks; `num_asked` is everybody's to read."""
 

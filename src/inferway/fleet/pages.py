@@ -16,7 +16,7 @@ from inferway.upstream.headers import header_block
 from inferway.upstream.pool import Pool
 
 
-class Pages:
+class MetricsClient:
     """`open` it in a running loop, `close` it when done."""
 
     def __init__(self, tls: ssl.SSLContext | None, seconds: float) -> None:

@@ -23,17 +23,17 @@ import aiohttp
 
 from inferway.config import ProbeSettings
 from inferway.errors import UpstreamError, crash_report
-from inferway.fleet.engine import Engine, Proof, ProofState
-from inferway.fleet.engine_token_ids import NoOracleError, ask
+from inferway.fleet.engine import Engine, ProbeState, ProofState
+from inferway.fleet.engine_token_ids import NoTokenIdsError, ask
 from inferway.model import Endpoint, TokenIds
-from inferway.prompts.likely_flag import Finding, find
+from inferway.prompts.likely_flag import FlagFinding, find
 from inferway.prompts.probe import (
     PROBES,
     Difference,
     JsonObject,
+    NotRendered,
     Outcome,
     Probe,
-    Refused,
     compare,
     live_copy,
     live_kind,
@@ -113,7 +113,7 @@ class Prober:
         self.leave(engine, model)
         if self._session is None or not self._joins:
             return
-        proof = engine.proofs.setdefault(model, Proof())
+        proof = engine.proofs.setdefault(model, ProbeState())
         if proof.state is not ProofState.DIFFERS:
             proof.state, proof.why = ProofState.UNPROVEN, "it is being asked"
         work = self._prove_until_told(engine, model, prompts, proof)
@@ -133,7 +133,7 @@ class Prober:
             self._strays.discard((engine.name, model))
 
     async def _prove_until_told(
-        self, engine: Engine, model: str, prompts: PromptSource, proof: Proof
+        self, engine: Engine, model: str, prompts: PromptSource, proof: ProbeState
     ) -> None:
         retry = self._retry_seconds
         while True:
@@ -147,7 +147,9 @@ class Prober:
                 await asyncio.sleep(retry)
                 retry = min(2 * retry, MAX_RETRY_SECONDS)
 
-    async def _prove(self, engine: Engine, model: str, prompts: PromptSource, proof: Proof) -> bool:
+    async def _prove(
+        self, engine: Engine, model: str, prompts: PromptSource, proof: ProbeState
+    ) -> bool:
         """Asks once. Whether it makes sense to ask again."""
         try:
             answers, differences = await self._ask_all(engine, model, prompts)
@@ -156,7 +158,7 @@ class Prober:
                 finding = await find(model, prompts.local, answers, differences)
         except UpstreamError as e:
             self._unproven(engine, model, proof, str(e))
-            return not isinstance(e, NoOracleError)
+            return not isinstance(e, NoTokenIdsError)
         except Exception as e:
             log.error(
                 "engine %s could not be probed, by a fault of the gateway: %s",
@@ -173,14 +175,14 @@ class Prober:
         self._settle(engine, model, proof, before)
         return True
 
-    def _agrees(self, engine: Engine, model: str, proof: Proof) -> None:
+    def _agrees(self, engine: Engine, model: str, proof: ProbeState) -> None:
         self._count("join", ProofState.AGREES)
         if proof.fault is not None:
             log.info("model %r is rendered by engine %s as by the gateway, now", model, engine.name)
         proof.state, proof.why, proof.live = ProofState.AGREES, "", None
         proof.told = set()
 
-    def _differs(self, engine: Engine, model: str, proof: Proof, finding: Finding) -> None:
+    def _differs(self, engine: Engine, model: str, proof: ProbeState, finding: FlagFinding) -> None:
         self._count("join", ProofState.DIFFERS)
         proof.state, proof.why, proof.live = ProofState.DIFFERS, finding.words, None
         if finding.kind in proof.told:
@@ -195,7 +197,7 @@ class Prober:
             finding.evidence,
         )
 
-    def _unproven(self, engine: Engine, model: str, proof: Proof, why: str) -> None:
+    def _unproven(self, engine: Engine, model: str, proof: ProbeState, why: str) -> None:
         """No verdict; one that it differs stands until another comes."""
         self._count("join", ProofState.UNPROVEN)
         if proof.state is ProofState.DIFFERS:
@@ -221,8 +223,8 @@ class Prober:
             if difference is not None:
                 differences[probe.name] = difference
         if not answers:
-            raise NoOracleError("none of its prompts are rendered here")
-        refused = [answer for answer in answers.values() if isinstance(answer, Refused)]
+            raise NoTokenIdsError("none of its prompts are rendered here")
+        refused = [answer for answer in answers.values() if isinstance(answer, NotRendered)]
         if differences and len(refused) == len(answers):
             raise UpstreamError(f"it refuses every probe: {refused[0].why}")
         return answers, differences
@@ -280,7 +282,7 @@ class Prober:
         except UpstreamError:
             self._count("live", ProofState.UNPROVEN)
             return
-        proof = engine.proofs.setdefault(model, Proof())
+        proof = engine.proofs.setdefault(model, ProbeState())
         before = proof.fault
         if difference is None:
             self._live_agrees(engine, model, proof)
@@ -293,25 +295,30 @@ class Prober:
         headers = {name.decode(): value.decode() for name, value in live.endpoint.headers}
         body = live_copy(live.fields)
         if body is None:
-            raise NoOracleError("a copy would tell nothing")
+            raise NoTokenIdsError("a copy would tell nothing")
         ours: Outcome | None = live.ids
         attempts = ATTEMPTS
         while True:
             attempts -= 1
             if ours is None:
                 ours = await our_outcome(live.model.prompts, live.path, body)
-            if ours is None or isinstance(ours, Refused):
-                raise NoOracleError("not rendered here")
+            if ours is None or isinstance(ours, NotRendered):
+                raise NoTokenIdsError("not rendered here")
             theirs = await self._ask(engine, headers, live.path, body)
-            if isinstance(theirs, Refused):
-                raise NoOracleError("refused there")
+            if isinstance(theirs, NotRendered):
+                raise NoTokenIdsError("refused there")
             difference = compare(ours, theirs)
             if difference is None or not attempts:
                 return difference
             ours = None  # rendered anew: it may be the clock
 
     def _live_differs(
-        self, engine: Engine, model: str, proof: Proof, live: LivePrompt, difference: Difference
+        self,
+        engine: Engine,
+        model: str,
+        proof: ProbeState,
+        live: LivePrompt,
+        difference: Difference,
     ) -> None:
         self._count("live", ProofState.DIFFERS)
         words = live_words(live.path, live.fields, difference)
@@ -329,7 +336,7 @@ class Prober:
             words,
         )
 
-    def _live_agrees(self, engine: Engine, model: str, proof: Proof) -> None:
+    def _live_agrees(self, engine: Engine, model: str, proof: ProbeState) -> None:
         self._count("live", ProofState.AGREES)
         if proof.live is None:
             return
@@ -347,7 +354,7 @@ class Prober:
     def _subject_at(self, endpoint: Endpoint, model: ServedModel) -> str:
         return self._subject(self._engines[endpoint.engine], model.name)
 
-    def _settle(self, engine: Engine, model: str, proof: Proof, before: str | None) -> None:
+    def _settle(self, engine: Engine, model: str, proof: ProbeState, before: str | None) -> None:
         """A verdict is in; what was known before may hold no longer."""
         if proof.live is None:
             self._strays.discard((engine.name, model))

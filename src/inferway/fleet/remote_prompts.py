@@ -41,7 +41,7 @@ from inferway.openai_api.requests import ChatRequest, PromptBody
 from inferway.prompts.body_size import body_size
 from inferway.prompts.conversation import carries_media, forwarded_ids
 from inferway.prompts.model_prompts import ModelPrompts
-from inferway.prompts.renderings import Asked, Renderings, as_ids, asked_for, may_be_kept
+from inferway.prompts.renderings import RemoteRenderCache, RenderKey, as_ids, asked_for, may_be_kept
 from inferway.prompts.served import ModelSource, NoPrompts, PromptSource, made_here
 
 log = logging.getLogger("inferway.remote")
@@ -160,7 +160,7 @@ class RemotePrompts:
         self.model = source.model
         self.own = own
         self.stats = RemoteStats()
-        self.renderings = Renderings(CACHE_BYTES)
+        self.renderings = RemoteRenderCache(CACHE_BYTES)
         self.engines = engines
         self._sites = RenderSites(engines, source.key, source.model)
         self.budget_seconds = budget_seconds
@@ -233,7 +233,7 @@ class RemotePrompts:
             raise nothing
         return Tokenized([start], Reason.MEDIA_PREFIX)
 
-    async def _asked(self, body: PromptBody) -> Asked:
+    async def _asked(self, body: PromptBody) -> RenderKey:
         now = self._wall_clock()
         size = body_size(getattr(body, name) for name in body.__struct_fields__)
         if size.to_render <= MAX_CHARS_ON_LOOP:
@@ -252,7 +252,7 @@ class RemotePrompts:
     # questions
 
     async def _obtained(
-        self, asked: Asked
+        self, asked: RenderKey
     ) -> tuple[Sequence[TokenIds] | None, Outcome, _Flight | None]:
         """The prompts if they are known or come in time, else why not, and what will bring them."""
         prompts = self.renderings.get(asked)
@@ -275,7 +275,7 @@ class RemotePrompts:
         refused = isinstance(error, RefusedError)
         return None, Outcome.REFUSED if refused else Outcome.FAILED, flight
 
-    def _new_flight(self, asked: Asked) -> _Flight | None:
+    def _new_flight(self, asked: RenderKey) -> _Flight | None:
         """None if nobody may be asked."""
         site = self._sites.next(asked)
         if site is None:
@@ -311,7 +311,7 @@ class RemotePrompts:
             else:
                 self.stats.wrong_prefixes += 1
 
-    async def _ask(self, site: Site, asked: Asked, deadline: float) -> Sequence[TokenIds]:
+    async def _ask(self, site: Site, asked: RenderKey, deadline: float) -> Sequence[TokenIds]:
         """Raises UpstreamError. Whatever comes of it is counted."""
         loop = asyncio.get_running_loop()
         breaker, engine, asked_at = site.breaker, site.engine.name, self._wall_clock()

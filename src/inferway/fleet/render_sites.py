@@ -29,8 +29,8 @@ from inferway.fleet.engine import Engine
 from inferway.fleet.engine_token_ids import NoSuchServiceError, RenderClient, ask, known_to_tokenize
 from inferway.model import TokenIds
 from inferway.openai_api.requests import parse_chat, parse_completion
-from inferway.prompts.probe import CHAT, PROBES, Refused, compare
-from inferway.prompts.renderings import Asked, asked_for
+from inferway.prompts.probe import CHAT, PROBES, NotRendered, compare
+from inferway.prompts.renderings import RenderKey, asked_for
 
 log = logging.getLogger("inferway.remote")
 
@@ -160,7 +160,7 @@ class RenderSites:
         """The ways by engine; those that have not been asked are not among them."""
         return {name: site.way for name, site in sorted(self._sites.items())}
 
-    def next(self, asked: Asked) -> Site | None:
+    def next(self, asked: RenderKey) -> Site | None:
         """Return the next engine in turn that may be asked for this; None if none may."""
         now = asyncio.get_running_loop().time()
         sites = self._live(now)
@@ -188,7 +188,7 @@ class RenderSites:
             live.append(site)
         return live
 
-    async def call(self, site: Site, asked: Asked) -> Sequence[TokenIds]:
+    async def call(self, site: Site, asked: RenderKey) -> Sequence[TokenIds]:
         """Ask an engine for the token ids. Raises UpstreamError; after NoSuchServiceError the
         engine's /tokenize is put to the proof."""
         caller = RenderClient(self._engines.session, site.engine.url, site.engine.http_headers)
@@ -238,7 +238,7 @@ class RenderSites:
             # /tokenize does not know of choices; no choice is "auto", which changes nothing
             body = {k: v for k, v in probe.body(site.model).items() if k != "tool_choice"}
             theirs = await ask(session, engine.url, engine.http_headers, probe.path, body)
-            if isinstance(theirs, Refused):
+            if isinstance(theirs, NotRendered):
                 continue
             raw = msgspec.json.encode(body)
             parsed = parse_chat(raw) if probe.path == CHAT else parse_completion(raw)

@@ -197,7 +197,7 @@ class ServedModels:
             lora_paths=_lora_paths(name, live) if is_adapter else {},
             unfaithful=self._unfaithful(live, name),
             contexts=contexts,
-            answers_as=name if is_adapter else engine.model_names[0],  # as vLLM does
+            engine_name=name if is_adapter else engine.model_names[0],  # as vLLM does
         )
 
     def _prompts_within(self, key: str, contexts: ContextLengths) -> PromptSource:

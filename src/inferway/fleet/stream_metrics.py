@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from inferway.events.stream import StreamState
 from inferway.fleet.fleet import Fleet
-from inferway.fleet.journal.journal import HolderJournal, JournalProof
+from inferway.fleet.journal.journal import EngineContinuity, HolderJournal
 from inferway.fleet.subscriber import EventSubscriber
 from inferway.metrics import Family, Row, counter, gauge, table
 from inferway.model import Endpoint
@@ -228,6 +228,6 @@ def journal_families(fleet: Fleet) -> Iterator[Family]:
         {
             (*labels, proof): journal.proof is proof
             for labels, journal in journals.items()
-            for proof in JournalProof
+            for proof in EngineContinuity
         },
     )

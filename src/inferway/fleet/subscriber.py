@@ -18,7 +18,7 @@ from functools import partial
 from inferway.events.adapters import sglang
 from inferway.events.apply import EngineBlocks
 from inferway.events.event import Batch, EventAdapter
-from inferway.events.follower import EngineFollower, Steps
+from inferway.events.follower import EventApplier, Steps
 from inferway.events.stream import EventStream, Replay, StreamState
 from inferway.fleet.discovery import EventSource
 from inferway.fleet.journal.journal import HolderJournal
@@ -72,7 +72,7 @@ class EventSubscriber(ABC):
             on_record=on_record,
             lora_path=subscription.lora_path,
         )
-        self.follower = EngineFollower(
+        self.follower = EventApplier(
             self.blocks,
             adapter=adapter,
             can_replay=source.replay is not None,

@@ -37,9 +37,9 @@ class EndpointTable:
     def __init__(self, engines: Sequence[Engine], index: Index) -> None:
         self._engines = engines
         self._index = index
-        self._numbers = HolderNumbers()
+        self._numbers = HolderIds()
         self._left: dict[HolderId, Engine] = {}  # whose number rests
-        self._unbegun: dict[HolderId, Unbegun] = {}
+        self._unbegun: dict[HolderId, FirstTokenCounter] = {}
         self._columns = EndpointColumns()
         self._rows: dict[str, ModelRows] = {}  # of models with a live endpoint
         self._everyone: ModelRows | None = None  # the live endpoints of all models
@@ -93,7 +93,7 @@ class EndpointTable:
         """Count a request that is on its way there, of which so many tokens must be computed."""
         columns, row = self._columns, endpoint.holder
         columns.in_flight[row] += 1
-        columns.recent_tokens[row] += new_tokens
+        columns.recent_prefill_tokens[row] += new_tokens
 
     def release(self, endpoint: Endpoint) -> None:
         """Count a request no more, which has ended."""
@@ -134,7 +134,7 @@ class EndpointTable:
         else:
             self._columns.clear(holder)
         self._columns.block_sizes[holder] = engine.block_size or 0
-        self._unbegun[holder] = Unbegun()
+        self._unbegun[holder] = FirstTokenCounter()
         if self._index.shared is not None:
             self._index.shared.introduce(endpoint.holder, endpoint.name)
         return endpoint
@@ -194,7 +194,9 @@ class EndpointTable:
                 getattr(table, name)[row] = told[name]
             running, waiting = told["running"], told["waiting"]
             table.others[row] = max(0.0, running + waiting - table.in_flight[row])
-            table.unbegun[row] = self._unbegun[row].told(running, waiting, told.answering)
+            table.awaiting_first_token[row] = self._unbegun[row].told(
+                running, waiting, told.answering
+            )
             table.scraped[row] = now
 
     def note_states(self, engine: Engine) -> None:
@@ -212,14 +214,14 @@ class EndpointTable:
         """Let recent tokens and old scrapes fade; `interval` seconds are between two looks at an
         engine's load."""
         table = self._columns
-        table.recent_tokens *= math.exp((self._faded - now) / RECENT_SECONDS)
+        table.recent_prefill_tokens *= math.exp((self._faded - now) / RECENT_SECONDS)
         self._faded = now
         for rows in self._peers:
             table.toward_the_mean(rows, now - STALE_INTERVALS * interval, STALE_SHARE)
 
 
 @dataclass(slots=True)
-class HolderNumbers:
+class HolderIds:
     """Holders' numbers: small, because the index has a bit for each in every mask, and so given
     again. The lowest that is free is given first. One that is given back rests until its last
     request has ended, and a while longer."""
@@ -251,7 +253,7 @@ class HolderNumbers:
 
 
 @dataclass(slots=True)
-class Unbegun:
+class FirstTokenCounter:
     """Counts the requests of one endpoint that have not begun to answer. `told` is called with each
     scrape."""
 

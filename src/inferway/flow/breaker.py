@@ -28,7 +28,7 @@ class BreakerState(StrEnum):
 
 
 @dataclass(slots=True)
-class Breaker:
+class CircuitBreaker:
     """The circuit breaker of one engine. It is made at the engine's first failure; `is_idle` says
     when it can be forgotten."""
 

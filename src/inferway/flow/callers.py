@@ -45,7 +45,7 @@ class KeyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     keys: list[KeySettings] = []
 
 
-class Caller(msgspec.Struct, frozen=True):
+class ApiCaller(msgspec.Struct, frozen=True):
     """The sender of a request, as its API key identifies it."""
 
     tenant: str = ""
@@ -62,7 +62,7 @@ class Callers:
     def __init__(self, keys: list[KeySettings]) -> None:
         """Raises ConfigError for a name or a key that is given twice."""
         self._secret = os.urandom(32)
-        self._by_blinded: dict[bytes, tuple[bytes, Caller]] = {}
+        self._by_blinded: dict[bytes, tuple[bytes, ApiCaller]] = {}
         self.names = [key.name for key in keys]
         for key in keys:
             if self.names.count(key.name) > 1:
@@ -71,10 +71,10 @@ class Callers:
             blinded = self._blinded(digest)
             if blinded in self._by_blinded:
                 raise ConfigError(f"key {key.name!r} has the same hash as another one")
-            caller = Caller(key.tenant or key.name, key.priority, key.admin, key.name)
+            caller = ApiCaller(key.tenant or key.name, key.priority, key.admin, key.name)
             self._by_blinded[blinded] = (digest, caller)
 
-    def of(self, headers: Headers) -> Caller:
+    def of(self, headers: Headers) -> ApiCaller:
         """Whose request this is. Raises UnauthorizedError, with nothing of what was sent."""
         sent = [credentials(name, value) for name, value in headers if name in _CARRIERS]
         for key in sent:

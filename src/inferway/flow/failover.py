@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from inferway.config import RetrySettings
-from inferway.flow.standing import Standing
+from inferway.flow.standing import OutlierDetection
 from inferway.flow.turnstile import Slot
 from inferway.model import Target
 
@@ -48,22 +48,24 @@ class Retries:
 
 
 @dataclass(slots=True)
-class Traffic:
+class FailoverPolicy:
     """The policies of failover: outlier detection, and the budget of retries. `clock` returns
     seconds."""
 
     clock: Callable[[], float]
-    standing: Standing = field(default_factory=Standing)
+    standing: OutlierDetection = field(default_factory=OutlierDetection)
     retries: Retries = field(default_factory=Retries)
 
 
-class Attempts:
+class Failover:
     """The tries of one request: which engine has it, how that went, and who is next. `over` must be
     called."""
 
     __slots__ = ("_has_failed", "_is_over", "_left", "_slot", "_traffic", "engine", "number")
 
-    def __init__(self, targets: tuple[Target, ...], traffic: Traffic, slot: Slot | None) -> None:
+    def __init__(
+        self, targets: tuple[Target, ...], traffic: FailoverPolicy, slot: Slot | None
+    ) -> None:
         """The request goes to the first of `targets`. Without a `slot` nothing is limited."""
         self.number = 1
         self.engine = targets[0].endpoint.engine  # that has it

@@ -10,17 +10,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from inferway.config import EjectionSettings
-from inferway.flow.breaker import Breaker, BreakerState
+from inferway.flow.breaker import BreakerState, CircuitBreaker
 
 
 @dataclass(slots=True)
-class Standing:
+class OutlierDetection:
     """Tells which engines are ejected or drained, by their names."""
 
     settings: EjectionSettings = field(default_factory=EjectionSettings)
     drained: set[str] = field(default_factory=set)
     ejected: set[str] = field(default_factory=set)  # whose breaker is open, or half open
-    breakers: dict[str, Breaker] = field(default_factory=dict)  # of those that have failed
+    breakers: dict[str, CircuitBreaker] = field(default_factory=dict)  # of those that have failed
     failures: dict[str, int] = field(default_factory=dict)
     ejections: dict[str, int] = field(default_factory=dict)
 
@@ -64,7 +64,7 @@ class Standing:
         self.failures[engine] = self.failures.get(engine, 0) + 1
         breaker = self.breakers.get(engine)
         if breaker is None:
-            breaker = self.breakers[engine] = Breaker(self.settings)
+            breaker = self.breakers[engine] = CircuitBreaker(self.settings)
         ejected = breaker.failed(now)
         if ejected:
             self.ejected.add(engine)

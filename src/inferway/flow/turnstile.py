@@ -81,7 +81,7 @@ class _Pace:
 
 
 @dataclass(slots=True)
-class Turnstile:
+class ConcurrencyLimiter:
     """See the module. `engines_of` may change at any time: `turns` finds out."""
 
     settings: FlowSettings

@@ -8,7 +8,7 @@ from collections.abc import Coroutine, Generator
 from typing import Any
 
 
-def begun(coroutine: Coroutine[Any, Any, None]) -> Coroutine[Any, Any, None] | None:
+def run_until_suspended(coroutine: Coroutine[Any, Any, None]) -> Coroutine[Any, Any, None] | None:
     """Runs it to its first wait; returns what is left of it, to be awaited, or None. Raises what it
     does."""
     try:

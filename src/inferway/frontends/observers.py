@@ -13,11 +13,11 @@ from typing import Any
 import xxhash
 
 from inferway.config import ServeSettings
-from inferway.fleet.adoption import Adopter
+from inferway.fleet.adoption import OrphanResolver
 from inferway.fleet.fleet import Fleet
 from inferway.fleet.prober import LivePrompt, Prober
 from inferway.fleet.silent_zero import SilentZeroAlarm, StreamEvidence
-from inferway.frontends.publisher import Publisher, topic_name
+from inferway.frontends.publisher import ZmqPublisher, topic_name
 from inferway.model import Candidates, Endpoint, Headers, Prompt, Reason, Target
 from inferway.openai_api.requests import (
     ChatRequest,
@@ -26,7 +26,7 @@ from inferway.openai_api.requests import (
     standard_fields,
 )
 from inferway.prompts.probe import CHAT, COMPLETION
-from inferway.scheduling.plugin import Ending, Follower
+from inferway.scheduling.plugin import RequestListener, RequestOutcome
 from inferway.steps.journey import Observer, Routed
 from inferway.steps.match import Matched
 
@@ -37,7 +37,7 @@ def pod_scores(candidates: Candidates) -> dict[str, float]:
     """endpoint -> blocks held (seed 003's word), each weighed by the tier it lies in."""
     return {
         e.name: pod_score(value)
-        for e, value in zip(candidates.endpoints, candidates.matched_value, strict=True)
+        for e, value in zip(candidates.endpoints, candidates.weighted_matched_blocks, strict=True)
     }
 
 
@@ -51,7 +51,7 @@ class DecisionPublisher:
 
     def __init__(
         self,
-        publisher: Publisher,
+        publisher: ZmqPublisher,
         *,
         with_text: bool,
     ) -> None:
@@ -132,7 +132,7 @@ class AlarmObserver:
 class PromptsForOrphans:
     """Hands the adopter what was routed, while it is wanted."""
 
-    def __init__(self, adopter: Adopter) -> None:
+    def __init__(self, adopter: OrphanResolver) -> None:
         self._adopter = adopter
 
     def __call__(self, routed: Routed, _: float) -> None:
@@ -161,7 +161,7 @@ class LiveProbe:
         self._due = False
         self._busy = False
 
-    def __call__(self, routed: Routed, _: float) -> Follower | None:
+    def __call__(self, routed: Routed, _: float) -> RequestListener | None:
         if self._busy or not self._prober.one_in:
             return None
         reason = routed.decision.reason
@@ -205,7 +205,7 @@ class LiveProbe:
         self._busy = False
 
 
-class _Answered(Follower):
+class _Answered(RequestListener):
     """Tells at the end how a request ended, and the endpoint that has answered it, if one has."""
 
     __slots__ = ("_endpoint", "_tell")
@@ -224,7 +224,7 @@ class _Answered(Follower):
             self._endpoint = None  # it has not answered what was asked
         return ()
 
-    def on_end(self, ending: Ending) -> None:
+    def on_end(self, ending: RequestOutcome) -> None:
         self._tell(ending.outcome, self._endpoint)
 
 
@@ -240,7 +240,7 @@ def _may_be_repeated(routed: Routed) -> bool:
 
 
 def build_observers(
-    settings: ServeSettings, publisher: Publisher | None, fleet: Fleet, adopter: Adopter
+    settings: ServeSettings, publisher: ZmqPublisher | None, fleet: Fleet, adopter: OrphanResolver
 ) -> list[Observer]:
     """Return those that the settings ask for. Without scoring there are no prompts to look at."""
     observers: list[Observer] = []

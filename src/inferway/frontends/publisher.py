@@ -27,7 +27,7 @@ log = logging.getLogger("inferway.publisher")
 SEND_HIGH_WATER = 10_000  # messages per subscriber; a slow one loses, never slows us
 
 
-class Publisher:
+class ZmqPublisher:
     """One PUB socket. A wildcard address binds, any other connects. Never waits."""
 
     def __init__(self, address: str, context: zmq.Context[zmq.Socket[bytes]]) -> None:

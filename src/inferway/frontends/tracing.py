@@ -25,7 +25,7 @@ from inferway.errors import ConfigError
 from inferway.frontends.answer_log import EndedAnswer
 from inferway.model import Headers, Target
 from inferway.openai_api.requests import Body, ChatRequest, CompletionRequest, ResponsesRequest
-from inferway.scheduling.plugin import Ending, Follower
+from inferway.scheduling.plugin import RequestListener, RequestOutcome
 from inferway.steps.journey import Journey
 from inferway.steps.record import Record
 
@@ -126,7 +126,7 @@ class Tracing:
         await asyncio.to_thread(self._provider.shutdown)
 
 
-class RequestSpan(Follower):
+class RequestSpan(RequestListener):
     """The span of one request, and those below it: `decide`, and one for each attempt."""
 
     __slots__ = ("_attempt", "_context", "_finish_reasons", "_span", "_tracing", "is_root")
@@ -191,7 +191,7 @@ class RequestSpan(Follower):
         if self._attempt is not None:
             self._attempt.add_event("first chunk")
 
-    def on_end(self, ending: Ending) -> None:
+    def on_end(self, ending: RequestOutcome) -> None:
         reasons = self._finish_reasons()
         if reasons:
             self._span.set_attribute("gen_ai.response.finish_reasons", reasons)

@@ -38,8 +38,8 @@ from inferway.gate.turns import FairTurns
 from inferway.gate.warm import Warmer
 from inferway.model import Column, Endpoint
 from inferway_structured.failures import QuarantinedError
-from inferway_structured.requests import asked as asked_in
-from inferway_structured.spec import Asked
+from inferway_structured.requests import parse_constraints
+from inferway_structured.spec import OutputConstraint
 from inferway_structured.turns import ANYBODY, Asker
 from inferway_structured.verdicts import MAX_BODY_ON_LOOP, Library, Verdicts, quarantined
 
@@ -128,7 +128,9 @@ class Gate:
             self._pass_by(path, fields, body_bytes)
             return None
         try:
-            asked = await self.verdicts.read(asker, asked_in, path, fields, num_bytes=body_bytes)
+            asked = await self.verdicts.read(
+                asker, parse_constraints, path, fields, num_bytes=body_bytes
+            )
         except SpecError:
             self.counts.asked("unreadable", "refused")
             raise
@@ -168,7 +170,7 @@ class Gate:
         kind = "unread"
         if body_bytes <= MAX_BODY_ON_LOOP:
             try:
-                asked = asked_in(path, fields)
+                asked = parse_constraints(path, fields)
             except SpecError:
                 kind = "unreadable"
             else:
@@ -183,7 +185,7 @@ class Gate:
     async def _shape(
         self,
         verdicts: Verdicts,
-        asked: Sequence[Asked],
+        asked: Sequence[OutputConstraint],
         endpoints: Sequence[Endpoint],
         asker: Asker,
     ) -> Shape:
@@ -199,16 +201,16 @@ class Gate:
         )
         return Shape(self, verdicts, kept, unenforced if for_us else None, asker)
 
-    def _refuse_in_quarantine(self, key: str, asked: Asked) -> None:
+    def _refuse_in_quarantine(self, key: str, asked: OutputConstraint) -> None:
         if (refused := self._refusal(key, asked)) is not None:
             raise refused
 
-    def _refusal(self, key: str, asked: Asked) -> QuarantinedError | None:
+    def _refusal(self, key: str, asked: OutputConstraint) -> QuarantinedError | None:
         why = self.quarantine.refusal(key)
         return None if why is None else quarantined(asked, why)
 
     async def explain(
-        self, verdicts: Verdicts, asked: Asked, asker: Asker = ANYBODY
+        self, verdicts: Verdicts, asked: OutputConstraint, asker: Asker = ANYBODY
     ) -> dict[str, Any]:
         """Return what would become of the shape, keyword by keyword, as JSON. Raises
         ChecksBusyError or SaturatedError."""
@@ -225,13 +227,15 @@ class Gate:
     def is_proven(self, key: str) -> bool:
         return self.quarantine.is_proven(key)
 
-    def missing_ms(self, asked: Sequence[Asked], endpoints: Sequence[Endpoint]) -> Column | None:
+    def missing_ms(
+        self, asked: Sequence[OutputConstraint], endpoints: Sequence[Endpoint]
+    ) -> Column | None:
         """Return what each endpoint would still have to compile, in milliseconds; None if that is
         next to nothing."""
         keys = [each.spec.key for each in asked]
         return self.costs.missing_ms(keys, endpoints, self._engines.has_plugin)
 
-    def sent(self, asked: Sequence[Asked], endpoint: Endpoint) -> None:
+    def sent(self, asked: Sequence[OutputConstraint], endpoint: Endpoint) -> None:
         """Note that a request with these specs goes to the endpoint now."""
         self._in_flight.sent(endpoint.engine, _together(asked))
         if not self._engines.has_plugin(endpoint.engine):
@@ -241,18 +245,18 @@ class Gate:
             if is_first and self.warmer is not None:
                 self.warmer.tell(endpoint, each)
 
-    def left(self, asked: Sequence[Asked], engine: str) -> None:
+    def left(self, asked: Sequence[OutputConstraint], engine: str) -> None:
         """Note that a request with these specs is no longer at the engine."""
         self._in_flight.over(engine, _together(asked))
 
-    def answered(self, asked: Sequence[Asked]) -> None:
+    def answered(self, asked: Sequence[OutputConstraint]) -> None:
         """Note that an engine has answered these specs to the end."""
         for each in asked:
             self.quarantine.answered(each.spec.key)
         if len(asked) > 1:
             self.quarantine.answered(_together(asked))
 
-    def failed(self, asked: Sequence[Asked], engine: str, now: float) -> None:
+    def failed(self, asked: Sequence[OutputConstraint], engine: str, now: float) -> None:
         """Note that a request with these specs failed at the engine. If the engine turns out to be
         lost, and nothing else was there, the spec is to blame."""
         key = _together(asked)
@@ -285,7 +289,7 @@ class Gate:
         self._timers.add(timer)
 
 
-def _together(asked: Sequence[Asked]) -> str:
+def _together(asked: Sequence[OutputConstraint]) -> str:
     """Return one key for all that a request asks."""
     if len(asked) == 1:
         return asked[0].spec.key

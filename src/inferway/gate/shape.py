@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 from inferway.model import Candidates, Headers, Target
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.scheduling.columns import COMPILE_MS
-from inferway.scheduling.plugin import Ending, Follower
+from inferway.scheduling.plugin import RequestListener, RequestOutcome
 from inferway_structured.answers import AnswerJudge
 from inferway_structured.grammar import Unenforced
 from inferway_structured.report import UNENFORCED_HEADER, left_free, named
-from inferway_structured.spec import Asked
-from inferway_structured.texts import Said
+from inferway_structured.spec import OutputConstraint
+from inferway_structured.texts import AnswerText
 from inferway_structured.turns import ANYBODY, Asker
 from inferway_structured.verdicts import Verdicts
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 UNKNOWN = Unenforced("", "unknown")  # what an engine without our plugin keeps
 
 
-class Shape(Follower):
+class Shape(RequestListener):
     """`unenforced`: by engines with our plugin; None if no engine of the model has it."""
 
     __slots__ = (
@@ -42,7 +42,7 @@ class Shape(Follower):
         self,
         gate: Gate,
         verdicts: Verdicts,
-        asked: Sequence[Asked],
+        asked: Sequence[OutputConstraint],
         unenforced: Sequence[Unenforced] | None,
         asker: Asker = ANYBODY,
     ) -> None:
@@ -80,7 +80,7 @@ class Shape(Follower):
             return ((UNENFORCED_HEADER, named(list(dict.fromkeys(left)))),)
         return ((UNENFORCED_HEADER, named(self.unenforced)),) if self.unenforced else ()
 
-    def on_end(self, ending: Ending) -> None:
+    def on_end(self, ending: RequestOutcome) -> None:
         if self._engine is not None:
             if ending.outcome == "upstream_error" or self._status >= 500:
                 self._gate.failed(self.asked, self._engine, ending.now)
@@ -105,11 +105,11 @@ class Shape(Follower):
         most = self._gate.answer_bytes
         return AnswerJudge(most, most, count=self._verdicts.count_answer, reports=reports)
 
-    async def judge(self, said: Sequence[Said] | None) -> bool | None:
+    async def judge(self, said: Sequence[AnswerText] | None) -> bool | None:
         """Whether an answer, which has said this, has its shape; None if that cannot be told.
         Counts it."""
         said = said if self.can_be_judged else None
-        return await self._verdicts.keeps(self.asked, said, self._asker)
+        return await self._verdicts.is_valid(self.asked, said, self._asker)
 
     def judge_later(self, answer: AnswerJudge) -> None:
         """Have an answer judged that has come to its end. It is counted, and no more."""

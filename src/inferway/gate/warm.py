@@ -13,7 +13,7 @@ from inferway.gate.counts import GateCounts
 from inferway.model import Endpoint
 from inferway_structured.cache import RecentlyUsed
 from inferway_structured.decoding import UNREADABLE
-from inferway_structured.spec import Asked, packed
+from inferway_structured.spec import OutputConstraint, packed
 from inferway_structured.turns import TokenBucket
 
 log = logging.getLogger("inferway.gate")
@@ -63,7 +63,7 @@ class Warmer:
         self._open: dict[str, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def tell(self, endpoint: Endpoint, asked: Asked) -> None:
+    def tell(self, endpoint: Endpoint, asked: OutputConstraint) -> None:
         """Tell the engine of the shape in the background, or drop it."""
         engine = endpoint.engine
         if not self._may(engine) or len(asked.spec.text) > MAX_BYTES:
@@ -88,7 +88,7 @@ class Warmer:
         self._buckets.put(engine, bucket)
         return bucket.take()
 
-    async def _tell(self, endpoint: Endpoint, asked: Asked) -> None:
+    async def _tell(self, endpoint: Endpoint, asked: OutputConstraint) -> None:
         try:
             status, answer = await self._post(endpoint, packed(asked.spec))
             self._counts.warm("sent" if status < 300 else "failed")

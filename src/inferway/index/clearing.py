@@ -19,7 +19,7 @@ _GLANCE = 8192  # slots
 _GLANCE_COSTS = 16  # as much as so many blocks freed
 
 
-class Clearing:
+class BitSweep:
     """One round of clearing: it removes the bits that were dead when it began."""
 
     def __init__(self, tree: Tree) -> None:
@@ -52,7 +52,7 @@ class Clearing:
         start = self._next_state
         end = self._next_state = min(start + budget, self._num_states)
         for state in range(start, end):
-            self._any_orphaned |= self._states.bury(state)
+            self._any_orphaned |= self._states.drop_dead_bits(state)
         return end - start
 
     def _glance(self) -> None:

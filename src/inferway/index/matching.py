@@ -10,7 +10,7 @@ from inferway.model import BlockKey
 StateOf = Callable[[BlockKey], int]
 
 
-def drop_outs(
+def prefix_lengths(
     keys: Sequence[BlockKey],
     shards: Shards[int],
     states: Sequence[int],
@@ -60,10 +60,10 @@ def drop_outs(
     return found
 
 
-def walked_drop_outs(
+def walked_prefix_lengths(
     keys: Sequence[BlockKey], state_of: StateOf, masks: Sequence[int], holders: int
 ) -> list[tuple[int, int]]:
-    """Return what `drop_outs` returns, block by block: for `masks` that may gain bits along a
+    """Return what `prefix_lengths` returns, block by block: for `masks` that may gain bits along a
     prompt."""
     found: list[tuple[int, int]] = []
     left = holders

@@ -18,16 +18,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from inferway.index.clearing import Clearing
+from inferway.index.clearing import BitSweep
 from inferway.index.eviction import MATCHED, STORED, Eviction
 from inferway.index.holders import Holder, Holders
-from inferway.index.matching import drop_outs, runs, walked_drop_outs, window_blocks
+from inferway.index.matching import prefix_lengths, runs, walked_prefix_lengths, window_blocks
 from inferway.index.metrics import index_families
 from inferway.index.protocol import (
     TIER_WEIGHTS,
     Clear,
     Copy,
-    Found,
+    MatchResult,
     Op,
     Remove,
     SharedIndex,
@@ -47,7 +47,7 @@ _SLICE = 2048  # blocks that one operation may look at besides its own: about a 
 _WITH_EACH_APPLY = 32  # of what was left over
 _WITH_EACH_MATCH = 1024  # of what keeps a match from halving
 
-_NOTHING = Found()
+_NOTHING = MatchResult()
 
 
 class MemoryIndex:
@@ -71,7 +71,7 @@ class MemoryIndex:
         self._with_each_match = min(slice_blocks, _WITH_EACH_MATCH)
         self._tree = Tree(slice_blocks)
         self._holders = Holders()
-        self._clearing: Clearing | None = None
+        self._clearing: BitSweep | None = None
         self._eviction = None if self.max_blocks is None else Eviction(self._tree.slots)
 
     # what engines did
@@ -106,7 +106,7 @@ class MemoryIndex:
         tree, budget = self._tree, self._settle(max_blocks)
         budget = tree.free_lapsed(budget)
         if self._clearing is None and tree.states.dead:
-            self._clearing = Clearing(tree)
+            self._clearing = BitSweep(tree)
         if self._clearing is not None and self._clearing.run(budget):
             self._holders.free(self._clearing.bits)
             self._clearing = None
@@ -157,13 +157,13 @@ class MemoryIndex:
 
     # what a prompt would find
 
-    async def match(self, keys: Sequence[BlockKey]) -> Found:
+    async def match(self, keys: Sequence[BlockKey]) -> MatchResult:
         return self.match_now(keys)
 
-    async def match_all(self, prompts: Sequence[Sequence[BlockKey]]) -> list[Found]:
+    async def match_all(self, prompts: Sequence[Sequence[BlockKey]]) -> list[MatchResult]:
         return [self.match_now(keys) for keys in prompts]
 
-    def match_now(self, keys: Sequence[BlockKey]) -> Found:
+    def match_now(self, keys: Sequence[BlockKey]) -> MatchResult:
         """Return what `match` returns, at once: for callers on this very event loop."""
         if not keys:
             return _NOTHING
@@ -172,9 +172,9 @@ class MemoryIndex:
         if tree.unsettled:
             self._settle(self._with_each_match)
             settled &= ~tree.unsettled
-        found = drop_outs(keys, tree.shards, tree.slots.states, masks, settled)
+        found = prefix_lengths(keys, tree.shards, tree.slots.states, masks, settled)
         if tree.unsettled:
-            found += walked_drop_outs(keys, tree.state, tree.states.known, tree.unsettled)
+            found += walked_prefix_lengths(keys, tree.state, tree.states.known, tree.unsettled)
         if not found:
             return _NOTHING
         blocks: dict[HolderId, int] = {}
@@ -187,8 +187,8 @@ class MemoryIndex:
         if self._eviction is not None and blocks:
             tree.slots.marks[tree.slot(keys[max(blocks.values()) - 1])] = MATCHED
         if holders.tiered:
-            return Found(blocks, *self._in_lower_tiers(keys, blocks))
-        return Found(blocks)
+            return MatchResult(blocks, *self._in_lower_tiers(keys, blocks))
+        return MatchResult(blocks)
 
     def _cut_to_windows(self, keys: Sequence[BlockKey], blocks: dict[HolderId, int]) -> None:
         tree = self._tree
@@ -205,7 +205,7 @@ class MemoryIndex:
     def _in_lower_tiers(
         self, keys: Sequence[BlockKey], blocks: Mapping[HolderId, int]
     ) -> tuple[dict[HolderId, float], dict[HolderId, dict[Tier, int]]]:
-        """`Found.discount` and `Found.lower`."""
+        """`MatchResult.discount` and `MatchResult.lower`."""
         tiered = {
             holder.bit: (holder.id, blocks[holder.id])
             for holder in self._holders.of(self._holders.tiered)

@@ -86,7 +86,7 @@ class Window(msgspec.Struct, frozen=True, gc=False):
 Op = Store | Copy | Remove | Clear | Window
 
 
-class Found(msgspec.Struct, frozen=True):
+class MatchResult(msgspec.Struct, frozen=True):
     """What each holder has of a prompt.
 
     `blocks`: for each holder of the first key, how many keys it holds from the start without a
@@ -137,11 +137,11 @@ class Index(Holdings, Protocol):
     def apply(self, ops: Iterable[Op]) -> None:
         """Do `ops` in order. Never waits, never raises for unknown keys or holders."""
 
-    async def match(self, keys: Sequence[BlockKey]) -> Found:
+    async def match(self, keys: Sequence[BlockKey]) -> MatchResult:
         """Return what each holder has of `keys`, a prompt's blocks from its first one on. Holders
         of nothing are absent; no keys, no holders."""
 
-    async def match_all(self, prompts: Sequence[Sequence[BlockKey]]) -> list[Found]:
+    async def match_all(self, prompts: Sequence[Sequence[BlockKey]]) -> list[MatchResult]:
         """Return `match` of each, in their order. Sooner than one after the other, where the index
         is far away."""
 

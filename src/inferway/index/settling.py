@@ -16,10 +16,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from inferway.index.slots import Slots
-from inferway.index.states import States
+from inferway.index.states import HolderSets
 
 
-class Settling:
+class AttachmentUpdate:
     """The remaining work of attaching or detaching blocks of one holder, named by its bit."""
 
     __slots__ = ("bit", "child", "parents", "slot")
@@ -30,7 +30,7 @@ class Settling:
         self.slot = 0  # of the block whose children are being looked at
         self.child = 0  # the next of them
 
-    def run(self, slots: Slots, states: States, budget: int) -> tuple[int, int]:
+    def run(self, slots: Slots, states: HolderSets, budget: int) -> tuple[int, int]:
         """Look at so many children at most. Returns how many of them became detached, minus those
         that became attached, and what is left of the budget."""
         column, following, first = slots.states, slots.next, slots.first

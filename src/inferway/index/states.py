@@ -23,7 +23,7 @@ NOBODY = 0  # the id of the value without holders; always there
 Planes = tuple[int, ...]
 
 
-class States:
+class HolderSets:
     """Columns by id; `counts` (blocks that have the value) is kept by `move` and `release`."""
 
     __slots__ = (
@@ -104,7 +104,7 @@ class States:
     def is_empty(self, state: int) -> bool:
         return not self.planes[state]
 
-    def bury(self, state: int) -> bool:
+    def drop_dead_bits(self, state: int) -> bool:
         """Take the dead bits out of one state. Returns whether nobody is left in it."""
         planes = self.planes[state]
         if not any(mask & self.dead for mask in planes):

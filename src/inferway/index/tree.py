@@ -12,10 +12,10 @@ from collections.abc import Sequence
 
 from inferway.index.holders import Holder
 from inferway.index.protocol import FULL_ATTENTION, Copy, Remove, Store
-from inferway.index.settling import Settling
+from inferway.index.settling import AttachmentUpdate
 from inferway.index.shards import LIMIT, Shards
 from inferway.index.slots import PARENT, Slots
-from inferway.index.states import NOBODY, States
+from inferway.index.states import NOBODY, HolderSets
 from inferway.model import BlockKey
 
 
@@ -25,8 +25,8 @@ class Tree:
     def __init__(self, slice_blocks: int) -> None:
         self.shards: Shards[int] = Shards()
         self.slots = Slots()
-        self.states = States()
-        self.settling: dict[int, Settling] = {}  # bit -> what is left to do
+        self.states = HolderSets()
+        self.settling: dict[int, AttachmentUpdate] = {}  # bit -> what is left to do
         self.unsettled = 0  # those bits
         self.lapsed: list[int] = []  # slots without children that nobody holds, to be freed
         self._slice = slice_blocks
@@ -260,6 +260,6 @@ class Tree:
         if settling is not None:
             settling.parents.extend(blocks)
             return
-        settling = self.settling[holder.bit] = Settling(holder.bit)
+        settling = self.settling[holder.bit] = AttachmentUpdate(holder.bit)
         settling.parents.extend(blocks)
         self.settle(holder, self._slice)

@@ -22,7 +22,7 @@ from tokenizers import AddedToken, models
 _TEXT = "\ue000inferway\ue000"
 
 
-class Boundaries:
+class OpenTextBoundaries:
     """Finds the boundaries in texts of one model's tokenizer. Any thread may use it."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:

@@ -27,13 +27,13 @@ import tokenizers
 
 
 @dataclass(frozen=True, slots=True)
-class Cuts:
+class SplitPoints:
     found: list[str]  # all that a pattern must find, going from left to right
     cuts: frozenset[str]  # those of them at which a text may be cut
     apart: dict[str, int]  # those again which may be looked for by themselves, and their ids
 
 
-def find_cuts(tokenizer: tokenizers.Tokenizer) -> Cuts:
+def find_split_points(tokenizer: tokenizers.Tokenizer) -> SplitPoints:
     """Return where texts may be cut for this tokenizer, by points 2 to 4 of the module's docstring.
     The result is empty if no cut is certain to be exact."""
     by_id = tokenizer.get_added_tokens_decoder()
@@ -43,7 +43,7 @@ def find_cuts(tokenizer: tokenizers.Tokenizer) -> Cuts:
         or any(token.single_word for token in tokens)
         or getattr(tokenizer.model, "dropout", None)  # no two encodings are alike
     ):
-        return Cuts([], frozenset(), {})
+        return SplitPoints([], frozenset(), {})
     contents = [token.content for token in tokens]
     usable = [token for token in tokens if not token.normalized]
     if tokenizer.normalizer is None:
@@ -56,7 +56,7 @@ def find_cuts(tokenizer: tokenizers.Tokenizer) -> Cuts:
     ]
     ids = {token.content: token_id for token_id, token in by_id.items()}
     found = [token.content for token in usable]
-    return Cuts(found, frozenset(cuts), {cut: ids[cut] for cut in apart(cuts, contents)})
+    return SplitPoints(found, frozenset(cuts), {cut: ids[cut] for cut in apart(cuts, contents)})
 
 
 def apart(candidates: Iterable[str], contents: Collection[str]) -> list[str]:

@@ -13,17 +13,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from inferway.errors import (
-    HelperBusyError,
-    HelperError,
     JobFailedError,
     JobKilledError,
     RenderError,
+    SandboxBusyError,
+    SandboxError,
     TemplateError,
 )
 from inferway.model import Reason
 from inferway.prompts.chat_template import ChatTemplate
-from inferway.prompts.template_jobs import RENDER, Refused, Written, unpack
-from inferway_structured.helper.helper import Helper
+from inferway.prompts.template_jobs import RENDER, TemplateRefused, Written, unpack
+from inferway_structured.helper.helper import Sandbox
 from inferway_structured.helper.process import Limits
 
 log = logging.getLogger("inferway")
@@ -36,7 +36,7 @@ class LargeChats:
     """Starts its process with the first of them. Close it."""
 
     def __init__(self, limits: Limits = LIMITS) -> None:
-        self.helper = Helper(
+        self.helper = Sandbox(
             "inferway.prompts.template_jobs",
             limits=limits,
             max_waiting=32,
@@ -53,7 +53,7 @@ class LargeChats:
         try:
             with _as_render_errors("a large chat"):
                 return _text(await self.helper.call_async(RENDER, job))
-        except HelperError:
+        except SandboxError:
             return None
 
     async def render_heavy(self, template: ChatTemplate, job: bytes) -> str:
@@ -73,7 +73,7 @@ class LargeChats:
 def _as_render_errors(what: str) -> Iterator[None]:
     try:
         yield
-    except HelperBusyError as e:
+    except SandboxBusyError as e:
         raise RenderError(str(e), reason=Reason.HELPER_BUSY) from e
     except (JobKilledError, JobFailedError) as e:
         why = f"{what}: the model's chat template {e}"
@@ -91,19 +91,19 @@ def _giving_up(template: ChatTemplate) -> Iterator[None]:
                 log.error("%s; no chat is rendered with it any more: they go by load", e)
             template.given_up = str(e)
         raise
-    except HelperError as e:
+    except SandboxError as e:
         raise RenderError(str(e), reason=Reason.OUR_FAULT) from e
 
 
 def _text(answer: bytes) -> str:
     made = unpack(answer)
-    if isinstance(made, Refused):
+    if isinstance(made, TemplateRefused):
         raise _error(made)
     assert isinstance(made, Written)
     return made.text
 
 
-def _error(refused: Refused) -> TemplateError | RenderError:
+def _error(refused: TemplateRefused) -> TemplateError | RenderError:
     """As if the template had failed in this process."""
     if refused.param is None:
         return RenderError(f"the chat template {refused.why}", reason=Reason.BAD_TEMPLATE)

@@ -19,9 +19,9 @@ from inferway.model import TokenIds
 from inferway.prompts.probe import (
     PROBES,
     Difference,
+    NotRendered,
     Outcome,
     Probe,
-    Refused,
     Tokenizes,
     compare,
     our_outcome,
@@ -37,7 +37,7 @@ class Cause:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class FlagFinding:
     """Some probes gave other ids. `words` has no text of a prompt, `evidence` has."""
 
     kind: str  # the same for the same cause, seen in the same probes
@@ -67,7 +67,7 @@ async def find(
     prompts: Renders | None,
     answers: Mapping[str, Outcome],
     differences: Mapping[str, Difference],
-) -> Finding:
+) -> FlagFinding:
     """Return what differs from the engine and the most likely cause. `answers` are the engine's
     outcomes by probe, `differences` those of them that are not ours, by probe: at least one."""
     cause = await _proven_cause(model, prompts, answers, differences) if prompts else None
@@ -76,7 +76,7 @@ async def find(
     names = ", ".join(differences)
     name, first = next(iter(differences.items()))
     where = "refused by one side" if first.position is None else f"from token {first.position} on"
-    return Finding(
+    return FlagFinding(
         kind=f"{cause.flag}|{cause.cure}|{names}",
         words=(
             f"{len(differences)} of {len(answers)} probes differ ({names}), {name!r} {where}; "
@@ -131,7 +131,7 @@ def _guess(model: str, differences: Mapping[str, Difference], *, reads_clock: bo
 
 def _differ_in_edges(difference: Difference) -> bool:
     """Whether one side's ids are the other's with one more at either end."""
-    if isinstance(difference.ours, Refused) or isinstance(difference.theirs, Refused):
+    if isinstance(difference.ours, NotRendered) or isinstance(difference.theirs, NotRendered):
         return False
     return all(
         len(short) + 1 == len(long)
@@ -148,9 +148,11 @@ _TOKENS_SHOWN = 8
 def _evidence(name: str, difference: Difference, prompts: Renders | None) -> str:
     """Texts of a probe may be shown: they are ours, and the model's template."""
     ours, theirs = difference.ours, difference.theirs
-    if isinstance(ours, Refused) or isinstance(theirs, Refused):
-        here = f"refused here ({ours.why})" if isinstance(ours, Refused) else "rendered here"
-        there = f"refused there ({theirs.why})" if isinstance(theirs, Refused) else "rendered there"
+    if isinstance(ours, NotRendered) or isinstance(theirs, NotRendered):
+        here = f"refused here ({ours.why})" if isinstance(ours, NotRendered) else "rendered here"
+        there = (
+            f"refused there ({theirs.why})" if isinstance(theirs, NotRendered) else "rendered there"
+        )
         return f"{name!r} is {here} and {there}"
     if difference.position is None:
         return f"{name!r} has {len(ours)} prompts here and {len(theirs)} there"

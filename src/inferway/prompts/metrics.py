@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from inferway.metrics import Family, Row, counter, table
 from inferway.prompts.renderer import Renderer
 from inferway.prompts.request_templates import RequestTemplates
-from inferway_structured.helper.helper import HelperStats
+from inferway_structured.helper.helper import SandboxStats
 
-_HELPERS: tuple[Row[HelperStats], ...] = (
+_HELPERS: tuple[Row[SandboxStats], ...] = (
     (
         counter,
         "helper_jobs",
@@ -57,7 +57,7 @@ def prompt_families(renderer: Renderer, templates: RequestTemplates | None) -> I
     )
 
 
-def helper_families(stats: Mapping[str, HelperStats]) -> Iterator[Family]:
+def helper_families(stats: Mapping[str, SandboxStats]) -> Iterator[Family]:
     """Yield the families of helper processes, by the kind of their work."""
     yield from table(_HELPERS, ["work"], {(work,): each for work, each in stats.items()})
     yield counter(

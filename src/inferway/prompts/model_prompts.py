@@ -34,7 +34,12 @@ from inferway.prompts.render_requests import (
     chat_input,
 )
 from inferway.prompts.renderer import MAX_CHARS_ON_LOOP, Renderer
-from inferway.prompts.request_templates import Job, RequestTemplate, RequestTemplates, prepare
+from inferway.prompts.request_templates import (
+    RequestTemplate,
+    RequestTemplates,
+    TemplateRendering,
+    prepare,
+)
 from inferway.prompts.template_arguments import sees_tools
 from inferway.prompts.token_ids import token_ids
 from inferway.prompts.token_rows import truncated
@@ -261,7 +266,7 @@ class ModelPrompts:
         if not body.chat_template:
             template = self._as_argument(template, body)
 
-        def prepared() -> tuple[RenderChatRequest, Job]:
+        def prepared() -> tuple[RenderChatRequest, TemplateRendering]:
             request = self._chat_request(body, template, max_tokens)
             chat = chat_input(request, self._model.tokenizer.special_tokens)
             return request, prepare(source, chat)

@@ -13,15 +13,15 @@ import msgspec
 import numpy as np
 
 from inferway.errors import (
-    HelperBusyError,
-    HelperError,
     JobFailedError,
     PanicError,
     RenderError,
+    SandboxBusyError,
+    SandboxError,
 )
 from inferway.model import Offsets, Reason, TokenIds
 from inferway.prompts.raw_files import RawFiles
-from inferway_structured.helper.helper import Helper, HelperStats
+from inferway_structured.helper.helper import Sandbox, SandboxStats
 from inferway_structured.helper.process import Limits
 
 # Hugging Face's encoder needs a second and 70 MB for a million characters of ordinary text. To kill
@@ -40,11 +40,11 @@ class OutsideEncoder:
     loaded. The owner must call `close`."""
 
     def __init__(
-        self, raw: RawFiles, stats: HelperStats | None = None, limits: Limits = LIMITS
+        self, raw: RawFiles, stats: SandboxStats | None = None, limits: Limits = LIMITS
     ) -> None:
         """`stats` as of a Helper."""
         self._path = raw.path
-        self.helper = Helper(
+        self.helper = Sandbox(
             _JOBS,
             limits=limits,
             max_waiting=MAX_WAITING,
@@ -92,13 +92,13 @@ class OutsideEncoder:
         if not self.helper.is_ready:
             if self._loading.done():
                 self._loading = self.helper.start()
-            raise HelperBusyError("it is loading the model again")
+            raise SandboxBusyError("it is loading the model again")
         job = self.helper.submit(f"{_JOBS}:{function}", argument)
         try:
             return job.result(PATIENCE_SECONDS)
         except TimeoutError:
             job.cancel()
-            raise HelperBusyError(f"no answer in {PATIENCE_SECONDS:g} s") from None
+            raise SandboxBusyError(f"no answer in {PATIENCE_SECONDS:g} s") from None
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -107,7 +107,7 @@ class OutsideEncoder:
             yield
         except JobFailedError as e:  # its tokenizer fails where ours would have panicked
             raise PanicError(str(e)) from e
-        except HelperError as e:
+        except SandboxError as e:
             raise self._error(str(e), Reason.HELPER_BUSY) from e
         except (ValueError, msgspec.MsgspecError) as e:
             raise self._error("its answer cannot be read", Reason.BAD_TOKENIZER) from e

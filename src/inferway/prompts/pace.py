@@ -8,7 +8,7 @@ _KEPT = 0.9
 _TIMES_LARGER = 2
 
 
-class Pace:
+class RenderTime:
     """Predicts how long one model's chats take to render from how long earlier ones took. Any
     thread may call it; of two reports at the same time one may be lost."""
 

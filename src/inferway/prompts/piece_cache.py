@@ -17,7 +17,7 @@ from threading import Lock
 import numpy as np
 
 from inferway.model import TokenIds
-from inferway.prompts.cuts import Cuts
+from inferway.prompts.cuts import SplitPoints
 
 EncodeAll = Callable[[Sequence[str]], list[TokenIds]]
 
@@ -25,11 +25,11 @@ EncodeAll = Callable[[Sequence[str]], list[TokenIds]]
 _ENTRY_BYTES = 300
 
 
-class PieceCache:
+class SegmentCache:
     """Encodes texts piece by piece and remembers the ids of each piece. Any thread may encode. It
     holds at most `max_bytes` and drops the least recently used pieces first."""
 
-    def __init__(self, encode_all: EncodeAll, cuts: Cuts, max_bytes: int) -> None:
+    def __init__(self, encode_all: EncodeAll, cuts: SplitPoints, max_bytes: int) -> None:
         self.num_bytes = 0
         self._encode_all = encode_all
         by_length = sorted(cuts.found, key=len, reverse=True)

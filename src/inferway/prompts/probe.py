@@ -135,14 +135,14 @@ PROBES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class NotRendered:
     """No ids, because the request cannot be rendered: `why` is for people."""
 
     why: str
 
 
 # The ids of each of a request's prompts, or no.
-Outcome = Sequence[TokenIds] | Refused
+Outcome = Sequence[TokenIds] | NotRendered
 
 
 class Tokenizes(Protocol):
@@ -159,7 +159,7 @@ async def our_outcome(prompts: Tokenizes, path: str, body: JsonObject) -> Outcom
         parsed: PromptBody = parse_chat(raw) if path == CHAT else parse_completion(raw)
         tokenized = await prompts.tokenize(parsed)
     except RequestError as e:
-        return Refused(str(e))
+        return NotRendered(str(e))
     except RenderError:
         return None
     return tokenized.token_ids if tokenized.reason in _WHOLE else None
@@ -179,8 +179,8 @@ class Difference:
 def compare(ours: Outcome, theirs: Outcome) -> Difference | None:
     """Return the first difference of two outcomes, or None if they are the same. Two refusals are
     the same whatever their texts."""
-    if isinstance(ours, Refused) or isinstance(theirs, Refused):
-        same = isinstance(ours, Refused) and isinstance(theirs, Refused)
+    if isinstance(ours, NotRendered) or isinstance(theirs, NotRendered):
+        same = isinstance(ours, NotRendered) and isinstance(theirs, NotRendered)
         return None if same else Difference(ours, theirs)
     if len(ours) != len(theirs):
         return Difference(ours, theirs)
@@ -250,7 +250,11 @@ def live_words(path: str, fields: JsonObject, difference: Difference) -> str:
     shaping = [name for name in _SHAPING if fields.get(name) is not None]
     having = f" with {', '.join(shaping)}" if shaping else ""
     ours, theirs = difference.ours, difference.theirs
-    if isinstance(ours, Refused) or isinstance(theirs, Refused) or difference.position is None:
+    if (
+        isinstance(ours, NotRendered)
+        or isinstance(theirs, NotRendered)
+        or difference.position is None
+    ):
         return f"{what}{having}, which one side renders otherwise altogether"
     a, b = ours[difference.prompt], theirs[difference.prompt]
     at = difference.position

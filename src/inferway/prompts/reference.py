@@ -20,7 +20,7 @@ _POINTS = [*range(0xC0), *range(0xC0, 0x800, 0x40), *range(0x800, 0xD800, 0x800)
 EVERY_BYTE = "".join(map(chr, [*_POINTS, *range(0x10000, 0x110000, 0x10000)]))
 
 
-class Reference:
+class HfEncoder:
     """`get` may be called from any thread; what is packed away is unpacked once, and kept."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:

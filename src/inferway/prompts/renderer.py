@@ -35,7 +35,7 @@ from inferway.prompts.chat_template import ChatInput, ChatTemplate
 from inferway.prompts.hub import fetch_model_files, file_versions
 from inferway.prompts.large_chats import LargeChats
 from inferway.prompts.memory import give_back_memory
-from inferway.prompts.pace import Pace
+from inferway.prompts.pace import RenderTime
 from inferway.prompts.render_requests import (
     GetOrCreateTokenizerKeyRequest,
     RenderChatRequest,
@@ -49,7 +49,7 @@ from inferway.prompts.template_environment import Span
 from inferway.prompts.template_jobs import pack
 from inferway.prompts.token_rows import assistant_mask, truncated
 from inferway.prompts.trial_load import TrialLoads
-from inferway_structured.helper.helper import HelperStats
+from inferway_structured.helper.helper import SandboxStats
 
 if TYPE_CHECKING:
     from inferway.prompts.loaded_model import LoadedModel
@@ -99,11 +99,11 @@ class Renderer:
         # Who waits for a process that encodes; many, so that one model's texts hold up no other's.
         self._waiters = ThreadPoolExecutor(MAX_WAITERS, thread_name_prefix="outside")
         self._outside: WeakSet[OutsideEncoder] = WeakSet()
-        self._paces: defaultdict[str, Pace] = defaultdict(Pace)  # by key
+        self._paces: defaultdict[str, RenderTime] = defaultdict(RenderTime)  # by key
         self.num_off_loop = 0  # requests that were too large for the event loop
         self.large_chats = LargeChats()
         self.trials = TrialLoads()
-        self.outside_stats = HelperStats()  # of all processes that encode
+        self.outside_stats = SandboxStats()  # of all processes that encode
         self._closed = False
 
     def close(self) -> None:

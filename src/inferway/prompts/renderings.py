@@ -57,7 +57,7 @@ Kind = tuple[str, bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RenderKey:
     """A prompt that an engine is asked for. `digests[k - 1]` is that of its first k messages; a
     completion has one. `roles` are those of the messages."""
 
@@ -85,7 +85,7 @@ class Asked:
         return named + fields + b"}"
 
 
-def asked_for(body: PromptBody, now: float) -> Asked:
+def asked_for(body: PromptBody, now: float) -> RenderKey:
     """`now` is the time of day, in seconds since 1970. Raises RenderError for a body with values
     that would not arrive as they are."""
     is_chat = isinstance(body, ChatRequest)
@@ -103,7 +103,7 @@ def asked_for(body: PromptBody, now: float) -> Asked:
         pieces.append(piece)
         hasher.update(piece + b"\0")
         digests.append(hasher.digest())
-    return Asked(
+    return RenderKey(
         body=body,
         pieces=pieces,
         fields=frozenset(fields) | ({"messages"} if is_chat else set()),
@@ -147,7 +147,7 @@ def _role(role: object) -> str:
 
 
 @dataclass(slots=True)
-class Renderings:
+class RemoteRenderCache:
     """The prompts of one model that engines have rendered. Above `max_bytes` the least recently
     used ones are dropped."""
 
@@ -162,14 +162,14 @@ class Renderings:
         self._deficits.clear()
         self.num_bytes = 0
 
-    def get(self, asked: Asked) -> Sequence[TokenIds] | None:
+    def get(self, asked: RenderKey) -> Sequence[TokenIds] | None:
         """The whole, as it was rendered."""
         found = self._entries.get(asked.key)
         if found is not None:
             self._entries.move_to_end(asked.key)
         return found
 
-    def start_of(self, asked: Asked, roles: Sequence[str] | None = None) -> TokenIds | None:
+    def start_of(self, asked: RenderKey, roles: Sequence[str] | None = None) -> TokenIds | None:
         """The longest start that the rendering of an earlier turn gives; None if there is none.
         With `roles`: of a chat that goes on after what is asked for, and has these."""
         best: TokenIds | None = None
@@ -182,7 +182,7 @@ class Renderings:
                     best = ids[:end]
         return best
 
-    def put(self, asked: Asked, prompts: Sequence[TokenIds], *, keep: bool = True) -> None:
+    def put(self, asked: RenderKey, prompts: Sequence[TokenIds], *, keep: bool = True) -> None:
         """A rendering has come: it is compared with those of its earlier turns, and kept."""
         for length, ids in self._known_turns(asked, len(asked.roles) - 1):
             self._learn(_kind(asked.roles, length), ids, prompts[0])
@@ -195,7 +195,7 @@ class Renderings:
         while self.num_bytes > self.max_bytes:
             self._drop(next(iter(self._entries)))
 
-    def _known_turns(self, asked: Asked, most: int) -> list[tuple[int, TokenIds]]:
+    def _known_turns(self, asked: RenderKey, most: int) -> list[tuple[int, TokenIds]]:
         """(number of messages, ids) of the longest turns of at most so many that are known."""
         found: list[tuple[int, TokenIds]] = []
         if asked.cut:

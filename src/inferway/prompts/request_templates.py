@@ -15,20 +15,28 @@ from typing import TypeVar
 import msgspec
 
 from inferway.errors import (
-    HelperBusyError,
-    HelperError,
     InferwayError,
     JobFailedError,
     JobKilledError,
     RenderError,
+    SandboxBusyError,
+    SandboxError,
     TemplateError,
 )
 from inferway.model import Reason
 from inferway.prompts.chat_template import ChatInput
 from inferway.prompts.content_format import ContentFormat
 from inferway.prompts.template_environment import CLOCK
-from inferway.prompts.template_jobs import INSPECT, RENDER, Facts, Refused, Written, pack, unpack
-from inferway_structured.helper.helper import Helper
+from inferway.prompts.template_jobs import (
+    INSPECT,
+    RENDER,
+    Facts,
+    TemplateRefused,
+    Written,
+    pack,
+    unpack,
+)
+from inferway_structured.helper.helper import Sandbox
 from inferway_structured.helper.process import Limits
 
 # The largest of 347 real templates has 19,000 characters.
@@ -52,7 +60,7 @@ class RequestTemplate(msgspec.Struct, frozen=True):
     knows_developer: bool
 
 
-class Job(msgspec.Struct, frozen=True):
+class TemplateRendering(msgspec.Struct, frozen=True):
     """A rendering, packed. `key` is what its text is kept by; None: it is not kept."""
 
     packed: bytes
@@ -63,7 +71,7 @@ class RequestTemplates:
     """Renders them for all models. Close it."""
 
     def __init__(self, limits: Limits = LIMITS, cache_bytes: int = CACHE_BYTES) -> None:
-        self.helper = Helper("inferway.prompts.template_jobs", limits=limits)
+        self.helper = Sandbox("inferway.prompts.template_jobs", limits=limits)
         self.num_cache_hits = 0
         self._texts = _Texts(cache_bytes)
         self._facts: OrderedDict[bytes, Facts] = OrderedDict()
@@ -88,7 +96,7 @@ class RequestTemplates:
                 self._facts.popitem(last=False)
         return RequestTemplate(source, facts.content_format, facts.knows_developer)
 
-    async def render(self, job: Job) -> str:
+    async def render(self, job: TemplateRendering) -> str:
         """The job's text. Raises TemplateError or RenderError."""
         text = None if job.key is None else self._texts.get(job.key)
         if text is not None:
@@ -102,9 +110,9 @@ class RequestTemplates:
     async def _ask(self, function: str, argument: bytes, wanted: type[_Wanted]) -> _Wanted:
         try:
             answer = unpack(await self.helper.call_async(function, argument))
-        except HelperError as e:
+        except SandboxError as e:
             raise _failed(e) from e
-        if isinstance(answer, Refused):
+        if isinstance(answer, TemplateRefused):
             if answer.param in (None, "messages"):
                 raise _bad(answer.why)
             raise TemplateError(answer.why, param=answer.param)
@@ -112,13 +120,13 @@ class RequestTemplates:
         return answer
 
 
-def prepare(source: str, chat: ChatInput) -> Job:
+def prepare(source: str, chat: ChatInput) -> TemplateRendering:
     """Packs a rendering; takes a while for large chats. Raises RenderError for what cannot be
     packed."""
     packed = pack(source, chat)
     # Jinja looks up a global by a name that stands in the source as it is, and in no other way.
     reads_clock = CLOCK in source
-    return Job(packed, None if reads_clock else hashlib.sha256(packed).digest())
+    return TemplateRendering(packed, None if reads_clock else hashlib.sha256(packed).digest())
 
 
 def _utf8(source: str) -> bytes:
@@ -128,7 +136,7 @@ def _utf8(source: str) -> bytes:
         raise _bad("has a lone surrogate") from e
 
 
-def _failed(e: HelperError) -> InferwayError:
+def _failed(e: SandboxError) -> InferwayError:
     """What the client is told, or why the request goes by load only."""
     if isinstance(e, JobKilledError):
         if e.lacked_cpu:
@@ -136,7 +144,7 @@ def _failed(e: HelperError) -> InferwayError:
         return _bad(str(e))
     if isinstance(e, JobFailedError):
         return _bad(f"fails: {e}")
-    if isinstance(e, HelperBusyError):
+    if isinstance(e, SandboxBusyError):
         return RenderError(str(e), reason=Reason.HELPER_BUSY)
     return RenderError(str(e), reason=Reason.OUR_FAULT)
 

@@ -97,7 +97,7 @@ class ServedModel:
     lora_paths: Mapping[str | None, Collection[HolderId]] = field(default_factory=dict)
     unfaithful: str | None = None  # how our tokens differ from an engine's, if the probe saw it
     contexts: ContextLengths = NO_LENGTHS
-    answers_as: str | None = None  # an alias: the name that the engine puts into its answers
+    engine_name: str | None = None  # an alias: the name that the engine puts into its answers
 
     @property
     def lora_path(self) -> str | None:

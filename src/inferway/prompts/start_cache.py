@@ -54,7 +54,7 @@ class _Cut(NamedTuple):
     token_id: int
 
 
-class StartCache:
+class PrefixTokenCache:
     """Encodes growing texts and remembers the ids of their starts. Any thread may encode. It holds
     at most `max_bytes` and drops the least recently used starts first."""
 

@@ -1,4 +1,4 @@
-"""Jinja's sandbox for templates that are rendered in this process, within the limits of a `Work`.
+"""Jinja's sandbox for templates that are rendered in this process, within the limits of a `RenderBudget`.
 
 What is not in the tables below is not done here. A template that wants it, or passes a limit, ends
 with HeavyError: a helper process can do it, where everything is limited.
@@ -23,7 +23,7 @@ from inferway.prompts.template_environment import (
     Sandbox,
     template_environment,
 )
-from inferway.prompts.template_work import MAX_CHARS, SHORT, Work, heavy
+from inferway.prompts.template_work import MAX_CHARS, SHORT, RenderBudget, heavy
 
 _MAX_INDENT = 64
 _ITEMS_PER_STEP = 8
@@ -44,7 +44,7 @@ class BoundedContext(Context):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.work = Work()
+        self.work = RenderBudget()
 
 
 # Methods of str, dict and list that take nothing for a short text, and copy a long one at most;
@@ -109,7 +109,7 @@ def _is_short(method: BuiltinMethodType, args: tuple[Any, ...]) -> bool:
 
 
 def _checked(
-    work: Work, method: BuiltinMethodType, args: tuple[Any, ...], kwargs: dict[str, Any]
+    work: RenderBudget, method: BuiltinMethodType, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, ...]:
     """The arguments of a method that makes more than it has, or takes long."""
     of, name = method.__self__, method.__name__
@@ -137,7 +137,7 @@ def _checked(
     raise heavy(f"calls {name!r}")
 
 
-def _check_split(work: Work, text: str, args: tuple[Any, ...]) -> None:
+def _check_split(work: RenderBudget, text: str, args: tuple[Any, ...]) -> None:
     between = args[0] if args else None
     if isinstance(between, str) and between:
         work.taken_apart(text, text.count(between) + 1)
@@ -149,7 +149,7 @@ def _are_texts(values: Sequence[object]) -> bool:
     return len(values) == 2 and all(type(value) is str for value in values)
 
 
-def _joined_parts(work: Work, between: str, values: Iterable[Any]) -> list[Any]:
+def _joined_parts(work: RenderBudget, between: str, values: Iterable[Any]) -> list[Any]:
     parts, chars = [], 0
     if isinstance(values, str):
         work.taken_apart(values, len(values))

@@ -64,7 +64,7 @@ class Written(msgspec.Struct, frozen=True, tag=True):
     text: str
 
 
-class Refused(msgspec.Struct, frozen=True, tag=True):
+class TemplateRefused(msgspec.Struct, frozen=True, tag=True):
     """The reason why there is no text. `param` is the field of the request, or None if the template
     does not compile."""
 
@@ -72,7 +72,7 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     param: str | None = None
 
 
-Answer = Facts | Written | Refused
+Answer = Facts | Written | TemplateRefused
 
 _ANSWERS: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
 
@@ -145,7 +145,9 @@ def render(argument: bytearray) -> bytes:
     try:
         return _encode(Written(_compiled(job.source).render(chat)))
     except UnicodeEncodeError:
-        return _encode(Refused("writes a lone surrogate, which no encoder accepts", "messages"))
+        return _encode(
+            TemplateRefused("writes a lone surrogate, which no encoder accepts", "messages")
+        )
     except InferwayError as e:
         if isinstance(e.__cause__, MemoryError):
             raise MemoryError from None
@@ -173,7 +175,7 @@ def _encode(answer: Answer) -> bytes:
     return msgspec.msgpack.encode(answer)
 
 
-def _refused(e: InferwayError) -> Refused:
+def _refused(e: InferwayError) -> TemplateRefused:
     """Without the words that say whose template it is."""
     why = str(e).removeprefix("the model's ").removeprefix("the ").removeprefix("chat template ")
-    return Refused(why[:_MAX_WHY_CHARS], e.param if isinstance(e, TemplateError) else None)
+    return TemplateRefused(why[:_MAX_WHY_CHARS], e.param if isinstance(e, TemplateError) else None)

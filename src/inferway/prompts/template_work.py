@@ -42,7 +42,7 @@ def heavy(what: str) -> HeavyError:
     return HeavyError(f"the chat template {what}")
 
 
-class Work:
+class RenderBudget:
     """The steps and the memory that are left for one rendering. It belongs to the thread of its
     rendering."""
 

@@ -26,15 +26,15 @@ from inferway.errors import (
     panic_as_error,
 )
 from inferway.model import Offsets, Reason, TokenIds
-from inferway.prompts.boundaries import Boundaries
+from inferway.prompts.boundaries import OpenTextBoundaries
 from inferway.prompts.check_texts import check_texts
-from inferway.prompts.cuts import find_cuts
+from inferway.prompts.cuts import find_split_points
 from inferway.prompts.engine_tokenizer import TokenizerFiles, build_engine_tokenizer
 from inferway.prompts.outside_encoder import OutsideEncoder
-from inferway.prompts.piece_cache import PieceCache
-from inferway.prompts.reference import EVERY_BYTE, Reference, encode_all
+from inferway.prompts.piece_cache import SegmentCache
+from inferway.prompts.reference import EVERY_BYTE, HfEncoder, encode_all
 from inferway.prompts.regexes import unbounded_regex
-from inferway.prompts.start_cache import StartCache
+from inferway.prompts.start_cache import PrefixTokenCache
 
 log = logging.getLogger("inferway")
 
@@ -60,11 +60,11 @@ class Tokenizer:
         built = build_engine_tokenizer(files)
         self.special_tokens = built.special_tokens
         self.max_chars_per_token = max(map(len, built.tokenizer.get_vocab(True)), default=1)
-        self.boundaries = Boundaries(built.tokenizer)
+        self.boundaries = OpenTextBoundaries(built.tokenizer)
         self._prefix, self._suffix = _added_specials(built.tokenizer)
         self._not_followed = built.not_followed
-        cuts = find_cuts(built.tokenizer)
-        self._reference = Reference(built.tokenizer)
+        cuts = find_split_points(built.tokenizer)
+        self._reference = HfEncoder(built.tokenizer)
         regex = unbounded_regex(built.tokenizer)
         self._outside = None if outside is None or regex is None else outside()
         del built  # the last but the reference's own, which may be packed away
@@ -73,10 +73,10 @@ class Tokenizer:
         else:
             self._fast, self.why = None, self._goes_outside(str(regex))
         self.encoder: EncoderName = "tokenizers" if self._fast is None else "fastokens"
-        self._pieces: PieceCache | None = None
+        self._pieces: SegmentCache | None = None
         if cuts.cuts and not self._reference.is_packed:
-            self._pieces = PieceCache(self._encode_reference, cuts, CACHE_BYTES // 2)
-        self._starts = StartCache(self._encode_all, cuts.apart, CACHE_BYTES)
+            self._pieces = SegmentCache(self._encode_reference, cuts, CACHE_BYTES // 2)
+        self._starts = PrefixTokenCache(self._encode_all, cuts.apart, CACHE_BYTES)
 
     def encode(
         self, text: str, *, add_special_tokens: bool, keep_last: int | None = None
@@ -236,7 +236,7 @@ def _added_specials(tokenizer: tokenizers.Tokenizer) -> tuple[TokenIds, TokenIds
     )
 
 
-def _agreeing_fastokens(reference: Reference) -> tuple[_FastEncoder | None, str]:
+def _agreeing_fastokens(reference: HfEncoder) -> tuple[_FastEncoder | None, str]:
     """fastokens where it agrees with `reference`, which is then packed away; and why, or why
     not."""
     tokenizer = reference.get()

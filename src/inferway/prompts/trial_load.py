@@ -14,10 +14,10 @@ from threading import Lock
 
 import msgspec
 
-from inferway.errors import HelperError, JobKilledError, RenderError
+from inferway.errors import JobKilledError, RenderError, SandboxError
 from inferway.model import Reason
 from inferway.prompts.raw_files import RawFiles
-from inferway_structured.helper.helper import Helper, HelperStats
+from inferway_structured.helper.helper import Sandbox, SandboxStats
 from inferway_structured.helper.process import Limits
 
 LOAD = "inferway.prompts.trial_jobs:load"
@@ -59,11 +59,11 @@ class TrialLoads:
     loaded is asked for again and again."""
 
     def __init__(self, limits: Callable[[int], Limits] = limits_for) -> None:
-        self.stats = HelperStats()  # of all its processes
+        self.stats = SandboxStats()  # of all its processes
         self._limits = limits
         self._lock = Lock()  # one at a time: memory for one is what a machine must have
         self._failed: OrderedDict[bytes, RenderError] = OrderedDict()
-        self._running: Helper | None = None
+        self._running: Sandbox | None = None
         self._closed = False
 
     def close(self) -> None:
@@ -90,7 +90,7 @@ class TrialLoads:
                 raise
 
     def _try(self, raw: RawFiles, packed: bytes) -> None:
-        helper = self._running = Helper(
+        helper = self._running = Sandbox(
             "inferway.prompts.trial_jobs",
             limits=self._limits(raw.num_bytes),
             keep_spare=False,
@@ -98,9 +98,9 @@ class TrialLoads:
         )
         try:
             if self._closed:
-                raise HelperError("the renderer is closed")
+                raise SandboxError("the renderer is closed")
             fault = _FAULTS.decode(helper.call(LOAD, packed))
-        except HelperError as e:
+        except SandboxError as e:
             busy = not isinstance(e, JobKilledError) or e.lacked_cpu
             raise RenderError(
                 f"{raw.directory}: the model's files are not loaded: the process that tried it {e}",

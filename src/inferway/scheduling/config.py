@@ -24,12 +24,12 @@ from inferway.scheduling.llmd_compat import ELSEWHERE, GATES, GATES_ELSEWHERE, P
 from inferway.scheduling.pickers import MaxScore
 from inferway.scheduling.plugin import (
     Admitter,
-    Chooser,
+    DataProducer,
     Filter,
-    Following,
     Measured,
     Picker,
-    Producer,
+    ProfileHandler,
+    RequestListenerFactory,
     Scorer,
 )
 from inferway.scheduling.profile import Profile, Weighted
@@ -163,9 +163,13 @@ class _Build:
         admitters = [guarded(item) for item in everything if isinstance(item, Admitter)]
         return Scheduling(
             chooser,
-            [guarded(plugin) for plugin in everything if isinstance(plugin, Producer)],
+            [guarded(plugin) for plugin in everything if isinstance(plugin, DataProducer)],
             admitters or DEFAULT_ADMITTERS,
-            [guarded(plugin) for plugin in everything if isinstance(plugin, Following)],
+            [
+                guarded(plugin)
+                for plugin in everything
+                if isinstance(plugin, RequestListenerFactory)
+            ],
             [guarded(plugin) for plugin in everything if isinstance(plugin, Measured)],
             self.notes,
         )
@@ -306,12 +310,12 @@ class _Build:
         pickers = [plugin for plugin in self.plugins.values() if isinstance(plugin, Picker)]
         return pickers[0] if pickers else MaxScore()
 
-    def _chooser(self, profiles: Mapping[str, Profile]) -> Chooser:
+    def _chooser(self, profiles: Mapping[str, Profile]) -> ProfileHandler:
         handlers = [asked for asked in self.asked.values() if asked.kind.is_handler]
         if len(handlers) > 1:
             raise self._error(f"{handlers[1].where}: a second profile handler; there may be one")
         if handlers:
-            return cast(Chooser, self._built(handlers[0], profiles))  # `is_handler` says so
+            return cast(ProfileHandler, self._built(handlers[0], profiles))  # `is_handler` says so
         if len(profiles) > 1:
             raise self._error(
                 f"schedulingProfiles: {len(profiles)} profiles need a profile handler among the "

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from inferway.errors import ConfigError
 from inferway.model import Candidates, Endpoint
 from inferway.openai_api.llm_request import LLMRequest
-from inferway.scheduling.of_endpoints import OfEndpoints
+from inferway.scheduling.of_endpoints import PerEndpoint
 from inferway.scheduling.registry import Building, NoParameters, Parameters, PluginType
 
 Labels = Mapping[str, str]
@@ -33,7 +33,7 @@ class LabelFilter:
         def kept(endpoints: Sequence[Endpoint]) -> NDArray[np.bool_]:
             return np.array([fits(endpoint.labels) for endpoint in endpoints], np.bool_)
 
-        self._kept = OfEndpoints(kept)
+        self._kept = PerEndpoint(kept)
 
     def keep(self, request: LLMRequest, candidates: Candidates) -> NDArray[np.bool_]:
         return self._kept(candidates.endpoints)

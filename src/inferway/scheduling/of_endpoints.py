@@ -18,7 +18,7 @@ MOST_LISTS = 64  # remembered: one for each model, and some old ones
 _T = TypeVar("_T")
 
 
-class OfEndpoints(Generic[_T]):
+class PerEndpoint(Generic[_T]):
     """Remembers `compute` of a list of endpoints. Lists are told apart by identity, for the fleet
     makes a new one when an endpoint or one of its labels changes; they must not change."""
 
@@ -69,7 +69,7 @@ class Places:
         self._names: list[str] = []  # by place
         self._place: dict[str, int] = {}  # by name
         self._seen: list[float] = []  # by place: when it last was a candidate
-        self._tables = OfEndpoints(self._looked_up)
+        self._tables = PerEndpoint(self._looked_up)
         self._now = 0.0
 
     def __len__(self) -> int:

@@ -3,7 +3,7 @@
 The law for filters, scorers, pickers and profile handlers: they read the request and the candidates
 and nothing else. A new fact is a new column that a producer adds, never a lookup from in here; that
 keeps them pure, and a test of one is a table. What a plugin learns from the requests that pass, it
-learns as a `Following`.
+learns as a `RequestListenerFactory`.
 
 here            in llm-d (field notes 3.3)
 Filter          Filter
@@ -29,15 +29,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferway.metrics import Family
-from inferway.model import Candidates, Choice, Column, Headers, Target
+from inferway.model import Candidates, Column, Headers, SchedulingResult, Target
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.usage import Usage
 
 
-class Chooser(Protocol):
+class ProfileHandler(Protocol):
     """Candidates in, ranked targets out: a profile, or a handler of several."""
 
-    def choose(self, request: LLMRequest, candidates: Candidates) -> Choice:
+    def choose(self, request: LLMRequest, candidates: Candidates) -> SchedulingResult:
         """Return the targets, best first; raises NoEndpointError."""
 
 
@@ -67,7 +67,7 @@ class Picker(Protocol):
 
 
 @runtime_checkable
-class Producer(Protocol):
+class DataProducer(Protocol):
     """Brings facts that others judge by."""
 
     def produce(self, request: LLMRequest, candidates: Candidates) -> None:
@@ -93,7 +93,7 @@ class Decider(Protocol):
         if that is known yet; one of `candidates`."""
 
 
-class Ending(msgspec.Struct, frozen=True):
+class RequestOutcome(msgspec.Struct, frozen=True):
     """How a request has ended."""
 
     outcome: str  # "ok", "client_gone", "upstream_error", "refused", "error"
@@ -102,7 +102,7 @@ class Ending(msgspec.Struct, frozen=True):
     streamed: bool = True  # false: the answer came in one piece, at its end
 
 
-class Follower:
+class RequestListener:
     """Told what becomes of one request, by the methods it overrides. Must not fail and not wait:
     it is called in the data path."""
 
@@ -121,17 +121,17 @@ class Follower:
         """Note that the first piece of the answer's body has come: the request is sent nowhere
         else."""
 
-    def on_end(self, ending: Ending) -> None:
+    def on_end(self, ending: RequestOutcome) -> None:
         """Note that the request is over; called exactly once, whatever happened."""
 
 
 @runtime_checkable
-class Following(Protocol):
+class RequestListenerFactory(Protocol):
     """Learns from requests on their way."""
 
     def follow(
-        self, request: LLMRequest, candidates: Candidates, choice: Choice
-    ) -> Follower | None:
+        self, request: LLMRequest, candidates: Candidates, choice: SchedulingResult
+    ) -> RequestListener | None:
         """Return who is to be told of the request; None: it does not matter."""
 
 

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from inferway.errors import ConfigError
-from inferway.model import BLIND, STALE, Added, Candidates, Column
+from inferway.model import BLIND, STALE, Candidates, Column, ColumnKey
 from inferway.scheduling.registry import Building
 
 APPROXIMATE = "approx-prefix-cache-producer"
@@ -50,7 +50,7 @@ class PrefixSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Precise:
+class PrecisePrefixSource:
     """Takes matched blocks from the index."""
 
     def match(self, candidates: Candidates) -> PrefixMatchInfo:
@@ -62,21 +62,21 @@ class Precise:
         )
 
     def value(self, candidates: Candidates) -> Column:
-        return candidates.matched_value * TRUST[candidates.states]
+        return candidates.weighted_matched_blocks * TRUST[candidates.states]
 
     def total(self, candidates: Candidates) -> Column:
         return candidates.prompt_blocks
 
 
-class Approximate:
+class ApproximatePrefixSource:
     """The columns of the approx-prefix-cache-producer of that name."""
 
     __slots__ = ("block_tokens", "held", "prompt_blocks")
 
     def __init__(self, producer: str) -> None:
-        self.held: Added[Column] = Added(f"{producer}/held")
-        self.prompt_blocks: Added[Column] = Added(f"{producer}/prompt-blocks")
-        self.block_tokens: Added[Column] = Added(f"{producer}/block-tokens")
+        self.held: ColumnKey[Column] = ColumnKey(f"{producer}/held")
+        self.prompt_blocks: ColumnKey[Column] = ColumnKey(f"{producer}/prompt-blocks")
+        self.block_tokens: ColumnKey[Column] = ColumnKey(f"{producer}/block-tokens")
 
     def match(self, candidates: Candidates) -> PrefixMatchInfo | None:
         held, total = candidates.get(self.held), candidates.get(self.prompt_blocks)
@@ -91,7 +91,7 @@ class Approximate:
     def total(self, candidates: Candidates) -> Column:
         return self._or_zeros(candidates, self.prompt_blocks)
 
-    def _or_zeros(self, candidates: Candidates, column: Added[Column]) -> Column:
+    def _or_zeros(self, candidates: Candidates, column: ColumnKey[Column]) -> Column:
         found = candidates.get(column)
         return np.zeros(len(candidates.endpoints)) if found is None else found
 
@@ -99,12 +99,12 @@ class Approximate:
 def prefix_source(producer: str, default: str, building: Building) -> PrefixSource:
     """Return the source that `producer` names, which is what `prefixMatchInfoProducerName` says;
     "": the producer of type `default`. Raises ConfigError."""
-    name = producer or building.the(default)
+    name = producer or building.sole_plugin_of(default)
     kind = building.type_of(name)
     if kind == PRECISE:
-        return Precise()
+        return PrecisePrefixSource()
     if kind == APPROXIMATE:
-        return Approximate(name)
+        return ApproximatePrefixSource(name)
     raise ConfigError(
         f"prefixMatchInfoProducerName: {producer!r} is no plugin that produces prefix matches; "
         f"expected one of type {APPROXIMATE} or {PRECISE}"

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferway.errors import NoEndpointError
-from inferway.model import Candidates, Choice, Column, Endpoint, HolderId, Target
+from inferway.model import Candidates, Column, Endpoint, HolderId, SchedulingResult, Target
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.scheduling.adapter_rows import adapter_rows
 from inferway.scheduling.plugin import Filter, Picker, Scorer
@@ -29,7 +29,7 @@ class _Left(NamedTuple):
 
 
 @dataclass(slots=True)
-class Narrowing:
+class RowSelector:
     """Remembers which endpoints were left. Most filters leave the same ones again and again, and
     what plugins remember of a list of endpoints (OfEndpoints) holds for the same list only."""
 
@@ -72,9 +72,9 @@ class Profile:
     scorers: Sequence[Weighted]
     filters: Sequence[Filter] = ()
     num_targets: int = 3
-    _narrowing: Narrowing = field(default_factory=Narrowing, repr=False, compare=False)
+    _narrowing: RowSelector = field(default_factory=RowSelector, repr=False, compare=False)
 
-    def choose(self, request: LLMRequest, candidates: Candidates) -> Choice:
+    def choose(self, request: LLMRequest, candidates: Candidates) -> SchedulingResult:
         """Return the targets, best first. Raises NoEndpointError naming who removed the last
         one."""
         if self.filters:
@@ -86,7 +86,7 @@ class Profile:
             Target(endpoints[row], scores.item(row), int(matched.item(row)), int(blocks.item(row)))
             for row in self.picker.pick(scores, self.num_targets)
         ]
-        return Choice(tuple(targets))
+        return SchedulingResult(tuple(targets))
 
     def _scores(self, request: LLMRequest, candidates: Candidates) -> Column:
         scores: Column | None = None
@@ -118,7 +118,7 @@ class LeastLoaded:
     num_targets: int = 3
     _turn: count[int] = field(default_factory=count)
 
-    def choose(self, request: LLMRequest, candidates: Candidates) -> Choice:
+    def choose(self, request: LLMRequest, candidates: Candidates) -> SchedulingResult:
         """Return the targets, best first."""
         load: list[float] = (candidates.in_flight + candidates.others).tolist()
         rows = sorted(range(len(load)), key=load.__getitem__)
@@ -127,4 +127,4 @@ class LeastLoaded:
             rows.insert(0, rows.pop(next(self._turn) % equals))
         endpoints = candidates.endpoints
         targets = [Target(endpoints[row], -load[row], 0, 0) for row in rows[: self.num_targets]]
-        return Choice(tuple(targets))
+        return SchedulingResult(tuple(targets))

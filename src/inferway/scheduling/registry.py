@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from inferway.scheduling.plugin import Chooser
+from inferway.scheduling.plugin import ProfileHandler
 
 
 class Parameters(
@@ -28,7 +28,7 @@ class Building:
     """Everything that a plugin may need to be built, beside its parameters."""
 
     plugins: Mapping[str, object] = field(default_factory=dict)  # built before it, by name
-    profiles: Mapping[str, Chooser] = field(default_factory=dict)  # profile handlers only
+    profiles: Mapping[str, ProfileHandler] = field(default_factory=dict)  # profile handlers only
     random: Random = field(default_factory=Random)
     name: str = ""  # its own: its type, unless it is given one
     types: Mapping[str, str] = field(default_factory=dict)  # of all that are asked for, by name
@@ -38,7 +38,7 @@ class Building:
         (`PluginType.needs`)."""
         return self.types.get(name, name)
 
-    def the(self, kind: str) -> str:
+    def sole_plugin_of(self, kind: str) -> str:
         """Return the name of the plugin of that type: where there are several, or none, its own."""
         names = [name for name, its in self.types.items() if its == kind]
         return names[0] if len(names) == 1 else kind

@@ -10,7 +10,13 @@ from inferway.metrics import Family
 from inferway.model import Candidates
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.scheduling.admitters import UtilizationDetector
-from inferway.scheduling.plugin import Admitter, Chooser, Following, Measured, Producer
+from inferway.scheduling.plugin import (
+    Admitter,
+    DataProducer,
+    Measured,
+    ProfileHandler,
+    RequestListenerFactory,
+)
 
 # Who looks after full engines where no other is asked for.
 DEFAULT_ADMITTERS: Sequence[Admitter] = (UtilizationDetector(),)
@@ -20,10 +26,10 @@ DEFAULT_ADMITTERS: Sequence[Admitter] = (UtilizationDetector(),)
 class Scheduling:
     """The chooser, and who joins the request path beside it."""
 
-    chooser: Chooser
-    producers: Sequence[Producer] = ()
+    chooser: ProfileHandler
+    producers: Sequence[DataProducer] = ()
     admitters: Sequence[Admitter] = DEFAULT_ADMITTERS
-    following: Sequence[Following] = ()
+    following: Sequence[RequestListenerFactory] = ()
     measured: Sequence[Measured] = ()
     notes: Sequence[str] = ()  # what of the configuration is not in force, and why
 

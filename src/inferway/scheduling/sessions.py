@@ -20,10 +20,10 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from inferway.errors import ConfigError
-from inferway.model import Candidates, Choice, Column, Endpoint, Headers, Target
+from inferway.model import Candidates, Column, Endpoint, Headers, SchedulingResult, Target
 from inferway.openai_api.llm_request import LLMRequest
-from inferway.scheduling.of_endpoints import OfEndpoints
-from inferway.scheduling.plugin import Follower
+from inferway.scheduling.of_endpoints import PerEndpoint
+from inferway.scheduling.plugin import RequestListener
 from inferway.scheduling.registry import Parameters, PluginType
 
 TOKEN_HEADER = "x-session-token"
@@ -66,16 +66,16 @@ class Session(Protocol):
         """Return the name of the endpoint that the request's session is at, if it has one."""
 
     def follow(
-        self, request: LLMRequest, candidates: Candidates, choice: Choice
-    ) -> Follower | None: ...
+        self, request: LLMRequest, candidates: Candidates, choice: SchedulingResult
+    ) -> RequestListener | None: ...
 
 
 @dataclass(slots=True)
-class SessionKeeping:
+class SessionTracking:
     """The common part of the session affinity scorer and filter."""
 
     session: Session
-    _rows: OfEndpoints[dict[str, int]] = field(default_factory=lambda: OfEndpoints(rows_by_name))
+    _rows: PerEndpoint[dict[str, int]] = field(default_factory=lambda: PerEndpoint(rows_by_name))
 
     def row(self, request: LLMRequest, candidates: Candidates) -> int | None:
         """Return the row of the session's endpoint; None if it has none, or that is no
@@ -84,12 +84,12 @@ class SessionKeeping:
         return None if name is None else self._rows(candidates.endpoints).get(name)
 
     def follow(
-        self, request: LLMRequest, candidates: Candidates, choice: Choice
-    ) -> Follower | None:
+        self, request: LLMRequest, candidates: Candidates, choice: SchedulingResult
+    ) -> RequestListener | None:
         return self.session.follow(request, candidates, choice)
 
 
-class SessionAffinity(SessionKeeping):
+class SessionAffinity(SessionTracking):
     """Rates 1 for the session's endpoint, 0 for all others; 0 for all without a session."""
 
     __slots__ = ()
@@ -102,7 +102,7 @@ class SessionAffinity(SessionKeeping):
         return scores
 
 
-class SessionAffinityFilter(SessionKeeping):
+class SessionAffinityFilter(SessionTracking):
     """Keeps the session's endpoint alone; all, where it has none or that is not a candidate."""
 
     __slots__ = ()
@@ -148,7 +148,7 @@ def rows_by_name(endpoints: Sequence[Endpoint]) -> dict[str, int]:
     return {endpoint.name: row for row, endpoint in enumerate(endpoints)}
 
 
-def _used(choice: Choice, profile: str, target: Target) -> Endpoint | None:
+def _used(choice: SchedulingResult, profile: str, target: Target) -> Endpoint | None:
     """The endpoint that `profile` chose; None if it chose none for this request."""
     if profile in ("", choice.profile):
         return target.endpoint
@@ -172,14 +172,16 @@ class TokenSession:
         except (Error, UnicodeDecodeError):
             return None  # not ours; the answer brings a new one
 
-    def follow(self, request: LLMRequest, candidates: Candidates, choice: Choice) -> Follower:
-        return _Telling(self, choice)
+    def follow(
+        self, request: LLMRequest, candidates: Candidates, choice: SchedulingResult
+    ) -> RequestListener:
+        return _SessionTokenListener(self, choice)
 
 
 @dataclass(slots=True)
-class _Telling(Follower):
+class _SessionTokenListener(RequestListener):
     session: TokenSession
-    choice: Choice
+    choice: SchedulingResult
     _endpoint: Endpoint | None = None
 
     def on_attempt(self, target: Target, now: float) -> Headers:
@@ -201,7 +203,7 @@ class NamedSession:
     profile: str = ""
     # session -> (name of the endpoint, when it was last used), the last used last
     _at: OrderedDict[bytes, tuple[str, float]] = field(default_factory=OrderedDict)
-    _names: OfEndpoints[dict[str, int]] = field(default_factory=lambda: OfEndpoints(rows_by_name))
+    _names: PerEndpoint[dict[str, int]] = field(default_factory=lambda: PerEndpoint(rows_by_name))
 
     def endpoint(self, request: LLMRequest) -> str | None:
         name = self._session(request)
@@ -209,14 +211,14 @@ class NamedSession:
         return None if at is None else at[0]
 
     def follow(
-        self, request: LLMRequest, candidates: Candidates, choice: Choice
-    ) -> Follower | None:
+        self, request: LLMRequest, candidates: Candidates, choice: SchedulingResult
+    ) -> RequestListener | None:
         name = self._session(request)
         if name is None:
             return None
         at = self._at.get(name)
         is_gone = at is not None and at[0] not in self._names(candidates.endpoints)
-        return _Binding(self, name, choice, is_gone)
+        return _SessionBindingListener(self, name, choice, is_gone)
 
     def bind(self, name: bytes, endpoint: str, now: float, *, is_gone: bool) -> None:
         """Have the session at `endpoint`, where its request goes."""
@@ -239,10 +241,10 @@ class NamedSession:
 
 
 @dataclass(slots=True)
-class _Binding(Follower):
+class _SessionBindingListener(RequestListener):
     session: NamedSession
     name: bytes
-    choice: Choice
+    choice: SchedulingResult
     is_gone: bool
 
     def on_attempt(self, target: Target, now: float) -> Headers:

@@ -16,9 +16,9 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from inferway.errors import crash_report, panic_as_error
 from inferway.metrics import PREFIX, Family
-from inferway.model import Candidates, Choice, Column, Headers, Target
+from inferway.model import Candidates, Column, Headers, SchedulingResult, Target
 from inferway.openai_api.llm_request import LLMRequest
-from inferway.scheduling.plugin import Ending, Follower
+from inferway.scheduling.plugin import RequestListener, RequestOutcome
 
 log = logging.getLogger("inferway.scheduling")
 
@@ -72,10 +72,10 @@ class GuardedPlugin:
         return refusal
 
     def follow(
-        self, request: LLMRequest, candidates: Candidates, choice: Choice
-    ) -> Follower | None:
+        self, request: LLMRequest, candidates: Candidates, choice: SchedulingResult
+    ) -> RequestListener | None:
         follower = self.call(self.plugin.follow, None, request, candidates, choice)
-        return None if follower is None else _GuardedFollower(follower, self)
+        return None if follower is None else _GuardedListener(follower, self)
 
     def families(self) -> Iterable[Family]:
         """Return its families; none if it fails, or if one of them cannot stand on the page, for a
@@ -119,8 +119,8 @@ class GuardedPlugin:
             log.error("the plugin %s %s; the gateway goes on without it\n%s", name, what, details)
 
 
-class _GuardedFollower(Follower):
-    def __init__(self, follower: Follower, guard: GuardedPlugin) -> None:
+class _GuardedListener(RequestListener):
+    def __init__(self, follower: RequestListener, guard: GuardedPlugin) -> None:
         self._follower = follower
         self._guard = guard
 
@@ -133,7 +133,7 @@ class _GuardedFollower(Follower):
     def on_first_chunk(self, now: float) -> None:
         self._guard.call(self._follower.on_first_chunk, None, now)
 
-    def on_end(self, ending: Ending) -> None:
+    def on_end(self, ending: RequestOutcome) -> None:
         self._guard.call(self._follower.on_end, None, ending)
 
 

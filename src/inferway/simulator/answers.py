@@ -11,24 +11,24 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from inferway.simulator.planning import Options, Turn
+from inferway.simulator.planning import Options, PlannedReply
 
 Json = dict[str, Any]
 
 
-class Answer(Protocol):
+class AnswerFormat(Protocol):
     """Writes one request's answer in one of OpenAI's formats."""
 
-    def opening(self, turns: Sequence[Turn]) -> list[Json]:
+    def opening(self, turns: Sequence[PlannedReply]) -> list[Json]:
         """Chunks that come before the first token's."""
 
-    def chunk(self, turn: Turn, text: str, token: int, finish_reason: str | None) -> Json:
+    def chunk(self, turn: PlannedReply, text: str, token: int, finish_reason: str | None) -> Json:
         """Return one token's chunk. With a finish reason it is the last one of its reply."""
 
-    def usage_chunk(self, turns: Sequence[Turn]) -> Json:
+    def usage_chunk(self, turns: Sequence[PlannedReply]) -> Json:
         """The chunk at the end that `include_usage` asks for."""
 
-    def whole(self, turns: Sequence[Turn], texts: Sequence[str]) -> Json:
+    def whole(self, turns: Sequence[PlannedReply], texts: Sequence[str]) -> Json:
         """Return the whole answer at once."""
 
 
@@ -39,7 +39,7 @@ class ChatAnswer:
         self._head = _head("chatcmpl", model)
         self._options = options
 
-    def opening(self, turns: Sequence[Turn]) -> list[Json]:
+    def opening(self, turns: Sequence[PlannedReply]) -> list[Json]:
         turn = turns[0]
         choice = {
             "index": 0,
@@ -56,7 +56,7 @@ class ChatAnswer:
             }
         ]
 
-    def chunk(self, turn: Turn, text: str, token: int, finish_reason: str | None) -> Json:
+    def chunk(self, turn: PlannedReply, text: str, token: int, finish_reason: str | None) -> Json:
         choice: Json = {
             "index": 0,
             "delta": {"content": text},
@@ -69,10 +69,10 @@ class ChatAnswer:
         usage = _running_usage(self._options, turn, turn.job.num_emitted)
         return {**self._chunk(choice), **usage}
 
-    def usage_chunk(self, turns: Sequence[Turn]) -> Json:
+    def usage_chunk(self, turns: Sequence[PlannedReply]) -> Json:
         return {**self._chunk(), "usage": _usage(turns, turns[0])}
 
-    def whole(self, turns: Sequence[Turn], texts: Sequence[str]) -> Json:
+    def whole(self, turns: Sequence[PlannedReply], texts: Sequence[str]) -> Json:
         turn = turns[0]
         choice = {
             "index": 0,
@@ -108,7 +108,7 @@ class ChatAnswer:
     def _chunk(self, *choices: Json) -> Json:
         return {**self._head("chat.completion.chunk"), "choices": choices}
 
-    def _prompt_ids(self, turn: Turn) -> list[int] | None:
+    def _prompt_ids(self, turn: PlannedReply) -> list[int] | None:
         return _prompt_ids(turn) if self._options.return_token_ids else None
 
 
@@ -119,10 +119,10 @@ class CompletionAnswer:
         self._head = _head("cmpl", model)
         self._options = options
 
-    def opening(self, turns: Sequence[Turn]) -> list[Json]:  # noqa: ARG002
+    def opening(self, turns: Sequence[PlannedReply]) -> list[Json]:  # noqa: ARG002
         return []
 
-    def chunk(self, turn: Turn, text: str, token: int, finish_reason: str | None) -> Json:
+    def chunk(self, turn: PlannedReply, text: str, token: int, finish_reason: str | None) -> Json:
         shown = bool(self._options.return_token_ids)
         is_first = turn.job.num_emitted == 1
         choice = {
@@ -137,10 +137,10 @@ class CompletionAnswer:
         usage = _running_usage(self._options, turn, turn.job.num_emitted)
         return {**self._head("text_completion"), "choices": [choice], **usage}
 
-    def usage_chunk(self, turns: Sequence[Turn]) -> Json:
+    def usage_chunk(self, turns: Sequence[PlannedReply]) -> Json:
         return {**self._head("text_completion"), "choices": [], "usage": _usage(turns, turns[0])}
 
-    def whole(self, turns: Sequence[Turn], texts: Sequence[str]) -> Json:
+    def whole(self, turns: Sequence[PlannedReply], texts: Sequence[str]) -> Json:
         pairs = zip(turns, texts, strict=True)
         return {
             **self._head("text_completion"),
@@ -153,7 +153,7 @@ class CompletionAnswer:
             "metrics": None,
         }
 
-    def _whole_choice(self, turn: Turn, text: str) -> Json:
+    def _whole_choice(self, turn: PlannedReply, text: str) -> Json:
         shown = bool(self._options.return_token_ids)
         return {
             "index": turn.index,
@@ -174,12 +174,12 @@ def _head(prefix: str, model: str) -> Callable[[str], Json]:
     return lambda kind: {"id": request_id, "object": kind, "created": created, "model": model}
 
 
-def _prompt_ids(turn: Turn) -> list[int]:
+def _prompt_ids(turn: PlannedReply) -> list[int]:
     ids: list[int] = turn.prompt_ids.tolist()
     return ids
 
 
-def _usage(turns: Sequence[Turn], told: Turn) -> Json:
+def _usage(turns: Sequence[PlannedReply], told: PlannedReply) -> Json:
     """`told`: of several prompts, vLLM tells the cached tokens of one."""
     num_prompt = sum(len(turn.prompt_ids) for turn in turns)
     num_generated = sum(turn.job.num_emitted for turn in turns)
@@ -191,13 +191,13 @@ def _usage(turns: Sequence[Turn], told: Turn) -> Json:
     }
 
 
-def _whole_usage(turns: Sequence[Turn]) -> Json:
+def _whole_usage(turns: Sequence[PlannedReply]) -> Json:
     usage = _usage(turns, turns[-1])
     usage["prompt_tokens_details"] |= {"created_cache_tokens": None, "multimodal_tokens": None}
     return {**usage, "completion_tokens_details": None}
 
 
-def _running_usage(options: Options, turn: Turn, num_generated: int) -> Json:
+def _running_usage(options: Options, turn: PlannedReply, num_generated: int) -> Json:
     """With `continuous_usage_stats` each chunk carries the usage so far."""
     wanted = options.stream_options
     if wanted is None or not (wanted.include_usage and wanted.continuous_usage_stats):

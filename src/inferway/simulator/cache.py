@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from inferway.blocks.dialects import Dialect, HashExtra, LoraAdapter, hash_extras
-from inferway.simulator.events import Event, Stored
+from inferway.simulator.events import CacheStored, Event
 from inferway.simulator.pool import Block, BlockPool
 
 
@@ -151,10 +151,10 @@ class KvCache:
         run.num_kept = end
         self._pool.events.append(self._stored(run, first, end))
 
-    def _stored(self, run: Run, first: int, end: int) -> Stored:
+    def _stored(self, run: Run, first: int, end: int) -> CacheStored:
         size = self._block_size
         adapter = run.adapter
-        return Stored(
+        return CacheStored(
             hashes=tuple(run.hashes[first:end]),
             parent=run.hashes[first - 1] if first else None,
             token_ids=tuple(run.tokens[first * size : end * size]),

@@ -14,7 +14,7 @@ EventFormat = Literal["map", "array"]
 
 
 @dataclass(frozen=True, slots=True)
-class Latency:
+class LatencyModel:
     """The times of an engine, in seconds. The formulas are those of llm-d-inference-sim; see
     `scheduler`."""
 
@@ -68,7 +68,7 @@ class SimulatorConfig:
     hash_seed: str = DEFAULT_SEED  # what PYTHONHASHSEED is to vLLM
     enable_scale_out: bool = False  # it renders for others
     structured: bool = False  # it seems to have our structured output
-    latency: Latency = field(default_factory=Latency)
+    latency: LatencyModel = field(default_factory=LatencyModel)
     events: EventsConfig = field(default_factory=EventsConfig)
 
     def __post_init__(self) -> None:

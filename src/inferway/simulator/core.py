@@ -9,12 +9,12 @@ from contextlib import contextmanager
 
 from inferway.errors import RequestError
 from inferway.simulator.events import Event
-from inferway.simulator.scheduler import Emitted, Job, Scheduler
+from inferway.simulator.scheduler import Emitted, RunningRequest, Scheduler
 
 Clock = Callable[[], float]  # seconds, never back
 
 
-class QueueFullError(RequestError):
+class EngineQueueFullError(RequestError):
     """The engine's waiting queue is at its limit."""
 
     status = 429
@@ -37,7 +37,7 @@ class EngineCore:
         self._first_token = first_token
         self._clock = clock
         self._changed = asyncio.Event()
-        self._outlets: dict[Job, asyncio.Queue[Emitted]] = {}
+        self._outlets: dict[RunningRequest, asyncio.Queue[Emitted]] = {}
 
     @property
     def now(self) -> float:
@@ -53,11 +53,11 @@ class EngineCore:
                 self._deliver(item)
 
     @contextmanager
-    def submit(self, jobs: Sequence[Job]) -> Iterator[AsyncIterator[Emitted]]:
+    def submit(self, jobs: Sequence[RunningRequest]) -> Iterator[AsyncIterator[Emitted]]:
         """Run `jobs`; iterate over their tokens as they come. Whatever is unfinished when the
         block is left is aborted, its blocks freed. Raises QueueFullError."""
         if self._scheduler.is_full:
-            raise QueueFullError(
+            raise EngineQueueFullError(
                 f"max-waiting-queue-length: {self._scheduler.max_waiting} requests wait already; "
                 "try again later"
             )

@@ -18,9 +18,9 @@ from inferway.simulator.config import SimulatorConfig
 from inferway.simulator.core import EngineCore
 from inferway.simulator.events import Event, encode_batch
 from inferway.simulator.metrics import EngineMetrics
-from inferway.simulator.models import ModelNames
+from inferway.simulator.models import AdapterNames
 from inferway.simulator.planning import Planner
-from inferway.simulator.publisher import EventSource, Publisher
+from inferway.simulator.publisher import EventPublisher, EventSourceEntry
 from inferway.simulator.replies import Reply, echo, random_sentences
 from inferway.simulator.scheduler import Scheduler
 from inferway.simulator.server import Server
@@ -45,8 +45,8 @@ class SimulatedEngine:
         )
         self._metrics = EngineMetrics(config, self._scheduler)
         self.structured = Structured() if config.structured else None
-        self.names = ModelNames(config)
-        self._publisher: Publisher | None = None
+        self.names = AdapterNames(config)
+        self._publisher: EventPublisher | None = None
         self._runner: web.AppRunner | None = None
         self._running: asyncio.Task[None] | None = None
         self._port = config.port
@@ -112,7 +112,7 @@ class SimulatedEngine:
     def _start_publisher(self) -> None:
         events = self.config.events
         if events.endpoint is not None:
-            self._publisher = Publisher(events, events.endpoint, self.config.host)
+            self._publisher = EventPublisher(events, events.endpoint, self.config.host)
             self._publisher.start()
 
     async def _start_server(self, core: EngineCore) -> None:
@@ -154,7 +154,7 @@ class SimulatedEngine:
         self._publisher.publish(payload)
 
     @property
-    def _event_source(self) -> EventSource | None:
+    def _event_source(self) -> EventSourceEntry | None:
         return None if self._publisher is None else self._publisher.source
 
     def _local(self, endpoint: str | None) -> str | None:

@@ -22,7 +22,7 @@ SPEC_KIND = "full_attention"
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class CacheStored:
     """These blocks, a chain hanging on `parent`, can be reused from now on."""
 
     hashes: tuple[bytes, ...]
@@ -35,18 +35,18 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
-class Removed:
+class CacheRemoved:
     """A physical copy of this block is gone; another copy may still be there."""
 
     hash: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Cleared:
+class CacheCleared:
     """The engine holds nothing any more."""
 
 
-Event = Stored | Removed | Cleared
+Event = CacheStored | CacheRemoved | CacheCleared
 
 
 class BlockStored(msgspec.Struct, tag=True, omit_defaults=True):
@@ -90,7 +90,7 @@ def encode_batch(
 
 
 def _to_wire(event: Event) -> WireEvent:
-    if isinstance(event, Stored):
+    if isinstance(event, CacheStored):
         return BlockStored(
             block_hashes=[wire_hash(block_hash) for block_hash in event.hashes],
             parent_block_hash=None if event.parent is None else wire_hash(event.parent),
@@ -103,7 +103,7 @@ def _to_wire(event: Event) -> WireEvent:
             group_idx=GROUP,
             kv_cache_spec_kind=SPEC_KIND,
         )
-    if isinstance(event, Removed):
+    if isinstance(event, CacheRemoved):
         return BlockRemoved([wire_hash(event.hash)], MEDIUM, GROUP)
     return AllBlocksCleared()
 

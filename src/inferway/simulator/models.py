@@ -12,7 +12,7 @@ from inferway.simulator.cache import Adapter
 from inferway.simulator.config import SimulatorConfig
 
 
-class ModelNames:
+class AdapterNames:
     """Name -> adapter, None for the base model."""
 
     def __init__(self, config: SimulatorConfig) -> None:

@@ -14,9 +14,9 @@ from inferway.model import TokenIds
 from inferway.openai_api.lenient import convert_leniently
 from inferway.openai_api.requests import ChatRequest, PromptBody, reads_cache
 from inferway.simulator.cache import KvCache, Run
-from inferway.simulator.models import ModelNames
+from inferway.simulator.models import AdapterNames
 from inferway.simulator.replies import Reply, SimRequest, spoken_text
-from inferway.simulator.scheduler import Job
+from inferway.simulator.scheduler import RunningRequest
 from inferway.simulator.text import Detokenizer, TextModel
 
 _COMPLETION_MAX_TOKENS = 16  # vLLM's default for /v1/completions; chats may fill the context
@@ -49,12 +49,12 @@ class Options(msgspec.Struct, frozen=True):
 
 
 @dataclass(slots=True)
-class Turn:
+class PlannedReply:
     """One prompt and its reply while it is generated."""
 
     index: int
     prompt_ids: TokenIds
-    job: Job
+    job: RunningRequest
     finish_reason: str
     detokenizer: Detokenizer
 
@@ -86,7 +86,7 @@ class Planner:
     def __init__(
         self,
         model: TextModel,
-        names: ModelNames,
+        names: AdapterNames,
         cache: KvCache,
         reply: Reply,
         max_model_len: int,
@@ -97,7 +97,7 @@ class Planner:
         self._reply = reply
         self._max_model_len = max_model_len
 
-    async def plan(self, body: PromptBody, options: Options, now: float) -> list[Turn]:
+    async def plan(self, body: PromptBody, options: Options, now: float) -> list[PlannedReply]:
         """Return one reply per prompt, in order. Raises RequestError."""
         self._names.adapter(body.model)  # an unknown model is not worth tokenizing for
         prompts = await self._model.tokenize(body)
@@ -107,7 +107,7 @@ class Planner:
 
     def _turn(
         self, body: PromptBody, options: Options, index: int, prompt_ids: TokenIds, now: float
-    ) -> Turn:
+    ) -> PlannedReply:
         adapter = self._names.adapter(body.model)
         run = Run(
             prompt_ids.tolist(),
@@ -129,8 +129,8 @@ class Planner:
         room = self._max_model_len - len(prompt_ids)
         limit = min(_max_tokens(body) or room, room)
         planned, finish_reason = self._cut(words, limit, ignore_eos=bool(options.ignore_eos))
-        job = Job(run, planned, arrived=now)
-        return Turn(index, prompt_ids, job, finish_reason, Detokenizer(self._model))
+        job = RunningRequest(run, planned, arrived=now)
+        return PlannedReply(index, prompt_ids, job, finish_reason, Detokenizer(self._model))
 
     def _cut(self, words: list[int], limit: int, *, ignore_eos: bool) -> tuple[Sequence[int], str]:
         """At most `limit` tokens, and why they end."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
-from inferway.simulator.events import Cleared, Event, Removed
+from inferway.simulator.events import CacheCleared, CacheRemoved, Event
 
 
 class Block:
@@ -95,7 +95,7 @@ class BlockPool:
         self._by_hash.clear()
         for block in self._blocks:
             block.hash = None
-        self.events.append(Cleared())
+        self.events.append(CacheCleared())
         return True
 
     @staticmethod
@@ -110,5 +110,5 @@ class BlockPool:
         del copies[block.id]
         if not copies:
             del self._by_hash[block.hash]
-        self.events.append(Removed(block.hash))
+        self.events.append(CacheRemoved(block.hash))
         block.hash = None

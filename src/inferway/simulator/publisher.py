@@ -37,7 +37,7 @@ _REPLAY_BURST = 64
 END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
 
 
-class EventSource(msgspec.Struct):
+class EventSourceEntry(msgspec.Struct):
     """An entry of `GET /kv_event_sources`: vLLM's publisher configuration, with endpoints as
     bound."""
 
@@ -51,7 +51,7 @@ class EventSource(msgspec.Struct):
     max_queue_size: int = 100_000
 
 
-class Publisher:
+class EventPublisher:
     """Owns the sockets and the batches kept for replay. `start` before `publish`, and `stop` in
     the end, also if `start` failed."""
 
@@ -65,7 +65,7 @@ class Publisher:
         self._pub = self._context.socket(zmq.PUB)
         self._replay: zmq.asyncio.Socket | None = None
         self._replaying: asyncio.Task[None] | None = None
-        self.source = EventSource(
+        self.source = EventSourceEntry(
             endpoint, config.replay_endpoint, config.buffer_steps, config.hwm, config.topic
         )
 

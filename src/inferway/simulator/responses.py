@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from inferway.openai_api.requests import ResponsesRequest
-from inferway.simulator.planning import Turn
+from inferway.simulator.planning import PlannedReply
 
 Json = dict[str, Any]
 
@@ -41,14 +41,14 @@ class ResponsesAnswer:
     def delta(self, text: str) -> bytes:
         return self._part_event("response.output_text.delta", delta=text, logprobs=[])
 
-    def closing(self, turn: Turn, text: str) -> Iterator[bytes]:
+    def closing(self, turn: PlannedReply, text: str) -> Iterator[bytes]:
         yield self._part_event("response.output_text.done", text=text, logprobs=[])
         yield self._part_event("response.content_part.done", part=_part(text))
         item = self._item(text, "completed")
         yield self._event("response.output_item.done", output_index=0, item=item)
         yield self._event("response.completed", response=self.whole(turn, text))
 
-    def whole(self, turn: Turn, text: str) -> Json:
+    def whole(self, turn: PlannedReply, text: str) -> Json:
         is_whole = turn.finish_reason == "stop"
         status = "completed" if is_whole else "incomplete"
         response = self._response(status, [self._item(text, "completed")], _usage(turn))
@@ -116,7 +116,7 @@ def _part(text: str) -> Json:
     return {"annotations": [], "text": text, "type": "output_text", "logprobs": None}
 
 
-def _usage(turn: Turn) -> Json:
+def _usage(turn: PlannedReply) -> Json:
     num_prompt, num_generated = len(turn.prompt_ids), turn.job.num_emitted
     return {
         "input_tokens": num_prompt,

@@ -21,12 +21,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from inferway.simulator.cache import KvCache, Run
-from inferway.simulator.config import Latency
+from inferway.simulator.config import LatencyModel
 from inferway.simulator.events import Event
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class RunningRequest:
     """A request inside the engine. `planned` is what it will say, at least one token."""
 
     run: Run
@@ -46,7 +46,7 @@ class Job:
 class Emitted:
     """One token of a request that came out."""
 
-    job: Job
+    job: RunningRequest
     token: int
     is_last: bool
 
@@ -74,12 +74,12 @@ class Scheduler:
     """The jobs of one engine. Not re-entrant; whoever owns it calls `step` when `next_due`."""
 
     cache: KvCache
-    latency: Latency
+    latency: LatencyModel
     max_num_seqs: int
     max_waiting: int
     totals: Totals = field(default_factory=Totals)
-    running: dict[Job, None] = field(default_factory=dict)  # in the order of admission
-    waiting: deque[Job] = field(default_factory=deque)
+    running: dict[RunningRequest, None] = field(default_factory=dict)  # in the order of admission
+    waiting: deque[RunningRequest] = field(default_factory=deque)
     prefilled: float = 0.0  # when the prefill admitted last ends
 
     @property
@@ -87,11 +87,11 @@ class Scheduler:
         """No place is left, not even to wait."""
         return len(self.running) + len(self.waiting) >= self.max_num_seqs + self.max_waiting
 
-    def add(self, job: Job) -> None:
+    def add(self, job: RunningRequest) -> None:
         """Queue `job`; the next step admits it if there is a place."""
         self.waiting.append(job)
 
-    def abort(self, job: Job) -> list[Event]:
+    def abort(self, job: RunningRequest) -> list[Event]:
         """Drop `job` and free its blocks; one that ended already is left alone. Returns the
         events of the step it was part of: vLLM finishes that step too."""
         if job in self.waiting:
@@ -122,7 +122,7 @@ class Scheduler:
             self._admit(now)
         return Step(events, emitted)
 
-    def _emit(self, job: Job) -> Emitted:
+    def _emit(self, job: RunningRequest) -> Emitted:
         token = job.planned[job.num_emitted]
         job.num_emitted += 1
         self.totals.generation_tokens += 1
@@ -132,7 +132,7 @@ class Scheduler:
             job.run.tokens.append(token)
         return Emitted(job, token, is_last)
 
-    def _continue(self, jobs: Sequence[Job]) -> bool:
+    def _continue(self, jobs: Sequence[RunningRequest]) -> bool:
         """Room for one token more for each job; True if another lost its place for it."""
         preempted = False
         for job in jobs:
@@ -142,7 +142,7 @@ class Scheduler:
             job.due += self.latency.inter_token_latency * self._load_factor()
         return preempted
 
-    def _preempt(self, job: Job) -> None:
+    def _preempt(self, job: RunningRequest) -> None:
         del self.running[job]
         self.cache.release(job.run)
         self.waiting.appendleft(job)
@@ -174,7 +174,7 @@ class Scheduler:
             default=now,
         )
 
-    def _count(self, job: Job, num_cached: int) -> None:
+    def _count(self, job: RunningRequest, num_cached: int) -> None:
         """A job admitted again after preemption counts once, as in vLLM."""
         if job.was_admitted:
             return

@@ -21,13 +21,13 @@ from inferway.openai_api.requests import (
     parse_responses,
 )
 from inferway.prompts.responses_input import as_chat
-from inferway.simulator.answers import Answer, ChatAnswer, CompletionAnswer
+from inferway.simulator.answers import AnswerFormat, ChatAnswer, CompletionAnswer
 from inferway.simulator.core import EngineCore
 from inferway.simulator.embeddings import as_completion, embeddings_answer
 from inferway.simulator.metrics import EngineMetrics
-from inferway.simulator.models import ModelNames
-from inferway.simulator.planning import Options, Planner, Turn, read_options
-from inferway.simulator.publisher import EventSource
+from inferway.simulator.models import AdapterNames
+from inferway.simulator.planning import Options, PlannedReply, Planner, read_options
+from inferway.simulator.publisher import EventSourceEntry
 from inferway.simulator.responses import ResponsesAnswer
 from inferway.simulator.scale_out import DISABLED, rendered
 from inferway.simulator.scheduler import Emitted
@@ -51,10 +51,10 @@ class Server:
         self,
         core: EngineCore,
         planner: Planner,
-        names: ModelNames,
+        names: AdapterNames,
         model: TextModel,
         metrics: EngineMetrics,
-        event_source: EventSource | None,
+        event_source: EventSourceEntry | None,
         reset_cache: Callable[[], bool],
         max_model_len: int,
         scale_out: bool = False,
@@ -188,7 +188,7 @@ class Server:
         self,
         request: web.Request,
         parse: Callable[[bytes], PromptBody],
-        answers: Callable[[str, Options], Answer],
+        answers: Callable[[str, Options], AnswerFormat],
     ) -> web.StreamResponse:
         """Leaving early, because the client left, aborts the jobs."""
         raw = await request.read()
@@ -203,7 +203,7 @@ class Server:
 
 
 async def _collect(
-    answer: Answer, turns: Sequence[Turn], tokens: AsyncIterator[Emitted]
+    answer: AnswerFormat, turns: Sequence[PlannedReply], tokens: AsyncIterator[Emitted]
 ) -> web.Response:
     texts = ["" for _ in turns]
     by_job = {turn.job: turn for turn in turns}
@@ -215,9 +215,9 @@ async def _collect(
 
 async def _stream(
     request: web.Request,
-    answer: Answer,
+    answer: AnswerFormat,
     options: Options,
-    turns: Sequence[Turn],
+    turns: Sequence[PlannedReply],
     tokens: AsyncIterator[Emitted],
 ) -> web.StreamResponse:
     events = _events(answer, options, turns, tokens)
@@ -225,7 +225,7 @@ async def _stream(
 
 
 async def _response_events(
-    answer: ResponsesAnswer, turn: Turn, tokens: AsyncIterator[Emitted]
+    answer: ResponsesAnswer, turn: PlannedReply, tokens: AsyncIterator[Emitted]
 ) -> AsyncIterator[bytes]:
     text = ""
     for event in answer.opening():
@@ -253,7 +253,10 @@ async def _send(request: web.Request, events: AsyncIterator[bytes]) -> web.Strea
 
 
 async def _events(
-    answer: Answer, options: Options, turns: Sequence[Turn], tokens: AsyncIterator[Emitted]
+    answer: AnswerFormat,
+    options: Options,
+    turns: Sequence[PlannedReply],
+    tokens: AsyncIterator[Emitted],
 ) -> AsyncIterator[bytes]:
     by_job = {turn.job: turn for turn in turns}
     is_open = False
@@ -271,7 +274,7 @@ async def _events(
     yield b"[DONE]"
 
 
-def _text_of(turn: Turn, item: Emitted) -> str:
+def _text_of(turn: PlannedReply, item: Emitted) -> str:
     """The end-of-reply token is counted and shown among the ids, but has no text."""
     if item.is_last and turn.finish_reason == "stop":
         return ""

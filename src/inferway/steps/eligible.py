@@ -7,11 +7,11 @@ from collections.abc import Callable
 import numpy as np
 
 from inferway.errors import NoEndpointError, SaturatedError
-from inferway.flow.standing import Standing
+from inferway.flow.standing import OutlierDetection
 from inferway.flow.turnstile import Slot
 from inferway.model import Candidates, Endpoint
 from inferway.prompts.served import ServedModel
-from inferway.scheduling.profile import Narrowing
+from inferway.scheduling.profile import RowSelector
 
 Within = Callable[[Endpoint], bool]
 
@@ -20,7 +20,7 @@ class Eligible:
     """Remembers the lists of endpoints that were left, for everybody's requests."""
 
     def __init__(self) -> None:
-        self._narrowing = Narrowing()
+        self._narrowing = RowSelector()
 
     def kept(self, candidates: Candidates, within: Within) -> Candidates:
         """Return the candidates that `within` is true for, maybe none."""
@@ -39,7 +39,7 @@ class Eligible:
         return left
 
     def standing(
-        self, candidates: Candidates, model: str, standing: Standing, now: float
+        self, candidates: Candidates, model: str, standing: OutlierDetection, now: float
     ) -> Candidates:
         """Return the candidates that get new requests now. Raises NoEndpointError if all are
         drained."""

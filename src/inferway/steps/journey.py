@@ -26,7 +26,7 @@ from inferway.openai_api.model_name import ModelRenamer
 from inferway.openai_api.requests import asks_for_report
 from inferway.openai_api.usage import Usage, UsageReader
 from inferway.prompts.served import ServedModel
-from inferway.scheduling.plugin import Ending, Follower
+from inferway.scheduling.plugin import RequestListener, RequestOutcome
 from inferway.steps.attempt import Attempt, EndpointBook, Later
 from inferway.steps.counts import DirectorStats
 from inferway.steps.match import MatchedPrompts
@@ -75,7 +75,7 @@ class Routed(msgspec.Struct, frozen=True):
 
 # Is told of each request that was decided by its prompt, and of the seconds that took; returns who
 # is to be told what becomes of it.
-Observer = Callable[[Routed, float], Follower | None]
+Observer = Callable[[Routed, float], RequestListener | None]
 
 
 class Journey:
@@ -123,7 +123,7 @@ class Journey:
         self._decides = decides
         self._names: ModelRenamer | None = None
         self._attempt: Attempt | None = None
-        self._listeners: list[Follower] = []
+        self._listeners: list[RequestListener] = []
         self._first_chunk_came = False
         self._usage = UsageReader()
 
@@ -165,7 +165,7 @@ class Journey:
         self.edits.append(b"model")
         self._names = ModelRenamer(asked)
 
-    def listen(self, listener: Follower) -> None:
+    def listen(self, listener: RequestListener) -> None:
         """Have `listener` told what becomes of the request, after those that already listen."""
         self._listeners.append(listener)
 
@@ -271,7 +271,7 @@ class Journey:
             if outcome == "upstream_error":
                 self._suspect(endpoint)
         if self._listeners:
-            ending = Ending(outcome, self._host.clock(), usage, record.is_streamed)
+            ending = RequestOutcome(outcome, self._host.clock(), usage, record.is_streamed)
             for listener in self._listeners:
                 listener.on_end(ending)
 

@@ -20,7 +20,7 @@ from inferway.errors import (
     crash_report,
     panic_as_error,
 )
-from inferway.index.protocol import Found, Index, Tier
+from inferway.index.protocol import Index, MatchResult, Tier
 from inferway.index.speculative import SpeculativeOverlay
 from inferway.model import (
     BlockKey,
@@ -46,7 +46,7 @@ class Matched(msgspec.Struct, frozen=True):
     """A prompt, and what each holder has of its blocks: as the index knows it."""
 
     prompt: Prompt
-    found: Found
+    found: MatchResult
     is_read: bool = True  # False: engines do not look in their cache for it; `found` is empty
 
 
@@ -114,7 +114,7 @@ class Matcher:
         """Return who holds prompts that are tokens already. Raises IndexAwayError."""
         extras = request_extras(model.lora, cache_salt, model.lora_path)
         prompts = await self._prompts(model, tokenized, extras)
-        found: Iterable[Found] = repeat(Found())
+        found: Iterable[MatchResult] = repeat(MatchResult())
         if is_read:
             found = await self._found(prompts)
             if len(model.lora_paths) > 1:
@@ -133,7 +133,7 @@ class Matcher:
                 prompts.append(Prompt(ids, await self._keys(block_size, ids, extras)))
         return prompts
 
-    async def _found(self, prompts: Sequence[Prompt]) -> Sequence[Found]:
+    async def _found(self, prompts: Sequence[Prompt]) -> Sequence[MatchResult]:
         found = await self.index.match_all([prompt.block_keys for prompt in prompts])
         await self._breathe(max([prompt.block_keys for prompt in prompts], key=len, default=()))
         return found
@@ -143,8 +143,8 @@ class Matcher:
         model: ServedModel,
         tokenized: Tokenized,
         cache_salt: str | None,
-        first: Sequence[Found],
-    ) -> Sequence[Found]:
+        first: Sequence[MatchResult],
+    ) -> Sequence[MatchResult]:
         """Engines that have the adapter from different places have different blocks of a prompt:
         of each, what it has of its own. `first`: as found with the first place."""
         found = [first]
@@ -173,7 +173,7 @@ class Matcher:
                     held = self.overlay.extend(item.prompt.block_keys, held)
                 _add(held_blocks, candidates.rows, of_size, held)
                 _add(less, candidates.rows, of_size, item.found.discount)
-        candidates.matched_value = held_blocks - less
+        candidates.weighted_matched_blocks = held_blocks - less
 
     async def _breathe(self, keys: Sequence[BlockKey]) -> None:
         """Between two steps that each take a millisecond or more."""
@@ -203,7 +203,7 @@ def with_prompts(request: LLMRequest, matched: MatchedPrompts) -> LLMRequest:
     return msgspec.structs.replace(request, prompts=prompts)
 
 
-def _joined(parts: Iterable[tuple[Found, Collection[HolderId]]]) -> Found:
+def _joined(parts: Iterable[tuple[MatchResult, Collection[HolderId]]]) -> MatchResult:
     """Return what was found of some holders in one search and of others in another."""
     blocks: dict[HolderId, int] = {}
     discount: dict[HolderId, float] = {}
@@ -212,7 +212,7 @@ def _joined(parts: Iterable[tuple[Found, Collection[HolderId]]]) -> Found:
         blocks |= {at: n for at, n in found.blocks.items() if at in holders}
         discount |= {at: n for at, n in found.discount.items() if at in holders}
         lower |= {at: n for at, n in found.lower.items() if at in holders}
-    return Found(blocks, discount, lower)
+    return MatchResult(blocks, discount, lower)
 
 
 def _add(

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 
 from inferway_structured.report import VALID_HEADER
 from inferway_structured.sse import comment_in, done_at, is_event_stream
-from inferway_structured.texts import Said, StreamTexts, said_in
+from inferway_structured.texts import AnswerText, StreamTexts, said_in
 
 _VALID = {b"true": True, b"false": False}
 
@@ -94,7 +94,7 @@ class AnswerJudge:
         self._held.append(events[at:])
         return events[:at]
 
-    def said(self) -> list[Said] | None:
+    def said(self) -> list[AnswerText] | None:
         """Return what the answer, which has come to its end, has said; None if that cannot be
         known."""
         return self._texts.said() if self._texts is not None else said_in(b"".join(self._held))

@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 
 from inferway_structured.errors import InvalidRequestError
-from inferway_structured.requests import asked as asked_in
-from inferway_structured.spec import MAKERS, Asked, Kind, Options, json_type
+from inferway_structured.requests import parse_constraints
+from inferway_structured.spec import MAKERS, Kind, Options, OutputConstraint, json_type
 
 WANTED = (
     "send an object with a `kind` and a `text`, or the fields of a request that ask for a shape, "
@@ -22,20 +22,20 @@ WANTED = (
 )
 
 
-def read_specs(fields: Mapping[str, Any]) -> list[Asked]:
+def read_specs(fields: Mapping[str, Any]) -> list[OutputConstraint]:
     """Return the specs of a body, at least one. Raises InvalidRequestError if it asks for none,
     SpecError for what cannot be read."""
     if "kind" in fields:
         return [_spelled_out(fields)]
     is_response = "input" in fields or "text" in fields
     path = fields.get("path", "/v1/responses" if is_response else "/v1/chat/completions")
-    asked = asked_in(path, fields) if isinstance(path, str) else []
+    asked = parse_constraints(path, fields) if isinstance(path, str) else []
     if not asked:
         raise InvalidRequestError(f"the body asks for no shape; {WANTED}")
     return asked
 
 
-def _spelled_out(fields: Mapping[str, Any]) -> Asked:
+def _spelled_out(fields: Mapping[str, Any]) -> OutputConstraint:
     kind, text, options = fields["kind"], fields.get("text", ""), fields.get("options") or {}
     if kind not in list(Kind):
         got = repr(kind[:40]) if isinstance(kind, str) else json_type(kind)
@@ -52,4 +52,6 @@ def _spelled_out(fields: Mapping[str, Any]) -> Asked:
     except msgspec.ValidationError as e:
         raise InvalidRequestError(f"options: {e}", param="options") from None
     value: object = True if kind == Kind.JSON_OBJECT else text  # read as in a request
-    return Asked(MAKERS[kind](value, "text", given), "text", fields.get("strict") is True)
+    return OutputConstraint(
+        MAKERS[kind](value, "text", given), "text", fields.get("strict") is True
+    )

@@ -13,15 +13,15 @@ from inferway_structured.cache import Remembered
 from inferway_structured.disk import DiskCache, name_of
 from inferway_structured.errors import (
     CompileError,
-    HelperBusyError,
-    HelperError,
     JobFailedError,
     JobKilledError,
+    SandboxBusyError,
+    SandboxError,
     SaturatedError,
     SpecError,
 )
 from inferway_structured.failures import QuarantinedError
-from inferway_structured.helper.helper import Helper
+from inferway_structured.helper.helper import Sandbox
 
 if TYPE_CHECKING:
     from inferway_structured.compile_limits import CompileLimits
@@ -56,7 +56,7 @@ class Children:
         self._killers: Remembered[str, str] = Remembered(
             limits.quarantine_seconds, limits.max_remembered, clock
         )
-        self._helper: Helper | None = None
+        self._helper: Sandbox | None = None
         self._closed = False
 
     def job(self, spec: Spec) -> Job | None:
@@ -98,10 +98,10 @@ class Children:
                 raise QuarantinedError(why)
         try:
             return self._started().submit(job.function, job.argument)
-        except HelperBusyError:
+        except SandboxBusyError:
             message = f"{_MAX_WAITING} grammars wait to be compiled; try again later"
             raise SaturatedError(message) from None
-        except HelperError as error:
+        except SandboxError as error:
             raise CompileError(str(error)) from error
 
     def submit_if_idle(self, job: Job) -> Future[bytes] | None:
@@ -122,7 +122,7 @@ class Children:
             raise self._killed(job, error) from None
         except JobFailedError as error:
             raise SpecError(f"the grammar library refuses it: {error}") from None
-        except HelperError as error:
+        except SandboxError as error:
             raise CompileError(str(error)) from error
         compiled = job.finish(data)
         if self._disk is not None:
@@ -156,14 +156,14 @@ class Children:
                 self._killers.put(self._name(job), why)
         return QuarantinedError(why)
 
-    def _started(self) -> Helper:
+    def _started(self) -> Sandbox:
         with self._lock:
             if self._closed:
-                raise HelperError("the helper is closed")
+                raise SandboxError("the helper is closed")
             if self._helper is None:
                 child = self._jobs.child
                 prepare = None if child.prepare is None else (child.prepare, child.argument())
-                self._helper = Helper(
+                self._helper = Sandbox(
                     *child.modules,
                     limits=self._limits.child,
                     max_waiting=_MAX_WAITING,

@@ -62,7 +62,7 @@ _TICK_SECONDS = 0.1
 _MAX_STUCK = 4
 
 
-class CompilationManager:
+class Compilations:
     """Compiles specs. Any thread may call it; what goes wrong is raised by the futures alone."""
 
     def __init__(

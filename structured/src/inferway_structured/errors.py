@@ -95,15 +95,15 @@ class HeavyError(InferwayError):
     """Left to a helper process: here it might take, or has taken, too much."""
 
 
-class HelperError(InferwayError):
+class SandboxError(InferwayError):
     """The helper process cannot be had. Who gave it the job says what that means."""
 
 
-class HelperBusyError(HelperError):
+class SandboxBusyError(SandboxError):
     """Too many jobs wait, or this one waited for too long; nothing was tried."""
 
 
-class JobKilledError(HelperError):
+class JobKilledError(SandboxError):
     """The job's process is dead; `limit` is what it passed: memory, cpu, wall or result, or
     "crash" if it was none of them."""
 
@@ -118,7 +118,7 @@ class JobKilledError(HelperError):
         return self.limit == "wall"
 
 
-class JobFailedError(HelperError):
+class JobFailedError(SandboxError):
     """The job raised; the message is the error's type, without its words."""
 
 

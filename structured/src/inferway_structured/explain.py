@@ -27,7 +27,7 @@ from inferway_structured.grammar import Verdict
 from inferway_structured.keywords import ANNOTATIONS, ASSERTIONS
 from inferway_structured.limits import SpecLimits
 from inferway_structured.schema_walk import Subschema, graph
-from inferway_structured.spec import Asked, Kind, Spec
+from inferway_structured.spec import Kind, OutputConstraint, Spec
 
 MAX_LISTED = 1000
 
@@ -35,7 +35,7 @@ Mentioned = dict[tuple[str, str | None], str]
 
 
 def explain(
-    asked: Asked,
+    asked: OutputConstraint,
     invalid: SpecError | None,
     verdict: Verdict | SpecError | None,
     limits: SpecLimits,

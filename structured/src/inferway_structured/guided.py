@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from inferway_structured.errors import SpecError
-from inferway_structured.spec import ANY_ARGUMENTS, MAKERS, Asked, Options, whitespace_of
+from inferway_structured.spec import ANY_ARGUMENTS, MAKERS, Options, OutputConstraint, whitespace_of
 
 Fields = Mapping[str, Any]
 
@@ -28,7 +28,7 @@ GUIDED = {
 }
 
 
-def guided(fields: Fields, instead: str = "") -> list[Asked]:
+def guided(fields: Fields, instead: str = "") -> list[OutputConstraint]:
     """Return the shapes that these fields ask for. None of them is kept if several are given, or
     where `instead` asks for the text's shape."""
     given = [name for name in GUIDED if _is_given(fields.get(name))]
@@ -39,19 +39,21 @@ def guided(fields: Fields, instead: str = "") -> list[Asked]:
     return [_guided(fields, name) for name in given]
 
 
-def _guided(fields: Fields, name: str) -> Asked:
+def _guided(fields: Fields, name: str) -> OutputConstraint:
     try:
         options = Options(whitespace_pattern=whitespace_of(fields, WHITESPACE, ""))
-        return Asked(MAKERS[GUIDED[name]](fields[name], name, options), name, ignored=True)
+        return OutputConstraint(
+            MAKERS[GUIDED[name]](fields[name], name, options), name, ignored=True
+        )
     except SpecError as e:
         return _free(name, e)
 
 
-def _free(name: str, why: object) -> Asked:
-    return Asked(ANY_ARGUMENTS, name, ignored=True).freed(why)
+def _free(name: str, why: object) -> OutputConstraint:
+    return OutputConstraint(ANY_ARGUMENTS, name, ignored=True).freed(why)
 
 
-def in_vllms_words(fields: Fields, asked: Sequence[Asked]) -> dict[str, Any] | None:
+def in_vllms_words(fields: Fields, asked: Sequence[OutputConstraint]) -> dict[str, Any] | None:
     """Return the same request with `structured_outputs`; None if none of these fields is kept."""
     name = next((each.place for each in asked if each.ignored and not each.free), None)
     if name is None:

@@ -20,17 +20,17 @@ from inferway_structured.cost import is_costly
 from inferway_structured.errors import (
     ChecksBusyError,
     HeavyError,
-    HelperBusyError,
-    HelperError,
     JobFailedError,
     JobKilledError,
+    SandboxBusyError,
+    SandboxError,
     SpecError,
     crash_report,
     is_panic,
     panic_as_error,
 )
 from inferway_structured.grammar import Verdict
-from inferway_structured.helper.helper import Helper
+from inferway_structured.helper.helper import Sandbox
 from inferway_structured.helper.process import Limits as HelperLimits
 from inferway_structured.limits import SpecLimits
 from inferway_structured.spec import Spec, packed
@@ -70,7 +70,7 @@ class GrammarLibrary:
         import llguidance  # noqa: F401
 
         self._limits = limits
-        self._helper = Helper(
+        self._helper = Sandbox(
             *_MODULES,
             limits=helper_limits,
             max_waiting=MAX_WAITING,
@@ -83,7 +83,7 @@ class GrammarLibrary:
         self._trial = trial or Trial()
 
     @property
-    def helpers(self) -> Mapping[str, Helper]:
+    def helpers(self) -> Mapping[str, Sandbox]:
         """The process of trials, and the one that checks what is large and judges answers."""
         return {"structured-trial": self._trial.helper, "structured": self._helper}
 
@@ -113,9 +113,9 @@ class GrammarLibrary:
                 words = f"the check {e}, for lack of CPU; try again in a moment"
                 raise ChecksBusyError(words) from None
             _refuse(f"{_KILLED.get(e.limit, _CRASHED)}; simplify it")
-        except HelperBusyError as e:
+        except SandboxBusyError as e:
             raise ChecksBusyError(str(e)) from None
-        except HelperError as e:
+        except SandboxError as e:
             if isinstance(e, JobFailedError) and "PanicException" in str(e):
                 _refuse(_CRASHED)
             raise ChecksBusyError(f"shapes cannot be checked now: {e}") from None
@@ -143,7 +143,7 @@ class GrammarLibrary:
         JobKilledError, or another HelperError if it cannot be tried now."""
         return await self._trial.verdict(spec)
 
-    def keeps(self, spec: Spec, text: str) -> bool | None:
+    def is_valid(self, spec: Spec, text: str) -> bool | None:
         """Whether a finished text has the shape; None if that cannot be told."""
         try:
             return self._validator.verdict(spec, text).valid

@@ -11,8 +11,8 @@ from inferway_structured.errors import SpecError
 from inferway_structured.grammar import Unenforced
 
 if TYPE_CHECKING:
-    from inferway_structured.spec import Asked, Spec
-    from inferway_structured.texts import Said
+    from inferway_structured.spec import OutputConstraint, Spec
+    from inferway_structured.texts import AnswerText
 
 UNENFORCED_HEADER = b"x-inferway-unenforced"
 VALID_HEADER = b"x-inferway-valid"
@@ -36,7 +36,7 @@ def named(unenforced: Sequence[Unenforced]) -> bytes:
     return ", ".join(words).encode()
 
 
-def in_request(asked: Asked, refused: SpecError) -> SpecError:
+def in_request(asked: OutputConstraint, refused: SpecError) -> SpecError:
     """Return an error about a spec as one with its place in the request."""
     if not asked.place or (refused.param or "").startswith(asked.place):
         return refused
@@ -47,7 +47,7 @@ def in_request(asked: Asked, refused: SpecError) -> SpecError:
     return SpecError(f"{param}: {words}", place=refused.place, keyword=refused.keyword, param=param)
 
 
-def refuse_unenforced(asked: Asked, unenforced: Sequence[Unenforced]) -> None:
+def refuse_unenforced(asked: OutputConstraint, unenforced: Sequence[Unenforced]) -> None:
     """Raises SpecError if `strict` was asked, and these keywords are kept by no backend: for
     operators who want it so."""
     if not (asked.strict and unenforced):
@@ -63,15 +63,15 @@ def refuse_unenforced(asked: Asked, unenforced: Sequence[Unenforced]) -> None:
     )
 
 
-def left_free(asked: Asked) -> Unenforced:
+def left_free(asked: OutputConstraint) -> Unenforced:
     """Return what names a shape that is not kept at all."""
     return Unenforced("", asked.place)
 
 
 def keeps_all(
-    asked: Sequence[Asked],
-    said: Sequence[Said] | None,
-    keeps: Callable[[Spec, str], bool | None],
+    asked: Sequence[OutputConstraint],
+    said: Sequence[AnswerText] | None,
+    is_valid: Callable[[Spec, str], bool | None],
 ) -> bool | None:
     """Whether every text and every call of every choice has its shape. None where that cannot be
     told, or where nothing was said that a shape is asked of."""
@@ -79,7 +79,7 @@ def keeps_all(
         return None
     by_tool = {each.tool: each for each in sorted(asked, key=lambda each: not each.free)}
     held = [(by_tool.get(each.function), each.text) for each in said]
-    verdicts = [None if one.free else keeps(one.spec, text) for one, text in held if one]
+    verdicts = [None if one.free else is_valid(one.spec, text) for one, text in held if one]
     if False in verdicts:
         return False
     return None if not verdicts or None in verdicts else True

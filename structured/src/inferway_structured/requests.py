@@ -23,7 +23,7 @@ from inferway_structured.errors import SpecError
 from inferway_structured.guided import GUIDED, WHITESPACE, guided
 from inferway_structured.spec import (
     ANY_ARGUMENTS,
-    Asked,
+    OutputConstraint,
     flag,
     from_fields,
     json_object_spec,
@@ -34,7 +34,7 @@ from inferway_structured.spec import (
 )
 
 Fields = Mapping[str, Any]
-Reader = Callable[[Fields], Iterator[Asked]]
+Reader = Callable[[Fields], Iterator[OutputConstraint]]
 
 # All that `asked` reads; a body without any of them asks for nothing.
 FIELDS = frozenset(
@@ -51,7 +51,7 @@ MAX_TOOLS_BYTES = 192 * 1024
 _TOOL_BYTES = 192  # that each counts for at least
 
 
-def asked(path: str, fields: Fields) -> list[Asked]:
+def parse_constraints(path: str, fields: Fields) -> list[OutputConstraint]:
     """Return what a request asks for: one shape of the answer's text at most, and one for each tool
     whose arguments have a shape. `path` is that of the URL; a prefix, a query or a version before
     its end do not matter. Raises SpecError where the shape cannot be read; `param` is its place in
@@ -67,16 +67,16 @@ def asked(path: str, fields: Fields) -> list[Asked]:
     return []
 
 
-def _unread(reader: Reader, fields: Fields) -> list[Asked]:
+def _unread(reader: Reader, fields: Fields) -> list[OutputConstraint]:
     """vLLM's `to_beam_search_params` take no shape along."""
     try:
         found = list(reader(fields))
     except SpecError as e:
-        found = [Asked(ANY_ARGUMENTS, e.param or "")]
+        found = [OutputConstraint(ANY_ARGUMENTS, e.param or "")]
     return [replace(each.freed("beam search keeps no shape"), ignored=True) for each in found]
 
 
-def _chat(fields: Fields) -> Iterator[Asked]:
+def _chat(fields: Fields) -> Iterator[OutputConstraint]:
     choice = _openai_choice(fields)
     calls = list(_tool_calls(fields, choice, _chat_tools))
     if not (choice.required and calls):
@@ -84,7 +84,7 @@ def _chat(fields: Fields) -> Iterator[Asked]:
     yield from calls
 
 
-def _text(fields: Fields) -> Iterator[Asked]:
+def _text(fields: Fields) -> Iterator[OutputConstraint]:
     """The answer's own text: chat and completions."""
     kept = _structured_outputs(fields)
     form = _object(fields, "response_format")
@@ -96,7 +96,7 @@ def _text(fields: Fields) -> Iterator[Asked]:
     yield from guided(fields, "" if kept is None else kept.place)
 
 
-def _laid_over(over: Asked, base: Asked) -> Asked:
+def _laid_over(over: OutputConstraint, base: OutputConstraint) -> OutputConstraint:
     """`response_format` takes its place in `structured_outputs`, whose options stay."""
     if over.spec.kind is not base.spec.kind:
         raise SpecError(
@@ -107,13 +107,13 @@ def _laid_over(over: Asked, base: Asked) -> Asked:
     return replace(over, spec=replace(over.spec, options=base.spec.options))
 
 
-def _response_format(form: Fields) -> Asked | None:
+def _response_format(form: Fields) -> OutputConstraint | None:
     place = "response_format"
     match form.get("type"):
         case "text":
             return None
         case "json_object":
-            return Asked(json_object_spec(True, place), place)
+            return OutputConstraint(json_object_spec(True, place), place)
         case "json_schema":
             given = _object(form, "json_schema", place)
             if given is None:
@@ -121,27 +121,27 @@ def _response_format(form: Fields) -> Asked | None:
             where = f"{place}/json_schema"
             return _schema(given, "schema", where)
         case "structural_tag":
-            return Asked(structural_tag_spec(form, place), place)
+            return OutputConstraint(structural_tag_spec(form, place), place)
         case other:
             allowed = "text, json_object, json_schema or structural_tag"
             raise _unknown(other, allowed, f"{place}/type")
 
 
-def _schema(fields: Fields, name: str, place: str) -> Asked:
+def _schema(fields: Fields, name: str, place: str) -> OutputConstraint:
     where = f"{place}/{name}"
     if fields.get(name) is None:
         raise SpecError(f"{where}: is missing", param=where)
     if not isinstance(fields[name], dict):
         raise unexpected("a JSON Schema (an object)", fields[name], where)
-    return Asked(json_spec(fields[name], where), where, flag(fields, "strict", place))
+    return OutputConstraint(json_spec(fields[name], where), where, flag(fields, "strict", place))
 
 
-def _structured_outputs(fields: Fields) -> Asked | None:
+def _structured_outputs(fields: Fields) -> OutputConstraint | None:
     given = _object(fields, "structured_outputs")
-    return None if given is None else Asked(*from_fields(given, "structured_outputs"))
+    return None if given is None else OutputConstraint(*from_fields(given, "structured_outputs"))
 
 
-def _responses(fields: Fields) -> Iterator[Asked]:
+def _responses(fields: Fields) -> Iterator[OutputConstraint]:
     choice = _openai_choice(fields)
     calls = list(_tool_calls(fields, choice, _responses_tools))
     if not (choice.required and calls):
@@ -157,7 +157,7 @@ def _responses(fields: Fields) -> Iterator[Asked]:
     yield from calls
 
 
-def _text_format(form: Fields, fields: Fields) -> Iterator[Asked]:
+def _text_format(form: Fields, fields: Fields) -> Iterator[OutputConstraint]:
     if fields.get("structured_outputs") is not None:
         raise SpecError(
             "structured_outputs beside text/format: leave one out", param="structured_outputs"
@@ -167,14 +167,14 @@ def _text_format(form: Fields, fields: Fields) -> Iterator[Asked]:
         case "text":
             return
         case "json_object":
-            yield Asked(json_object_spec(True, place), place)
+            yield OutputConstraint(json_object_spec(True, place), place)
         case "json_schema":
             yield _schema(form, "schema", place)
         case other:
             raise _unknown(other, "text, json_object or json_schema", f"{place}/type")
 
 
-def _messages(fields: Fields) -> Iterator[Asked]:
+def _messages(fields: Fields) -> Iterator[OutputConstraint]:
     choice = _anthropic_choice(fields)
     calls = list(_tool_calls(fields, choice, _anthropic_tools))
     if not (choice.required and calls):
@@ -185,12 +185,12 @@ def _messages(fields: Fields) -> Iterator[Asked]:
     yield from calls
 
 
-def _generate(fields: Fields) -> Iterator[Asked]:
+def _generate(fields: Fields) -> Iterator[OutputConstraint]:
     params = _object(fields, "sampling_params")
     place = "structured_outputs"
     given = None if params is None else _object(params, place, "sampling_params")
     if given is not None:
-        yield Asked(*from_fields(given, f"sampling_params/{place}"))
+        yield OutputConstraint(*from_fields(given, f"sampling_params/{place}"))
 
 
 _READERS: tuple[tuple[str, Reader], ...] = (
@@ -282,7 +282,7 @@ class _Tool(NamedTuple):
 
 def _tool_calls(
     fields: Fields, choice: _ToolChoice, read: Callable[[Fields, str], Iterator[_Tool]]
-) -> Iterator[Asked]:
+) -> Iterator[OutputConstraint]:
     """Asked for each tool whose arguments have a shape. Raises SpecError, also when the tool that
     must be called is not there."""
     tools = fields.get("tools")
@@ -308,11 +308,11 @@ def _tool_calls(
         )
 
 
-def _arguments(tool: _Tool, left: int) -> Asked:
+def _arguments(tool: _Tool, left: int) -> OutputConstraint:
     """Return the shape of a tool's arguments. None and `{}` are any object. Free where its schema
     has more than so many bytes. Raises SpecError for what vLLM does not take either, and for what
     no strict schema can be."""
-    asked, schema = Asked(ANY_ARGUMENTS, tool.place, tool.strict, tool.name), tool.schema
+    asked, schema = OutputConstraint(ANY_ARGUMENTS, tool.place, tool.strict, tool.name), tool.schema
     if not schema and (schema is None or isinstance(schema, dict)):
         return asked
     if not isinstance(schema, dict):

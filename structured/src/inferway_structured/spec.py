@@ -66,7 +66,7 @@ class Spec:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class OutputConstraint:
     """A spec as it stands in a request."""
 
     spec: Spec
@@ -81,7 +81,7 @@ class Asked:
         """vLLM takes what it ignores, and a tool that is not strict, whatever they say."""
         return self.ignored or (self.tool is not None and not self.strict)
 
-    def freed(self, why: object) -> Asked:
+    def freed(self, why: object) -> OutputConstraint:
         spec = replace(ANY_ARGUMENTS, options=self.spec.options)
         return replace(self, spec=spec, free=str(why))
 

@@ -28,7 +28,7 @@ _MAX_TEXTS = 4096
 _MAX_EVENT_BYTES = 8 << 20  # the last event of a response has all of it, and what was asked
 
 
-class Said(msgspec.Struct, frozen=True):
+class AnswerText(msgspec.Struct, frozen=True):
     """One text of an answer, or what one call hands its function."""
 
     text: str
@@ -105,7 +105,7 @@ _ANSWER = msgspec.json.Decoder(_Body)
 _EVENT = msgspec.json.Decoder(_Event)
 
 
-def said_in(body: bytes) -> list[Said] | None:
+def said_in(body: bytes) -> list[AnswerText] | None:
     """Return what a whole answer says; None if it is not one of those above."""
     try:
         answer = _ANSWER.decode(body)
@@ -114,7 +114,7 @@ def said_in(body: bytes) -> list[Said] | None:
     return _said(answer)
 
 
-def _said(answer: _Body) -> list[Said] | None:
+def _said(answer: _Body) -> list[AnswerText] | None:
     if answer.error is not None:
         return None
     if answer.choices is not None:
@@ -126,35 +126,35 @@ def _said(answer: _Body) -> list[Said] | None:
     return None
 
 
-def _by_choice(choice: _Choice) -> Iterator[Said]:
+def _by_choice(choice: _Choice) -> Iterator[AnswerText]:
     message = choice.message
     if message is None:
         if choice.text is not None:
-            yield Said(choice.text)
+            yield AnswerText(choice.text)
         return
     for call in message.tool_calls or ():
         if call.function is not None:
-            yield Said(call.function.arguments or "", call.function.name or "")
+            yield AnswerText(call.function.arguments or "", call.function.name or "")
     text = message.content if isinstance(message.content, str) else ""
     if text or not message.tool_calls:
-        yield Said(text)
+        yield AnswerText(text)
 
 
-def _by_item(item: _Item) -> Iterator[Said]:
+def _by_item(item: _Item) -> Iterator[AnswerText]:
     if item.type == "message":
         parts = [part.text or "" for part in item.content or () if part.type == "output_text"]
-        yield Said("".join(parts))
+        yield AnswerText("".join(parts))
     elif item.type == "function_call":
-        yield Said(item.arguments or "", item.name or "")
+        yield AnswerText(item.arguments or "", item.name or "")
 
 
-def _by_blocks(blocks: Sequence[_Block]) -> Iterator[Said]:
+def _by_blocks(blocks: Sequence[_Block]) -> Iterator[AnswerText]:
     calls = [block for block in blocks if block.type == "tool_use"]
     for call in calls:
-        yield Said(bytes(call.input).decode(), call.name or "")
+        yield AnswerText(bytes(call.input).decode(), call.name or "")
     text = "".join(block.text or "" for block in blocks if block.type == "text")
     if text or not calls:
-        yield Said(text)
+        yield AnswerText(text)
 
 
 class StreamTexts:
@@ -184,7 +184,7 @@ class StreamTexts:
         """Return what was fed after the last whole event."""
         return self._events.rest()
 
-    def said(self) -> list[Said] | None:
+    def said(self) -> list[AnswerText] | None:
         """Return what the stream has said; None if that cannot be known."""
         if self.failed:
             return None
@@ -197,9 +197,9 @@ class StreamTexts:
         for (choice, call), written in self._texts.items():
             text = written.getvalue()
             if call >= 0:
-                said.append(Said(text, self._names.get((choice, call), "")))
+                said.append(AnswerText(text, self._names.get((choice, call), "")))
             elif text or choice not in calling:
-                said.append(Said(text))
+                said.append(AnswerText(text))
         return said
 
     def _event(self, data: bytes) -> None:

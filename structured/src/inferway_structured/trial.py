@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from inferway_structured.errors import SpecError
 from inferway_structured.grammar import Unenforced, Verdict
-from inferway_structured.helper.helper import Helper
+from inferway_structured.helper.helper import Sandbox
 from inferway_structured.helper.process import Limits
 from inferway_structured.jobs import Child, Job
 from inferway_structured.malloc import give_back, malloced_bytes
@@ -83,7 +83,7 @@ class Trial:
 
     def __init__(self, limits: Limits = LIMITS, *, keep_spare: bool = False) -> None:
         """`keep_spare`: the next process waits while one works."""
-        self.helper = Helper(
+        self.helper = Sandbox(
             __name__,
             limits=limits,
             max_waiting=MAX_WAITING,

@@ -17,8 +17,8 @@ from inferway_structured.backends.schemas.numbers import check_grammar_numbers
 from inferway_structured.cost import is_costly
 from inferway_structured.drafts import validator_of
 from inferway_structured.ebnf import is_ebnf
-from inferway_structured.errors import HelperError, SpecError, is_panic
-from inferway_structured.helper.helper import Helper
+from inferway_structured.errors import SandboxError, SpecError, is_panic
+from inferway_structured.helper.helper import Sandbox
 from inferway_structured.respelled import ascii_classes
 from inferway_structured.schema_walk import graph, pointer
 from inferway_structured.schemas import expansion
@@ -49,7 +49,7 @@ UNKNOWN = Validity(None)
 class Validator:
     """Holds texts against specs, within bounded time. Any thread, not an event loop's."""
 
-    def __init__(self, helper: Helper) -> None:
+    def __init__(self, helper: Sandbox) -> None:
         """`helper`: a checker's (checker.py), who closes it."""
         self._helper = helper
 
@@ -63,7 +63,7 @@ class Validator:
         try:
             argument = packed(spec, answer=answer)
             said = self._helper.call(_KEEPS, argument)
-        except HelperError:
+        except SandboxError:
             return UNKNOWN
         return Validity(*json.loads(said))
 

@@ -28,9 +28,9 @@ from inferway_structured.counts import Counts
 from inferway_structured.errors import (
     ChecksBusyError,
     HeavyError,
-    HelperError,
     InferwayError,
     JobKilledError,
+    SandboxError,
     SaturatedError,
     SpecError,
     crash_report,
@@ -38,13 +38,13 @@ from inferway_structured.errors import (
 from inferway_structured.explain import explain
 from inferway_structured.failures import QuarantinedError, again
 from inferway_structured.grammar import Unenforced, Verdict
-from inferway_structured.helper.helper import Helper
+from inferway_structured.helper.helper import Sandbox
 from inferway_structured.keywords import label
 from inferway_structured.limits import SpecLimits
 from inferway_structured.report import in_request, keeps_all, left_free, refuse_unenforced
 from inferway_structured.single_flight import SingleFlight
-from inferway_structured.spec import Asked, Spec
-from inferway_structured.texts import Said
+from inferway_structured.spec import OutputConstraint, Spec
+from inferway_structured.texts import AnswerText
 from inferway_structured.turns import (
     ANYBODY,
     MAX_WAITING,
@@ -73,7 +73,7 @@ class Library(Protocol):
     """What shapes and answers are held against (`library.GrammarLibrary`)."""
 
     @property
-    def helpers(self) -> Mapping[str, Helper]:
+    def helpers(self) -> Mapping[str, Sandbox]:
         """The processes for what is large, by the name of their work."""
 
     async def check(self, spec: Spec) -> None:
@@ -92,7 +92,7 @@ class Library(Protocol):
         JobKilledError, or another HelperError if it cannot be tried now. May be awaited in any
         event loop."""
 
-    def keeps(self, spec: Spec, text: str) -> bool | None:
+    def is_valid(self, spec: Spec, text: str) -> bool | None:
         """Whether a finished text has the shape; None if that cannot be told. Called in a
         thread."""
 
@@ -174,18 +174,18 @@ class Verdicts:
 
     async def examine(
         self,
-        asked: Sequence[Asked],
+        asked: Sequence[OutputConstraint],
         asker: Asker = ANYBODY,
         *,
         compiles: bool = True,
         refuses_unenforced: bool = False,
-    ) -> tuple[list[Asked], list[Unenforced]]:
+    ) -> tuple[list[OutputConstraint], list[Unenforced]]:
         """Return what is kept of a request, and which keywords the answer may break. What need not
         be kept and cannot be is freed. Not `compiles`: only its validity matters, because engines
         enforce it in a way of their own. `refuses_unenforced`: a keyword that cannot be enforced is
         refused where `strict` was asked for. Raises SpecError with the place in the request, or
         ChecksBusyError or SaturatedError when too many wait."""
-        kept: list[Asked] = []
+        kept: list[OutputConstraint] = []
         unenforced: list[Unenforced] = []
         for number, each in enumerate(asked, 1):
             try:
@@ -206,7 +206,7 @@ class Verdicts:
 
     async def find(
         self,
-        asked: Asked,
+        asked: OutputConstraint,
         asker: Asker = ANYBODY,
         *,
         compiles: bool = True,
@@ -227,7 +227,7 @@ class Verdicts:
         return await self._verdict(asked, here=False) if compiles else None
 
     async def verdict(
-        self, asked: Asked, asker: Asker = ANYBODY, *, checks: bool = True
+        self, asked: OutputConstraint, asker: Asker = ANYBODY, *, checks: bool = True
     ) -> Verdict:
         """Return the verdict on a spec. Raises as `find`, and SpecError for what the backends
         refuse, with the place in the request."""
@@ -235,7 +235,7 @@ class Verdicts:
         assert found is not None
         return found
 
-    def verdict_now(self, asked: Asked) -> Verdict:
+    def verdict_now(self, asked: OutputConstraint) -> Verdict:
         """Return the verdict for who may block, in any thread. Raises SpecError with the place in
         the request, or ChecksBusyError."""
         if not self._is_known(asked.spec, compiles=True, checks=True):
@@ -248,7 +248,7 @@ class Verdicts:
 
     async def explain(
         self,
-        asked: Asked,
+        asked: OutputConstraint,
         asker: Asker = ANYBODY,
         *,
         refuses_unenforced: bool,
@@ -269,7 +269,7 @@ class Verdicts:
         )
         return {"place": asked.place, **told}
 
-    def _refuse_in_quarantine(self, asked: Asked) -> None:
+    def _refuse_in_quarantine(self, asked: OutputConstraint) -> None:
         why = self.quarantine.get(asked.spec.key)
         if why is not None:
             raise quarantined(asked, why)
@@ -284,7 +284,7 @@ class Verdicts:
         return not self._tries_all and not self.library.is_costly(spec)
 
     async def _find_in_turn(
-        self, asked: Asked, asker: Asker, *, compiles: bool, checks: bool
+        self, asked: OutputConstraint, asker: Asker, *, compiles: bool, checks: bool
     ) -> None:
         async def find(*, here: bool) -> None:
             if checks:
@@ -300,7 +300,7 @@ class Verdicts:
         async with self._large.turn(asker):
             await find(here=False)
 
-    async def _check(self, asked: Asked) -> None:
+    async def _check(self, asked: OutputConstraint) -> None:
         """Raises SpecError or ChecksBusyError."""
         _given(asked, await self._checked.get(asked.spec.key, partial(self._validity, asked.spec)))
 
@@ -311,12 +311,12 @@ class Verdicts:
             return e.with_traceback(None)
         return True
 
-    async def _verdict(self, asked: Asked, *, here: bool) -> Verdict | SpecError:
+    async def _verdict(self, asked: OutputConstraint, *, here: bool) -> Verdict | SpecError:
         """`here`: in a thread; raises HeavyError then."""
         spec = asked.spec
         try:
             return await self._known.get(spec.key, partial(self._work_out, spec, here=here))
-        except HelperError as e:
+        except SandboxError as e:
             raise _not_tried(asked, e) from None
 
     async def _work_out(self, spec: Spec, *, here: bool) -> Verdict | SpecError:
@@ -338,7 +338,7 @@ class Verdicts:
         self._took(spec.key, found.compile_seconds * 1000)
         return found
 
-    async def _find_alone(self, asked: Asked) -> None:
+    async def _find_alone(self, asked: OutputConstraint) -> None:
         """Without a turn, in an event loop of its own."""
         spec, found = asked.spec, None
         self._refuse_in_quarantine(asked)
@@ -351,7 +351,7 @@ class Verdicts:
                 found = await self._work_out(spec, here=True)
         try:
             self._known.keep(spec.key, found or await self._work_out(spec, here=False))
-        except HelperError as e:
+        except SandboxError as e:
             raise _not_tried(asked, e) from None
 
     def _in_thread(self, work: Callable[..., _T], *arguments: Any) -> asyncio.Future[_T]:
@@ -359,8 +359,11 @@ class Verdicts:
 
     # ------------------------------------------------------------------------ when it is answered
 
-    async def keeps(
-        self, asked: Sequence[Asked], said: Sequence[Said] | None, asker: Asker = ANYBODY
+    async def is_valid(
+        self,
+        asked: Sequence[OutputConstraint],
+        said: Sequence[AnswerText] | None,
+        asker: Asker = ANYBODY,
     ) -> bool | None:
         """Whether an answer, which has said this, has its shape; None if that cannot be told, or
         not in time. Counts it."""
@@ -393,7 +396,7 @@ class Verdicts:
             )
 
     async def _judged(
-        self, asked: Sequence[Asked], said: Sequence[Said], asker: Asker
+        self, asked: Sequence[OutputConstraint], said: Sequence[AnswerText], asker: Asker
     ) -> bool | None:
         is_small = sum([len(each.text) for each in said]) <= MAX_SMALL_ANSWER and not any(
             self.library.is_costly(each.spec) for each in asked
@@ -402,23 +405,23 @@ class Verdicts:
         try:
             async with turns.turn(asker):
                 return await asyncio.get_running_loop().run_in_executor(
-                    self._judges, keeps_all, asked, said, self.library.keeps
+                    self._judges, keeps_all, asked, said, self.library.is_valid
                 )
         except (SaturatedError, RuntimeError):  # too many wait, or we are closed
             return None
 
 
-def quarantined(asked: Asked, why: str) -> QuarantinedError:
+def quarantined(asked: OutputConstraint, why: str) -> QuarantinedError:
     """Return the error of a spec that is refused for a while."""
     words = _at(asked, f"is refused for a while: {why}")
     return QuarantinedError(words, param=asked.place or None)
 
 
-def _at(asked: Asked, words: str) -> str:
+def _at(asked: OutputConstraint, words: str) -> str:
     return f"{asked.place}: {words}" if asked.place else words
 
 
-def _not_tried(asked: Asked, error: HelperError) -> InferwayError:
+def _not_tried(asked: OutputConstraint, error: SandboxError) -> InferwayError:
     """Return what is told instead of a verdict."""
     if not isinstance(error, JobKilledError):
         return ChecksBusyError(_at(asked, f"cannot be compiled now: {error}"))
@@ -427,7 +430,7 @@ def _not_tried(asked: Asked, error: HelperError) -> InferwayError:
     return quarantined(asked, f"compiling it {error}")
 
 
-def _given(asked: Asked, found: _T | SpecError) -> _T:
+def _given(asked: OutputConstraint, found: _T | SpecError) -> _T:
     """Return what was found. Raises what the spec is refused for, with its place in the request."""
     if isinstance(found, SpecError):
         raise in_request(asked, again(found)) from None

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from inferway_structured.grammar import Unenforced, Verdict
-from inferway_structured.spec import Asked, Kind, Spec, json_spec, structural_tag_spec
-from inferway_structured.vllm.calls import ON_ITS_WAY, OnItsWay, left_out, patches
+from inferway_structured.spec import Kind, OutputConstraint, Spec, json_spec, structural_tag_spec
+from inferway_structured.vllm.calls import ON_ITS_WAY, RequestContext, left_out, patches
 
 SET = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
 
@@ -31,15 +31,15 @@ class Tool:
         return replace(self, **update)
 
 
-def asked(name: str, schema: object = SET, **more: Any) -> Asked:
-    return Asked(json_spec(schema, ""), "", tool=name, **more)
+def asked(name: str, schema: object = SET, **more: Any) -> OutputConstraint:
+    return OutputConstraint(json_spec(schema, ""), "", tool=name, **more)
 
 
-def resolved(tools: list[Any], *calls: Asked) -> Any:
+def resolved(tools: list[Any], *calls: OutputConstraint) -> Any:
     (patch,) = patches()
     assert patch.wrap is not None
     resolve = patch.wrap(lambda tools, tool_choice, strict_level: tools)  # noqa: ARG005
-    token = ON_ITS_WAY.set(OnItsWay(calls))
+    token = ON_ITS_WAY.set(RequestContext(calls))
     try:
         return resolve(tools, "required", 0)
     finally:

@@ -17,7 +17,7 @@ from inferway_structured.backends.stepped import MAX_ANSWERS
 from inferway_structured.errors import SaturatedError, SpecError
 from inferway_structured.vllm import core as cores
 from inferway_structured.vllm.adapter import RequestGrammar
-from inferway_structured.vllm.core import BACKEND, Core
+from inferway_structured.vllm.core import BACKEND, EngineCoreSide
 from inferway_structured.vllm.settings import Settings
 
 EOS = 2
@@ -72,15 +72,15 @@ def request(request_id: str = "r", **params: Any) -> Any:
     )
 
 
-Make = Callable[..., Core]
+Make = Callable[..., EngineCoreSide]
 
 
 @pytest.fixture
 def make() -> Iterator[Make]:
-    made: list[Core] = []
+    made: list[EngineCoreSide] = []
 
-    def core(settings: Settings | None = None, **flags: bool) -> Core:
-        made.append(Core(config(**flags), Tokenizer(), settings or Settings()))
+    def core(settings: Settings | None = None, **flags: bool) -> EngineCoreSide:
+        made.append(EngineCoreSide(config(**flags), Tokenizer(), settings or Settings()))
         return made[-1]
 
     yield core
@@ -92,7 +92,7 @@ def grammar_of(future: Future[RequestGrammar]) -> RequestGrammar:
     return future.result(timeout=10)
 
 
-def takes(core: Core, grammar: RequestGrammar, text: str) -> bool:
+def takes(core: EngineCoreSide, grammar: RequestGrammar, text: str) -> bool:
     tokens = core.vocabulary.ll_tokenizer.tokenize_str(text)
     return grammar.validate_tokens([*tokens, EOS]) == [*tokens, EOS]
 

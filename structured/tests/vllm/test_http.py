@@ -17,7 +17,7 @@ from tests.fleet.hostile_shapes import BAD
 from inferway_structured.guided import GUIDED
 from inferway_structured.turns import TokenBucket
 from inferway_structured.vllm.calls import ON_ITS_WAY
-from inferway_structured.vllm.front import Front
+from inferway_structured.vllm.front import ApiServerSide
 from inferway_structured.vllm.http import Middleware
 from inferway_structured.vllm.metrics import Collector
 
@@ -101,7 +101,7 @@ class Cores:
 class Server:
     """The middleware with what it finds in vLLM's app."""
 
-    front: Front
+    front: ApiServerSide
     engine: Engine = field(default_factory=Engine)
     cores: Cores = field(default_factory=Cores)
     reports: bool = False
@@ -150,7 +150,7 @@ class Server:
 
 @pytest.fixture
 async def server() -> AsyncIterator[Server]:
-    front = Front(PATIENT)
+    front = ApiServerSide(PATIENT)
     yield Server(front)
     await front.close()
 

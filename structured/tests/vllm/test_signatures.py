@@ -9,7 +9,7 @@ import pytest
 from structured.tests.vllm.signatures import misfits, read, recorded, unread
 
 from inferway_structured.vllm.adapter import RequestGrammar
-from inferway_structured.vllm.core import Core
+from inferway_structured.vllm.core import EngineCoreSide
 from inferway_structured.vllm.install import NEWEST, OLDEST
 
 DOCUMENTED = Path(__file__).parents[3] / "docs" / "structured.md"
@@ -60,7 +60,7 @@ def test_our_grammars_have_all_that_vllm_asks_of_one(version: str) -> None:
     assert set(found[f"{place}:StructuredOutputGrammar"] or ()) <= set(dir(RequestGrammar))
     # It never has ours compile: `begin` does.
     asked = set(found[f"{place}:StructuredOutputBackend"] or ())
-    assert asked - {"compile_grammar"} <= set(dir(Core))
+    assert asked - {"compile_grammar"} <= set(dir(EngineCoreSide))
 
 
 def test_a_source_is_read_without_running_it(tmp_path: Path) -> None:

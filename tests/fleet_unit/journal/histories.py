@@ -44,9 +44,9 @@ class Holder:
         self.index = MemoryIndex()
         self.blocks = EngineBlocks(HOLDER, SIZE, holdings=self.index, on_record=self.records.append)
 
-    def redo(self, records: Iterable[Record]) -> None:
+    def apply_record(self, records: Iterable[Record]) -> None:
         for record in records:
-            self.index.apply(self.blocks.redo(record))
+            self.index.apply(self.blocks.apply_record(record))
 
     def seen(self) -> list[object]:
         """All that can be asked."""

@@ -14,11 +14,11 @@ import numpy as np
 from inferway.blocks.keys import BlockHasher
 from inferway.config import EngineSettings
 from inferway.events.apply import EngineBlocks
-from inferway.events.follower import EngineFollower, Steps
+from inferway.events.follower import EventApplier, Steps
 from inferway.events.stream import Replay
 from inferway.fleet.discovery import EngineFacts, EventSource, ModelCard
 from inferway.fleet.engine import Engine
-from inferway.fleet.heal import Healer
+from inferway.fleet.heal import FullReporter
 from inferway.fleet.journal.journal import HolderJournal
 from inferway.fleet.journal.state_dir import StateDir
 from inferway.index.memory import MemoryIndex
@@ -82,7 +82,7 @@ class Life:
             holdings=self.index,
             on_record=journal.record if journal is not None else None,
         )
-        self.follower = EngineFollower(
+        self.follower = EventApplier(
             self.blocks,
             holdings=self.index,
             on_batch_done=journal.batch_done if journal is not None else None,
@@ -146,7 +146,7 @@ async def not_loaded(
     state_dir = StateDir(path, **options)
     state_dir.open()
     run = Life(state_dir.journal(engine(model), SOURCE, ENDPOINT), index)
-    Healer(heal).attend(run.blocks)
+    FullReporter(heal).attend(run.blocks)
     try:
         yield run
     finally:

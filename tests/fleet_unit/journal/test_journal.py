@@ -24,7 +24,7 @@ from tests.fleet_unit.journal.lives import (
 from inferway.events.stream import StreamState
 from inferway.fleet.journal.compaction import Compactor, compact
 from inferway.fleet.journal.files import Identity, install
-from inferway.fleet.journal.journal import MAX_FILES, HolderJournal, JournalProof, Workers
+from inferway.fleet.journal.journal import MAX_FILES, EngineContinuity, HolderJournal, Workers
 from inferway.fleet.journal.writer import Tail, Writer
 from inferway.index.memory import MemoryIndex
 from inferway.index.protocol import Op
@@ -60,7 +60,7 @@ async def test_what_was_known_is_loaded_and_stale(tmp_path: Path) -> None:
         assert second.matched() == 6
         assert second.follower.state is StreamState.STALE
         assert second.journal is not None
-        assert second.journal.proof is JournalProof.PENDING
+        assert second.journal.proof is EngineContinuity.PENDING
 
 
 async def test_an_engine_in_the_same_life_is_exact_again_without_its_history(
@@ -79,7 +79,7 @@ async def test_an_engine_in_the_same_life_is_exact_again_without_its_history(
         assert second.matched() == 6
         assert second.follower.state is StreamState.EXACT
         assert second.journal is not None
-        assert second.journal.proof is JournalProof.PROVEN
+        assert second.journal.proof is EngineContinuity.PROVEN
 
 
 async def test_an_engine_that_nobody_heard_from_meanwhile_is_proven_too(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ async def test_an_engine_that_nobody_heard_from_meanwhile_is_proven_too(tmp_path
         second.link(publisher)
 
         assert second.journal is not None
-        assert second.journal.proof is JournalProof.PROVEN
+        assert second.journal.proof is EngineContinuity.PROVEN
 
 
 async def test_of_an_engine_that_was_restarted_nothing_is_believed(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ async def test_of_an_engine_that_was_restarted_nothing_is_believed(tmp_path: Pat
         assert (second.matched(), second.matched(prompt=1)) == (2, 3)
         assert second.follower.state is StreamState.EXACT
         assert second.journal is not None
-        assert second.journal.proof is JournalProof.DROPPED
+        assert second.journal.proof is EngineContinuity.DROPPED
     async with life(tmp_path) as third:  # and its journal is that of the new life
         third.link(restarted)
 

@@ -34,11 +34,11 @@ def test_a_shortened_history_rebuilds_what_the_whole_one_does(
     for step in history:
         step(whole)
 
-    rebuilt.redo(short(whole.records))
+    rebuilt.apply_record(short(whole.records))
 
     assert rebuilt.seen() == whole.seen()
     redone = Holder()  # what orphans vouch for is not written down: redone is what is compared
-    redone.redo(whole.records)
+    redone.apply_record(whole.records)
     for step in after:
         step(redone)
         step(rebuilt)
@@ -57,7 +57,7 @@ def test_a_snapshot_and_what_came_after_it_can_be_shortened_again(
     whole.records.clear()
     for step in after:
         step(whole)
-    rebuilt.redo(short([*snapshot, *whole.records]))
+    rebuilt.apply_record(short([*snapshot, *whole.records]))
 
     assert rebuilt.seen() == whole.seen()
 
@@ -68,8 +68,8 @@ def test_records_in_pieces_come_to_the_same(history: list[Step], after: list[Ste
     whole, pieces, redone = Holder(), Holder(), Holder()
     for step in history:
         step(whole)
-    pieces.redo(piece for record in whole.records for piece in in_pieces(record, 2))
-    redone.redo(whole.records)
+    pieces.apply_record(piece for record in whole.records for piece in in_pieces(record, 2))
+    redone.apply_record(whole.records)
 
     for step in after:
         step(pieces)

@@ -9,9 +9,9 @@ from typing import Any
 
 from inferway.director import Director
 from inferway.errors import InferwayError, InvalidRequestError, NoEndpointError
-from inferway.frontends.ext_proc.exchange import Exchange, Rules
+from inferway.frontends.ext_proc.exchange import ProcessingStream, Rules
 from inferway.frontends.ext_proc.messages import ProcessingRequest, ProcessingResponse
-from inferway.frontends.ext_proc.picker import Picker
+from inferway.frontends.ext_proc.picker import EndpointPicker
 from inferway.index.memory import MemoryIndex
 from inferway.index.speculative import SpeculativeOverlay
 from inferway.model import Adapters, Candidates, Endpoint, HolderId, Reason
@@ -119,8 +119,8 @@ class Stream:
             rewrites=rewrites or Rewrites(),
             behind_proxy=True,
         )
-        self.picker = Picker(self.director, lambda: self.fleet.everyone())
-        self.exchange = Exchange(
+        self.picker = EndpointPicker(self.director, lambda: self.fleet.everyone())
+        self.exchange = ProcessingStream(
             Rules(
                 self.fleet.find,
                 counts=self.picker.counts,

@@ -24,7 +24,7 @@ from tests.frontends.ext_proc.pods import Pods, Stream, rqb, rqh, rqt, rsb, rsh,
 from inferway.config import ModelRewrite, RewriteTarget
 from inferway.errors import SaturatedError
 from inferway.frontends.ext_proc import answers
-from inferway.frontends.ext_proc.exchange import Exchange, Pick, Rules
+from inferway.frontends.ext_proc.exchange import Pick, ProcessingStream, Rules
 from inferway.frontends.ext_proc.messages import FULL_DUPLEX_STREAMED, NONE, ProcessingResponse
 from inferway.frontends.ext_proc.reading import headers_of
 from inferway.model import Headers, Target
@@ -301,7 +301,7 @@ async def test_what_an_answer_does_not_keep_is_told_also_where_decisions_are_not
     explain: bool,
 ) -> None:
     pods = Pods({"10.0.0.1:8000": {}})
-    exchange = Exchange(Rules(pods.find, explain=explain))
+    exchange = ProcessingStream(Rules(pods.find, explain=explain))
     exchange.receive(rqh((":path", "/v1/models"), eos=True))
     exchange.decided(Pick(Unkept(b""), [Target(pods.endpoints[0], 0.0, 0, 0)]))
 

@@ -11,10 +11,10 @@ from tests.frontends.ext_proc.test_cases import destination, piece
 
 from inferway.config import ModelRewrite, RewriteTarget
 from inferway.errors import InvalidRequestError, UnknownModelError
-from inferway.frontends.ext_proc.picker import Picker
+from inferway.frontends.ext_proc.picker import EndpointPicker
 from inferway.model import Candidates
 from inferway.prompts.served import ServedModel
-from inferway.scheduling.profile import Narrowing
+from inferway.scheduling.profile import RowSelector
 from inferway.steps.rewrite import Rewrites
 
 PATH = (":path", "/v1/rerank-of-our-own")
@@ -31,7 +31,7 @@ class OneModelEach(Pods):
 
     def candidates(self, model: str) -> Candidates:
         mask = np.array([pod["model"] == model for pod in self.pods.values()])
-        return Narrowing().kept(self.everyone(), mask)
+        return RowSelector().kept(self.everyone(), mask)
 
 
 def stream(**options: Any) -> Stream:
@@ -43,7 +43,7 @@ def stream(**options: Any) -> Stream:
     }
     made.fleet = OneModelEach(pods)
     made.director.fleet = made.fleet
-    made.picker = Picker(made.director, made.fleet.everyone)
+    made.picker = EndpointPicker(made.director, made.fleet.everyone)
     return made
 
 

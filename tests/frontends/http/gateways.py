@@ -11,8 +11,8 @@ from tests.frontends.http.clients import serving
 from tests.upstream.engines import LAST_CHUNK, SSE_HEAD, Script, chunk, raw
 
 from inferway.config import TimeoutSettings
-from inferway.flow.failover import Traffic
-from inferway.frontends.http.flow_control import FlowControl, Ticket
+from inferway.flow.failover import FailoverPolicy
+from inferway.frontends.http.flow_control import RequestQueue, Ticket
 from inferway.frontends.http.forward import forward
 from inferway.frontends.http.message import Request
 from inferway.frontends.http.responder import Responder
@@ -75,13 +75,13 @@ async def gateway(
     timeouts: TimeoutSettings | None = None,
     engine_headers: Headers = (),
     trip: Callable[[], Trip] = Trip,
-    traffic: Traffic | None = None,
-    control: FlowControl | None = None,
+    traffic: FailoverPolicy | None = None,
+    control: RequestQueue | None = None,
     explain: bool = True,
 ) -> AsyncIterator[Gateway]:
     """Tries the engines in the given order; they are called e0, e1, ..."""
     pool = Pool(timeouts)
-    shared = traffic or Traffic(pool.time)
+    shared = traffic or FailoverPolicy(pool.time)
     trips: list[Trip] = []
     decision = Decision(
         tuple(

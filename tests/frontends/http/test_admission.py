@@ -9,9 +9,9 @@ import pytest
 from inferway.config import FlowSettings, ServeSettings
 from inferway.errors import ForbiddenError, UnauthorizedError
 from inferway.flow.callers import AdminKey, Callers, KeySettings, hash_of, new_key
-from inferway.flow.failover import Traffic
-from inferway.frontends.http.admission import Admission, admins_are_local
-from inferway.frontends.http.flow_control import FlowControl
+from inferway.flow.failover import FailoverPolicy
+from inferway.frontends.http.admission import Auth, admins_are_local
+from inferway.frontends.http.flow_control import RequestQueue
 from inferway.frontends.http.message import Request
 
 USER, ADMIN, STRANGER = new_key(), new_key(), new_key()
@@ -24,10 +24,10 @@ CALLERS = Callers(
 )
 
 
-def admission(*, admin_key: bool = False, keys: bool = False) -> Admission:
-    control = FlowControl(FlowSettings(), lambda _: [], monotonic)
-    return Admission(
-        *(Traffic(monotonic), control),
+def admission(*, admin_key: bool = False, keys: bool = False) -> Auth:
+    control = RequestQueue(FlowSettings(), lambda _: [], monotonic)
+    return Auth(
+        *(FailoverPolicy(monotonic), control),
         AdminKey("s3cret") if admin_key else None,
         CALLERS if keys else None,
     )

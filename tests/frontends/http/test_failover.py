@@ -24,8 +24,8 @@ from tests.upstream.engines import (
 )
 
 from inferway.config import EjectionSettings, RetrySettings, TimeoutSettings
-from inferway.flow.failover import Retries, Traffic
-from inferway.flow.standing import Standing
+from inferway.flow.failover import FailoverPolicy, Retries
+from inferway.flow.standing import OutlierDetection
 from inferway.model import Headers, Target
 
 # ---------------------------------------------------------------------------------- failover
@@ -136,7 +136,7 @@ async def test_a_decision_without_targets_is_503() -> None:
 @in_loop
 async def test_a_429_is_tried_elsewhere_if_that_is_configured() -> None:
     busy = answer(b"busy", status=b"429 Too Many Requests")
-    traffic = Traffic(monotonic, retries=Retries(RetrySettings(statuses=(429,))))
+    traffic = FailoverPolicy(monotonic, retries=Retries(RetrySettings(statuses=(429,))))
     async with (
         running(busy) as full,
         running(answer(b"here")) as engine,
@@ -151,7 +151,7 @@ async def test_a_429_is_tried_elsewhere_if_that_is_configured() -> None:
 
 @in_loop
 async def test_further_tries_have_a_budget() -> None:
-    traffic = Traffic(monotonic, retries=Retries(RetrySettings(share=0.0, floor=1)))
+    traffic = FailoverPolicy(monotonic, retries=Retries(RetrySettings(share=0.0, floor=1)))
     release = asyncio.Event()
 
     async def slow(_: Seen, talk: Talk) -> None:
@@ -178,7 +178,7 @@ async def test_further_tries_have_a_budget() -> None:
 
 @in_loop
 async def test_so_many_engines_are_tried_as_configured() -> None:
-    traffic = Traffic(monotonic, retries=Retries(RetrySettings(attempts=2)))
+    traffic = FailoverPolicy(monotonic, retries=Retries(RetrySettings(attempts=2)))
     async with (
         refusing() as gone,
         running(answer()) as engine,
@@ -191,13 +191,13 @@ async def test_so_many_engines_are_tried_as_configured() -> None:
 
 @in_loop
 async def test_an_engine_that_was_ejected_meanwhile_is_passed_over() -> None:
-    standing = Standing(EjectionSettings(failures=1))
+    standing = OutlierDetection(EjectionSettings(failures=1))
     standing.failed("e1", monotonic())
     async with (
         refusing() as gone,
         running(answer(b"e1")) as ejected,
         running(answer(b"e2")) as engine,
-        gateway(gone, ejected.url, engine.url, traffic=Traffic(monotonic, standing)) as gw,
+        gateway(gone, ejected.url, engine.url, traffic=FailoverPolicy(monotonic, standing)) as gw,
         connected(gw.server) as c,
     ):
         assert (await c.ask(post())).body == b"e2"
@@ -217,7 +217,7 @@ async def test_an_engine_that_was_ejected_meanwhile_is_passed_over() -> None:
 )
 @in_loop
 async def test_what_an_engine_fails_counts_against_it_once(script: Script) -> None:
-    traffic = Traffic(monotonic)
+    traffic = FailoverPolicy(monotonic)
     async with (
         running(script) as engine,
         gateway(engine.url, traffic=traffic) as gw,
@@ -231,7 +231,7 @@ async def test_what_an_engine_fails_counts_against_it_once(script: Script) -> No
 @pytest.mark.parametrize("status", [b"200 OK", b"400 Bad", b"429 Too Many", b"500 Oops"])
 @in_loop
 async def test_what_a_request_may_be_the_cause_of_does_not_count(status: bytes) -> None:
-    traffic = Traffic(monotonic)
+    traffic = FailoverPolicy(monotonic)
     async with (
         running(answer(b"x", status=status)) as engine,
         gateway(engine.url, traffic=traffic) as gw,
@@ -244,7 +244,9 @@ async def test_what_a_request_may_be_the_cause_of_does_not_count(status: bytes) 
 @in_loop
 async def test_a_probe_that_is_answered_brings_the_engine_back() -> None:
     now = [100.0]
-    traffic = Traffic(lambda: now[0], Standing(EjectionSettings(failures=1, seconds=5.0)))
+    traffic = FailoverPolicy(
+        lambda: now[0], OutlierDetection(EjectionSettings(failures=1, seconds=5.0))
+    )
     traffic.standing.failed("e0", 100.0)
     async with (
         running(answer()) as engine,
@@ -260,7 +262,9 @@ async def test_a_probe_that_is_answered_brings_the_engine_back() -> None:
 @in_loop
 async def test_a_probe_whose_client_goes_away_makes_room_for_the_next() -> None:
     now = [100.0]
-    traffic = Traffic(lambda: now[0], Standing(EjectionSettings(failures=1, seconds=5.0)))
+    traffic = FailoverPolicy(
+        lambda: now[0], OutlierDetection(EjectionSettings(failures=1, seconds=5.0))
+    )
     traffic.standing.failed("e0", 100.0)
     now[0] = 105.0
     async with running(raw()) as engine, gateway(engine.url, traffic=traffic) as gw:
@@ -426,7 +430,7 @@ class FailingTrip(Trip):
 async def test_a_fault_of_ours_in_a_stream_ends_it_with_an_error_event(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    first_is_out, traffic = asyncio.Event(), Traffic(monotonic)
+    first_is_out, traffic = asyncio.Event(), FailoverPolicy(monotonic)
 
     async def script(_: Seen, talk: Talk) -> None:
         await talk.write(SSE_HEAD + chunk(EVENTS[0]))
@@ -470,7 +474,7 @@ class BrokenTrip(Trip):
 
 @in_loop
 async def test_a_fault_of_ours_before_the_request_is_sent_leaves_nothing_taken() -> None:
-    traffic = Traffic(monotonic)
+    traffic = FailoverPolicy(monotonic)
     async with (
         running(answer()) as engine,
         gateway(engine.url, trip=BrokenTrip, traffic=traffic) as gw,
@@ -546,7 +550,7 @@ class Unclosable(Trip):
 
 @in_loop
 async def test_a_journey_that_cannot_be_closed_is_counted_once() -> None:
-    traffic = Traffic(monotonic)
+    traffic = FailoverPolicy(monotonic)
     async with (
         running(answer(b"whole")) as engine,
         gateway(engine.url, trip=Unclosable, traffic=traffic) as gw,

@@ -23,13 +23,13 @@ from tests.upstream.engines import (
 )
 
 from inferway.config import FlowSettings
-from inferway.frontends.http.flow_control import FlowControl
+from inferway.frontends.http.flow_control import RequestQueue
 
 ENGINES = ["e0", "e1", "e2"]
 
 
-def limited(engines: Sequence[str] = ("e0",), **settings: object) -> FlowControl:
-    return FlowControl(FlowSettings(**settings), lambda _: engines, monotonic)  # type: ignore[arg-type]
+def limited(engines: Sequence[str] = ("e0",), **settings: object) -> RequestQueue:
+    return RequestQueue(FlowSettings(**settings), lambda _: engines, monotonic)  # type: ignore[arg-type]
 
 
 class Gate:
@@ -55,11 +55,11 @@ class Gate:
         return run
 
 
-def waiting(control: FlowControl) -> int:
+def waiting(control: RequestQueue) -> int:
     return control.turnstile.queue.size
 
 
-def is_empty(control: FlowControl) -> bool:
+def is_empty(control: RequestQueue) -> bool:
     """Nothing is kept of anybody."""
     turnstile = control.turnstile
     return (turnstile.in_flight, turnstile.engines, waiting(control), control._futures) == (
@@ -67,7 +67,7 @@ def is_empty(control: FlowControl) -> bool:
     )
 
 
-async def sent(c: Client, body: bytes, control: FlowControl, *headers: bytes) -> None:
+async def sent(c: Client, body: bytes, control: RequestQueue, *headers: bytes) -> None:
     """Waits until it waits."""
     before = waiting(control)
     await c.send(post(body, *headers))

@@ -6,20 +6,20 @@ import numpy as np
 import pytest
 
 from inferway.model import Column
-from inferway.scheduling.expected_ttft.caused import BUSIEST, RATE_SECONDS, Caused
+from inferway.scheduling.expected_ttft.caused import BUSIEST, RATE_SECONDS, MarginalCost
 
 BOTH = slice(0, 2)
 
 
 @pytest.fixture
-def caused() -> Caused:
-    caused = Caused(answer_tokens=100.0, cached_share=0.5)
+def caused() -> MarginalCost:
+    caused = MarginalCost(answer_tokens=100.0, cached_share=0.5)
     caused.grow(2)
     return caused
 
 
 def cost(
-    caused: Caused,
+    caused: MarginalCost,
     *,
     now: float = 0.0,
     work: float = 100.0,
@@ -41,15 +41,15 @@ def cost(
     )
 
 
-def test_a_request_on_an_idle_fleet_costs_nobody_anything(caused: Caused) -> None:
+def test_a_request_on_an_idle_fleet_costs_nobody_anything(caused: MarginalCost) -> None:
     assert cost(caused).tolist() == [0.0, 0.0]
 
 
-def test_answers_that_are_being_written_stand_still_and_become_slower(caused: Caused) -> None:
+def test_answers_that_are_being_written_stand_still_and_become_slower(caused: MarginalCost) -> None:
     assert cost(caused, batch=4.0, slowed=4 * 0.5).tolist() == [4 * (1 + 0.5)] * 2
 
 
-def test_those_who_come_before_it_is_worked_off_wait_longer(caused: Caused) -> None:
+def test_those_who_come_before_it_is_worked_off_wait_longer(caused: MarginalCost) -> None:
     caused.cached_share = 0.0
     caused.sent(0, 0.0, work=RATE_SECONDS * 500, new_tokens=0.0, tokens=1.0)
     caused.cached_share = 0.0  # r: one in RATE_SECONDS; b: a half
@@ -60,20 +60,20 @@ def test_those_who_come_before_it_is_worked_off_wait_longer(caused: Caused) -> N
     assert found[1] == 0.0
 
 
-def test_an_engine_is_never_believed_to_be_busy_for_good(caused: Caused) -> None:
+def test_an_engine_is_never_believed_to_be_busy_for_good(caused: MarginalCost) -> None:
     caused.sent(0, 0.0, work=RATE_SECONDS * 5_000, new_tokens=0.0, tokens=1.0)
     caused.cached_share = 0.0
 
     assert cost(caused)[0] == pytest.approx(100 * 50 / (RATE_SECONDS * 1000) / (1 - BUSIEST))
 
 
-def test_rates_fade(caused: Caused) -> None:
+def test_rates_fade(caused: MarginalCost) -> None:
     caused.sent(0, 0.0, work=0.0, new_tokens=0.0, tokens=1.0)
 
     assert cost(caused, now=10 * RATE_SECONDS)[0] < 1e-3 * cost(caused, now=0.0)[0]
 
 
-def test_the_engine_with_less_new_text_loses_less_of_what_it_holds(caused: Caused) -> None:
+def test_the_engine_with_less_new_text_loses_less_of_what_it_holds(caused: MarginalCost) -> None:
     caused.sent(0, 0.0, work=0.0, new_tokens=300.0, tokens=600.0)
     caused.sent(1, 0.0, work=0.0, new_tokens=100.0, tokens=200.0)
 
@@ -83,7 +83,7 @@ def test_the_engine_with_less_new_text_loses_less_of_what_it_holds(caused: Cause
     assert first + second == pytest.approx(2 * 100 * 0.5, rel=0.01)
 
 
-def test_where_nothing_is_ever_used_again_storing_costs_nothing(caused: Caused) -> None:
+def test_where_nothing_is_ever_used_again_storing_costs_nothing(caused: MarginalCost) -> None:
     for _ in range(5_000):
         caused.sent(0, 0.0, work=0.0, new_tokens=300.0, tokens=300.0)
 

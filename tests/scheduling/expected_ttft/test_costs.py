@@ -246,14 +246,14 @@ def test_an_engine_that_has_not_answered_yet_is_as_fast_as_the_others_are_by_now
 
     assert costs.table[:, 1] == pytest.approx(costs.table[:, 0], rel=0.06)
     assert costs.speed < 0.1
-    assert costs.unsure.tolist() == [False, True]
+    assert costs.is_cold.tolist() == [False, True]
 
 
 def test_an_engine_is_sure_after_some_answers_until_another_takes_its_place() -> None:
     costs = learned(USUAL, 10)
-    known = costs.num_unsure
+    known = costs.num_cold
 
     costs.forget(0)
 
     assert known == 0
-    assert (costs.num_unsure, costs.unsure.tolist()) == (1, [True])
+    assert (costs.num_cold, costs.is_cold.tolist()) == (1, [True])

@@ -11,18 +11,18 @@ from statistics import median
 import numpy as np
 import pytest
 
-from inferway.model import STALE, Candidates, Choice, Endpoint, Target
+from inferway.model import STALE, Candidates, Endpoint, SchedulingResult, Target
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.requests import CompletionRequest
 from inferway.openai_api.usage import Usage
 from inferway.scheduling.columns import COMPILE_MS, EXPECTED_TPOT_MS, EXPECTED_TTFT_MS
-from inferway.scheduling.expected_ttft.follower import RequestFollower
+from inferway.scheduling.expected_ttft.follower import ExpectedTtftListener
 from inferway.scheduling.expected_ttft.learning import COST_MS
 from inferway.scheduling.expected_ttft.plugin import ExpectedTtft
 from inferway.scheduling.idle import idle
 from inferway.scheduling.pickers import MaxScore
-from inferway.scheduling.plugin import Ending
-from inferway.scheduling.profile import Narrowing
+from inferway.scheduling.plugin import RequestOutcome
+from inferway.scheduling.profile import RowSelector
 
 BLOCK = 16
 FIXED_MS, TOKEN_MS = 20.0, 0.1
@@ -54,14 +54,14 @@ class World:
         self.free = [0.0] * count  # when each has done what waits there
         self.in_flight = np.zeros(count)
         self.chosen: list[int] = []
-        self._due: list[tuple[float, int, int, RequestFollower]] = []
+        self._due: list[tuple[float, int, int, ExpectedTtftListener]] = []
 
     def candidates(self, matched_blocks: int = 0, of: int | None = None) -> Candidates:
         table = idle(self.endpoints, BLOCK)
         table.now = self.now
         table.in_flight[:] = self.in_flight
         if of is not None:
-            table.matched_blocks[of] = table.matched_value[of] = matched_blocks
+            table.matched_blocks[of] = table.weighted_matched_blocks[of] = matched_blocks
         return table
 
     def decide(self, request: LLMRequest, table: Candidates | None = None) -> int:
@@ -70,12 +70,14 @@ class World:
         self.plugin.produce(request, table)
         return self.picker.pick(self.plugin.score(request, table), 1)[0]
 
-    def send(self, tokens: int, *, row: int | None = None, stream: bool = True) -> RequestFollower:
+    def send(
+        self, tokens: int, *, row: int | None = None, stream: bool = True
+    ) -> ExpectedTtftListener:
         """Of an answer of one token."""
         table, asked = self.candidates(), request(tokens, stream=stream)
         best = self.decide(asked, table)
         row = best if row is None else row
-        follower = self.plugin.follow(asked, table, Choice(()))
+        follower = self.plugin.follow(asked, table, SchedulingResult(()))
         assert follower is not None
         follower.on_attempt(Target(self.endpoints[row], 1.0, 0, 0), self.now)
         follower.on_head(200)
@@ -94,7 +96,7 @@ class World:
             self.now = now
             self.in_flight[row] -= 1
             follower.on_first_chunk(now)
-            follower.on_end(Ending("ok", now, Usage(10, 1), follower._streams))
+            follower.on_end(RequestOutcome("ok", now, Usage(10, 1), follower._streams))
         self.now = then
 
     def serve(self, count: int, *, every: float, stream: bool = True, seed: int = 5) -> None:
@@ -192,7 +194,7 @@ def test_an_engine_that_hangs_is_left() -> None:
     world.serve(100, every=0.2)
     table, asked = world.candidates(), request(100)
     world.decide(asked, table)
-    follower = world.plugin.follow(asked, table, Choice(()))
+    follower = world.plugin.follow(asked, table, SchedulingResult(()))
     assert follower is not None
     follower.on_attempt(Target(world.endpoints[0], 1.0, 0, 0), world.now)
 
@@ -218,7 +220,7 @@ def test_a_held_prompt_is_worth_the_time_that_it_saves() -> None:
 def test_what_nothing_confirms_saves_half() -> None:
     world = World([1.0, 1.0])
     table = world.candidates()
-    table.matched_value[:] = 100
+    table.weighted_matched_blocks[:] = 100
     table.states[1] = STALE
 
     world.plugin.produce(request(1_600), table)
@@ -254,12 +256,12 @@ def test_the_time_between_tokens_is_learned_from_what_streams_by() -> None:
     before = world.candidates()
     world.plugin.produce(request(10), before)
     for _ in range(30):
-        follower = world.plugin.follow(request(10), before, Choice(()))
+        follower = world.plugin.follow(request(10), before, SchedulingResult(()))
         assert follower is not None
         follower.on_attempt(Target(world.endpoints[0], 1.0, 0, 0), 0.0)
         follower.on_head(200)
         follower.on_first_chunk(1.0)
-        follower.on_end(Ending("ok", 1.0 + 99 * 0.03, Usage(10, 100), True))
+        follower.on_end(RequestOutcome("ok", 1.0 + 99 * 0.03, Usage(10, 100), True))
 
     table = world.candidates()
     world.plugin.produce(request(10), table)
@@ -273,13 +275,13 @@ def test_an_error_teaches_nothing(status: int) -> None:
     world = World([1.0])
     table = world.candidates()
     world.plugin.produce(request(10_000), table)
-    follower = world.plugin.follow(request(10_000), table, Choice(()))
+    follower = world.plugin.follow(request(10_000), table, SchedulingResult(()))
     assert follower is not None
     follower.on_attempt(Target(world.endpoints[0], 1.0, 0, 0), 0.0)
     follower.on_head(status)
 
     follower.on_first_chunk(0.001)
-    follower.on_end(Ending("ok", 0.002, None, True))
+    follower.on_end(RequestOutcome("ok", 0.002, None, True))
 
     assert not world.plugin.learning.ttft.is_known
     assert world.plugin.learning.backlog.requests.tolist() == [0.0]
@@ -290,7 +292,7 @@ def test_a_request_that_ends_before_its_answer_leaves_the_queue(outcome: str) ->
     world = World([1.0])
     follower = world.send(1_000)
 
-    follower.on_end(Ending(outcome, 1.0))
+    follower.on_end(RequestOutcome(outcome, 1.0))
 
     assert world.plugin.learning.backlog.requests.tolist() == [0.0]
     assert not world.plugin.learning.ttft.is_known
@@ -364,7 +366,7 @@ def test_candidates_that_a_filter_has_narrowed_are_rated_as_before() -> None:
     table = world.candidates()
     world.plugin.produce(request(500), table)
 
-    narrowed = Narrowing().kept(table, np.array([False, True, True]))
+    narrowed = RowSelector().kept(table, np.array([False, True, True]))
 
     assert world.plugin.score(request(500), narrowed).argmax() == 1
 
@@ -413,7 +415,7 @@ def test_what_writes_no_answer_says_nothing_of_answers_lengths() -> None:
     before = world.plugin.learning.caused.answer_tokens
 
     follower = world.send(100, stream=False)
-    follower.on_end(Ending("ok", 1.0, Usage(100, 0), False))  # embeddings
+    follower.on_end(RequestOutcome("ok", 1.0, Usage(100, 0), False))  # embeddings
 
     assert world.plugin.learning.caused.answer_tokens == before
     assert world.plugin.learning.ttft.is_known

@@ -9,12 +9,12 @@ import pytest
 from tests.scheduling.tables import candidates, request, target
 
 from inferway.errors import ConfigError, NoEndpointError
-from inferway.model import Candidates, Choice
+from inferway.model import Candidates, SchedulingResult
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.requests import ChatRequest
 from inferway.scheduling.builtin import BUILTIN
 from inferway.scheduling.handlers.deciders import Always, Multimodal, PrefixBased
-from inferway.scheduling.plugin import Chooser
+from inferway.scheduling.plugin import ProfileHandler
 from inferway.scheduling.registry import Building
 
 
@@ -24,10 +24,10 @@ class Rows:
     def __init__(self, *rows: int) -> None:
         self.rows = rows
 
-    def choose(self, request: LLMRequest, candidates: Candidates) -> Choice:
+    def choose(self, request: LLMRequest, candidates: Candidates) -> SchedulingResult:
         if not self.rows:
             raise NoEndpointError("none left")
-        return Choice(tuple(target(candidates, row) for row in self.rows))
+        return SchedulingResult(tuple(target(candidates, row) for row in self.rows))
 
 
 IMAGE = request(
@@ -42,13 +42,15 @@ TABLE = candidates(6)
 DECIDERS = {"always": Always(), "media": Multimodal()}
 
 
-def handler(kind: str = "disagg-profile-handler", /, **parameters: Any) -> Chooser:
+def handler(kind: str = "disagg-profile-handler", /, **parameters: Any) -> ProfileHandler:
     return built(
         kind, {"decode": Rows(0, 1), "prefill": Rows(2, 3), "encode": Rows(4, 5)}, parameters
     )
 
 
-def built(kind: str, profiles: dict[str, Chooser], parameters: dict[str, Any]) -> Chooser:
+def built(
+    kind: str, profiles: dict[str, ProfileHandler], parameters: dict[str, Any]
+) -> ProfileHandler:
     made = BUILTIN[kind]
     assert made.is_handler
     building = Building(DECIDERS, profiles)
@@ -98,7 +100,7 @@ def test_without_a_decider_all_is_done_where_it_is_decoded() -> None:
 
 
 def test_a_stage_without_an_endpoint_is_left_out() -> None:
-    profiles: dict[str, Chooser] = {"decode": Rows(0), "prefill": Rows()}
+    profiles: dict[str, ProfileHandler] = {"decode": Rows(0), "prefill": Rows()}
     parameters = {"deciders": {"prefill": "always"}}
 
     choice = built("disagg-profile-handler", profiles, parameters).choose(request(), TABLE)
@@ -107,7 +109,7 @@ def test_a_stage_without_an_endpoint_is_left_out() -> None:
 
 
 def test_without_an_endpoint_that_decodes_there_is_none() -> None:
-    profiles: dict[str, Chooser] = {"decode": Rows(), "prefill": Rows(1)}
+    profiles: dict[str, ProfileHandler] = {"decode": Rows(), "prefill": Rows(1)}
 
     with pytest.raises(NoEndpointError, match="none left"):
         built("disagg-profile-handler", profiles, {}).choose(request(), TABLE)
@@ -184,7 +186,7 @@ def test_prefill_apart_is_worth_it_from_so_many_uncached_tokens_on(
     uncached: int, least: int, worth: bool
 ) -> None:
     # 1000 tokens, of which 50 blocks of 16 are held; what tier they lie in does not matter
-    table = candidates(2, matched_blocks=[0, 50], matched_value=[0, 25], prompt_blocks=62)
+    table = candidates(2, matched_blocks=[0, 50], weighted_matched_blocks=[0, 25], prompt_blocks=62)
     decider = PrefixBased(uncached, least)
 
     assert decider.is_worth_it(request(tokens=1000), table, target(table, 1)) is worth

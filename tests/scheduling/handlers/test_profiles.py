@@ -12,11 +12,11 @@ from tests.scheduling.tables import request, with_header
 from inferway.errors import ConfigError, InvalidRequestError
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.scheduling.builtin import BUILTIN
-from inferway.scheduling.plugin import Chooser
+from inferway.scheduling.plugin import ProfileHandler
 from inferway.scheduling.registry import Building
 
 
-def built(kind: str, profiles: dict[str, Chooser], **parameters: Any) -> Chooser:
+def built(kind: str, profiles: dict[str, ProfileHandler], **parameters: Any) -> ProfileHandler:
     made = BUILTIN[kind]
     assert made.is_handler
     chooser: Any = made.build(
@@ -25,7 +25,7 @@ def built(kind: str, profiles: dict[str, Chooser], **parameters: Any) -> Chooser
     return chooser  # type: ignore[no-any-return]
 
 
-def chosen(chooser: Chooser, ask: LLMRequest) -> str:
+def chosen(chooser: ProfileHandler, ask: LLMRequest) -> str:
     return chooser.choose(ask, TABLE).targets[0].endpoint.engine
 
 
@@ -38,7 +38,7 @@ def test_a_single_profile_handler_takes_no_more() -> None:
         built("single-profile-handler", {"a": Rows(0), "b": Rows(1)})
 
 
-PROFILES: dict[str, Chooser] = {"decode": Rows(1), "prefill": Rows(2)}
+PROFILES: dict[str, ProfileHandler] = {"decode": Rows(1), "prefill": Rows(2)}
 
 
 def test_the_header_names_the_profile() -> None:

@@ -8,11 +8,11 @@ import pytest
 from tests.scheduling.tables import candidates, chat, request, target
 
 from inferway.errors import ConfigError
-from inferway.model import Candidates, Choice
+from inferway.model import Candidates, SchedulingResult
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.requests import CompletionRequest
 from inferway.scheduling.load import load_scheduling
-from inferway.scheduling.prefix_source import Approximate
+from inferway.scheduling.prefix_source import ApproximatePrefixSource
 from inferway.scheduling.producers.approx_prefix_cache import (
     TYPE,
     ApproxPrefixCache,
@@ -37,7 +37,7 @@ def produced(
 ) -> tuple[list[float], float]:
     """Blocks held by row, and blocks of the prompt."""
     plugin.produce(ask, table)
-    match = Approximate("approx").match(table)
+    match = ApproximatePrefixSource("approx").match(table)
     assert match is not None
     return match.held.tolist(), float(match.total[0])
 
@@ -51,7 +51,7 @@ def send(
 ) -> None:
     produced(plugin, ask, table)
     others = {} if prefill is None else {"prefill": target(table, prefill)}
-    choice = Choice((target(table, row),), others=others)
+    choice = SchedulingResult((target(table, row),), others=others)
     plugin.follow(ask, table, choice).on_attempt(choice.targets[0], 0.0)
 
 
@@ -178,7 +178,7 @@ def test_the_scorer_with_a_producers_parameters_has_one_of_its_own() -> None:
     (following,) = scheduling.following
     ask = prompt("a" * 4 * BLOCK)
     plugin.produce(ask, TABLE)
-    choice = Choice((target(TABLE, 2),))
+    choice = SchedulingResult((target(TABLE, 2),))
     follower = following.follow(ask, TABLE, choice)
     assert follower is not None
     follower.on_attempt(choice.targets[0], 0.0)

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from tests.scheduling.tables import candidates, request, target
 
-from inferway.model import Candidates, Choice
+from inferway.model import Candidates, SchedulingResult
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.requests import ChatRequest
-from inferway.scheduling.plugin import Ending, Follower
+from inferway.scheduling.plugin import RequestListener, RequestOutcome
 from inferway.scheduling.producers.inflight_load import (
     TYPE,
     InflightLoad,
@@ -30,7 +30,7 @@ def producer(**parameters: Any) -> InflightLoad:
 
 def table(**columns: Any) -> Candidates:
     # 100 tokens are 6 blocks and a tail of 4
-    return candidates(**{"matched_value": [0, 2, 6], "prompt_blocks": 6, **columns})
+    return candidates(**{"weighted_matched_blocks": [0, 2, 6], "prompt_blocks": 6, **columns})
 
 
 def column(plugin: InflightLoad, ask: LLMRequest, made: Candidates) -> list[float]:
@@ -43,16 +43,16 @@ def column(plugin: InflightLoad, ask: LLMRequest, made: Candidates) -> list[floa
 
 def sent(
     plugin: InflightLoad, ask: LLMRequest, made: Candidates, row: int, **others: int
-) -> Follower:
+) -> RequestListener:
     plugin.produce(ask, made)
     also = {profile: target(made, other) for profile, other in others.items()}
-    choice = Choice((target(made, row),), others=also)
+    choice = SchedulingResult((target(made, row),), others=also)
     follower = plugin.follow(ask, made, choice)
     follower.on_attempt(choice.targets[0], 0.0)
     return follower
 
 
-OVER = Ending("ok", 1.0)
+OVER = RequestOutcome("ok", 1.0)
 IDLE = [100.0, 68.0, 4.0]  # less 2 and 6 blocks of 16
 ASK = request(tokens=100)
 

@@ -7,7 +7,7 @@ import pytest
 from tests.scheduling.tables import candidates, request
 
 from inferway.model import BLIND, EXACT, STALE, Adapters
-from inferway.scheduling.prefix_source import Approximate, Precise
+from inferway.scheduling.prefix_source import ApproximatePrefixSource, PrecisePrefixSource
 from inferway.scheduling.producers.inflight_load import token_column
 from inferway.scheduling.scorers.affinity import LoraAffinity
 from inferway.scheduling.scorers.load import (
@@ -87,16 +87,18 @@ def test_lora_affinity() -> None:
     ],
 )
 def test_prefix_cache(weight: float, scale: int, scores: list[float]) -> None:
-    table = candidates(matched_value=[4, 10, 0], matched_blocks=[4, 10, 0], prompt_blocks=10)
+    table = candidates(
+        weighted_matched_blocks=[4, 10, 0], matched_blocks=[4, 10, 0], prompt_blocks=10
+    )
 
-    scored = PrefixCache(Precise(), weight, scale).score(ANY, table)
+    scored = PrefixCache(PrecisePrefixSource(), weight, scale).score(ANY, table)
 
     assert scored.tolist() == pytest.approx(scores)
 
 
 def test_prefix_cache_reads_what_its_producer_says() -> None:
-    source = Approximate("mine")
-    table = candidates(2, matched_value=[9, 9], prompt_blocks=10)
+    source = ApproximatePrefixSource("mine")
+    table = candidates(2, weighted_matched_blocks=[9, 9], prompt_blocks=10)
     table.add(source.held, np.array([1.0, 4.0]))
     table.add(source.prompt_blocks, np.array([4.0, 4.0]))
     table.add(source.block_tokens, np.array([64.0, 64.0]))
@@ -106,11 +108,16 @@ def test_prefix_cache_reads_what_its_producer_says() -> None:
 
 
 def test_prefix_cache_is_zero_where_nobody_has_looked_and_for_a_prompt_without_blocks() -> None:
-    assert PrefixCache(Approximate("gone"), 0.5).score(ANY, candidates(2)).tolist() == [0, 0]
-    assert PrefixCache(Precise()).score(ANY, candidates(2)).tolist() == [0, 0]
+    assert PrefixCache(ApproximatePrefixSource("gone"), 0.5).score(ANY, candidates(2)).tolist() == [
+        0,
+        0,
+    ]
+    assert PrefixCache(PrecisePrefixSource()).score(ANY, candidates(2)).tolist() == [0, 0]
 
 
 def test_precise_matches_count_as_far_as_they_are_to_be_trusted() -> None:
-    table = candidates(matched_value=[8, 8, 8], prompt_blocks=8, states=[EXACT, STALE, BLIND])
+    table = candidates(
+        weighted_matched_blocks=[8, 8, 8], prompt_blocks=8, states=[EXACT, STALE, BLIND]
+    )
 
-    assert PrefixCache(Precise()).score(ANY, table).tolist() == [1.0, 0.5, 0.0]
+    assert PrefixCache(PrecisePrefixSource()).score(ANY, table).tolist() == [1.0, 0.5, 0.0]

@@ -13,7 +13,7 @@ from inferway.model import Candidates
 from inferway.openai_api.requests import CompletionRequest
 from inferway.scheduling.columns import EXPECTED_TPOT_MS, EXPECTED_TTFT_MS
 from inferway.scheduling.load import load_scheduling
-from inferway.scheduling.prefix_source import Precise
+from inferway.scheduling.prefix_source import PrecisePrefixSource
 from inferway.scheduling.registry import Building
 from inferway.scheduling.scorers.latency import TYPE, LatencyParameters, LatencyScorer
 
@@ -21,7 +21,7 @@ STREAMED = CompletionRequest(model="m", prompt="", stream=True)
 
 
 def latency(**parameters: object) -> LatencyScorer:
-    return LatencyScorer(LatencyParameters(**parameters), Precise())  # type: ignore[arg-type]
+    return LatencyScorer(LatencyParameters(**parameters), PrecisePrefixSource())  # type: ignore[arg-type]
 
 
 def expecting(ttft: list[float], tpot: list[float] | None = None, **columns: Any) -> Candidates:
@@ -95,7 +95,7 @@ def test_who_has_no_expectation_is_tried() -> None:
 
 def test_without_any_expectation_load_and_prefix_decide() -> None:
     table = candidates(
-        kv_usage=[0.5, 0.1], waiting=[0, 4], matched_value=[0, 6], prompt_blocks=[10, 10]
+        kv_usage=[0.5, 0.1], waiting=[0, 4], weighted_matched_blocks=[0, 6], prompt_blocks=[10, 10]
     )
 
     # (0.5 + 1 + 0) / 3, (0.9 + 0 + 0.6) / 3; then the cache alone

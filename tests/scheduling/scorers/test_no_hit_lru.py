@@ -7,30 +7,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.scheduling.tables import candidates, request, target
 
-from inferway.model import Candidates, Choice
-from inferway.scheduling.prefix_source import Precise
+from inferway.model import Candidates, SchedulingResult
+from inferway.scheduling.prefix_source import PrecisePrefixSource
 from inferway.scheduling.scorers.no_hit_lru import NoHitLru
 
 COLD = candidates(4, prompt_blocks=10)
-WARM = candidates(matched_value=[0, 3, 0, 0], prompt_blocks=10)
+WARM = candidates(weighted_matched_blocks=[0, 3, 0, 0], prompt_blocks=10)
 
 
 def send(scorer: NoHitLru, table: Candidates, row: int, *others: int) -> None:
     also = {f"profile {row}": target(table, row) for row in others}
-    choice = Choice((target(table, row),), others=also)
+    choice = SchedulingResult((target(table, row),), others=also)
     follower = scorer.follow(request(), table, choice)
     if follower is not None:
         follower.on_attempt(choice.targets[0], 0.0)
 
 
 def test_who_never_had_a_cold_prompt_comes_first_in_the_tables_order() -> None:
-    scores = NoHitLru(Precise()).score(request(), COLD).tolist()
+    scores = NoHitLru(PrecisePrefixSource()).score(request(), COLD).tolist()
 
     assert scores == pytest.approx([1.0, 2 / 3, 1 / 3, 0.0])
 
 
 def test_then_who_had_one_the_longest_time_ago() -> None:
-    scorer = NoHitLru(Precise())
+    scorer = NoHitLru(PrecisePrefixSource())
     for row in (2, 0, 2):
         send(scorer, COLD, row)
 
@@ -39,7 +39,7 @@ def test_then_who_had_one_the_longest_time_ago() -> None:
 
 
 def test_a_prompt_that_somebody_holds_is_no_concern_of_it() -> None:
-    scorer = NoHitLru(Precise())
+    scorer = NoHitLru(PrecisePrefixSource())
     send(scorer, WARM, 0)
 
     assert scorer.score(request(), WARM).tolist() == [0.5] * 4
@@ -47,14 +47,14 @@ def test_a_prompt_that_somebody_holds_is_no_concern_of_it() -> None:
 
 
 def test_where_a_cold_prompt_is_prefilled_counts_too() -> None:
-    scorer = NoHitLru(Precise())
+    scorer = NoHitLru(PrecisePrefixSource())
     send(scorer, COLD, 0, 1)
 
     assert scorer.score(request(), COLD).tolist() == pytest.approx([1 / 3, 0.0, 1.0, 2 / 3])
 
 
 def test_it_remembers_no_more_than_it_may() -> None:
-    scorer = NoHitLru(Precise(), lru_size=1)
+    scorer = NoHitLru(PrecisePrefixSource(), lru_size=1)
     for row in (0, 1):
         send(scorer, COLD, row)
 
@@ -62,7 +62,7 @@ def test_it_remembers_no_more_than_it_may() -> None:
 
 
 def test_a_fleet_of_one_is_always_right() -> None:
-    assert NoHitLru(Precise()).score(request(), candidates(1)).tolist() == [1.0]
+    assert NoHitLru(PrecisePrefixSource()).score(request(), candidates(1)).tolist() == [1.0]
 
 
 @given(
@@ -73,7 +73,11 @@ def test_a_fleet_of_one_is_always_right() -> None:
 def test_the_order_is_that_of_the_turns_whatever_was_used_and_forgotten(
     rows: list[int], lru_size: int, size: int
 ) -> None:
-    scorer, all_six, table = NoHitLru(Precise(), lru_size), candidates(6), candidates(size)
+    scorer, all_six, table = (
+        NoHitLru(PrecisePrefixSource(), lru_size),
+        candidates(6),
+        candidates(size),
+    )
     turns: dict[int, int] = {}
     for turn, row in enumerate(rows, 1):
         scorer.score(request(), table)

@@ -18,7 +18,7 @@ from inferway.scheduling.adapter_rows import AdapterRows
 from inferway.scheduling.builtin import BUILTIN
 from inferway.scheduling.config import build, parse_config
 from inferway.scheduling.idle import idle
-from inferway.scheduling.plugin import Chooser, Producer, Scorer
+from inferway.scheduling.plugin import DataProducer, ProfileHandler, Scorer
 from inferway.scheduling.registry import Building
 from inferway_bench.director.decisions import DirectorPlan
 from inferway_bench.rows import Row, Value
@@ -56,11 +56,11 @@ def choices(plan: DirectorPlan) -> Iterator[Row]:
             fields = {"plugins": [{"type": t, "parameters": _GIVEN.get(t)} for t in types]}
             made = build(parse_config(fields, name), name, BUILTIN)
 
-            def produce(producers: Sequence[Producer] = made.producers) -> None:
+            def produce(producers: Sequence[DataProducer] = made.producers) -> None:
                 for producer in producers:
                     producer.produce(request, table)
 
-            def choose(chooser: Chooser = made.chooser) -> None:
+            def choose(chooser: ProfileHandler = made.chooser) -> None:
                 chooser.choose(request, table)
 
             # what producers bring is there before a choice
@@ -103,10 +103,12 @@ def _candidates(size: int, seed: int) -> Candidates:
         column[:] = rng.integers(0, 30, size)
     table.waiting[:] = rng.integers(0, 4, size)
     table.kv_usage[:] = rng.uniform(0.1, 0.9, size)
-    table.recent_tokens[:] = rng.integers(0, 100_000, size)
+    table.recent_prefill_tokens[:] = rng.integers(0, 100_000, size)
     table.prompt_blocks[:] = _BLOCKS
     holders = rng.integers(0, size, max(1, size // 50))
-    table.matched_blocks[holders] = table.matched_value[holders] = rng.integers(1, _BLOCKS)
+    table.matched_blocks[holders] = table.weighted_matched_blocks[holders] = rng.integers(
+        1, _BLOCKS
+    )
     table.adapters = AdapterRows(
         [Adapters(frozenset({f"adapter-{i % 7}"}), frozenset(), 1 + i % 3) for i in range(size)]
     )

@@ -17,8 +17,8 @@ from typing import Annotated
 import msgspec
 
 from inferway.index.memory import MemoryIndex
-from inferway.index.protocol import Found, Store
-from inferway.model import BlockKey, Candidates, Choice, RequestHead, Tokenized
+from inferway.index.protocol import MatchResult, Store
+from inferway.model import BlockKey, Candidates, RequestHead, SchedulingResult, Tokenized
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.requests import PromptBody, parse_chat
 from inferway.prompts.chat_template import ChatInput
@@ -92,7 +92,7 @@ class _TimedPrompts(ModelPrompts):
 class _TimedIndex(MemoryIndex):
     ns = 0
 
-    async def match_all(self, prompts: Sequence[Sequence[BlockKey]]) -> list[Found]:
+    async def match_all(self, prompts: Sequence[Sequence[BlockKey]]) -> list[MatchResult]:
         started = time.process_time_ns()
         found = await super().match_all(prompts)
         self.ns = time.process_time_ns() - started
@@ -113,7 +113,7 @@ class _TimedScheduling:
             producer.produce(request, candidates)
         self._produced = time.process_time_ns() - started
 
-    def choose(self, request: LLMRequest, candidates: Candidates) -> Choice:
+    def choose(self, request: LLMRequest, candidates: Candidates) -> SchedulingResult:
         started = time.process_time_ns()
         choice = self._scheduling.chooser.choose(request, candidates)
         self.ns = self._produced + time.process_time_ns() - started

@@ -14,7 +14,7 @@ from inferway.events.adapters.sglang import open_batch
 from inferway.events.apply import EngineBlocks
 from inferway.events.dialect import DialectFinder, DialectState
 from inferway.events.event import BlockStored
-from inferway.events.follower import EngineFollower
+from inferway.events.follower import EventApplier
 from inferway.events.stream import StreamState
 from inferway.fleet.journal.journal import HolderJournal
 from inferway.index.memory import MemoryIndex
@@ -86,9 +86,9 @@ class FollowedEngine:
             self._seq = seq + 1
         assert self.follower.state is StreamState.EXACT
 
-    def _follower(self) -> EngineFollower:
+    def _follower(self) -> EventApplier:
         on_done = None if self.journal is None else self.journal.batch_done
-        return EngineFollower(self.blocks, holdings=self._index, on_batch_done=on_done)
+        return EventApplier(self.blocks, holdings=self._index, on_batch_done=on_done)
 
 
 def payload(stored: Stored, block_size: int) -> bytes:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from inferway.model import Candidates, Choice
+from inferway.model import Candidates, SchedulingResult
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.scheduling.producers.sent_blocks import SentBlocks
 from inferway_bench.policies.simple import chosen
@@ -31,7 +31,7 @@ class CacheAware:
     def __post_init__(self) -> None:
         self._sent = SentBlocks(self.max_tree_tokens // self.block_tokens)
 
-    def choose(self, request: LLMRequest, candidates: Candidates) -> Choice:
+    def choose(self, request: LLMRequest, candidates: Candidates) -> SchedulingResult:
         blocks = request.prompts[self.block_tokens][0].block_keys
         load: list[float] = candidates.in_flight.tolist()
         row = load.index(min(load))

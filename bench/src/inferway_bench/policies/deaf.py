@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from inferway.model import Candidates, Choice, Headers, Target
+from inferway.model import Candidates, Headers, SchedulingResult, Target
 from inferway.openai_api.llm_request import LLMRequest
-from inferway.scheduling.plugin import Follower
+from inferway.scheduling.plugin import RequestListener
 from inferway.scheduling.producers.sent_blocks import SentBlocks
 from inferway_bench.policies.configured import expected_ttft
 from inferway_bench.policies.gateway import Policy
@@ -40,10 +40,14 @@ class Memory:
         if self._version != sent.version:
             self._places = sent.places(endpoint.name for endpoint in candidates.endpoints)
             self._version = sent.version
-        candidates.matched_blocks = candidates.matched_value = sent.held(blocks)[self._places]
+        candidates.matched_blocks = candidates.weighted_matched_blocks = sent.held(blocks)[
+            self._places
+        ]
         candidates.prompt_blocks = np.full(len(candidates.endpoints), float(len(blocks)))
 
-    def follow(self, request: LLMRequest, candidates: Candidates, choice: Choice) -> Follower:
+    def follow(
+        self, request: LLMRequest, candidates: Candidates, choice: SchedulingResult
+    ) -> RequestListener:
         return _Sent(self.sent, self._blocks(request))
 
     def _blocks(self, request: LLMRequest) -> Sequence[int]:
@@ -51,7 +55,7 @@ class Memory:
 
 
 @dataclass(slots=True)
-class _Sent(Follower):
+class _Sent(RequestListener):
     sent: SentBlocks
     blocks: Sequence[int]
 

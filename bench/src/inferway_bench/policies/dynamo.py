@@ -15,9 +15,9 @@ from random import Random
 
 import numpy as np
 
-from inferway.model import Candidates, Choice, Column
+from inferway.model import Candidates, Column, SchedulingResult
 from inferway.openai_api.llm_request import LLMRequest
-from inferway.scheduling.plugin import Ending, Follower
+from inferway.scheduling.plugin import RequestListener, RequestOutcome
 from inferway_bench.policies.holders import Holders
 from inferway_bench.policies.simple import chosen
 
@@ -62,7 +62,7 @@ class DynamoCost:
     block_tokens: int
     _books: _Books | None = None
 
-    def choose(self, request: LLMRequest, candidates: Candidates) -> Choice:
+    def choose(self, request: LLMRequest, candidates: Candidates) -> SchedulingResult:
         num = len(candidates.endpoints)
         if self._books is None:
             self._books = _Books(np.zeros(num), np.zeros(num))
@@ -76,7 +76,9 @@ class DynamoCost:
         best = (costs == costs.min()).nonzero()[0].tolist()
         return chosen(candidates, best[0] if len(best) == 1 else self.random.choice(best))
 
-    def follow(self, request: LLMRequest, candidates: Candidates, choice: Choice) -> Follower:
+    def follow(
+        self, request: LLMRequest, candidates: Candidates, choice: SchedulingResult
+    ) -> RequestListener:
         target = choice.targets[0]
         prompt = request.prompts[self.block_tokens][0]
         new = len(prompt.token_ids) - target.matched_blocks * self.block_tokens
@@ -84,7 +86,7 @@ class DynamoCost:
         return _Booked(self._books, target.endpoint.holder, prompt.block_keys, max(0, new))
 
 
-class _Booked(Follower):
+class _Booked(RequestListener):
     """One request on its worker."""
 
     def __init__(self, books: _Books, worker: int, blocks: Sequence[int], new_tokens: int) -> None:
@@ -96,5 +98,5 @@ class _Booked(Follower):
     def on_first_chunk(self, now: float) -> None:
         self._books.prefill_tokens[self._worker] -= self._new_tokens
 
-    def on_end(self, ending: Ending) -> None:
+    def on_end(self, ending: RequestOutcome) -> None:
         self._books.free(self._worker, self._blocks)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from inferway.index.speculative import Speculation
-    from inferway.scheduling.plugin import Follower
+    from inferway.scheduling.plugin import RequestListener
     from inferway_bench.policies.gateway import Gateway
     from inferway_bench.policies.requests import SimRequest
 
@@ -101,7 +101,7 @@ class Told(NamedTuple):
 
     running: int = 0
     waiting: int = 0
-    unbegun: int = 0  # whose first token has not come
+    awaiting_first_token: int = 0  # whose first token has not come
     kv_usage: float = 0.0
 
 
@@ -122,7 +122,7 @@ class Job:
         self.left = 0  # prompt tokens still to be computed
         self.extra = 0  # blocks for the prompt's tail and the answer
         self.expected_uncached = 0  # tokens, by whoever chose
-        self.followers: Sequence[Follower] = ()
+        self.followers: Sequence[RequestListener] = ()
         self.speculation: Speculation | None = None  # its prompt counts as held
 
 
@@ -269,9 +269,12 @@ class Engine:
             request = job.request
             self.cache.release(request.blocks, job.extra, request.answer_blocks)
         self._num_steps = 0
-        unbegun = len(prefilling) + self._unadmitted
+        awaiting_first_token = len(prefilling) + self._unadmitted
         self.told = Told(
-            len(prefilling) + len(decoding), self._unadmitted, unbegun, self.cache.usage
+            len(prefilling) + len(decoding),
+            self._unadmitted,
+            awaiting_first_token,
+            self.cache.usage,
         )
         return first, ended
 

@@ -16,11 +16,16 @@ import numpy as np
 
 from inferway.fleet.table import RECENT_SECONDS
 from inferway.index.speculative import SpeculativeOverlay
-from inferway.model import Candidates, Choice, Column, Endpoint
+from inferway.model import Candidates, Column, Endpoint, SchedulingResult
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.usage import Usage
 from inferway.scheduling.idle import idle
-from inferway.scheduling.plugin import Chooser, Ending, Following, Producer
+from inferway.scheduling.plugin import (
+    DataProducer,
+    ProfileHandler,
+    RequestListenerFactory,
+    RequestOutcome,
+)
 from inferway_bench.policies.engine import Engine, Job
 from inferway_bench.policies.holders import Holders
 from inferway_bench.policies.requests import SimRequest
@@ -33,9 +38,9 @@ class Policy:
     """How one gateway chooses. It knows which engine holds what by KV events if it `sees_blocks`,
     and by looking into the engines' caches if it `sees_truth`."""
 
-    chooser: Chooser
-    producers: Sequence[Producer] = ()
-    following: Sequence[Following] = ()
+    chooser: ProfileHandler
+    producers: Sequence[DataProducer] = ()
+    following: Sequence[RequestListenerFactory] = ()
     sees_blocks: bool = False
     sees_truth: bool = False
 
@@ -89,7 +94,7 @@ class Gateway:
         self.feed = feed
         self.overlay = SpeculativeOverlay()
         self.table = idle(endpoints_of(len(engines)), block_tokens)  # its load columns are kept
-        self.table.unbegun[:] = 0
+        self.table.awaiting_first_token[:] = 0
         self._engines = engines
         self._fade = math.exp(-scrape_seconds / RECENT_SECONDS)
 
@@ -97,13 +102,13 @@ class Gateway:
         """Read all engines' metrics, for the first time in `ticks` scrapes: fleet.Fleet._loaded."""
         told = [engine.told for engine in self._engines]
         table = self.table
-        table.running[:], table.waiting[:], table.unbegun[:], table.kv_usage[:] = zip(
+        table.running[:], table.waiting[:], table.awaiting_first_token[:], table.kv_usage[:] = zip(
             *told, strict=True
         )
         np.add(table.running, table.waiting, out=table.others)
         table.others -= table.in_flight
         np.maximum(table.others, 0.0, out=table.others)
-        table.recent_tokens *= self._fade**ticks
+        table.recent_prefill_tokens *= self._fade**ticks
 
     def route(self, job: Job, llm: LLMRequest, now: float) -> int:
         """Return the row of the engine that a job goes to; it is in flight from here on."""
@@ -114,7 +119,7 @@ class Gateway:
             found = self._found(request, now)
             # prompts on their way to an endpoint count as held by it
             held = self.overlay.extend(request.blocks, found)
-            candidates.matched_blocks = candidates.matched_value = self._column(held)
+            candidates.matched_blocks = candidates.weighted_matched_blocks = self._column(held)
             candidates.prompt_blocks = np.full(len(self._engines), float(len(request.blocks)))
         for producer in policy.producers:
             producer.produce(llm, candidates)
@@ -150,12 +155,17 @@ class Gateway:
         reusable = min(matched, (request.prompt_tokens - 1) // size)
         job.expected_uncached = request.prompt_tokens - reusable * size
         self.table.in_flight[row] += 1
-        self.table.recent_tokens[row] += job.expected_uncached
+        self.table.recent_prefill_tokens[row] += job.expected_uncached
         if self.policy.hears:
             job.speculation = self.overlay.add(row, request.blocks, skip=found.get(row, 0))
 
     def _follow(
-        self, job: Job, llm: LLMRequest, candidates: Candidates, choice: Choice, now: float
+        self,
+        job: Job,
+        llm: LLMRequest,
+        candidates: Candidates,
+        choice: SchedulingResult,
+        now: float,
     ) -> None:
         followers = []
         for plugin in self.policy.following:
@@ -184,7 +194,7 @@ class Gateway:
             cached = job.cached_blocks * self.block_tokens
             usage = Usage(request.prompt_tokens, request.output_tokens, cached)
             for follower in job.followers:
-                follower.on_end(Ending("ok", now, usage))
+                follower.on_end(RequestOutcome("ok", now, usage))
 
 
 def endpoints_of(num_engines: int) -> list[Endpoint]:

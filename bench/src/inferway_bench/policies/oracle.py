@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from inferway.model import Candidates, Choice
+from inferway.model import Candidates, SchedulingResult
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.scheduling.pickers import MaxScore
 from inferway.scheduling.plugin import Picker
@@ -29,7 +29,7 @@ class Oracle:
     clock: Callable[[], float]
     picker: Picker = field(default_factory=MaxScore)
 
-    def choose(self, request: LLMRequest, candidates: Candidates) -> Choice:
+    def choose(self, request: LLMRequest, candidates: Candidates) -> SchedulingResult:
         now, size = self.clock(), self.block_tokens
         asked = self.requests[int(request.request_id)]
         tokens = asked.prompt_tokens

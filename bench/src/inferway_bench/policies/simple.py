@@ -9,14 +9,14 @@ from random import Random
 
 import xxhash
 
-from inferway.model import Candidates, Choice, Target
+from inferway.model import Candidates, SchedulingResult, Target
 from inferway.openai_api.llm_request import LLMRequest
 
 
-def chosen(candidates: Candidates, row: int) -> Choice:
+def chosen(candidates: Candidates, row: int) -> SchedulingResult:
     """Return the choice of the candidate in this row."""
     matched, blocks = candidates.matched_blocks[row], candidates.prompt_blocks[row]
-    return Choice((Target(candidates.endpoints[row], 0.0, int(matched), int(blocks)),))
+    return SchedulingResult((Target(candidates.endpoints[row], 0.0, int(matched), int(blocks)),))
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Anywhere:
 
     random: Random
 
-    def choose(self, request: LLMRequest, candidates: Candidates) -> Choice:
+    def choose(self, request: LLMRequest, candidates: Candidates) -> SchedulingResult:
         return chosen(candidates, self.random.randrange(len(candidates.endpoints)))
 
 
@@ -35,7 +35,7 @@ class RoundRobin:
 
     turn: int
 
-    def choose(self, request: LLMRequest, candidates: Candidates) -> Choice:
+    def choose(self, request: LLMRequest, candidates: Candidates) -> SchedulingResult:
         self.turn = (self.turn + 1) % len(candidates.endpoints)
         return chosen(candidates, self.turn)
 
@@ -48,7 +48,7 @@ class ConsistentHash:
     points: int = 160
     _ring: list[tuple[int, int]] = field(default_factory=list)  # (point, row), in order
 
-    def choose(self, request: LLMRequest, candidates: Candidates) -> Choice:
+    def choose(self, request: LLMRequest, candidates: Candidates) -> SchedulingResult:
         ring = self._ring
         if not ring:
             ring += sorted(
@@ -67,5 +67,5 @@ class Divided:
 
     rows: Mapping[int, int]
 
-    def choose(self, request: LLMRequest, candidates: Candidates) -> Choice:
+    def choose(self, request: LLMRequest, candidates: Candidates) -> SchedulingResult:
         return chosen(candidates, self.rows[int(request.header(b"x-session-id") or b"")])

@@ -87,7 +87,7 @@ def shortened(history: Iterable[Record], again: Iterable[Record]) -> Iterator[Re
     """Yield fewer records that come to the same. `history` and `again` are the same records."""
     held = HolderState(0, _NoIndex(), None, ApplyStats())
     for record in history:
-        held.redo(record)
+        held.apply_record(record)
         if isinstance(record, ClearedRecord):
             held.bridge.sweep(sys.maxsize)
     yield from _kind(held)
@@ -138,7 +138,7 @@ def _waiting(held: HolderState) -> Iterator[Record]:
     for block_hash, tiers in held.orphans.tiers.items():
         for tier in tiers:
             yield WaitingRecord([block_hash], tier)
-    for block_hash, places in held.awaited.items():
+    for block_hash, places in held.deferred.items():
         for place in places:
             yield WaitingRecord([block_hash], *place)
 

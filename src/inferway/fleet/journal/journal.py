@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 
 from inferway.errors import JournalError
-from inferway.events.follower import EngineFollower
+from inferway.events.follower import EventApplier
 from inferway.events.records import ClearedRecord, Record, Uncounted
 from inferway.events.stream import StreamState
 from inferway.fleet.journal.compaction import CompactionJob, Compactor, in_pieces
@@ -52,7 +52,7 @@ GIVE_UP_FACTOR = 8  # and so many times that, if it cannot be written
 MAX_FILES = 64  # each start begins a new one
 
 
-class JournalProof(StrEnum):
+class EngineContinuity(StrEnum):
     """What is known of whether the engine is still in the life that the journal tells of."""
 
     NONE = "none"  # nothing was loaded
@@ -62,7 +62,7 @@ class JournalProof(StrEnum):
 
 
 _PENDING, _EXACT = (
-    JournalProof.PENDING,
+    EngineContinuity.PENDING,
     StreamState.EXACT,
 )  # an enum's member takes 0.2 µs to be found
 
@@ -105,7 +105,7 @@ class HolderJournal:
         self._workers = workers
         self._lock = lock
         self._tail = Tail(directory, identity.engine)
-        self._follower: EngineFollower | None = None
+        self._follower: EventApplier | None = None
         self._is_open = False
         self._position: Position | None = None
         self._pending: list[msgspec.Raw] = []  # of the batch that is being applied
@@ -115,16 +115,16 @@ class HolderJournal:
         self._compact_at = workers.compact_min_bytes
         self._many_files = False
         self._compacting = False
-        self._proof = JournalProof.NONE
+        self._proof = EngineContinuity.NONE
 
     @property
-    def proof(self) -> JournalProof:
+    def proof(self) -> EngineContinuity:
         if (
-            self._proof is JournalProof.PENDING
+            self._proof is EngineContinuity.PENDING
             and self._follower is not None
             and self._follower.state.is_settled
         ):
-            self._proof = JournalProof.PROVEN
+            self._proof = EngineContinuity.PROVEN
         return self._proof
 
     @property
@@ -134,7 +134,7 @@ class HolderJournal:
 
     # loading
 
-    async def load(self, follower: EngineFollower, index: Index) -> None:
+    async def load(self, follower: EventApplier, index: Index) -> None:
         """Bring `follower`, which has seen nothing yet, and `index` to where the journal ends;
         call it before the link is up. From then on what happens is written."""
         self._follower = follower
@@ -155,7 +155,7 @@ class HolderJournal:
         if not follower.blocks.copies_count:
             self.record(Uncounted())  # it may have been so before there was a file to say it in
 
-    async def _load(self, follower: EngineFollower, index: Index) -> JournalFiles:
+    async def _load(self, follower: EventApplier, index: Index) -> JournalFiles:
         began = time.monotonic()
         kept = await self._recover(self._identity)
         if kept.refused is not None:
@@ -168,7 +168,7 @@ class HolderJournal:
             return await self._recover(None)
         if position is not None:
             follower.restore(position.seq, position.digest, position.is_exact)
-            self._position, self._proof = position, JournalProof.PENDING
+            self._position, self._proof = position, EngineContinuity.PENDING
             self.stats.loaded_blocks = follower.blocks.num_blocks
             self.stats.load_seconds = time.monotonic() - began
             log.info(
@@ -187,13 +187,13 @@ class HolderJournal:
         return await asyncio.to_thread(recovered)
 
     async def _redo(
-        self, kept: JournalFiles, follower: EngineFollower, index: Index
+        self, kept: JournalFiles, follower: EventApplier, index: Index
     ) -> Position | None:
         """Where the journal ends. Raises JournalError, msgspec.DecodeError, TypeError, OSError."""
         history = History(kept.files)
         slice_ = TimeSlice()
         async for record in _records(history):
-            index.apply(follower.blocks.redo(record))
+            index.apply(follower.blocks.apply_record(record))
             if slice_.is_over:
                 await slice_.rest()
         return history.position
@@ -209,8 +209,8 @@ class HolderJournal:
             # who does not know that would count those as copies.
             self._write(encode_entry(self._position, [encode_record(record)]))
             return
-        if isinstance(record, ClearedRecord) and self.proof is JournalProof.PENDING:
-            self._proof = JournalProof.DROPPED
+        if isinstance(record, ClearedRecord) and self.proof is EngineContinuity.PENDING:
+            self._proof = EngineContinuity.DROPPED
         self._pending.append(encode_record(record))
 
     def batch_done(self, seq: int, digest: bytes, state: StreamState) -> None:
@@ -218,7 +218,7 @@ class HolderJournal:
         if not self._is_open:
             return
         if self._proof is _PENDING:
-            self._proof = JournalProof.PROVEN
+            self._proof = EngineContinuity.PROVEN
         records, self._pending = self._pending, []
         self._position = Position(seq, digest, state is _EXACT)
         self._write(encode_entry(self._position, records))

@@ -12,7 +12,7 @@ from inferway.frontends.answer_log import AnswerLog
 from inferway.frontends.ext_proc.counts import PickerCounts
 from inferway.frontends.ext_proc.exchange import Rules
 from inferway.frontends.ext_proc.health import Health
-from inferway.frontends.ext_proc.picker import Picker
+from inferway.frontends.ext_proc.picker import EndpointPicker
 from inferway.frontends.ext_proc.server import PickerServer
 from inferway.frontends.ext_proc.tls import PickerCertificate
 from inferway.frontends.request_counts import RequestCounts
@@ -41,7 +41,7 @@ def build_picker(
     picker = settings.picker
     counts = PickerCounts()
     return PickerServer(
-        Picker(
+        EndpointPicker(
             *(director, fleet.everyone, decided_in),
             counts=counts,
             requests=requests,

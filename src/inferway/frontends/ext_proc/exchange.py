@@ -115,7 +115,7 @@ class _State(Enum):
     OVER = auto()
 
 
-class Exchange:
+class ProcessingStream:
     """The messages of one stream, in order; see the module."""
 
     __slots__ = (
@@ -401,13 +401,13 @@ class Exchange:
                     log.add(noted)
 
 
-_ANSWERED: Mapping[str | None, Callable[[Exchange, Any], Sequence[bytes]]] = {
-    "request_headers": Exchange._request_headers,
-    "request_body": Exchange._request_body,
-    "request_trailers": Exchange._request_trailers,
-    "response_headers": Exchange._response_headers,
-    "response_body": Exchange._response_body,
-    "response_trailers": Exchange._response_trailers,
+_ANSWERED: Mapping[str | None, Callable[[ProcessingStream, Any], Sequence[bytes]]] = {
+    "request_headers": ProcessingStream._request_headers,
+    "request_body": ProcessingStream._request_body,
+    "request_trailers": ProcessingStream._request_trailers,
+    "response_headers": ProcessingStream._response_headers,
+    "response_body": ProcessingStream._response_body,
+    "response_trailers": ProcessingStream._response_trailers,
 }
 
 

@@ -33,7 +33,7 @@ _GENERATING = tuple(path.removeprefix("/v1") for path in GENERATING)
 
 
 @dataclass(slots=True)
-class Picker:
+class EndpointPicker:
     """Finds out where a request goes that an exchange asks about."""
 
     director: Director

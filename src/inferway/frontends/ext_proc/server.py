@@ -12,13 +12,13 @@ from google.protobuf.message import DecodeError
 
 from inferway.errors import InferwayError, crash_report, panic_as_error
 from inferway.frontends.answer_log import is_probe
-from inferway.frontends.eager import begun
+from inferway.frontends.eager import run_until_suspended
 from inferway.frontends.ext_proc.counts import PickerCounts
-from inferway.frontends.ext_proc.exchange import Ask, Exchange, Rules
+from inferway.frontends.ext_proc.exchange import Ask, ProcessingStream, Rules
 from inferway.frontends.ext_proc.health import Health
 from inferway.frontends.ext_proc.messages import METHOD, SERVICE, ProcessingRequest
 from inferway.frontends.ext_proc.noted import Noted, last_value
-from inferway.frontends.ext_proc.picker import Picker
+from inferway.frontends.ext_proc.picker import EndpointPicker
 from inferway.frontends.ext_proc.wire.call import Call
 from inferway.frontends.ext_proc.wire.frames import Status
 from inferway.frontends.ext_proc.wire.listening import Credentials, GrpcServer
@@ -43,7 +43,7 @@ class PickerServer:
 
     def __init__(
         self,
-        picker: Picker,
+        picker: EndpointPicker,
         rules: Rules,
         health: Health,
         *,
@@ -105,7 +105,7 @@ class _Driver:
         self._call = call
         self._server = server
         self._counts = counts = server.rules.counts
-        self._exchange = Exchange(server.rules)
+        self._exchange = ProcessingStream(server.rules)
         self._is_open = True
         self._task: asyncio.Task[None] | None = None  # that decides
         self._kept: deque[bytes | None] = deque()  # messages that came meanwhile; None: the end
@@ -149,7 +149,7 @@ class _Driver:
             send(answer)
         if exchange.ask is not None:
             self._begin(exchange.noted)
-            rest = begun(self._find_out(exchange.ask))
+            rest = run_until_suspended(self._find_out(exchange.ask))
             if rest is not None:
                 self._call.hold()
                 self._task = asyncio.get_running_loop().create_task(self._finish(rest))

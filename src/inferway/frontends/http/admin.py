@@ -19,7 +19,7 @@ from inferway.errors import UnknownPathError
 from inferway.fleet.engine import Engine
 from inferway.fleet.fleet import Fleet
 from inferway.fleet.journal.journal import HolderJournal
-from inferway.flow.failover import Traffic
+from inferway.flow.failover import FailoverPolicy
 from inferway.frontends.http.message import Request
 from inferway.frontends.http.responder import JSON, Responder
 from inferway.index.protocol import Index
@@ -37,7 +37,7 @@ class AdminPages:
         self,
         fleet: Fleet,
         index: Index,
-        traffic: Traffic,
+        traffic: FailoverPolicy,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._fleet = fleet

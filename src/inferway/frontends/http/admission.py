@@ -33,10 +33,10 @@ from typing import NamedTuple
 from inferway.config import ServeSettings
 from inferway.errors import FleetError, ForbiddenError, InferwayError, UnauthorizedError
 from inferway.fleet.fleet import Fleet
-from inferway.flow.callers import AdminKey, Caller, Callers, read_callers, without_credentials
-from inferway.flow.failover import Retries, Traffic
-from inferway.flow.standing import Standing
-from inferway.frontends.http.flow_control import FlowControl, Ticket
+from inferway.flow.callers import AdminKey, ApiCaller, Callers, read_callers, without_credentials
+from inferway.flow.failover import FailoverPolicy, Retries
+from inferway.flow.standing import OutlierDetection
+from inferway.frontends.http.flow_control import RequestQueue, Ticket
 from inferway.frontends.http.listening import UNIX
 from inferway.frontends.http.message import Request
 from inferway.frontends.http.responder import Responder
@@ -49,18 +49,18 @@ _LOCAL_HOST = re.compile(rb"(?:[\w-]+\.)*localhost|[0-9.]+|\[[0-9a-fA-F:.]+\]", 
 _PORT = re.compile(rb":[0-9]*$")
 _CURE = "web pages may not ask this path without the admin key; set admin_key_env"
 
-_EVERYBODY = Caller(admin=True)
-_ANYBODY = Caller()
-_ADMIN = Caller(admin=True)
-_NAMED_ADMIN = Caller(tenant="admin", priority=0, admin=True, name="admin")
+_EVERYBODY = ApiCaller(admin=True)
+_ANYBODY = ApiCaller()
+_ADMIN = ApiCaller(admin=True)
+_NAMED_ADMIN = ApiCaller(tenant="admin", priority=0, admin=True, name="admin")
 
 
 @dataclass(slots=True)
-class Admission:
+class Auth:
     """`callers` is replaced when the keys are read again."""
 
-    traffic: Traffic
-    control: FlowControl
+    traffic: FailoverPolicy
+    control: RequestQueue
     admin_key: AdminKey | None = None
     callers: Callers | None = None
     is_local: bool = False  # the gateway listens on loopback alone
@@ -78,7 +78,7 @@ class Admission:
         """Whether anybody can show to be one; else everybody counts as one."""
         return self.admin_key is not None or self.callers is not None
 
-    def caller(self, request: Request) -> Caller:
+    def caller(self, request: Request) -> ApiCaller:
         """Return whose request it is, which does not have the key from then on. Raises
         UnauthorizedError."""
         if self.callers is None:
@@ -95,7 +95,7 @@ class Admission:
         self.requests[caller.name] = self.requests.get(caller.name, 0) + 1
         return caller
 
-    def tenant(self, caller: Caller, request: Request) -> str:
+    def tenant(self, caller: ApiCaller, request: Request) -> str:
         """Return the tenant whose share of the engines the request takes."""
         return caller.tenant if caller.name else named_tenant(request.headers)
 
@@ -131,14 +131,14 @@ class Admission:
             return None
         return Ticket(self.control, responder, tenant)
 
-    def _known(self, callers: Callers, request: Request) -> Caller:
+    def _known(self, callers: Callers, request: Request) -> ApiCaller:
         try:
             return self._bearer(callers, request)
         except UnauthorizedError:
             self.refused += 1
             raise
 
-    def _bearer(self, callers: Callers, request: Request) -> Caller:
+    def _bearer(self, callers: Callers, request: Request) -> ApiCaller:
         if self.admin_key is not None and self.admin_key.is_carried(request.headers):
             return _NAMED_ADMIN
         return callers.of(request.headers)
@@ -164,9 +164,9 @@ def build_admission(
     keys: Keys,
     fleet: Fleet,
     clock: Callable[[], float],
-) -> Admission:
+) -> Auth:
     """Return who is let in, as the settings have it. `clock` counts seconds."""
-    traffic = Traffic(clock, Standing(settings.ejection), Retries(settings.retries))
+    traffic = FailoverPolicy(clock, OutlierDetection(settings.ejection), Retries(settings.retries))
 
     def engines_of(model: str) -> frozenset[str]:
         names = fleet.engines_of(model)
@@ -174,8 +174,8 @@ def build_admission(
             return names
         return traffic.standing.allowed(names, clock())
 
-    control = FlowControl(settings.flow, engines_of, clock)
-    return Admission(traffic, control, *keys, is_local=admins_are_local(settings))
+    control = RequestQueue(settings.flow, engines_of, clock)
+    return Auth(traffic, control, *keys, is_local=admins_are_local(settings))
 
 
 def admins_are_local(settings: ServeSettings) -> bool:

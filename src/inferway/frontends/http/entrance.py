@@ -19,7 +19,7 @@ from inferway.steps.journey import Journey
 from inferway.steps.salt import EDIT, TenantSalt
 
 
-class Entrance:
+class InferenceIngress:
     """Opens the journeys of requests to the `paths` that lead to engines."""
 
     def __init__(

@@ -22,7 +22,7 @@ from math import isfinite
 from inferway.config import FlowSettings
 from inferway.errors import ClientGoneError, InferwayError
 from inferway.flow.queue import Waiter
-from inferway.flow.turnstile import EnginesOf, Turnstile
+from inferway.flow.turnstile import ConcurrencyLimiter, EnginesOf
 from inferway.frontends.http.responder import Responder
 from inferway.model import Headers
 
@@ -36,13 +36,13 @@ _UNITS = {  # in seconds
 }
 
 
-class FlowControl:
+class RequestQueue:
     """The queue of the gateway's requests, of which there is one. `clock` counts seconds."""
 
     def __init__(
         self, settings: FlowSettings, engines_of: EnginesOf, clock: Callable[[], float]
     ) -> None:
-        self.turnstile = Turnstile(settings, engines_of)
+        self.turnstile = ConcurrencyLimiter(settings, engines_of)
         self.clock = clock
         self._futures: dict[Waiter, asyncio.Future[str]] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -135,7 +135,7 @@ class _InQueue:
 
     __slots__ = ("_control", "_waiter")
 
-    def __init__(self, control: FlowControl, waiter: Waiter) -> None:
+    def __init__(self, control: RequestQueue, waiter: Waiter) -> None:
         self._control = control
         self._waiter = waiter
 
@@ -151,7 +151,7 @@ class Ticket:
 
     __slots__ = ("_control", "_inside", "_place", "_responder", "_tenant", "waited")
 
-    def __init__(self, control: FlowControl, responder: Responder, tenant: str) -> None:
+    def __init__(self, control: RequestQueue, responder: Responder, tenant: str) -> None:
         self._control = control
         self._responder = responder
         self._tenant = tenant

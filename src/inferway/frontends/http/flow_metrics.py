@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from inferway.fleet.fleet import Fleet
 from inferway.flow.breaker import BreakerState
-from inferway.frontends.http.admission import Admission
+from inferway.frontends.http.admission import Auth
 from inferway.metrics import Family, counter, gauge
 
 
-def flow_families(admission: Admission, fleet: Fleet) -> Iterator[Family]:
+def flow_families(admission: Auth, fleet: Fleet) -> Iterator[Family]:
     yield from _queue(admission)
     yield from _engines(admission, fleet)
     retries = admission.traffic.retries
@@ -40,7 +40,7 @@ def flow_families(admission: Admission, fleet: Fleet) -> Iterator[Family]:
     )
 
 
-def _queue(admission: Admission) -> Iterator[Family]:
+def _queue(admission: Auth) -> Iterator[Family]:
     control = admission.control
     turnstile = control.turnstile
     stats = turnstile.stats
@@ -72,7 +72,7 @@ def _queue(admission: Admission) -> Iterator[Family]:
     )
 
 
-def _engines(admission: Admission, fleet: Fleet) -> Iterator[Family]:
+def _engines(admission: Auth, fleet: Fleet) -> Iterator[Family]:
     traffic = admission.traffic
     standing, now = traffic.standing, traffic.clock()
     names = [engine.name for engine in fleet.engines]

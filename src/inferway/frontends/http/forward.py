@@ -34,12 +34,12 @@ from inferway.errors import (
     UpstreamError,
     UpstreamTimeoutError,
 )
-from inferway.flow.failover import Attempts, Traffic
+from inferway.flow.failover import Failover, FailoverPolicy
 from inferway.flow.turnstile import Slot
 from inferway.frontends.http.admission import withheld
 from inferway.frontends.http.headers import not_ours_alone, request_lines
 from inferway.frontends.http.message import Request
-from inferway.frontends.http.responder import Source
+from inferway.frontends.http.responder import BodySource
 from inferway.model import Decision, Headers, Target
 from inferway.openai_api.responses import error_event
 from inferway.steps.record import Passed, Record
@@ -74,7 +74,7 @@ class Client(Protocol):
     def ended(self) -> bool: ...
     @property
     def can_say_more(self) -> bool: ...
-    def attach(self, source: Source) -> None: ...
+    def attach(self, source: BodySource) -> None: ...
     def start(self, status: int, headers: Headers, length: int | None = None) -> None: ...
     def flush(self) -> None: ...
     def write(self, chunk: bytes) -> None: ...
@@ -90,7 +90,7 @@ def forward(
     decision: Decision,
     pool: Pool,
     *,
-    traffic: Traffic | None = None,
+    traffic: FailoverPolicy | None = None,
     slot: Slot | None = None,
     explain: bool = True,
     record: Record | None = None,
@@ -110,7 +110,7 @@ def forward(
         if not responder.ended:
             raise NoEndpointError("the decision has no target")
         return
-    attempts = Attempts(decision.targets, traffic or Traffic(pool.time), slot)
+    attempts = Failover(decision.targets, traffic or FailoverPolicy(pool.time), slot)
     forwarding = _Forwarding(request, responder, journey, pool, attempts, explain, record, passed)
     responder.attach(forwarding)
     try:
@@ -148,7 +148,7 @@ class _Forwarding:
         responder: Client,
         journey: RequestLifecycle,
         pool: Pool,
-        attempts: Attempts,
+        attempts: Failover,
         explain: bool,
         record: Record | None,
         passed: Passed | None,

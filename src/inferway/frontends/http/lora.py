@@ -29,7 +29,7 @@ _MAX_SAID_BYTES = 2000
 log = logging.getLogger("inferway.admin")
 
 
-class Lora:
+class LoraRoutes:
     """The handler of both."""
 
     def __init__(self, fleet: Fleet, pool: Pool) -> None:

@@ -16,11 +16,11 @@ from inferway import __version__
 from inferway.director import Director
 from inferway.fleet.fleet import Fleet
 from inferway.fleet.metrics import fleet_families
-from inferway.frontends.http.admission import Admission
+from inferway.frontends.http.admission import Auth
 from inferway.frontends.http.flow_metrics import flow_families
 from inferway.frontends.http.server import HttpServer
 from inferway.frontends.http.structured.metrics import structured_families
-from inferway.frontends.publisher import Publisher
+from inferway.frontends.publisher import ZmqPublisher
 from inferway.frontends.request_counts import RequestCounts
 from inferway.metrics import Families, Family, Histogram, gauge, histogram, merged
 from inferway.prompts.metrics import prompt_families
@@ -41,9 +41,9 @@ class MetricsPage(Collector):
         fleet: Fleet,
         pool: Pool,
         renderer: Renderer,
-        publisher: Publisher | None = None,
+        publisher: ZmqPublisher | None = None,
         request_templates: RequestTemplates | None = None,
-        admission: Admission | None = None,
+        admission: Auth | None = None,
         requests: RequestCounts | None = None,
     ) -> None:
         self._decisions = Histogram(DECISION_BUCKETS)

@@ -16,7 +16,7 @@ import msgspec
 
 from inferway.config import EngineSettings, ServeSettings
 from inferway.errors import ConfigError
-from inferway.frontends.http.admission import Admission, read_keys
+from inferway.frontends.http.admission import Auth, read_keys
 from inferway.frontends.http.server import HttpServer
 from inferway.upstream.pool import Pool
 
@@ -32,7 +32,7 @@ class Reloading:
     """`settings` are those in force. `relist` is told of the listed engines."""
 
     settings: ServeSettings
-    admission: Admission
+    admission: Auth
     pool: Pool
     servers: Sequence[HttpServer]
     relist: Callable[[Sequence[EngineSettings]], Awaitable[None]]

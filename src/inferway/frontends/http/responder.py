@@ -39,7 +39,7 @@ _COPY_LIMIT = 16 * 1024  # above it, framing is written beside the piece instead
 JSON: Headers = ((b"content-type", b"application/json"),)
 
 
-class Source(Protocol):
+class BodySource(Protocol):
     """Produces an answer's body after the handler has returned."""
 
     def pause(self) -> None: ...
@@ -76,7 +76,7 @@ class Responder:
         self._head = b""  # goes out with the first piece: one system call less
         self._remaining = 0
         self.request = request
-        self.source: Source | None = None
+        self.source: BodySource | None = None
         self.status = 0
         self.body_bytes = 0
         self.started = False
@@ -86,7 +86,7 @@ class Responder:
         self.cut = ""  # the outcome of an answer that is not whole
         self.extra: Headers = ()  # that any answer gets, whoever answers
 
-    def attach(self, source: Source) -> None:
+    def attach(self, source: BodySource) -> None:
         """From now on `source` answers, whenever it can; the handler may return."""
         self.source = source
         if not self._connection.writable:
@@ -215,9 +215,9 @@ class Responder:
         who goes unanswered lets the next `_LOOKS` be looked for; else nobody is, and nothing paid.
         """
         connection = self._connection
-        if not connection.server.wary:
+        if not connection.server.disconnect_checks:
             return
-        connection.server.wary -= 1
+        connection.server.disconnect_checks -= 1
         if connection.has_gone:
             self.request.keep_alive = False
             self.client_gone()
@@ -230,7 +230,7 @@ class Responder:
             return
         if not self.started:
             self.status = 499  # nginx's word for it
-            self._connection.server.wary = _LOOKS
+            self._connection.server.disconnect_checks = _LOOKS
         source = self.source
         self.ended = True
         self.cut = self.cut or "client_gone"

@@ -32,11 +32,11 @@ from inferway.errors import (
 )
 from inferway.frontends.answer_log import outcome_of
 from inferway.frontends.http.admin import AdminPages
-from inferway.frontends.http.admission import Admission, withheld
-from inferway.frontends.http.entrance import Entrance
+from inferway.frontends.http.admission import Auth, withheld
+from inferway.frontends.http.entrance import InferenceIngress
 from inferway.frontends.http.forward import forward
 from inferway.frontends.http.lora import PATHS as LORA
-from inferway.frontends.http.lora import Lora
+from inferway.frontends.http.lora import LoraRoutes
 from inferway.frontends.http.message import Request
 from inferway.frontends.http.metrics import MetricsPage
 from inferway.frontends.http.models import PATH as MODELS
@@ -77,8 +77,8 @@ class Routes:
         director: Director,
         pool: Pool,
         metrics: MetricsPage,
-        admission: Admission,
-        entrance: Entrance,
+        admission: Auth,
+        entrance: InferenceIngress,
         requests: RequestCounts,
         *,
         forwards: bool = True,
@@ -108,7 +108,7 @@ class Routes:
             _METRICS: {"GET": self._page},
         }
         if forwards:
-            self._lora = Lora(indexer.fleet, pool)
+            self._lora = LoraRoutes(indexer.fleet, pool)
             for_admins |= {path: {"POST": self._adapter} for path in LORA}
         self._table: Table = {
             "/version": {"GET": VersionPage(indexer.fleet)},

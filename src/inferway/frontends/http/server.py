@@ -136,7 +136,9 @@ class HttpServer:
         self.stats = HttpStats()
         self.statuses: dict[int, int] = {}  # status -> answers
         self.date = b""
-        self.wary = 0  # of so many requests to come, Responder.check_client looks for the client
+        self.disconnect_checks = (
+            0  # of so many requests to come, Responder.check_client looks for the client
+        )
         self._logs = tuple(logs)
         self._connections: set[ClientConnection] = set()
         self._tasks: set[asyncio.Task[None]] = set()

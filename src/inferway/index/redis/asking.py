@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from redis.exceptions import RedisError
 
 from inferway.errors import IndexAwayError
-from inferway.index.protocol import Found, Tier
-from inferway.index.redis.link import Link, RedisStats
+from inferway.index.protocol import MatchResult, Tier
+from inferway.index.redis.link import ConnectionHealth, RedisStats
 from inferway.index.redis.scripts import MATCH
-from inferway.index.redis.writer import Roll
+from inferway.index.redis.writer import HolderRegistry
 from inferway.model import BlockKey, HolderId
 
 # Matches of one request in one round trip. Each takes the server some 0.2 ms for 8 engines, and all
@@ -21,11 +21,16 @@ from inferway.model import BlockKey, HolderId
 TOGETHER = 8
 
 
-class Asking:
+class IndexReader:
     """The reading side of `RedisIndex`."""
 
     def __init__(
-        self, link: Link, roll: Roll, stats: RedisStats, weights: Sequence[float], within: float
+        self,
+        link: ConnectionHealth,
+        roll: HolderRegistry,
+        stats: RedisStats,
+        weights: Sequence[float],
+        within: float,
     ) -> None:
         self._link = link
         self._roll = roll
@@ -33,18 +38,18 @@ class Asking:
         self._weights = weights
         self._within = within
 
-    async def match_all(self, prompts: Sequence[Sequence[BlockKey]]) -> list[Found]:
+    async def match_all(self, prompts: Sequence[Sequence[BlockKey]]) -> list[MatchResult]:
         """Raises IndexAwayError if one of them is not answered in time."""
-        found: list[Found] = []
+        found: list[MatchResult] = []
         for first in range(0, len(prompts), TOGETHER):
             found += await asyncio.gather(*map(self.match, prompts[first : first + TOGETHER]))
         return found
 
-    async def match(self, keys: Sequence[BlockKey]) -> Found:
+    async def match(self, keys: Sequence[BlockKey]) -> MatchResult:
         """Raises IndexAwayError if the server does not answer in time."""
         link, stats, roll = self._link, self._stats, self._roll
         if not keys or not roll.names:
-            return Found({})
+            return MatchResult({})
         stats.matches += 1
         if not link.is_up:
             stats.refused += 1
@@ -65,7 +70,7 @@ class Asking:
         stats.answer_seconds += time.perf_counter() - asked
         return self._found(holders, answer)
 
-    def _found(self, holders: Sequence[HolderId], answer: bytes) -> Found:
+    def _found(self, holders: Sequence[HolderId], answer: bytes) -> MatchResult:
         """From the numbers that scripts.MATCH answers."""
         numbers = map(int, answer.split())
         blocks: dict[HolderId, int] = {}
@@ -80,4 +85,4 @@ class Asking:
                 less = 1.0 - self._weights[min(tier, len(self._weights) - 1)]
                 if less:
                     discount[holder] = discount.get(holder, 0.0) + less * count
-        return Found(blocks, discount, lower)
+        return MatchResult(blocks, discount, lower)

@@ -8,9 +8,9 @@ from collections import OrderedDict
 
 from redis.exceptions import RedisError
 
-from inferway.index.redis.link import Link, refused
+from inferway.index.redis.link import ConnectionHealth, refused
 from inferway.index.redis.scripts import WRITE
-from inferway.index.redis.writer import HolderWriter, Roll, Write, WriteAnswer
+from inferway.index.redis.writer import HolderRegistry, HolderWriter, Write, WriteAnswer
 from inferway.model import HolderId
 
 log = logging.getLogger("inferway.index")
@@ -19,10 +19,12 @@ BATCH_KEYS = 512  # one script: ~1 ms in which the server answers nobody else
 ROUND_KEYS = 4096  # one round trip: what is packed while nobody else has the event loop
 
 
-class Flushing:
+class Flusher:
     """`run` as a task. Holders take turns, each with a batch at a time."""
 
-    def __init__(self, link: Link, roll: Roll, fence: str, rest_seconds: float) -> None:
+    def __init__(
+        self, link: ConnectionHealth, roll: HolderRegistry, fence: str, rest_seconds: float
+    ) -> None:
         self._link = link
         self._roll = roll
         self._fence = fence

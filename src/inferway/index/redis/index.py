@@ -15,12 +15,12 @@ import secrets
 from collections.abc import Iterable, Iterator, Sequence
 
 from inferway.index.metrics import index_families
-from inferway.index.protocol import TIER_WEIGHTS, Clear, Found, LastReport, Op, Tier
-from inferway.index.redis.asking import Asking
-from inferway.index.redis.flushing import Flushing
-from inferway.index.redis.keeping import Keeping, SharedPicture, milliseconds
-from inferway.index.redis.link import Link, RedisLimits, RedisStats
-from inferway.index.redis.writer import Roll
+from inferway.index.protocol import TIER_WEIGHTS, Clear, LastReport, MatchResult, Op, Tier
+from inferway.index.redis.asking import IndexReader
+from inferway.index.redis.flushing import Flusher
+from inferway.index.redis.keeping import LeaseKeeper, SharedPicture, milliseconds
+from inferway.index.redis.link import ConnectionHealth, RedisLimits, RedisStats
+from inferway.index.redis.writer import HolderRegistry
 from inferway.metrics import Family
 from inferway.model import BlockKey, HolderId
 from inferway.tasks import Tasks
@@ -51,13 +51,13 @@ class RedisIndex:
         self.gateway = gateway or secrets.token_hex(8)
         self.stats = RedisStats()
         self._keep_wanted = asyncio.Event()
-        self._link = link = Link(url, limits.match, self.stats, self._keep_wanted)
-        self._roll = roll = Roll(
+        self._link = link = ConnectionHealth(url, limits.match, self.stats, self._keep_wanted)
+        self._roll = roll = HolderRegistry(
             prefix, self.stats.written, limits.pending, milliseconds(limits.forget)
         )
-        self._asking = Asking(link, roll, self.stats, tier_weights, limits.match)
-        self._flushing = Flushing(link, roll, fence, limits.rest)
-        self._keeping = Keeping(
+        self._asking = IndexReader(link, roll, self.stats, tier_weights, limits.match)
+        self._flushing = Flusher(link, roll, fence, limits.rest)
+        self._keeping = LeaseKeeper(
             link, roll, self._flushing, limits, self.gateway, fence, self._keep_wanted
         )
         self._tasks = Tasks(log, f"a task of the shared index {link.shown} ended")
@@ -140,11 +140,11 @@ class RedisIndex:
             if isinstance(op, Clear):
                 self._flushing.cleared(op.holder, writer)
 
-    async def match(self, keys: Sequence[BlockKey]) -> Found:
+    async def match(self, keys: Sequence[BlockKey]) -> MatchResult:
         """Raises IndexAwayError if the server does not answer in time."""
         return await self._asking.match(keys)
 
-    async def match_all(self, prompts: Sequence[Sequence[BlockKey]]) -> list[Found]:
+    async def match_all(self, prompts: Sequence[Sequence[BlockKey]]) -> list[MatchResult]:
         """Raises IndexAwayError if the server does not answer in time."""
         return await self._asking.match_all(prompts)
 

@@ -13,10 +13,10 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from inferway.index.redis.flushing import Flushing
-from inferway.index.redis.link import Link, RedisLimits
+from inferway.index.redis.flushing import Flusher
+from inferway.index.redis.link import ConnectionHealth, RedisLimits
 from inferway.index.redis.scripts import KEEP, LEAVE
-from inferway.index.redis.writer import HolderWriter, Roll
+from inferway.index.redis.writer import HolderRegistry, HolderWriter
 from inferway.model import HolderId
 
 log = logging.getLogger("inferway.index")
@@ -41,14 +41,14 @@ class SharedPicture:
     num_blocks: int  # that a prompt can reach
 
 
-class Keeping:
+class LeaseKeeper:
     """`run` as a task, which hurries when `wanted` is set. `gateway`: our name in leases."""
 
     def __init__(
         self,
-        link: Link,
-        roll: Roll,
-        flushing: Flushing,
+        link: ConnectionHealth,
+        roll: HolderRegistry,
+        flushing: Flusher,
         limits: RedisLimits,
         gateway: str,
         fence: str,

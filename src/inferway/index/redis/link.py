@@ -67,7 +67,7 @@ class RedisStats:
     written: WriterStats = field(default_factory=WriterStats)
 
 
-class Link:
+class ConnectionHealth:
     """`mend` opens it, and opens it again after `trouble`, which sets `broken`; `close`."""
 
     def __init__(
@@ -75,9 +75,9 @@ class Link:
     ) -> None:
         """Raises ConfigError if the URL cannot hold."""
         self.shown = shown(url)
-        self.asking = Lane(url, MATCH)
-        self.writing = Lane(url, WRITE, LEAVE)
-        self.keeping = Lane(url, KEEP)
+        self.asking = PipelinedConnection(url, MATCH)
+        self.writing = PipelinedConnection(url, WRITE, LEAVE)
+        self.keeping = PipelinedConnection(url, KEEP)
         self.is_up = False
         self._stats = stats
         self._broken = broken
@@ -150,7 +150,7 @@ class _Call:
             self.answer.set_exception(failure)
 
 
-class Lane:
+class PipelinedConnection:
     """`open`, then `ask`; `close`. After a failure every call fails until it is opened again."""
 
     def __init__(self, url: str, *scripts: str) -> None:

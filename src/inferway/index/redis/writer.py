@@ -332,7 +332,7 @@ class HolderWriter:
             yield f"t{lower}", "-", [key for key, tier in tiers if tier != lower]
 
 
-class Roll:
+class HolderRegistry:
     """A holder is here from its first operation on, and has a name once it is introduced."""
 
     def __init__(self, prefix: str, stats: WriterStats, max_pending: int, ttl_ms: int) -> None:

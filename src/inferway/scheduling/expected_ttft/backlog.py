@@ -106,7 +106,7 @@ class Backlog:
 
 
 @dataclass(slots=True)
-class Others:
+class ExternalLoad:
     """Column i is place i's."""
 
     # Requests, by the last scrape; NaN: nothing was seen yet, so nothing is new.
@@ -145,11 +145,15 @@ class Others:
                 self._none = not self._seen.any()
             return None
         self._none = False
-        unbegun = candidates.unbegun - ours
-        is_told = candidates.unbegun >= 0.0
-        np.minimum(np.maximum(unbegun, 0.0, out=unbegun), others, out=unbegun)
+        awaiting_first_token = candidates.awaiting_first_token - ours
+        is_told = candidates.awaiting_first_token >= 0.0
+        np.minimum(
+            np.maximum(awaiting_first_token, 0.0, out=awaiting_first_token),
+            others,
+            out=awaiting_first_token,
+        )
         if is_told.all():
-            return unbegun, unbegun * mean_tokens
+            return awaiting_first_token, awaiting_first_token * mean_tokens
         left = self._tokens[rows] - (now - self._at[rows]) * 1000 / cost_ms
         np.maximum(left, 0.0, out=left)
         seen = self._seen[rows]
@@ -160,4 +164,6 @@ class Others:
         waiting = candidates.waiting
         queued = others * waiting / np.maximum(waiting + candidates.running, 1.0)
         tokens = np.maximum(queued * mean_tokens, left)
-        return np.where(is_told, unbegun, queued), np.where(is_told, unbegun * mean_tokens, tokens)
+        return np.where(is_told, awaiting_first_token, queued), np.where(
+            is_told, awaiting_first_token * mean_tokens, tokens
+        )

@@ -39,7 +39,7 @@ _HALF = np.array(0.5)  # numpy takes half as long to read it as to read a float
 
 
 @dataclass(slots=True)
-class Caused:
+class MarginalCost:
     """Column i is place i's."""
 
     answer_tokens: float = FIRST_ANSWER_TOKENS

@@ -2,7 +2,7 @@
 engines, and for each one how it differs from that.
 
 A time is a sum of features, each at a cost of its own: t = x . c. The unknown is how many times
-the usual cost (`usual`, the prior) each one is: c = usual * g. With z = x * usual / (x . usual),
+the usual cost (`prior`, the prior) each one is: c = usual * g. With z = x * usual / (x . usual),
 whose elements sum to 1, and y = t / (x . usual), an observation says y = z . g.
 
 What all engines cost is held, where observations are few, by the belief that all elements of g are
@@ -143,10 +143,10 @@ class Costs:
     slower than they turn out to be, nobody would go there and see.
     """
 
-    usual: Column  # one for each feature, in the unit of the times
+    prior: Column  # one for each feature, in the unit of the times
     table: NDArray[np.float64] = field(init=False)  # features x places
-    unsure: NDArray[np.bool_] = field(init=False)  # by place: it has hardly been observed
-    num_unsure: int = 0  # places
+    is_cold: NDArray[np.bool_] = field(init=False)  # by place: it has hardly been observed
+    num_cold: int = 0  # places
     speed: float = 1.0  # how many times the usual cost, of all engines
     _engines: list[_Engine | None] = field(default_factory=list)  # by place; None: nothing observed
     _all: _Sums = field(init=False)  # engines, as if all were as fast
@@ -159,21 +159,21 @@ class Costs:
     _y: Column = field(init=False)  # the sums of its observations; 0: none
     _z: NDArray[np.float64] = field(init=False)
     _noise: Column = field(init=False)  # CHANCE e^2 of the module
-    _usual: Sequence[float] = field(init=False)  # the same as `usual`
+    _prior: Sequence[float] = field(init=False)  # the same as `prior`
     _eye: NDArray[np.float64] = field(init=False)
     _solved: float = 0.0  # when, of all
     _next: int = 0  # the place to be refreshed
     _due: float = 0.0  # and when
 
     def __post_init__(self) -> None:
-        size = len(self.usual)
+        size = len(self.prior)
         self.table = np.zeros((size, 0))
-        self.unsure = np.zeros(0, np.bool_)
+        self.is_cold = np.zeros(0, np.bool_)
         self._all = _nothing(size)
         self._common = np.ones(size)
         self._ratio, self._y, self._noise = np.zeros((3, 0))
         self._shape = self._z = np.zeros((size, 0))
-        self._usual = self.usual.tolist()
+        self._prior = self.prior.tolist()
         self._eye = np.eye(size)
 
     @property
@@ -184,12 +184,12 @@ class Costs:
     def grow(self, places: int) -> None:
         """Have room for so many places."""
         missing = places - len(self._engines)
-        new = np.zeros((len(self.usual), missing))
+        new = np.zeros((len(self.prior), missing))
         for name in ("table", "_shape", "_z"):
             setattr(self, name, np.concatenate([getattr(self, name), new], axis=1))
         for name in ("_ratio", "_y", "_noise"):
             setattr(self, name, np.concatenate([getattr(self, name), new[0]]))
-        self.unsure = np.concatenate([self.unsure, np.zeros(missing, np.bool_)])
+        self.is_cold = np.concatenate([self.is_cold, np.zeros(missing, np.bool_)])
         self._engines += [None] * missing
         for place in range(places - missing, places):
             self.forget(place)
@@ -197,8 +197,8 @@ class Costs:
     def forget(self, place: int) -> None:
         """Forget a place that another engine takes."""
         self._engines[place] = None
-        self.num_unsure += not self.unsure[place]
-        self.unsure[place] = True
+        self.num_cold += not self.is_cold[place]
+        self.is_cold[place] = True
         self._y[place], self._z[:, place] = 0.0, 0.0
         self._ratio[place], self._shape[:, place] = 1.0, 0.0
         self._fill(slice(place, place + 1))
@@ -210,14 +210,14 @@ class Costs:
     def learn(self, place: int, features: Sequence[float], time: float, now: float) -> None:
         """Learn that it took so long (more than 0). Features are not negative, one at least is not
         0."""
-        usual_times = list(map(mul, features, self._usual))
+        usual_times = list(map(mul, features, self._prior))
         usual_time = sum(usual_times)
         z = [part / usual_time for part in usual_times]
         expected = self.expected(place, features) / usual_time
         error = log(time / usual_time / expected)
         engine = self._engines[place]
         if engine is None:
-            engine = self._engines[place] = _Engine(_nothing(len(self.usual)), faded=now)
+            engine = self._engines[place] = _Engine(_nothing(len(self.prior)), faded=now)
             if not self.is_known:  # then nothing is too far off
                 engine.error = abs(error)
         y = expected * exp(engine.within(error, self._ratio.item(place)))
@@ -227,8 +227,8 @@ class Costs:
             engine.solved = now
             self._solve(place, engine, now)
         if engine.count == KNOWN_AFTER:
-            self.num_unsure -= 1
-            self.unsure[place] = False
+            self.num_cold -= 1
+            self.is_cold[place] = False
 
     def refresh(self, now: float) -> None:
         """Let sums fade as time passes. One engine a call at most: it is called for each
@@ -338,7 +338,7 @@ class Costs:
         times = self._common[:, None] * ratio
         times += self._shape[:, places]
         np.maximum(times, LEAST * self.speed * ratio, out=times)
-        times *= self.usual[:, None]
+        times *= self.prior[:, None]
         self.table[:, places] = times
 
 

@@ -27,7 +27,7 @@ from inferway.scheduling.expected_ttft.learning import (
     Learning,
 )
 from inferway.scheduling.of_endpoints import Places
-from inferway.scheduling.plugin import Ending, Follower
+from inferway.scheduling.plugin import RequestListener, RequestOutcome
 
 _LEAST_MS = 1e-3
 # learning.TTFT_FEATURES, and what is no feature
@@ -37,7 +37,7 @@ _PARTS = (
 )
 
 
-class RequestFollower(Follower):
+class ExpectedTtftListener(RequestListener):
     """`candidates`: as the plugin has left them."""
 
     __slots__ = (
@@ -109,7 +109,7 @@ class RequestFollower(Follower):
         if self._answers:
             self._learn_ttft(waiting.place, (now - self._sent) * 1000, now)
 
-    def on_end(self, ending: Ending) -> None:
+    def on_end(self, ending: RequestOutcome) -> None:
         waiting, usage = self._waiting, ending.usage
         self._withdraw(ending.now)
         if waiting is None or ending.outcome != "ok" or not self._answers or usage is None:

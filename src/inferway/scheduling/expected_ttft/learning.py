@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferway.metrics import Histogram
-from inferway.model import Added, Column
-from inferway.scheduling.expected_ttft.backlog import Backlog, Others
-from inferway.scheduling.expected_ttft.caused import Caused
+from inferway.model import Column, ColumnKey
+from inferway.scheduling.expected_ttft.backlog import Backlog, ExternalLoad
+from inferway.scheduling.expected_ttft.caused import MarginalCost
 from inferway.scheduling.expected_ttft.costs import Costs
 
 # The features of a time to the first token, and what they cost before anything is known, in ms:
@@ -29,10 +29,12 @@ USUAL_TPOT = (10.0, 0.2)
 
 # What an expectation was made of: columns that `plugin` adds, and it and `follower` read.
 # One row for each endpoint: the features, and what each made up of the expectation.
-FEATURES: Added[NDArray[np.float64]] = Added("expected-ttft-features")
-TERMS_MS: Added[NDArray[np.float64]] = Added("expected-ttft-terms-ms")
-COST_MS: Added[Column] = Added("expected-cost-ms")  # TTFT, and what it costs others
-TRIED: Added[NDArray[np.bool_]] = Added("expected-ttft-tried")  # whether it is to be got to know
+FEATURES: ColumnKey[NDArray[np.float64]] = ColumnKey("expected-ttft-features")
+TERMS_MS: ColumnKey[NDArray[np.float64]] = ColumnKey("expected-ttft-terms-ms")
+COST_MS: ColumnKey[Column] = ColumnKey("expected-cost-ms")  # TTFT, and what it costs others
+TRIED: ColumnKey[NDArray[np.bool_]] = ColumnKey(
+    "expected-ttft-tried"
+)  # whether it is to be got to know
 
 # Buckets of times observed, divided by those expected: 1 is exact, 2 is twice as long.
 ACCURACY_BUCKETS = (0.25, 0.5, 0.667, 0.8, 0.9, 0.95, 1.05, 1.1, 1.25, 1.5, 2.0, 4.0)
@@ -45,8 +47,8 @@ class Learning:
     ttft: Costs = field(default_factory=lambda: Costs(np.array(USUAL_TTFT)))
     tpot: Costs = field(default_factory=lambda: Costs(np.array(USUAL_TPOT)))
     backlog: Backlog = field(default_factory=Backlog)
-    others: Others = field(default_factory=Others)
-    caused: Caused = field(default_factory=Caused)
+    others: ExternalLoad = field(default_factory=ExternalLoad)
+    caused: MarginalCost = field(default_factory=MarginalCost)
     accuracy: list[Histogram] = field(default_factory=list)
 
     def grow(self, places: int) -> None:

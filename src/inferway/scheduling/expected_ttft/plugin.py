@@ -21,10 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferway.metrics import Family, gauge, histogram
-from inferway.model import Candidates, Choice, Column, Rows
+from inferway.model import Candidates, Column, Rows, SchedulingResult
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.scheduling.columns import COMPILE_MS, EXPECTED_TPOT_MS, EXPECTED_TTFT_MS
-from inferway.scheduling.expected_ttft.follower import RequestFollower
+from inferway.scheduling.expected_ttft.follower import ExpectedTtftListener
 from inferway.scheduling.expected_ttft.learning import (
     AHEAD,
     BATCH,
@@ -102,7 +102,7 @@ class ExpectedTtft:
         candidates.add(COST_MS, cost)
         candidates.add(FEATURES, features.T)
         candidates.add(TERMS_MS, terms.T)
-        if learning.ttft.num_unsure and next(self._turn) % TRY_EVERY == 0:
+        if learning.ttft.num_cold and next(self._turn) % TRY_EVERY == 0:
             self._try(candidates, rows, features, cost, prompt)
 
     def score(self, request: LLMRequest, candidates: Candidates) -> Column:
@@ -119,12 +119,12 @@ class ExpectedTtft:
         return rating
 
     def follow(
-        self, request: LLMRequest, candidates: Candidates, choice: Choice
-    ) -> RequestFollower | None:
+        self, request: LLMRequest, candidates: Candidates, choice: SchedulingResult
+    ) -> ExpectedTtftListener | None:
         """Return who learns from the request."""
         if candidates.get(FEATURES) is None:
             return None
-        return RequestFollower(self.learning, self.places, request, candidates)
+        return ExpectedTtftListener(self.learning, self.places, request, candidates)
 
     def families(self) -> Iterator[Family]:
         """Yield how far expectations were off, and what each part of a request costs, by engine."""
@@ -164,7 +164,7 @@ class ExpectedTtft:
         a prompt that is held where it would go."""
         if features[OWN].item(cost.argmin()) * 2 >= prompt:
             idle = features[REQUESTS] + features[BATCH] == _ZERO
-            candidates.add(TRIED, self.learning.ttft.unsure[rows] & idle)
+            candidates.add(TRIED, self.learning.ttft.is_cold[rows] & idle)
 
     def _waiting(
         self,
@@ -197,7 +197,7 @@ def _own_tokens(prompt: float, candidates: Candidates) -> Column:
     """Of the prompt's tokens, those that must be computed. What is believed of an engine's cache
     counts as far as the belief is to be trusted; a block in a lower tier is in part to be computed,
     so to speak. One token always is."""
-    held: Column = candidates.matched_value * candidates.block_sizes
+    held: Column = candidates.weighted_matched_blocks * candidates.block_sizes
     held *= TRUST.take(candidates.states)
     own: Column = np.maximum(prompt - held, _ONE)
     return own

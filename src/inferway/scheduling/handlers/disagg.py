@@ -22,10 +22,10 @@ from typing import Literal
 import msgspec
 
 from inferway.errors import ConfigError, NoEndpointError
-from inferway.model import Candidates, Choice, Headers, Target
+from inferway.model import Candidates, Headers, SchedulingResult, Target
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.requests import reads_cache
-from inferway.scheduling.plugin import Chooser, Decider
+from inferway.scheduling.plugin import Decider, ProfileHandler
 from inferway.scheduling.registry import Building, Parameters, PluginType
 
 PREFILLER = b"x-prefiller-host-port"
@@ -70,7 +70,7 @@ class Stage(msgspec.Struct, frozen=True):
     """A stage that may run on engines of its own. Without a decider it never does."""
 
     name: str  # of its profile
-    profile: Chooser
+    profile: ProfileHandler
     decider: Decider | None
 
     def run(
@@ -94,12 +94,12 @@ class Disaggregated:
     """Chooses endpoints for each stage of a request; the module's docstring has the rules."""
 
     decode_name: str
-    decode: Chooser
+    decode: ProfileHandler
     prefill: Stage | None = None
     encode: Stage | None = None
     prefill_first: bool = False
 
-    def choose(self, request: LLMRequest, candidates: Candidates) -> Choice:
+    def choose(self, request: LLMRequest, candidates: Candidates) -> SchedulingResult:
         prefillers: tuple[Target, ...] = ()
         encoders: tuple[Target, ...] = ()
         prefill = self.prefill if reads_cache(request.body) else None
@@ -115,7 +115,7 @@ class Disaggregated:
                 encoders = self.encode.run(request, candidates, target)
             if prefill is not None:
                 prefillers = prefill.run(request, candidates, target)
-        return Choice(
+        return SchedulingResult(
             choice.targets,
             (*choice.headers, *_headers(prefillers[:1], encoders)),
             self._others(prefillers, encoders),
@@ -185,7 +185,7 @@ def _without_older_names(p: DisaggParameters) -> DisaggParameters:
     return msgspec.structs.replace(p, profiles=older, deciders=deciders)
 
 
-def _decode(name: str, building: Building) -> Chooser:
+def _decode(name: str, building: Building) -> ProfileHandler:
     profile = building.profiles.get(name)
     if profile is None:
         raise ConfigError(

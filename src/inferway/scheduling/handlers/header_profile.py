@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from inferway.errors import ConfigError, InvalidRequestError
-from inferway.model import Candidates, Choice
+from inferway.model import Candidates, SchedulingResult
 from inferway.openai_api.llm_request import LLMRequest
-from inferway.scheduling.plugin import Chooser
+from inferway.scheduling.plugin import ProfileHandler
 from inferway.scheduling.registry import Building, NoParameters, Parameters, PluginType
 
 
@@ -24,9 +24,9 @@ class HeaderProfile:
 
     header: str
     default: str
-    profiles: Mapping[str, Chooser]
+    profiles: Mapping[str, ProfileHandler]
 
-    def choose(self, request: LLMRequest, candidates: Candidates) -> Choice:
+    def choose(self, request: LLMRequest, candidates: Candidates) -> SchedulingResult:
         """Raises NoEndpointError, or InvalidRequestError for a profile that is not known."""
         if len(self.profiles) == 1:
             return next(iter(self.profiles.values())).choose(request, candidates)
@@ -51,7 +51,7 @@ def _build(parameters: HeaderProfileParameters, building: Building) -> HeaderPro
     return HeaderProfile(header, default, profiles)
 
 
-def _only(parameters: NoParameters, building: Building) -> Chooser:
+def _only(parameters: NoParameters, building: Building) -> ProfileHandler:
     profiles = building.profiles
     if len(profiles) != 1:
         raise ConfigError(

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
 from inferway.errors import ConfigError
-from inferway.model import Candidates, Choice, Endpoint, Headers, Target
+from inferway.model import Candidates, Endpoint, Headers, SchedulingResult, Target
 from inferway.openai_api.llm_request import BYTES_PER_TOKEN, LLMRequest
 from inferway.openai_api.requests import reads_cache
-from inferway.scheduling.of_endpoints import OfEndpoints
-from inferway.scheduling.plugin import Follower
-from inferway.scheduling.prefix_source import APPROXIMATE, Approximate
+from inferway.scheduling.of_endpoints import PerEndpoint
+from inferway.scheduling.plugin import RequestListener
+from inferway.scheduling.prefix_source import APPROXIMATE, ApproximatePrefixSource
 from inferway.scheduling.producers.prompt_bytes import (
     block_hashes,
     prompt_bytes,
@@ -47,11 +47,11 @@ class ApproxPrefixCache:
     that were sent there last (llm-d-inference-scheduler 520af47, dataproducer/approximateprefix).
     Several prompts of one request add up."""
 
-    source: Approximate
+    source: ApproximatePrefixSource
     parameters: ApproxPrefixCacheParameters
     sent: SentBlocks
     _fleet: dict[str, Sequence[Endpoint]] = field(default_factory=dict)  # by model
-    _places: OfEndpoints[NDArray[np.intp]] = field(init=False)
+    _places: PerEndpoint[NDArray[np.intp]] = field(init=False)
     _version: int = -1  # of `sent`, that the places hold for
     _last: tuple[LLMRequest, list[list[int]]] | None = None  # what was produced for it
 
@@ -74,11 +74,15 @@ class ApproxPrefixCache:
         candidates.add(source.prompt_blocks, np.full(size, float(sum(map(len, prompts)))))
         candidates.add(source.block_tokens, np.full(size, float(block_tokens)))
 
-    def follow(self, request: LLMRequest, candidates: Candidates, choice: Choice) -> Follower:
+    def follow(
+        self, request: LLMRequest, candidates: Candidates, choice: SchedulingResult
+    ) -> RequestListener:
         last = self._last
         if last is not None and last[0] is request:
-            return _Sending(self, choice, last[1])
-        return _Sending(self, choice, self._hashes(request, self._block_tokens(candidates)))
+            return _SentBlocksListener(self, choice, last[1])
+        return _SentBlocksListener(
+            self, choice, self._hashes(request, self._block_tokens(candidates))
+        )
 
     def _places_of(self, endpoints: Sequence[Endpoint]) -> NDArray[np.intp]:
         if self._version != self.sent.version:
@@ -88,7 +92,7 @@ class ApproxPrefixCache:
     def _forget_places(self) -> None:
         sent = self.sent
         self._version = sent.version
-        self._places = OfEndpoints(lambda endpoints: sent.places(each.name for each in endpoints))
+        self._places = PerEndpoint(lambda endpoints: sent.places(each.name for each in endpoints))
 
     def _block_tokens(self, candidates: Candidates) -> int:
         told = int(candidates.block_sizes[0]) if self.parameters.auto_tune else 0
@@ -122,9 +126,9 @@ def _seed(request: LLMRequest) -> int:
 
 
 @dataclass(slots=True)
-class _Sending(Follower):
+class _SentBlocksListener(RequestListener):
     producer: ApproxPrefixCache
-    choice: Choice
+    choice: SchedulingResult
     prompts: list[list[int]]
 
     def on_attempt(self, target: Target, now: float) -> Headers:
@@ -143,7 +147,7 @@ def approx_prefix_cache(parameters: ApproxPrefixCacheParameters, name: str) -> A
             f"maxPrefixTokensToMatch: {tokens}, less than a block of {block}: nothing would match"
         )
     sent = SentBlocks(parameters.lru_capacity_per_server)
-    return ApproxPrefixCache(Approximate(name), parameters, sent)
+    return ApproxPrefixCache(ApproximatePrefixSource(name), parameters, sent)
 
 
 def _build(parameters: ApproxPrefixCacheParameters, building: Building) -> ApproxPrefixCache:

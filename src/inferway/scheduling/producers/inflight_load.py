@@ -9,20 +9,20 @@ from typing import Annotated
 import numpy as np
 from msgspec import Meta
 
-from inferway.model import Added, Candidates, Choice, Column, Headers, Target
+from inferway.model import Candidates, Column, ColumnKey, Headers, SchedulingResult, Target
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.scheduling.of_endpoints import Places
-from inferway.scheduling.plugin import Ending, Follower
+from inferway.scheduling.plugin import RequestListener, RequestOutcome
 from inferway.scheduling.prefix_source import PRECISE, PrefixSource, prefix_source
 from inferway.scheduling.registry import Building, Parameters, PluginType
 
 INFLIGHT_LOAD = "inflight-load-producer"
 
 
-def token_column(producer: str) -> Added[Column]:
+def token_column(producer: str) -> ColumnKey[Column]:
     """Return the column with the tokens in flight on the endpoint, and those that this request
     would add. One column: nobody asks for one without the other."""
-    return Added(f"{producer}/tokens")
+    return ColumnKey(f"{producer}/tokens")
 
 
 class InflightLoadParameters(Parameters, frozen=True):
@@ -46,7 +46,7 @@ class InflightLoad:
     the request on by then (llm-d-router ebab687, dataproducer/inflightload).
     """
 
-    column: Added[Column]
+    column: ColumnKey[Column]
     prefix: PrefixSource
     output: bool = False
     output_ratio: float = 1.5
@@ -64,12 +64,14 @@ class InflightLoad:
         rows = self.places.rows(candidates.endpoints, candidates.now)
         candidates.add(self.column, self.in_flight[rows] + own)
 
-    def follow(self, request: LLMRequest, candidates: Candidates, choice: Choice) -> Follower:
+    def follow(
+        self, request: LLMRequest, candidates: Candidates, choice: SchedulingResult
+    ) -> RequestListener:
         last = self._last
         if last is None or last[0] is not request:
             self.produce(request, candidates)
             return self.follow(request, candidates, choice)
-        return _Counted(self, candidates, choice, last[1])
+        return _InflightListener(self, candidates, choice, last[1])
 
     def _own(self, request: LLMRequest, candidates: Candidates) -> Column:
         tokens = request.num_prompt_tokens
@@ -106,10 +108,10 @@ def most_output_tokens(request: LLMRequest) -> int | None:
 
 
 @dataclass(slots=True)
-class _Counted(Follower):
+class _InflightListener(RequestListener):
     load: InflightLoad
     candidates: Candidates
-    choice: Choice
+    choice: SchedulingResult
     own: Column
     _here: list[tuple[int, float]] = field(default_factory=list)  # (place, tokens)
     _others: list[tuple[int, float]] = field(default_factory=list)
@@ -125,7 +127,7 @@ class _Counted(Follower):
         if not self.load.output:
             self._release(self._here)
 
-    def on_end(self, ending: Ending) -> None:
+    def on_end(self, ending: RequestOutcome) -> None:
         self._end()
 
     def _end(self) -> None:

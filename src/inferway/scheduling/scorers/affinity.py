@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from inferway.model import Candidates, Column, Endpoint
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.scheduling.adapter_rows import adapter_rows
-from inferway.scheduling.of_endpoints import OfEndpoints
+from inferway.scheduling.of_endpoints import PerEndpoint
 from inferway.scheduling.registry import Building, Parameters, PluginType
 
 ACTIVE, ROOM, WAITING = 1.0, 0.8, 0.6
@@ -47,7 +47,7 @@ class HeaderLabelAffinity:
     """Rates 1 where the label has the header's value, else 0; 0 for all without the header."""
 
     header: bytes
-    rows: OfEndpoints[dict[str, NDArray[np.intp]]]  # by the label's value
+    rows: PerEndpoint[dict[str, NDArray[np.intp]]]  # by the label's value
 
     def score(self, request: LLMRequest, candidates: Candidates) -> Column:
         scores = np.zeros(len(candidates.endpoints))
@@ -70,7 +70,7 @@ def _rows(endpoints: Sequence[Endpoint], label: str) -> dict[str, NDArray[np.int
 def _header_label(parameters: HeaderLabelParameters, building: Building) -> HeaderLabelAffinity:
     header = parameters.header_name.lower().encode("latin-1", "replace")
     return HeaderLabelAffinity(
-        header, OfEndpoints(lambda endpoints: _rows(endpoints, parameters.label_key))
+        header, PerEndpoint(lambda endpoints: _rows(endpoints, parameters.label_key))
     )
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from inferway.model import Candidates, Column, Endpoint
 from inferway.openai_api.llm_request import LLMRequest
-from inferway.scheduling.of_endpoints import OfEndpoints
+from inferway.scheduling.of_endpoints import PerEndpoint
 from inferway.scheduling.registry import Building, Parameters, PluginType
 
 LABEL = "llm-d.ai/context-length-range"
@@ -50,7 +50,7 @@ class ContextLengthAware:
     a quarter of its body's bytes; in llm-d 0.
     """
 
-    ranges: OfEndpoints[_Ranges]
+    ranges: PerEndpoint[_Ranges]
 
     def score(self, request: LLMRequest, candidates: Candidates) -> Column:
         ranges, tokens = self.ranges(candidates.endpoints), request.num_prompt_tokens
@@ -112,7 +112,7 @@ def _bounds(value: str) -> tuple[int, int] | None:
 
 def _build(parameters: ContextLengthParameters, building: Building) -> ContextLengthAware:
     kind = ContextLengthFilter if parameters.enable_filtering else ContextLengthAware
-    return kind(OfEndpoints(lambda endpoints: _ranges(endpoints, parameters.label)))
+    return kind(PerEndpoint(lambda endpoints: _ranges(endpoints, parameters.label)))
 
 
 TYPE = PluginType(

@@ -10,7 +10,7 @@ import numpy as np
 from msgspec import Meta
 
 from inferway.errors import ConfigError
-from inferway.model import Added, Candidates, Column
+from inferway.model import Candidates, Column, ColumnKey
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.scheduling.producers.inflight_load import INFLIGHT_LOAD, token_column
 from inferway.scheduling.registry import Building, Parameters, PluginType
@@ -96,7 +96,7 @@ class RecentWork(Parameters, frozen=True):
     min_scale: Scale = 512.0
 
     def score(self, request: LLMRequest, candidates: Candidates) -> Column:
-        return below_mean(candidates.recent_tokens, self.min_scale)
+        return below_mean(candidates.recent_prefill_tokens, self.min_scale)
 
 
 class TokenLoadParameters(Parameters, frozen=True):
@@ -109,7 +109,7 @@ class TokenLoad:
     """Rates 1 - tokens / T, 0 for T or more: tokens in flight there, and those of this request that
     it would have to compute."""
 
-    tokens: Added[Column]
+    tokens: ColumnKey[Column]
     queue_threshold_tokens: int = 4_194_304
 
     def score(self, request: LLMRequest, candidates: Candidates) -> Column:
@@ -150,7 +150,7 @@ def below_mean(column: Column, min_scale: float) -> Column:
 
 
 def _token_load(parameters: TokenLoadParameters, building: Building) -> TokenLoad:
-    producer = parameters.in_flight_load_producer_name or building.the(INFLIGHT_LOAD)
+    producer = parameters.in_flight_load_producer_name or building.sole_plugin_of(INFLIGHT_LOAD)
     if building.type_of(producer) != INFLIGHT_LOAD:
         raise ConfigError(
             f"inFlightLoadProducerName: {producer!r} is no plugin that counts tokens in flight; "

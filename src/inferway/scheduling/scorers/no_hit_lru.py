@@ -10,10 +10,10 @@ from typing import Annotated
 import numpy as np
 from msgspec import Meta
 
-from inferway.model import Candidates, Choice, Column, Endpoint, Headers, Target
+from inferway.model import Candidates, Column, Endpoint, Headers, SchedulingResult, Target
 from inferway.openai_api.llm_request import LLMRequest
-from inferway.scheduling.of_endpoints import OfEndpoints
-from inferway.scheduling.plugin import Follower
+from inferway.scheduling.of_endpoints import PerEndpoint
+from inferway.scheduling.plugin import RequestListener
 from inferway.scheduling.prefix_source import APPROXIMATE, PrefixSource, prefix_source
 from inferway.scheduling.registry import Building, Parameters, PluginType
 from inferway.scheduling.sessions import rows_by_name
@@ -35,10 +35,10 @@ class NoHitLru:
     source: PrefixSource
     lru_size: int = 1024
     _order: OrderedDict[str, None] = field(default_factory=OrderedDict)  # the last one last
-    _ranks: OfEndpoints[_Ranks] = field(init=False)
+    _ranks: PerEndpoint[_Ranks] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._ranks = OfEndpoints(lambda endpoints: _Ranks(endpoints, self._order))
+        self._ranks = PerEndpoint(lambda endpoints: _Ranks(endpoints, self._order))
 
     def score(self, request: LLMRequest, candidates: Candidates) -> Column:
         size = len(candidates.endpoints)
@@ -51,9 +51,9 @@ class NoHitLru:
         return np.maximum(scores, 0.0, out=scores)
 
     def follow(
-        self, request: LLMRequest, candidates: Candidates, choice: Choice
-    ) -> Follower | None:
-        return _Cold(self, choice) if self._is_cold(candidates) else None
+        self, request: LLMRequest, candidates: Candidates, choice: SchedulingResult
+    ) -> RequestListener | None:
+        return _ColdRequestListener(self, choice) if self._is_cold(candidates) else None
 
     def used(self, target: Target) -> None:
         """Note that a cold prompt goes there."""
@@ -92,9 +92,9 @@ class _Ranks:
 
 
 @dataclass(slots=True)
-class _Cold(Follower):
+class _ColdRequestListener(RequestListener):
     scorer: NoHitLru
-    choice: Choice
+    choice: SchedulingResult
 
     def on_attempt(self, target: Target, now: float) -> Headers:
         for used in (target, *self.choice.others.values()):

@@ -10,9 +10,9 @@ import numpy as np
 from msgspec import Meta
 
 from inferway.errors import ConfigError
-from inferway.model import Candidates, Choice, Column
+from inferway.model import Candidates, Column, SchedulingResult
 from inferway.openai_api.llm_request import LLMRequest
-from inferway.scheduling.plugin import Follower
+from inferway.scheduling.plugin import RequestListener
 from inferway.scheduling.prefix_source import APPROXIMATE, PrefixSource, prefix_source
 from inferway.scheduling.producers.approx_prefix_cache import (
     ApproxPrefixCache,
@@ -94,7 +94,9 @@ class SelfSupplied:
     def produce(self, request: LLMRequest, candidates: Candidates) -> None:
         self.producer.produce(request, candidates)
 
-    def follow(self, request: LLMRequest, candidates: Candidates, choice: Choice) -> Follower:
+    def follow(
+        self, request: LLMRequest, candidates: Candidates, choice: SchedulingResult
+    ) -> RequestListener:
         return self.producer.follow(request, candidates, choice)
 
 

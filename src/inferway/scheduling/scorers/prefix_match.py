@@ -28,7 +28,7 @@ class PrefixMatch(Parameters, frozen=True):
     speculative_ttl: str = field(default="", name="speculativeTTL")
 
     def score(self, request: LLMRequest, candidates: Candidates) -> Column:
-        share = candidates.matched_value / np.maximum(candidates.prompt_blocks, 1.0)
+        share = candidates.weighted_matched_blocks / np.maximum(candidates.prompt_blocks, 1.0)
         share *= TRUST[candidates.states]
         return share
 

@@ -27,14 +27,14 @@ from inferway_structured.backends.bits import allow_only
 from inferway_structured.backends.room import Room
 from inferway_structured.errors import (
     CompileError,
-    HelperError,
     JobKilledError,
+    SandboxError,
     SaturatedError,
     SpecError,
 )
 from inferway_structured.failures import TOO_LONG
 from inferway_structured.helper.helper import in_memory
-from inferway_structured.helper.process import Conversation, HelperProcess, Limits
+from inferway_structured.helper.process import Conversation, Limits, SandboxProcess
 from inferway_structured.spec import packed
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Steppers:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._written = vocabulary.written
         self._lock = Lock()
-        self._libraries: dict[str, HelperProcess] = {}
+        self._libraries: dict[str, SandboxProcess] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="steppers")  # they end with it
         self._room = Room(MAX_ANSWERS, self._thread)
         self._kept: WeakSet[SteppedCompiled] = WeakSet()
@@ -76,7 +76,7 @@ class Steppers:
         except JobKilledError as e:
             process.close()
             raise SpecError(f"compiling it {e}; simplify it") from None
-        except HelperError as e:
+        except SandboxError as e:
             process.close()
             raise CompileError(f"a grammar library failed: {e}") from None
         if "refused" in found:
@@ -111,31 +111,31 @@ class Steppers:
         with self._lock:
             try:
                 return self._copied(backend)
-            except (HelperError, RuntimeError) as e:  # the thread has ended
+            except (SandboxError, RuntimeError) as e:  # the thread has ended
                 raise CompileError(f"a grammar cannot be compiled: {e}") from None
 
     def _copied(self, backend: str) -> Conversation:
         library = self._libraries.get(backend)
         if library is not None:
-            with suppress(HelperError):
+            with suppress(SandboxError):
                 return library.copy(COMPILE, copied=True)
-            with suppress(HelperError):
+            with suppress(SandboxError):
                 if library.usable:  # or it has ended while it was asked: this says so
                     return library.copy(COMPILE, copied=True)
             if library.usable:
-                raise HelperError("there can be no more processes now")
+                raise SandboxError("there can be no more processes now")
             self._libraries.pop(backend).close()
         library = self._libraries[backend] = self._thread.submit(self._start, backend).result()
         return library.copy(COMPILE, copied=True)
 
-    def _start(self, backend: str) -> HelperProcess:
+    def _start(self, backend: str) -> SandboxProcess:
         argument = stepper.written(backend, *self._written)
         preparation = in_memory(f"{stepper.MODULE}:prepare", argument)
         try:
-            library = HelperProcess((stepper.MODULE,), _LIBRARY, preparation, copied=True)
+            library = SandboxProcess((stepper.MODULE,), _LIBRARY, preparation, copied=True)
             try:
                 library.wait_until_ready()
-            except HelperError:
+            except SandboxError:
                 library.close()
                 raise
         finally:
@@ -174,7 +174,7 @@ class SteppedCompiled:
             grammar = SteppedGrammar(self, process, stop_token_ids.union(self.eos_token_ids))
         except BaseException as e:
             self._room.leave()
-            if isinstance(e, HelperError):
+            if isinstance(e, SandboxError):
                 raise CompileError(f"a grammar cannot be started: {e}") from None
             raise
         weakref.finalize(grammar, self._room.leave)
@@ -243,14 +243,14 @@ class SteppedGrammar:
         if self.failure is None:
             try:
                 self._process.ask(f"{stepper.MODULE}:{getattr(function, '__name__', '')}", argument)
-            except HelperError:
+            except SandboxError:
                 self._fail(TOO_LONG)
         return self.failure is None
 
     def _answer(self) -> tuple[int, bytes]:
         try:
             answer = self._process.answer()
-        except HelperError:
+        except SandboxError:
             self._fail(TOO_LONG)
             return 0, b""
         result, self.terminated, self.cpu_seconds, length = stepper.STEP.unpack_from(answer)

@@ -17,12 +17,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from threading import Lock
 
-from inferway_structured.errors import HelperBusyError, HelperError, JobKilledError
-from inferway_structured.helper.process import HelperProcess, Limits, Preparation
+from inferway_structured.errors import JobKilledError, SandboxBusyError, SandboxError
+from inferway_structured.helper.process import Limits, Preparation, SandboxProcess
 
 
 @dataclass(slots=True)
-class HelperStats:
+class SandboxStats:
     """Written by the helper's thread and its callers; read when metrics are scraped."""
 
     jobs: int = 0
@@ -31,7 +31,7 @@ class HelperStats:
     kills: dict[str, int] = field(default_factory=dict)  # jobs killed, by limit
 
 
-class Helper:
+class Sandbox:
     """Any thread and any event loop may call it. Close it: no process outlives it."""
 
     def __init__(
@@ -42,13 +42,13 @@ class Helper:
         patience_seconds: float = 1.0,
         keep_spare: bool = True,
         prepare: tuple[str, bytes] | None = None,
-        stats: HelperStats | None = None,
+        stats: SandboxStats | None = None,
     ) -> None:
         """`prepare`: a function of the modules and what it is called with, once in each process,
         before the limits hold: what all jobs need, and a job cannot read. `stats`: of all helpers
         for this kind of work; None: its own."""
         self.limits = limits
-        self.stats = HelperStats() if stats is None else stats
+        self.stats = SandboxStats() if stats is None else stats
         self._modules = modules
         self._max_waiting = max_waiting
         self._patience_seconds = patience_seconds
@@ -59,7 +59,7 @@ class Helper:
         self.num_open = 0  # jobs that wait or run; read by anyone
         self._closed = False
         # The one at work, then the spare. Written by the thread; under the lock, for `close`.
-        self._processes: list[HelperProcess] = []
+        self._processes: list[SandboxProcess] = []
         # At the latest when nobody knows us any more.
         self._let_go = weakref.finalize(self, _let_go, self._processes, self._preparation)
 
@@ -128,16 +128,16 @@ class Helper:
         with self._lock:
             self.num_open -= 1
 
-    def _busy(self) -> HelperBusyError:
+    def _busy(self) -> SandboxBusyError:
         self.stats.refused += 1
-        return HelperBusyError(f"{self.num_open} jobs are at the helper process or wait for it")
+        return SandboxBusyError(f"{self.num_open} jobs are at the helper process or wait for it")
 
     def _do(self, function: str, argument: bytes) -> bytes:
         process = self._started()
         self.stats.jobs += 1
         try:
             return process.do(function, argument)
-        except HelperError as e:
+        except SandboxError as e:
             if self._closed:
                 raise _closed() from None
             if isinstance(e, JobKilledError):
@@ -147,7 +147,7 @@ class Helper:
             if not process.usable:
                 self._replace(process)
 
-    def _replace(self, process: HelperProcess) -> None:
+    def _replace(self, process: SandboxProcess) -> None:
         self._drop(process)
         with self._lock:
             if not self._closed:
@@ -158,18 +158,18 @@ class Helper:
         process = self._started()
         try:
             process.wait_until_ready()
-        except HelperError:
+        except SandboxError:
             self._drop(process)
             if self._closed:
                 raise _closed() from None
             raise
 
-    def _started(self) -> HelperProcess:
+    def _started(self) -> SandboxProcess:
         """The process for the next job. The spare, if it is missing, starts meanwhile."""
         while len(self._processes) < (2 if self._keep_spare else 1):
             if self._closed:
                 raise _closed()
-            process = HelperProcess(self._modules, self.limits, self._preparation)
+            process = SandboxProcess(self._modules, self.limits, self._preparation)
             self.stats.started += 1
             with self._lock:
                 self._processes.append(process)
@@ -177,13 +177,13 @@ class Helper:
                     process.kill()
         return self._processes[0]
 
-    def _drop(self, process: HelperProcess) -> None:
+    def _drop(self, process: SandboxProcess) -> None:
         with self._lock:
             self._processes.remove(process)
         process.close()
 
 
-def _let_go(processes: list[HelperProcess], preparation: Preparation | None) -> None:
+def _let_go(processes: list[SandboxProcess], preparation: Preparation | None) -> None:
     for process in processes:
         process.close()
     processes.clear()
@@ -200,5 +200,5 @@ def in_memory(function: str, argument: bytes) -> Preparation:
     return Preparation(function, fd)
 
 
-def _closed() -> HelperError:
-    return HelperError("the helper is closed")
+def _closed() -> SandboxError:
+    return SandboxError("the helper is closed")

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from inferway_structured.errors import HelperError, JobFailedError, JobKilledError
+from inferway_structured.errors import JobFailedError, JobKilledError, SandboxError
 from inferway_structured.helper.wire import ANSWER, COPY, JOB, Outcome
 
 # To import what a child needs: 0.1 s on an idle machine.
@@ -114,15 +114,15 @@ class Conversation:
         except OSError as e:
             ours.close()
             self.usable = False
-            raise HelperError(f"a process is not copied: {type(e).__name__}") from e
+            raise SandboxError(f"a process is not copied: {type(e).__name__}") from e
         made = Conversation(ours, limits)
         weakref.finalize(made, ours.close)
         try:
             made.wait_until_ready()
-        except HelperError as e:
+        except SandboxError as e:
             ours.close()
             self.usable = not isinstance(e.__cause__, TimeoutError)
-            raise HelperError(f"a process is not copied: {type(e.__cause__).__name__}") from e
+            raise SandboxError(f"a process is not copied: {type(e.__cause__).__name__}") from e
         return made
 
     def wait_until_ready(self) -> None:
@@ -132,9 +132,9 @@ class Conversation:
         try:
             outcome, _, why = self._receive(time.monotonic() + START_SECONDS)
         except OSError as e:
-            raise HelperError(f"the helper process does not start: {type(e).__name__}") from e
+            raise SandboxError(f"the helper process does not start: {type(e).__name__}") from e
         if outcome != Outcome.READY:
-            raise HelperError(f"the helper process does not start: {why.decode()}")
+            raise SandboxError(f"the helper process does not start: {why.decode()}")
         self._ready = True
 
     def close(self) -> None:
@@ -171,7 +171,7 @@ class Conversation:
         return data
 
 
-class HelperProcess(Conversation):
+class SandboxProcess(Conversation):
     """One child that is started here. One thread uses it; any thread may `kill` it."""
 
     def __init__(
@@ -191,7 +191,7 @@ class HelperProcess(Conversation):
                 self._child = _start(command, fds)
             except OSError as e:
                 ours.close()
-                raise HelperError(f"the helper process does not start: {e.strerror}") from e
+                raise SandboxError(f"the helper process does not start: {e.strerror}") from e
 
     @property
     def pid(self) -> int:

@@ -17,23 +17,23 @@ from inferway_structured.backends.xgrammar import XGrammar
 from inferway_structured.errors import SpecError
 from inferway_structured.grammar import ARGUMENTS, Unenforced, Verdict
 from inferway_structured.report import in_request
-from inferway_structured.spec import ANY_ARGUMENTS, Asked, Kind, Spec, canonical
+from inferway_structured.spec import ANY_ARGUMENTS, Kind, OutputConstraint, Spec, canonical
 from inferway_structured.vllm.fit import Patch
 
 _REGISTRY = "vllm.tool_parsers.structural_tag_registry"
 
 
 @dataclass(slots=True)
-class OnItsWay:
+class RequestContext:
     """A request on its way to the engine core, as the middleware has read it."""
 
-    asked: Sequence[Asked]
+    asked: Sequence[OutputConstraint]
     ids: list[str] = field(default_factory=list)  # vLLM's, of what became of it
     # Of its tools, in what vLLM has made of them: nothing, as long as it has not.
     left_out: Sequence[Unenforced] = (ARGUMENTS,)
 
     @property
-    def calls(self) -> Sequence[Asked]:
+    def calls(self) -> Sequence[OutputConstraint]:
         return [each for each in self.asked if each.tool is not None]
 
     @property
@@ -41,7 +41,7 @@ class OnItsWay:
         return self.left_out if self.calls else ()
 
 
-ON_ITS_WAY: ContextVar[OnItsWay | None] = ContextVar("inferway_request", default=None)
+ON_ITS_WAY: ContextVar[RequestContext | None] = ContextVar("inferway_request", default=None)
 
 
 def patches() -> list[Patch]:
@@ -78,7 +78,7 @@ def _with_strict(tool: Any, strict: bool) -> Any:
     return tool.model_copy(update={"strict": strict})
 
 
-def left_out(calls: Sequence[Asked], spec: Spec, found: Verdict) -> list[Unenforced]:
+def left_out(calls: Sequence[OutputConstraint], spec: Spec, found: Verdict) -> list[Unenforced]:
     """Return what `spec`, made by vLLM, does not keep of what the tools ask, beside what was named
     of each alone."""
     if spec.kind is not Kind.STRUCTURAL_TAG:
@@ -99,7 +99,7 @@ def left_out(calls: Sequence[Asked], spec: Spec, found: Verdict) -> list[Unenfor
     return list(inner)
 
 
-def _is_any(asked: Asked) -> bool:
+def _is_any(asked: OutputConstraint) -> bool:
     return asked.spec.text == ANY_ARGUMENTS.text
 
 
@@ -120,7 +120,7 @@ def free_calls(params: Any) -> None:
     schema.pop("$defs", None)
 
 
-def about_calls(asked: Sequence[Asked], refused: SpecError) -> SpecError:
+def about_calls(asked: Sequence[OutputConstraint], refused: SpecError) -> SpecError:
     """Return a refusal with a place in the request: where there are several calls, what is refused
     is all together."""
     if len(asked) == 1:

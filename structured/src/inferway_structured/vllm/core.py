@@ -45,7 +45,7 @@ MAX_REMEMBERED = 256  # requests that have ended as errors
 UTILITY = "inferway_structured"  # the engine core's method that API servers call
 
 
-class Core:
+class EngineCoreSide:
     """Stands in the place of vLLM's StructuredOutputBackend, whose shape it has."""
 
     def __init__(self, vllm_config: Any, tokenizer: Any, settings: Settings) -> None:
@@ -54,7 +54,7 @@ class Core:
         from inferway_structured.backends.outlines_core import OutlinesJobs
         from inferway_structured.backends.stepped import Steppers
         from inferway_structured.backends.vocabulary import Vocabulary
-        from inferway_structured.compile import CompilationManager
+        from inferway_structured.compile import Compilations
         from inferway_structured.compile_limits import CompileLimits
         from inferway_structured.trial import TrialJobs
 
@@ -66,7 +66,7 @@ class Core:
         self._steppers = Steppers(self.vocabulary)
         cascade = Cascade(self.vocabulary, self._steppers)
         limits, delay = CompileLimits(), settings.compile_delay_seconds
-        self._manager = CompilationManager(
+        self._manager = Compilations(
             Light(cascade, delay),
             replace(limits, build_seconds=limits.build_seconds + delay),
             jobs=OutlinesJobs(self.vocabulary),
@@ -252,9 +252,9 @@ def with_flags(spec: Spec, config: Any) -> Spec:
     return replace(spec, options=options)
 
 
-def core_of(manager: Any) -> Core | None:
+def core_of(manager: Any) -> EngineCoreSide | None:
     """Return our core; None if the manager is vLLM's own."""
-    return manager.backend if isinstance(manager.backend, Core) else None
+    return manager.backend if isinstance(manager.backend, EngineCoreSide) else None
 
 
 def take_over(manager: Any, vllm_config: Any) -> None:
@@ -264,7 +264,7 @@ def take_over(manager: Any, vllm_config: Any) -> None:
         return  # such an engine refuses structured requests itself
     began = monotonic()
     try:
-        manager.backend = Core(vllm_config, manager.tokenizer, settings_of(vllm_config))
+        manager.backend = EngineCoreSide(vllm_config, manager.tokenizer, settings_of(vllm_config))
     except Exception:
         log.exception(
             "the engine core in process %d uses vLLM's own structured output, because Inferway's "

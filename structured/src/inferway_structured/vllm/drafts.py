@@ -16,7 +16,7 @@ from typing import Any
 
 from inferway_structured.errors import panic_as_error
 from inferway_structured.vllm.adapter import RequestGrammar
-from inferway_structured.vllm.core import Core, core_of
+from inferway_structured.vllm.core import EngineCoreSide, core_of
 from inferway_structured.vllm.fit import Patch
 
 log = logging.getLogger("vllm.inferway")
@@ -66,7 +66,7 @@ def _validate_tokens(original: Function) -> Function:
     return validate_tokens
 
 
-def forced(manager: Any, core: Core, request: Any) -> list[int]:
+def forced(manager: Any, core: EngineCoreSide, request: Any) -> list[int]:
     """Return what must come next, as many tokens as one step takes; none where that is not known in
     time."""
     config = manager.vllm_config

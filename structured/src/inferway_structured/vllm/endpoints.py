@@ -22,7 +22,7 @@ from inferway_structured.errors import (
     InvalidRequestError,
     SaturatedError,
 )
-from inferway_structured.spec import Asked, fields_of, json_type
+from inferway_structured.spec import OutputConstraint, fields_of, json_type
 from inferway_structured.turns import ANYBODY, TokenBucket
 from inferway_structured.vllm.asgi import (
     Receive,
@@ -36,7 +36,7 @@ from inferway_structured.vllm.core import UTILITY, with_flags
 from inferway_structured.vllm.settings import settings_of
 
 if TYPE_CHECKING:
-    from inferway_structured.vllm.front import Front
+    from inferway_structured.vllm.front import ApiServerSide
 
 PREFIX = "/v1/structured/"
 
@@ -46,7 +46,7 @@ MAX_WARMING = 8  # that the engine core has been told of and has not answered
 
 
 class Endpoints:
-    def __init__(self, front: Front) -> None:
+    def __init__(self, front: ApiServerSide) -> None:
         self._front = front
         self.warmings = TokenBucket(WARM_PER_SECOND)
         self._num_warming = 0
@@ -100,7 +100,7 @@ class Endpoints:
         first = told[0]
         return (202 if all(each["accepted"] for each in told) else 429), {**first, "specs": told}
 
-    async def _tell(self, state: Any, asked: Asked) -> dict[str, Any]:
+    async def _tell(self, state: Any, asked: OutputConstraint) -> dict[str, Any]:
         spec = asked.spec
         (told,) = await ask_cores(state.engine_client, "warm", fields_of(spec))
         return {"key": spec.key, **told}
@@ -117,13 +117,13 @@ class Endpoints:
         ]
         return 200, {**told[0], "specs": told}
 
-    async def _asked(self, state: Any, body: bytes) -> list[Asked]:
+    async def _asked(self, state: Any, body: bytes) -> list[OutputConstraint]:
         asked = await self._front.verdicts.read(ANYBODY, _read, body)
         config = state.vllm_config.structured_outputs_config
         return [replace(each, spec=with_flags(each.spec, config)) for each in asked]
 
 
-async def stats(front: Front, engine_client: Any) -> dict[str, Any]:
+async def stats(front: ApiServerSide, engine_client: Any) -> dict[str, Any]:
     cores = await ask_cores(engine_client, "stats", {})
     snapshots = [front.counts.snapshot(), *(core["counts"] for core in cores)]
     return {
@@ -145,7 +145,7 @@ async def ask_cores(engine_client: Any, command: str, words: Mapping[str, Any]) 
     return [json.loads(answer) for answer in answers]
 
 
-def _read(body: bytes) -> list[Asked]:
+def _read(body: bytes) -> list[OutputConstraint]:
     """Return the specs in a body. Raises InvalidRequestError or SpecError."""
     try:
         fields = json.loads(body)

@@ -17,12 +17,12 @@ from inferway_structured.errors import SpecError
 from inferway_structured.grammar import ARGUMENTS
 from inferway_structured.helper.process import Limits as HelperLimits
 from inferway_structured.library import HELPER_LIMITS, GrammarLibrary
-from inferway_structured.spec import Asked, Kind, Spec, from_vllm
+from inferway_structured.spec import Kind, OutputConstraint, Spec, from_vllm
 from inferway_structured.turns import ANYBODY
 from inferway_structured.verdicts import Verdicts
 from inferway_structured.vllm.calls import (
     ON_ITS_WAY,
-    OnItsWay,
+    RequestContext,
     about_calls,
     free_calls,
     left_out,
@@ -33,7 +33,7 @@ from inferway_structured.vllm.core import BACKEND, with_flags
 _EXAMINED: ContextVar[object] = ContextVar("inferway_params", default=None)
 
 
-class Front:
+class ApiServerSide:
     """What one API server process checks."""
 
     def __init__(self, helper_limits: HelperLimits = HELPER_LIMITS) -> None:
@@ -60,13 +60,13 @@ class Front:
                 request.left_out = (ARGUMENTS,)
         _EXAMINED.set(params)
 
-    async def _examine_calls(self, request: OnItsWay, params: Any, config: Any) -> None:
+    async def _examine_calls(self, request: RequestContext, params: Any, config: Any) -> None:
         """Examine what vLLM has made of tools: the schema of each was examined alone. Raises as
         `examine_params`, with the place of all tools."""
         try:
             spec = await self.verdicts.read(ANYBODY, _spec, params, config)
             is_checked = spec.kind is Kind.STRUCTURAL_TAG
-            found = await self.verdicts.verdict(Asked(spec, ""), checks=not is_checked)
+            found = await self.verdicts.verdict(OutputConstraint(spec, ""), checks=not is_checked)
         except SpecError as e:
             raise about_calls(request.asked, e) from None
         if all(each.spec.key != spec.key for each in request.asked if each.tool is None):
@@ -89,11 +89,13 @@ def _spec(params: Any, config: Any) -> Spec:
     return with_flags(from_vllm(params), config)
 
 
-def _as_asked(spec: Spec) -> Asked:
+def _as_asked(spec: Spec) -> OutputConstraint:
     """Return the spec with its place in the request."""
     request = ON_ITS_WAY.get()
     asked = request.asked if request is not None else ()
     for each in asked:
         if each.spec.key == spec.key:
             return each
-    return Asked(spec, f"structured_outputs/{spec.kind}", any(each.strict for each in asked))
+    return OutputConstraint(
+        spec, f"structured_outputs/{spec.kind}", any(each.strict for each in asked)
+    )

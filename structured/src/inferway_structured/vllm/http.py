@@ -28,8 +28,8 @@ from inferway_structured.errors import (
 )
 from inferway_structured.guided import in_vllms_words
 from inferway_structured.report import UNENFORCED_HEADER, VALID_HEADER, in_request, named, validity
-from inferway_structured.requests import FIELDS, asked
-from inferway_structured.spec import Asked
+from inferway_structured.requests import FIELDS, parse_constraints
+from inferway_structured.spec import OutputConstraint
 from inferway_structured.texts import MAX_CHARS
 from inferway_structured.turns import ANYBODY
 from inferway_structured.vllm.asgi import (
@@ -42,10 +42,10 @@ from inferway_structured.vllm.asgi import (
     read_body,
     replayed,
 )
-from inferway_structured.vllm.calls import ON_ITS_WAY, OnItsWay, about_calls
+from inferway_structured.vllm.calls import ON_ITS_WAY, RequestContext, about_calls
 from inferway_structured.vllm.core import with_flags
 from inferway_structured.vllm.endpoints import PREFIX, Endpoints, ask_cores
-from inferway_structured.vllm.front import Front
+from inferway_structured.vllm.front import ApiServerSide
 from inferway_structured.vllm.metrics import PATH as METRICS
 from inferway_structured.vllm.metrics import Collector
 from inferway_structured.vllm.settings import settings_of
@@ -61,7 +61,7 @@ _WORDS = tuple(f'"{name}"'.encode() for name in sorted(FIELDS))
 
 
 class Middleware:
-    def __init__(self, app: App, front: Front, collector: Collector) -> None:
+    def __init__(self, app: App, front: ApiServerSide, collector: Collector) -> None:
         self.app = app
         self.front = front
         self.endpoints = Endpoints(front)
@@ -96,7 +96,7 @@ class Middleware:
         again = replayed(body, receive)
         if not asked:
             return await self.app(scope, again, send)
-        request = OnItsWay(asked)
+        request = RequestContext(asked)
         token = ON_ITS_WAY.set(request)
         client = scope["app"].state.engine_client
 
@@ -116,7 +116,9 @@ class Middleware:
         verdicts, size = self.front.verdicts, len(body)
         return await verdicts.read(ANYBODY, _read, path, body, config, num_bytes=size)
 
-    async def _told(self, body: bytes, fields: dict[str, Any], asked: Sequence[Asked]) -> bytes:
+    async def _told(
+        self, body: bytes, fields: dict[str, Any], asked: Sequence[OutputConstraint]
+    ) -> bytes:
         """The body that vLLM is to read. Raises InvalidRequestError."""
         otherwise = in_vllms_words(fields, asked)
         if otherwise is None:
@@ -134,7 +136,7 @@ def may_hold_spec(body: bytes) -> bool:
     return any(word in body for word in _WORDS) or b"\\u" in body
 
 
-_Read = tuple[dict[str, Any], list[Asked]]  # a body's fields, and what they ask
+_Read = tuple[dict[str, Any], list[OutputConstraint]]  # a body's fields, and what they ask
 
 
 def _read(path: str, body: bytes, config: Any) -> _Read:
@@ -144,7 +146,7 @@ def _read(path: str, body: bytes, config: Any) -> _Read:
         return {}, []
     if not isinstance(fields, dict):
         return {}, []
-    found = asked(path, fields)
+    found = parse_constraints(path, fields)
     return fields, [replace(each, spec=with_flags(each.spec, config)) for each in found]
 
 
@@ -160,8 +162,8 @@ class Answer:
 
     def __init__(
         self,
-        front: Front,
-        request: OnItsWay,
+        front: ApiServerSide,
+        request: RequestContext,
         unenforced: Sequence[Unenforced],
         reports: bool,
         why: Why,
@@ -230,7 +232,7 @@ class Answer:
         valid: bool | None = None
         ends = self._judge.is_read and (self._judge.is_done or not more)
         if ends:
-            valid = await self._verdicts.keeps(self._request.asked, self._judge.said())
+            valid = await self._verdicts.is_valid(self._request.asked, self._judge.said())
         if self._start is not None and (ends or not self._judge.holds_all):
             start, self._start = self._start, None
             if self._judge.holds_all and valid is not None:
@@ -243,7 +245,7 @@ class Answer:
 
 
 async def why_ended(
-    engine_client: Any, ids: Sequence[str], asked: Sequence[Asked]
+    engine_client: Any, ids: Sequence[str], asked: Sequence[OutputConstraint]
 ) -> InferwayError | None:
     """Return the engine core's reason for the end of one of these requests; None if it has none."""
     try:

@@ -21,7 +21,7 @@ from inferway_structured.vllm.fit import (
 from inferway_structured.vllm.variables import is_required
 
 if TYPE_CHECKING:
-    from inferway_structured.vllm.front import Front
+    from inferway_structured.vllm.front import ApiServerSide
 
 log = logging.getLogger("vllm.inferway")
 
@@ -48,9 +48,9 @@ def install() -> str | None:
     it. To do it twice changes nothing. Return None if it is done, else why nothing was, which the
     log has, too, unless vLLM ends for it. Never raises."""
     try:
-        from inferway_structured.vllm.front import Front
+        from inferway_structured.vllm.front import ApiServerSide
 
-        front = Front()
+        front = ApiServerSide()
         if why := _apply_all([*core_patches(), *front_patches(front)]):
             if not is_required():
                 log.warning("all processes use vLLM's own structured output, because %s", why)
@@ -169,10 +169,10 @@ def _be_vllms_own() -> None:
     from vllm.v1.structured_output import backend_types
 
     from inferway_structured.vllm.adapter import RequestGrammar
-    from inferway_structured.vllm.core import Core
+    from inferway_structured.vllm.core import EngineCoreSide
 
     backend_types.StructuredOutputGrammar.register(RequestGrammar)
-    backend_types.StructuredOutputBackend.register(Core)
+    backend_types.StructuredOutputBackend.register(EngineCoreSide)
 
 
 def _grammar_init(original: Function) -> Function:
@@ -220,7 +220,7 @@ def _measured_masks() -> Patch:
     return Patch(_MANAGER, "StructuredOutputManager.grammar_bitmask", None, grammar_bitmask)
 
 
-def front_patches(front: Front) -> list[Patch]:
+def front_patches(front: ApiServerSide) -> list[Patch]:
     def validate(original: Function) -> Function:
         def _validate_structured_outputs(
             self: Any, model_config: Any, structured_outputs_config: Any, tokenizer: Any
@@ -279,7 +279,7 @@ def _as_vllm(error: InferwayError) -> Exception:
     return busy
 
 
-def _serve(front: Front) -> None:
+def _serve(front: ApiServerSide) -> None:
     """The middleware and the endpoints, where this process is an API server."""
     module = next((name for name in BUILD_APP if name in sys.modules), None)
     if module is None:
@@ -292,7 +292,7 @@ def _serve(front: Front) -> None:
         patch.apply()
 
 
-def _build_app(original: Function, front: Front) -> Function:
+def _build_app(original: Function, front: ApiServerSide) -> Function:
     def build_app(*args: Any, **kwargs: Any) -> Any:
         app = original(*args, **kwargs)
         try:
@@ -304,7 +304,7 @@ def _build_app(original: Function, front: Front) -> Function:
     return build_app
 
 
-def _add_middleware(app: Any, front: Front) -> None:
+def _add_middleware(app: Any, front: ApiServerSide) -> None:
     from starlette.middleware import Middleware as Entry
 
     from inferway_structured.vllm.http import Middleware

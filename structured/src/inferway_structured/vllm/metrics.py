@@ -12,7 +12,7 @@ from inferway_structured.counts import Snapshot, samples
 from inferway_structured.vllm.endpoints import stats
 
 if TYPE_CHECKING:
-    from inferway_structured.vllm.front import Front
+    from inferway_structured.vllm.front import ApiServerSide
 
 log = logging.getLogger("vllm.inferway")
 
@@ -24,7 +24,7 @@ PATIENCE_SECONDS = 0.5
 class Collector:
     """The collector that prometheus_client's registry calls."""
 
-    def __init__(self, front: Front) -> None:
+    def __init__(self, front: ApiServerSide) -> None:
         self._told: dict[str, Any] = front.counts.snapshot()
         self._front = front
 
@@ -55,7 +55,7 @@ def metrics_of(snapshot: Snapshot) -> Iterator[Any]:
         yield metric
 
 
-def registered(front: Front) -> Collector:
+def registered(front: ApiServerSide) -> Collector:
     """On vLLM's page. With several API servers there is one page made of files, which knows only
     prometheus_client's own numbers: then /v1/structured/stats has them alone."""
     from prometheus_client import REGISTRY

@@ -18,7 +18,7 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
-from inferway_structured.vllm.core import Core, core_of
+from inferway_structured.vllm.core import EngineCoreSide, core_of
 from inferway_structured.vllm.fit import Patch
 
 log = logging.getLogger("vllm.inferway")
@@ -42,7 +42,7 @@ class HeldRequest:
 class Overlap:
     """Lets requests of one engine core begin before their grammars; its thread alone uses it."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: EngineCoreSide) -> None:
         self._core = core
         self._held: dict[str, HeldRequest] = {}
         self._why_not: str | None = None  # None: not looked at yet

@@ -26,7 +26,7 @@ _TELL_BYTES = WINDOW_BYTES // 2
 _BACKLOG_BYTES = 1 << 20  # of answers that the client does not take: then it may send no more
 
 
-class Handler(Protocol):
+class CallReceiver(Protocol):
     """Who is called."""
 
     def on_message(self, message: bytes) -> None: ...
@@ -49,7 +49,7 @@ class _Nobody:
 _NOBODY = _Nobody()
 
 
-class Link(Protocol):
+class CallTransport(Protocol):
     """The connection that a call is on."""
 
     max_message: int
@@ -82,9 +82,9 @@ class Call:
         "window",
     )
 
-    handler: Handler
+    handler: CallReceiver
 
-    def __init__(self, link: Link, outlet: Outlet, stream: int, window: int) -> None:
+    def __init__(self, link: CallTransport, outlet: Outlet, stream: int, window: int) -> None:
         self.stream = stream
         self.window = window  # bytes that the client still takes
         self.client_ended = False
@@ -268,4 +268,4 @@ class Call:
         self._over()
 
 
-Open = Callable[[Call], Handler]
+Open = Callable[[Call], CallReceiver]

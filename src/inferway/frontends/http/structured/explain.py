@@ -13,7 +13,7 @@ from inferway.frontends.http.message import Request
 from inferway.frontends.http.responder import JSON, Responder
 from inferway.openai_api.requests import decode_body
 from inferway_structured.bodies import read_specs
-from inferway_structured.spec import Asked
+from inferway_structured.spec import OutputConstraint
 from inferway_structured.turns import Asker
 
 PATH = "/v1/structured/explain"
@@ -46,7 +46,7 @@ class Explain:
         responder.send(200, JSON, msgspec.json.encode(body))
 
 
-def _read(body: bytes) -> list[Asked]:
+def _read(body: bytes) -> list[OutputConstraint]:
     """Return the specs in a body. Raises RequestError."""
     fields = decode_body(body, _OBJECT)
     return read_specs(fields)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 
 from inferway.errors import InferwayError, crash_report, panic_as_error
-from inferway.frontends.http.responder import Responder, Source
+from inferway.frontends.http.responder import BodySource, Responder
 from inferway.gate.shape import Shape
 from inferway.model import Headers
 from inferway_structured.report import UNENFORCED_HEADER, VALID_HEADER, validity
@@ -49,7 +49,7 @@ class JudgedAnswer:
     def can_say_more(self) -> bool:
         return self._start is None and self._responder.can_say_more
 
-    def attach(self, source: Source) -> None:
+    def attach(self, source: BodySource) -> None:
         self._responder.attach(source)
 
     def start(self, status: int, headers: Headers, length: int | None = None) -> None:

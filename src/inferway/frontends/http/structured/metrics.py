@@ -8,7 +8,7 @@ from inferway.gate.counts import GateCounts
 from inferway.gate.gate import Gate
 from inferway.metrics import Family, counter, gauge
 from inferway.prompts.metrics import helper_families
-from inferway_structured.helper.helper import HelperStats
+from inferway_structured.helper.helper import SandboxStats
 
 
 def structured_families(gate: Gate | None) -> Iterator[Family]:
@@ -51,7 +51,7 @@ def structured_families(gate: Gate | None) -> Iterator[Family]:
     yield from helper_families({} if gate is None else _helpers(gate))
 
 
-def _helpers(gate: Gate) -> dict[str, HelperStats]:
+def _helpers(gate: Gate) -> dict[str, SandboxStats]:
     """Return the counters of the gate's helper processes, by their work."""
     if gate.verdicts is None:
         return {}
