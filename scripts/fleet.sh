@@ -7,4 +7,4 @@ cd "$(dirname "$0")/.."
 ./scripts/install_vllm.sh
 ./scripts/install_guidellm.sh
 .venv/bin/inferway model prepare smollm2 --weights
-exec .venv/bin/pytest -m fleet --durations=25 tests/fleet "$@"
+exec .venv/bin/pytest -m fleet --durations=25 tests/engines "$@"

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import field, fields, make_dataclass
 from statistics import median
 
-from inferway.frontends.request_counts import RequestCounts
 from inferway.openai_api.usage import Usage
-from inferway.steps.record import Record
+from inferway.routing.record import Record
+from inferway.telemetry.request_counts import RequestCounts
 
 REPEATS, CALLS = 500, 1000  # so many a second, say
 EVENT = (

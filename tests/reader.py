@@ -31,7 +31,7 @@ PORT = re.compile(
 )
 FIGURE = re.compile(r"\d+(?:\.\d+)?")
 # Simulated engines on the same ports stand for vLLM; its flags are read by its own parser in
-# tests/fleet. A test of the wheel installs it. `make demo` and `make test` have tests, or are them.
+# tests/engines. A test of the wheel installs it. `make demo` and `make test` are tested elsewhere.
 NOT_RUN = ("vllm serve", "pip install", "make ", "kubectl ", "docker ", "podman ")
 
 

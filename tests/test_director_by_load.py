@@ -12,17 +12,17 @@ from tests.scheduling.tables import kv_aware
 from tests.slots import NotingSlot
 
 from inferway.config import ModelRewrite, RewriteTarget
-from inferway.director import Director, by_load
 from inferway.errors import NoEndpointError, SaturatedError, UnknownModelError
-from inferway.index.memory import MemoryIndex
-from inferway.index.speculative import SpeculativeOverlay
+from inferway.kv.index.memory import MemoryIndex
+from inferway.kv.index.speculative import SpeculativeOverlay
 from inferway.model import Candidates, Endpoint, HolderId, Reason, RequestHead, Target
 from inferway.openai_api.unread import UnreadBody, read_unread
 from inferway.prompts.served import NoPrompts, ServedModel
+from inferway.routing.director import Director, by_load
+from inferway.routing.journey import Journey
+from inferway.routing.match import Matcher
+from inferway.routing.rewrite import Rewrites
 from inferway.scheduling.scheduling import Scheduling
-from inferway.steps.journey import Journey
-from inferway.steps.match import Matcher
-from inferway.steps.rewrite import Rewrites
 
 
 class Fleet:

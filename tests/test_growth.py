@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.test_director import CHAT, COMPLETION, TwoEngines, director, open_chat
+from tests.routing.test_director import CHAT, COMPLETION, TwoEngines, director, open_chat
 
-from inferway.director import Director
-from inferway.index.protocol import Store
+from inferway.kv.index.protocol import Store
 from inferway.model import TokenIds
+from inferway.prompts.files.prepare import prepare_smollm2
 from inferway.prompts.model_prompts import ModelPrompts
-from inferway.prompts.prepare import prepare_smollm2
 from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest
 from inferway.prompts.renderer import Renderer
-from inferway.steps.journey import Journey
+from inferway.routing.director import Director
+from inferway.routing.journey import Journey
 
 BLOCK = 16
 SYSTEM = {"role": "system", "content": "You are brief, and you never guess. " * 8}

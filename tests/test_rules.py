@@ -32,17 +32,17 @@ NESTED = {
     "inferway": """
         demo/run.py _scored
         prompts/body_size.py body_size
-        prompts/content_format.py _names_of_messages
-        prompts/expansion.py check_expansion
-        prompts/regexes.py unbounded_regex
-        prompts/trial_load.py check
+        prompts/chat/content_format.py _names_of_messages
+        prompts/files/trial_load.py check
+        prompts/tokenizer/expansion.py check_expansion
+        prompts/tokenizer/regexes.py unbounded_regex
     """,
     "inferway_structured": """
         backends/cascade.py _schema_said
-        schema_walk.py _circles
-        schema_walk.py _grow
-        schema_walk.py graph
-        schemas.py _check_counts
+        validate/schema_walk.py _circles
+        validate/schema_walk.py _grow
+        validate/schema_walk.py graph
+        validate/schemas.py _check_counts
     """,
     "inferway_bench": "",
 }

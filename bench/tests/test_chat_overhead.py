@@ -11,7 +11,7 @@ from bench.tests.loading.made import failed, sample
 from bench.tests.runs import a_run, unseen
 from click.testing import CliRunner
 
-from inferway.prompts.prepare import prepare_smollm2
+from inferway.prompts.files.prepare import prepare_smollm2
 from inferway_bench.chat_overhead import (
     CHAT_OVERHEAD,
     ChatOverheadPlan,

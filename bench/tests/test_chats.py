@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from inferway.prompts.prepare import prepare_smollm2
+from inferway.prompts.files.prepare import prepare_smollm2
 from inferway_bench.chats import (
     Turns,
     chat_of,

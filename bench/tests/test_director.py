@@ -10,7 +10,7 @@ import uvloop
 from bench.tests.runs import a_run, unseen
 from click.testing import CliRunner
 
-from inferway.prompts.prepare import prepare_smollm2
+from inferway.prompts.files.prepare import prepare_smollm2
 from inferway.scheduling.builtin import BUILTIN
 from inferway_bench.chats import Turns, default_data_dir, load_conversations
 from inferway_bench.cli import bench

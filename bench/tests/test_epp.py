@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from bench.tests.runs import a_run
 
-from inferway.frontends.ext_proc.messages import ProcessingRequest
+from inferway.ext_proc.messages import ProcessingRequest
 from inferway_bench.epp.benchmark import (
     BARE,
     ECHO,

@@ -9,9 +9,9 @@ from itertools import islice, pairwise
 import pytest
 from bench.tests.runs import a_run, unseen
 
-from inferway.events.adapters.sglang import open_batch
-from inferway.events.event import BlockRemoved, BlockStored
-from inferway.index.memory import MemoryIndex
+from inferway.kv.events.adapters.sglang import open_batch
+from inferway.kv.events.event import BlockRemoved, BlockStored
+from inferway.kv.index.memory import MemoryIndex
 from inferway_bench.index.benchmark import (
     COMPACTING,
     GROWING,

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from inferway.blocks.dialects import Dialect
+from inferway.kv.blocks.dialects import Dialect
 from inferway.model import Candidates, SchedulingResult
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.requests import CompletionRequest

@@ -12,7 +12,7 @@ import pytest
 from bench.tests.runs import a_run, unseen
 from click.testing import CliRunner
 
-from inferway.prompts.prepare import prepare_smollm2
+from inferway.prompts.files.prepare import prepare_smollm2
 from inferway_bench.cli import bench
 from inferway_bench.processes import BenchError
 from inferway_bench.prompts.asking import OURS, THEIRS, Workers, ask

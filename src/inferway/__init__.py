@@ -8,7 +8,8 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # as typing's, which would have to be imported
 if TYPE_CHECKING:
-    from inferway.director import Director as Director
+    from inferway.fleet.scores import EngineScore as EngineScore
+    from inferway.fleet.scores import Scores as Scores
     from inferway.indexer import Indexer as Indexer
     from inferway.prompts.render_requests import (
         GetOrCreateTokenizerKeyRequest as GetOrCreateTokenizerKeyRequest,
@@ -17,22 +18,21 @@ if TYPE_CHECKING:
     from inferway.prompts.render_requests import RenderRequest as RenderRequest
     from inferway.prompts.render_requests import RenderResult as RenderResult
     from inferway.prompts.renderer import Renderer as Renderer
-    from inferway.scores import EngineScore as EngineScore
-    from inferway.scores import Scores as Scores
+    from inferway.routing.director import Director as Director
 
 __version__ = "0.1.0.dev0"
 
 # public name -> module that defines it
 _EXPORTS = {
-    "Director": "inferway.director",
-    "EngineScore": "inferway.scores",
+    "Director": "inferway.routing.director",
+    "EngineScore": "inferway.fleet.scores",
     "GetOrCreateTokenizerKeyRequest": "inferway.prompts.render_requests",
     "Indexer": "inferway.indexer",
     "RenderChatRequest": "inferway.prompts.render_requests",
     "RenderRequest": "inferway.prompts.render_requests",
     "RenderResult": "inferway.prompts.render_requests",
     "Renderer": "inferway.prompts.renderer",
-    "Scores": "inferway.scores",
+    "Scores": "inferway.fleet.scores",
 }
 
 __all__ = ["__version__", *sorted(_EXPORTS)]

@@ -19,45 +19,45 @@ from typing import TYPE_CHECKING
 import zmq
 
 from inferway.config import EngineSettings, ModelRewrite, ServeSettings
-from inferway.director import Director
-from inferway.discovery.members import Members, build_members
-from inferway.events.adapters.vllm import normalise
-from inferway.events.dialect import SEEDS
-from inferway.events.event import Batch
-from inferway.fleet.adoption import OrphanResolver
+from inferway.fleet.discovery.members import Members, build_members
 from inferway.fleet.engine import Engine
+from inferway.fleet.orphan_resolution import OrphanResolver
+from inferway.fleet.structured_gate import FleetGate
 from inferway.fleet.zmq_subscriber import sockets_context
-from inferway.frontends.access_log import AccessLog
-from inferway.frontends.answer_log import AnswerLog
-from inferway.frontends.fleet_gate import FleetGate
-from inferway.frontends.http.admission import build_admission, read_keys
-from inferway.frontends.http.cors import Cors
-from inferway.frontends.http.entrance import InferenceIngress
-from inferway.frontends.http.listening import Certificate, within_file_limit
-from inferway.frontends.http.message import Request
-from inferway.frontends.http.metrics import MetricsPage
-from inferway.frontends.http.reload import Reloading
-from inferway.frontends.http.routes import Routes
-from inferway.frontends.http.server import Handler, HttpServer
-from inferway.frontends.http.traced import traced
-from inferway.frontends.observers import build_observers
-from inferway.frontends.publisher import ZmqPublisher, topic_name
-from inferway.frontends.request_counts import RequestCounts
-from inferway.frontends.tracing import Tracing, otlp
+from inferway.http.auth import build_admission, read_keys
+from inferway.http.cors import Cors
+from inferway.http.inference_ingress import InferenceIngress
+from inferway.http.listening import Certificate, within_file_limit
+from inferway.http.message import Request
+from inferway.http.metrics import MetricsPage
+from inferway.http.reload import Reloading
+from inferway.http.routes import Routes
+from inferway.http.server import Handler, HttpServer
+from inferway.http.traced import traced
 from inferway.indexer import Indexer
+from inferway.kv.events.adapters.vllm import normalise
+from inferway.kv.events.dialect_finder import SEEDS
+from inferway.kv.events.event import Batch
 from inferway.model import HolderId
 from inferway.openai_api.trust import Trust
-from inferway.prompts.given import check_given
-from inferway.prompts.memory import give_back_large
+from inferway.prompts.files.given_files import check_given
+from inferway.prompts.freed_memory import give_back_large
 from inferway.prompts.renderer import Renderer
+from inferway.routing.director import EVENT_SECONDS, Director
+from inferway.routing.rewrite import Rewrites
+from inferway.routing.salt import TenantSalt
 from inferway.scheduling.load import scheduling_of
-from inferway.steps.rewrite import Rewrites
-from inferway.steps.salt import TenantSalt
 from inferway.tasks import Later, Tasks
+from inferway.telemetry.access_log import AccessLog
+from inferway.telemetry.answer_log import AnswerLog
+from inferway.telemetry.observers import build_observers
+from inferway.telemetry.publisher import ZmqPublisher, topic_name
+from inferway.telemetry.request_counts import RequestCounts
+from inferway.telemetry.tracing import Tracing, otlp
 from inferway.upstream.pool import Pool
 
 if TYPE_CHECKING:
-    from inferway.frontends.ext_proc.server import PickerServer
+    from inferway.ext_proc.server import PickerServer
 
 log = logging.getLogger("inferway")
 
@@ -66,10 +66,6 @@ log = logging.getLogger("inferway")
 SWITCH_INTERVAL_SECONDS = 0.0005
 
 LOOPBACK = "127.0.0.1"
-
-# By when an engine's events have come that its first token tells of: 0.06 to 0.17 s were seen with
-# engines that computed on the CPU, next to nothing otherwise.
-EVENT_SECONDS = 0.25
 
 # With more answers under way engines are not told of shapes in advance.
 BUSY_WITH_ANSWERS = 1000
@@ -308,8 +304,8 @@ class Gateway:
         self.director.follow_rules({**self.settings.objectives, **objectives}, rewriting)
 
     async def _pick(self, metrics: MetricsPage, tracing: Tracing | None) -> None:
-        from inferway.frontends.ext_proc.build import build_picker  # an extra
-        from inferway.frontends.ext_proc.metrics import picker_families
+        from inferway.ext_proc.build import build_picker  # an extra
+        from inferway.ext_proc.metrics import picker_families
 
         self.picker = picker = build_picker(
             self.settings,

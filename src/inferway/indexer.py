@@ -27,26 +27,26 @@ from inferway.errors import (
     PromptTooLongError,
     SandboxError,
 )
-from inferway.events.event import Batch
-from inferway.fleet.discovery import EventSource
 from inferway.fleet.engine import Engine
+from inferway.fleet.engine_facts import EventSource
 from inferway.fleet.fleet import Fleet
 from inferway.fleet.journal.state_dir import StateDir
 from inferway.fleet.polling_subscriber import PollingSubscriber
+from inferway.fleet.scores import Scores, scores_of, served_model
 from inferway.fleet.subscriber import EventSubscriber, Subscription
 from inferway.fleet.zmq_subscriber import REPLAYS_AT_ONCE, ZmqSubscriber, sockets_context
-from inferway.index.build import build_index
-from inferway.index.speculative import SpeculativeOverlay
+from inferway.kv.events.event import Batch
+from inferway.kv.index.build import build_index
+from inferway.kv.index.speculative import SpeculativeOverlay
 from inferway.model import Endpoint, HolderId, TokenIds, Tokenized
 from inferway.openai_api.requests import Body, parse_chat, parse_completion
-from inferway.prompts.load import load_prompts
+from inferway.prompts.chat.request_templates import RequestTemplates
+from inferway.prompts.load_prompts import load_prompts
 from inferway.prompts.on_demand import OnDemandPrompts
 from inferway.prompts.renderer import Renderer
-from inferway.prompts.request_templates import RequestTemplates
 from inferway.prompts.served import ModelSource, PromptSource
-from inferway.prompts.token_ids import checked_token_ids
-from inferway.scores import Scores, scores_of, served_model
-from inferway.steps.match import Matcher
+from inferway.prompts.tokenizer.token_ids import checked_token_ids
+from inferway.routing.match import Matcher
 
 # An engine whose block size nobody has told yet is listened to all the same: its first event
 # tells. Until then this is what is expected.

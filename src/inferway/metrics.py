@@ -1,5 +1,5 @@
 """Plain numbers -> metric families, as /metrics has them. Each part brings its own by `families()`;
-the page (frontends/http/metrics.py) puts them together."""
+the page (http/metrics.py) puts them together."""
 
 from __future__ import annotations
 

@@ -18,11 +18,11 @@ from structured.tests.hostile_draws import hostile_specs
 from tests.cpu import slowness
 
 from inferway_structured.backends.cascade import Cascade, light_verdict
-from inferway_structured.compile import Compilations
-from inferway_structured.compile_limits import CompileLimits
+from inferway_structured.compile.compilations import Compilations
+from inferway_structured.compile.compile_limits import CompileLimits
+from inferway_structured.compile.compile_trial import TrialJobs
 from inferway_structured.errors import HeavyError, InferwayError, SpecError
 from inferway_structured.spec import Kind, Spec
-from inferway_structured.trial import TrialJobs
 from inferway_structured.vllm.core import Light
 
 PLACES: Any = {"const": 1}

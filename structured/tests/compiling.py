@@ -11,14 +11,16 @@ from functools import cache
 from pathlib import Path
 
 from inferway_structured.backends.vocabulary import Vocabulary
-from inferway_structured.compile_limits import CompileLimits
+from inferway_structured.compile.compile_limits import CompileLimits
+from inferway_structured.compile.jobs import Child, Job
 from inferway_structured.errors import SpecError
 from inferway_structured.grammar import Compiled, Grammar, Unenforced
-from inferway_structured.jobs import Child, Job
 from inferway_structured.spec import Kind, Spec
 
 JOBS = "structured.tests.compile_jobs"
-SMOLLM2 = Path(__file__).parents[2] / "src" / "inferway" / "prompts" / "smollm2"  # its tokenizer
+SMOLLM2 = (
+    Path(__file__).parents[2] / "src" / "inferway" / "prompts" / "files" / "smollm2"
+)  # its tokenizer
 SECONDS = 120.0  # a test that waits longer fails; children are nice, and machines busy
 
 # As in an engine, but for the wall times, which a busy machine makes too short.

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from inferway_structured.backends.cascade import verdict
-from inferway_structured.check import check
 from inferway_structured.errors import SpecError
-from inferway_structured.keywords import ASSERTIONS
 from inferway_structured.spec import Kind, Spec, json_spec
+from inferway_structured.validate.check import check
+from inferway_structured.validate.keywords import ASSERTIONS
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "structured.md"
 BEGIN, END = "<!-- keywords -->\n", "<!-- end of keywords -->\n"

@@ -8,9 +8,9 @@ from contextlib import suppress
 import llguidance
 
 from inferway_structured.backends.cascade import verdict
-from inferway_structured.check import check
 from inferway_structured.errors import SpecError
 from inferway_structured.spec import Kind, Spec
+from inferway_structured.validate.check import check
 
 # What these import, they import now: a job cannot.
 _FIRST = Spec(Kind.JSON, '{"pattern":"a","oneOf":[{"format":"date"},{"not":{}}]}')

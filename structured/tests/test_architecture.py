@@ -25,9 +25,15 @@ LIBRARIES = {
     *("vllm", "torch", "transformers", "xgrammar", "starlette", "prometheus_client"),
 }
 PURE = [
-    *("spec", "requests", "limits", "regexes", "schema_walk", "schemas", "lax", "decoding"),
-    *("drafts", "ebnf", "check", "cost", "report", "guided", "keywords", "sse", "bodies"),
-    *("answers", "texts", "explain"),
+    *("spec", "requests", "lax", "decoding", "report", "guided", "sse", "bodies", "answers"),
+    *("texts", "explain", "compile.cost"),
+    *(
+        f"validate.{name}"
+        for name in (
+            *("check", "limits", "regexes", "schema_walk", "schemas", "json_schema_drafts"),
+            *("ebnf", "keywords"),
+        )
+    ),
 ]
 FORBIDDEN_IN_PURE = {"asyncio", "socket", "threading", "time"}
 

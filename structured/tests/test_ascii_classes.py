@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferway_structured.respelled import ascii_classes
 from inferway_structured.spec import Kind, Spec
-from inferway_structured.valid import verdict
+from inferway_structured.validate.respelled import ascii_classes
+from inferway_structured.validate.validator import verdict
 
 
 @pytest.mark.parametrize(

@@ -9,15 +9,15 @@ import pytest
 from structured.tests.lifelike import keywords, lifelike_schemas
 
 from inferway_structured.backends.cascade import verdict as cascade_verdict
-from inferway_structured.check import DEFAULT, check
-from inferway_structured.cost import estimated_seconds
-from inferway_structured.drafts import validator_of
+from inferway_structured.compile.cost import estimated_seconds
 from inferway_structured.errors import SpecError, is_panic
-from inferway_structured.limits import SpecLimits
 from inferway_structured.report import in_request
-from inferway_structured.schema_walk import graph, longest_path
 from inferway_structured.spec import Kind, Options, OutputConstraint, Spec
-from inferway_structured.valid import verdict
+from inferway_structured.validate.check import DEFAULT, check
+from inferway_structured.validate.json_schema_drafts import validator_of
+from inferway_structured.validate.limits import SpecLimits
+from inferway_structured.validate.schema_walk import graph, longest_path
+from inferway_structured.validate.validator import verdict
 
 # What schemas of JSONSchemaBench say; 300 of them were checked once, and all passed.
 SAID = """$comment $defs $id $ref $schema additionalItems additionalProperties allOf anyOf const

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferway_structured.check import check
-from inferway_structured.drafts import validator_of
 from inferway_structured.errors import SpecError
-from inferway_structured.keywords import ANNOTATIONS, ASSERTIONS
-from inferway_structured.schema_walk import graph, longest_path
 from inferway_structured.spec import Kind, Spec, json_spec
-from inferway_structured.valid import verdict
+from inferway_structured.validate.check import check
+from inferway_structured.validate.json_schema_drafts import validator_of
+from inferway_structured.validate.keywords import ANNOTATIONS, ASSERTIONS
+from inferway_structured.validate.schema_walk import graph, longest_path
+from inferway_structured.validate.validator import verdict
 
 SCALARS = (
     st.none()

@@ -26,12 +26,12 @@ from structured.tests.compiling import (
     wait_until,
 )
 
-from inferway_structured.compile import Compilations
-from inferway_structured.compile_limits import CompileLimits
+from inferway_structured.compile.compilations import Compilations
+from inferway_structured.compile.compile_limits import CompileLimits
+from inferway_structured.compile.jobs import Child
 from inferway_structured.errors import CompileError, SaturatedError, SpecError
 from inferway_structured.grammar import Compiled
-from inferway_structured.helper.process import Limits
-from inferway_structured.jobs import Child
+from inferway_structured.sandbox.process import Limits
 
 # As (a|b)*a(a|b){14}: an automaton of 2^15 states.
 HOSTILE = "(a|b)*a(a|b){14}"

@@ -22,15 +22,15 @@ from structured.tests.compiling import (
     wait_until,
 )
 
-from inferway_structured.compile import Compilations
-from inferway_structured.compile_limits import CompileLimits
+from inferway_structured.compile.compilations import Compilations
+from inferway_structured.compile.compile_limits import CompileLimits
 from inferway_structured.errors import CompileError, HeavyError, SaturatedError, SpecError
 from inferway_structured.grammar import Unenforced
-from inferway_structured.helper.process import Limits as HelperLimits
+from inferway_structured.sandbox.process import Limits as HelperLimits
 from inferway_structured.spec import Kind, Spec
 
 if TYPE_CHECKING:
-    from inferway_structured.builds import Waiter
+    from inferway_structured.compile.builds import Waiter
 
 MakeManager = Callable[..., Compilations]
 

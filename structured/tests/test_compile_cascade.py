@@ -16,9 +16,9 @@ from structured.tests.compiling import PATIENT, SECONDS, smollm2, wait_until
 from inferway_structured.backends.cascade import Cascade
 from inferway_structured.backends.outlines_child import MODULE
 from inferway_structured.backends.outlines_core import OutlinesJobs
-from inferway_structured.compile import Compilations
+from inferway_structured.compile.compilations import Compilations
+from inferway_structured.compile.jobs import Job
 from inferway_structured.errors import SpecError
-from inferway_structured.jobs import Job
 from inferway_structured.spec import Kind, Spec
 
 

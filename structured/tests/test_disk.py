@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from inferway_structured.disk import HEADER, DiskCache, name_of
+from inferway_structured.compile.disk import HEADER, DiskCache, name_of
 
 NAME = name_of(b"vocabulary", b"function", b"argument")
 
@@ -136,7 +136,7 @@ def test_files_of_others_in_the_folder_are_left_alone(tmp_path: Path) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from inferway_structured.disk import DiskCache, name_of
+from inferway_structured.compile.disk import DiskCache, name_of
 cache = DiskCache(Path(sys.argv[1]), 12_000)
 for turn in range(200):
     name = name_of(bytes([turn % 7]))

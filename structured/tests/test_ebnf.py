@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from inferway_structured.ebnf import check_ebnf, is_ebnf
 from inferway_structured.errors import SpecError
+from inferway_structured.validate.ebnf import check_ebnf, is_ebnf
 
 
 @pytest.mark.parametrize(

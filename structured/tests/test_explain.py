@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from inferway_structured.backends.cascade import verdict as cascades_verdict
-from inferway_structured.cost import estimated_seconds
+from inferway_structured.compile.cost import estimated_seconds
 from inferway_structured.errors import SpecError
 from inferway_structured.explain import MAX_LISTED, explain
 from inferway_structured.grammar import Unenforced, Verdict
-from inferway_structured.limits import SpecLimits
 from inferway_structured.spec import Kind, OutputConstraint, Spec
+from inferway_structured.validate.limits import SpecLimits
 
 
 def json_spec(schema: Any) -> Spec:

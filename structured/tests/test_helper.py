@@ -23,8 +23,8 @@ from inferway_structured.errors import (
     SandboxBusyError,
     SandboxError,
 )
-from inferway_structured.helper.helper import Sandbox
-from inferway_structured.helper.process import Limits, SandboxProcess
+from inferway_structured.sandbox.process import Limits, SandboxProcess
+from inferway_structured.sandbox.sandbox import Sandbox
 
 JOBS = "structured.tests.helper_jobs"
 ROOT = Path(__file__).parents[2]
@@ -300,8 +300,8 @@ def test_a_process_that_a_job_has_started_ends_with_it(make_helper: MakeHelper) 
 PARENT = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
-from inferway_structured.helper.helper import Helper
-from inferway_structured.helper.process import HelperProcess, Limits
+from inferway_structured.sandbox.sandbox import Helper
+from inferway_structured.sandbox.process import HelperProcess, Limits
 helper = Helper({JOBS!r}, limits=Limits(cpu_seconds=600, wall_seconds=600), patience_seconds=600)
 print(int(helper.call({f"{JOBS}:pid"!r}, b"")), flush=True)
 helper.call({f"{JOBS}:spin"!r}, b"")

@@ -25,13 +25,13 @@ from structured.tests.hostile import (
 from structured.tests.patient import PATIENT
 from tests.cpu import seconds_of
 
-from inferway_structured.check import check
 from inferway_structured.errors import SpecError
-from inferway_structured.helper.helper import Sandbox
 from inferway_structured.library import GrammarLibrary
 from inferway_structured.requests import parse_constraints
+from inferway_structured.sandbox.sandbox import Sandbox
 from inferway_structured.spec import Kind, OutputConstraint, Spec
-from inferway_structured.valid import Validator
+from inferway_structured.validate.check import check
+from inferway_structured.validate.validator import Validator
 from inferway_structured.verdicts import Verdicts
 
 THREAD_SECONDS = 2.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inferway_structured.keywords import ANNOTATIONS, ASSERTIONS, label
+from inferway_structured.validate.keywords import ANNOTATIONS, ASSERTIONS, label
 
 
 def test_no_keyword_both_forbids_values_and_does_not() -> None:

@@ -12,12 +12,12 @@ from dataclasses import replace
 import pytest
 from structured.tests.patient import PATIENT
 
-from inferway_structured.cost import is_costly
+from inferway_structured.compile.cost import is_costly
 from inferway_structured.errors import ChecksBusyError, SpecError
-from inferway_structured.helper.process import Limits as HelperLimits
 from inferway_structured.library import GrammarLibrary
-from inferway_structured.limits import SpecLimits
+from inferway_structured.sandbox.process import Limits as HelperLimits
 from inferway_structured.spec import Kind, OutputConstraint, Spec
+from inferway_structured.validate.limits import SpecLimits
 from inferway_structured.verdicts import Verdicts
 
 GOOD = OutputConstraint(Spec(Kind.JSON, '{"type":"object"}'), "guided_json")
@@ -200,7 +200,7 @@ def test_importing_what_the_plugin_needs_loads_no_library() -> None:
     code = (
         "import sys; before = set(sys.modules);"
         "import inferway_structured.requests, inferway_structured.library,"
-        " inferway_structured.check, inferway_structured.valid;"
+        " inferway_structured.validate.check, inferway_structured.validate.validator;"
         "print(sorted({m.split('.')[0] for m in set(sys.modules) - before}"
         " - set(sys.stdlib_module_names)))"
     )

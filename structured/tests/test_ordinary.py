@@ -10,10 +10,10 @@ from structured.tests.hostile_draws import hostile_specs
 from structured.tests.lifelike import lifelike_schemas
 
 from inferway_structured.backends.schemas.weight import _Weigher
-from inferway_structured.drafts import is_ordinary, validator_of
 from inferway_structured.errors import SpecError
-from inferway_structured.schema_walk import graph
 from inferway_structured.spec import Kind
+from inferway_structured.validate.json_schema_drafts import is_ordinary, validator_of
+from inferway_structured.validate.schema_walk import graph
 
 DRAFT_4 = "http://json-schema.org/draft-04/schema#"
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.cpu import seconds_of
 
-from inferway_structured.regexes import measured
+from inferway_structured.validate.regexes import measured
 
 
 @pytest.mark.parametrize(

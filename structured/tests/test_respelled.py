@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from tests.cpu import seconds_of
 
 from inferway_structured.backends.cascade import verdict
-from inferway_structured.check import check
-from inferway_structured.respelled import respelled_lark, respelled_regex
 from inferway_structured.spec import Spec, grammar_spec, regex_spec
-from inferway_structured.valid import verdict as validity
+from inferway_structured.validate.check import check
+from inferway_structured.validate.respelled import respelled_lark, respelled_regex
+from inferway_structured.validate.validator import verdict as validity
 
 REGEXES = [
     (r"^^a$$", ["a"], ["^a", "a$", ""]),

@@ -10,10 +10,10 @@ import pytest
 
 from inferway_structured.backends.cascade import MAX_WEIGHT, light_verdict, verdict
 from inferway_structured.backends.schemas.weight import weight_of
+from inferway_structured.compile.compile_trial import LIMITS, Trial
 from inferway_structured.errors import HeavyError, JobKilledError, SpecError
-from inferway_structured.helper.process import Limits
+from inferway_structured.sandbox.process import Limits
 from inferway_structured.spec import Kind, Spec
-from inferway_structured.trial import LIMITS, Trial
 
 SET = Spec(Kind.JSON, '{"type":"object","properties":{"a":{"type":"array","uniqueItems":true}}}')
 GOOD = [

@@ -11,7 +11,14 @@ from structured.tests.patient import PATIENT
 
 from inferway_structured.library import GrammarLibrary
 from inferway_structured.spec import Kind, Options, Spec
-from inferway_structured.valid import UNKNOWN, VALID, Validator, Validity, is_quick, verdict
+from inferway_structured.validate.validator import (
+    UNKNOWN,
+    VALID,
+    Validator,
+    Validity,
+    is_quick,
+    verdict,
+)
 
 
 @pytest.fixture(scope="module")

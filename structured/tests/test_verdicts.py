@@ -1,5 +1,5 @@
 """The verdict service with the libraries themselves, as an engine's API server has it. What it owes
-to tenants is tested where there are some (tests/gate)."""
+to tenants is tested where there are some (tests/routing/structured_gate)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from dataclasses import replace
 import pytest
 from structured.tests.patient import PATIENT
 
+from inferway_structured.compile.compile_trial import LIMITS, Trial
+from inferway_structured.compile.failures import QuarantinedError
 from inferway_structured.errors import ChecksBusyError, SaturatedError, SpecError
-from inferway_structured.failures import QuarantinedError
 from inferway_structured.library import GrammarLibrary
 from inferway_structured.spec import Kind, OutputConstraint, Spec, json_spec
 from inferway_structured.texts import AnswerText
-from inferway_structured.trial import LIMITS, Trial
 from inferway_structured.turns import ANYBODY, FirstComeTurns, TokenBucket
 from inferway_structured.verdicts import Verdicts
 

@@ -1,5 +1,5 @@
 """What we take and refuse, held against what vLLM 0.32 serves of 1,328 shapes with structured
-output of its own (tests/fleet/record_shapes.py; a fleet test records it again and compares).
+output of its own (tests/engines/record_shapes.py; a fleet test records it again and compares).
 
 served by both
 refused by both
@@ -17,9 +17,9 @@ from pathlib import Path
 from tests.stored import Row, rows
 
 from inferway_structured.backends.cascade import verdict
-from inferway_structured.check import check
 from inferway_structured.errors import SpecError
 from inferway_structured.requests import parse_constraints
+from inferway_structured.validate.check import check
 
 SHAPES = Path(__file__).with_name("vllm_shapes.jsonl.xz")
 DOCS = Path(__file__).parents[2] / "docs" / "structured.md"

@@ -15,7 +15,7 @@ from random import Random
 
 import msgspec
 
-from inferway.blocks.dialects import Dialect, LoraAdapter, wire_hash
+from inferway.kv.blocks.dialects import Dialect, LoraAdapter, wire_hash
 from inferway.simulator.cache import Adapter, KvCache, Run
 from inferway.simulator.config import EventFormat
 from inferway.simulator.events import BlockRemoved, BlockStored, CacheStored, Event, WireEvent

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from tests.chaos.world import Line, World
 
-from inferway.events.stream import StreamState
-from inferway.index.memory import MemoryIndex
-from inferway.index.protocol import CPU, FULL_ATTENTION, GPU
+from inferway.kv.events.stream import StreamState
+from inferway.kv.index.memory import MemoryIndex
+from inferway.kv.index.protocol import CPU, FULL_ATTENTION, GPU
 
 
 class WrongBelief(AssertionError):

@@ -11,7 +11,7 @@ from tests.chaos.engine import Features
 from tests.chaos.judge import Verdict, WrongBelief, judge
 from tests.chaos.world import Troubles, World
 
-from inferway.index.protocol import Index
+from inferway.kv.index.protocol import Index
 
 CALM = Troubles()
 KINDS: dict[str, Troubles] = {

@@ -18,16 +18,16 @@ import numpy as np
 from tests.chaos.engine import ADAPTER, Features, Prompt, TrueEngine
 from tests.chaos.faults import corrupt, spoilt
 
-from inferway.blocks.extra_keys import request_extras
-from inferway.blocks.keys import BlockHasher
-from inferway.events.apply import EngineBlocks
-from inferway.events.dialect import DialectFinder
-from inferway.events.follower import EventApplier, Step, Steps
-from inferway.events.records import Record, Uncounted
-from inferway.events.stream import Replay, StreamState, digest_of
-from inferway.fleet.heal import FullReporter
-from inferway.index.memory import MemoryIndex
-from inferway.index.protocol import Index
+from inferway.fleet.full_reports import FullReporter
+from inferway.kv.blocks.extra_keys import request_extras
+from inferway.kv.blocks.keys import BlockHasher
+from inferway.kv.events.apply import EngineBlocks
+from inferway.kv.events.dialect_finder import DialectFinder
+from inferway.kv.events.event_applier import EventApplier, Step, Steps
+from inferway.kv.events.records import Record, Uncounted
+from inferway.kv.events.stream import Replay, StreamState, digest_of
+from inferway.kv.index.memory import MemoryIndex
+from inferway.kv.index.protocol import Index
 from inferway.model import BlockKey
 
 RECORD: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)

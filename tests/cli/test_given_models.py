@@ -12,8 +12,8 @@ import pytest
 
 from inferway.config import ModelSettings
 from inferway.errors import ConfigError
-from inferway.prompts.given import check_given
-from inferway.prompts.prepare import prepare_smollm2
+from inferway.prompts.files.given_files import check_given
+from inferway.prompts.files.prepare import prepare_smollm2
 
 INFERWAY = str(Path(sys.executable).with_name("inferway"))
 CURE = "correct the value, or leave it out: then the engine's own is taken\n"

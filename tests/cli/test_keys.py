@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from inferway.cli.keys import keys
-from inferway.flow.callers import ApiCaller, hash_of, new_key, read_callers
+from inferway.routing.limits.callers import ApiCaller, hash_of, new_key, read_callers
 
 
 def run(*arguments: str, stdin: str = "") -> tuple[int, str]:

@@ -17,7 +17,7 @@ import pytest
 
 from inferway.cli.logs import set_up
 from inferway.errors import ConfigError
-from inferway.frontends.log_lines import quoted
+from inferway.telemetry.log_lines import quoted
 
 
 @pytest.fixture(autouse=True)

@@ -9,10 +9,10 @@ from functools import partial
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.index.redis_at_rest import RedisAtRest
+from tests.kv.index.redis_at_rest import RedisAtRest
 
-from inferway.index.memory import MemoryIndex
-from inferway.index.protocol import (
+from inferway.kv.index.memory import MemoryIndex
+from inferway.kv.index.protocol import (
     CPU,
     FULL_ATTENTION,
     GPU,

@@ -14,7 +14,7 @@ import yaml
 
 from inferway.cli.epp import epp, picker_settings
 from inferway.config import ServeSettings
-from inferway.frontends.ext_proc.health import LIVENESS, READINESS
+from inferway.ext_proc.health import LIVENESS, READINESS
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.fleet.program import Program
+from tests.engines.program import Program
 from tests.integration.recorders import Recorder, in_front_of
 
 from inferway.cli.serve import serve

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from inferway.prompts.prepare import cache_dir
+from inferway.prompts.files.prepare import cache_dir
 from inferway_bench.venvs import Venv, install_venv
 
 ROOT = Path(__file__).parents[2]

@@ -23,7 +23,7 @@ from inferway.doctor.rules import (
     judge_port,
     judge_tokenizer,
 )
-from inferway.fleet.discovery import EngineFacts, EventSource, ModelCard
+from inferway.fleet.engine_facts import EngineFacts, EventSource, ModelCard
 
 EVENTS = Socket("events", "tcp://10.0.0.1:5557")
 REPLAY = Socket("replay", "tcp://10.0.0.1:5558")

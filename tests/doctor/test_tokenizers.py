@@ -7,7 +7,7 @@ import tokenizers
 from inferway.config import EngineSettings
 from inferway.doctor.facts import EngineReport
 from inferway.doctor.tokenizers import sources, try_tokenizers
-from inferway.fleet.discovery import EngineFacts, ModelCard
+from inferway.fleet.engine_facts import EngineFacts, ModelCard
 
 
 def test_adapters_need_no_tokenizer_of_their_own() -> None:

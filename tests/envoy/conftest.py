@@ -12,13 +12,13 @@ import grpc
 import pytest
 from tests.envoy.proxy import Change, Config, Envoy
 from tests.envoy.upstreams import Behave, Upstream, digest
-from tests.frontends.ext_proc.pods import Stream
+from tests.ext_proc.pods import Stream
 
-from inferway.frontends.answer_log import AnswerLog
-from inferway.frontends.ext_proc.exchange import Rules
-from inferway.frontends.ext_proc.health import Health
-from inferway.frontends.ext_proc.server import PickerServer
-from inferway.frontends.tracing import Tracing
+from inferway.ext_proc.exchange import Rules
+from inferway.ext_proc.health import Health
+from inferway.ext_proc.server import PickerServer
+from inferway.telemetry.answer_log import AnswerLog
+from inferway.telemetry.tracing import Tracing
 
 COMPLETION = b'{"model":"m","prompt":"hello"}'
 

@@ -20,10 +20,10 @@ from tests.envoy.proxy import Config, cluster, filters, picker_filter, route_of,
 from tests.envoy.upstreams import answers, digest, refuses, streams
 
 from inferway.config import ModelRewrite, RewriteTarget
-from inferway.frontends.access_log import AccessLog
-from inferway.frontends.ext_proc import tls
-from inferway.frontends.tracing import Tracing
-from inferway.steps.rewrite import Rewrites
+from inferway.ext_proc import tls
+from inferway.routing.rewrite import Rewrites
+from inferway.telemetry.access_log import AccessLog
+from inferway.telemetry.tracing import Tracing
 
 pytestmark = pytest.mark.envoy
 

@@ -1,52 +1,373 @@
-"""A gateway that is started after the engine, and hears no replay: a chat that goes on tells what
-the engine had cached of it before."""
+"""Prompts just routed give orphans their keys, whatever engine the prompts went to."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+import asyncio
+import logging
+import random
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
 
-from tests.fleet import client
-from tests.fleet.chats import assistant, chat, conversations, user
-from tests.fleet.conftest import ServingProgram, without_replay
-from tests.fleet.engine import BLOCK_SIZE, RealEngine
-from tests.fleet.gateway import cached, scores, send
-from tests.fleet.waiting import wait_until
+import numpy as np
+import pytest
+import zmq.asyncio
 
-ANSWER_TOKENS = 40
+from inferway.config import EngineSettings
+from inferway.fleet.engine import Engine
+from inferway.fleet.engine_facts import EngineFacts, EventSource, ModelCard
+from inferway.fleet.orphan_resolution import MAX_PROMPTS, MAX_TOKENS, OrphanResolver
+from inferway.fleet.polling_subscriber import PollingSubscriber
+from inferway.fleet.subscriber import Subscription
+from inferway.fleet.zmq_subscriber import ZmqSubscriber
+from inferway.kv.blocks.dialects import Dialect, LoraAdapter, hash_extras, wire_hash
+from inferway.kv.blocks.extra_keys import request_extras
+from inferway.kv.blocks.keys import BlockHasher
+from inferway.kv.events.dialect_finder import DialectState
+from inferway.kv.events.event import AllBlocksCleared, BlockStored
+from inferway.kv.index.memory import MemoryIndex
+from inferway.model import Prompt
+
+SIZE = 4
+HOLDER = 0
+LORA = LoraAdapter("alice", "/adapters/alice")
+CARDS = (
+    ModelCard("base", "/models/base", None, None),
+    ModelCard(LORA.name, LORA.path, "base", None),
+)
 
 
-def test_what_was_cached_before_is_matched_as_the_chat_goes_on(
-    engines: Sequence[RealEngine], new_log: Callable[[str], Path]
-) -> None:
-    engine = engines[1]
-    text = "\n".join(
-        message["content"]
-        for each in conversations()
-        for message in each["messages"]
-        if isinstance(message["content"], str)
-    )
-    turns = [user(text[:2000])]
-    before = send(engine.url, chat("before", turns), max_tokens=ANSWER_TOKENS, ignore_eos=True)
-    turns += [assistant(before.json["choices"][0]["message"]["content"]), user(text[2000:2400])]
-    request = chat("after", turns)
+def prompt(seed: int, blocks: int = 6) -> list[int]:
+    numbers = random.Random(seed)
+    return [numbers.randrange(50_000) for _ in range(blocks * SIZE)]
 
-    flags = ["serve", "--engine", without_replay(engine)]
-    with ServingProgram(flags, new_log("late-gateway"), "kv-aware") as gateway:
-        unknown = scores(gateway.url, request)[engine.name]
-        longer = send(gateway.url, request, max_tokens=ANSWER_TOKENS, ignore_eos=True)
-        told = cached(longer)
-        wait_until(
-            lambda: scores(gateway.url, request)[engine.name] == told.prompt_blocks,
-            "the whole prompt is known",
-            lambda: client.get(f"{gateway.url}/metrics").raw.decode(),
+
+@dataclass
+class Setup:
+    """An engine, what its events are applied to, and the adopter."""
+
+    engine: Engine
+    subscriber: ZmqSubscriber
+    index: MemoryIndex
+    adopter: OrphanResolver
+    dialect: Dialect
+
+    def stored(
+        self,
+        tokens: list[int],
+        first: int = 0,
+        lora: LoraAdapter | None = None,
+        salt: str | None = None,
+        medium: str = "GPU",
+    ) -> None:
+        """The engine tells of the prompt's blocks from `first` on; of extra keys in GPU memory
+        only, as vLLM's offloading."""
+        hashes, parent = [], None
+        for start in range(0, len(tokens), SIZE):
+            extra = hash_extras(lora, salt if start == 0 else None)
+            parent = self.dialect.block_hash(parent, tokens[start : start + SIZE], extra)
+            hashes.append(wire_hash(parent))
+        keys: list[object] = [[lora.name] if lora else None for _ in hashes]
+        if salt:
+            keys[0] = [*([lora.name] if lora else []), salt]
+        event = BlockStored(
+            block_hashes=hashes[first:],
+            parent_hash=hashes[first - 1] if first else None,
+            token_ids=tokens[first * SIZE :],
+            block_size=SIZE,
+            lora_name=lora.name if lora else None,
+            medium=medium,
+            extra_keys=keys[first:] if medium == "GPU" else None,
         )
-        again = send(gateway.url, request, max_tokens=1)
-        believed = int(str(again.headers["x-inferway-matched-blocks"]))
-        metrics = client.get(f"{gateway.url}/metrics").raw.decode()
+        self.index.apply(self.subscriber.blocks.apply(event))
 
-    assert told.blocks > cached(before).prompt_blocks - 2 > unknown
-    assert cached(again).blocks == min(believed, cached(again).reusable_blocks)
-    assert cached(again).cached_tokens // BLOCK_SIZE > told.blocks
-    assert 'state="found"' in metrics
-    assert "sha256, seed 'vllm-none-hash'" in metrics
+    def routed(self, tokens: list[int], lora: str | None = None, salt: str | None = None) -> None:
+        self.adopter.offer({SIZE: [self.prompt(tokens, lora, salt)]}, lora=lora, cache_salt=salt)
+
+    def prompt(self, tokens: list[int], lora: str | None = None, salt: str | None = None) -> Prompt:
+        ids = np.array(tokens, dtype=np.uint32)
+        return Prompt(ids, BlockHasher(SIZE).keys(ids, request_extras(lora, salt)))
+
+    def matched(self, tokens: list[int], lora: str | None = None, salt: str | None = None) -> int:
+        keys = self.prompt(tokens, lora, salt).block_keys
+        return self.index.match_now(keys).blocks.get(HOLDER, 0)
+
+
+@asynccontextmanager
+async def setup(dialect: Dialect | None = None, **options: Any) -> AsyncIterator[Setup]:
+    context: zmq.asyncio.Context = zmq.asyncio.Context()
+    index = MemoryIndex()
+    source = EventSource(0, "tcp://127.0.0.1:1", None)
+    subscriber = ZmqSubscriber(Subscription(source, HOLDER, SIZE, index), context=context)
+    facts = EngineFacts(models=CARDS, block_size=SIZE, sources=(source,), findings=())
+    engine = Engine(EngineSettings(url="http://one:1"), headers=(), facts=facts)
+    engine.subscribers.append(subscriber)
+    adopter = OrphanResolver([engine], **options)
+    await adopter.look()
+    try:
+        yield Setup(engine, subscriber, index, adopter, dialect or Dialect())
+    finally:
+        await adopter.close()
+        await subscriber.close()
+        context.destroy(linger=0)
+
+
+def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(20):
+            await scenario()
+
+    asyncio.run(bounded())
+
+
+def test_an_engine_that_is_polled_hashes_in_no_way_that_we_know() -> None:
+    async def scenario() -> None:
+        async with setup() as it:
+            source = EventSource(0, "http://127.0.0.1:1/kv_cache_events", None)
+            polled = PollingSubscriber(Subscription(source, HOLDER, SIZE, it.index))
+            it.engine.subscribers[:] = [polled]
+            await it.adopter.look()
+
+            assert it.engine.dialects == {}
+            assert not it.adopter.wanted
+
+    run(scenario)
+
+
+def test_an_orphan_is_adopted_when_its_prompt_was_routed_before_it_came() -> None:
+    async def scenario() -> None:
+        async with setup() as it:
+            it.stored(prompt(1, 1))  # tells the dialect
+            it.routed(prompt(2))
+            await it.adopter.look()
+            it.stored(prompt(2), first=4)
+            assert it.matched(prompt(2)) == 0
+
+            await it.adopter.look()
+
+            assert it.matched(prompt(2)) == 6
+            assert it.subscriber.blocks.num_orphans == 0
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(("salt", "known", "waiting"), [(None, 6, 0), ("tenant", 0, 6)])
+def test_unseen_blocks_of_another_tier_count_if_tokens_alone_make_their_hashes(
+    salt: str | None, known: int, waiting: int
+) -> None:
+    async def scenario() -> None:
+        async with setup() as it:
+            it.stored(prompt(1, 1))  # tells the dialect
+            await it.adopter.look()
+
+            it.stored(prompt(2), salt=salt, medium="CPU")
+
+            assert it.matched(prompt(2)) == known
+            assert it.subscriber.blocks.num_orphans == waiting
+
+    run(scenario)
+
+
+def test_a_salted_prompt_gives_unseen_blocks_of_another_tier_their_keys() -> None:
+    async def scenario() -> None:
+        async with setup() as it:
+            it.stored(prompt(1, 1))
+            it.stored(prompt(2), salt="tenant", medium="CPU")
+            await it.adopter.look()
+            it.routed(prompt(2), salt="tenant")
+            it.routed(prompt(2))
+
+            await it.adopter.look()
+
+            assert (it.matched(prompt(2), salt="tenant"), it.matched(prompt(2))) == (6, 0)
+
+    run(scenario)
+
+
+def test_an_orphan_is_adopted_when_its_prompt_comes_later() -> None:
+    async def scenario() -> None:
+        async with setup() as it:
+            it.stored(prompt(1, 1))
+            it.stored(prompt(2), first=4)
+            await it.adopter.look()
+            assert it.subscriber.blocks.num_orphans == 2
+
+            it.routed(prompt(2) + prompt(3))
+            await it.adopter.look()
+
+            assert it.matched(prompt(2) + prompt(3)) == 6
+
+    run(scenario)
+
+
+def test_prompts_tell_the_dialect_if_no_prompts_start_has() -> None:
+    """The usual case: all chats begin with a block that the engine has already."""
+
+    async def scenario() -> None:
+        async with setup(Dialect("sha256_cbor", "42")) as it:
+            it.stored(prompt(3), first=4)
+            it.stored(prompt(2), first=4)
+            it.routed(prompt(2) + prompt(4))
+
+            await it.adopter.look()
+
+            assert it.matched(prompt(2)) == 6
+            assert it.matched(prompt(3)) == 0
+            assert it.engine.dialects[0].name == "sha256_cbor, seed '42'"
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("tagged", [True, False])
+def test_adapters_and_salts_are_hashed_as_the_engine_does(tagged: bool) -> None:
+    async def scenario() -> None:
+        async with setup(Dialect(tagged=tagged)) as it:
+            it.stored(prompt(1, 1))
+            it.stored(prompt(2), first=4, lora=LORA, salt="s")
+            it.routed(prompt(2))  # the same tokens for the base model: other blocks
+            it.routed(prompt(2), lora=LORA.name, salt="other")
+            await it.adopter.look()
+            assert it.subscriber.blocks.num_orphans == 2
+
+            it.routed(prompt(2), lora=LORA.name, salt="s")
+            await it.adopter.look()
+
+            assert it.matched(prompt(2), LORA.name, "s") == 6
+            assert it.matched(prompt(2)) == it.matched(prompt(2), LORA.name, "other") == 0
+
+    run(scenario)
+
+
+def test_nothing_is_adopted_in_a_dialect_that_is_not_verified() -> None:
+    async def scenario() -> None:
+        async with setup(Dialect("xxhash", "random")) as it:
+            it.stored(prompt(1, 1))
+            it.stored(prompt(20), first=4)
+            it.routed(prompt(20))
+
+            await it.adopter.look()
+
+            assert it.engine.dialects[0].state is DialectState.NONE
+            assert it.matched(prompt(20)) == 0
+
+    run(scenario)
+
+
+def test_a_finding_is_logged_once_and_is_one_of_the_engines_problems(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario() -> None:
+        async with setup(Dialect("xxhash", "random")) as it:
+            it.stored(prompt(1, 1))
+            await it.adopter.look()
+            await it.adopter.look()
+
+            [problem] = [text for text in it.engine.problems() if "PYTHONHASHSEED" in text]
+            assert [r.message for r in caplog.records] == [f"engine one:1: {problem}"]
+
+    with caplog.at_level(logging.WARNING, logger="inferway.kv.events"):
+        run(scenario)
+
+
+def test_an_engine_that_began_anew_may_hash_otherwise() -> None:
+    async def scenario() -> None:
+        async with setup() as it:
+            it.stored(prompt(1, 1))
+            await it.adopter.look()
+            it.index.apply(it.subscriber.blocks.forget())
+            it.subscriber.stats.forgotten += 1
+            await it.adopter.look()
+
+            it.dialect = Dialect("sha256_cbor")
+            it.stored(prompt(1, 1))
+            await it.adopter.look()
+
+            assert it.engine.dialects[0].state is DialectState.FOUND
+            assert it.engine.dialects[0].name == "sha256_cbor, seed 'vllm-none-hash'"
+
+    run(scenario)
+
+
+def test_prompts_in_blocks_of_another_size_are_left_alone() -> None:
+    async def scenario() -> None:
+        async with setup() as it:
+            it.stored(prompt(1, 1))
+            it.stored(prompt(2), first=4)
+            ids = np.array(prompt(2), dtype=np.uint32)
+            it.adopter.offer({2: [Prompt(ids, BlockHasher(2).keys(ids))]})
+
+            await it.adopter.look()
+
+            assert it.subscriber.blocks.num_orphans == 2
+
+    run(scenario)
+
+
+def test_what_is_cleared_is_not_adopted() -> None:
+    async def scenario() -> None:
+        async with setup() as it:
+            it.stored(prompt(1, 1))
+            it.stored(prompt(2), first=4)
+            it.index.apply(it.subscriber.blocks.apply(AllBlocksCleared()))
+            it.routed(prompt(2))
+
+            await it.adopter.look()
+
+            assert it.matched(prompt(2)) == 0
+
+    run(scenario)
+
+
+def test_prompts_are_wanted_while_an_engine_has_orphans_or_may_have() -> None:
+    """Of this one nothing is known yet."""
+
+    async def scenario() -> None:
+        async with setup() as it:
+            assert it.adopter.wanted
+            it.engine.subscribers.clear()
+
+            await it.adopter.look()
+
+            assert not it.adopter.wanted
+            assert it.engine.dialects == {}
+
+    run(scenario)
+
+
+def test_no_more_prompts_are_kept_than_there_is_room_for() -> None:
+    """The first has made room for others; the last is there."""
+
+    async def scenario() -> None:
+        async with setup() as it:
+            it.stored(prompt(1, 1))
+            for seed in (2, MAX_PROMPTS + 3):
+                it.stored(prompt(seed), first=4)
+            for seed in range(2, MAX_PROMPTS + 4):
+                it.routed(prompt(seed))
+            huge = np.zeros(MAX_TOKENS + SIZE, dtype=np.uint32)
+            it.adopter.offer({SIZE: [Prompt(huge, [1])]})
+
+            await it.adopter.look()
+
+            assert it.matched(prompt(2)) == 0
+            assert it.matched(prompt(MAX_PROMPTS + 3)) == 6
+
+    run(scenario)
+
+
+def test_it_looks_by_itself_once_started() -> None:
+    async def scenario() -> None:
+        async with setup() as it:
+            it.stored(prompt(1, 1))
+            it.stored(prompt(2), first=4)
+            it.routed(prompt(2))
+
+            it.adopter.start()
+            while it.matched(prompt(2)) != 6:
+                await asyncio.sleep(0.01)
+
+            await it.adopter.close()
+            await it.adopter.close()
+
+    run(scenario)

@@ -1,67 +1,191 @@
-"""What engines report that know the report mode: to a gateway that has missed something and asks,
-and to one whose clients ask."""
+"""Which requests ask an engine to report what it reuses, and what that does to what we count."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import count
-from pathlib import Path
+from collections.abc import Iterator
+from typing import Any
 
-from tests.fleet import client
-from tests.fleet.chats import completion
-from tests.fleet.conftest import ServingProgram, serve, without_replay
-from tests.fleet.engine import BLOCK_SIZE, RealEngine
-from tests.fleet.gateway import cached, scores, send, wait_until_believed
-from tests.fleet.waiting import wait_until
+import msgspec
+import pytest
+import zmq.asyncio
 
-NUM_BLOCKS = 6
+from inferway.config import EngineSettings
+from inferway.fleet.engine import Engine
+from inferway.fleet.engine_facts import EngineFacts, EventSource
+from inferway.fleet.full_reports import FullReporter, knows_the_mode
+from inferway.fleet.subscriber import Subscription
+from inferway.fleet.zmq_subscriber import ZmqSubscriber
+from inferway.kv.events.stream import StreamState
+from inferway.kv.index.memory import MemoryIndex
+from inferway.model import Endpoint
+
+THERE = Endpoint("e", "http://e", 0)
+STORED = {"type": "BlockStored", "parent_block_hash": None, "token_ids": [1, 2], "block_size": 2}
 
 
-def numbers(first: int, num: int) -> list[int]:
-    """A prompt of token ids that no other prompt begins with."""
-    return [500 + (first * 797 + i * 11) % 40_000 for i in range(num)]
+def batch(*events: dict[str, Any]) -> bytes:
+    return msgspec.msgpack.encode([0.0, list(events), 0])
 
 
-def test_a_report_tells_what_was_cached_before_the_gateway_came(
-    engines: Sequence[RealEngine], new_log: Callable[[str], Path]
+def stored(block_hash: int, **fields: Any) -> dict[str, Any]:
+    return {**STORED, "block_hashes": [block_hash], **fields}
+
+
+class OneEngine:
+    """An engine of one rank and its stream, which is fed by hand."""
+
+    def __init__(self, healer: FullReporter, version: str | None = "0.32.0") -> None:
+        self.healer = healer
+        self.index = MemoryIndex()
+        self.context = zmq.asyncio.Context()
+        self.engine = Engine(EngineSettings(url="http://e"), ())
+        self.engine.facts = EngineFacts((), (), 2, (), version)
+        self.engine.endpoints = [THERE]
+        source = EventSource(0, "tcp://127.0.0.1:1", "tcp://127.0.0.1:2")
+        self.stream = ZmqSubscriber(Subscription(source, 0, 2, self.index), context=self.context)
+        self.engine.subscribers = [self.stream]
+        healer.attend(self.stream.blocks)
+        self.do(self.stream.follower.resume())
+
+    def do(self, steps: Iterator[Any]) -> None:
+        """As the subscriber does it."""
+        for step in steps:
+            if isinstance(step, list):
+                self.index.apply(step)
+
+    def replay(self, *batches: tuple[int, bytes]) -> None:
+        for seq, payload in batches:
+            self.do(self.stream.follower.replayed(seq, payload))
+        self.do(self.stream.follower.replay_ended(True))
+
+    def asks(self) -> bool:
+        return self.healer.ask(self.engine, THERE)
+
+
+@pytest.fixture
+def late() -> Iterator[OneEngine]:
+    """Joined after batch 6."""
+    one = OneEngine(FullReporter(1.0))
+    one.replay((7, batch(stored(11))))
+    yield one
+    one.context.destroy(linger=0)
+
+
+def test_a_partial_engine_is_asked_by_one_request_at_a_time(late: OneEngine) -> None:
+    first, second = late.asks(), late.asks()
+    late.healer.asked(THERE)
+
+    assert (first, second, late.asks()) == (True, False, True)
+    assert late.healer.num_asked == {0: 2}
+
+
+@pytest.mark.parametrize("first_seq", [0, 7], ids=["from its start", "late"])
+def test_what_was_reported_to_a_gateway_before_is_no_copy(first_seq: int) -> None:
+    one = OneEngine(FullReporter(0.01))
+    one.replay(
+        (first_seq, batch(stored(11))),
+        (first_seq + 1, batch(stored(11))),
+        (first_seq + 2, batch({"type": "BlockRemoved", "block_hashes": [11]})),
+    )
+
+    assert one.index.num_blocks(0) == 0
+    assert one.stream.state is StreamState.PARTIAL
+    one.context.destroy(linger=0)
+
+
+async def test_a_report_that_a_client_asks_for_ends_counting_and_exactness_at_once() -> None:
+    one = OneEngine(FullReporter(0.0))
+    one.replay((0, batch(stored(11))))
+    states = [one.stream.state]
+    one.stream.start(on_state=lambda: states.append(one.stream.state))
+
+    one.stream.count_no_copies()
+    one.stream.count_no_copies()
+
+    assert states == [StreamState.EXACT, StreamState.PARTIAL]
+    one.do(one.stream.follower.live(1, batch(stored(11))))
+    one.do(one.stream.follower.live(2, batch({"type": "BlockRemoved", "block_hashes": [11]})))
+    assert one.index.num_blocks(0) == 0
+    await one.stream.close()
+    one.context.destroy(linger=0)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5, 0.1, 0.3])
+def test_the_share_of_requests_is_kept(share: float) -> None:
+    one = OneEngine(FullReporter(share))
+    one.replay((7, batch(stored(11))))
+
+    asked = []
+    for _ in range(100):
+        asked.append(one.asks())
+        one.healer.asked(THERE)
+
+    assert asked[0]
+    assert abs(sum(asked) - 100 * share) <= 1
+    one.context.destroy(linger=0)
+
+
+def test_without_a_share_copies_count_and_nobody_is_asked() -> None:
+    one = OneEngine(FullReporter(0.0))
+    one.replay((7, batch(stored(11))))
+
+    assert one.stream.blocks.copies_count
+    assert not one.asks()
+    one.context.destroy(linger=0)
+
+
+@pytest.mark.parametrize(
+    ("version", "first_seq", "events"),
+    [
+        ("0.25.1", 7, [stored(11)]),
+        (None, 7, [stored(11)]),
+        ("0.32.0", 0, [stored(11)]),  # known from its start
+        ("0.32.0", 7, [{"type": "BlockRemoved", "block_hashes": [11]}]),  # what is it made of?
+        (
+            "0.32.0",
+            7,
+            [
+                stored(11, group_idx=0, kv_cache_spec_kind="full_attention"),
+                stored(
+                    11,
+                    group_idx=1,
+                    kv_cache_spec_kind="sliding_window",
+                    kv_cache_spec_sliding_window=4,
+                ),
+            ],
+        ),
+        ("0.32.0", 7, [stored(11), stored(11, group_idx=1, kv_cache_spec_kind="mamba")]),
+    ],
+    ids=["too old", "no vllm", "whole", "unknown groups", "windows", "other groups"],
+)
+def test_an_engine_that_gains_nothing_or_is_not_understood_is_left_alone(
+    version: str | None, first_seq: int, events: list[dict[str, Any]]
 ) -> None:
-    engine = engines[1]
-    earlier = completion("earlier", numbers(1, NUM_BLOCKS * BLOCK_SIZE + 1))
-    send(engine.url, earlier)
-    words = count(2)
-    flags = ["serve", "--engine", without_replay(engine), "--heal", "1.0"]
-    with ServingProgram(flags, new_log("healing-gateway"), "kv-aware") as late:
+    one = OneEngine(FullReporter(1.0), version)
+    one.replay((first_seq, batch(*events)))
 
-        def is_partial() -> bool:
-            send(late.url, completion("something else", numbers(next(words), BLOCK_SIZE + 1)))
-            [report] = client.get(f"{late.url}/admin/engines").json["engines"]
-            return bool(report["endpoints"][0]["state"] == "partial")
-
-        wait_until(is_partial, "the gateway has heard of something")
-        assert scores(late.url, earlier) == {engine.name: 0}
-
-        healing = send(late.url, earlier)
-
-        assert healing.headers["x-inferway-edited"] == "vllm_xargs"
-        assert cached(healing).cached_tokens == NUM_BLOCKS * BLOCK_SIZE
-        wait_until_believed(late.url, earlier, engine.name, NUM_BLOCKS)
-        again = send(late.url, earlier)
-        assert again.headers["x-inferway-matched-blocks"] == str(NUM_BLOCKS)
-        assert "x-inferway-edited" not in again.headers
+    assert not one.asks()
+    one.context.destroy(linger=0)
 
 
-def test_what_a_client_has_reported_is_no_second_copy(
-    engines: Sequence[RealEngine], new_log: Callable[[str], Path]
-) -> None:
-    engine = engines[1]
-    xargs = {"kv_cache_report_mode": "full"}
-    asked = completion("asked", numbers(2000, NUM_BLOCKS * BLOCK_SIZE + 1), vllm_xargs=xargs)
-    with serve([engine], new_log("gateway-of-asking-clients")) as gateway:
-        for _ in range(3):  # the first finds nothing in the cache that could be reported
-            send(gateway.url, asked)
-        wait_until_believed(gateway.url, asked, engine.name, NUM_BLOCKS)
-        for i in range(10):
-            send(gateway.url, completion(f"other {i}", numbers(3000 + i, 20 * BLOCK_SIZE)))
+def test_an_engine_that_was_started_anew_is_known_from_its_start(late: OneEngine) -> None:
+    late.do(late.stream.follower.live(3, batch(stored(5))))
+    late.replay((7, batch(stored(99))))  # another batch than the one we know by this number
+    late.replay((0, batch(stored(99))))
 
-        wait_until_believed(gateway.url, asked, engine.name, 0)
-        assert cached(send(gateway.url, asked)).cached_tokens == 0
+    assert not late.asks()
+
+
+@pytest.mark.parametrize(
+    ("version", "knows"),
+    [
+        ("0.26.0", True),
+        ("0.32.1.dev12+g1234", True),
+        ("1.0.0", True),
+        ("0.25.1", False),
+        ("nightly", False),
+        (None, False),
+    ],
+)
+def test_the_mode_is_vllm_0_26s_and_later(version: str | None, knows: bool) -> None:
+    assert knows_the_mode(version) is knows

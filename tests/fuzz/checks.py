@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import re
 
-from tests.frontends.http.clients import post
 from tests.fuzz.second_opinion import read_answer, read_requests
 from tests.fuzz.unwired import Line, Unwired
+from tests.http.clients import post
 
 from inferway.config import LimitSettings
-from inferway.frontends.http.message import Request
+from inferway.http.message import Request
 from inferway.model import Headers
 from inferway.upstream.headers import HOP_BY_HOP, REWRITTEN
 

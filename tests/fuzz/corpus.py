@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tests.frontends.http.test_malformed import REFUSED
-from tests.frontends.http.test_normalised import PASSED
 from tests.fuzz.checks import CUT
+from tests.http.test_malformed import REFUSED
+from tests.http.test_normalised import PASSED
 from tests.upstream.engines import SSE_HEAD, chunk
 from tests.upstream.test_bad_answers import BROKEN, GARBAGE, WHOLE
 

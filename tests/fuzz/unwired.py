@@ -13,11 +13,11 @@ from copy import copy
 from typing import cast
 
 from inferway.config import LimitSettings, TimeoutSettings
-from inferway.frontends.http.connection import ClientConnection
-from inferway.frontends.http.forward import forward
-from inferway.frontends.http.message import Request
-from inferway.frontends.http.responder import Responder
-from inferway.frontends.http.server import HttpServer
+from inferway.http.connection import ClientConnection
+from inferway.http.forward import forward
+from inferway.http.message import Request
+from inferway.http.responder import Responder
+from inferway.http.server import HttpServer
 from inferway.model import Decision, Endpoint, Headers, Reason, Target
 from inferway.upstream.connection import EngineConnection
 from inferway.upstream.exchange import UpstreamRequest

@@ -10,7 +10,7 @@ import sys
 import atheris
 import uvloop
 
-with atheris.instrument_imports(include=["inferway.frontends.http", "inferway.upstream"]):
+with atheris.instrument_imports(include=["inferway.http", "inferway.upstream"]):
     from tests.fuzz.checks import check
 
 

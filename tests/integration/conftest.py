@@ -15,8 +15,8 @@ from tests.integration.program import Program, Start
 
 from inferway.app import Gateway
 from inferway.config import EngineSettings, ModelSettings, ServeSettings
-from inferway.prompts.conversation import NO_FLAGS
-from inferway.prompts.prepare import prepare_smollm2
+from inferway.prompts.chat.conversation import NO_FLAGS
+from inferway.prompts.files.prepare import prepare_smollm2
 from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest
 from inferway.prompts.renderer import Renderer
 from inferway.scheduling.load import CONFIGURATIONS

@@ -11,8 +11,8 @@ import pytest
 from tests.integration.recorders import Recorder, in_front_of
 
 from inferway.config import FlowSettings, ModelRewrite, RewriteTarget
-from inferway.flow.callers import hash_of
 from inferway.openai_api.paths import PARSERS, UNREAD
+from inferway.routing.limits.callers import hash_of
 
 JSON = "application/json"
 # vLLM 0.32 answers all of these to whoever asks (entrypoints/serve, entrypoints/rl).

@@ -16,7 +16,7 @@ from tests.integration.conftest import LONG, Answer, Fleet, StartFleet, answerin
 from inferway.app import Gateway
 from inferway.config import EngineSettings, ServeSettings
 from inferway.errors import ConfigError
-from inferway.flow.callers import hash_of, new_key
+from inferway.routing.limits.callers import hash_of, new_key
 
 USER, ADMIN = new_key(), new_key()
 CHAT = {"model": "smollm2", "messages": [{"role": "user", "content": LONG}], "max_tokens": 4}

@@ -14,7 +14,7 @@ import pytest
 from tests.integration.conftest import Fleet, StartFleet, simulated, until
 from tests.stored import tokenizer_json
 
-from inferway.prompts.prepare import prepare_smollm2
+from inferway.prompts.files.prepare import prepare_smollm2
 from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest
 from inferway.prompts.renderer import Renderer
 from inferway.simulator.config import SimulatorConfig

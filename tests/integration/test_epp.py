@@ -7,11 +7,11 @@ import signal
 import urllib.request
 
 import grpc
-from tests.frontends.ext_proc.pods import rqb, rqh, rsb, rsh
+from tests.ext_proc.pods import rqb, rqh, rsb, rsh
 from tests.integration.program import Start
 
-from inferway.frontends.ext_proc.health import SERVING, CheckRequest, CheckResponse
-from inferway.frontends.ext_proc.messages import (
+from inferway.ext_proc.health import SERVING, CheckRequest, CheckResponse
+from inferway.ext_proc.messages import (
     METHOD,
     SERVICE,
     ProcessingRequest,

@@ -24,7 +24,7 @@ from inferway.config import (
     ServeSettings,
 )
 from inferway.errors import ConfigError
-from inferway.flow.callers import hash_of, new_key
+from inferway.routing.limits.callers import hash_of, new_key
 
 COMPLETION = {"model": "m", "prompt": "p", "max_tokens": 1}
 

@@ -7,7 +7,7 @@ from random import Random
 from tests.integration.conftest import LONG, Fleet, StartFleet, simulated, until
 
 from inferway.config import IndexSettings
-from inferway.index.memory import MemoryIndex
+from inferway.kv.index.memory import MemoryIndex
 
 ROOM = 1000  # blocks
 LENGTH = 50  # blocks of a prompt, about

@@ -22,12 +22,12 @@ from inferway.errors import (
     RequestError,
     UnknownModelError,
 )
+from inferway.fleet.scores import Scores
 from inferway.indexer import Indexer
 from inferway.model import Reason, Tokenized
-from inferway.prompts.prepare import prepare_smollm2
+from inferway.prompts.files.prepare import prepare_smollm2
 from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest
 from inferway.prompts.renderer import Renderer
-from inferway.scores import Scores
 from inferway.simulator.config import SimulatorConfig
 from inferway.simulator.engine import SimulatedEngine
 from inferway.simulator.rendered import RenderedModel

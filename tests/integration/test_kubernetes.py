@@ -4,7 +4,7 @@ addresses."""
 from __future__ import annotations
 
 import pytest
-from tests.discovery.kubernetes.api_server import ApiServerDouble, pod, pool
+from tests.fleet.discovery.kubernetes.api_server import ApiServerDouble, pod, pool
 from tests.integration.conftest import LONG, Fleet, StartFleet, simulated, until
 
 from inferway.config import DiscoverySettings, KubernetesSettings, ModelRewrite

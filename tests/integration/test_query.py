@@ -11,10 +11,10 @@ from aiohttp import web
 from tests.integration.conftest import Fleet, StartFleet, answering, simulated, until
 
 from inferway.app import Gateway
-from inferway.blocks.keys import BlockHasher
 from inferway.config import EngineSettings, LimitSettings, ServeSettings
-from inferway.index.protocol import CPU, STORAGE, Remove, Store
-from inferway.prompts.token_ids import token_ids
+from inferway.kv.blocks.keys import BlockHasher
+from inferway.kv.index.protocol import CPU, STORAGE, Remove, Store
+from inferway.prompts.tokenizer.token_ids import token_ids
 
 BLOCK = 16
 TOKENS = list(range(1000, 1000 + 5 * BLOCK + 3))

@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from tests.index.redis_server import RedisServer, running_server
 from tests.integration.conftest import LONG, Answer, Fleet, StartFleet, until
 from tests.integration.program import Program
+from tests.kv.index.redis_server import RedisServer, running_server
 
 from inferway.config import EngineSettings, IndexSettings
-from inferway.index.redis import RedisIndex
+from inferway.kv.index.redis import RedisIndex
 from inferway.simulator.engine import SimulatedEngine
 
 pytestmark = pytest.mark.tools

@@ -12,7 +12,7 @@ from tests.integration.recorders import Recorder, in_front_of
 
 from inferway import __version__
 from inferway.config import EngineSettings
-from inferway.frontends.http.signposts import near
+from inferway.http.discovery_pages import near
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,9 @@ from tests.integration.test_ranks import RanksInFront
 from inferway.app import Gateway
 from inferway.config import EngineSettings, IndexSettings, ProbeSettings, ServeSettings
 from inferway.errors import ConfigError
-from inferway.events.stream import StreamState
 from inferway.fleet.journal.state_dir import StateDir
-from inferway.prompts.prepare import prepare_smollm2
+from inferway.kv.events.stream import StreamState
+from inferway.prompts.files.prepare import prepare_smollm2
 from inferway.simulator.config import EventsConfig
 
 SMALL = EventsConfig(buffer_steps=1)  # a replay can bring the last batch only

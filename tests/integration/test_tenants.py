@@ -10,8 +10,8 @@ from tests.integration.conftest import LONG, Fleet, StartFleet, until
 from tests.integration.recorders import Recorder, in_front_of
 
 from inferway.errors import ConfigError
-from inferway.flow.callers import hash_of
-from inferway.steps.salt import TenantSalt
+from inferway.routing.limits.callers import hash_of
+from inferway.routing.salt import TenantSalt
 
 SECRET = "a secret"
 CHAT = {"model": "smollm2", "messages": [{"role": "user", "content": LONG}], "max_tokens": 8}

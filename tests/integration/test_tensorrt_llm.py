@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from aiohttp import web
-from tests.fleet_unit.servers import serving
+from tests.fleet.servers import serving
 
 from inferway.indexer import Indexer
 

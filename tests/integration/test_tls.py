@@ -9,15 +9,15 @@ from pathlib import Path
 import aiohttp
 import pytest
 import trustme
-from tests.frontends.http.clients import Client, get, post
+from tests.http.clients import Client, get, post
 
 from inferway.app import Gateway
 from inferway.config import EngineSettings, ServeSettings
 from inferway.doctor.engines import ask_engines
-from inferway.frontends.http.listening import Certificate
-from inferway.frontends.http.message import Request
-from inferway.frontends.http.responder import JSON, Responder
-from inferway.frontends.http.server import HttpServer
+from inferway.http.listening import Certificate
+from inferway.http.message import Request
+from inferway.http.responder import JSON, Responder
+from inferway.http.server import HttpServer
 
 CHAT = b'{"model":"m","messages":[{"role":"user","content":"x"}]}'
 MODELS = b'{"data":[{"id":"m","root":"m","max_model_len":100}]}'

@@ -16,17 +16,17 @@ from aiohttp import web
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from tests.frontends.ext_proc.pods import rqb, rqh, rsb, rsh
-from tests.frontends.http.clients import connected, echo, get, serving
+from tests.ext_proc.pods import rqb, rqh, rsb, rsh
+from tests.http.clients import connected, echo, get, serving
 from tests.integration.conftest import answering
 from tests.integration.recorders import Recorder, in_front_of
 
 from inferway.app import Gateway
 from inferway.config import EngineSettings, PickerSettings, ServeSettings
 from inferway.errors import ConfigError
-from inferway.frontends.ext_proc.messages import METHOD, SERVICE, ProcessingRequest
-from inferway.frontends.http.traced import traced
-from inferway.frontends.tracing import Tracing, otlp
+from inferway.ext_proc.messages import METHOD, SERVICE, ProcessingRequest
+from inferway.http.traced import traced
+from inferway.telemetry.tracing import Tracing, otlp
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 PARENT = f"00-{TRACE}-{SPAN}-01"

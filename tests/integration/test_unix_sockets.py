@@ -7,15 +7,15 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.frontends.http.clients import Client, get, post
+from tests.http.clients import Client, get, post
 
 from inferway.app import Gateway
 from inferway.config import EngineSettings, ServeSettings, load_settings, parse_engine
 from inferway.doctor.engines import ask_engines
 from inferway.errors import ConfigError
-from inferway.frontends.http.message import Request
-from inferway.frontends.http.responder import JSON, Responder
-from inferway.frontends.http.server import HttpServer
+from inferway.http.message import Request
+from inferway.http.responder import JSON, Responder
+from inferway.http.server import HttpServer
 
 CHAT = b'{"model":"m","messages":[{"role":"user","content":"x"}]}'
 MODELS = b'{"data":[{"id":"m","root":"m","max_model_len":100}]}'

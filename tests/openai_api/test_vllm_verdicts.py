@@ -1,5 +1,5 @@
 """What we take and refuse, held against what vLLM 0.32's request classes do (recorded by
-tests/fleet/record_verdicts.py; the fleet tests record it again and compare).
+tests/engines/record_verdicts.py; the fleet tests record it again and compare).
 
 taken by both                 with the same values in the fields that both type
 refused by both
@@ -28,8 +28,8 @@ from inferway.openai_api.paths import PARSERS
 from inferway.openai_api.requests import ChatRequest, parse_completion
 from inferway.openai_api.shapes import shape_fields
 from inferway.openai_api.unread import read_unread
-from inferway.prompts.conversation import NO_FLAGS
-from inferway.prompts.template_arguments import template_arguments
+from inferway.prompts.chat.conversation import NO_FLAGS
+from inferway.prompts.chat.template_arguments import template_arguments
 from inferway_structured.requests import parse_constraints
 
 VERDICTS = Path(__file__).parents[1] / "golden" / "vllm_verdicts.jsonl.xz"

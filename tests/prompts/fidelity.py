@@ -28,15 +28,15 @@ from tests.prompts.texts import drawn_texts
 from tests.prompts.transformers_oracle import load_theirs, parts
 from tests.stored import TOKENIZERS, conversations, token_vectors, tokenizer_json
 
-from inferway.prompts.check_texts import CHECK_TEXTS
-from inferway.prompts.cuts import find_split_points
-from inferway.prompts.engine_tokenizer import build_engine_tokenizer
-from inferway.prompts.model_files import read_model_files
-from inferway.prompts.piece_cache import SegmentCache
-from inferway.prompts.prepare import cache_dir, prepare_smollm2
-from inferway.prompts.reference import encode_all
-from inferway.prompts.start_cache import GRID
-from inferway.prompts.tokenizer import Tokenizer
+from inferway.prompts.files.model_files import read_model_files
+from inferway.prompts.files.prepare import cache_dir, prepare_smollm2
+from inferway.prompts.tokenizer.check_texts import CHECK_TEXTS
+from inferway.prompts.tokenizer.engine_tokenizer import build_engine_tokenizer
+from inferway.prompts.tokenizer.hf_encoder import encode_all
+from inferway.prompts.tokenizer.prefix_token_cache import GRID
+from inferway.prompts.tokenizer.segment_cache import SegmentCache
+from inferway.prompts.tokenizer.split_points import find_split_points
+from inferway.prompts.tokenizer.tokenizer import Tokenizer
 
 ROOT = Path(__file__).parents[2]
 NPM = ROOT / "tests" / "prompts" / "npm_tokenizers.json"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.stored import tokenizer_json
 from tokenizers import AddedToken
 
-from inferway.prompts.boundaries import OpenTextBoundaries
+from inferway.prompts.tokenizer.open_text_boundaries import OpenTextBoundaries
 
 KINDS = ["gpt-2", "starcoder", "falcon", "phi-3", "t5-small", "bert-bge"]
 

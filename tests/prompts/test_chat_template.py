@@ -9,7 +9,7 @@ import pytest
 from tests.stored import template_goldens, upstream_render_cases
 
 from inferway.errors import HeavyError, RenderError, TemplateError
-from inferway.prompts.chat_template import MAX_REASON_CHARS, ChatInput, ChatTemplate
+from inferway.prompts.chat.chat_template import MAX_REASON_CHARS, ChatInput, ChatTemplate
 
 Row = dict[str, Any]
 

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from inferway.errors import HeavyError, TemplateError
-from inferway.prompts.chat_template import ChatInput, ChatTemplate
+from inferway.prompts.chat.chat_template import ChatInput, ChatTemplate
 
 Row = dict[str, Any]
 MakeModel = Callable[..., Path]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from inferway.prompts.chat_template import ChatTemplate
+from inferway.prompts.chat.chat_template import ChatTemplate
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "prompts" / "vllm_formats.json"
 

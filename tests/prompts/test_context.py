@@ -14,7 +14,7 @@ from inferway.openai_api.requests import (
     EmbeddingsRequest,
     ResponsesRequest,
 )
-from inferway.prompts.context import context_needed
+from inferway.prompts.context_length import context_needed
 
 
 def chat(**fields: Any) -> ChatRequest:

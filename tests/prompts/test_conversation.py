@@ -12,14 +12,14 @@ from tests.golden.prompts.chat_rules import RULES
 from inferway.config import ModelSettings
 from inferway.errors import InferwayError, InvalidRequestError, RenderError
 from inferway.openai_api.requests import ChatRequest, parse_chat
-from inferway.prompts.chat_template import ChatTemplate
-from inferway.prompts.conversation import (
+from inferway.prompts.chat.chat_template import ChatTemplate
+from inferway.prompts.chat.conversation import (
     chat_render_request,
     conversation,
     forwarded_ids,
 )
+from inferway.prompts.chat.template_arguments import sees_tools
 from inferway.prompts.render_requests import RenderChatRequest, chat_input
-from inferway.prompts.template_arguments import sees_tools
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "prompts" / "vllm_chats.jsonl.gz"
 NUM_DRAWN = 160

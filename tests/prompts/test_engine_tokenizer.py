@@ -15,7 +15,7 @@ from tests.prompts.transformers_oracle import load_theirs, parts
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
 from inferway.errors import RenderError
-from inferway.prompts.engine_tokenizer import TokenizerFiles, build_engine_tokenizer
+from inferway.prompts.tokenizer.engine_tokenizer import TokenizerFiles, build_engine_tokenizer
 
 JsonObject = dict[str, Any]
 MakeModel = Callable[..., Path]

@@ -16,8 +16,8 @@ from inferway.errors import InferwayError, RenderError
 from inferway.model import Reason
 from inferway.openai_api.requests import ChatRequest, CompletionRequest
 from inferway.prompts import ModelPrompts, Renderer
-from inferway.prompts.chat_template import ChatTemplate
-from inferway.prompts.conversation import asked_template, chat_render_request
+from inferway.prompts.chat.chat_template import ChatTemplate
+from inferway.prompts.chat.conversation import asked_template, chat_render_request
 from inferway.prompts.render_requests import chat_input
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "prompts" / "vllm_flags.jsonl.gz"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from inferway.errors import ConfigError
-from inferway.prompts.gguf import GgufFile
+from inferway.prompts.files.gguf import GgufFile
 
 
 def string(text: str) -> bytes:

@@ -14,10 +14,10 @@ from inferway.errors import RenderError, TemplateError
 from inferway.openai_api.requests import ChatRequest
 from inferway.prompts import ModelPrompts, RenderChatRequest, Renderer
 from inferway.prompts.body_size import MAX_TO_RENDER_HERE
-from inferway.prompts.chat_template import ChatInput
-from inferway.prompts.large_chats import LargeChats
-from inferway.prompts.template_jobs import pack
-from inferway_structured.helper.process import Limits
+from inferway.prompts.chat.chat_template import ChatInput
+from inferway.prompts.chat.large_chats import LargeChats
+from inferway.prompts.chat.template_jobs import pack
+from inferway_structured.sandbox.process import Limits
 
 MakeModel = Callable[..., Path]
 

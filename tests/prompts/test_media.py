@@ -21,11 +21,11 @@ from inferway.errors import InferwayError, RenderError
 from inferway.model import Reason, Tokenized
 from inferway.openai_api.requests import ChatRequest
 from inferway.prompts import GetOrCreateTokenizerKeyRequest, ModelPrompts, Renderer
-from inferway.prompts.chat_template import ChatInput, ChatTemplate
-from inferway.prompts.conversation import chat_render_request
-from inferway.prompts.media import KnownText, text_before_media
+from inferway.prompts.chat.chat_template import ChatInput, ChatTemplate
+from inferway.prompts.chat.conversation import chat_render_request
+from inferway.prompts.chat.media import KnownText, text_before_media
 from inferway.prompts.render_requests import chat_input
-from inferway.prompts.tokenizer import Tokenizer
+from inferway.prompts.tokenizer.tokenizer import Tokenizer
 
 MakePrompts = Callable[..., ModelPrompts]
 

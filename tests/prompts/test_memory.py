@@ -7,7 +7,7 @@ import sys
 
 PROGRAM = """
 import ctypes
-from inferway.prompts.memory import LARGE_BYTES, give_back_large
+from inferway.prompts.freed_memory import LARGE_BYTES, give_back_large
 
 class Mallinfo2(ctypes.Structure):
     _fields_ = [(name, ctypes.c_size_t) for name in "abcdefghij"]  # the fourth: mapped blocks

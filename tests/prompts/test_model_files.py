@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from inferway.errors import RenderError
-from inferway.prompts.model_files import read_model_files
-from inferway.prompts.raw_files import (
+from inferway.prompts.files.model_files import read_model_files
+from inferway.prompts.files.raw_files import (
     MAX_BYTES,
     MAX_OTHER_BYTES,
     MAX_TEMPLATE_BYTES,

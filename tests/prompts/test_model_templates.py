@@ -17,8 +17,8 @@ import tokenizers
 from transformers import AutoProcessor, AutoTokenizer, ProcessorMixin
 
 from inferway.errors import RenderError
+from inferway.prompts.files.model_files import read_model_files
 from inferway.prompts.loaded_model import LoadedModel
-from inferway.prompts.model_files import read_model_files
 
 Make = Callable[[Any, dict[str, Any]], Path]
 

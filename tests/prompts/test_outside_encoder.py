@@ -27,12 +27,12 @@ from inferway.prompts import (
     RenderRequest,
     RenderResult,
 )
-from inferway.prompts.check_texts import CHECK_TEXTS
-from inferway.prompts.model_files import read_model_files
-from inferway.prompts.outside_encoder import MAX_WAITING, OutsideEncoder
-from inferway.prompts.raw_files import read_raw_files
-from inferway.prompts.tokenizer import Tokenizer
-from inferway_structured.helper.process import Limits
+from inferway.prompts.files.model_files import read_model_files
+from inferway.prompts.files.raw_files import read_raw_files
+from inferway.prompts.tokenizer.check_texts import CHECK_TEXTS
+from inferway.prompts.tokenizer.outside_encoder import MAX_WAITING, OutsideEncoder
+from inferway.prompts.tokenizer.tokenizer import Tokenizer
+from inferway_structured.sandbox.process import Limits
 
 MakeModel = Callable[..., Path]
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 import inferway
 from inferway.cli.model import model
-from inferway.prompts.prepare import (
+from inferway.prompts.files.prepare import (
     TOKENIZER_FILES,
     attention_rows,
     hf_tensor_name,

@@ -20,9 +20,9 @@ from inferway.errors import RenderError
 from inferway.model import Reason, TokenIds, Tokenized
 from inferway.openai_api.requests import PromptBody
 from inferway.prompts import GetOrCreateTokenizerKeyRequest, ModelPrompts, Renderer
-from inferway.prompts.conversation import NO_FLAGS
-from inferway.prompts.likely_flag import FlagFinding, find
-from inferway.prompts.probe import (
+from inferway.prompts.chat.conversation import NO_FLAGS
+from inferway.prompts.fidelity.flag_diagnosis import FlagFinding, find
+from inferway.prompts.fidelity.probe import (
     CHAT,
     COMPLETION,
     PROBES,

@@ -23,7 +23,7 @@ from inferway.prompts import (
     Renderer,
     RenderRequest,
 )
-from inferway.prompts.load import load_prompts
+from inferway.prompts.load_prompts import load_prompts
 from inferway.prompts.loaded_model import MAX_GIVEN_TEMPLATES
 from inferway.prompts.served import ModelSource, NoPrompts
 

@@ -11,7 +11,7 @@ import pytest
 from inferway.errors import RenderError
 from inferway.model import Reason, TokenIds
 from inferway.openai_api.requests import ChatRequest, CompletionRequest
-from inferway.prompts.renderings import (
+from inferway.prompts.remote_render_cache import (
     BORDER_SECONDS,
     MARGIN,
     OVERHEAD_BYTES,

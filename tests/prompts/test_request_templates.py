@@ -29,17 +29,17 @@ from inferway.errors import (
 from inferway.model import Reason
 from inferway.openai_api.requests import ChatRequest
 from inferway.prompts import ModelPrompts, Renderer
-from inferway.prompts.chat_template import ChatInput, ChatTemplate
-from inferway.prompts.conversation import asked_template, chat_render_request
-from inferway.prompts.render_requests import chat_input
-from inferway.prompts.request_templates import (
+from inferway.prompts.chat.chat_template import ChatInput, ChatTemplate
+from inferway.prompts.chat.conversation import asked_template, chat_render_request
+from inferway.prompts.chat.request_templates import (
     MAX_TEMPLATE_CHARS,
     RequestTemplates,
     TemplateRendering,
     _Texts,
     prepare,
 )
-from inferway_structured.helper.process import Limits
+from inferway.prompts.render_requests import chat_input
+from inferway_structured.sandbox.process import Limits
 
 Row = dict[str, Any]
 

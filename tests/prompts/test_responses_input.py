@@ -12,10 +12,10 @@ from tests.golden.prompts.responses_rules import RULES
 from inferway.errors import InferwayError, PromptTooLongError, RenderError, TemplateError
 from inferway.model import Reason
 from inferway.openai_api.requests import parse_responses
-from inferway.prompts.chat_template import ChatTemplate
-from inferway.prompts.conversation import chat_render_request
+from inferway.prompts.chat.chat_template import ChatTemplate
+from inferway.prompts.chat.conversation import chat_render_request
+from inferway.prompts.chat.responses_input import as_chat, in_its_fields
 from inferway.prompts.render_requests import chat_input
-from inferway.prompts.responses_input import as_chat, in_its_fields
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "prompts" / "vllm_responses.jsonl.gz"
 RENDERED = [rule for rule in RULES if rule != "engine"]

@@ -17,8 +17,8 @@ from inferway.openai_api.requests import (
     EmbeddingsRequest,
     ResponsesRequest,
 )
+from inferway.prompts.files.prepare import prepare_smollm2
 from inferway.prompts.model_prompts import ModelPrompts
-from inferway.prompts.prepare import prepare_smollm2
 from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest
 from inferway.prompts.renderer import Renderer
 from inferway.prompts.served import NoPrompts, PromptSource, ServedModel

@@ -7,10 +7,10 @@ from tests.cpu import seconds_of
 
 from inferway.errors import HeavyError, RenderError, TemplateError
 from inferway.prompts import RenderChatRequest, Renderer
-from inferway.prompts.chat_template import ChatInput, ChatTemplate
-from inferway.prompts.large_chats import LargeChats
-from inferway.prompts.template_jobs import pack
-from inferway_structured.helper.process import Limits
+from inferway.prompts.chat.chat_template import ChatInput, ChatTemplate
+from inferway.prompts.chat.large_chats import LargeChats
+from inferway.prompts.chat.template_jobs import pack
+from inferway_structured.sandbox.process import Limits
 
 HI = [{"role": "user", "content": "Hi there, and a few words more"}]
 

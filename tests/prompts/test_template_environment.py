@@ -11,7 +11,7 @@ import pytest
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from inferway.prompts.template_environment import names_read, template_environment
+from inferway.prompts.chat.template_environment import names_read, template_environment
 
 OURS = template_environment(datetime.now)
 JINJAS = ImmutableSandboxedEnvironment(

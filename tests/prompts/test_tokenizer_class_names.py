@@ -14,7 +14,7 @@ from transformers.models.auto import tokenization_auto as auto
 from transformers.tokenization_utils_tokenizers import TokenizersBackend
 
 from inferway.errors import RenderError
-from inferway.prompts.tokenizer_class_names import (
+from inferway.prompts.tokenizer.tokenizer_class_names import (
     AS_IT_IS,
     FORCED_CLASSES,
     NOT_REPRODUCED,
@@ -22,7 +22,7 @@ from inferway.prompts.tokenizer_class_names import (
     TYPES_OF_CLASS,
     tokenizer_class,
 )
-from inferway.prompts.tokenizer_classes import TOKENIZER_CLASSES
+from inferway.prompts.tokenizer.tokenizer_classes import TOKENIZER_CLASSES
 
 # Where mistral-common is not installed, its models are loaded as they are; vLLM asks for that too.
 GENERIC = {"TokenizersBackend", "MistralCommonBackend"}

@@ -10,9 +10,9 @@ import pytest
 
 from inferway.errors import RenderError
 from inferway.prompts import GetOrCreateTokenizerKeyRequest, Renderer
-from inferway.prompts.raw_files import read_raw_files
-from inferway.prompts.trial_load import TrialLoads, limits_for
-from inferway_structured.helper.process import Limits
+from inferway.prompts.files.raw_files import read_raw_files
+from inferway.prompts.files.trial_load import TrialLoads, limits_for
+from inferway_structured.sandbox.process import Limits
 
 MakeModel = Callable[..., Path]
 Row = dict[str, Any]

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 import uvloop
-from tests.frontends.http.clients import Client, get, post
+from tests.http.clients import Client, get, post
 
 MIB = 2**20
 PACE = 25_000  # bytes that pipelining clients send every 10 ms

@@ -24,12 +24,12 @@ from time import monotonic
 import aiohttp
 import msgspec
 import uvloop
-from tests.fleet.program import Program
-from tests.frontends.http.clients import Client, get
+from tests.engines.program import Program
+from tests.http.clients import Client, get
 from tests.resources.attacks import ATTACKS, chat, connect, shaped
 from tests.resources.worlds import resident_kb
 
-from inferway.flow.callers import hash_of, new_key
+from inferway.routing.limits.callers import hash_of, new_key
 from inferway_bench.machine import this_machine
 from inferway_bench.routers import read_metrics, total
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
-from tests.fleet.program import Program
+from tests.engines.program import Program
 from tests.upstream.engines import LAST_CHUNK, SSE_HEAD, Engine, Seen, Talk, answer, chunk, running
 
 MODEL = "m"

@@ -6,7 +6,7 @@ import numpy as np
 from tests.scheduling.tables import candidates
 
 from inferway.model import Adapters, Column, ColumnKey
-from inferway.scheduling.of_endpoints import MOST_LISTS, PerEndpoint
+from inferway.scheduling.per_endpoint import MOST_LISTS, PerEndpoint
 from inferway.scheduling.profile import MOST_REMEMBERED, RowSelector
 
 EXTRA: ColumnKey[Column] = ColumnKey("extra")

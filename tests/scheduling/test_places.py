@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from inferway.model import Endpoint
-from inferway.scheduling.of_endpoints import FORGET_SECONDS, MOST_LISTS, Places
+from inferway.scheduling.per_endpoint import FORGET_SECONDS, MOST_LISTS, Places
 
 
 class Owner:

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from inferway.blocks.dialects import Dialect, LoraAdapter
+from inferway.kv.blocks.dialects import Dialect, LoraAdapter
 from inferway.simulator.cache import Adapter, KvCache, Run
 from inferway.simulator.config import LatencyModel
 from inferway.simulator.events import encode_batch

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from inferway.blocks.dialects import Dialect, LoraAdapter
+from inferway.kv.blocks.dialects import Dialect, LoraAdapter
 from inferway.simulator.cache import Adapter, KvCache, Run
 from inferway.simulator.events import CacheCleared, CacheRemoved, CacheStored, Event
 

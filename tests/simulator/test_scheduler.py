@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from inferway.blocks.dialects import Dialect
+from inferway.kv.blocks.dialects import Dialect
 from inferway.simulator.cache import KvCache, Run
 from inferway.simulator.config import LatencyModel
 from inferway.simulator.events import CacheStored, Event

@@ -30,10 +30,10 @@ import aiohttp
 import uvloop
 import zmq
 import zmq.asyncio
-from tests.fleet.program import INFERWAY
+from tests.engines.program import INFERWAY
 from tests.soak.engines import MODEL, EngineProcess, Wire
 
-from inferway.prompts.prepare import prepare_smollm2
+from inferway.prompts.files.prepare import prepare_smollm2
 from inferway.simulator.publisher import END_OF_REPLAY
 from inferway_bench.processes import free_port
 from inferway_bench.routers import read_metrics, total

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from tests.fleet.program import INFERWAY
+from tests.engines.program import INFERWAY
 
 from inferway_bench.processes import free_port
 

@@ -16,7 +16,7 @@ from tests.soak.judge import Tally
 from tests.soak.troubles import Troubles
 from tests.soak.world import Taken, World, more_than, world
 
-from inferway.prompts.prepare import prepare_smollm2
+from inferway.prompts.files.prepare import prepare_smollm2
 from inferway_bench.routers import total
 
 OnProgress = Callable[[str], None]

@@ -114,7 +114,7 @@ def test_only_objects_of_requests_must_be_gone() -> None:
     before = Taken(1.0, 10, 5, {"inferway.upstream.exchange.UpstreamRequest": 0})
     after = Taken(
         *(2.0, 9, 5),
-        {"inferway.upstream.exchange.UpstreamRequest": 1, "inferway.index.memory.Node": 99},
+        {"inferway.upstream.exchange.UpstreamRequest": 1, "inferway.kv.index.memory.Node": 99},
     )
 
     assert more_than(before, after) == {"inferway.upstream.exchange.UpstreamRequest": [0, 1]}

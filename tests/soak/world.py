@@ -30,7 +30,7 @@ flow: {queue_seconds: 10}
 START_SECONDS = 90.0
 SETTLE_SECONDS = 40.0
 # The rooms of which nothing may be left when nobody asks.
-_REQUESTS_ROOMS = ("inferway.frontends.http.", "inferway.upstream.", "inferway.director.")
+_REQUESTS_ROOMS = ("inferway.http.", "inferway.upstream.", "inferway.routing.director.")
 
 
 class Taken(msgspec.Struct, frozen=True):

@@ -4,8 +4,8 @@ is said. Without sockets, and each case whole as well as byte by byte."""
 from __future__ import annotations
 
 import pytest
-from tests.frontends.http.clients import get, post
 from tests.fuzz.unwired import Unwired
+from tests.http.clients import get, post
 from tests.upstream.engines import CHUNKED_HEAD, LAST_CHUNK, SSE_HEAD, chunk, in_loop
 
 OK = b"HTTP/1.1 200 OK\r\n"

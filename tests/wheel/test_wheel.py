@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.fleet.waiting import wait_until
+from tests.engines.waiting import wait_until
 from tests.wheel.conftest import PACKAGES, ROOT, Installed, succeed
 
 from inferway.cli.main import COMMANDS

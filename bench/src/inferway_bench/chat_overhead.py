@@ -16,7 +16,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 import numpy as np
 
-from inferway.prompts.prepare import prepare_smollm2
+from inferway.prompts.files.prepare import prepare_smollm2
 from inferway_bench.chat_pairs import (
     ARMS,
     KINDS,

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import time
 
-from inferway.director import Director
 from inferway.fleet.columns import EndpointColumns, ModelRows
-from inferway.index.protocol import Index
-from inferway.index.speculative import SpeculativeOverlay
+from inferway.kv.index.protocol import Index
+from inferway.kv.index.speculative import SpeculativeOverlay
 from inferway.model import EXACT, Candidates, Endpoint, HolderId, TokenIds, Tokenized
 from inferway.openai_api.requests import ChatRequest, PromptBody
 from inferway.prompts.served import PromptSource, ServedModel
+from inferway.routing.director import Director
+from inferway.routing.match import Matcher
 from inferway.scheduling.load import load_scheduling
-from inferway.steps.match import Matcher
 
 MODEL = "m"
 

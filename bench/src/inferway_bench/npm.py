@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from inferway.prompts.prepare import cache_dir, move_into_place
+from inferway.prompts.files.prepare import cache_dir, move_into_place
 from inferway_bench.processes import BenchError
 
 VERSION = "3.7.2"

@@ -20,9 +20,9 @@ import msgspec
 import numpy as np
 import uvloop
 
-from inferway.fleet.discovery import discover
+from inferway.fleet.engine_facts import discover
 from inferway.fleet.load import parse_load
-from inferway.fleet.pages import MetricsClient
+from inferway.fleet.metrics_client import MetricsClient
 from inferway_bench.dataplane.benchmark import LONG, PLAIN
 from inferway_bench.flags import flag
 from inferway_bench.harness import Benchmark

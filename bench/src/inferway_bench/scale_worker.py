@@ -16,9 +16,9 @@ import msgspec
 import numpy as np
 import uvloop
 
-from inferway.blocks.keys import BlockHasher
-from inferway.index.memory import MemoryIndex
-from inferway.index.protocol import Store
+from inferway.kv.blocks.keys import BlockHasher
+from inferway.kv.index.memory import MemoryIndex
+from inferway.kv.index.protocol import Store
 from inferway.model import RequestHead
 from inferway_bench.idle_engines import MODEL, GivenTokens, idle_director
 from inferway_bench.index.events import FollowedEngine, payload, removal

@@ -6,7 +6,7 @@ import pytest
 from tests.stored import tokenizer_json
 from tokenizers import Tokenizer
 
-from inferway.prompts.prepare import prepare_smollm2
+from inferway.prompts.files.prepare import prepare_smollm2
 from inferway_bench.loading.words import text
 
 

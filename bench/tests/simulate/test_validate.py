@@ -13,7 +13,7 @@ import pytest
 from bench.tests.peers.test_run import RoundRobin
 from bench.tests.runs import a_run, unseen
 
-from inferway.prompts.prepare import prepare_smollm2
+from inferway.prompts.files.prepare import prepare_smollm2
 from inferway_bench.engine_prompts import EnginePrompts
 from inferway_bench.loading.samples import Sample
 from inferway_bench.peers.fleets import simulated_fleet

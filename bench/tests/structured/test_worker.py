@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from inferway.prompts.prepare import PACKAGED_SMOLLM2
+from inferway.prompts.files.prepare import PACKAGED_SMOLLM2
 from inferway_bench.processes import BenchError
 from inferway_bench.structured.benchmark import StructuredPlan, judge, rows_of
 from inferway_bench.structured.sample import read

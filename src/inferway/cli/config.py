@@ -13,7 +13,7 @@ from inferway.cli.effective import effective
 from inferway.cli.serve_options import environment_of, overrides, serve_options
 from inferway.config import ServeSettings, load_settings, read_yaml
 from inferway.errors import ConfigError
-from inferway.flow.callers import read_callers
+from inferway.routing.limits.callers import read_callers
 from inferway.scheduling.config import KIND
 from inferway.scheduling.load import load_scheduling, scheduling_of
 from inferway.scheduling.scheduling import Scheduling

@@ -13,7 +13,7 @@ from inferway.config import ServeSettings, check_engines
 from inferway.doctor.examination import examine
 from inferway.doctor.rules import CheckResult, Level
 from inferway.errors import ConfigError
-from inferway.prompts.prepare import cache_dir
+from inferway.prompts.files.prepare import cache_dir
 
 COLORS = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "red"}
 

@@ -13,7 +13,14 @@ import msgspec
 from inferway.cli.command import Command, section
 from inferway.cli.flag import option
 from inferway.errors import ConfigError
-from inferway.flow.callers import Callers, KeyFile, KeySettings, hash_of, new_key, read_keys
+from inferway.routing.limits.callers import (
+    Callers,
+    KeyFile,
+    KeySettings,
+    hash_of,
+    new_key,
+    read_keys,
+)
 
 
 @click.group()

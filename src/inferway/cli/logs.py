@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from inferway.errors import ConfigError
-from inferway.frontends.log_lines import FORMATTERS, JsonFormatter, LogFormat
+from inferway.telemetry.log_lines import FORMATTERS, JsonFormatter, LogFormat
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs

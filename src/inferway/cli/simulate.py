@@ -11,13 +11,13 @@ from typing import Any
 
 import click
 
-from inferway.blocks.dialects import DEFAULT_SEED
 from inferway.cli.command import ServerCommand, section, warnings_of
 from inferway.cli.flag import Number, Whole, option
 from inferway.cli.logs import refuse, set_up
 from inferway.config import ModelSettings
 from inferway.errors import ConfigError, InferwayError
-from inferway.prompts.prepare import prepare_smollm2
+from inferway.kv.blocks.dialects import DEFAULT_SEED
+from inferway.prompts.files.prepare import prepare_smollm2
 from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest
 from inferway.prompts.renderer import Renderer
 from inferway.simulator.config import EventsConfig, LatencyModel, SimulatorConfig

@@ -63,7 +63,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The settings of one model's prompts: flags of its engines that cannot be seen from outside.
-    The probe (prompts/probe.py) says when one of them is missing."""
+    The probe (prompts/fidelity/probe.py) says when one of them is missing."""
 
     tokenizer: str | None = None  # directory, tokenizer.json or hub id; else as the engine says
     chat_template: str | None = None  # a file, a template's name in the model, or Jinja itself

@@ -13,8 +13,8 @@ from rich.console import Console
 from inferway.config import EngineSettings, ServeSettings
 from inferway.demo.settings import DemoSettings
 from inferway.errors import InferwayError
+from inferway.prompts.files.prepare import prepare_smollm2
 from inferway.prompts.model_prompts import ModelPrompts
-from inferway.prompts.prepare import prepare_smollm2
 from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest
 from inferway.prompts.renderer import Renderer
 from inferway.simulator.config import LatencyModel, SimulatorConfig

@@ -36,10 +36,10 @@ from inferway.demo.settings import DemoSettings
 from inferway.demo.table import Row
 from inferway.demo.workload import PROMPTS, SYSTEM_PROMPT, TURNS
 from inferway.errors import ConfigError, InferwayError
-from inferway.frontends.access_log import line_of
-from inferway.frontends.answer_log import EndedAnswer
 from inferway.openai_api.requests import parse_chat
 from inferway.prompts.renderer import Renderer
+from inferway.telemetry.access_log import line_of
+from inferway.telemetry.answer_log import EndedAnswer
 
 EVENT_POLL_SECONDS = 0.02
 ANSWER_TOKENS = 24

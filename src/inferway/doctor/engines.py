@@ -16,7 +16,7 @@ from yarl import URL
 from inferway.config import EngineSettings
 from inferway.doctor.facts import EngineReport, Socket
 from inferway.errors import ConfigError, UpstreamError
-from inferway.fleet.discovery import EngineFacts, discover, given_source
+from inferway.fleet.engine_facts import EngineFacts, discover, given_source
 from inferway.fleet.http_client import EngineConnector, upstream_errors
 
 ENGINE_SECONDS = 10.0  # an engine that computes on the CPU leaves us waiting for a while

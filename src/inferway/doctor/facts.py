@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from inferway.config import EngineSettings
-from inferway.fleet.discovery import EngineFacts
+from inferway.fleet.engine_facts import EngineFacts
 
 
 @dataclass(frozen=True, slots=True)

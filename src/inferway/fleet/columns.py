@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from inferway.events.stream import StreamState
+from inferway.kv.events.stream import StreamState
 from inferway.model import FIGURES, Adapters, Candidates, Column, Endpoint, HolderId, Rows
 from inferway.scheduling.adapter_rows import AdapterRows
-from inferway.scheduling.of_endpoints import as_rows
+from inferway.scheduling.per_endpoint import as_rows
 
 # By their numbers, EXACT to BLIND of model.py.
 STATES = tuple(StreamState)

@@ -9,12 +9,12 @@ from enum import StrEnum
 from typing import Any
 
 from inferway.config import EngineSettings
-from inferway.events.dialect import DialectFinder
-from inferway.events.stream import StreamState
-from inferway.fleet.discovery import EngineFacts, EventSource, ModelCard, given_source
+from inferway.fleet.engine_facts import EngineFacts, EventSource, ModelCard, given_source
 from inferway.fleet.load import Load
 from inferway.fleet.silent_zero import StreamEvidence
 from inferway.fleet.subscriber import EventSubscriber
+from inferway.kv.events.dialect_finder import DialectFinder
+from inferway.kv.events.stream import StreamState
 from inferway.model import Endpoint, Headers
 from inferway.prompts.served import ModelSource
 

@@ -19,8 +19,8 @@ from inferway.errors import UpstreamError
 from inferway.fleet.http_client import StatusError, post
 from inferway.model import TokenIds
 from inferway.openai_api.requests import CompletionRequest
-from inferway.prompts.probe import CHAT, NotRendered, Outcome
-from inferway.prompts.renderings import RenderKey, as_ids
+from inferway.prompts.fidelity.probe import CHAT, NotRendered, Outcome
+from inferway.prompts.remote_render_cache import RenderKey, as_ids
 from inferway_structured.decoding import UNREADABLE
 
 PROBE_SECONDS = 30.0  # an engine may have long prompts to compute first

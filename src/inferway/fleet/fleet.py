@@ -22,20 +22,20 @@ from inferway.errors import (
     UpstreamError,
     UpstreamTimeoutError,
 )
-from inferway.fleet.discovery import METRICS, EventSource, NoEngineError, discover
 from inferway.fleet.engine import SILENT_SCRAPES, Engine
-from inferway.fleet.heal import FullReporter
+from inferway.fleet.engine_facts import METRICS, EventSource, NoEngineError, discover
+from inferway.fleet.full_reports import FullReporter
 from inferway.fleet.http_client import EngineConnector
 from inferway.fleet.load import parse_load
-from inferway.fleet.pages import MetricsClient
+from inferway.fleet.metrics_client import MetricsClient
 from inferway.fleet.prober import Prober
-from inferway.fleet.remote_prompts import RemoteRenderers
+from inferway.fleet.remote.remote_prompts import RemoteRenderers
 from inferway.fleet.scraper import Scraper
 from inferway.fleet.served_models import LoadPrompts, ServedModels
 from inferway.fleet.silent_zero import StreamEvidence
 from inferway.fleet.subscriber import EventSubscriber
 from inferway.fleet.table import EndpointTable
-from inferway.index.protocol import Clear, Index
+from inferway.kv.index.protocol import Clear, Index
 from inferway.model import ContextLengths, Endpoint, Reason
 from inferway.prompts.served import ModelSource, NoPrompts, PromptSource, ServedModel
 from inferway.tasks import Tasks

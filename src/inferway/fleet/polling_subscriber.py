@@ -18,9 +18,9 @@ from functools import partial
 import aiohttp
 
 from inferway.errors import UpstreamError, UpstreamTimeoutError
-from inferway.events.adapters.tensorrt_llm import TensorRTEvents, split_answer
 from inferway.fleet.http_client import EngineConnector, post
 from inferway.fleet.subscriber import EventSubscriber, Subscription, log
+from inferway.kv.events.adapters.tensorrt_llm import TensorRTEvents, split_answer
 from inferway_structured.decoding import UNREADABLE
 
 POLL_SECONDS = 0.1

@@ -1,4 +1,4 @@
-"""Proves that engines render what we render, by asking them (prompts/probe.py: what, and why).
+"""Proves that engines render what we render, by asking them (prompts/fidelity/probe.py: what, why).
 
 an engine joins, or is back     every probe, one after the other; a few engines at a time
 its ids differ                  its models go by load only; asked again every RECHECK_SECONDS
@@ -26,8 +26,8 @@ from inferway.errors import UpstreamError, crash_report
 from inferway.fleet.engine import Engine, ProbeState, ProofState
 from inferway.fleet.engine_token_ids import NoTokenIdsError, ask
 from inferway.model import Endpoint, TokenIds
-from inferway.prompts.likely_flag import FlagFinding, find
-from inferway.prompts.probe import (
+from inferway.prompts.fidelity.flag_diagnosis import FlagFinding, find
+from inferway.prompts.fidelity.probe import (
     PROBES,
     Difference,
     JsonObject,

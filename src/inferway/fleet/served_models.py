@@ -21,9 +21,9 @@ from dataclasses import replace
 from typing import Any, TypeGuard
 
 from inferway.config import ModelSettings
-from inferway.fleet.discovery import ModelCard
 from inferway.fleet.engine import Engine
-from inferway.fleet.remote_prompts import RemotePrompts
+from inferway.fleet.engine_facts import ModelCard
+from inferway.fleet.remote.remote_prompts import RemotePrompts
 from inferway.model import ContextLengths, HolderId, Reason
 from inferway.prompts.served import (
     ModelSource,

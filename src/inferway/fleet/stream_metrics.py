@@ -6,10 +6,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 
-from inferway.events.stream import StreamState
 from inferway.fleet.fleet import Fleet
 from inferway.fleet.journal.journal import EngineContinuity, HolderJournal
 from inferway.fleet.subscriber import EventSubscriber
+from inferway.kv.events.stream import StreamState
 from inferway.metrics import Family, Row, counter, gauge, table
 from inferway.model import Endpoint
 

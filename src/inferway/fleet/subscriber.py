@@ -15,14 +15,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from inferway.events.adapters import sglang
-from inferway.events.apply import EngineBlocks
-from inferway.events.event import Batch, EventAdapter
-from inferway.events.follower import EventApplier, Steps
-from inferway.events.stream import EventStream, Replay, StreamState
-from inferway.fleet.discovery import EventSource
+from inferway.fleet.engine_facts import EventSource
 from inferway.fleet.journal.journal import HolderJournal
-from inferway.index.protocol import Index, LastReport
+from inferway.kv.events.adapters import sglang
+from inferway.kv.events.apply import EngineBlocks
+from inferway.kv.events.event import Batch, EventAdapter
+from inferway.kv.events.event_applier import EventApplier, Steps
+from inferway.kv.events.stream import EventStream, Replay, StreamState
+from inferway.kv.index.protocol import Index, LastReport
 from inferway.model import BlockKey, HolderId
 from inferway.tasks import Tasks, TimeSlice
 

@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from inferway.errors import InvalidRequestError, NoEndpointError
-from inferway.events.stream import StreamState
 from inferway.fleet.columns import STATES, EndpointColumns, ModelRows
-from inferway.fleet.discovery import EventSource
 from inferway.fleet.engine import Engine
-from inferway.index.protocol import Clear, Index
+from inferway.fleet.engine_facts import EventSource
+from inferway.kv.events.stream import StreamState
+from inferway.kv.index.protocol import Clear, Index
 from inferway.model import SCRAPED, Candidates, Endpoint, HolderId, Rows
 
 RECENT_SECONDS = 30.0  # time constant with which sent tokens stop being recent

@@ -23,8 +23,8 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
-from inferway.events.stream import Replay
 from inferway.fleet.subscriber import EventSubscriber, Subscription, log
+from inferway.kv.events.stream import Replay
 
 _END_SEQ = b"\xff" * 8  # -1: the replay's end marker
 _HEARTBEAT_MS = 10_000

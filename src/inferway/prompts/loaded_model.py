@@ -8,11 +8,11 @@ from functools import lru_cache, partial
 
 from inferway.errors import InferwayError, PanicError, RenderError, panic_as_error
 from inferway.model import Reason
-from inferway.prompts.chat_template import ChatTemplate
-from inferway.prompts.model_files import ModelFiles, model_files
-from inferway.prompts.outside_encoder import OutsideEncoder
-from inferway.prompts.raw_files import RawFiles
-from inferway.prompts.tokenizer import Tokenizer
+from inferway.prompts.chat.chat_template import ChatTemplate
+from inferway.prompts.files.model_files import ModelFiles, model_files
+from inferway.prompts.files.raw_files import RawFiles
+from inferway.prompts.tokenizer.outside_encoder import OutsideEncoder
+from inferway.prompts.tokenizer.tokenizer import Tokenizer
 
 # Compiled templates that callers of the library have brought, kept for each model.
 MAX_GIVEN_TEMPLATES = 32

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from inferway.metrics import Family, Row, counter, table
+from inferway.prompts.chat.request_templates import RequestTemplates
 from inferway.prompts.renderer import Renderer
-from inferway.prompts.request_templates import RequestTemplates
-from inferway_structured.helper.helper import SandboxStats
+from inferway_structured.sandbox.sandbox import SandboxStats
 
 _HELPERS: tuple[Row[SandboxStats], ...] = (
     (

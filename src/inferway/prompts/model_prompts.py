@@ -14,8 +14,8 @@ from inferway.errors import InvalidRequestError, PromptTooLongError, RenderError
 from inferway.model import ContextLengths, Reason, TokenIds, Tokenized
 from inferway.openai_api.requests import ChatRequest, CompletionRequest, PromptBody
 from inferway.prompts.body_size import BodySize, body_size
-from inferway.prompts.chat_template import ChatTemplate
-from inferway.prompts.conversation import (
+from inferway.prompts.chat.chat_template import ChatTemplate
+from inferway.prompts.chat.conversation import (
     NO_FLAGS,
     TemplateFacts,
     asked_template,
@@ -24,9 +24,16 @@ from inferway.prompts.conversation import (
     forwarded_ids,
     untrusted_template,
 )
-from inferway.prompts.likely_flag import Alternative, other_flags
-from inferway.prompts.media import text_before_media
-from inferway.prompts.raw_files import read_template
+from inferway.prompts.chat.media import text_before_media
+from inferway.prompts.chat.request_templates import (
+    RequestTemplate,
+    RequestTemplates,
+    TemplateRendering,
+    prepare,
+)
+from inferway.prompts.chat.template_arguments import sees_tools
+from inferway.prompts.fidelity.flag_diagnosis import Alternative, other_flags
+from inferway.prompts.files.raw_files import read_template
 from inferway.prompts.render_requests import (
     RenderChatRequest,
     RenderRequest,
@@ -34,15 +41,8 @@ from inferway.prompts.render_requests import (
     chat_input,
 )
 from inferway.prompts.renderer import MAX_CHARS_ON_LOOP, Renderer
-from inferway.prompts.request_templates import (
-    RequestTemplate,
-    RequestTemplates,
-    TemplateRendering,
-    prepare,
-)
-from inferway.prompts.template_arguments import sees_tools
-from inferway.prompts.token_ids import token_ids
-from inferway.prompts.token_rows import truncated
+from inferway.prompts.tokenizer.token_ids import token_ids
+from inferway.prompts.tokenizer.token_rows import truncated
 
 if TYPE_CHECKING:
     from inferway.prompts.loaded_model import LoadedModel
@@ -54,7 +54,7 @@ MAX_PROMPTS = 256
 class ModelPrompts:
     """Turns requests for one model into token ids: by its tokenizer and templates (`key` of
     `renderer`), its context length in tokens (None: unknown, then no prompt is too long) and the
-    flags of its engines. Raises RenderError if `flags` name a template that cannot be had."""
+    flags of its engines. Raises RenderError for a template that cannot be had."""
 
     def __init__(
         self,
@@ -95,8 +95,7 @@ class ModelPrompts:
 
     @property
     def num_panics(self) -> int:
-        """The number of texts on which the model's tokenizer has panicked; their requests were
-        routed by load."""
+        """The number of texts on which the model's tokenizer has panicked."""
         return self._model.tokenizer.num_panics
 
     @property
@@ -110,8 +109,7 @@ class ModelPrompts:
 
     @property
     def chat_fault(self) -> RenderError | None:
-        """The error that keeps chats from being rendered here, or None. Completions may work all
-        the same."""
+        """The error that keeps chats from being rendered here, or None."""
         try:
             self._check_own_renderer()
             if self._given_template is None:
@@ -121,8 +119,7 @@ class ModelPrompts:
         return None
 
     def within(self, contexts: ContextLengths) -> ModelPrompts:
-        """Return the same prompts for engines with these context lengths; a prompt is too long if
-        it fits none of them."""
+        """Return the same prompts for engines with these context lengths."""
         other = copy.copy(self)
         other.max_model_len, other._least_model_len = contexts.most, contexts.least
         return other

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from inferway.errors import InvalidRequestError
 from inferway.model import Offsets, TokenIds
-from inferway.prompts.chat_template import ChatInput, Message
-from inferway.prompts.token_rows import TruncationSide
+from inferway.prompts.chat.chat_template import ChatInput, Message
+from inferway.prompts.tokenizer.token_rows import TruncationSide
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,11 +31,13 @@ from inferway.errors import (
 )
 from inferway.model import Reason
 from inferway.prompts.body_size import MAX_TO_RENDER_HERE, BodySize, body_size
-from inferway.prompts.chat_template import ChatInput, ChatTemplate
-from inferway.prompts.hub import fetch_model_files, file_versions
-from inferway.prompts.large_chats import LargeChats
-from inferway.prompts.memory import give_back_memory
-from inferway.prompts.pace import RenderTime
+from inferway.prompts.chat.chat_template import ChatInput, ChatTemplate
+from inferway.prompts.chat.large_chats import LargeChats
+from inferway.prompts.chat.template_environment import Span
+from inferway.prompts.chat.template_jobs import pack
+from inferway.prompts.files.hub import fetch_model_files, file_versions
+from inferway.prompts.files.trial_load import TrialLoads
+from inferway.prompts.freed_memory import give_back_memory
 from inferway.prompts.render_requests import (
     GetOrCreateTokenizerKeyRequest,
     RenderChatRequest,
@@ -45,17 +47,15 @@ from inferway.prompts.render_requests import (
     check_chat,
     check_truncation,
 )
-from inferway.prompts.template_environment import Span
-from inferway.prompts.template_jobs import pack
-from inferway.prompts.token_rows import assistant_mask, truncated
-from inferway.prompts.trial_load import TrialLoads
-from inferway_structured.helper.helper import SandboxStats
+from inferway.prompts.render_time import RenderTime
+from inferway.prompts.tokenizer.token_rows import assistant_mask, truncated
+from inferway_structured.sandbox.sandbox import SandboxStats
 
 if TYPE_CHECKING:
+    from inferway.prompts.files.raw_files import RawFiles
     from inferway.prompts.loaded_model import LoadedModel
-    from inferway.prompts.outside_encoder import OutsideEncoder
-    from inferway.prompts.raw_files import RawFiles
-    from inferway.prompts.tokenizer import Tokenizer
+    from inferway.prompts.tokenizer.outside_encoder import OutsideEncoder
+    from inferway.prompts.tokenizer.tokenizer import Tokenizer
 
 # Above these many characters a request leaves the event loop. Measured on two shared cores:
 # fastokens takes 0.4-1.2 ms for 64,000 new characters, HF 1.5 ms for 4,000.
@@ -149,8 +149,8 @@ class Renderer:
         loading: Future[LoadedModel],
     ) -> None:
         # Tokenizers' libraries are 5 MiB that a gateway without a model of its own need not have.
+        from inferway.prompts.files.raw_files import read_raw_files
         from inferway.prompts.loaded_model import load_model
-        from inferway.prompts.raw_files import read_raw_files
 
         try:
             path = _locate(request, self._hub)
@@ -166,7 +166,7 @@ class Renderer:
         give_back_memory()
 
     def _start_outside(self, raw: RawFiles) -> OutsideEncoder:
-        from inferway.prompts.outside_encoder import OutsideEncoder
+        from inferway.prompts.tokenizer.outside_encoder import OutsideEncoder
 
         encoder = OutsideEncoder(raw, self.outside_stats)
         with self._lock:

@@ -18,8 +18,8 @@ from inferway.openai_api.requests import (
     PromptBody,
     ResponsesRequest,
 )
+from inferway.prompts.chat.responses_input import as_chat, in_its_fields
 from inferway.prompts.model_prompts import ModelPrompts
-from inferway.prompts.responses_input import as_chat, in_its_fields
 
 
 @dataclass(frozen=True, slots=True)

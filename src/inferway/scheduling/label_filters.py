@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from inferway.errors import ConfigError
 from inferway.model import Candidates, Endpoint
 from inferway.openai_api.llm_request import LLMRequest
-from inferway.scheduling.of_endpoints import PerEndpoint
+from inferway.scheduling.per_endpoint import PerEndpoint
 from inferway.scheduling.registry import Building, NoParameters, Parameters, PluginType
 
 Labels = Mapping[str, str]

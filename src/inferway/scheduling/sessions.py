@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from inferway.errors import ConfigError
 from inferway.model import Candidates, Column, Endpoint, Headers, SchedulingResult, Target
 from inferway.openai_api.llm_request import LLMRequest
-from inferway.scheduling.of_endpoints import PerEndpoint
+from inferway.scheduling.per_endpoint import PerEndpoint
 from inferway.scheduling.plugin import RequestListener
 from inferway.scheduling.registry import Parameters, PluginType
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from inferway.blocks.dialects import Dialect, HashExtra, LoraAdapter, hash_extras
+from inferway.kv.blocks.dialects import Dialect, HashExtra, LoraAdapter, hash_extras
 from inferway.simulator.events import CacheStored, Event
 from inferway.simulator.pool import Block, BlockPool
 

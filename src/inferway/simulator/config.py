@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from inferway.blocks.dialects import DEFAULT_SEED
 from inferway.errors import ConfigError
+from inferway.kv.blocks.dialects import DEFAULT_SEED
 
 Mode = Literal["echo", "random"]
 EventFormat = Literal["map", "array"]

@@ -11,8 +11,8 @@ from contextlib import suppress
 
 from aiohttp import web
 
-from inferway.blocks.dialects import Dialect, wire_hash
 from inferway.errors import ConfigError
+from inferway.kv.blocks.dialects import Dialect, wire_hash
 from inferway.simulator.cache import KvCache
 from inferway.simulator.config import SimulatorConfig
 from inferway.simulator.core import EngineCore

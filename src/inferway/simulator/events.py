@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from inferway.blocks.dialects import HashExtra, published_extras, wire_hash
+from inferway.kv.blocks.dialects import HashExtra, published_extras, wire_hash
 from inferway.simulator.config import EventFormat
 
 MEDIUM = "GPU"

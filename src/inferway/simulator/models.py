@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from inferway.blocks.dialects import LoraAdapter
 from inferway.errors import UnknownModelError
+from inferway.kv.blocks.dialects import LoraAdapter
 from inferway.openai_api.models import model_card
 from inferway.simulator.cache import Adapter
 from inferway.simulator.config import SimulatorConfig

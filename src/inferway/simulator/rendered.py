@@ -8,7 +8,7 @@ from inferway.config import ModelSettings
 from inferway.errors import InvalidRequestError, RenderError
 from inferway.model import Reason, TokenIds
 from inferway.openai_api.requests import ChatRequest, PromptBody
-from inferway.prompts.conversation import NO_FLAGS, brings_template
+from inferway.prompts.chat.conversation import NO_FLAGS, brings_template
 from inferway.prompts.model_prompts import ModelPrompts
 from inferway.prompts.renderer import Renderer
 

@@ -20,7 +20,7 @@ from inferway.openai_api.requests import (
     parse_embeddings,
     parse_responses,
 )
-from inferway.prompts.responses_input import as_chat
+from inferway.prompts.chat.responses_input import as_chat
 from inferway.simulator.answers import AnswerFormat, ChatAnswer, CompletionAnswer
 from inferway.simulator.core import EngineCore
 from inferway.simulator.embeddings import as_completion, embeddings_answer

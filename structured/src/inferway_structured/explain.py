@@ -21,13 +21,13 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from inferway_structured.cost import seconds_of
+from inferway_structured.compile.cost import seconds_of
 from inferway_structured.errors import SpecError
 from inferway_structured.grammar import Verdict
-from inferway_structured.keywords import ANNOTATIONS, ASSERTIONS
-from inferway_structured.limits import SpecLimits
-from inferway_structured.schema_walk import Subschema, graph
 from inferway_structured.spec import Kind, OutputConstraint, Spec
+from inferway_structured.validate.keywords import ANNOTATIONS, ASSERTIONS
+from inferway_structured.validate.limits import SpecLimits
+from inferway_structured.validate.schema_walk import Subschema, graph
 
 MAX_LISTED = 1000
 

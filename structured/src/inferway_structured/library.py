@@ -15,8 +15,8 @@ from dataclasses import asdict
 from typing import NoReturn
 
 from inferway_structured.backends import cascade
-from inferway_structured.check import CHECK, DEFAULT, check
-from inferway_structured.cost import is_costly
+from inferway_structured.compile.compile_trial import Trial
+from inferway_structured.compile.cost import is_costly
 from inferway_structured.errors import (
     ChecksBusyError,
     HeavyError,
@@ -30,13 +30,13 @@ from inferway_structured.errors import (
     panic_as_error,
 )
 from inferway_structured.grammar import Verdict
-from inferway_structured.helper.helper import Sandbox
-from inferway_structured.helper.process import Limits as HelperLimits
-from inferway_structured.limits import SpecLimits
+from inferway_structured.sandbox.process import Limits as HelperLimits
+from inferway_structured.sandbox.sandbox import Sandbox
 from inferway_structured.spec import Spec, packed
-from inferway_structured.trial import Trial
 from inferway_structured.turns import MAX_WAITING, WAIT_SECONDS
-from inferway_structured.valid import Validator
+from inferway_structured.validate.check import CHECK, DEFAULT, check
+from inferway_structured.validate.limits import SpecLimits
+from inferway_structured.validate.validator import Validator
 
 log = logging.getLogger("inferway.structured")
 
@@ -44,7 +44,11 @@ HELPER_LIMITS = HelperLimits(memory_bytes=512 << 20, cpu_seconds=1, wall_seconds
 
 # A helper imports nothing once its limits hold.
 _MODULES = (
-    *("inferway_structured.check", "inferway_structured.valid", "jsonschema_rs"),
+    *(
+        "inferway_structured.validate.check",
+        "inferway_structured.validate.validator",
+        "jsonschema_rs",
+    ),
     *("llguidance", "llguidance.gbnf_to_lark"),
 )
 _KILLED = {

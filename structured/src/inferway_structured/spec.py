@@ -19,10 +19,10 @@ from functools import cached_property
 from hashlib import blake2b
 from typing import Any, NoReturn
 
-from inferway_structured.ebnf import is_ebnf
 from inferway_structured.errors import SpecError
 from inferway_structured.lax import lax_bool
-from inferway_structured.respelled import respelled_lark, respelled_regex
+from inferway_structured.validate.ebnf import is_ebnf
+from inferway_structured.validate.respelled import respelled_lark, respelled_regex
 
 MAX_TAG_BYTES = 8 * 1024 * 1024  # that vLLM makes of tools: each schema up to twelve times
 MAX_TEXT_BYTES = 256 * 1024  # of one spec; 300 schemas of JSONSchemaBench: the largest has 150 kB

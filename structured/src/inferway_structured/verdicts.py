@@ -24,6 +24,7 @@ from time import monotonic
 from typing import Any, Protocol, TypeVar
 
 from inferway_structured.cache import Remembered
+from inferway_structured.compile.failures import QuarantinedError, again
 from inferway_structured.counts import Counts
 from inferway_structured.errors import (
     ChecksBusyError,
@@ -36,12 +37,9 @@ from inferway_structured.errors import (
     crash_report,
 )
 from inferway_structured.explain import explain
-from inferway_structured.failures import QuarantinedError, again
 from inferway_structured.grammar import Unenforced, Verdict
-from inferway_structured.helper.helper import Sandbox
-from inferway_structured.keywords import label
-from inferway_structured.limits import SpecLimits
 from inferway_structured.report import in_request, keeps_all, left_free, refuse_unenforced
+from inferway_structured.sandbox.sandbox import Sandbox
 from inferway_structured.single_flight import SingleFlight
 from inferway_structured.spec import OutputConstraint, Spec
 from inferway_structured.texts import AnswerText
@@ -53,6 +51,8 @@ from inferway_structured.turns import (
     FirstComeTurns,
     MakeTurns,
 )
+from inferway_structured.validate.keywords import label
+from inferway_structured.validate.limits import SpecLimits
 
 log = logging.getLogger("inferway.structured")
 

@@ -17,12 +17,12 @@ from structured.tests.ambiguous_draws import ambiguous_grammars
 from structured.tests.backends.contract import CASES, CHECKS, Check
 from structured.tests.compiling import smollm2
 
-from inferway_structured import failures
 from inferway_structured.backends import stepped, stepper
 from inferway_structured.backends.cascade import Cascade
 from inferway_structured.backends.llguidance import LLGuidance
 from inferway_structured.backends.stepped import SteppedCompiled, SteppedGrammar, Steppers
 from inferway_structured.backends.vocabulary import Vocabulary
+from inferway_structured.compile import failures
 from inferway_structured.errors import CompileError, JobFailedError, SaturatedError, SpecError
 from inferway_structured.grammar import Grammar, Verdict
 from inferway_structured.spec import Kind, Spec

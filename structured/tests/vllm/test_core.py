@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from structured.tests.compiling import SMOLLM2
 
-from inferway_structured import failures
 from inferway_structured.backends.stepped import MAX_ANSWERS
+from inferway_structured.compile import failures
 from inferway_structured.errors import SaturatedError, SpecError
 from inferway_structured.vllm import core as cores
 from inferway_structured.vllm.adapter import RequestGrammar

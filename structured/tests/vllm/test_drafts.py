@@ -8,7 +8,7 @@ from structured.tests.vllm.letters import END, Letters
 
 from inferway_structured.counts import Counts
 from inferway_structured.vllm.adapter import RequestGrammar
-from inferway_structured.vllm.drafts import forced
+from inferway_structured.vllm.forced_tokens import forced
 from inferway_structured.vllm.settings import Settings
 
 

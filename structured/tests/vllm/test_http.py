@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from structured.tests.patient import PATIENT
-from tests.fleet.hostile_shapes import BAD
+from tests.engines.hostile_shapes import BAD
 
 from inferway_structured.guided import GUIDED
 from inferway_structured.turns import TokenBucket

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from inferway.model import Column
-from inferway.scheduling.expected_ttft.caused import BUSIEST, RATE_SECONDS, MarginalCost
+from inferway.scheduling.expected_ttft.marginal_cost import BUSIEST, RATE_SECONDS, MarginalCost
 
 BOTH = slice(0, 2)
 

@@ -17,7 +17,7 @@ from typing import Annotated
 
 import msgspec
 
-from inferway.prompts.prepare import prepare_smollm2
+from inferway.prompts.files.prepare import prepare_smollm2
 from inferway_bench import conversations
 from inferway_bench.cpu import resident_bytes
 from inferway_bench.dataplane.latency import CLIENT_SHARE, DIRECT, latencies

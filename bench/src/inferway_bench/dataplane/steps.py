@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import NamedTuple, TypeVar
 
-from inferway.blocks.keys import BlockHasher
-from inferway.index.memory import MemoryIndex
-from inferway.index.protocol import Store
+from inferway.kv.blocks.keys import BlockHasher
+from inferway.kv.index.memory import MemoryIndex
+from inferway.kv.index.protocol import Store
 from inferway.model import TokenIds
 from inferway.openai_api.requests import parse_chat
-from inferway.prompts.chat_template import ChatInput, Message
+from inferway.prompts.chat.chat_template import ChatInput, Message
 from inferway_bench.conversations import BodyTemplate
 from inferway_bench.engine_prompts import EnginePrompts
 

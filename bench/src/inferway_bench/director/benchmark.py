@@ -10,7 +10,7 @@ from statistics import median
 import numpy as np
 import uvloop
 
-from inferway.prompts.prepare import prepare_smollm2
+from inferway.prompts.files.prepare import prepare_smollm2
 from inferway_bench import chats
 from inferway_bench.chats import Turns, default_data_dir
 from inferway_bench.director.choices import choices

@@ -16,12 +16,12 @@ from typing import Annotated
 
 import msgspec
 
-from inferway.index.memory import MemoryIndex
-from inferway.index.protocol import MatchResult, Store
+from inferway.kv.index.memory import MemoryIndex
+from inferway.kv.index.protocol import MatchResult, Store
 from inferway.model import BlockKey, Candidates, RequestHead, SchedulingResult, Tokenized
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.requests import PromptBody, parse_chat
-from inferway.prompts.chat_template import ChatInput
+from inferway.prompts.chat.chat_template import ChatInput
 from inferway.prompts.model_prompts import ModelPrompts
 from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest
 from inferway.prompts.renderer import Renderer

@@ -16,7 +16,7 @@ from typing import Annotated
 
 import msgspec
 
-from inferway.prompts.prepare import prepare_smollm2
+from inferway.prompts.files.prepare import prepare_smollm2
 from inferway_bench import conversations
 from inferway_bench.cpu import cpu_seconds
 from inferway_bench.dataplane.testbed import CHATS, Repeat, in_turns, set_pace, trivial_engine

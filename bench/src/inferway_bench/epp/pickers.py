@@ -23,11 +23,11 @@ import uvloop
 
 from inferway.app import Gateway
 from inferway.config import EngineSettings, PickerSettings, ServeSettings
-from inferway.frontends.ext_proc import answers
-from inferway.frontends.ext_proc.exchange import Ask, Pick
-from inferway.frontends.ext_proc.messages import METHOD, SERVICE, ProcessingRequest
-from inferway.frontends.ext_proc.wire.call import Call
-from inferway.frontends.ext_proc.wire.listening import GrpcServer
+from inferway.ext_proc import answers
+from inferway.ext_proc.exchange import Ask, Pick
+from inferway.ext_proc.messages import METHOD, SERVICE, ProcessingRequest
+from inferway.ext_proc.wire.call import Call
+from inferway.ext_proc.wire.listening import GrpcServer
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

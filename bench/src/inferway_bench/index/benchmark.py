@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from inferway.prompts.prepare import cache_dir
+from inferway.prompts.files.prepare import cache_dir
 from inferway_bench.harness import Benchmark
 from inferway_bench.index.beside import OURS, PEER, PEER_ON_ONE
 from inferway_bench.index.plan import QUICK, IndexPlan

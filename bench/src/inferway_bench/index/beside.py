@@ -38,8 +38,8 @@ class Ours:
     `events` says the seconds of each step from an engine's events to the index."""
 
     def __init__(self) -> None:
-        from inferway.index.memory import MemoryIndex
-        from inferway.index.protocol import Remove, Store
+        from inferway.kv.index.memory import MemoryIndex
+        from inferway.kv.index.protocol import Remove, Store
 
         self._index, self._store, self._remove = MemoryIndex(), Store, Remove
         self.match = self._index.match_now
@@ -72,7 +72,7 @@ class Ours:
         """From a token buffer."""
         import numpy as np
 
-        from inferway.blocks.keys import BlockHasher
+        from inferway.kv.blocks.keys import BlockHasher
 
         buffer = np.array(tokens, dtype=np.uint32)
         return times_us(BlockHasher(block_size).keys, [buffer] * repeats)

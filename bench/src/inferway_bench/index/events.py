@@ -10,14 +10,14 @@ from itertools import count
 
 import msgspec
 
-from inferway.events.adapters.sglang import open_batch
-from inferway.events.apply import EngineBlocks
-from inferway.events.dialect import DialectFinder, DialectState
-from inferway.events.event import BlockStored
-from inferway.events.follower import EventApplier
-from inferway.events.stream import StreamState
 from inferway.fleet.journal.journal import HolderJournal
-from inferway.index.memory import MemoryIndex
+from inferway.kv.events.adapters.sglang import open_batch
+from inferway.kv.events.apply import EngineBlocks
+from inferway.kv.events.dialect_finder import DialectFinder, DialectState
+from inferway.kv.events.event import BlockStored
+from inferway.kv.events.event_applier import EventApplier
+from inferway.kv.events.stream import StreamState
+from inferway.kv.index.memory import MemoryIndex
 from inferway.model import HolderId
 from inferway_bench.index.workload import VOCABULARY, Stored
 

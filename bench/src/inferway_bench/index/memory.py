@@ -7,8 +7,8 @@ import gc
 import time
 from itertools import islice
 
-from inferway.events.apply import EngineBlocks
-from inferway.index.memory import MemoryIndex
+from inferway.kv.events.apply import EngineBlocks
+from inferway.kv.index.memory import MemoryIndex
 from inferway_bench.index.events import BLOCKS, CHAIN, FollowedEngine, endless_payloads
 from inferway_bench.index.plan import IndexPlan
 from inferway_bench.index.workload import resident_bytes

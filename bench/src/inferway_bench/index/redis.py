@@ -14,9 +14,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean, median
 
-from inferway.blocks.keys import BlockHasher
-from inferway.index.memory import MemoryIndex
-from inferway.index.protocol import Index, LastReport
+from inferway.kv.blocks.keys import BlockHasher
+from inferway.kv.index.memory import MemoryIndex
+from inferway.kv.index.protocol import Index, LastReport
 from inferway.model import BlockKey, TokenIds
 from inferway_bench.cpu import cpu_seconds
 from inferway_bench.idle_engines import GivenTokens, idle_director
@@ -35,7 +35,7 @@ async def redis_cost(plan: IndexPlan, folder: Path) -> dict[str, object] | None:
     binary = next((found for name in _SERVERS if (found := shutil.which(name))), None)
     if binary is None or find_spec("redis") is None:
         return None
-    from inferway.index.redis import RedisIndex, RedisLimits  # an extra
+    from inferway.kv.index.redis import RedisIndex, RedisLimits  # an extra
 
     socket, log = folder / "s", folder / "log"
     listen = ["--port", "0", "--unixsocket", str(socket)]

@@ -13,11 +13,11 @@ from pathlib import Path
 from statistics import median
 
 from inferway.config import EngineSettings
-from inferway.fleet.discovery import EventSource
 from inferway.fleet.engine import Engine
+from inferway.fleet.engine_facts import EventSource
 from inferway.fleet.journal.journal import COMPACT_MIN_BYTES
 from inferway.fleet.journal.state_dir import StateDir
-from inferway.index.memory import MemoryIndex
+from inferway.kv.index.memory import MemoryIndex
 from inferway.model import Endpoint
 from inferway_bench.index.events import BLOCKS, FollowedEngine, endless_payloads
 from inferway_bench.index.plan import IndexPlan

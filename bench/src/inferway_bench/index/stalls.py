@@ -18,11 +18,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from inferway.blocks.keys import BlockHasher
-from inferway.director import Director
-from inferway.index.memory import MemoryIndex
-from inferway.index.protocol import Index, Store
+from inferway.kv.blocks.keys import BlockHasher
+from inferway.kv.index.memory import MemoryIndex
+from inferway.kv.index.protocol import Index, Store
 from inferway.model import RequestHead, TokenIds
+from inferway.routing.director import Director
 from inferway.tasks import SLICE_SECONDS
 from inferway_bench.idle_engines import GivenTokens, idle_director
 from inferway_bench.index.events import BLOCKS, FollowedEngine, endless_payloads

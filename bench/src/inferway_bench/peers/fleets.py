@@ -16,7 +16,7 @@ from subprocess import Popen
 
 import msgspec
 
-from inferway.prompts.prepare import prepare_smollm2
+from inferway.prompts.files.prepare import prepare_smollm2
 from inferway_bench.cpu import process_tree
 from inferway_bench.machine import CPUINFO, vllm_dtype
 from inferway_bench.peers.plan import RealEngines, SimulatedEngines

@@ -24,7 +24,7 @@ from inferway_bench.policies.cache import BlockCache
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from inferway.index.speculative import Speculation
+    from inferway.kv.index.speculative import Speculation
     from inferway.scheduling.plugin import RequestListener
     from inferway_bench.policies.gateway import Gateway
     from inferway_bench.policies.requests import SimRequest

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from inferway.fleet.table import RECENT_SECONDS
-from inferway.index.speculative import SpeculativeOverlay
+from inferway.kv.index.speculative import SpeculativeOverlay
 from inferway.model import Candidates, Column, Endpoint, SchedulingResult
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.usage import Usage

@@ -16,7 +16,7 @@ from typing import Annotated
 import msgspec
 
 from inferway import __version__
-from inferway.prompts.prepare import cache_dir
+from inferway.prompts.files.prepare import cache_dir
 from inferway_bench import chats
 from inferway_bench.chats import Turns
 from inferway_bench.flags import data_flag, flag

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from typing import NamedTuple
 
-from inferway.prompts.prepare import prepare_smollm2
+from inferway.prompts.files.prepare import prepare_smollm2
 from inferway_bench.chats import Message, default_data_dir
 from inferway_bench.npm import npm_tokenizer
 from inferway_bench.progress import OnStep

@@ -10,7 +10,7 @@ from statistics import fmean
 
 import numpy as np
 
-from inferway.blocks.keys import BlockHasher
+from inferway.kv.blocks.keys import BlockHasher
 from inferway_bench.engine_prompts import EnginePrompts
 from inferway_bench.loading.samples import Sample
 from inferway_bench.loading.workload import Conversation, Session

@@ -10,7 +10,7 @@ from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import msgspec
 
-from inferway.prompts.prepare import prepare_smollm2
+from inferway.prompts.files.prepare import prepare_smollm2
 from inferway_bench.chats import default_data_dir
 from inferway_bench.engine_prompts import EnginePrompts
 from inferway_bench.flags import data_flag, flag

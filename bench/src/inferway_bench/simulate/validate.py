@@ -17,7 +17,7 @@ from typing import Annotated
 
 import msgspec
 
-from inferway.prompts.prepare import prepare_smollm2
+from inferway.prompts.files.prepare import prepare_smollm2
 from inferway_bench.engine_prompts import EnginePrompts
 from inferway_bench.flags import flag
 from inferway_bench.harness import Benchmark

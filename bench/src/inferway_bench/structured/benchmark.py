@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import msgspec
 
 from inferway.errors import SpecError
-from inferway.prompts.prepare import PACKAGED_SMOLLM2
+from inferway.prompts.files.prepare import PACKAGED_SMOLLM2
 from inferway_bench.flags import flag
 from inferway_bench.harness import Benchmark
 from inferway_bench.json_worker import JsonWorker
@@ -30,8 +30,8 @@ from inferway_bench.report import Better, Column, Table
 from inferway_bench.rows import Findings, Goal, Row, Run, Value, goal
 from inferway_bench.structured.sample import Case, read
 from inferway_bench.structured.systems import BESIDE_ENGINE, OURS, SYSTEMS, VLLM, vocabulary_of
-from inferway_structured.drafts import validator_of
-from inferway_structured.schema_walk import pointer
+from inferway_structured.validate.json_schema_drafts import validator_of
+from inferway_structured.validate.schema_walk import pointer
 
 ORDERS = {"taken": "as they came", "ordered": "in schema order"}  # a worker's word -> ours
 LLGUIDANCE = "llguidance"

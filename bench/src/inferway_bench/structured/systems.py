@@ -13,9 +13,9 @@ from typing import Any
 
 from inferway_structured.backends.cascade import Cascade, verdict
 from inferway_structured.backends.vocabulary import Vocabulary
-from inferway_structured.check import check
 from inferway_structured.grammar import Unenforced
 from inferway_structured.spec import Kind, Spec
+from inferway_structured.validate.check import check
 
 
 @dataclass(frozen=True)

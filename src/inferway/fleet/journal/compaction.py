@@ -30,23 +30,7 @@ from pathlib import Path
 import msgspec
 
 from inferway.errors import JournalError
-from inferway.events.bridge import Place
-from inferway.events.held import ApplyStats, HolderState
-from inferway.events.records import (
-    AdoptedRecord,
-    BlockSize,
-    ClearedRecord,
-    FullGroup,
-    KnownRecord,
-    Record,
-    RemovedRecord,
-    StoredRecord,
-    TierNamed,
-    Uncounted,
-    WaitingRecord,
-    Windowed,
-)
-from inferway.fleet.journal.files import (
+from inferway.fleet.journal.journal_files import (
     FORMAT,
     Covered,
     Header,
@@ -60,7 +44,23 @@ from inferway.fleet.journal.files import (
     write_snapshot,
 )
 from inferway.fleet.journal.writer import CLOSE_SECONDS
-from inferway.index.protocol import FULL_ATTENTION, GPU, STORAGE
+from inferway.kv.events.hash_to_key import Place
+from inferway.kv.events.holder_state import ApplyStats, HolderState
+from inferway.kv.events.records import (
+    AdoptedRecord,
+    BlockSize,
+    ClearedRecord,
+    FullGroup,
+    KnownRecord,
+    Record,
+    RemovedRecord,
+    StoredRecord,
+    TierNamed,
+    Uncounted,
+    WaitingRecord,
+    Windowed,
+)
+from inferway.kv.index.protocol import FULL_ATTENTION, GPU, STORAGE
 from inferway.model import BlockKey, HolderId
 
 log = logging.getLogger("inferway.journal")

@@ -21,11 +21,8 @@ from pathlib import Path
 import msgspec
 
 from inferway.errors import JournalError
-from inferway.events.follower import EventApplier
-from inferway.events.records import ClearedRecord, Record, Uncounted
-from inferway.events.stream import StreamState
 from inferway.fleet.journal.compaction import CompactionJob, Compactor, in_pieces
-from inferway.fleet.journal.files import (
+from inferway.fleet.journal.journal_files import (
     FORMAT,
     Header,
     History,
@@ -40,7 +37,10 @@ from inferway.fleet.journal.files import (
     recover,
 )
 from inferway.fleet.journal.writer import Tail, Writer
-from inferway.index.protocol import Index
+from inferway.kv.events.event_applier import EventApplier
+from inferway.kv.events.records import ClearedRecord, Record, Uncounted
+from inferway.kv.events.stream import StreamState
+from inferway.kv.index.protocol import Index
 from inferway.tasks import TimeSlice
 
 log = logging.getLogger("inferway.journal")

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import numpy as np
 
-from inferway.blocks.keys import BlockHasher
 from inferway.config import ServeSettings
 from inferway.errors import ConfigError
-from inferway.fleet.discovery import EventSource
 from inferway.fleet.engine import Engine
+from inferway.fleet.engine_facts import EventSource
 from inferway.fleet.journal.compaction import Compactor
-from inferway.fleet.journal.files import Identity, directory_name
 from inferway.fleet.journal.journal import COMPACT_MIN_BYTES, HolderJournal, Workers
+from inferway.fleet.journal.journal_files import Identity, directory_name
 from inferway.fleet.journal.writer import Writer
+from inferway.kv.blocks.keys import BlockHasher
 from inferway.model import Endpoint
 
 _LOCK = "lock"

@@ -20,7 +20,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from inferway.fleet.journal.files import create, journal_name, write_all
+from inferway.fleet.journal.journal_files import create, journal_name, write_all
 
 log = logging.getLogger("inferway.journal")
 

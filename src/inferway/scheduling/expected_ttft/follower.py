@@ -26,7 +26,7 @@ from inferway.scheduling.expected_ttft.learning import (
     TERMS_MS,
     Learning,
 )
-from inferway.scheduling.of_endpoints import Places
+from inferway.scheduling.per_endpoint import Places
 from inferway.scheduling.plugin import RequestListener, RequestOutcome
 
 _LEAST_MS = 1e-3

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from inferway.metrics import Histogram
 from inferway.model import Column, ColumnKey
 from inferway.scheduling.expected_ttft.backlog import Backlog, ExternalLoad
-from inferway.scheduling.expected_ttft.caused import MarginalCost
 from inferway.scheduling.expected_ttft.costs import Costs
+from inferway.scheduling.expected_ttft.marginal_cost import MarginalCost
 
 # The features of a time to the first token, and what they cost before anything is known, in ms:
 # about an 8B model on one GPU. Only how they stand to each other matters, and not for long.

@@ -41,7 +41,7 @@ from inferway.scheduling.expected_ttft.learning import (
     TTFT_FEATURES,
     Learning,
 )
-from inferway.scheduling.of_endpoints import Places
+from inferway.scheduling.per_endpoint import Places
 from inferway.scheduling.prefix_source import TRUST
 from inferway.scheduling.registry import Building, NoParameters, PluginType
 

@@ -16,7 +16,7 @@ from inferway.errors import ConfigError
 from inferway.model import Candidates, Endpoint, Headers, SchedulingResult, Target
 from inferway.openai_api.llm_request import BYTES_PER_TOKEN, LLMRequest
 from inferway.openai_api.requests import reads_cache
-from inferway.scheduling.of_endpoints import PerEndpoint
+from inferway.scheduling.per_endpoint import PerEndpoint
 from inferway.scheduling.plugin import RequestListener
 from inferway.scheduling.prefix_source import APPROXIMATE, ApproximatePrefixSource
 from inferway.scheduling.producers.prompt_bytes import (

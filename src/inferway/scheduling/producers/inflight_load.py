@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from inferway.model import Candidates, Column, ColumnKey, Headers, SchedulingResult, Target
 from inferway.openai_api.llm_request import LLMRequest
-from inferway.scheduling.of_endpoints import Places
+from inferway.scheduling.per_endpoint import Places
 from inferway.scheduling.plugin import RequestListener, RequestOutcome
 from inferway.scheduling.prefix_source import PRECISE, PrefixSource, prefix_source
 from inferway.scheduling.registry import Building, Parameters, PluginType

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from inferway.index.holders import places
+from inferway.kv.index.holders import places
 from inferway.model import Column
 
 _FEW = 12  # bits: so many are faster found one by one

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from inferway.model import Candidates, Column, Endpoint
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.scheduling.adapter_rows import adapter_rows
-from inferway.scheduling.of_endpoints import PerEndpoint
+from inferway.scheduling.per_endpoint import PerEndpoint
 from inferway.scheduling.registry import Building, Parameters, PluginType
 
 ACTIVE, ROOM, WAITING = 1.0, 0.8, 0.6

@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from inferway.model import Candidates, Column, Endpoint, Headers, SchedulingResult, Target
 from inferway.openai_api.llm_request import LLMRequest
-from inferway.scheduling.of_endpoints import PerEndpoint
+from inferway.scheduling.per_endpoint import PerEndpoint
 from inferway.scheduling.plugin import RequestListener
 from inferway.scheduling.prefix_source import APPROXIMATE, PrefixSource, prefix_source
 from inferway.scheduling.registry import Building, Parameters, PluginType

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from inferway_structured.limits import SpecLimits
+from inferway_structured.validate.limits import SpecLimits
 
 if TYPE_CHECKING:
     import numpy as np

@@ -26,7 +26,7 @@ from inferway_structured.backends.tags import (
 )
 from inferway_structured.backends.xgrammar import MAX_TEXT_CHARS, XGrammar
 from inferway_structured.backends.xgrammar import is_installed as xgrammar_is_installed
-from inferway_structured.cost import estimated_seconds
+from inferway_structured.compile.cost import estimated_seconds
 from inferway_structured.errors import HeavyError, SpecError
 from inferway_structured.grammar import Unenforced, Verdict
 from inferway_structured.spec import Kind

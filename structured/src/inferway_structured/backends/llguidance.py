@@ -20,17 +20,17 @@ from functools import lru_cache
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from inferway_structured import failures
 from inferway_structured.backends.answer_state import REFUSED, AnswerState
 from inferway_structured.backends.bits import allow, allow_only, allowed
 from inferway_structured.backends.blanks import START
 from inferway_structured.backends.schemas.numbers import check_grammar_numbers, check_numbers
 from inferway_structured.backends.schemas.rows import with_short_rows
 from inferway_structured.backends.tag_grammar import tag_grammar
-from inferway_structured.ebnf import is_ebnf
+from inferway_structured.compile import failures
 from inferway_structured.errors import SpecError
-from inferway_structured.respelled import ascii_classes
 from inferway_structured.spec import Kind, Options, Spec
+from inferway_structured.validate.ebnf import is_ebnf
+from inferway_structured.validate.respelled import ascii_classes
 
 if TYPE_CHECKING:
     import llguidance

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 from inferway_structured.backends.answer_state import AnswerState
 from inferway_structured.backends.bits import allow, allow_only, allowed
 from inferway_structured.backends.outlines_child import MODULE, written_vocabulary
-from inferway_structured.jobs import Child, Job
-from inferway_structured.respelled import ascii_classes
+from inferway_structured.compile.jobs import Child, Job
 from inferway_structured.spec import Kind, Spec
+from inferway_structured.validate.respelled import ascii_classes
 
 if TYPE_CHECKING:
     import outlines_core

@@ -25,6 +25,7 @@ from weakref import WeakSet
 from inferway_structured.backends import stepper
 from inferway_structured.backends.bits import allow_only
 from inferway_structured.backends.room import Room
+from inferway_structured.compile.failures import TOO_LONG
 from inferway_structured.errors import (
     CompileError,
     JobKilledError,
@@ -32,9 +33,8 @@ from inferway_structured.errors import (
     SaturatedError,
     SpecError,
 )
-from inferway_structured.failures import TOO_LONG
-from inferway_structured.helper.helper import in_memory
-from inferway_structured.helper.process import Conversation, Limits, SandboxProcess
+from inferway_structured.sandbox.process import Conversation, Limits, SandboxProcess
+from inferway_structured.sandbox.sandbox import in_memory
 from inferway_structured.spec import packed
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from typing import Any
 
 from inferway_structured.backends.tag_xml import STYLES, Value, Wrapper, arguments
 from inferway_structured.errors import SpecError
-from inferway_structured.respelled import ascii_classes
+from inferway_structured.validate.respelled import ascii_classes
 
 _ANYTHING = "/(?s:.*)/"
 

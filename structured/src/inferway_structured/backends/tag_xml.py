@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from inferway_structured.errors import SpecError
-from inferway_structured.keywords import ANNOTATIONS
+from inferway_structured.validate.keywords import ANNOTATIONS
 
 
 class Wrapper(NamedTuple):

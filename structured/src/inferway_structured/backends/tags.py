@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from inferway_structured.backends.schemas.nodes import Document, Node
 from inferway_structured.grammar import Unenforced
-from inferway_structured.schema_walk import escaped
+from inferway_structured.validate.schema_walk import escaped
 
 
 class TagSchema(NamedTuple):

@@ -18,6 +18,7 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
+from inferway_structured.compile.failures import OF_THE_SHAPE
 from inferway_structured.errors import (
     CompileError,
     InferwayError,
@@ -25,7 +26,6 @@ from inferway_structured.errors import (
     SpecError,
     panic_as_error,
 )
-from inferway_structured.failures import OF_THE_SHAPE
 from inferway_structured.spec import Spec, from_vllm, unpacked
 from inferway_structured.vllm.adapter import RequestGrammar
 from inferway_structured.vllm.fit import switch_threads_sooner
@@ -54,9 +54,9 @@ class EngineCoreSide:
         from inferway_structured.backends.outlines_core import OutlinesJobs
         from inferway_structured.backends.stepped import Steppers
         from inferway_structured.backends.vocabulary import Vocabulary
-        from inferway_structured.compile import Compilations
-        from inferway_structured.compile_limits import CompileLimits
-        from inferway_structured.trial import TrialJobs
+        from inferway_structured.compile.compilations import Compilations
+        from inferway_structured.compile.compile_limits import CompileLimits
+        from inferway_structured.compile.compile_trial import TrialJobs
 
         self.settings = settings
         size = vllm_config.model_config.get_vocab_size()

@@ -12,11 +12,11 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
-from inferway_structured.compile_limits import CompileLimits
+from inferway_structured.compile.compile_limits import CompileLimits
 from inferway_structured.errors import SpecError
 from inferway_structured.grammar import ARGUMENTS
-from inferway_structured.helper.process import Limits as HelperLimits
 from inferway_structured.library import HELPER_LIMITS, GrammarLibrary
+from inferway_structured.sandbox.process import Limits as HelperLimits
 from inferway_structured.spec import Kind, OutputConstraint, Spec, from_vllm
 from inferway_structured.turns import ANYBODY
 from inferway_structured.verdicts import Verdicts

@@ -80,7 +80,8 @@ def install_core() -> None:
 
 def optional_features() -> list[Feature]:
     """Return the features that structured output works without, each by itself."""
-    from inferway_structured.vllm import drafts, overlap
+    from inferway_structured.vllm import forced_tokens as drafts
+    from inferway_structured.vllm import overlap
 
     return [
         Feature("dropping compilations whose clients have left", [_abort()]),

@@ -10,12 +10,12 @@ from structured.tests.compiling import smollm2
 
 from inferway_structured.backends.cascade import Cascade
 from inferway_structured.backends.llguidance import written
-from inferway_structured.check import check_grammar
 from inferway_structured.errors import SpecError
 from inferway_structured.grammar import Compiled
-from inferway_structured.limits import SpecLimits
 from inferway_structured.spec import Kind, Spec
-from inferway_structured.valid import verdict
+from inferway_structured.validate.check import check_grammar
+from inferway_structured.validate.limits import SpecLimits
+from inferway_structured.validate.validator import verdict
 
 CASCADE = Cascade(smollm2())
 

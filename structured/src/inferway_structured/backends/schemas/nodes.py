@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
 from inferway_structured.backends.schemas.work import CHARS_READ, Work
-from inferway_structured.keywords import (
+from inferway_structured.validate.keywords import (
     DRAFTS,
     MANY,
     NAMED,
@@ -19,7 +19,7 @@ from inferway_structured.keywords import (
     REFERENCES,
     RESTRICTING,
 )
-from inferway_structured.schema_walk import escaped, unescaped
+from inferway_structured.validate.schema_walk import escaped, unescaped
 
 JsonValue = Any  # what json.loads gives
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from inferway_structured.backends.schemas import numbers
 from inferway_structured.backends.schemas.nodes import DATA, Document, JsonValue, parsed
 from inferway_structured.backends.schemas.strings import KNOWN_FORMATS, in_rust
-from inferway_structured.keywords import RESTRICTING
+from inferway_structured.validate.keywords import RESTRICTING
 
 # What it refuses for sure, and x-guidance, which would be an order to it.
 _REFUSED = frozenset(

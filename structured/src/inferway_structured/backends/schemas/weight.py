@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 from inferway_structured.backends.schemas.nodes import parsed
 from inferway_structured.backends.schemas.shapes import matches
-from inferway_structured.keywords import RESTRICTING
-from inferway_structured.schema_walk import unescaped
+from inferway_structured.validate.keywords import RESTRICTING
+from inferway_structured.validate.schema_walk import unescaped
 
 # Multiples of a number are found by an automaton with a state for each remainder: 65,521 take
 # 0.5 s and 30 MB, 300,017 take 3.7 s and 150 MB, 3,000,017 43 s and 1.5 GB.

@@ -1,0 +1,114 @@
+"""Several sources of engines, taken together."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from inferway.config import DiscoverySettings, EngineSettings, KubernetesSettings, ModelRewrite
+from inferway.errors import crash_report
+from inferway.fleet.discovery.kubernetes.api import Access, ApiServer, own_namespace
+from inferway.fleet.discovery.kubernetes.objects import PodSelection, selector_of
+from inferway.fleet.discovery.kubernetes.pool import PoolPods, SelectedPods
+from inferway.fleet.discovery.sources import DnsName, EnginesFile, EngineSource
+
+log = logging.getLogger("inferway.discovery")
+
+Rules = Callable[[dict[str, int], list[ModelRewrite]], None]  # objectives, rewrites
+
+
+@dataclass(slots=True)
+class Members:
+    """`start`, then `close`. `changed` gets all engines, listed ones first, one call after the
+    other; of two with one name the first counts."""
+
+    listed: Sequence[EngineSettings]
+    sources: Sequence[EngineSource]
+    changed: Callable[[Sequence[EngineSettings]], Awaitable[None]]
+    servers: Sequence[ApiServer] = ()  # closed with it
+    _told: dict[int, Sequence[EngineSettings]] = field(default_factory=dict)
+    _tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def synced(self) -> bool:
+        """True if every source knows its engines."""
+        return all(source.synced for source in self.sources)
+
+    def start(self) -> None:
+        for number, source in enumerate(self.sources):
+            self._tasks.append(asyncio.ensure_future(self._follow(number, source)))
+        if self.sources:
+            self._tasks.append(asyncio.ensure_future(self._apply()))
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for server in self.servers:
+            await server.close()
+
+    async def relist(self, listed: Sequence[EngineSettings]) -> None:
+        """Take other engines as the listed ones from now on."""
+        self.listed = listed
+        await self.changed(self._all())
+
+    async def _follow(self, number: int, source: EngineSource) -> None:
+        def tell(engines: Sequence[EngineSettings]) -> None:
+            self._told[number] = engines
+            self._news.set()
+
+        await source.run(tell)
+
+    async def _apply(self) -> None:
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            try:
+                await self.changed(self._all())
+            except Exception as e:
+                log.error(
+                    "the list of engines could not be changed, and stays as it was: %s",
+                    crash_report(e),
+                )
+
+    def _all(self) -> list[EngineSettings]:
+        found = [*self.listed, *(e for told in self._told.values() for e in told)]
+        by_name: dict[str, EngineSettings] = {}
+        for engine in found:
+            by_name.setdefault(engine.label, engine)
+        return list(by_name.values())
+
+
+def build_members(
+    settings: DiscoverySettings,
+    listed: Sequence[EngineSettings],
+    changed: Callable[[Sequence[EngineSettings]], Awaitable[None]],
+    rules: Rules | None = None,
+) -> Members:
+    """Build the sources that settings name. `rules` is told what Kubernetes says of objectives and
+    rewrites. Raises ConfigError."""
+    sources: list[EngineSource] = [DnsName(url) for url in settings.dns]
+    if settings.file is not None:
+        sources.append(EnginesFile(Path(settings.file)))
+    servers: list[ApiServer] = []
+    if settings.kubernetes is not None:
+        servers.append(ApiServer(_access(settings.kubernetes)))
+        sources.append(_pods(settings.kubernetes, servers[0], rules))
+    return Members(listed, sources, changed, servers)
+
+
+def _access(settings: KubernetesSettings) -> Access:
+    return Access.in_cluster() if settings.api is None else Access(settings.api.rstrip("/"))
+
+
+def _pods(settings: KubernetesSettings, server: ApiServer, rules: Rules | None) -> EngineSource:
+    namespace = settings.namespace or own_namespace()
+    if settings.pool is None:
+        given = settings.selector
+        selector = given if isinstance(given, str) else selector_of(given)
+        return SelectedPods(server, namespace, PodSelection(selector, settings.ports))
+    return PoolPods(server, namespace, settings.pool, settings.group, rules)

@@ -1,0 +1,1 @@
+"""Prompts that cannot be made here: engines render them."""

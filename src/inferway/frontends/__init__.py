@@ -1,1 +1,0 @@
-"""The doors: HTTP for clients, and what leaves on the side; I/O."""

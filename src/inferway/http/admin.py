@@ -1,0 +1,154 @@
+"""GET /admin/engines: what is known of each engine, and how it is known. POST .../NAME/drain and
+.../NAME/resume: whether it gets new requests.
+
+For operators, and so behind the admin key where one is configured (`routes`). The names are
+described in docs/troubleshooting.md, and stay.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import unquote
+
+import msgspec
+
+from inferway.errors import UnknownPathError
+from inferway.fleet.engine import Engine
+from inferway.fleet.fleet import Fleet
+from inferway.fleet.journal.journal import HolderJournal
+from inferway.http.message import Request
+from inferway.http.responder import JSON, Responder
+from inferway.kv.index.protocol import Index
+from inferway.model import SCRAPED, Endpoint
+from inferway.routing.limits.failover import FailoverPolicy
+
+_PREFIX = "/admin/engines/"
+
+log = logging.getLogger("inferway.admin")
+
+
+class AdminPages:
+    """`clock` is the one that subscribers note batches by."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        index: Index,
+        traffic: FailoverPolicy,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._fleet = fleet
+        self._index = index
+        self._traffic = traffic
+        self._clock = clock
+
+    async def engines(self, _: Request, responder: Responder) -> None:
+        """All of them; those that do not answer too."""
+        body = {"engines": [self._engine(engine) for engine in self._fleet.engines]}
+        responder.send(200, JSON, msgspec.json.encode(body))
+
+    async def change(self, request: Request, responder: Responder) -> None:
+        """A drained engine gets no new requests; those that it has, end as they would have."""
+        name, _, what = request.path.removeprefix(_PREFIX).rpartition("/")
+        name = unquote(name)
+        if what not in ("drain", "resume"):
+            raise UnknownPathError(
+                f"{request.path[:200]}: expected {_PREFIX}NAME/drain or {_PREFIX}NAME/resume"
+            )
+        engine = next((e for e in self._fleet.engines if e.name == name), None)
+        if engine is None:
+            known = ", ".join(engine.name for engine in self._fleet.engines)
+            raise UnknownPathError(f"no engine is called {name[:200]!r}; known: {known}")
+        drained = self._traffic.standing.drained
+        if what == "drain":
+            drained.add(name)
+        else:
+            drained.discard(name)
+        log.info("engine %s %s", name, "is drained" if what == "drain" else "gets requests again")
+        responder.send(200, JSON, msgspec.json.encode(self._engine(engine)))
+
+    def _engine(self, engine: Engine) -> dict[str, Any]:
+        facts, load = engine.facts, engine.load
+        standing = self._traffic.standing
+        return {
+            "name": engine.name,
+            "url": engine.url,
+            "healthy": engine.healthy,
+            "drained": engine.name in standing.drained,
+            "breaker": standing.state(engine.name, self._traffic.clock()),
+            "version": facts.version if facts else None,
+            "models": engine.model_names,
+            "block_size": engine.block_size,
+            "load": {
+                "in_flight": self._fleet.in_flight(engine),
+                **{name: load[name] for name in SCRAPED},
+            },
+            "problems": engine.problems(),
+            "probes": engine.probe_report(),
+            "endpoints": [
+                {**self._endpoint(endpoint), "stream": self._stream(engine, endpoint)}
+                for endpoint in engine.endpoints
+            ],
+        }
+
+    def _endpoint(self, endpoint: Endpoint) -> dict[str, Any]:
+        index, shared = self._index, self._index.shared
+        return {
+            "name": endpoint.name,
+            "rank": endpoint.rank,
+            "state": self._fleet.state(endpoint),
+            "shared_state": None if shared is None else shared.shared_state(endpoint.holder),
+            "blocks": index.num_blocks(endpoint.holder),
+            "blocks_evicted": index.num_evicted(endpoint.holder),
+        }
+
+    def _stream(self, engine: Engine, endpoint: Endpoint) -> dict[str, Any] | None:
+        subscriber = engine.stream(endpoint)
+        if subscriber is None:
+            return None
+        finder = engine.dialects.get(subscriber.source.rank)
+        source, stream, blocks = subscriber.source, subscriber.stream, subscriber.blocks
+        last, skipped = subscriber.last_batch_at, dict(subscriber.stats.skipped)
+        for reason, num in blocks.stats.skipped.items():
+            skipped[reason] = skipped.get(reason, 0) + num
+        return {
+            "rank": source.rank,
+            "endpoint": subscriber.endpoint or source.endpoint,
+            "replay": source.replay,
+            "state": subscriber.state,
+            "from_start": stream.from_start,
+            "seq": stream.last_seq,
+            "age_seconds": None if last is None else round(self._clock() - last, 3),
+            "batches": subscriber.stats.batches,
+            "events": subscriber.stats.events,
+            "skipped": skipped,
+            "gaps": stream.stats.gaps,
+            "duplicates": stream.stats.duplicates,
+            "replays": stream.stats.replays,
+            "unreadable": stream.stats.unreadable,
+            "restarts": stream.stats.restarts,
+            "forgotten": subscriber.stats.forgotten,
+            "cleared": blocks.stats.cleared,
+            "stored": blocks.stats.stored,
+            "removed": blocks.stats.removed,
+            "copies_count": blocks.copies_count,
+            "dialect": None if finder is None else {"state": finder.state, "name": finder.name},
+            "orphans": blocks.num_orphans,
+            "adopted": blocks.stats.adopted,
+            "journal": _journal(subscriber.journal),
+        }
+
+
+def _journal(journal: HolderJournal | None) -> dict[str, Any] | None:
+    if journal is None:
+        return None
+    stats = journal.stats
+    return {
+        "proof": journal.proof,
+        "loaded_blocks": stats.loaded_blocks,
+        "bytes": journal.num_bytes,
+        "given_up": stats.given_up,
+    }

@@ -1,0 +1,226 @@
+"""Who is let in: by an API key, by the admin key, or everybody; and what their requests may take.
+
+configured        a request without a key      an admin is
+nothing           is anybody's                 everybody
+the admin key     is anybody's                 who bears it
+API keys          401                          who bears the admin key, or a key with `admin`
+
+What a key says of tenant and priority holds, and headers that say so count only where there are no
+keys. A key that was checked ends here: it travels to no engine and into no log.
+
+A cache is an oracle: who may ask how much of a prompt is cached can find out, block by block, what
+others have asked. So scores, and the headers that say how a request was decided, are the
+operator's, once a key is configured. Without keys, whoever reaches the gateway is an admin; the
+page of a stranger, open in a browser on the same machine, is not meant by that:
+
+A page of another site        the browser says so: `Origin`, which is not our host, or
+                              `Sec-Fetch-Site` (Fetch Metadata)
+A page whose host's name      `Host` has that name. A gateway that listens on loopback alone is
+was made ours afterwards      asked for as an address or as localhost
+(DNS rebinding)
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from inferway.config import ServeSettings
+from inferway.errors import FleetError, ForbiddenError, InferwayError, UnauthorizedError
+from inferway.fleet.fleet import Fleet
+from inferway.http.listening import UNIX
+from inferway.http.message import Request
+from inferway.http.request_queue import RequestQueue, Ticket
+from inferway.http.responder import Responder
+from inferway.routing.limits.callers import (
+    AdminKey,
+    ApiCaller,
+    Callers,
+    read_callers,
+    without_credentials,
+)
+from inferway.routing.limits.failover import FailoverPolicy, Retries
+from inferway.routing.limits.outlier_detection import OutlierDetection
+from inferway.routing.objectives import named_tenant
+
+log = logging.getLogger("inferway.forward")
+
+_FOREIGN = (b"cross-site", b"same-site")
+_LOCAL_HOST = re.compile(rb"(?:[\w-]+\.)*localhost|[0-9.]+|\[[0-9a-fA-F:.]+\]", re.IGNORECASE)
+_PORT = re.compile(rb":[0-9]*$")
+_CURE = "web pages may not ask this path without the admin key; set admin_key_env"
+
+_EVERYBODY = ApiCaller(admin=True)
+_ANYBODY = ApiCaller()
+_ADMIN = ApiCaller(admin=True)
+_NAMED_ADMIN = ApiCaller(tenant="admin", priority=0, admin=True, name="admin")
+
+
+@dataclass(slots=True)
+class Auth:
+    """`callers` is replaced when the keys are read again."""
+
+    traffic: FailoverPolicy
+    control: RequestQueue
+    admin_key: AdminKey | None = None
+    callers: Callers | None = None
+    is_local: bool = False  # the gateway listens on loopback alone
+    refused: int = 0  # for want of a key
+    requests: dict[str, int] = field(default_factory=dict)  # by name of the key
+    reloads: dict[str, int] = field(default_factory=lambda: {"done": 0, "refused": 0})
+
+    @property
+    def is_guarded(self) -> bool:
+        """Whether all paths for requests want a key."""
+        return self.callers is not None
+
+    @property
+    def knows_admins(self) -> bool:
+        """Whether anybody can show to be one; else everybody counts as one."""
+        return self.admin_key is not None or self.callers is not None
+
+    def caller(self, request: Request) -> ApiCaller:
+        """Return whose request it is, which does not have the key from then on. Raises
+        UnauthorizedError."""
+        if self.callers is None:
+            if self.admin_key is None:
+                return _EVERYBODY
+            if not self.admin_key.is_carried(request.headers):
+                return _ANYBODY
+            request.headers = self.admin_key.without(request.headers)
+            request.fields.pop(b"authorization", None)
+            return _ADMIN
+        caller = self._known(self.callers, request)
+        request.headers = without_credentials(request.headers)
+        request.fields.pop(b"authorization", None)
+        self.requests[caller.name] = self.requests.get(caller.name, 0) + 1
+        return caller
+
+    def tenant(self, caller: ApiCaller, request: Request) -> str:
+        """Return the tenant whose share of the engines the request takes."""
+        return caller.tenant if caller.name else named_tenant(request.headers)
+
+    def check_admin(self, request: Request) -> None:
+        """Raises UnauthorizedError or ForbiddenError unless it is an admin's."""
+        if self.callers is None:
+            if self.admin_key is not None:
+                self.admin_key.check(request.headers)
+            else:
+                check_no_web_page(request, is_local=self.is_local)
+        elif not self._known(self.callers, request).admin:
+            raise ForbiddenError("this path is for admins, and this key is not one's")
+
+    def check(self, request: Request) -> None:
+        """Raises UnauthorizedError if the request has to have a key and has none."""
+        if self.callers is not None:
+            self._known(self.callers, request)
+
+    def lets_in(self, request: Request, *, admins_only: bool) -> bool:
+        """Return whether `check_admin`, or else `check`, would let the request in; nothing is
+        counted."""
+        if self.callers is None:
+            key = self.admin_key if admins_only else None
+            return key is None or key.is_carried(request.headers)
+        try:
+            return self._bearer(self.callers, request).admin or not admins_only
+        except UnauthorizedError:
+            return False
+
+    def ticket(self, responder: Responder, tenant: str) -> Ticket | None:
+        """Return a slot for the request; None while nothing is limited."""
+        if not self.control.is_on:
+            return None
+        return Ticket(self.control, responder, tenant)
+
+    def _known(self, callers: Callers, request: Request) -> ApiCaller:
+        try:
+            return self._bearer(callers, request)
+        except UnauthorizedError:
+            self.refused += 1
+            raise
+
+    def _bearer(self, callers: Callers, request: Request) -> ApiCaller:
+        if self.admin_key is not None and self.admin_key.is_carried(request.headers):
+            return _NAMED_ADMIN
+        return callers.of(request.headers)
+
+
+class Keys(NamedTuple):
+    """The keys of admins and of callers; None where none is configured."""
+
+    admin: AdminKey | None
+    callers: Callers | None
+
+
+def read_keys(settings: ServeSettings) -> Keys:
+    """Return the keys that the settings name. Raises ConfigError."""
+    key, path = settings.admin_key(), settings.api_keys
+    return Keys(
+        None if key is None else AdminKey(key), None if path is None else read_callers(Path(path))
+    )
+
+
+def build_admission(
+    settings: ServeSettings,
+    keys: Keys,
+    fleet: Fleet,
+    clock: Callable[[], float],
+) -> Auth:
+    """Return who is let in, as the settings have it. `clock` counts seconds."""
+    traffic = FailoverPolicy(clock, OutlierDetection(settings.ejection), Retries(settings.retries))
+
+    def engines_of(model: str) -> frozenset[str]:
+        names = fleet.engines_of(model)
+        if traffic.standing.is_plain:
+            return names
+        return traffic.standing.allowed(names, clock())
+
+    control = RequestQueue(settings.flow, engines_of, clock)
+    return Auth(traffic, control, *keys, is_local=admins_are_local(settings))
+
+
+def admins_are_local(settings: ServeSettings) -> bool:
+    """Whether paths for admins are on loopback alone. Where requests come by a Unix socket, which
+    no browser opens, a port for admins is."""
+    host = settings.host
+    if host.startswith(UNIX):
+        return settings.admin_port is not None
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def withheld(error: InferwayError, request_id: bytes) -> InferwayError:
+    """`error`, naming no engine: the same status and code. The log then has what it said."""
+    if not isinstance(error, FleetError) or error.in_public is None:
+        return error
+    log.warning(
+        "request %s was answered with an error whose details its caller may not see: %s",
+        request_id.decode(),
+        error,
+    )
+    told = copy.copy(error)
+    told.args = (f"{error.in_public}; the gateway's log has the reason",)
+    return told
+
+
+def check_no_web_page(request: Request, *, is_local: bool) -> None:
+    """Raises ForbiddenError. `is_local`: the gateway listens on loopback alone."""
+    fields = request.fields
+    host, origin = fields.get(b"host", b""), fields.get(b"origin")
+    if origin is not None and origin.partition(b"://")[2].lower() != host.lower():
+        raise ForbiddenError(f"origin {_text(origin)}: not this gateway's own; {_CURE}")
+    if fields.get(b"sec-fetch-site") in _FOREIGN:
+        raise ForbiddenError(f"sec-fetch-site: a page of another site; {_CURE}")
+    if is_local and host and not _LOCAL_HOST.fullmatch(_PORT.sub(b"", host)):
+        raise ForbiddenError(
+            f"host {_text(host)}: expected localhost or an address, as the gateway listens on"
+            f" loopback; {_CURE}"
+        )
+
+
+def _text(value: bytes) -> str:
+    return repr(value[:100].decode("latin-1"))

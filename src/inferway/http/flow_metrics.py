@@ -1,0 +1,104 @@
+"""Limits, the queue, ejected engines, further tries and keys, as /metrics has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from inferway.fleet.fleet import Fleet
+from inferway.http.auth import Auth
+from inferway.metrics import Family, counter, gauge
+from inferway.routing.limits.circuit_breaker import BreakerState
+
+
+def flow_families(admission: Auth, fleet: Fleet) -> Iterator[Family]:
+    yield from _queue(admission)
+    yield from _engines(admission, fleet)
+    retries = admission.traffic.retries
+    yield counter("retries", "Further tries of requests on another engine.", value=retries.made)
+    yield counter(
+        "retries_refused",
+        "Further tries of requests that were not made because there were too many.",
+        value=retries.refused,
+    )
+    yield counter(
+        "reloads",
+        "Reloads of the settings by SIGHUP, by outcome: done, or refused with the old settings"
+        " kept.",
+        ["outcome"],
+        {(outcome,): n for outcome, n in admission.reloads.items()},
+    )
+    yield counter(
+        "key_requests",
+        "Requests by the name of their API key.",
+        ["key"],
+        {(name,): n for name, n in admission.requests.items()},
+    )
+    yield counter(
+        "key_refused",
+        "Requests that were refused because they had no known API key.",
+        value=admission.refused,
+    )
+
+
+def _queue(admission: Auth) -> Iterator[Family]:
+    control = admission.control
+    turnstile = control.turnstile
+    stats = turnstile.stats
+    yield gauge(
+        "flow_in_flight",
+        "Requests that have had their turn and whose answers have not ended.",
+        value=turnstile.in_flight,
+    )
+    yield gauge(
+        "flow_waiting",
+        "Requests that wait for their turn in the gateway's queue, by priority.",
+        ["priority"],
+        {(str(priority),): size for priority, size in turnstile.queue.sizes().items()},
+    )
+    yield counter(
+        "flow_refused",
+        "Requests that flow control refused with 429, by reason: full, displaced or too-long.",
+        ["why"],
+        {
+            ("full",): stats.full,
+            ("displaced",): stats.displaced,
+            ("too-long",): stats.too_long,
+        },
+    )
+    yield counter(
+        "flow_left",
+        "Requests whose client left while they waited for their turn.",
+        value=stats.left,
+    )
+
+
+def _engines(admission: Auth, fleet: Fleet) -> Iterator[Family]:
+    traffic = admission.traffic
+    standing, now = traffic.standing, traffic.clock()
+    names = [engine.name for engine in fleet.engines]
+    label = ["engine"]
+    yield gauge(
+        "engine_drained",
+        "1 if the engine gets no new requests because an operator has drained it; else 0.",
+        label,
+        {(name,): name in standing.drained for name in names},
+    )
+    yield gauge(
+        "engine_ejected",
+        "1 if the engine gets no requests, or one at a time, because it has failed"
+        " too often; else 0.",
+        label,
+        {(name,): standing.state(name, now) is not BreakerState.CLOSED for name in names},
+    )
+    yield counter(
+        "engine_failures",
+        "Requests that the engine did not answer completely, or answered with 502, 503 or 504.",
+        label,
+        {(name,): standing.failures.get(name, 0) for name in names},
+    )
+    yield counter(
+        "engine_ejections",
+        "Times that the engine was ejected because it failed too often.",
+        label,
+        {(name,): standing.ejections.get(name, 0) for name in names},
+    )

@@ -1,0 +1,362 @@
+"""A decision's ranked targets -> one answer for the client.
+
+`forward` returns at once; the answer is pushed through as it arrives, and `journey.close` is
+called exactly once, before the answer's end: who logs the answer then knows how it went. A
+suspended coroutine per request would cost as much as the parsing does.
+
+what happens                     nothing sent to the client yet     after that
+cannot connect, connection lost  next target, else 502              error event (SSE), else abort
+502, 503 (`retries.statuses`)    next target, else as it is         -
+nothing came in time             504                                error event (SSE), else abort
+the client goes away             the engine's connection is closed, at once and always
+
+Which target is next, if any, is `attempts`' to say.
+
+The head is held back until the first piece of the body that is more than an SSE comment, but
+no longer than `hold_head` seconds: vLLM answers 200 before prefill, so that an engine that is
+lost during prefill is replaced unseen. An SSE comment is no answer: `timeouts.first_byte` is the
+time to the first event.
+
+SSE is passed on in whole events (`sse`), so that an error event can always follow. It is not
+followed by `[DONE]`: OpenAI's clients raise APIError at the error itself, and to all others
+`[DONE]` would say that the answer is whole. The bytes of the body are not changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from inferway.errors import (
+    InferwayError,
+    NoEndpointError,
+    OurFaultError,
+    UpstreamError,
+    UpstreamTimeoutError,
+)
+from inferway.http.auth import withheld
+from inferway.http.headers import not_ours_alone, request_lines
+from inferway.http.message import Request
+from inferway.http.responder import BodySource
+from inferway.model import Decision, Headers, Target
+from inferway.openai_api.responses import error_event
+from inferway.routing.limits.concurrency_limiter import Slot
+from inferway.routing.limits.failover import Failover, FailoverPolicy
+from inferway.routing.record import Passed, Record
+from inferway.upstream.exchange import UpstreamRequest
+from inferway.upstream.headers import header_block
+from inferway.upstream.pool import Pool
+from inferway_structured.sse import WholeEvents, is_event_stream, only_comments
+
+_FAILED = frozenset({502, 503, 504})  # what says that the engine is unwell (flow.breaker)
+
+
+class RequestLifecycle(Protocol):
+    """What a frontend does with a request that was decided (steps.journey.Journey)."""
+
+    @property
+    def body(self) -> bytes: ...
+    @property
+    def changes_length(self) -> bool: ...
+    def attempt(self, target: Target) -> Headers: ...
+    def on_head(self, status: int) -> Headers: ...
+    def on_chunk(self, chunk: bytes) -> bytes: ...
+    def on_end(self) -> bytes: ...
+    def close(self, outcome: str) -> None: ...
+
+
+class Client(Protocol):
+    """Who gets the answer (responder.Responder, or who stands before it)."""
+
+    @property
+    def started(self) -> bool: ...
+    @property
+    def ended(self) -> bool: ...
+    @property
+    def can_say_more(self) -> bool: ...
+    def attach(self, source: BodySource) -> None: ...
+    def start(self, status: int, headers: Headers, length: int | None = None) -> None: ...
+    def flush(self) -> None: ...
+    def write(self, chunk: bytes) -> None: ...
+    def end(self, chunk: bytes = b"") -> None: ...
+    def send_error(self, error: InferwayError) -> None: ...
+    def abort(self) -> None: ...
+
+
+def forward(
+    request: Request,
+    responder: Client,
+    journey: RequestLifecycle,
+    decision: Decision,
+    pool: Pool,
+    *,
+    traffic: FailoverPolicy | None = None,
+    slot: Slot | None = None,
+    explain: bool = True,
+    record: Record | None = None,
+    passed: Passed | None = None,
+) -> None:
+    """Sends `request` to the best target that answers, and its answer to the client; with the
+    headers that say how it was decided if `explain`, else no error names an engine. `slot` is
+    left when all is over; None: nothing is limited. `passed` hears of the events of a stream, for
+    its `record`.
+
+    Raises NoEndpointError, with the journey closed, if the decision has no target.
+    """
+    if responder.ended or not decision.targets:
+        journey.close("client_gone" if responder.ended else "error")
+        if slot is not None:
+            slot.leave()
+        if not responder.ended:
+            raise NoEndpointError("the decision has no target")
+        return
+    attempts = Failover(decision.targets, traffic or FailoverPolicy(pool.time), slot)
+    forwarding = _Forwarding(request, responder, journey, pool, attempts, explain, record, passed)
+    responder.attach(forwarding)
+    try:
+        forwarding.attempt(decision.targets[0])
+    except BaseException:  # a fault of ours; nothing stays taken
+        forwarding.over("error")
+        raise
+
+
+class _Forwarding:
+    """Sink of the engine's answer, source of the client's (see the module)."""
+
+    __slots__ = (
+        "_attempts",
+        "_begun",
+        "_events",
+        "_exchange",
+        "_explain",
+        "_head",
+        "_journey",
+        "_lines",
+        "_passed",
+        "_paused",
+        "_pool",
+        "_record",
+        "_request",
+        "_responder",
+        "_sent_at",
+        "_timer",
+    )
+
+    def __init__(
+        self,
+        request: Request,
+        responder: Client,
+        journey: RequestLifecycle,
+        pool: Pool,
+        attempts: Failover,
+        explain: bool,
+        record: Record | None,
+        passed: Passed | None,
+    ) -> None:
+        self._request = request
+        self._responder = responder
+        self._journey = journey
+        self._pool = pool
+        self._attempts = attempts
+        self._explain = explain
+        self._passed = None if record is None else passed
+        if record is not None:
+            self._record = record
+        self._lines = request_lines(request)
+        self._exchange: UpstreamRequest | None = None
+        self._paused = False
+        self._head: tuple[int, Headers, int | None] | None = None  # held back
+        self._events: WholeEvents | None = None  # None: the answer is no SSE stream
+        self._begun = False  # its first event has come
+        self._timer: asyncio.TimerHandle | None = None
+
+    def attempt(self, target: Target) -> None:
+        """Send the request to `target`."""
+        self._head = self._events = None
+        request, endpoint = self._request, target.endpoint
+        self._sent_at = self._pool.time()
+        extra = self._journey.attempt(target)
+        lines = self._lines
+        if extra:
+            names = {name for name, _ in extra}
+            lines = request_lines(request, names) + header_block(extra)
+        self._exchange = exchange = self._pool.send(
+            endpoint.url, request.method, request.target, lines, self._journey.body, self
+        )
+        if self._paused:
+            exchange.pause()
+
+    # ----------------------------------------------------------------------- upstream's Sink
+
+    def on_head(self, status: int, headers: Headers, length: int | None) -> None:
+        if status >= 400:
+            if status in _FAILED:
+                self._attempts.failed()
+            if target := self._attempts.instead_of(status):
+                assert self._exchange is not None
+                self._exchange.abort()
+                self.attempt(target)
+                return
+        self._head = (status, headers, length)
+        if length is None and is_event_stream(headers):
+            self._events = WholeEvents()
+            hold, left = self._pool.timeouts.hold_head, self._time_left()
+            after = self._hold_no_more if hold < left else self._too_late
+            self._timer = self._pool.loop.call_later(min(hold, left), after)
+
+    def on_chunk(self, chunk: bytes) -> None:
+        head_waits = self._head is not None
+        if self._events is not None:
+            chunk = self._events.whole(chunk, head_waits)
+            if not chunk:
+                return
+            if self._passed is not None:
+                self._passed(self._record, chunk)
+        if head_waits:
+            self._release()
+        if self._begun or self._begins(chunk):
+            chunk = self._journey.on_chunk(chunk)
+        self._responder.write(chunk)
+
+    def on_end(self, chunk: bytes) -> None:
+        if self._events is not None:
+            chunk = self._events.rest() + chunk
+            if chunk and self._passed is not None:
+                self._passed(self._record, chunk)
+        if self._head is not None:
+            self._release()
+        if not self._begun:
+            self._begin()
+        if chunk:
+            chunk = self._journey.on_chunk(chunk)
+        self._exchange = None
+        chunk += self._journey.on_end()
+        try:
+            self.over("ok")
+        finally:
+            self._responder.end(chunk)
+
+    def on_error(self, error: UpstreamError) -> None:
+        self._stop_timer()
+        self._exchange = None
+        if self._events is not None and self._events.are_done:  # only their frame has no end
+            rest = self._journey.on_end()
+            try:
+                self.over("ok")
+            finally:
+                self._responder.end(rest)
+            return
+        ours = isinstance(error, OurFaultError)
+        if not ours:
+            self._attempts.failed()
+        responder = self._responder
+        if not responder.started:
+            final = ours or isinstance(error, UpstreamTimeoutError)
+            if not final and (target := self._attempts.another()):
+                self.attempt(target)
+                return
+            error.attempts = self._attempts.number
+        try:
+            self.over("upstream_error")
+        finally:
+            self._say(error)
+
+    def _say(self, error: UpstreamError) -> None:
+        """Tell the client of the error, as far as it still can be told."""
+        responder = self._responder
+        if not responder.started:
+            responder.send_error(self._told(error))
+        elif self._events is not None and responder.can_say_more:
+            responder.end(error_event(self._told(error)))
+        else:
+            responder.abort()
+
+    # --------------------------------------------------------------------- responder's Source
+
+    def pause(self) -> None:
+        self._paused = True
+        if self._exchange is not None:
+            self._exchange.pause()
+
+    def resume(self) -> None:
+        self._paused = False
+        if self._exchange is not None:
+            self._exchange.resume()
+
+    def client_gone(self) -> None:
+        self._stop_timer()
+        if self._exchange is not None:
+            self._exchange.abort()
+            self._exchange = None
+        self._attempts.abandoned()
+        self.over("client_gone")
+
+    # ---------------------------------------------------------------------------------------
+
+    def over(self, outcome: str) -> None:
+        """Give back all that was taken."""
+        self._attempts.over()
+        self._journey.close(outcome)
+
+    def _told(self, error: UpstreamError) -> InferwayError:
+        """Return the error as this caller may read it."""
+        return error if self._explain else withheld(error, self._request.id)
+
+    def _time_left(self) -> float:
+        """Return the seconds until the first event must have come."""
+        pool = self._pool
+        return max(0.0, self._sent_at + pool.timeouts.first_byte - pool.time())
+
+    def _hold_no_more(self) -> None:
+        if self._head is not None:
+            self._release()
+            self._responder.flush()
+        self._timer = self._pool.loop.call_later(self._time_left(), self._too_late)
+
+    def _too_late(self) -> None:
+        """No event has come in time."""
+        self._timer = None
+        seconds = self._pool.timeouts.first_byte
+        if self._paused:  # it is the client who waits
+            self._timer = self._pool.loop.call_later(seconds, self._too_late)
+            return
+        if self._exchange is not None:
+            self._exchange.abort()
+        self.on_error(
+            UpstreamTimeoutError(
+                f"engine {self._attempts.engine}: no event came within {seconds:g} s"
+                " (timeouts.first_byte)"
+            )
+        )
+
+    def _begins(self, chunk: bytes) -> bool:
+        """Return whether the chunk is more than comments, with which the answer begins."""
+        if self._events is not None and only_comments(chunk):
+            return False
+        self._begin()
+        return True
+
+    def _begin(self) -> None:
+        """The engine has begun to answer."""
+        self._begun = True
+        if self._timer is not None:
+            self._stop_timer()
+        self._attempts.succeeded()
+
+    def _release(self) -> None:
+        """Send the head; from here on the answer is this engine's."""
+        assert self._head is not None
+        (status, headers, length), self._head = self._head, None
+        self._request.forget_body()  # it is not sent again
+        decided = self._journey.on_head(status)
+        if self._journey.changes_length:
+            length = None
+        extra = decided if self._explain else not_ours_alone(decided)
+        if self._attempts.number > 1:
+            extra = (*extra, (b"x-inferway-attempts", b"%d" % self._attempts.number))
+        self._responder.start(status, [*headers, *extra], length)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -1,0 +1,70 @@
+"""Which header lines of a client travel on to an engine, and which of ours go back to it."""
+
+from __future__ import annotations
+
+import re
+
+from inferway.http.message import Request
+from inferway.model import Headers
+from inferway.upstream.headers import (
+    HOP_BY_HOP,
+    PLAIN_CONNECTION,
+    REWRITTEN,
+    header_block,
+    named_by_connection,
+)
+from inferway_structured.report import UNENFORCED_HEADER
+
+# What a client says here would steer the fleet (field notes 3.5), or an engine's queue (vLLM 0.32,
+# entrypoints/generate/base/serving.py); ours to say, or nobody's.
+ROUTING_HEADERS = frozenset(
+    {
+        b"x-data-parallel-host-port",
+        b"x-data-parallel-rank",
+        b"x-encoder-hosts-ports",
+        b"x-forwarded-path",
+        b"x-kv-cache-source-host-port",
+        b"x-original-path",
+        b"x-prefiller-host-port",
+        b"x-session-id",
+        b"x-session-token",
+        b"x-slo-tpot-ms",
+        b"x-slo-ttft-ms",
+        b"x-vllm-priority",
+        b"x-went-into-resp-headers",
+    }
+)
+ROUTING_PREFIXES = (b"x-inferway-", b"x-gateway-", b"x-llm-d-")
+_ROUTING_HINT = re.compile(rb"x-(?:inferway|gateway|llm-d)-")  # maybe in a value
+_EDITED = b"x-inferway-edited"
+_DECIDED_EDITS = frozenset({b"vllm_xargs"})  # whether a report is asked for tells of the cache
+
+# Who may ask from a browser is ours to say (cors): an engine that sees no Origin says nothing.
+_DROPPED = HOP_BY_HOP | REWRITTEN | ROUTING_HEADERS | {b"x-request-id", b"origin"}
+
+
+def request_lines(request: Request, replaced: set[bytes] | frozenset[bytes] = frozenset()) -> bytes:
+    """The header lines that travel on to the engine."""
+    dropped = _DROPPED | replaced if replaced else _DROPPED
+    headers = request.headers
+    if request.fields.get(b"connection", b"close") not in PLAIN_CONNECTION:
+        dropped = dropped | named_by_connection(headers)
+    lines = header_block(headers, dropped)
+    if _ROUTING_HINT.search(lines):
+        headers = [h for h in headers if not h[0].startswith(ROUTING_PREFIXES)]
+        lines = header_block(headers, dropped)
+    return b"%bx-request-id: %b\r\n" % (lines, request.id)
+
+
+def not_ours_alone(told: Headers) -> Headers:
+    """What is the client's: to come back (x-session-token), what its answer does not keep, what of
+    its request was changed; without how it was decided."""
+    kept: list[tuple[bytes, bytes]] = []
+    for name, value in told:
+        if name == _EDITED:
+            value = b", ".join([edit for edit in value.split(b", ") if edit not in _DECIDED_EDITS])
+        elif name != UNENFORCED_HEADER and name.startswith(b"x-inferway-"):
+            continue
+        if value:
+            kept.append((name, value))
+    return tuple(kept)

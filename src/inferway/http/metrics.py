@@ -1,0 +1,99 @@
+"""GET /metrics: each part brings its own families when the page is asked for.
+
+docs/metrics.md lists every name (a test keeps it true).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
+
+from inferway import __version__
+from inferway.fleet.fleet import Fleet
+from inferway.fleet.metrics import fleet_families
+from inferway.http.auth import Auth
+from inferway.http.flow_metrics import flow_families
+from inferway.http.server import HttpServer
+from inferway.http.structured.metrics import structured_families
+from inferway.metrics import Families, Family, Histogram, gauge, histogram, merged
+from inferway.prompts.chat.request_templates import RequestTemplates
+from inferway.prompts.metrics import prompt_families
+from inferway.prompts.renderer import Renderer
+from inferway.routing.director import Director
+from inferway.telemetry.publisher import ZmqPublisher
+from inferway.telemetry.request_counts import RequestCounts
+from inferway.upstream.pool import Pool
+
+# Deciding takes 0.1 to 0.5 ms for most prompts and seconds for pathological ones.
+DECISION_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 2.5)
+
+
+class MetricsPage(Collector):
+    """Puts together what the parts bring; counts only what nobody else counts."""
+
+    def __init__(
+        self,
+        director: Director,
+        fleet: Fleet,
+        pool: Pool,
+        renderer: Renderer,
+        publisher: ZmqPublisher | None = None,
+        request_templates: RequestTemplates | None = None,
+        admission: Auth | None = None,
+        requests: RequestCounts | None = None,
+    ) -> None:
+        self._decisions = Histogram(DECISION_BUCKETS)
+        self._parts: list[Families] = [
+            self._own,
+            director.stats.families,
+            director.scheduling.families,
+            lambda: structured_families(director.gate),
+            director.matcher.index.families,
+            pool.stats.families,
+            partial(fleet_families, fleet),
+            partial(prompt_families, renderer, request_templates),
+        ]
+        if publisher is not None:
+            self._parts.append(publisher.families)
+        if admission is not None:
+            self._parts.append(partial(flow_families, admission, fleet))
+        if requests is not None:
+            self._parts.append(requests.families)
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+        ProcessCollector(registry=self._registry)
+
+    def serve_with(self, server: HttpServer) -> None:
+        """Show the numbers of the server, which is made after its routes."""
+        self.joined_by(server.families)
+
+    def joined_by(self, families: Families) -> None:
+        """Have another part's numbers on the page, too."""
+        self._parts.append(families)
+
+    def decided_in(self, seconds: float) -> None:
+        """Count a decision that took so long, parsing and rendering included."""
+        self._decisions.observe(seconds)
+
+    def render(self) -> tuple[bytes, bytes]:
+        """Return the content type and the page."""
+        return CONTENT_TYPE_LATEST.encode(), generate_latest(self._registry)
+
+    def collect(self) -> Iterator[Family]:
+        """Yield the families of all parts; those of one name are one family."""
+        return merged(family for families in self._parts for family in families())
+
+    def _own(self) -> Iterator[Family]:
+        yield gauge(
+            "build_info", "Always 1; the label has the version.", ["version"], {(__version__,): 1}
+        )
+        yield histogram(
+            "inferway_decision_seconds",
+            "Seconds from a complete request to the choice of its engine; parsing,"
+            " rendering and tokenizing are included.",
+            values=[((), self._decisions)],
+        )

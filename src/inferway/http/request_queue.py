@@ -1,0 +1,212 @@
+"""Where requests wait for their turn: futures and a timer around flow.turnstile.
+
+Nothing is taken from a request while it waits but its memory. It leaves the queue when its turn
+comes, its time is over, somebody displaces it, or its client goes away, whichever is first. How
+long a caller would wait for its answer to begin, its headers say:
+
+x-slo-ttft-ms, x-llm-d-slo-ttft-ms   milliseconds to the first token
+x-request-timeout-ms                 milliseconds for the whole request
+x-stainless-read-timeout             seconds without a byte: OpenAI's own clients send it
+
+A shorter time than the operator's can only hurt its sender, so these are taken from anybody. What
+is no positive number is as if it were not there: the first two are refused where they are read
+(steps/objectives), the others are not ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from math import isfinite
+
+from inferway.config import FlowSettings
+from inferway.errors import ClientGoneError, InferwayError
+from inferway.http.responder import Responder
+from inferway.model import Headers
+from inferway.routing.limits.concurrency_limiter import ConcurrencyLimiter, EnginesOf
+from inferway.routing.limits.queue import Waiter
+
+_SWEEP_SECONDS = 0.1  # for deadlines, and engines that come, go or return
+
+_UNITS = {  # in seconds
+    b"x-slo-ttft-ms": 0.001,
+    b"x-llm-d-slo-ttft-ms": 0.001,
+    b"x-request-timeout-ms": 0.001,
+    b"x-stainless-read-timeout": 1.0,
+}
+
+
+class RequestQueue:
+    """The queue of the gateway's requests, of which there is one. `clock` counts seconds."""
+
+    def __init__(
+        self, settings: FlowSettings, engines_of: EnginesOf, clock: Callable[[], float]
+    ) -> None:
+        self.turnstile = ConcurrencyLimiter(settings, engines_of)
+        self.clock = clock
+        self._futures: dict[Waiter, asyncio.Future[str]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anything is limited."""
+        settings = self.turnstile.settings
+        return settings.in_flight is not None or settings.engine_in_flight is not None
+
+    def set_settings(self, settings: FlowSettings) -> None:
+        """Keep these limits from now on; those who wait may have their turn."""
+        self.turnstile.set_settings(settings)
+        self.turns()
+
+    def turns(self) -> None:
+        """Let whoever has room now go on."""
+        now = self.clock()
+        while turns := self.turnstile.turns(now):
+            for waiter, place in turns:
+                future = self._futures.pop(waiter)
+                if future.cancelled():  # and its task does not know yet
+                    self.turnstile.leave(place)
+                    continue
+                future.set_result(place)
+
+    async def wait(self, responder: Responder, waiter: Waiter) -> str:
+        """Wait for the turn of a request; return its place. Raises SaturatedError or
+        ClientGoneError."""
+        if responder.ended:
+            raise ClientGoneError("the client has gone")
+        victim = self.turnstile.wait(waiter)
+        if victim is not None:
+            self._refuse(victim, self.turnstile.refusal(victim))
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[str] = loop.create_future()
+        self._futures[waiter] = future
+        if self._timer is None:
+            self._timer = loop.call_later(_SWEEP_SECONDS, self._sweep)
+        responder.attach(_InQueue(self, waiter))
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if future.cancelled():
+                self.withdraw(waiter)
+            elif future.exception() is None:
+                self.leave(future.result())
+            raise
+
+    def withdraw(self, waiter: Waiter) -> None:
+        """The waiter does not wait any more; nothing happens if it has not."""
+        future = self._futures.pop(waiter, None)
+        if future is None:
+            return
+        self.turnstile.withdraw(waiter)
+        if not future.done():
+            future.set_exception(ClientGoneError("the client has gone"))
+
+    def leave(self, place: str) -> None:
+        """A request that held this place has ended."""
+        self.turnstile.leave(place)
+        self.freed()
+
+    def freed(self) -> None:
+        """Let others go on: there may be room."""
+        if self._futures:
+            self.turns()
+
+    def close(self) -> None:
+        """Stop the timer: nobody waits any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _sweep(self) -> None:
+        for waiter, error in self.turnstile.expire(self.clock()):
+            self._refuse(waiter, error)
+        self.turns()
+        self._timer = None
+        if self._futures:
+            self._timer = asyncio.get_running_loop().call_later(_SWEEP_SECONDS, self._sweep)
+
+    def _refuse(self, waiter: Waiter, error: InferwayError) -> None:
+        future = self._futures.pop(waiter)
+        if not future.done():
+            future.set_exception(error)
+
+
+class _InQueue:
+    """The source of an answer whose request has no engine yet."""
+
+    __slots__ = ("_control", "_waiter")
+
+    def __init__(self, control: RequestQueue, waiter: Waiter) -> None:
+        self._control = control
+        self._waiter = waiter
+
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
+
+    def client_gone(self) -> None:
+        self._control.withdraw(self._waiter)
+
+
+class Ticket:
+    """One request's slot (flow.turnstile.Slot)."""
+
+    __slots__ = ("_control", "_inside", "_place", "_responder", "_tenant", "waited")
+
+    def __init__(self, control: RequestQueue, responder: Responder, tenant: str) -> None:
+        self._control = control
+        self._responder = responder
+        self._tenant = tenant
+        self._inside = False
+        self._place = ""
+        self.waited = 0.0  # seconds
+
+    @property
+    def limits_engines(self) -> bool:
+        return bool(self._control.turnstile.full)
+
+    async def enter(self, model: str, headers: Headers, priority: int) -> bool:
+        control = self._control
+        place = control.turnstile.enter(model)
+        if place is not None:
+            self._place, self._inside = place, True
+            return False
+        now = control.clock()
+        most = patience(headers, control.turnstile.settings.queue_seconds)
+        waiter = Waiter(model, self._tenant, priority, now + most, now)
+        self._place = await control.wait(self._responder, waiter)
+        self._inside = True
+        self.waited = control.clock() - now
+        return True
+
+    def takes(self, engine: str) -> bool:
+        return self._control.turnstile.takes(engine, self._place)
+
+    def move(self, engine: str) -> None:
+        control, place = self._control, self._place
+        if engine == place:
+            return
+        control.turnstile.move(place, engine)
+        self._place = engine
+        if place:
+            control.freed()
+
+    def leave(self) -> None:
+        if self._inside:
+            self._inside = False
+            self._control.leave(self._place)
+
+
+def patience(headers: Headers, most: float) -> float:
+    """Return the seconds that a caller would wait for its turn, `most` at most."""
+    for name, value in headers:
+        unit = _UNITS.get(name)
+        if unit is not None:
+            most = min(most, _seconds(value, unit, most))
+    return most
+
+
+def _seconds(value: bytes, unit: float, otherwise: float) -> float:
+    try:
+        seconds = float(value) * unit
+    except ValueError:
+        return otherwise
+    return seconds if isfinite(seconds) and seconds > 0 else otherwise

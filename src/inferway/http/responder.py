@@ -1,0 +1,281 @@
+"""The answer to one request: framing, and who produces its body.
+
+body framing     when
+none             HEAD, 204, 304: what is written is dropped
+length           `start` was given a length; bytes pass as they are and must add up to it
+chunked          no length, HTTP/1.1
+until close      no length, HTTP/1.0: the connection's end is the body's end
+
+A *source* is whoever pushes the body piece by piece after the handler has returned. It is told
+to pause while the client does not read, and when the client has gone.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Protocol
+
+from inferway.errors import (
+    ClientGoneError,
+    InferwayError,
+    MethodNotAllowedError,
+    UnauthorizedError,
+    UpstreamError,
+)
+from inferway.http.message import STATUS_LINES, Request, status_line
+from inferway.model import Headers
+from inferway.openai_api.responses import error_body, error_status
+from inferway.routing.record import Record
+from inferway.upstream.headers import header_block
+
+if TYPE_CHECKING:
+    from inferway.http.connection import ClientConnection
+    from inferway.telemetry.tracing import RequestSpan
+
+_NONE, _LENGTH, _CHUNKED, _UNTIL_CLOSE = range(4)
+_BODILESS = frozenset({204, 304})
+_LOOKS = 16
+_COPY_LIMIT = 16 * 1024  # above it, framing is written beside the piece instead of around it
+JSON: Headers = ((b"content-type", b"application/json"),)
+
+
+class BodySource(Protocol):
+    """Produces an answer's body after the handler has returned."""
+
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
+    def client_gone(self) -> None: ...
+
+
+class Responder:
+    """Answers one request: `send`, or `start`, `write`..., `end`. `abort` breaks the answer off.
+
+    Writing to a client who has gone is not an error, it does nothing.
+    """
+
+    __slots__ = (
+        "_connection",
+        "_framing",
+        "_head",
+        "_remaining",
+        "body_bytes",
+        "cut",
+        "ended",
+        "extra",
+        "record",
+        "request",
+        "source",
+        "span",
+        "started",
+        "status",
+    )
+
+    def __init__(self, connection: ClientConnection, request: Request) -> None:
+        self._connection = connection
+        self._framing = _NONE
+        self._head = b""  # goes out with the first piece: one system call less
+        self._remaining = 0
+        self.request = request
+        self.source: BodySource | None = None
+        self.status = 0
+        self.body_bytes = 0
+        self.started = False
+        self.ended = False  # also when the client has gone, or after `abort`
+        self.record: Record | None = None  # None: no journey has begun
+        self.span: RequestSpan | None = None  # None: no span has begun
+        self.cut = ""  # the outcome of an answer that is not whole
+        self.extra: Headers = ()  # that any answer gets, whoever answers
+
+    def attach(self, source: BodySource) -> None:
+        """From now on `source` answers, whenever it can; the handler may return."""
+        self.source = source
+        if not self._connection.writable:
+            source.pause()
+
+    def start(self, status: int, headers: Headers, length: int | None = None) -> None:
+        """Begin the answer with its head, which goes out with the first piece, or with `flush`.
+        `headers` are without Content-Length, which is `length`, and without hop-by-hop fields;
+        x-request-id is added here."""
+        if self.started:
+            raise RuntimeError(f"the answer has started already, with status {self.status}")
+        self.started = True
+        self.status = status
+        request, connection = self.request, self._connection
+        if connection.closing:
+            request.keep_alive = False
+        framing = self._choose_framing(status, length)
+        if not request.keep_alive:
+            framing += b"connection: close\r\n"
+        elif not request.http11:
+            framing += b"connection: keep-alive\r\n"
+        self._head = b"%b%bx-request-id: %b\r\n%b\r\n" % (
+            STATUS_LINES.get(status) or status_line(status),
+            header_block((*headers, *self.extra) if self.extra else headers),
+            request.id,
+            framing,
+        )
+
+    def flush(self) -> None:
+        """Sends the head without waiting for the body."""
+        if self._head and not self.ended:
+            head, self._head = self._head, b""
+            self._connection.transport.write(head)
+
+    def _choose_framing(self, status: int, length: int | None) -> bytes:
+        if status in _BODILESS or self.request.method == "HEAD":
+            self._framing = _NONE
+            return b"" if length is None or status == 204 else b"content-length: %d\r\n" % length
+        if length is not None:
+            self._framing = _LENGTH
+            self._remaining = length
+            return b"content-length: %d\r\n" % length
+        if self.request.http11:
+            self._framing = _CHUNKED
+            return b"transfer-encoding: chunked\r\n"
+        self._framing = _UNTIL_CLOSE
+        self.request.keep_alive = False
+        return b""
+
+    def write(self, chunk: bytes) -> None:
+        """Send a piece of the body. A piece beyond the length is a RuntimeError, and an abort."""
+        if not self.ended and chunk:
+            self._put(chunk, b"")
+
+    def end(self, chunk: bytes = b"") -> None:
+        """End the body, with `chunk` as its last piece. One that is short of its length is aborted
+        instead."""
+        if self.ended:
+            return
+        self._put(chunk, b"0\r\n\r\n" if self._framing == _CHUNKED else b"")
+        if self._framing == _LENGTH and self._remaining:
+            self.cut = "error"
+            self.abort()
+            return
+        self.ended = True
+        self.source = None
+        self._connection.answered(self)
+
+    def _put(self, chunk: bytes, tail: bytes) -> None:
+        head, self._head = self._head, b""
+        size = len(chunk)
+        if self._framing == _CHUNKED:
+            if size:
+                head, tail = b"%b%x\r\n" % (head, size), b"\r\n" + tail
+        elif self._framing == _LENGTH:
+            self._remaining -= size
+            if self._remaining < 0:
+                self.cut = "error"
+                self.abort()
+                raise RuntimeError(f"the body is {-self._remaining} bytes over its length")
+        elif self._framing == _NONE:
+            size, chunk = 0, b""
+        self.body_bytes += size
+        if size <= _COPY_LIMIT:
+            self._connection.transport.write(head + chunk + tail)
+        else:
+            self._connection.transport.writelines((head, chunk, tail))
+
+    def send(self, status: int, headers: Headers, body: bytes) -> None:
+        """Send a whole answer at once."""
+        self.start(status, ((b"date", self._connection.server.date), *headers), len(body))
+        self.end(body)
+
+    def send_error(self, error: InferwayError) -> None:
+        """Send the error as OpenAI's clients expect it."""
+        headers = JSON
+        if error.retry_after is not None:
+            headers = (*JSON, (b"retry-after", b"%d" % error.retry_after))
+        elif isinstance(error, MethodNotAllowedError):
+            headers = (*JSON, (b"allow", error.allowed.encode()))
+        elif isinstance(error, UnauthorizedError):
+            headers = (*JSON, (b"www-authenticate", b"Bearer"))  # RFC 9110 15.5.2
+        elif isinstance(error, UpstreamError) and error.attempts > 1:
+            headers = (*JSON, (b"x-inferway-attempts", b"%d" % error.attempts))
+        self.send(error_status(error), headers, error_body(error))
+
+    @property
+    def can_say_more(self) -> bool:
+        """Whether bytes that were not announced may still follow."""
+        return self.started and not self.ended and self._framing in (_CHUNKED, _UNTIL_CLOSE)
+
+    def abort(self) -> None:
+        """Breaks the connection, so that the client sees that the answer is not whole."""
+        if self.ended:
+            return
+        self.request.keep_alive = False
+        self._over()
+        self._connection.abort()
+
+    def check_client(self) -> None:
+        """Raises ClientGoneError, and this answer has ended, if its client is seen to have gone.
+
+        For who is about to do what costs much. A gateway that lacks CPU time meets requests whose
+        clients have given up, and would send them to engines, since it hears of that a turn of
+        the loop later; clients who give up and ask again come faster than that. So each client
+        who goes unanswered lets the next `_LOOKS` be looked for; else nobody is, and nothing paid.
+        """
+        connection = self._connection
+        if not connection.server.disconnect_checks:
+            return
+        connection.server.disconnect_checks -= 1
+        if connection.has_gone:
+            self.request.keep_alive = False
+            self.client_gone()
+            connection.abort()
+            raise ClientGoneError("the client has gone")
+
+    def client_gone(self) -> None:
+        """The client has gone; its source is told."""
+        if self.ended:
+            return
+        if not self.started:
+            self.status = 499  # nginx's word for it
+            self._connection.server.disconnect_checks = _LOOKS
+        source = self.source
+        self.ended = True
+        self.cut = self.cut or "client_gone"
+        try:
+            if source is not None:
+                source.client_gone()  # before it is logged how this has ended
+        finally:
+            self._over()
+
+    def _over(self) -> None:
+        self.ended = True
+        self.source = None  # it knows us: a cycle would wait for the garbage collector
+        self._connection.answered(self)
+
+    # ------------------------------------------------------------ answer_log.EndedAnswer
+
+    @property
+    def client(self) -> str:
+        """The client's address, without its port; `unix` on a Unix socket."""
+        return self._connection.client
+
+    @property
+    def method(self) -> str:
+        return self.request.method
+
+    @property
+    def path(self) -> str:
+        return self.request.path
+
+    @property
+    def request_id(self) -> str:
+        return self.request.id.decode()
+
+    @property
+    def traceparent(self) -> bytes | None:
+        return self.request.fields.get(b"traceparent")
+
+    @property
+    def seconds(self) -> float:
+        """The time since the request was complete."""
+        return time.perf_counter() - self.request.started
+
+    @property
+    def outcome(self) -> str:
+        """How the answer ended; empty if only its status says that."""
+        if self.cut or self.record is None:
+            return self.cut
+        return self.record.outcome

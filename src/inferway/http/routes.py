@@ -1,0 +1,317 @@
+"""The gateway's paths. Each handler answers one request; errors become OpenAI-shaped bodies.
+
+POST /v1/chat/completions, /v1/completions,
+     /v1/responses, /v1/embeddings, /v1/conversations      routed and forwarded
+POST /v1/messages, /tokenize, /score ... (openai_api.paths)  forwarded by load
+POST /v1/load_lora_adapter, /v1/unload_lora_adapter        with an admin key: told to engines
+POST /v1/structured/explain                                what would become of a shape
+POST /score_chat_completions, /score_completions, /query   what each engine holds of a prompt
+GET  /v1/models   /v1/models/NAME   /version   /          what there is
+GET  /health   /ping   /ready   /metrics   /admin/engines
+POST /admin/engines/NAME/drain   /admin/engines/NAME/resume
+
+With an admin key or API keys configured, what the caches hold of a prompt is for admins only:
+and the headers of an answer that say how it was decided, the names of engines in errors and in
+/ready, and /metrics, which has the names of keys, too (`admission`). With a port for admins, theirs
+and /metrics are there alone (`Routes.admin`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Coroutine, Mapping
+from typing import Any
+
+import msgspec
+
+from inferway.errors import (
+    FleetError,
+    MethodNotAllowedError,
+    RequestError,
+    UnknownPathError,
+)
+from inferway.http.admin import AdminPages
+from inferway.http.auth import Auth, withheld
+from inferway.http.discovery_pages import PathsPage, VersionPage, unknown_path
+from inferway.http.forward import forward
+from inferway.http.inference_ingress import InferenceIngress
+from inferway.http.lora import PATHS as LORA
+from inferway.http.lora import LoraRoutes
+from inferway.http.message import Request
+from inferway.http.metrics import MetricsPage
+from inferway.http.models import PATH as MODELS
+from inferway.http.models import ModelPages
+from inferway.http.query import in_our_fields, parse_query, query_answer
+from inferway.http.responder import JSON, Responder
+from inferway.http.structured.explain import PATH as EXPLAIN
+from inferway.http.structured.explain import Explain
+from inferway.http.structured.judged import JudgedAnswer
+from inferway.indexer import Indexer
+from inferway.openai_api.paths import GENERATING, Parse
+from inferway.openai_api.requests import parse_chat, parse_completion
+from inferway.routing.director import Director
+from inferway.routing.objectives import named_tenant
+from inferway.telemetry.answer_log import outcome_of
+from inferway.telemetry.observers import pod_score
+from inferway.telemetry.request_counts import RequestCounts
+from inferway.upstream.pool import Pool
+from inferway_structured.turns import Asker
+
+Handler = Callable[[Request, Responder], Coroutine[Any, Any, None]]
+Table = dict[str, dict[str, Handler]]  # path -> method -> handler
+
+_ADMIN_PATHS = frozenset({"/score_chat_completions", "/score_completions", "/query", *LORA})
+_METRICS = "/metrics"
+_ADMIN_PREFIX = "/admin/"
+_CHANGES = "/admin/engines/"
+_MODEL = f"{MODELS}/"
+_OPEN = frozenset({"/health", "/ping", "/ready", _METRICS})  # whoever asks
+_STORED = ("/v1/responses/", "/v1/conversations/")
+
+
+class Routes:
+    """The handler of every request: finds the handler of its path and method."""
+
+    def __init__(
+        self,
+        indexer: Indexer,
+        director: Director,
+        pool: Pool,
+        metrics: MetricsPage,
+        admission: Auth,
+        entrance: InferenceIngress,
+        requests: RequestCounts,
+        *,
+        forwards: bool = True,
+        admin_apart: bool = False,
+    ) -> None:
+        """`admin_apart`: what is for admins is not answered here, but by `admin`."""
+        self._indexer = indexer
+        self._director, self._fleet = director, indexer.fleet
+        self._pool = pool
+        self._metrics = metrics
+        self._admission = admission
+        self._entrance = entrance
+        self._requests = requests
+        self._inference = entrance.paths if forwards else {}
+        self._models = ModelPages(indexer.fleet, lambda: director.rewrites)
+        self._admin = AdminPages(indexer.fleet, indexer.index, admission.traffic)
+        state: Table = {
+            "/health": {"GET": self._health},
+            "/ping": {"GET": self._health, "POST": self._health},  # vLLM's other name for it
+            "/ready": {"GET": self._ready},
+        }
+        for_admins: Table = {
+            "/score_chat_completions": {"POST": self._score_chat},
+            "/score_completions": {"POST": self._score_completion},
+            "/query": {"POST": self._query},
+            "/admin/engines": {"GET": self._admin.engines},
+            _METRICS: {"GET": self._page},
+        }
+        if forwards:
+            self._lora = LoraRoutes(indexer.fleet, pool)
+            for_admins |= {path: {"POST": self._adapter} for path in LORA}
+        self._table: Table = {
+            "/version": {"GET": VersionPage(indexer.fleet)},
+            **{path: dict.fromkeys(how, self._infer) for path, how in self._inference.items()},
+            EXPLAIN: {"POST": Explain(director, self._asker)},
+            MODELS: {"GET": self._models.list},
+            **state,
+            **({} if admin_apart else for_admins),
+        }
+        self._asked_later = frozenset(  # whose it is, by _infer
+            path for path in self._inference if admin_apart or not _is_for_admins(path)
+        )
+        self._admin_table: Table = {
+            **state,
+            **for_admins,
+            "/ready": {"GET": self._ready_with_names},
+        }
+        for table in (self._table, self._admin_table):
+            table.setdefault("/", {"GET": PathsPage(table)})
+        self._admin_apart = admin_apart
+        self._for_clients = forwards  # else an operator's port, and clients are at the proxy
+
+    async def __call__(self, request: Request, responder: Responder) -> None:
+        """Raises what goes wrong before an answer has begun; the server answers with it."""
+        if request.path not in self._asked_later:
+            self._check(request)
+        await self._handler(request, self._table)(request, responder)
+
+    def awaits_body(self, request: Request) -> bool:
+        """Return whether the request is not refused for its path, its method or its missing key."""
+        return self._table_awaits(request, self._table)
+
+    def admin_awaits_body(self, request: Request) -> bool:
+        """Return whether the port for admins does not refuse a request for its path, method or
+        key."""
+        return self._table_awaits(request, self._admin_table)
+
+    def _table_awaits(self, request: Request, table: Table) -> bool:
+        try:
+            self._handler(request, table)
+        except RequestError:
+            return False
+        admins_only = self._is_for_admins(request.path)
+        is_open = request.path in _OPEN and not admins_only
+        return is_open or self._admission.lets_in(request, admins_only=admins_only)
+
+    def _check(self, request: Request) -> None:
+        path, admission = request.path, self._admission
+        if not self._admin_apart and self._is_for_admins(path):
+            admission.check_admin(request)
+        elif admission.is_guarded and path not in self._inference and path not in _OPEN:
+            admission.check(request)
+
+    def _is_for_admins(self, path: str) -> bool:
+        """Return whether the path is for admins on the port of clients."""
+        if path == _METRICS:
+            return self._for_clients and self._admission.knows_admins
+        return _is_for_admins(path)
+
+    @property
+    def paths(self) -> Container[str]:
+        """The paths that have a name."""
+        return self._table
+
+    async def admin(self, request: Request, responder: Responder) -> None:
+        """Handle a request to the port for admins."""
+        if _is_for_admins(request.path):
+            self._admission.check_admin(request)
+        await self._handler(request, self._admin_table)(request, responder)
+
+    def _handler(self, request: Request, table: Table) -> Handler:
+        methods = table.get(request.path)
+        if methods is None and request.path.startswith(_CHANGES) and "/admin/engines" in table:
+            methods = {"POST": self._admin.change}
+        if methods is None and request.path.startswith(_MODEL) and MODELS in table:
+            methods = {"GET": self._model}
+        if methods is None:
+            if request.path.startswith(_STORED):
+                raise UnknownPathError(
+                    f"{request.path[:200]}: what an engine has stored, it alone has, and which one"
+                    " is not kept here; ask the engine that x-inferway-engine named"
+                )
+            raise unknown_path(request.path, table)
+        method = "GET" if request.method == "HEAD" else request.method
+        handler = methods.get(method)
+        if handler is None:
+            allowed = ", ".join(methods)
+            raise MethodNotAllowedError(
+                f"{request.path}: method {request.method} not allowed; use {allowed}",
+                allowed=allowed,
+            )
+        return handler
+
+    async def _infer(self, request: Request, responder: Responder) -> None:
+        admission = self._admission
+        caller = admission.caller(request)
+        tenant = admission.tenant(caller, request)
+        journey = self._entrance.open(request, tenant, caller.priority)
+        responder.record = journey.record
+        slot = admission.ticket(responder, tenant)
+        try:
+            responder.check_client()
+            decision = await journey.decide(slot)
+            self._metrics.decided_in(journey.record.decided_in)
+            if responder.span is not None:
+                responder.span.follow(journey)
+        except BaseException as e:
+            journey.close(outcome_of(e))
+            if slot is not None:
+                slot.leave()
+            if isinstance(e, FleetError) and not caller.admin:
+                raise withheld(e, request.id) from None
+            raise
+        record, shape = journey.record, journey.shape
+        client = responder if shape is None else JudgedAnswer(responder, shape)
+        forward(
+            *(request, client, journey, decision, self._pool),
+            traffic=admission.traffic,
+            slot=slot,
+            explain=caller.admin,
+            record=record,
+            passed=self._requests.follow(record) if request.path in GENERATING else None,
+        )
+
+    def _asker(self, request: Request) -> Asker:
+        caller = self._admission.caller(request)
+        return Asker(self._admission.tenant(caller, request), caller.priority or 0)
+
+    async def _score_chat(self, request: Request, responder: Responder) -> None:
+        await self._score(parse_chat, "messages", request, responder)
+
+    async def _score_completion(self, request: Request, responder: Responder) -> None:
+        await self._score(parse_completion, "prompt", request, responder)
+
+    async def _score(self, parse: Parse, echo: str, request: Request, responder: Responder) -> None:
+        """Seed 003's form: pod_scores in blocks, beside the model and what was asked. With salts,
+        of the tenant that the header names: a key here is an admin's."""
+        body = self._entrance.salted(request.body, named_tenant(request.headers))
+        asked = await self._director.parse(parse, body)
+        scores = await self._indexer.score_request(asked)
+        told = {
+            "pod_scores": {name: pod_score(e.score) for name, e in scores.engines.items()},
+            "model": scores.model,
+            echo: getattr(asked, echo),
+        }
+        responder.send(200, JSON, msgspec.json.encode(told))
+
+    async def _query(self, request: Request, responder: Responder) -> None:
+        query = await self._director.parse(parse_query, request.body)
+        try:
+            scores = await self._indexer.score_tokens(
+                query.tokens, query.model, query.engines, query.lora, query.cache_salt
+            )
+        except RequestError as e:
+            raise in_our_fields(e) from e
+        responder.send(200, JSON, msgspec.json.encode(query_answer(query, scores)))
+
+    async def _adapter(self, request: Request, responder: Responder) -> None:
+        if not self._admission.knows_admins:  # everybody would be one
+            raise UnknownPathError(
+                f"{request.path}: adapters are loaded by admins, and none is known here"
+                " (admin_key_env, api_keys)"
+            )
+        await self._lora(request, responder)
+
+    async def _model(self, request: Request, responder: Responder) -> None:
+        try:
+            await self._models.retrieve(request, responder)
+        except FleetError as e:
+            if self._admission.knows_admins:
+                raise withheld(e, request.id) from None
+            raise
+
+    async def _health(self, _: Request, responder: Responder) -> None:
+        responder.send(200, JSON, b'{"status":"ok"}')
+
+    async def _ready(self, request: Request, responder: Responder) -> None:
+        """200 when a request would be answered, and routed by its prompt; else why not. Where
+        admins are known, or have their own port, clients get no names of engines and models."""
+        shows_names = not self._for_clients or (
+            not self._admin_apart and self._admission.lets_in(request, admins_only=True)
+        )
+        if shows_names:
+            await self._ready_with_names(request, responder)
+        else:
+            why = self._fleet.why_not_ready(with_names=False)
+            _send_ready(responder, why, self._fleet.num_engines())
+
+    async def _ready_with_names(self, _: Request, responder: Responder) -> None:
+        _send_ready(responder, self._fleet.why_not_ready(), self._fleet.report())
+
+    async def _page(self, _: Request, responder: Responder) -> None:
+        content_type, body = self._metrics.render()
+        responder.send(200, ((b"content-type", content_type),), body)
+
+
+def _send_ready(responder: Responder, why: str | None, told: Mapping[str, Any]) -> None:
+    body = msgspec.json.encode({"ready": why is None, "why": why, **told})
+    if why is None:
+        responder.send(200, JSON, body)
+    else:
+        responder.send(503, (*JSON, (b"retry-after", b"1")), body)
+
+
+def _is_for_admins(path: str) -> bool:
+    return path in _ADMIN_PATHS or path.startswith(_ADMIN_PREFIX)

@@ -1,0 +1,323 @@
+"""Listens, hands requests to the handler, looks after deadlines, and ends gracefully."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass
+from email.utils import formatdate
+from typing import Any
+
+from inferway.config import LimitSettings, TimeoutSettings
+from inferway.errors import InferwayError, crash_report, panic_as_error
+from inferway.http.connection import ClientConnection
+from inferway.http.eager import resumed
+from inferway.http.listening import Certificate, Listener
+from inferway.http.message import BodyMemory, Request
+from inferway.http.responder import Responder
+from inferway.metrics import Family, Row, counter, gauge, table
+from inferway.telemetry.answer_log import AnswerLog
+
+# Answers, or attaches a source to the Responder and returns. What it raises is answered: an
+# InferwayError as what it is, the rest as 500. It is called in the reader's callback and runs
+# there up to its first real wait, without a task of its own: what needs one before that
+# (asyncio.timeout, wait_for, current_task) awaits asyncio.sleep(0) first.
+Handler = Callable[[Request, Responder], Coroutine[Any, Any, None]]
+
+
+CALLS_A_TURN = 16  # of connections; what each does is bounded by itself
+_SWEEP_SECONDS = 1.0
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class HttpStats:
+    """Counters since start, and `open` and `answering`, read by the metrics."""
+
+    accepted: int = 0
+    over_limit: int = 0  # connections closed because there were too many
+    open: int = 0
+    requests: int = 0
+    answering: int = 0
+    refused: int = 0  # were not HTTP, or over a limit
+    timed_out: int = 0
+    crashed: int = 0  # the handler raised what it should not
+    body_bytes: int = 0  # of answers
+
+
+_FIGURES: tuple[Row[HttpStats], ...] = (
+    (gauge, "http_connections", "Client connections that are open now.", lambda s: s.open),
+    (gauge, "http_answering", "Requests that are being answered now.", lambda s: s.answering),
+    (
+        counter,
+        "http_refused",
+        "Requests that were refused because they were not HTTP or exceeded a limit.",
+        lambda s: s.refused,
+    ),
+    (
+        counter,
+        "http_timed_out",
+        "Client connections that were closed because the client was silent for too long.",
+        lambda s: s.timed_out,
+    ),
+    (
+        counter,
+        "http_crashed",
+        "Requests whose handler failed because of a fault of the gateway; the log has the"
+        " traceback.",
+        lambda s: s.crashed,
+    ),
+)
+
+
+class LoopTurns:
+    """Of connections that have more to read or to answer than fits in one turn of the loop, few are
+    called in each, whatever their number, in the order in which they have asked: a client may have
+    thousands."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Callable[[], object]] = deque()
+        self._due = False
+
+    @property
+    def are_short(self) -> bool:
+        """Whether more wait than are called in the next turn."""
+        return len(self._waiting) > CALLS_A_TURN
+
+    def ask(self, call: Callable[[], object]) -> None:
+        """Call it in a turn of the loop to come."""
+        self._waiting.append(call)
+        self._begin()
+
+    def _begin(self) -> None:
+        if self._waiting and not self._due:
+            self._due = True
+            asyncio.get_running_loop().call_soon(self._take)
+
+    def _take(self) -> None:
+        self._due = False
+        try:
+            for _ in range(min(CALLS_A_TURN, len(self._waiting))):
+                self._waiting.popleft()()
+        finally:  # a fault of one costs the others their place in this turn
+            self._begin()
+
+
+class HttpServer:
+    """`start`, then `port` and `url`; `stop` ends it. Everything runs in one loop. `host` may be
+    `unix:/path`; with a certificate it speaks TLS alone. `awaits_body`: whether the handler does
+    not refuse a request for its head alone; the body of one that it refuses is not received."""
+
+    def __init__(
+        self,
+        handler: Handler,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        limits: LimitSettings | None = None,
+        timeouts: TimeoutSettings | None = None,
+        logs: Sequence[AnswerLog] = (),
+        awaits_body: Callable[[Request], bool] = lambda _: True,
+        certificate: Certificate | None = None,
+    ) -> None:
+        self.handler = handler
+        self._certificate = certificate
+        self._listener = Listener(host, port, certificate.context if certificate else None)
+        self.limits = limits or LimitSettings()
+        self.timeouts = timeouts or TimeoutSettings()
+        self.bodies = BodyMemory(self.limits.bodies_bytes)
+        self.awaits_body = awaits_body
+        self.turns = LoopTurns()
+        self.next_turn: Callable[[Callable[[], object]], object] = self.turns.ask
+        self.stats = HttpStats()
+        self.statuses: dict[int, int] = {}  # status -> answers
+        self.date = b""
+        self.disconnect_checks = (
+            0  # of so many requests to come, Responder.check_client looks for the client
+        )
+        self._logs = tuple(logs)
+        self._connections: set[ClientConnection] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._empty = asyncio.Event()
+        self._id_prefix = os.urandom(8).hex().encode()
+        self._id_numbers = itertools.count()
+        self._stopping = False
+
+    def families(self) -> Iterator[Family]:
+        """Yield what /metrics shows of clients and their requests."""
+        yield counter(
+            "http_answers",
+            "Answers to clients of all paths, by HTTP status.",
+            ["status"],
+            {(str(status),): n for status, n in self.statuses.items()},
+        )
+        yield from table(_FIGURES, [], {(): self.stats})
+
+    async def start(self) -> None:
+        """Listens. Raises ConfigError when the address cannot be had."""
+        self.loop = asyncio.get_running_loop()
+        self.time = self.loop.time
+        await self._listener.open(lambda: ClientConnection(self))
+        timeouts = self.timeouts
+        self._sweep_seconds = min(
+            _SWEEP_SECONDS,
+            timeouts.keep_alive / 4,
+            timeouts.request_body / 4,
+            timeouts.idle_stream / 4,
+        )
+        self._sweep()
+
+    @property
+    def port(self) -> int:
+        """Where it listens; 0 on a Unix socket."""
+        return self._listener.port
+
+    @property
+    def url(self) -> str:
+        """Where it listens, as a client writes it."""
+        return self._listener.url
+
+    def reload_tls(self) -> None:
+        """New connections see the certificate that is in its files now. Raises ConfigError, and
+        then goes on with the one it had."""
+        if self._certificate is not None:
+            self._certificate.reload()
+
+    def stop_accepting(self) -> None:
+        """Takes no more connections; those that are open go on."""
+        self._stopping = True
+        self._listener.close()
+
+    async def stop(self, drain_seconds: float | None = None) -> None:
+        """Accepts no more, lets answers under way finish for so long, then closes them."""
+        self.stop_accepting()
+        for connection in list(self._connections):
+            connection.drain()
+        if drain_seconds is None:
+            drain_seconds = self.timeouts.drain
+        try:
+            async with asyncio.timeout(drain_seconds):
+                await self._wait_until_empty()
+        except TimeoutError:
+            self.cut()
+            await self._wait_until_empty()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._listener.wait_closed()
+        self._timer.cancel()
+        for log in self._logs:
+            log.flush()
+
+    def buffered_bytes(self) -> int:
+        """Bytes of answers that wait in us for clients to read."""
+        return sum([connection.buffered_bytes for connection in self._connections])
+
+    def cut(self) -> None:
+        """Closes every connection as it is: for who does not want to wait for `stop`."""
+        if self.stats.answering:
+            _log.warning(
+                "%d answers were cut off at shutdown (timeouts.drain)", self.stats.answering
+            )
+        for connection in list(self._connections):
+            connection.cut("shutdown")
+
+    async def _wait_until_empty(self) -> None:
+        self._empty.clear()
+        if self._connections:
+            await self._empty.wait()
+
+    # ------------------------------------------------------------------- for the connections
+
+    def opened(self, connection: ClientConnection) -> None:
+        """Count a client that has connected, or abort the connection if there are too many."""
+        self.stats.accepted += 1
+        self.stats.open += 1
+        self._connections.add(connection)
+        if self._stopping or len(self._connections) > self.limits.connections:
+            self.stats.over_limit += 1
+            connection.abort()
+
+    def lost(self, connection: ClientConnection) -> None:
+        """Count out a connection that has ended."""
+        self.stats.open -= 1
+        self._connections.discard(connection)
+        if not self._connections:
+            self._empty.set()
+
+    def new_request_id(self) -> bytes:
+        """Unique; sorts in order of arrival within one process."""
+        return b"%b-%x" % (self._id_prefix, next(self._id_numbers))
+
+    def serve(self, request: Request, responder: Responder) -> None:
+        """Runs the handler to its first wait, and the rest, if there is any, as a task."""
+        self.stats.requests += 1
+        self.stats.answering += 1
+        coroutine = self.handler(request, responder)
+        try:
+            waited = coroutine.send(None)
+        except StopIteration:
+            if responder.source is None and not responder.ended:
+                self._unanswered(responder)
+        except BaseException as error:
+            self._raised(panic_as_error(error), responder)
+        else:
+            task = self.loop.create_task(self._finish(coroutine, waited, responder))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def answered(self, responder: Responder) -> None:
+        """Count an answer that has ended, one way or another, and tell the logs."""
+        stats = self.stats
+        stats.answering -= 1
+        stats.body_bytes += responder.body_bytes
+        status = responder.status
+        self.statuses[status] = self.statuses.get(status, 0) + 1
+        for log in self._logs:
+            log.add(responder)
+
+    # ------------------------------------------------------------------------------- handlers
+
+    async def _finish(
+        self, coroutine: Coroutine[Any, Any, None], waited: object, responder: Responder
+    ) -> None:
+        try:
+            await resumed(coroutine, waited)
+        except BaseException as error:
+            self._raised(panic_as_error(error), responder)
+        else:
+            if responder.source is None and not responder.ended:
+                self._unanswered(responder)
+
+    def _unanswered(self, responder: Responder) -> None:
+        self._raised(RuntimeError("the handler returned without an answer"), responder)
+
+    def _raised(self, error: Exception, responder: Responder) -> None:
+        if not isinstance(error, InferwayError):
+            self.stats.crashed += 1
+            request = responder.request
+            _log.error(
+                "the request %s %s failed by a fault of the gateway: %s",
+                request.method,
+                request.path,
+                crash_report(error),
+            )
+            error = InferwayError("internal error; the gateway's log has the reason")
+        if responder.started:
+            responder.cut = "error"
+            responder.abort()
+        elif not responder.ended:
+            responder.send_error(error)
+
+    def _sweep(self) -> None:
+        now = self.time()
+        self.date = formatdate(usegmt=True).encode()
+        for connection in [c for c in self._connections if c.deadline <= now]:
+            connection.timed_out()
+        for log in self._logs:
+            log.flush()
+        self._timer = self.loop.call_later(self._sweep_seconds, self._sweep)

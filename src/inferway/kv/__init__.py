@@ -1,0 +1,1 @@
+"""Caches: the keys of blocks, the index of their holders, and the engines' events that fill it."""

@@ -1,0 +1,280 @@
+"""vLLM's form: msgpack over ZMQ. TensorRT-LLM's ZMQ publisher has it as well.
+
+A batch is `[ts, [event, ...], data_parallel_rank]`, or (one version) a map of these. An event is a
+positional array `["BlockStored", hashes, ...]` (before vLLM #42892) or a map with `"type"` (since).
+The first byte tells which; positions and names are in `_Stored`. Fields and positions newer than us
+are ignored. One bad event never drops its batch.
+
+Hashes come as unsigned or signed integers or as bytes, by the engine's version and settings
+(`event.canonical_hash`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import count, repeat
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Raw, Struct
+
+from inferway.kv.events.event import (
+    MAX_BLOCKS,
+    SMALL_BYTES,
+    WINDOW_KINDS,
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    Event,
+    EventError,
+    OpenBatch,
+    canonical_hash,
+    decode_fault,
+    too_large,
+)
+from inferway_structured.decoding import UNREADABLE
+
+_MASK = (1 << 64) - 1
+
+# Reads an event that is not in vLLM's form: its bytes and its position in the batch -> the event;
+# None if it cannot be read either.
+OtherForm = Callable[[Raw, int], Event | EventError | None]
+
+# What is on the wire
+
+_Hash = int | Annotated[bytes, Meta(min_length=1)]
+_Hashes = Annotated[list[_Hash], Meta(max_length=MAX_BLOCKS)]
+_Token = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+
+
+class StoredFields(Struct):
+    """The fields of a BlockStored, in their order in arrays."""
+
+    block_hashes: _Hashes
+    parent_block_hash: _Hash | None
+    token_ids: list[_Token]
+    block_size: Annotated[int, Meta(ge=0)]
+    lora_id: int | None = None
+    medium: str | None = None
+    lora_name: str | None = None
+    extra_keys: list[object] | None = None
+    group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+    kv_cache_spec_sliding_window: int | None = None
+    locality: str | None = None
+    cache_salt: str | None = None
+
+
+class _Removed(Struct):
+    block_hashes: _Hashes
+    medium: str | None = None
+    group_idx: int | None = None
+    locality: str | None = None
+
+
+class _Cleared(Struct):
+    pass
+
+
+_Decoded = StoredFields | _Removed | _Cleared
+_DECODED = (StoredFields, _Removed, _Cleared)  # for isinstance; a union is made anew at each call
+
+
+class StoredMap(StoredFields, tag="BlockStored"):
+    """A BlockStored as newer engines send it."""
+
+
+class _StoredArray(StoredFields, tag="BlockStored", array_like=True):
+    pass
+
+
+class _RemovedMap(_Removed, tag="BlockRemoved"):
+    pass
+
+
+class _RemovedArray(_Removed, tag="BlockRemoved", array_like=True):
+    pass
+
+
+class _ClearedMap(_Cleared, tag="AllBlocksCleared"):
+    pass
+
+
+class _ClearedArray(_Cleared, tag="AllBlocksCleared", array_like=True):
+    pass
+
+
+_DecodedMap = StoredMap | _RemovedMap | _ClearedMap
+_DecodedArray = _StoredArray | _RemovedArray | _ClearedArray
+
+
+class _RawBatch(Struct, frozen=True):
+    ts: float
+    events: Sequence[Raw | _Decoded]
+    rank: int | None = None
+
+
+class _BatchMap(_RawBatch, frozen=True):
+    events: list[Raw]
+    rank: int | None = msgspec.field(default=None, name="data_parallel_rank")
+
+
+class _BatchArray(_RawBatch, frozen=True, array_like=True):
+    events: list[Raw]
+
+
+class _SmallBatch(_RawBatch, frozen=True, array_like=True):
+    """What vLLM sends nearly always."""
+
+    events: list[_DecodedMap]
+
+
+_RENAMED = {
+    "spec_kind": "kv_cache_spec_kind",
+    "sliding_window": "kv_cache_spec_sliding_window",
+}
+_KINDS_THAT_REMOVE = ("BlockRemoved", "AllBlocksCleared")
+_KNOWN_TYPES = ("BlockStored", *_KINDS_THAT_REMOVE)
+
+_BATCH_ARRAY = msgspec.msgpack.Decoder(_BatchArray)
+_BATCH_MAP = msgspec.msgpack.Decoder(_BatchMap)
+_SMALL_BATCH = msgspec.msgpack.Decoder(_SmallBatch)
+_ARRAY: msgspec.msgpack.Decoder[_DecodedArray] = msgspec.msgpack.Decoder(_DecodedArray)
+_MAP: msgspec.msgpack.Decoder[_DecodedMap] = msgspec.msgpack.Decoder(_DecodedMap)
+
+
+def open_batch(payload: bytes, other_form: OtherForm | None = None) -> OpenBatch:
+    """Return the batch in `payload`. The events of a small one are decoded at once, which saves
+    going over their bytes twice. `other_form` is asked for events that are not in vLLM's form."""
+    raw = _open(payload)
+    if isinstance(raw, EventError):
+        return OpenBatch(0.0, [raw])
+    items = map(_decode_event, raw.events, count(), repeat(other_form))
+    return OpenBatch(raw.ts, items, raw.rank)
+
+
+def _open(payload: bytes) -> _RawBatch | EventError:
+    if len(payload) <= SMALL_BYTES:
+        try:
+            return _SMALL_BATCH.decode(payload)
+        except UNREADABLE:
+            pass  # it is of another form, or one event in it is bad
+    elif (error := too_large(payload)) is not None:
+        return error
+    decoder: msgspec.msgpack.Decoder[_BatchArray] | msgspec.msgpack.Decoder[_BatchMap]
+    decoder = _BATCH_ARRAY if _is_array(payload) else _BATCH_MAP
+    try:
+        return decoder.decode(payload)
+    except UNREADABLE as e:
+        return EventError("malformed", f"batch: {decode_fault(e)}")
+
+
+def _decode_event(
+    raw: Raw | _Decoded, path: int, other_form: OtherForm | None
+) -> Event | EventError:
+    """`path` is the event's position in the batch, for the message."""
+    if isinstance(raw, _DECODED):
+        return typed(raw, path)
+    decoder = _ARRAY if _is_array(raw) else _MAP
+    try:
+        return typed(decoder.decode(raw), path)
+    except UNREADABLE as e:
+        other = None if other_form is None else other_form(raw, path)
+        return _unreadable(raw, path, e) if other is None else other
+
+
+def normalise(event: Event) -> dict[str, object]:
+    """`event` in vLLM's map form, whatever form it came in. Fields without a value are absent,
+    but for the parent."""
+    fields = {k: v for k, v in msgspec.structs.asdict(event).items() if v is not None}
+    if isinstance(event, BlockStored):
+        fields.pop("parent_hash", None)
+        fields["parent_block_hash"] = event.parent_hash
+        for ours, theirs in _RENAMED.items():
+            if ours in fields:
+                fields[theirs] = fields.pop(ours)
+    return {"type": type(event).__name__, **fields}
+
+
+def _is_array(raw: Raw | bytes) -> bool:
+    """msgpack: 0x90-0x9f fixarray, 0xdc array 16, 0xdd array 32."""
+    view = memoryview(raw)
+    return len(view) > 0 and (0x90 <= view[0] <= 0x9F or view[0] in (0xDC, 0xDD))
+
+
+def _unreadable(raw: Raw, path: int, error: Exception) -> EventError:
+    """An event of a type that we do not know is taken for one that tells more of blocks that are
+    there."""
+    kind = _type_of(raw)
+    if kind is not None and kind not in _KNOWN_TYPES:
+        message = f"events[{path}]: unknown type {kind[:40]!r}"
+        return EventError("unknown_type", message, may_remove=False)
+    message = f"events[{path}]: {decode_fault(error)}"
+    return EventError("malformed", message, kind is None or kind in _KINDS_THAT_REMOVE)
+
+
+def _type_of(raw: Raw) -> str | None:
+    try:
+        event = msgspec.msgpack.decode(raw)
+    except UNREADABLE:
+        return None
+    if isinstance(event, dict):
+        kind = event.get("type")
+    else:
+        kind = event[0] if isinstance(event, list) and event else None
+    return kind if isinstance(kind, str) else None
+
+
+def typed(event: _Decoded, path: int) -> Event | EventError:
+    """An event as it came -> the event it stands for. `path` is its position in the batch."""
+    if isinstance(event, StoredFields):
+        return _stored(event, path)
+    if isinstance(event, _Removed):
+        return BlockRemoved(
+            block_hashes=_canonical(event.block_hashes),
+            medium=event.medium,
+            group_idx=event.group_idx,
+            locality=event.locality,
+        )
+    return AllBlocksCleared()
+
+
+def _stored(event: StoredFields, path: int) -> BlockStored | EventError:
+    num_blocks = len(event.block_hashes)
+    tokens = event.token_ids
+    if tokens and len(tokens) != num_blocks * event.block_size:
+        if event.kv_cache_spec_kind not in WINDOW_KINDS:
+            message = (
+                f"events[{path}]: {len(tokens)} tokens are not {num_blocks} blocks of "
+                f"{event.block_size}"
+            )
+            return EventError("non_dense_block_span", message, may_remove=False)
+        tokens = []  # they are of blocks outside the window as well
+    extra_keys = event.extra_keys
+    if extra_keys is not None and len(extra_keys) != num_blocks:
+        message = f"events[{path}]: {len(extra_keys)} extra keys for {num_blocks} blocks"
+        return EventError("extra_keys_mismatch", message, may_remove=False)
+    parent = event.parent_block_hash
+    if extra_keys is None and parent is None and event.cache_salt and num_blocks:
+        extra_keys = [[event.cache_salt], *[None] * (num_blocks - 1)]
+    return BlockStored(
+        block_hashes=_canonical(event.block_hashes),
+        parent_hash=None if parent is None else canonical_hash(parent),
+        token_ids=tokens,
+        block_size=event.block_size,
+        lora_name=event.lora_name,
+        lora_id=event.lora_id,
+        medium=event.medium,
+        extra_keys=extra_keys,
+        group_idx=event.group_idx,
+        spec_kind=event.kv_cache_spec_kind,
+        sliding_window=event.kv_cache_spec_sliding_window,
+        locality=event.locality,
+    )
+
+
+def _canonical(hashes: list[_Hash]) -> list[int]:
+    try:
+        return [block_hash & _MASK for block_hash in hashes]  # type: ignore[operator]
+    except TypeError:
+        return [canonical_hash(block_hash) for block_hash in hashes]

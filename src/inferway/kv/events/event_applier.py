@@ -1,0 +1,288 @@
+"""One engine's events -> operations for the index: the order of batches (`stream`), their bytes
+(`adapters`) and what they mean (`apply`) in one object. No socket, no clock, no index.
+
+Whatever is handed in answers with steps, to be done in order, each before the next is taken:
+operations for the index (those of one event, or of a piece of a long one, at a time, none while a
+big batch is decoded: a place to give others a turn), or a Replay to ask the engine for.
+
+What cannot be read. A batch that is unreadable, or has an unreadable event that may have said
+that blocks are gone, is asked for again by a replay. If the engine really sends it so, all that
+was believed up to that event is dropped, and what follows makes a partial picture. Other
+unreadable events leave out blocks that are there: the picture becomes partial, and stays true.
+
+Exact. What is believed is all that the engine holds only if every batch since its start was
+applied, and nothing of them left out: no event that could not be read or is of a kind that is
+not kept (`apply` skips it; blocks of other machines, "remote", are not the engine's), no block
+whose parent is unknown, none that the index dropped for want of room, and no copy counted once
+for twice (`copies_count`). When the engine drops everything (AllBlocksCleared), nothing older is
+left to know and a partial picture is exact. But vLLM 0.32 says so of its GPU blocks alone and
+keeps those it has offloaded (v1/core/block_pool.py; only `reset_connector` drops them, in the
+same words). So with an engine that has named another medium the picture is partial after it; and
+one that names its first afterwards may have had blocks there before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from inferway.kv.events.adapters import sglang
+from inferway.kv.events.apply import EngineBlocks
+from inferway.kv.events.event import (
+    SMALL_BYTES,
+    AllBlocksCleared,
+    Batch,
+    BlockRemoved,
+    BlockStored,
+    Event,
+    EventAdapter,
+    EventError,
+)
+from inferway.kv.events.orphans import MAX_ORPHANS
+from inferway.kv.events.stream import Action, Apply, EventStream, Forget, Replay, StreamState
+from inferway.kv.index.protocol import Holdings, Op
+
+Step = list[Op] | Replay
+Steps = Iterator[Step]
+_Handler = Callable[[int, bytes, bool], list[Action]]  # of `EventStream`: live or replayed
+
+_GPU = (None, "GPU")
+_PIECE_BLOCKS = 512  # of an event applied at a time: half a millisecond
+_NOT_MISSED = ("remote",)  # reasons of `apply` to skip what is not the engine's own
+
+
+@dataclass(slots=True)
+class EventApplierStats:
+    """Plain integers, read when somebody scrapes; more in `stream.stats`, `blocks.stats`."""
+
+    batches: int = 0
+    events: int = 0
+    forgotten: int = 0  # times that all that was believed was dropped
+    skipped: dict[str, int] = field(default_factory=dict)  # messages and events, by reason
+
+
+class _Opened(Struct, frozen=True, gc=False):
+    """A batch as it came, and what is in it."""
+
+    payload: bytes
+    batch: Batch
+
+
+class EventApplier:
+    """Keeps what is believed of one engine's cache true. One owner feeds it, nobody else.
+
+    After each batch `on_batch` gets what was in it, and `on_batch_done` its number, its digest
+    and whether the picture is EXACT or PARTIAL as of it, once in step. `on_skip` is told the
+    reason and the message of whatever is skipped, when a reason comes for the first time.
+    """
+
+    def __init__(
+        self,
+        blocks: EngineBlocks,
+        *,
+        adapter: EventAdapter = sglang.open_batch,
+        can_replay: bool = True,
+        holdings: Holdings | None = None,
+        on_batch: Callable[[Batch], None] | None = None,
+        on_batch_done: Callable[[int, bytes, StreamState], None] | None = None,
+        on_skip: Callable[[str, str], None] | None = None,
+        max_held_batches: int | None = None,
+    ) -> None:
+        self.blocks = blocks
+        self._adapter = adapter
+        self.stream = EventStream(can_replay=can_replay)
+        if max_held_batches is not None:
+            self.stream.max_held_batches = max_held_batches
+        self.stats = EventApplierStats()
+        self._holdings = holdings
+        self._on_batch = on_batch
+        self._on_batch_done = on_batch_done
+        self._on_skip = on_skip
+        self._left_out = False  # something that was told is not in the picture
+        self._num_lost = 0  # of `apply`, as last looked at
+        self._other_medium = False
+        self._began_by_clear = False
+
+    @property
+    def state(self) -> StreamState:
+        state = self.stream.state
+        return state if state is not StreamState.EXACT or self.is_whole else StreamState.PARTIAL
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether everything that the engine holds is known once the stream is in step."""
+        if self._left_out or not self.stream.from_start or not self.blocks.copies_count:
+            return False
+        return self._holdings is None or not self._holdings.num_evicted(self.blocks.holder)
+
+    def restore(self, seq: int, digest: bytes, from_start: bool) -> None:
+        """Go on from this batch, after which `blocks` is as it was; `from_start` if `on_batch_done`
+        was told EXACT of it. Before the link is up: what is believed is stale until the engine has
+        proven it."""
+        self.stream.restore(seq, digest, from_start)
+        self._num_lost = self._count_lost()
+        self._began_by_clear = self._other_medium = True  # for all we know
+
+    # what comes in
+
+    def resume(self) -> Steps:
+        """Tell that the link is new (`EventStream.resume`). Return what to do."""
+        return self._do(self.stream.resume())
+
+    def recheck(self) -> Steps:
+        """Tell that what is believed is in doubt (`EventStream.recheck`). Return what to do."""
+        return self._do(self.stream.recheck())
+
+    def lost(self) -> None:
+        """Tell that the link is gone (`EventStream.lost`)."""
+        self.stream.lost()
+
+    def live(self, seq: int, payload: bytes) -> Steps:
+        """Take a batch that the engine has just published. Return what to do."""
+        return self._came(self.stream.live, seq, payload)
+
+    def replayed(self, seq: int, payload: bytes) -> Steps:
+        """Take an answer to the last Replay. Return what to do."""
+        return self._came(self.stream.replayed, seq, payload)
+
+    def replay_ended(self, complete: bool) -> Steps:
+        """Tell that no more answers come, `complete` if the end marker came. Return what to do."""
+        return self._do(self.stream.replay_ended(complete))
+
+    def skip(self, reason: str, message: str) -> None:
+        """Count, and tell of, something that cannot be used."""
+        if reason not in self.stats.skipped and self._on_skip is not None:
+            self._on_skip(reason, message)
+        self.stats.skipped[reason] = self.stats.skipped.get(reason, 0) + 1
+
+    # what is done about it
+
+    def _came(self, handler: _Handler, seq: int, payload: bytes) -> Steps:
+        opened = self._open_small(payload)
+        if opened is None:
+            return self._big_came(handler, seq, payload)
+        return self._do(handler(seq, payload, opened.batch.is_readable), opened)
+
+    def _big_came(self, handler: _Handler, seq: int, payload: bytes) -> Steps:
+        opened = yield from self._open(payload)
+        yield from self._do(handler(seq, payload, opened.batch.is_readable), opened)
+
+    def _do(self, actions: Sequence[Action], opened: _Opened | None = None) -> Steps:
+        """`opened`: the batch that has just come."""
+        for i, action in enumerate(actions, 1):
+            if isinstance(action, Apply):
+                if opened is None or opened.payload is not action.payload:
+                    small = self._open_small(action.payload)
+                    opened = small or (yield from self._open(action.payload))
+                # False: what is done now is forgotten at once
+                is_last_life = i == len(actions) or Forget() not in actions[i:]
+                for item in opened.batch.items:
+                    yield from self._apply(item, is_last_life)
+                self._applied(action, opened)
+            elif isinstance(action, Replay):
+                yield action
+            else:
+                yield self._forget()
+
+    def _open_small(self, payload: bytes) -> _Opened | None:
+        """None: it takes long enough to give others a turn."""
+        if len(payload) > SMALL_BYTES:
+            return None
+        return _Opened(payload, self._adapter(payload).decoded())
+
+    def _open(self, payload: bytes) -> Generator[Step, None, _Opened]:
+        raw = self._adapter(payload)
+        items: list[Event | EventError] = []
+        for item in raw.items:
+            items.append(item)
+            yield []
+        return _Opened(payload, Batch(raw.ts, items, raw.rank))
+
+    def _apply(self, item: Event | EventError, is_last_life: bool) -> Steps:
+        if isinstance(item, EventError):
+            self.skip(item.reason, item.message)
+            ops = self._forget() if item.may_remove else []
+            self._left_out = True
+            yield ops
+            return
+        self.stats.events += 1
+        if isinstance(item, AllBlocksCleared):
+            ops = self.blocks.apply(item)
+            self._cleared(is_last_life)
+            yield ops
+            return
+        if item.medium not in _GPU:
+            self._see_other_medium()
+        for piece in _pieces(item):
+            yield self.blocks.apply(piece)
+
+    def _applied(self, batch: Apply, opened: _Opened) -> None:
+        """And the index has it."""
+        self.stats.batches += 1
+        self._look_for_losses()
+        if self._on_batch is not None:
+            self._on_batch(opened.batch)
+        if self._on_batch_done is not None:
+            state = StreamState.EXACT if self.is_whole else StreamState.PARTIAL
+            self._on_batch_done(batch.seq, batch.digest, state)
+
+    def _forget(self) -> list[Op]:
+        self.stats.forgotten += 1
+        self._start_anew()
+        self._began_by_clear = False
+        return self.blocks.forget()
+
+    # how true it is
+
+    def _cleared(self, is_last_life: bool) -> None:
+        self._start_anew()
+        self._left_out = self._other_medium
+        if is_last_life and not self.stream.from_start:
+            self.stream.cleared()
+            self._began_by_clear = True
+
+    def _see_other_medium(self) -> None:
+        if not self._other_medium:
+            self._other_medium = True
+            self._left_out |= self._began_by_clear
+
+    def _start_anew(self) -> None:
+        self._left_out = False
+        self._num_lost = self._count_lost()
+
+    def _look_for_losses(self) -> None:
+        num_lost = self._count_lost()
+        if num_lost != self._num_lost or self.blocks.num_awaited >= MAX_ORPHANS:
+            self._num_lost = num_lost
+            self._left_out = True
+
+    def _count_lost(self) -> int:
+        stats = self.blocks.stats
+        lost = stats.orphans
+        if stats.skipped:
+            lost += sum(n for reason, n in stats.skipped.items() if reason not in _NOT_MISSED)
+        return lost
+
+
+def _pieces(event: BlockStored | BlockRemoved) -> Iterator[BlockStored | BlockRemoved]:
+    """As an engine says it that computes a long prompt in pieces."""
+    hashes = event.block_hashes
+    if len(hashes) <= _PIECE_BLOCKS:
+        yield event
+        return
+    for start in range(0, len(hashes), _PIECE_BLOCKS):
+        end = start + _PIECE_BLOCKS
+        if isinstance(event, BlockRemoved):
+            yield replace(event, block_hashes=hashes[start:end])
+            continue
+        size, keys = event.block_size, event.extra_keys
+        yield replace(
+            event,
+            block_hashes=hashes[start:end],
+            parent_hash=hashes[start - 1] if start else event.parent_hash,
+            token_ids=event.token_ids[start * size : end * size],
+            extra_keys=None if keys is None else keys[start:end],
+        )

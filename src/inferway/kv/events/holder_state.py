@@ -1,0 +1,370 @@
+"""What one holder has, in hashes, keys and places; changed by `apply`, or by records of what
+`apply` did before (`records`).
+
+Each change has a method, which tells `on_record` of it, and `apply_record` does the same from the
+record. Both return the operations that keep the index true.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from inferway.kv.events.hash_to_key import HashToKey, Place
+from inferway.kv.events.orphans import MAX_ORPHANS, Orphans
+from inferway.kv.events.records import (
+    AdoptedRecord,
+    BlockSize,
+    ClearedRecord,
+    FullGroup,
+    KnownRecord,
+    Record,
+    RemovedRecord,
+    StoredRecord,
+    TierNamed,
+    Uncounted,
+    WaitingRecord,
+    Windowed,
+)
+from inferway.kv.index.protocol import (
+    CPU,
+    FULL_ATTENTION,
+    GPU,
+    STORAGE,
+    Clear,
+    Copy,
+    Holdings,
+    Op,
+    Remove,
+    Store,
+    Tier,
+    Window,
+)
+from inferway.model import BlockKey, HolderId
+
+MAX_TIERS = 8
+MAX_LATELY = 8192  # more blocks than are on their way from the GPU to another tier
+MAX_RUN = 512  # blocks adopted at once: half a millisecond
+
+
+@dataclass(slots=True)
+class ApplyStats:
+    """Plain integers, read when somebody scrapes. Blocks, but for `cleared` and `skipped`."""
+
+    stored: int = 0  # copies
+    removed: int = 0  # copies
+    orphans: int = 0  # copies without a key, because their parent is unknown
+    adopted: int = 0  # blocks that got their key later
+    cleared: int = 0  # times that the engine dropped everything
+    other_block_size: int = 0  # events of another block size than expected
+    skipped: dict[str, int] = field(default_factory=dict)  # events, by reason
+
+    def skip(self, reason: str) -> None:
+        self.skipped[reason] = self.skipped.get(reason, 0) + 1
+
+
+class HolderState:
+    """`apply.EngineBlocks` reads all of it and writes through the methods."""
+
+    def __init__(
+        self,
+        holder: HolderId,
+        holdings: Holdings | None,
+        on_record: Callable[[Record], None] | None,
+        stats: ApplyStats,
+    ) -> None:
+        self.bridge = HashToKey(holder, holdings)
+        self.orphans = Orphans()
+        self.deferred: dict[int, list[Place]] = {}  # window blocks whose full block is to come
+        self.windows: dict[int, int] = {}  # engine's group -> blocks
+        self.full_group: int | None = None  # the group that decides; None: not told yet
+        self.block_size: int | None = None  # what the last event said
+        self.tiers: dict[str | None, Tier] = {
+            None: GPU,
+            "GPU": GPU,
+            "CPU": CPU,
+            "STORAGE": STORAGE,
+        }
+        # Keys of blocks removed a moment ago, of an engine with several tiers: a copy may be told
+        # of after the block it was made of is gone. Records have the keys of such copies, but no
+        # record says what was removed lately: whoever redoes them remembers nothing.
+        self._lately: OrderedDict[int, BlockKey] = OrderedDict()
+        self._has_tiers = False
+        self._holder = holder
+        self._record = on_record
+        self._stats = stats
+
+    def apply_record(self, record: Record) -> list[Op]:
+        """Do again what a record says, without a record of it. Return what the index must do.
+        Raises TypeError for what is no record."""
+        match record:
+            case StoredRecord(hashes, keys, parent, tier):
+                return self._store(hashes, keys, parent, tier)
+            case RemovedRecord(hashes, tier, group):
+                return self._remove(hashes, (tier, group))
+            case KnownRecord(hashes, tier, group):
+                return self._add(self._pairs(hashes), (tier, group))
+            case WaitingRecord(hashes, tier, group):
+                self._wait(hashes, (tier, group), implies_ancestors=False)
+            case AdoptedRecord():
+                return self._adopt(record)
+            case ClearedRecord():
+                return self._clear()
+            case Windowed(group, blocks):
+                return [self._set_window(group, blocks)]
+            case FullGroup(group):
+                self.full_group = group
+            case TierNamed(name, tier):
+                self.tiers[name] = tier
+            case BlockSize(tokens):
+                self.block_size = tokens
+            case Uncounted():
+                self.bridge.counting = False
+            case _:
+                raise TypeError(f"redo: {record!r} is no record")
+        return []
+
+    # changes
+
+    def store(
+        self, hashes: Sequence[int], keys: Sequence[BlockKey], parent: BlockKey | None, tier: Tier
+    ) -> list[Op]:
+        """Add a copy of each block of a chain. Return what the index must do."""
+        if self._record is not None:
+            self._record(StoredRecord(hashes, keys, parent, tier))
+        self._stats.stored += len(hashes)
+        return self._store(hashes, keys, parent, tier)
+
+    def add(self, hashes: Sequence[int], place: Place) -> list[Op]:
+        """Add a copy of each of these blocks that are in the bridge. Return what the index must
+        do."""
+        if not hashes:
+            return []
+        if self._record is not None:
+            self._record(KnownRecord(hashes, *place))
+        self._stats.stored += len(hashes)
+        return self._add(self._pairs(hashes), place)
+
+    def remembers(self, block_hash: int) -> bool:
+        """Return whether the key of a block is known: it is there, or was a moment ago."""
+        return block_hash in self._lately or self.bridge.key(block_hash) is not None
+
+    def store_again(self, block_hash: int, parent_hash: int | None, tier: Tier) -> list[Op] | None:
+        """Add a copy of a block that was removed everywhere. Return what the index must do; None if
+        the block, or its parent, was removed too long ago."""
+        key, parent = self._lately.get(block_hash), None
+        if parent_hash is not None:
+            parent = self.bridge.key(parent_hash)
+            parent = self._lately.get(parent_hash) if parent is None else parent
+        if key is None or (parent is None and parent_hash is not None):
+            return None
+        return self.store([block_hash], [key], parent, tier)
+
+    def wait(self, hashes: Sequence[int], place: Place, *, implies_ancestors: bool = False) -> None:
+        """Add a copy of each of these blocks, which have no key. `implies_ancestors`: the event
+        says that the blocks before them are there as well."""
+        if not hashes:
+            return
+        if self._record is not None:
+            self._record(WaitingRecord(hashes, *place))
+        if place[1] == FULL_ATTENTION:
+            self._stats.orphans += len(hashes)
+        self._wait(hashes, place, implies_ancestors=implies_ancestors)
+
+    def remove(self, hashes: Sequence[int], place: Place) -> list[Op]:
+        """Drop a copy of each block. Return what the index must do."""
+        if self._record is not None:
+            self._record(RemovedRecord(hashes, *place))
+        if self._has_tiers:
+            self._remember(hashes)
+        return self._remove(hashes, place)
+
+    def adopt(
+        self, hashes: Sequence[int], keys: Sequence[BlockKey], parent: BlockKey | None
+    ) -> Iterator[list[Op]]:
+        """Give the blocks of a chain that wait, or are vouched for, these keys. Yield what the
+        index must do, in steps of so many blocks that none takes long."""
+        found = self.orphans.known_of(hashes)
+        for i, block_hash in enumerate(hashes):
+            if found[i] and self.bridge.key(block_hash) is not None:
+                found[i] = ()  # vouched for, and in the bridge already
+        for start, end in _runs(found):
+            before = keys[start - 1] if start else parent
+            record = AdoptedRecord(hashes[start:end], keys[start:end], before)
+            if self._record is not None:
+                self._record(record)
+            yield self._adopt(record)
+
+    def clear(self) -> list[Op]:
+        """Forget everything but what kind of engine it is. Return what the index must do."""
+        if self._record is not None:
+            self._record(ClearedRecord())
+        return self._clear()
+
+    def set_window(self, group: int, blocks: int) -> Op:
+        if self._record is not None:
+            self._record(Windowed(group, blocks))
+        return self._set_window(group, blocks)
+
+    def set_full_group(self, group: int) -> None:
+        if self._record is not None:
+            self._record(FullGroup(group))
+        self.full_group = group
+
+    def set_block_size(self, tokens: int) -> None:
+        if self._record is not None:
+            self._record(BlockSize(tokens))
+        self.block_size = tokens
+
+    def count_no_copies(self) -> None:
+        if self.bridge.counting:
+            if self._record is not None:
+                self._record(Uncounted())
+            self.bridge.counting = False
+
+    def tier(self, medium: str | None) -> Tier | None:
+        """Return the tier of a medium; None if the engine names more than there can be."""
+        tier = self.tiers.get(medium)
+        self._has_tiers |= tier != GPU
+        if tier is None and medium is not None and (next_tier := len(self.tiers) - 1) < MAX_TIERS:
+            tier = self.tiers[medium] = next_tier
+            if self._record is not None:
+                self._record(TierNamed(medium, tier))
+        return tier
+
+    # the same, without a record
+
+    def _store(
+        self, hashes: Sequence[int], keys: Sequence[BlockKey], parent: BlockKey | None, tier: Tier
+    ) -> list[Op]:
+        """And what else was waiting for their keys."""
+        ops: list[Op] = []
+        waiting: Sequence[tuple[int, Sequence[Tier]]] = ()
+        if self.orphans.tiers:
+            orphans = self.orphans
+            waiting = [(i, orphans.pop(h)) for i, h in enumerate(hashes) if h in orphans]
+        had = self.bridge.add((tier, FULL_ATTENTION), hashes, keys)
+        new = keys
+        if had:
+            parent, new = _between(keys, had, parent)
+        if new:
+            ops.append(Store(self._holder, new, parent, tier))
+        for i, tiers in waiting:
+            for other in tiers:
+                ops += self._add([(hashes[i], keys[i])], (other, FULL_ATTENTION))
+        if self.deferred:
+            for block_hash, key in zip(hashes, keys, strict=True):
+                for place in self.deferred.pop(block_hash, ()):
+                    ops += self._add([(block_hash, key)], place)
+        return ops
+
+    def _add(self, pairs: Sequence[tuple[int, BlockKey]], place: Place) -> list[Op]:
+        hashes, keys = [h for h, _ in pairs], [key for _, key in pairs]
+        had = set(self.bridge.add(place, hashes, keys))
+        new = [key for i, key in enumerate(keys) if i not in had]
+        return [Copy(self._holder, new, *place)] if new else []
+
+    def _pairs(self, hashes: Sequence[int]) -> list[tuple[int, BlockKey]]:
+        """With their keys, if they have one."""
+        return [(h, key) for h in hashes if (key := self.bridge.key(h)) is not None]
+
+    def _wait(self, hashes: Sequence[int], place: Place, *, implies_ancestors: bool) -> None:
+        tier, group = place
+        if group == FULL_ATTENTION:
+            counting = self.bridge.counting
+            self.orphans.add(hashes, tier, implies_ancestors=implies_ancestors, counting=counting)
+            return
+        for block_hash in hashes:
+            if len(self.deferred) < MAX_ORPHANS:
+                self.deferred.setdefault(block_hash, []).append(place)
+
+    def _remove(self, hashes: Sequence[int], place: Place) -> list[Op]:
+        gone = []
+        if self.orphans.tiers and place == (GPU, FULL_ATTENTION):
+            self.orphans.note_removed(hashes)
+        drop = self.bridge.drop
+        for block_hash in hashes:
+            key, is_gone = drop(place, block_hash)
+            if key is None:
+                self._not_there(place, block_hash)
+                continue
+            self._stats.removed += 1
+            if is_gone:
+                gone.append(key)
+        return [Remove(self._holder, gone, *place)] if gone else []
+
+    def _remember(self, hashes: Sequence[int]) -> None:
+        for block_hash in hashes:
+            key = self.bridge.key(block_hash)
+            if key is None:
+                continue
+            self._lately[block_hash] = key
+            self._lately.move_to_end(block_hash)
+            if len(self._lately) > MAX_LATELY:
+                self._lately.popitem(last=False)
+
+    def _not_there(self, place: Place, block_hash: int) -> None:
+        """A block was removed from where it has no key."""
+        tier, group = place
+        if group == FULL_ATTENTION:
+            self.orphans.drop(block_hash, tier, counting=self.bridge.counting)
+            return
+        deferred = self.deferred.get(block_hash)
+        if deferred and place in deferred:
+            deferred.remove(place)
+            if not deferred:
+                del self.deferred[block_hash]
+
+    def _adopt(self, record: AdoptedRecord) -> list[Op]:
+        ops: list[Op] = []
+        hashes, keys, parent = record.hashes, record.keys, record.parent
+        self._stats.adopted += len(hashes)
+        tiers = [self.orphans.pop(block_hash) or (GPU,) for block_hash in hashes]
+        start = 0
+        for end in range(1, len(hashes) + 1):
+            if end < len(hashes) and tiers[end] == tiers[start]:
+                continue
+            ops += self._store(hashes[start:end], keys[start:end], parent, tiers[start][0])
+            pairs = list(zip(hashes[start:end], keys[start:end], strict=True))
+            for tier in tiers[start][1:]:
+                ops += self._add(pairs, (tier, FULL_ATTENTION))
+            start, parent = end, keys[end - 1]
+        return ops
+
+    def _clear(self) -> list[Op]:
+        self.bridge.clear()
+        self._lately.clear()
+        self.orphans.clear()
+        self.deferred.clear()
+        windows = [Window(self._holder, group + 1, n) for group, n in self.windows.items()]
+        return [Clear(self._holder), *windows]
+
+    def _set_window(self, group: int, blocks: int) -> Op:
+        self.windows[group] = blocks
+        return Window(self._holder, group + 1, blocks)
+
+
+def _between(
+    keys: Sequence[BlockKey], had: Sequence[int], parent: BlockKey | None
+) -> tuple[BlockKey | None, Sequence[BlockKey]]:
+    """The part of a chain from the first key to the last that is not at one of the positions
+    `had`, and its parent."""
+    new = sorted(set(range(len(keys))).difference(had))
+    if not new:
+        return parent, []
+    first, last = new[0], new[-1]
+    return keys[first - 1] if first else parent, keys[first : last + 1]
+
+
+def _runs(found: Sequence[object]) -> Iterator[tuple[int, int]]:
+    """The stretches [start, end) where something was found, long ones in pieces."""
+    start = 0
+    for end in range(len(found) + 1):
+        if end == len(found) or not found[end]:
+            if start < end:
+                yield start, end
+            start = end + 1
+        elif end - start == MAX_RUN:
+            yield start, end
+            start = end

@@ -1,0 +1,33 @@
+"""settings -> the index: in this process, or in a server that gateways share."""
+
+from __future__ import annotations
+
+from inferway.config import IndexSettings
+from inferway.errors import ConfigError
+from inferway.kv.index.memory import MemoryIndex
+from inferway.kv.index.protocol import Index
+
+
+def build_index(settings: IndexSettings) -> Index:
+    """Return the index that the settings ask for; it is not started yet. Raises ConfigError for a
+    URL that cannot hold, or if redis-py is missing."""
+    if settings.url is None:
+        return MemoryIndex(
+            weights=settings.tier_weights,
+            max_blocks=settings.max_blocks,
+            max_bytes=settings.max_bytes,
+        )
+    try:
+        from inferway.kv.index.redis import RedisIndex  # an extra: not everybody has it
+    except ModuleNotFoundError as e:
+        if not (e.name or "").startswith("redis"):
+            raise
+        raise ConfigError(
+            "index: url needs redis-py, which is not installed: pip install 'inferway[redis]'"
+        ) from e
+    return RedisIndex(
+        settings.url,
+        prefix=settings.prefix,
+        gateway=settings.gateway,
+        tier_weights=settings.tier_weights,
+    )

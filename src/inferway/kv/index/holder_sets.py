@@ -1,0 +1,191 @@
+"""Who holds a block and where: values that many blocks share, by number.
+
+A value is `attached` and a mask for each *plane*. A mask has one bit per holder; a plane is a
+tier of a group of KV caches, and its mask says who holds the block there. `attached` has those
+whose block can be reached, all its ancestors being held as well; it speaks of the full-attention
+group, in any tier.
+
+In a fleet there are far fewer different values than blocks: a conversation's blocks lie with one
+engine or two, a system prompt's with most. So a block needs four bytes for it, and a mask of a
+thousand bits is stored once. A value that no block has any more is dropped.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Sequence
+
+from inferway.kv.index.protocol import FULL_ATTENTION, GPU, Tier
+
+NOBODY = 0  # the id of the value without holders; always there
+
+Planes = tuple[int, ...]
+
+
+class HolderSets:
+    """Columns by id; `counts` (blocks that have the value) is kept by `move` and `release`."""
+
+    __slots__ = (
+        "_first_free",
+        "_free",
+        "_ids",
+        "attached",
+        "counts",
+        "dead",
+        "known",
+        "planes",
+        "tiers",
+        "window_planes",
+    )
+
+    def __init__(self) -> None:
+        self.attached = [0]
+        self.known = [0]  # who holds it in the full-attention group, attached or not
+        self.planes: list[Planes] = [()]
+        self.counts = array("q", [1])
+        self.dead = 0  # bits of holders that are gone; no new value has them
+        # plane numbers: of the full-attention group by tier (-1: no block was there yet) ...
+        self.tiers = [0]
+        # ... and of other groups: (tier, group) -> plane
+        self.window_planes: dict[tuple[Tier, int], int] = {}
+        self._ids: dict[tuple[int, Planes], int] = {(0, ()): NOBODY}
+        self._free: list[int] = []
+
+    def plane(self, tier: Tier, group: int) -> int:
+        """Return the plane's number; a new one if need be."""
+        if tier == GPU and group == FULL_ATTENTION:
+            return 0
+        if group != FULL_ATTENTION:
+            return self.window_planes.setdefault((tier, group), self._num_planes())
+        while len(self.tiers) <= tier:
+            self.tiers.append(-1)
+        if self.tiers[tier] < 0:
+            self.tiers[tier] = self._num_planes()
+        return self.tiers[tier]
+
+    def add(self, state: int, plane: int, bit: int, attach: int) -> int:
+        """Return the state that is `state` with the holder `bit` in `plane`; `attach` is `bit` or
+        0."""
+        planes = self.planes[state]
+        if plane < len(planes):
+            planes = (*planes[:plane], planes[plane] | bit, *planes[plane + 1 :])
+        else:
+            planes = (*planes, *(0,) * (plane - len(planes)), bit)
+        return self._id(self.attached[state] | attach, planes)
+
+    def drop(self, state: int, plane: int, bit: int) -> int:
+        """Return the state that is `state` without the holder in `plane`."""
+        planes = self.planes[state]
+        if plane >= len(planes) or not planes[plane] & bit:
+            return state
+        planes = (*planes[:plane], planes[plane] & ~bit, *planes[plane + 1 :])
+        return self._id(self.attached[state] & self._known(planes), planes)
+
+    def flip(self, state: int, bit: int) -> int:
+        """Return the state in which the holder's attached becomes detached, or the other way
+        round."""
+        return self._id(self.attached[state] ^ bit, self.planes[state])
+
+    def move(self, old: int, new: int) -> None:
+        """Count a block whose state has changed."""
+        self.counts[new] += 1
+        self.release(old)
+
+    def release(self, state: int, blocks: int = 1) -> None:
+        """Count so many blocks that no longer have this state."""
+        self.counts[state] -= blocks
+        if not self.counts[state]:
+            self._forget(state)
+            self._free.append(state)
+            self.planes[state] = ()
+            self.attached[state] = self.known[state] = 0
+
+    def is_empty(self, state: int) -> bool:
+        return not self.planes[state]
+
+    def drop_dead_bits(self, state: int) -> bool:
+        """Take the dead bits out of one state. Returns whether nobody is left in it."""
+        planes = self.planes[state]
+        if not any(mask & self.dead for mask in planes):
+            return False
+        self._forget(state)
+        live = ~self.dead
+        attached = self.attached[state] = self.attached[state] & live
+        planes = self.planes[state] = _trimmed(tuple([mask & live for mask in planes]))
+        self.known[state] = self._known(planes)
+        self._ids.setdefault((attached, planes), state)  # else a second id for one value
+        return not planes
+
+    def window_mask(self, state: int, group: int) -> int:
+        """Return who holds the block in a window group, in any tier."""
+        planes, mask = self.planes[state], 0
+        for (_, of), plane in self.window_planes.items():
+            if of == group and plane < len(planes):
+                mask |= planes[plane]
+        return mask
+
+    def best_tiers(self, state: int) -> Sequence[tuple[Tier, int]]:
+        """Return (tier, those who have it there and in no better one), without the first tier."""
+        planes = self.planes[state]
+        found, seen = [], planes[0] if planes else 0
+        for tier, plane in enumerate(self.tiers):
+            if tier and 0 <= plane < len(planes):
+                mask = planes[plane] & ~seen
+                seen |= mask
+                if mask:
+                    found.append((tier, mask))
+        return found
+
+    def __len__(self) -> int:
+        return len(self.planes) - len(self._free)
+
+    def num_bytes(self) -> int:
+        """Return about what they take; a mask in several states is counted once in each."""
+        masks = sum(sys.getsizeof(mask) for mask in self.attached)
+        return 2 * masks + 200 * len(self.planes) + sys.getsizeof(self._ids)
+
+    def _num_planes(self) -> int:
+        return sum(plane >= 0 for plane in self.tiers) + len(self.window_planes)
+
+    def _known(self, planes: Planes) -> int:
+        if len(self.tiers) == 1:
+            return planes[0] if planes else 0
+        known = 0
+        for plane in self.tiers:
+            if 0 <= plane < len(planes):
+                known |= planes[plane]
+        return known
+
+    def _id(self, attached: int, planes: Planes) -> int:
+        if self.dead:
+            attached &= ~self.dead
+            planes = tuple([mask & ~self.dead for mask in planes])
+        if planes and not planes[-1]:
+            planes = _trimmed(planes)
+        value = (attached, planes)
+        state = self._ids.get(value)
+        if state is not None:
+            return state
+        if self._free:
+            state = self._ids[value] = self._free.pop()
+            self.attached[state], self.planes[state] = value
+            self.known[state] = self._known(planes)
+            return state
+        state = self._ids[value] = len(self.planes)
+        self.attached.append(attached)
+        self.planes.append(planes)
+        self.known.append(self._known(planes))
+        self.counts.append(0)
+        return state
+
+    def _forget(self, state: int) -> None:
+        value = (self.attached[state], self.planes[state])
+        if self._ids.get(value) == state:
+            del self._ids[value]
+
+
+def _trimmed(planes: Planes) -> Planes:
+    while planes and not planes[-1]:
+        planes = planes[:-1]
+    return planes

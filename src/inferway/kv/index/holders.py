@@ -1,0 +1,113 @@
+"""The holders an index knows, and the bit that stands for each of them in masks.
+
+A bit belongs to a holder from its first block until it is cleared; then the holder may get
+another one at once, and the old bit waits until no block has it any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from inferway.kv.index.protocol import GPU, Tier
+from inferway.model import HolderId
+
+_MAX_REMEMBERED = 1000
+
+
+class Holder:
+    """One holder and its counters; `MemoryIndex` writes them."""
+
+    __slots__ = ("bit", "id", "num_blocks", "num_detached", "num_evicted", "windows")
+
+    def __init__(self, holder: HolderId, bit: int) -> None:
+        self.id = holder
+        self.bit = bit
+        self.num_blocks = 0  # of the full-attention group
+        self.num_detached = 0  # of them
+        self.num_evicted = 0  # since the last clear
+        self.windows: dict[int, int] = {}  # group -> blocks that must be there
+
+
+class Holders:
+    """The holders of an index and the bit of each."""
+
+    __slots__ = ("_by_id", "_by_place", "_free", "ids", "live", "tiered", "windowed")
+
+    def __init__(self) -> None:
+        self.live = 0  # the bits of all holders
+        self.windowed = 0  # of those with windows
+        self.tiered = 0  # of those that have had blocks in lower tiers
+        self._by_id: dict[HolderId, Holder] = {}
+        self._by_place: list[Holder | None] = []  # place i has bit 1 << i
+        self._free: list[int] = []  # places
+        self.ids: dict[int, list[HolderId]] = {}  # mask -> holders, as far as remembered
+
+    def get(self, holder: HolderId) -> Holder | None:
+        return self._by_id.get(holder)
+
+    def get_or_add(self, holder: HolderId) -> Holder:
+        found = self._by_id.get(holder)
+        if found is not None:
+            return found
+        if self._free:
+            place = self._free.pop()
+        else:
+            place = len(self._by_place)
+            self._by_place.append(None)
+        added = self._by_place[place] = self._by_id[holder] = Holder(holder, 1 << place)
+        self.live |= added.bit
+        self.ids.clear()
+        return added
+
+    def in_tier(self, holder: Holder, tier: Tier) -> None:
+        if tier != GPU:
+            self.tiered |= holder.bit
+
+    def set_window(self, holder: Holder, group: int, blocks: int) -> None:
+        """Have the group's window of so many blocks; 0 blocks take it back."""
+        if blocks:
+            holder.windows[group] = blocks
+            self.windowed |= holder.bit
+            return
+        holder.windows.pop(group, None)
+        if not holder.windows:
+            self.windowed &= ~holder.bit
+
+    def drop(self, holder: HolderId) -> Holder | None:
+        """Forget a holder; its bit stays taken until `free`."""
+        dropped = self._by_id.pop(holder, None)
+        if dropped is not None:
+            self.live &= ~dropped.bit
+            self.windowed &= ~dropped.bit
+            self.tiered &= ~dropped.bit
+            self.ids.clear()
+        return dropped
+
+    def free(self, bits: int) -> None:
+        """Give the bits to others, for no block has them any more."""
+        for place in places(bits):
+            self._by_place[place] = None
+            self._free.append(place)
+
+    def remember_ids(self, bits: int) -> list[HolderId]:
+        """Return the ids of the live holders in a mask. A few masks make most answers, so `ids`
+        keeps them."""
+        if len(self.ids) >= _MAX_REMEMBERED:
+            self.ids.clear()
+        found = self.ids[bits] = [holder.id for holder in self.of(bits)]
+        return found
+
+    def of(self, bits: int) -> Iterator[Holder]:
+        """Yield the live holders in a mask."""
+        for place in places(bits & self.live):
+            holder = self._by_place[place]
+            assert holder is not None
+            yield holder
+
+
+def places(bits: int) -> Iterator[int]:
+    """Yield the positions of the ones in a mask, the lowest first."""
+    while bits:
+        lowest = bits & -bits
+        yield lowest.bit_length() - 1
+        bits ^= lowest

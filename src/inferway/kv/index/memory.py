@@ -1,0 +1,313 @@
+"""The index everybody uses: one tree of blocks in this process.
+
+Along a prompt holders only ever drop out, because what each can reuse is kept closed under
+"parent of" when it is written (`tree`). So `match` looks for the places where that happens by
+halving, instead of at each block (`matching`).
+
+Nothing here waits for long, however big the index: dicts are split before they are big, `Clear`
+gives a holder a fresh bit and leaves the old one to be swept in pieces (`clearing`), and so do
+operations that detach or attach a lot. A little of such work is done with every `apply`; `sweep`
+does more of it.
+
+With `max_blocks`, the blocks least likely to be asked for make room (`eviction`). What is believed
+stays true then, but is no longer all there is: `num_evicted`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from inferway.kv.index.bit_sweep import BitSweep
+from inferway.kv.index.eviction import MATCHED, STORED, Eviction
+from inferway.kv.index.holders import Holder, Holders
+from inferway.kv.index.matching import prefix_lengths, runs, walked_prefix_lengths, window_blocks
+from inferway.kv.index.metrics import index_families
+from inferway.kv.index.protocol import (
+    TIER_WEIGHTS,
+    Clear,
+    Copy,
+    MatchResult,
+    Op,
+    Remove,
+    SharedIndex,
+    Store,
+    Tier,
+    Window,
+)
+from inferway.kv.index.tree import Tree
+from inferway.metrics import Family
+from inferway.model import BlockKey, HolderId
+
+# What a block held by one engine costs at most, with its share of kv/events/hash_to_key.py:
+# docs/benchmarks/index.md has the measurement.
+BYTES_PER_BLOCK = 250
+
+_SLICE = 2048  # blocks that one operation may look at besides its own: about a millisecond
+_WITH_EACH_APPLY = 32  # of what was left over
+_WITH_EACH_MATCH = 1024  # of what keeps a match from halving
+
+_NOTHING = MatchResult()
+
+
+class MemoryIndex:
+    """`index.protocol.Index`. One writer, and readers on the same event loop."""
+
+    def __init__(
+        self,
+        *,
+        weights: Sequence[float] = TIER_WEIGHTS,
+        max_blocks: int | None = None,
+        max_bytes: int | None = None,
+        slice_blocks: int = _SLICE,
+    ) -> None:
+        """`weights`: what a block in each tier is worth, best first. `max_bytes` counts the
+        bridges of its holders as well, a block as BYTES_PER_BLOCK. `slice_blocks`: so many an
+        operation looks at; the rest is left for later."""
+        bounds = [max_blocks, None if max_bytes is None else max_bytes // BYTES_PER_BLOCK]
+        self.max_blocks = min((bound for bound in bounds if bound is not None), default=None)
+        self.evicted = 0  # blocks dropped for want of room, once for each holder
+        self._discounts = [1.0 - weight for weight in weights]
+        self._with_each_match = min(slice_blocks, _WITH_EACH_MATCH)
+        self._tree = Tree(slice_blocks)
+        self._holders = Holders()
+        self._clearing: BitSweep | None = None
+        self._eviction = None if self.max_blocks is None else Eviction(self._tree.slots)
+
+    # what engines did
+
+    def apply(self, ops: Iterable[Op]) -> None:
+        for op in ops:
+            match op:
+                case Store():
+                    self._store(op)
+                case Remove():
+                    holder = self._holders.get(op.holder)
+                    if holder is not None:
+                        self._tree.remove(holder, op)
+                case Copy():
+                    holder = self._holders.get(op.holder)
+                    if holder is not None:
+                        self._holders.in_tier(holder, op.tier)
+                        self._tree.copy(holder, op)
+                case Clear():
+                    self._clear(op)
+                case Window():
+                    holder = self._holders.get_or_add(op.holder)
+                    self._holders.set_window(holder, op.group, op.blocks)
+        if self._has_left_over:
+            self.sweep(_WITH_EACH_APPLY)
+        if self._eviction is not None:
+            self._make_room(self._eviction)
+
+    def sweep(self, max_blocks: int) -> bool:
+        """Do what operations left over, looking at about so many blocks (~1 µs each). Returns
+        whether there is more to do."""
+        tree, budget = self._tree, self._settle(max_blocks)
+        budget = tree.free_lapsed(budget)
+        if self._clearing is None and tree.states.dead:
+            self._clearing = BitSweep(tree)
+        if self._clearing is not None and self._clearing.run(budget):
+            self._holders.free(self._clearing.bits)
+            self._clearing = None
+        return self._has_left_over
+
+    @property
+    def _has_left_over(self) -> bool:
+        tree = self._tree
+        return bool(tree.unsettled or tree.states.dead or tree.lapsed)
+
+    def _settle(self, budget: int) -> int:
+        """Returns what is left of the budget."""
+        for holder in list(self._holders.of(self._tree.unsettled)):
+            if budget > 0:
+                budget = self._tree.settle(holder, budget)
+        return budget
+
+    def _store(self, op: Store) -> None:
+        if not op.keys:
+            return
+        holder = self._holders.get_or_add(op.holder)
+        self._holders.in_tier(holder, op.tier)
+        tree = self._tree
+        if self.evicted and op.parent is not None and not tree.slot(op.parent):
+            self._count_evicted(holder, len(op.keys))  # they would lie there, never matched
+            return
+        last = tree.store(holder, op)
+        if self._eviction is not None and not tree.slots.marks[last]:
+            tree.slots.marks[last] = STORED
+
+    def _clear(self, op: Clear) -> None:
+        holder = self._holders.drop(op.holder)
+        if holder is not None:
+            self._tree.states.dead |= holder.bit
+            self._tree.forget(holder.bit)
+
+    # nobody else looks at this index
+
+    async def start(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+    @property
+    def shared(self) -> SharedIndex | None:
+        return None
+
+    # what a prompt would find
+
+    async def match(self, keys: Sequence[BlockKey]) -> MatchResult:
+        return self.match_now(keys)
+
+    async def match_all(self, prompts: Sequence[Sequence[BlockKey]]) -> list[MatchResult]:
+        return [self.match_now(keys) for keys in prompts]
+
+    def match_now(self, keys: Sequence[BlockKey]) -> MatchResult:
+        """Return what `match` returns, at once: for callers on this very event loop."""
+        if not keys:
+            return _NOTHING
+        tree, holders = self._tree, self._holders
+        masks, settled = tree.states.attached, holders.live
+        if tree.unsettled:
+            self._settle(self._with_each_match)
+            settled &= ~tree.unsettled
+        found = prefix_lengths(keys, tree.shards, tree.slots.states, masks, settled)
+        if tree.unsettled:
+            found += walked_prefix_lengths(keys, tree.state, tree.states.known, tree.unsettled)
+        if not found:
+            return _NOTHING
+        blocks: dict[HolderId, int] = {}
+        ids = holders.ids
+        for mask, count in found:
+            for holder in ids.get(mask) or holders.remember_ids(mask):
+                blocks[holder] = count
+        if holders.windowed:
+            self._cut_to_windows(keys, blocks)
+        if self._eviction is not None and blocks:
+            tree.slots.marks[tree.slot(keys[max(blocks.values()) - 1])] = MATCHED
+        if holders.tiered:
+            return MatchResult(blocks, *self._in_lower_tiers(keys, blocks))
+        return MatchResult(blocks)
+
+    def _cut_to_windows(self, keys: Sequence[BlockKey], blocks: dict[HolderId, int]) -> None:
+        tree = self._tree
+        for holder in self._holders.of(self._holders.windowed):
+            bit, count = holder.bit, blocks.pop(holder.id, 0)
+
+            def is_in(i: int, group: int, bit: int = bit) -> bool:
+                return bool(tree.states.window_mask(tree.state(keys[i]), group) & bit)
+
+            count = window_blocks(count, holder.windows, is_in)
+            if count:
+                blocks[holder.id] = count
+
+    def _in_lower_tiers(
+        self, keys: Sequence[BlockKey], blocks: Mapping[HolderId, int]
+    ) -> tuple[dict[HolderId, float], dict[HolderId, dict[Tier, int]]]:
+        """`MatchResult.discount` and `MatchResult.lower`."""
+        tiered = {
+            holder.bit: (holder.id, blocks[holder.id])
+            for holder in self._holders.of(self._holders.tiered)
+            if holder.id in blocks
+        }
+        if not tiered:
+            return {}, {}
+        wanted = sum(tiered)
+        discount: dict[HolderId, float] = {}
+        places: dict[HolderId, dict[Tier, int]] = {}
+        longest = max(count for _, count in tiered.values())
+        for tier, mask, start, end in self._runs_in_lower_tiers(keys[:longest]):
+            each = self._discounts[min(tier, len(self._discounts) - 1)]
+            for holder in self._holders.of(mask & wanted):
+                holder_id, count = tiered[holder.bit]
+                if count <= start:
+                    continue
+                places.setdefault(holder_id, {}).setdefault(tier, start)
+                if each:
+                    lower = each * (min(count, end) - start)
+                    discount[holder_id] = discount.get(holder_id, 0.0) + lower
+        return discount, places
+
+    def _runs_in_lower_tiers(
+        self, keys: Sequence[BlockKey]
+    ) -> Iterator[tuple[Tier, int, int, int]]:
+        """Yield (tier, who has them there at best, start, end) of stretches of blocks."""
+        for state, start, end in runs(keys, self._tree.state):
+            for tier, mask in self._tree.states.best_tiers(state):
+                yield tier, mask, start, end
+
+    # how it is
+
+    def held(
+        self, holder: HolderId, keys: Sequence[BlockKey], tier: Tier, group: int
+    ) -> list[BlockKey]:
+        known = self._holders.get(holder)
+        if known is None:
+            return []
+        tree, bit = self._tree, known.bit
+        planes, plane = tree.states.planes, tree.states.plane(tier, group)
+        at, shift, column = tree.shards.at, tree.shards.shift, tree.slots.states
+        found = []
+        for key in keys:
+            slot = at[key >> shift].get(key)
+            if slot is not None:
+                masks = planes[column[slot]]
+                if plane < len(masks) and masks[plane] & bit:
+                    found.append(key)
+        return found
+
+    def num_blocks(self, holder: HolderId) -> int:
+        found = self._holders.get(holder)
+        return found.num_blocks if found is not None else 0
+
+    def num_evicted(self, holder: HolderId) -> int:
+        found = self._holders.get(holder)
+        return found.num_evicted if found is not None else 0
+
+    @property
+    def num_keys(self) -> int:
+        """The number of different blocks that are known, including those of cleared holders until
+        they are swept, and those that only stand for the parent of another."""
+        return self._tree.slots.num_used
+
+    @property
+    def num_values(self) -> int:
+        """The number of different sets of holders that blocks have."""
+        return len(self._tree.states)
+
+    def num_bytes(self) -> int:
+        """Return about what the index takes, bridges not counted. Takes a millisecond or two."""
+        shards = sum(sys.getsizeof(shard) for shard in self._tree.shards.dicts())
+        integers = 80 * self.num_keys  # a key's and a slot's
+        return shards + integers + self._tree.slots.num_bytes() + self._tree.states.num_bytes()
+
+    def families(self) -> Iterator[Family]:
+        return index_families(self.num_bytes(), self.evicted)
+
+    # bounds
+
+    def _make_room(self, eviction: Eviction) -> None:
+        assert self.max_blocks is not None
+        slots = self._tree.slots
+        while slots.num_used > self.max_blocks:
+            slot = eviction.next()
+            if not slot:
+                return
+            while slot and slots.num_used > self.max_blocks:
+                self._take_from_holders(slot)
+                slot = self._tree.evict(slot)
+                if slot and slots.marks[slot]:
+                    break
+
+    def _take_from_holders(self, slot: int) -> None:
+        states = self._tree.states
+        state = self._tree.slots.states[slot]
+        for holder in self._holders.of(states.known[state]):
+            holder.num_blocks -= 1
+            holder.num_detached -= not states.attached[state] & holder.bit
+            self._count_evicted(holder, 1)
+
+    def _count_evicted(self, holder: Holder, blocks: int) -> None:
+        holder.num_evicted += blocks
+        self.evicted += blocks

@@ -1,0 +1,265 @@
+"""The tree of all holders' blocks: key -> slot (`shards`), slot -> who holds it (`slots`,
+`states`), and what each holder can reuse kept closed under "parent of" (`settling`).
+
+Operations are one holder's. How long they take depends on what they name and on what that
+detaches, attaches or frees; beyond `slice_blocks` of the latter, the rest is left for `settle` and
+`free_lapsed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from inferway.kv.index.attachment import AttachmentUpdate
+from inferway.kv.index.holder_sets import NOBODY, HolderSets
+from inferway.kv.index.holders import Holder
+from inferway.kv.index.protocol import FULL_ATTENTION, Copy, Remove, Store
+from inferway.kv.index.shards import LIMIT, Shards
+from inferway.kv.index.slots import PARENT, Slots
+from inferway.model import BlockKey
+
+
+class Tree:
+    """Written through its methods only; `MemoryIndex` reads it where speed counts."""
+
+    def __init__(self, slice_blocks: int) -> None:
+        self.shards: Shards[int] = Shards()
+        self.slots = Slots()
+        self.states = HolderSets()
+        self.settling: dict[int, AttachmentUpdate] = {}  # bit -> what is left to do
+        self.unsettled = 0  # those bits
+        self.lapsed: list[int] = []  # slots without children that nobody holds, to be freed
+        self._slice = slice_blocks
+
+    def slot(self, key: BlockKey) -> int:
+        """Return the block's slot; 0 if it is unknown."""
+        shards = self.shards
+        return shards.at[key >> shards.shift].get(key, 0)
+
+    def state(self, key: BlockKey) -> int:
+        return self.slots.states[self.slot(key)]
+
+    def store(self, holder: Holder, op: Store) -> int:
+        """Do the operation. Returns the slot of the last block. A parent nobody has told of gets a
+        slot, too."""
+        keys = op.keys
+        parent, attach = 0, holder.bit
+        if op.parent is not None:
+            parent = self.slot(op.parent)
+            if not parent:
+                parent = self._new_slot(op.parent, NOBODY)
+                self.states.counts[NOBODY] += 1
+            attach &= self.states.attached[self.slots.states[parent]]
+        if op.group != FULL_ATTENTION:
+            attach = 0
+        plane = self.states.plane(op.tier, op.group)
+        at, shift = self.shards.at, self.shards.shift
+        found = [at[key >> shift].get(key) for key in keys]
+        if found.count(None) == len(keys) == len(set(keys)):
+            last = self._store_new(holder, keys, parent, plane, attach)
+            gained = len(keys)
+        else:
+            last, gained = self._store_mixed(holder, keys, parent, plane, attach)
+        if op.group == FULL_ATTENTION:
+            holder.num_blocks += gained
+            if not attach:
+                holder.num_detached += gained
+        return last
+
+    def copy(self, holder: Holder, op: Copy) -> None:
+        slots, states, bit = self.slots, self.states, holder.bit
+        plane = states.plane(op.tier, op.group)
+        changed = []
+        for key in op.keys:
+            slot = self.slot(key)
+            old = slots.states[slot]
+            if not any(mask & bit for mask in states.planes[old]):
+                continue
+            attach = 0
+            if op.group == FULL_ATTENTION and not states.known[old] & bit:
+                attach = self._attached_parent(slot) & bit
+                holder.num_blocks += 1
+                holder.num_detached += not attach
+                if attach and slots.first[slot]:
+                    changed.append(slot)
+            new = states.add(old, plane, bit, attach)
+            if new != old:
+                slots.states[slot] = new
+                states.move(old, new)
+        if changed and holder.num_detached:
+            self._changed(holder, changed)
+
+    def remove(self, holder: Holder, op: Remove) -> None:
+        slots, states, bit = self.slots, self.states, holder.bit
+        column, full = slots.states, op.group == FULL_ATTENTION
+        plane = states.plane(op.tier, op.group)
+        at, shift = self.shards.at, self.shards.shift
+        last_old = last_new = -1
+        changed: list[int] = []
+        for key in op.keys:
+            slot = at[key >> shift].get(key)
+            if slot is None:
+                continue
+            old = column[slot]
+            if old != last_old:
+                last_old, last_new = old, states.drop(old, plane, bit)
+            if last_new == old:
+                continue
+            if full and not states.known[last_new] & bit:
+                holder.num_blocks -= 1
+                if not states.attached[old] & bit:
+                    holder.num_detached -= 1
+                elif slots.first[slot]:
+                    changed.append(slot)
+            if last_new == NOBODY and not slots.first[slot]:
+                states.release(old)
+                self.free_slot(slot)
+                continue
+            column[slot] = last_new
+            states.move(old, last_new)
+        if changed:
+            self._changed(holder, changed)
+
+    def forget(self, bit: int) -> None:
+        """Settle nothing more for this holder."""
+        self.settling.pop(bit, None)
+        self.unsettled &= ~bit
+
+    def settle(self, holder: Holder, budget: int) -> int:
+        """Go on with what was left to do, for at most so many blocks. Returns what is left of the
+        budget."""
+        settling = self.settling[holder.bit]
+        detached, budget = settling.run(self.slots, self.states, budget)
+        holder.num_detached += detached
+        if settling.is_done:
+            self.forget(holder.bit)
+        else:
+            self.unsettled |= holder.bit
+        return budget
+
+    def evict(self, slot: int) -> int:
+        """Free a block without children, whoever has it. Returns its parent if that has no more
+        children either, else 0."""
+        slots = self.slots
+        before = slots.before[slot]
+        parent = before ^ PARENT if before & PARENT else 0
+        self.states.release(slots.states[slot])
+        self.free_slot(slot)
+        return parent if parent and slots.states[parent] and not slots.first[parent] else 0
+
+    def free_slot(self, slot: int) -> int:
+        """Free the slot of a block without children that nobody holds (its state is released), and
+        those of parents that only stood for it; of a long chain the rest is `lapsed`. Returns how
+        many."""
+        slots, states, shards = self.slots, self.states, self.shards
+        at, shift = shards.at, shards.shift
+        for count in range(1, self._slice + 1):
+            for settling in self.settling.values() if self.settling else ():
+                settling.released(slot, slots.next[slot])
+            key = slots.keys[slot]
+            del at[key >> shift][key]
+            slot = slots.release(slot)
+            if not slot or states.planes[slots.states[slot]]:
+                return count
+            if count < self._slice:
+                states.release(slots.states[slot])
+        self.lapsed.append(slot)
+        return self._slice
+
+    def free_lapsed(self, budget: int) -> int:
+        """Free about so many lapsed slots. Returns what is left of the budget."""
+        slots, states, lapsed = self.slots, self.states, self.lapsed
+        while lapsed and budget > 0:
+            slot = lapsed.pop()
+            state = slots.states[slot]
+            if not states.is_empty(state) or slots.first[slot]:
+                continue  # meanwhile held again
+            if self.slot(slots.keys[slot]) == slot:  # else meanwhile freed
+                states.release(state)
+                budget -= self.free_slot(slot)
+        return max(budget, 0)
+
+    # steps
+
+    def _store_new(
+        self, holder: Holder, keys: Sequence[BlockKey], parent: int, plane: int, attach: int
+    ) -> int:
+        """Keys nobody has, all different. Returns the last one's slot."""
+        state = self.states.add(NOBODY, plane, holder.bit, attach)
+        self.states.counts[state] += len(keys)
+        slots = self.slots.new_chain(keys, state, parent)
+        shards = self.shards
+        at, shift = shards.at, shards.shift
+        for key, slot in zip(keys, slots, strict=True):
+            shard = at[key >> shift]
+            shard[key] = slot
+            if len(shard) == LIMIT:
+                shards.split(key)
+                at, shift = shards.at, shards.shift
+        return slots[-1]
+
+    def _store_mixed(
+        self, holder: Holder, keys: Sequence[BlockKey], parent: int, plane: int, attach: int
+    ) -> tuple[int, int]:
+        """Any keys. Returns the last one's slot, and how many the holder did not have before
+        in the full-attention group."""
+        slots, states, bit = self.slots, self.states, holder.bit
+        column = slots.states
+        fresh = states.add(NOBODY, plane, bit, attach)
+        states.counts[fresh] += 1  # so that it stays while we are here
+        last_old = last_new = slot = -1
+        gained = gate = 0  # gate: the block before, if what lies below it may be attached now
+        changed: list[int] = []
+        for key in keys:
+            slot = self.slot(key)
+            if not slot:
+                slot = self._new_slot(key, fresh)
+                slots.link(slot, parent)
+                states.counts[fresh] += 1
+                gained += 1
+            elif not slots.before[slot] and slot != parent:
+                slots.link(slot, parent)
+            if gate and (slots.first[gate] != slot or slots.next[slot]):
+                changed.append(gate)  # it has other children than the next in the chain
+            parent, gate, old = slot, 0, column[slot]
+            if old != last_old:
+                last_old, last_new = old, states.add(old, plane, bit, attach)
+            if last_new == old:
+                continue
+            had = states.known[old] & bit
+            gained += not had
+            if attach and not states.attached[old] & bit:
+                if had:
+                    holder.num_detached -= 1
+                if slots.first[slot]:
+                    gate = slot
+            column[slot] = last_new
+            states.move(old, last_new)
+        states.release(fresh)
+        if gate:
+            changed.append(gate)
+        if changed and holder.num_detached:
+            self._changed(holder, changed)
+        return slot, gained
+
+    def _new_slot(self, key: BlockKey, state: int) -> int:
+        slot = self.slots.new(key, state)
+        self.shards.set(key, slot)
+        return slot
+
+    def _attached_parent(self, slot: int) -> int:
+        """Who has the block's parent attached; everybody if it begins a prompt."""
+        parent = self.slots.parent(slot)
+        if parent is None:
+            return 0
+        return self.states.attached[self.slots.states[parent]] if parent else -1
+
+    def _changed(self, holder: Holder, blocks: Sequence[int]) -> None:
+        """These blocks of the holder have become attached or detached."""
+        settling = self.settling.get(holder.bit)
+        if settling is not None:
+            settling.parents.extend(blocks)
+            return
+        settling = self.settling[holder.bit] = AttachmentUpdate(holder.bit)
+        settling.parents.extend(blocks)
+        self.settle(holder, self._slice)

@@ -1,0 +1,1 @@
+"""Chats -> text: bodies, templates and the limits within which templates are rendered."""

@@ -1,0 +1,1 @@
+"""The files of models: found, fetched, bounded, tried and read."""

@@ -1,0 +1,319 @@
+"""text -> token ids, with the fastest encoder that is exact for the model; and back.
+
+HF `tokenizers` is the truth: it is what the engine uses. `fastokens` is ten to a hundred times
+faster and gives the same ids where it supports a tokenizer at all; so it is used where it agrees
+with the truth on `check_texts` when the tokenizer is loaded. Of HF's methods only
+`encode_batch_fast` is used for ids: `encode` keeps other threads from running.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Literal, Protocol
+
+import fastokens
+import numpy as np
+import tokenizers
+from tokenizers import models
+
+from inferway.errors import (
+    InvalidRequestError,
+    PanicError,
+    RenderError,
+    crash_report,
+    is_panic,
+    panic_as_error,
+)
+from inferway.model import Offsets, Reason, TokenIds
+from inferway.prompts.tokenizer.check_texts import check_texts
+from inferway.prompts.tokenizer.engine_tokenizer import TokenizerFiles, build_engine_tokenizer
+from inferway.prompts.tokenizer.hf_encoder import EVERY_BYTE, HfEncoder, encode_all
+from inferway.prompts.tokenizer.open_text_boundaries import OpenTextBoundaries
+from inferway.prompts.tokenizer.outside_encoder import OutsideEncoder
+from inferway.prompts.tokenizer.prefix_token_cache import PrefixTokenCache
+from inferway.prompts.tokenizer.regexes import unbounded_regex
+from inferway.prompts.tokenizer.segment_cache import SegmentCache
+from inferway.prompts.tokenizer.split_points import find_split_points
+
+log = logging.getLogger("inferway")
+
+EncoderName = Literal["fastokens", "tokenizers"]
+
+# For what is remembered of texts, per model, once it is there: the starts of 1,000 chats of 9,000
+# tokens, or of 70 of 128,000.
+CACHE_BYTES = 64 << 20
+
+
+class Tokenizer:
+    """The tokenizer of one model; any thread may use it. `encoder` and `why` say which library
+    encodes. `num_panics` counts the texts on which the engine's own encoder has panicked; any
+    thread writes it."""
+
+    def __init__(
+        self, files: TokenizerFiles, outside: Callable[[], OutsideEncoder] | None = None
+    ) -> None:
+        """`outside` starts what encodes if a regex may take long for a text; None: it is done here
+        whatever it takes. Raises RenderError."""
+        self.num_panics = 0
+        self._path = files.path
+        built = build_engine_tokenizer(files)
+        self.special_tokens = built.special_tokens
+        self.max_chars_per_token = max(map(len, built.tokenizer.get_vocab(True)), default=1)
+        self.boundaries = OpenTextBoundaries(built.tokenizer)
+        self._prefix, self._suffix = _added_specials(built.tokenizer)
+        self._not_followed = built.not_followed
+        cuts = find_split_points(built.tokenizer)
+        self._reference = HfEncoder(built.tokenizer)
+        regex = unbounded_regex(built.tokenizer)
+        self._outside = None if outside is None or regex is None else outside()
+        del built  # the last but the reference's own, which may be packed away
+        if self._outside is None:
+            self._fast, self.why = _agreeing_fastokens(self._reference)
+        else:
+            self._fast, self.why = None, self._goes_outside(str(regex))
+        self.encoder: EncoderName = "tokenizers" if self._fast is None else "fastokens"
+        self._pieces: SegmentCache | None = None
+        if cuts.cuts and not self._reference.is_packed:
+            self._pieces = SegmentCache(self._encode_reference, cuts, CACHE_BYTES // 2)
+        self._starts = PrefixTokenCache(self._encode_all, cuts.apart, CACHE_BYTES)
+
+    def encode(
+        self, text: str, *, add_special_tokens: bool, keep_last: int | None = None
+    ) -> TokenIds:
+        """Ids of `text`. `keep_last`: drop tokens at the start until so many are left, special
+        tokens counted but not dropped."""
+        self._check_followed(text)
+        try:
+            body = self._starts.encode(text)
+        except (UnicodeEncodeError, TypeError) as e:  # fastokens says the one, HF the other
+            raise _not_unicode() from e
+        except BaseException as e:
+            raise self._error_of(panic_as_error(e)) from None
+        prefix, suffix = (self._prefix, self._suffix) if add_special_tokens else (_NO_IDS, _NO_IDS)
+        if keep_last is not None:
+            body = body[max(0, len(body) + len(prefix) + len(suffix) - keep_last) :]
+        if not len(prefix) and not len(suffix):
+            return body
+        return np.concatenate([prefix, body, suffix])
+
+    def num_new_chars(self, text: str) -> int:
+        """Return how many characters of `text` a call of `encode` would encode, without the start
+        that is remembered."""
+        return self._starts.num_new_chars(text)
+
+    @property
+    def is_outside(self) -> bool:
+        """Whether texts are encoded in another process, for which the caller waits."""
+        return self._outside is not None
+
+    @property
+    def num_specials_before(self) -> int:
+        """The number of special tokens that are put in front of a text."""
+        return len(self._prefix)
+
+    def encode_start(self, text: str, *, add_special_tokens: bool) -> TokenIds:
+        """Ids of a text that ends at one of `boundaries` and goes on: as those of the whole
+        begin."""
+        body = self.encode(text, add_special_tokens=False)
+        return np.concatenate([self._prefix, body]) if add_special_tokens else body
+
+    def encode_with_offsets(
+        self, text: str, *, add_special_tokens: bool
+    ) -> tuple[TokenIds, Offsets]:
+        """Ids, and where each stands in the text; slower, and always HF's encoder."""
+        self._check_followed(text)
+        try:
+            if self._outside is not None:
+                return self._outside.encode_with_offsets(
+                    text, add_special_tokens=add_special_tokens
+                )
+            [encoding] = self._reference.get().encode_batch(
+                [text], add_special_tokens=add_special_tokens
+            )
+        except (UnicodeEncodeError, TypeError) as e:
+            raise _not_unicode() from e
+        except BaseException as e:
+            raise self._error_of(panic_as_error(e)) from None
+        offsets = np.array(encoding.offsets, dtype=np.uint32).reshape(-1, 2)
+        return np.array(encoding.ids, dtype=np.uint32), offsets
+
+    def decode(self, ids: TokenIds | Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        try:
+            if self._outside is not None:
+                return self._outside.decode(ids, skip_special_tokens=skip_special_tokens)
+            return self._reference.get().decode(
+                list(map(int, ids)), skip_special_tokens=skip_special_tokens
+            )
+        except BaseException as e:
+            raise self._error_of(panic_as_error(e)) from None
+
+    def _check_followed(self, text: str) -> None:
+        if self._not_followed is not None and self._not_followed in text:
+            raise RenderError(
+                f"the engine rearranges a text with {self._not_followed!r}; not followed here",
+                reason=Reason.NO_TOKENIZER,
+            )
+
+    def _goes_outside(self, regex: str) -> str:
+        """Why; said once."""
+        self._reference.drop()
+        why = f"its regex {regex[:200]!r} is neither a known model's nor a simple one"
+        log.warning(
+            "%s: %s, so some texts may take long: all are encoded in a helper process, which is"
+            " slower and gives the same tokens; those that take too long go by load (reason"
+            " helper-busy). The cure: have the regex listed in"
+            " inferway/prompts/tokenizer/regexes.py",
+            self._path,
+            why,
+        )
+        return f"in a helper process: {why}"
+
+    def _encode_all(self, texts: Sequence[str]) -> list[TokenIds]:
+        if self._outside is not None:
+            return [self._outside.encode(text) for text in texts]
+        fast = self._fast
+        if fast is not None:
+            try:
+                return [_encode_fast(fast, text) for text in texts]
+            except UnicodeEncodeError:
+                raise
+            # Some vocabularies lack a byte (SmolLM2: 0x16, 0xf1 and others that hardly occur). HF
+            # drops it, fastokens refuses the text.
+            except ValueError:
+                pass
+            except BaseException as e:
+                if not is_panic(e):
+                    raise
+                self._give_up_fastokens(e)
+        if self._pieces is not None:
+            return [self._pieces.encode(text) for text in texts]
+        return self._encode_reference(texts)
+
+    def _give_up_fastokens(self, panic: BaseException) -> None:
+        """For good: what state it has left behind, nobody knows, and one wrong id would make all
+        ids after it worthless. What it cannot do, the truth can."""
+        self._fast, self.encoder, self.why = None, "tokenizers", "fastokens has panicked on a text"
+        log.error(
+            "%s: fastokens has panicked on a text; from now on `tokenizers` encodes, which is "
+            "slower\n%s",
+            self._path,
+            crash_report(panic),
+        )
+
+    def _error_of(self, e: Exception) -> Exception:
+        """What to raise for it. A panic is of one text: others may do. Said once."""
+        if not isinstance(e, PanicError):
+            return e
+        self.num_panics += 1
+        if self.num_panics == 1:
+            log.error(
+                "%s: the library `tokenizers` has panicked on a text; such requests go by load "
+                "only where no engine renders (reason bad-tokenizer)\n%s",
+                self._path,
+                crash_report(e),
+            )
+        return RenderError(
+            f"{self._path}: the library `tokenizers` has panicked on the text",
+            reason=Reason.BAD_TOKENIZER,
+        )
+
+    def _encode_reference(self, texts: Sequence[str]) -> list[TokenIds]:
+        return encode_all(self._reference.get(), texts)
+
+
+def _added_specials(tokenizer: tokenizers.Tokenizer) -> tuple[TokenIds, TokenIds]:
+    """What the post-processor puts before and behind a text."""
+    [encoded] = tokenizer.encode_batch_fast(["a"], add_special_tokens=False)
+    [with_specials] = tokenizer.encode_batch_fast(["a"], add_special_tokens=True)
+    plain, full = encoded.ids, with_specials.ids
+    for start in range(len(full) - len(plain) + 1):
+        if full[start : start + len(plain)] == plain:
+            end = start + len(plain)
+            return np.array(full[:start], np.uint32), np.array(full[end:], np.uint32)
+    raise RenderError(
+        "the tokenizer's post-processor does more than add special tokens around a text",
+        reason=Reason.BAD_TOKENIZER,
+    )
+
+
+def _agreeing_fastokens(reference: HfEncoder) -> tuple[_FastEncoder | None, str]:
+    """fastokens where it agrees with `reference`, which is then packed away; and why, or why
+    not."""
+    tokenizer = reference.get()
+    refusal = _refusal(tokenizer)
+    if refusal is not None:
+        return None, refusal
+    texts = check_texts(tokenizer)
+    expected = encode_all(tokenizer, texts)
+    as_json = tokenizer.to_str()
+    # Out before the other comes in: the two together would leave twice the memory behind.
+    reference.pack(as_json)
+    del tokenizer
+    fast, why = _checked_fastokens(as_json, texts, expected)
+    if fast is None or not _takes_every_byte(fast):
+        reference.get()
+    return fast, why
+
+
+def _refusal(tokenizer: tokenizers.Tokenizer) -> str | None:
+    """Why fastokens cannot take such a tokenizer, whatever its vocabulary."""
+    if not isinstance(tokenizer.model, models.BPE):
+        return f"fastokens refuses it: no {type(tokenizer.model).__name__} models"
+    if tokenizer.encode_special_tokens:
+        return "fastokens finds special tokens in a text, which for this model are text"
+    small = tokenizers.Tokenizer(models.BPE(vocab={"a": 0}, merges=[]))
+    for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
+        if getattr(tokenizer, part) is not None:
+            setattr(small, part, getattr(tokenizer, part))
+    try:
+        fastokens.Tokenizer.from_json_str(small.to_str())
+    except BaseException as e:
+        return f"fastokens refuses it: {panic_as_error(e)}"
+    return None
+
+
+def _checked_fastokens(
+    as_json: str, texts: Sequence[str], expected: Sequence[TokenIds]
+) -> tuple[_FastEncoder | None, str]:
+    try:
+        fast: _FastEncoder = fastokens.Tokenizer.from_json_str(as_json)
+    except BaseException as e:
+        return None, f"fastokens refuses it: {panic_as_error(e)}"
+    for number, (text, ids) in enumerate(zip(texts, expected, strict=True)):
+        try:
+            same = np.array_equal(_encode_fast(fast, text), ids)
+        except ValueError:  # a byte that the vocabulary lacks; the text goes to `tokenizers`
+            continue
+        except BaseException as e:
+            return None, f"fastokens fails on check text {number}: {panic_as_error(e)}"
+        if not same:
+            return None, f"fastokens differs on check text {number}"
+    return fast, f"agrees with tokenizers on {len(texts)} texts"
+
+
+def _takes_every_byte(fast: _FastEncoder) -> bool:
+    try:
+        _encode_fast(fast, EVERY_BYTE)
+    except ValueError:
+        return False
+    return True
+
+
+class _FastEncoder(Protocol):
+    """What we use of `fastokens.Tokenizer`."""
+
+    def encode_batch_flat(self, inputs: list[str]) -> tuple[bytes, bytes]:
+        """Little-endian uint32 ids of all inputs, and where each input's begin."""
+
+
+_NO_IDS: TokenIds = np.empty(0, dtype=np.uint32)
+
+
+def _encode_fast(encoder: _FastEncoder, text: str) -> TokenIds:
+    """One text at a time: for more of them it would start threads of its own."""
+    return np.frombuffer(encoder.encode_batch_flat([text])[0], dtype=np.uint32)
+
+
+def _not_unicode() -> InvalidRequestError:
+    return InvalidRequestError("the prompt's text has a lone surrogate, which no encoder accepts")

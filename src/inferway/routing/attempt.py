@@ -1,0 +1,129 @@
+"""A decided request -> one try on one engine: what it takes there, and gives back once.
+
+a slot         among the requests under way there, with the tokens that must be computed
+a speculation  its prompts count as held there, until the answer's first token
+a report       maybe: it asks the engine for all that it reuses, which we know in part only
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol
+
+from inferway.kv.index.speculative import SpeculativeOverlay
+from inferway.model import Endpoint, HolderId, Target
+from inferway.openai_api.edits import with_vllm_xarg
+from inferway.openai_api.requests import REPORT_MODE
+from inferway.routing.match import Matched, MatchedPrompts
+
+# What calls it in a moment.
+Later = Callable[[Callable[[], None]], object]
+
+
+class EndpointBook(Protocol):
+    """What journeys and their attempts tell the fleet, and ask of it (fleet.Fleet)."""
+
+    def block_size(self, holder: HolderId) -> int | None:
+        """Return the endpoint's block size in tokens; None when the engine has not told."""
+
+    def book(self, endpoint: Endpoint, new_tokens: int) -> None:
+        """A request is on its way there; so many of its tokens must be computed."""
+
+    def release(self, endpoint: Endpoint) -> None:
+        """A request that was booked there has ended."""
+
+    def heal(self, endpoint: Endpoint) -> bool:
+        """Return whether the engine is to be asked, by a request that goes there now and finds
+        more than we know of, to report all that it reuses; `healed` when that has ended."""
+
+    def healed(self, endpoint: Endpoint) -> None:
+        """The request that asked for a report has ended."""
+
+    def reports(self, endpoint: Endpoint) -> None:
+        """A request is about to go there that asks by itself for a report of what it reuses."""
+
+    def suspect(self, endpoint: Endpoint) -> None:
+        """A request has just failed there."""
+
+
+class Attempt:
+    """Begins when it is made; `end` must be called."""
+
+    __slots__ = (
+        "_book",
+        "_overlay",
+        "_speculations",
+        "asks_for_report",
+        "body",
+        "prompt_tokens",
+        "reused_tokens",
+        "target",
+    )
+
+    def __init__(
+        self,
+        target: Target,
+        body: bytes,
+        matched: MatchedPrompts,
+        goes_on: bool,
+        book: EndpointBook,
+        overlay: SpeculativeOverlay,
+    ) -> None:
+        """`goes_on`: the engine's prompts are longer than `matched`, what we know of them."""
+        self.target = target
+        self.body = body  # that is sent; with what this attempt adds
+        self.asks_for_report = False
+        self._book = book
+        self._overlay = overlay
+        endpoint = target.endpoint
+        holder = endpoint.holder
+        items: Sequence[Matched] = ()
+        num_tokens = num_reused = 0
+        if matched and (size := book.block_size(holder)) is not None:
+            items = matched.get(size, ())
+            num_tokens = sum([len(item.prompt.token_ids) for item in items])
+            # vLLM computes a prompt's last token always, and so never reuses its block
+            reusable = sum(
+                [
+                    (len(item.prompt.token_ids) - (not goes_on)) // size
+                    for item in items
+                    if item.is_read
+                ]
+            )
+            num_reused = min(target.matched_blocks, reusable) * size
+            known = sum([item.found.blocks.get(holder, 0) for item in items])
+            if known < reusable and book.heal(endpoint):
+                self._ask_for_report()
+        self.prompt_tokens = num_tokens
+        self.reused_tokens = num_reused
+        book.book(endpoint, num_tokens - num_reused)
+        self._speculations = [
+            overlay.add(holder, item.prompt.block_keys, item.found.blocks.get(holder, 0))
+            for item in items
+        ]
+
+    def _ask_for_report(self) -> None:
+        edited = with_vllm_xarg(self.body, *REPORT_MODE)
+        if edited is None:
+            self._book.healed(self.target.endpoint)
+        else:
+            self.body, self.asks_for_report = edited, True
+
+    def has_begun_to_answer(self, later: Later | None) -> None:
+        """The engine has computed the prompt, and has told so in its events, or will have when
+        `later` calls: until then the prompt counts as held."""
+        speculations, self._speculations = self._speculations, []
+        if speculations and later is not None:
+            later(partial(self._overlay.remove_all, speculations))
+        else:
+            self._overlay.remove_all(speculations)
+
+    def end(self) -> None:
+        """Give back what the attempt took. It must be called once."""
+        endpoint = self.target.endpoint
+        if self._speculations:
+            self._overlay.remove_all(self._speculations)
+        self._book.release(endpoint)
+        if self.asks_for_report:
+            self._book.healed(endpoint)

@@ -1,0 +1,283 @@
+"""One request from its first byte to its last: forwarded or only picked, with a prompt that we know
+or without. Frontends drive it; who decides where it goes is one of few (`Decides`).
+
+journey.decide()            where it goes               director.ByPrompt, director.ByLoad
+journey.attempt(target)     books the slot, speculates on the prompt: steps/attempt
+journey.on_head / on_chunk  what the engine answers passes by
+journey.close(outcome)      frees the slot and the speculation, exactly once
+
+Who listens is told of each of these: plugins, observers, spans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from inferway.kv.index.speculative import SpeculativeOverlay
+from inferway.model import Candidates, Decision, Endpoint, Headers, Target
+from inferway.openai_api.llm_request import LLMRequest
+from inferway.openai_api.model_name import ModelRenamer
+from inferway.openai_api.requests import asks_for_report
+from inferway.openai_api.usage import Usage, UsageReader
+from inferway.prompts.served import ServedModel
+from inferway.routing.attempt import Attempt, EndpointBook, Later
+from inferway.routing.counts import DirectorStats
+from inferway.routing.limits.concurrency_limiter import Slot
+from inferway.routing.match import MatchedPrompts
+from inferway.routing.record import Record
+from inferway.routing.structured_gate.gate import Gate
+from inferway.routing.structured_gate.shape import Shape
+from inferway.scheduling.plugin import RequestListener, RequestOutcome
+
+
+class Speculating(Protocol):
+    @property
+    def overlay(self) -> SpeculativeOverlay: ...
+
+
+class Host(Protocol):
+    """What all journeys share (director.Director)."""
+
+    @property
+    def fleet(self) -> EndpointBook: ...
+    @property
+    def matcher(self) -> Speculating: ...
+    @property
+    def clock(self) -> Callable[[], float]: ...
+    @property
+    def stats(self) -> DirectorStats: ...
+    @property
+    def later(self) -> Later | None: ...
+    @property
+    def gate(self) -> Gate | None: ...
+    @property
+    def observers(self) -> Sequence[Observer]: ...
+
+
+class Decides(Protocol):
+    """Finds out where a request goes, and writes on its journey what it has found out."""
+
+    async def decide(self, journey: Journey, slot: Slot | None) -> Decision: ...
+
+
+class Routed(msgspec.Struct, frozen=True):
+    """All that was found out about a request: what the alarm and the publisher get."""
+
+    request: LLMRequest
+    model: ServedModel
+    prompts: MatchedPrompts  # empty when not rendered
+    decision: Decision
+    candidates: Candidates
+
+
+# Is told of each request that was decided by its prompt, and of the seconds that took; returns who
+# is to be told what becomes of it.
+Observer = Callable[[Routed, float], RequestListener | None]
+
+
+class Journey:
+    """`close` is idempotent and must be called. What has no `_` is written by who decides."""
+
+    __slots__ = (
+        "_attempt",
+        "_decides",
+        "_first_chunk_came",
+        "_host",
+        "_listeners",
+        "_names",
+        "_usage",
+        "body",
+        "closed",
+        "edits",
+        "goes_on",
+        "known_body",
+        "matched",
+        "reads_prompt",
+        "record",
+        "routed",
+        "shape",
+        "tells_its_reuse",
+    )
+
+    def __init__(
+        self, host: Host, body: bytes, decides: Decides, edits: Sequence[bytes] = ()
+    ) -> None:
+        """`edits`: what of the client's bytes has been changed."""
+        self.routed: Routed | None = (
+            None  # until the answer has begun; None: its prompt is not ours
+        )
+        self.closed = False
+        self.record = Record(host.clock())
+        self.shape: Shape | None = None  # that is asked of the answer
+        self.body = body  # what the attempt sends: the client's bytes, and what we changed of them
+        self.known_body = body  # the same, without what one attempt adds
+        self.edits: list[bytes] = [*edits]
+        self.reads_prompt = False  # the client is told how many of its blocks match
+        self.matched: MatchedPrompts = {}
+        self.goes_on = False  # the engine's prompts are longer than what we know of them
+        self.tells_its_reuse = False  # the engine says how much of the prompt it has reused
+        self._host = host
+        self._decides = decides
+        self._names: ModelRenamer | None = None
+        self._attempt: Attempt | None = None
+        self._listeners: list[RequestListener] = []
+        self._first_chunk_came = False
+        self._usage = UsageReader()
+
+    @property
+    def usage(self) -> Usage | None:
+        """The tokens that the engine says it has taken and made, as far as it has said so."""
+        return self._usage.usage()
+
+    def finish_reasons(self) -> Sequence[str]:
+        """Return why the engine has ended its answers, as far as it has said so."""
+        return self._usage.finish_reasons()
+
+    @property
+    def changes_length(self) -> bool:
+        """Whether the answer that the client gets may be longer or shorter than the engine's."""
+        return self._names is not None
+
+    async def decide(self, slot: Slot | None = None) -> Decision:
+        """Return where to send the request, after it has had its turn at `slot`. Raises
+        RequestError (the client's fault), NoEndpointError, or what `slot` raises."""
+        host, record = self._host, self.record
+        decision = await self._decides.decide(self, slot)
+        if slot is not None:
+            record.waited = slot.waited
+        record.decided_in = host.clock() - record.opened_at - record.waited
+        record.reason = decision.reason
+        host.stats.decided(decision.reason)
+        if self.routed is not None:
+            for observe in host.observers:
+                follower = observe(self.routed, record.decided_in)
+                if follower is not None:
+                    self._listeners.append(follower)
+        return decision
+
+    def rename(self, asked: str, body: bytes) -> None:
+        """Send the request on as `body`, to another model than was asked for; the answer names the
+        one that was."""
+        self.body = self.known_body = body
+        self.edits.append(b"model")
+        self._names = ModelRenamer(asked)
+
+    def listen(self, listener: RequestListener) -> None:
+        """Have `listener` told what becomes of the request, after those that already listen."""
+        self._listeners.append(listener)
+
+    def attempt(self, target: Target) -> Headers:
+        """Book a slot on `target`, and count the prompt as held there until its first token; a
+        second attempt takes back the first. Return headers that the engine needs."""
+        host = self._host
+        self.record.target = target
+        self.record.attempts += 1
+        if self._attempt is not None:
+            self._suspect(self._attempt.target.endpoint)
+            self._attempt.end()
+            self._attempt = None
+        if self.routed is not None and asks_for_report(self.routed.request.body):
+            host.fleet.reports(target.endpoint)
+        self._attempt = attempt = Attempt(
+            target, self.known_body, self.matched, self.goes_on, host.fleet, host.matcher.overlay
+        )
+        self.body = attempt.body
+        self.record.prompt_tokens = attempt.prompt_tokens
+        return self._attempt_headers(target)
+
+    def _attempt_headers(self, target: Target) -> Headers:
+        headers = target.endpoint.headers
+        if self.routed is not None and self.routed.decision.headers:
+            headers = (*headers, *self.routed.decision.headers)
+        for listener in self._listeners:
+            headers = (*headers, *listener.on_attempt(target, self._host.clock()))
+        return headers
+
+    def on_head(self, status: int) -> Headers:
+        """The engine has answered; return the headers that the client gets besides the engine's."""
+        attempt = self._attempt
+        if attempt is None:
+            raise RuntimeError("on_head before attempt")
+        target = attempt.target
+        if status < 400 and self.tells_its_reuse:
+            tokens = self._host.stats.tokens_of(target.endpoint.engine)
+            tokens.sent(attempt.prompt_tokens, attempt.reused_tokens)
+        elif status >= 500:
+            self._suspect(target.endpoint)
+        told: Headers = ((b"x-inferway-engine", target.endpoint.engine.encode()),)
+        if self.reads_prompt:
+            told = (
+                *told,
+                (b"x-inferway-matched-blocks", b"%d" % target.matched_blocks),
+                (b"x-inferway-prompt-blocks", b"%d" % target.prompt_blocks),
+            )
+        edits = [*self.edits, b"vllm_xargs"] if attempt.asks_for_report else self.edits
+        if edits:
+            told = (*told, (b"x-inferway-edited", b", ".join(edits)))
+        for listener in self._listeners:
+            told = (*told, *listener.on_head(status))
+        return told
+
+    def on_chunk(self, chunk: bytes) -> bytes:
+        """A piece of the answer passes; return it as the client gets it. With the first one the
+        speculation ends: from here on the engine's own events tell what it holds."""
+        if not self._first_chunk_came:
+            self._first_chunk_came = True
+            self._begun()
+        self._usage.feed(chunk)
+        return chunk if self._names is None else self._names.feed(chunk)
+
+    def on_end(self) -> bytes:
+        """The answer has come to its end; return what of it was kept back."""
+        return b"" if self._names is None else self._names.end()
+
+    def _begun(self) -> None:
+        self.record.begun_at = self._host.clock()
+        if self._attempt is not None and self.matched:
+            self._attempt.has_begun_to_answer(self._host.later)
+        for listener in self._listeners:
+            listener.on_first_chunk(self._host.clock())
+        self._forget_prompt()
+
+    def _forget_prompt(self) -> None:
+        """Let the prompt go, which is not sent again: an answer of minutes need not keep
+        megabytes."""
+        self.body = self.known_body = b""
+        self.matched = {}
+        self.routed = None
+        if self._attempt is not None:
+            self._attempt.body = b""
+
+    def close(self, outcome: str) -> None:
+        """The journey has ended; free what `attempt` took, and tell who listens. Only the first
+        call counts."""
+        if self.closed:
+            return
+        self.closed = True
+        attempt = self._attempt
+        if attempt is not None:
+            attempt.end()  # first: what it took is given back, whatever the answer holds
+        record = self.record
+        record.outcome = outcome
+        record.usage = usage = self._usage.usage()
+        if attempt is not None:
+            endpoint = attempt.target.endpoint
+            if usage is not None and usage.cached is not None and self.tells_its_reuse:
+                tokens = self._host.stats.tokens_of(endpoint.engine)
+                tokens.told(attempt.prompt_tokens, attempt.reused_tokens, usage.cached)
+            if outcome == "upstream_error":
+                self._suspect(endpoint)
+        if self._listeners:
+            ending = RequestOutcome(outcome, self._host.clock(), usage, record.is_streamed)
+            for listener in self._listeners:
+                listener.on_end(ending)
+
+    def _suspect(self, endpoint: Endpoint) -> None:
+        """The endpoint has failed this request."""
+        host = self._host
+        host.fleet.suspect(endpoint)
+        if self.shape is None and host.gate is not None:
+            host.gate.failed_beside(endpoint.engine)

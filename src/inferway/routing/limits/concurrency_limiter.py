@@ -1,0 +1,262 @@
+"""How many requests are with the engines at a time, and who goes next when one has ended.
+
+A request holds one *place* from when it enters until it leaves: one of all, and one of an engine.
+Until it is known which engine it goes to, it holds a place with any engine of its model, so that it
+will find one. Who finds none waits in the queue (`queue`). Nobody enters past somebody who waits
+for the same model.
+
+No more than the limits are in flight, but while these were just lowered:
+then nobody enters until it fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from math import ceil
+from typing import Protocol
+
+from inferway.config import FlowSettings
+from inferway.errors import QueueFullError, WaitTooLongError
+from inferway.model import Headers
+from inferway.routing.limits.queue import FairQueue, Waiter
+
+# model -> the engines that take requests for it now
+EnginesOf = Callable[[str], Collection[str]]
+
+MAX_RETRY_AFTER = 60
+
+
+class Slot(Protocol):
+    """One request's place within the limits, from when it enters until it leaves: `enter` awaits
+    its turn (frontends.http.flow_control.Ticket)."""
+
+    waited: float  # seconds, for its turn
+
+    async def enter(self, model: str, headers: Headers, priority: int) -> bool:
+        """Return whether it had to wait; `headers` may say for how long it would. Raises
+        SaturatedError, or ClientGoneError if its client has not waited."""
+
+    @property
+    def limits_engines(self) -> bool:
+        """Whether `takes` may say no now."""
+
+    def takes(self, engine: str) -> bool:
+        """Return whether the engine has room for it."""
+
+    def move(self, engine: str) -> None:
+        """It goes to this engine, which takes it."""
+
+    def leave(self) -> None:
+        """It has ended. Only the first call counts."""
+
+
+@dataclass(slots=True)
+class FlowStats:
+    """The counters since the start."""
+
+    waited: int = 0  # and got a place
+    left: int = 0  # waited, and went away
+    full: int = 0  # refused: no room in the queue
+    displaced: int = 0  # put out of the queue by somebody of a higher priority or a quieter tenant
+    too_long: int = 0  # refused: it would have waited, or has waited, for too long
+    seconds: float = 0.0  # waited by those who got a place
+
+
+@dataclass(slots=True)
+class _Pace:
+    """How fast a lane's queue gets shorter. Kept while somebody waits: older figures would refuse
+    those whose turn would show that they are old."""
+
+    last: float  # when somebody began to wait, or had waited
+    seconds: float | None = None  # between two that have
+
+    def went(self, now: float) -> None:
+        took, self.last = now - self.last, now
+        self.seconds = took if self.seconds is None else self.seconds + (took - self.seconds) / 8
+
+    def expected(self, number: int, now: float) -> float | None:
+        """Until the last of so many has gone; None if nothing is known."""
+        return None if self.seconds is None else max(number * self.seconds, now - self.last)
+
+
+@dataclass(slots=True)
+class ConcurrencyLimiter:
+    """See the module. `engines_of` may change at any time: `turns` finds out."""
+
+    settings: FlowSettings
+    engines_of: EnginesOf
+    stats: FlowStats = field(default_factory=FlowStats)
+    in_flight: int = 0
+    engines: dict[str, int] = field(default_factory=dict)  # in flight; none is 0
+    full: set[str] = field(default_factory=set)  # of them, those at their limit
+    queue: FairQueue = field(default_factory=FairQueue)
+    _paces: dict[str, _Pace] = field(default_factory=dict)
+
+    def set_settings(self, settings: FlowSettings) -> None:
+        """Keep these limits from now on."""
+        self.settings = settings
+        most = settings.engine_in_flight
+        self.full = {name for name, n in self.engines.items() if most is not None and n >= most}
+
+    def enter(self, lane: str) -> str | None:
+        """Return the engine that a place is held with ("" if engines have no limit), or None: the
+        request must wait."""
+        if self.queue.size and lane in self.queue.lanes():
+            return None
+        return self._place(lane)
+
+    def wait(self, waiter: Waiter) -> Waiter | None:
+        """Put the waiter into the queue; return whom it displaces, who waits no longer. Raises
+        QueueFullError or WaitTooLongError."""
+        expected = self._expected(waiter)
+        if expected is not None and waiter.came + expected > waiter.deadline:
+            self.stats.too_long += 1
+            raise WaitTooLongError(
+                f"it would wait for about {expected:.1f} s, longer than it may",
+                retry_after=self._retry_after(expected),
+            )
+        victim = None
+        if self.queue.size >= self.settings.queue:
+            victim = self.queue.victim(waiter.priority, waiter.tenant)
+            if victim is None:
+                self.stats.full += 1
+                raise self.refusal(waiter)
+            self._remove(victim)
+            self.stats.displaced += 1
+        self.queue.add(waiter)
+        if waiter.lane not in self._paces:
+            self._paces[waiter.lane] = _Pace(waiter.came)
+        return victim
+
+    def refusal(self, waiter: Waiter) -> QueueFullError:
+        """Return the error for a waiter that has no room in the queue."""
+        return QueueFullError(
+            f"{self.in_flight} requests are with the engines and {self.queue.size} wait; try again"
+            " later",
+            retry_after=self._retry_after(self._expected(waiter)),
+        )
+
+    def withdraw(self, waiter: Waiter) -> None:
+        """The waiter has gone away."""
+        if self._remove(waiter):
+            self.stats.left += 1
+
+    def expire(self, now: float) -> list[tuple[Waiter, WaitTooLongError]]:
+        """Take those whose time is over out of the queue; return each with its error."""
+        late = [waiter for waiter in self.queue if waiter.deadline <= now]
+        for waiter in late:
+            self._remove(waiter)
+        self.stats.too_long += len(late)
+        return [
+            (
+                waiter,
+                WaitTooLongError(
+                    f"no engine had room for it within {waiter.deadline - waiter.came:.3g} s",
+                    retry_after=self._retry_after(self._expected(waiter)),
+                ),
+            )
+            for waiter in late
+        ]
+
+    def turns(self, now: float) -> list[tuple[Waiter, str]]:
+        """Take those whose turn it is out of the queue; return each with its place."""
+        went: list[tuple[Waiter, str]] = []
+        while self.queue.size and self._has_room():
+            waiter = self.queue.pop(self._is_open)
+            if waiter is None:
+                break
+            place = self._place(waiter.lane)
+            assert place is not None
+            self.stats.waited += 1
+            self.stats.seconds += now - waiter.came
+            self._paces[waiter.lane].went(now)
+            self._rest(waiter.lane)
+            went.append((waiter, place))
+        return went
+
+    def move(self, place: str, engine: str) -> None:
+        """A request that holds a place goes to this engine, which must have room, or be the
+        same."""
+        if place == engine:
+            return
+        if place:
+            self._give_back(place)
+        self._take(engine)
+
+    def leave(self, place: str) -> None:
+        """A request that held this place has ended."""
+        self.in_flight -= 1
+        if place:
+            self._give_back(place)
+
+    def takes(self, engine: str, place: str = "") -> bool:
+        """Return whether the engine has room for a request that holds `place`."""
+        return engine not in self.full or engine == place
+
+    def _has_room(self) -> bool:
+        most = self.settings.in_flight
+        return most is None or self.in_flight < most
+
+    def _is_open(self, lane: str) -> bool:
+        return self.settings.engine_in_flight is None or self._freest(lane) is not None
+
+    def _freest(self, lane: str) -> str | None:
+        names = self.engines_of(lane)
+        if self.full:
+            names = [name for name in names if name not in self.full]
+            if not names and self.engines_of(lane):
+                return None
+        # without an engine it goes on, to be told so
+        return min(names, key=lambda name: self.engines.get(name, 0), default="")
+
+    def _place(self, lane: str) -> str | None:
+        if not self._has_room():
+            return None
+        place = ""
+        if self.settings.engine_in_flight is not None:
+            freest = self._freest(lane)
+            if freest is None:
+                return None
+            place = freest
+            if place:
+                self._take(place)
+        self.in_flight += 1
+        return place
+
+    def _take(self, engine: str) -> None:
+        self.engines[engine] = count = self.engines.get(engine, 0) + 1
+        most = self.settings.engine_in_flight
+        if most is not None and count >= most:
+            self.full.add(engine)
+
+    def _give_back(self, engine: str) -> None:
+        left = self.engines[engine] - 1
+        most = self.settings.engine_in_flight
+        if most is None or left < most:
+            self.full.discard(engine)
+        if left:
+            self.engines[engine] = left
+        else:
+            del self.engines[engine]
+
+    def _remove(self, waiter: Waiter) -> bool:
+        if not self.queue.remove(waiter):
+            return False
+        self._rest(waiter.lane)
+        return True
+
+    def _rest(self, lane: str) -> None:
+        if lane not in self.queue.lanes():
+            del self._paces[lane]
+
+    def _expected(self, waiter: Waiter) -> float | None:
+        """Return the seconds until the waiter's turn; None if nothing is known."""
+        pace = self._paces.get(waiter.lane)
+        if pace is None:
+            return None
+        ahead = self.queue.ahead(waiter.lane, waiter.priority, waiter.tenant)
+        return pace.expected(ahead + 1, waiter.came)
+
+    def _retry_after(self, expected: float | None) -> int:
+        return min(max(1, ceil(expected or 0.0)), MAX_RETRY_AFTER)

@@ -1,0 +1,149 @@
+"""Which engine has a request, how that went, and whether another one may be tried.
+
+Only before the first byte of an answer, `attempts` engines at most, and while further tries are no
+more than a share of the requests under way: a fleet that is going down must not get two and three
+times the load for it. The floor lets a gateway with few requests try again at all. An engine that
+has failed too often is passed over (`standing`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from inferway.config import RetrySettings
+from inferway.model import Target
+from inferway.routing.limits.concurrency_limiter import Slot
+from inferway.routing.limits.outlier_detection import OutlierDetection
+
+log = logging.getLogger("inferway.forward")
+
+
+@dataclass(slots=True)
+class Retries:
+    """The budget of second tries, shared by all requests."""
+
+    settings: RetrySettings = field(default_factory=RetrySettings)
+    active: int = 0  # requests under way
+    retrying: int = 0  # of them, those in a further try
+    made: int = 0
+    refused: int = 0  # for want of budget
+    statuses: frozenset[int] = field(init=False)  # that are tried elsewhere
+
+    def __post_init__(self) -> None:
+        self.set_settings(self.settings)
+
+    def set_settings(self, settings: RetrySettings) -> None:
+        self.settings = settings
+        self.statuses = frozenset(settings.statuses)
+
+    def may_begin(self) -> bool:
+        """Return whether one more request may have a second try; a refusal is counted."""
+        most = max(self.settings.floor, self.settings.share * self.active)
+        if self.retrying + 1 <= most:
+            return True
+        self.refused += 1
+        return False
+
+
+@dataclass(slots=True)
+class FailoverPolicy:
+    """The policies of failover: outlier detection, and the budget of retries. `clock` returns
+    seconds."""
+
+    clock: Callable[[], float]
+    standing: OutlierDetection = field(default_factory=OutlierDetection)
+    retries: Retries = field(default_factory=Retries)
+
+
+class Failover:
+    """The tries of one request: which engine has it, how that went, and who is next. `over` must be
+    called."""
+
+    __slots__ = ("_has_failed", "_is_over", "_left", "_slot", "_traffic", "engine", "number")
+
+    def __init__(
+        self, targets: tuple[Target, ...], traffic: FailoverPolicy, slot: Slot | None
+    ) -> None:
+        """The request goes to the first of `targets`. Without a `slot` nothing is limited."""
+        self.number = 1
+        self.engine = targets[0].endpoint.engine  # that has it
+        self._left = targets[1:]
+        self._has_failed = False
+        self._is_over = False
+        self._traffic = traffic
+        self._slot = slot
+        traffic.retries.active += 1
+        if slot is not None or traffic.standing.breakers:
+            self._moved()
+
+    def succeeded(self) -> None:
+        """The engine has begun to answer."""
+        traffic = self._traffic
+        if traffic.standing.breakers and not self._has_failed:
+            back = traffic.standing.succeeded(self.engine, traffic.clock())
+            if back:
+                log.info("engine %s answers again; it gets all requests", self.engine)
+
+    def failed(self) -> None:
+        """The engine has not answered, or not to the end. Counts once for each try."""
+        if self._has_failed:
+            return
+        self._has_failed = True
+        traffic = self._traffic
+        if traffic.standing.failed(self.engine, traffic.clock()):
+            log.warning(
+                "engine %s failed too often; it gets no requests for now (ejection)", self.engine
+            )
+
+    def abandoned(self) -> None:
+        """The client did not wait for how it would go."""
+        self._traffic.standing.abandoned(self.engine)
+
+    def another(self) -> Target | None:
+        """Return the next target if it may be tried, and count the request as sent there; else
+        None."""
+        retries, standing = self._traffic.retries, self._traffic.standing
+        left = self._left
+        if self.number >= retries.settings.attempts or not left:
+            return None
+        if self._slot is not None:
+            left = tuple(target for target in left if self._slot.takes(target.endpoint.engine))
+        if not standing.is_plain:
+            names = [target.endpoint.engine for target in left]
+            allowed = standing.allowed(names, self._traffic.clock())
+            left = tuple(target for target in left if target.endpoint.engine in allowed)
+        if not left:
+            return None
+        if self.number == 1:
+            if not retries.may_begin():
+                return None
+            retries.retrying += 1
+        retries.made += 1
+        self.number += 1
+        self.engine, self._left, self._has_failed = left[0].endpoint.engine, left[1:], False
+        self._moved()
+        return left[0]
+
+    def instead_of(self, status: int) -> Target | None:
+        """Return the next target after an answer with such a status, as `another` does; None if the
+        answer is to be passed on."""
+        return self.another() if status in self._traffic.retries.statuses else None
+
+    def over(self) -> None:
+        """Give back all that was taken. Only the first call counts."""
+        if self._is_over:
+            return
+        self._is_over = True
+        retries = self._traffic.retries
+        retries.active -= 1
+        if self.number > 1:
+            retries.retrying -= 1
+        if self._slot is not None:
+            self._slot.leave()
+
+    def _moved(self) -> None:
+        if self._slot is not None:
+            self._slot.move(self.engine)
+        self._traffic.standing.sent(self.engine, self._traffic.clock())

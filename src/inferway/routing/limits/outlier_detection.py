@@ -1,0 +1,92 @@
+"""Which engines get new requests: not those that an operator drains, and not those that fail.
+
+drained    by hand: none of its model left is an error (503)
+ejected    by its breaker: it gets requests after all if every other one is drained or ejected
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from inferway.config import EjectionSettings
+from inferway.routing.limits.circuit_breaker import BreakerState, CircuitBreaker
+
+
+@dataclass(slots=True)
+class OutlierDetection:
+    """Tells which engines are ejected or drained, by their names."""
+
+    settings: EjectionSettings = field(default_factory=EjectionSettings)
+    drained: set[str] = field(default_factory=set)
+    ejected: set[str] = field(default_factory=set)  # whose breaker is open, or half open
+    breakers: dict[str, CircuitBreaker] = field(default_factory=dict)  # of those that have failed
+    failures: dict[str, int] = field(default_factory=dict)
+    ejections: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether no engine is ejected or drained: `allowed` need not be called then."""
+        return not self.drained and not self.ejected
+
+    def takes(self, engine: str, now: float) -> bool:
+        if engine in self.drained:
+            return False
+        return engine not in self.ejected or self.breakers[engine].takes(now)
+
+    def allowed(self, engines: Iterable[str], now: float) -> frozenset[str]:
+        """Return those of the engines that get new requests; empty if all of them are drained."""
+        left = frozenset(engine for engine in engines if engine not in self.drained)
+        return frozenset(engine for engine in left if self.takes(engine, now)) or left
+
+    def sent(self, engine: str, now: float) -> None:
+        if (breaker := self.breakers.get(engine)) is not None:
+            breaker.sent(now)
+
+    def abandoned(self, engine: str) -> None:
+        if (breaker := self.breakers.get(engine)) is not None:
+            breaker.abandoned()
+
+    def succeeded(self, engine: str, now: float) -> bool:
+        """An answer has come from the engine; return whether that has brought it back."""
+        breaker = self.breakers.get(engine)
+        if breaker is None:
+            return False
+        back = breaker.succeeded(now)
+        if back:
+            self.ejected.discard(engine)
+        if breaker.is_idle(now):
+            del self.breakers[engine]
+        return back
+
+    def failed(self, engine: str, now: float) -> bool:
+        """A request has failed at the engine; return whether that has put it out."""
+        self.failures[engine] = self.failures.get(engine, 0) + 1
+        breaker = self.breakers.get(engine)
+        if breaker is None:
+            breaker = self.breakers[engine] = CircuitBreaker(self.settings)
+        ejected = breaker.failed(now)
+        if ejected:
+            self.ejected.add(engine)
+            self.ejections[engine] = self.ejections.get(engine, 0) + 1
+        return ejected
+
+    def state(self, engine: str, now: float) -> BreakerState:
+        breaker = self.breakers.get(engine)
+        return BreakerState.CLOSED if breaker is None else breaker.state(now)
+
+    def set_settings(self, settings: EjectionSettings) -> None:
+        """Judge what happens from now on by these settings."""
+        self.settings = settings
+        for breaker in self.breakers.values():
+            breaker.settings = settings
+
+    def forget_others(self, engines: Iterable[str]) -> None:
+        """Forget all engines but these: the others are no more."""
+        there = set(engines)
+        self.drained &= there
+        self.ejected &= there
+        for engine in {*self.breakers, *self.failures} - there:
+            self.breakers.pop(engine, None)
+            self.failures.pop(engine, None)
+            self.ejections.pop(engine, None)

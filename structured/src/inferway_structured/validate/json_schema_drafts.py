@@ -1,0 +1,256 @@
+"""A JSON Schema -> what holds values against it, by the draft it is written in; or what that draft
+forbids. By jsonschema_rs, which fetches nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
+from typing import Any
+from urllib.parse import quote
+
+from inferway_structured.errors import SpecError
+from inferway_structured.validate.keywords import DRAFTS
+from inferway_structured.validate.schema_walk import SchemaObject, Subschema, graph, pointer
+
+
+def validator_of(schema: SchemaObject | bool) -> Any:
+    """jsonschema_rs's for it, a class per draft; None if a pattern is too large for it. Raises
+    SpecError with the place of what the schema's own rules forbid.
+
+    A schema that does not name its draft, names one that nobody knows, or is not written by its
+    rules, is read by the newest that allows it: many are written by the rules of draft 4 or 7 and
+    do not say so. What forbids no answer makes no schema invalid."""
+    if isinstance(schema, bool):
+        return _class("2020-12")(schema)
+    named = schema.get("$schema")
+    known = isinstance(named, str) and named.rstrip("#") in DRAFTS
+    if not known and "$schema" in schema and isinstance(named, str):
+        schema = {name: value for name, value in schema.items() if name != "$schema"}
+    drafts = ["2020-12", "7", "4"]
+    if known:
+        drafts.insert(0, DRAFTS[str(named).rstrip("#")])
+    try:
+        return _by_first(drafts, schema)
+    except SpecError:
+        mended = _mended(schema)
+        if mended == schema:
+            raise
+    return _by_first(drafts, mended)
+
+
+def is_ordinary(nodes: Sequence[Subschema], text: str) -> bool:
+    """Whether `validator_of` surely takes the schema of these nodes, whose references all lead
+    somewhere: told by the rules of its draft, and its patterns, in a tenth of the time. `text`:
+    what it was read from."""
+    import jsonschema_rs as library
+
+    root = nodes[0].schema
+    draft = DRAFTS.get(str(root["$schema"]).rstrip("#")) if "$schema" in root else "2020-12"
+    if draft is None or "\\u" in text:  # half of a surrogate pair: what is built refuses it
+        return False
+    patterns: dict[str, None] = {}
+    names: dict[str, None] = {}
+    references: set[str] = set()
+    for node in nodes:
+        if _BUILT.isdisjoint(node.schema):
+            continue
+        for word, said in node.schema.items():
+            if word == "pattern" and isinstance(said, str):
+                patterns[said] = None
+            elif word == "patternProperties" and isinstance(said, dict):
+                names |= dict.fromkeys(said)
+            elif word == "$ref" and isinstance(said, str):
+                references.add(said)
+            elif word in _BUILT and not _is_usual(word, said, node.schema is root, draft):
+                return False
+    if not all(_is_ordinary_reference(said, draft) for said in references):
+        return False
+    return bool(library.meta.is_valid(root)) and _are_taken(patterns, names, draft)
+
+
+# What the rules of the draft do not tell: patterns, and where references lead.
+_BUILT = frozenset(
+    {
+        *("pattern", "patternProperties", "$ref", "$dynamicRef", "$recursiveRef", "$schema"),
+        *("$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor", "$vocabulary"),
+    }
+)
+_ORDINARY_REFERENCE = re.compile(r"#(?:/(definitions|\$defs)/[\w.:-]+)?", re.ASCII)
+_ORDINARY_ID = re.compile(r"https?://[\w.-]+(?:/[\w.-]+)*/?#?", re.ASCII)
+
+
+def _is_ordinary_reference(said: str, draft: str) -> bool:
+    """Whether all libraries find the same there, which the draft's rules hold for."""
+    found = _ORDINARY_REFERENCE.fullmatch(said)
+    return found is not None and (found[1] != "$defs" or draft in ("2019-09", "2020-12"))
+
+
+def _is_usual(word: str, said: object, is_at_root: bool, draft: str) -> bool:
+    if not isinstance(said, str):
+        return False
+    if word == "$schema" and DRAFTS.get(said.rstrip("#")) == draft:
+        return True
+    return is_at_root and word in ("$id", "id") and _ORDINARY_ID.fullmatch(said) is not None
+
+
+def _are_taken(patterns: Iterable[str], names: Iterable[str], draft: str) -> bool:
+    """Whether all of them are where they stand alone; False where that is told of some only."""
+    alone: list[SchemaObject] = [{"pattern": one} for one in patterns]
+    alone += [{"patternProperties": {one: {}}} for one in names]
+    if not alone:
+        return True
+    try:
+        return _built({"allOf": alone}, draft) is not None
+    except SpecError:
+        return False
+
+
+def _by_first(drafts: Sequence[str], schema: SchemaObject) -> Any:
+    first: SpecError | None = None
+    for draft in drafts:
+        try:
+            return _built(schema, draft)
+        except SpecError as e:
+            first = first or e
+            if first.keyword not in _CHANGED:
+                break
+    assert first is not None
+    raise first
+
+
+_DESCRIBING: Mapping[str, type] = {
+    **dict.fromkeys(("title", "description", "$comment", "$schema", "$id", "id"), str),
+    **dict.fromkeys(("contentEncoding", "contentMediaType"), str),
+    **dict.fromkeys(("deprecated", "readOnly", "writeOnly"), bool),
+    "examples": list,
+    "$defs": dict,
+    "definitions": dict,
+}
+_IN_URIS = "!#$%&'()*+,/:;=?@[]~"
+
+
+def _mended(schema: SchemaObject) -> SchemaObject:
+    """Without what only describes and is of a wrong type (`"description": null`), names that are
+    required twice, and characters that a URI would write otherwise."""
+    made = deepcopy(schema)
+    with graph(made) as found:
+        for node in found.nodes:
+            _mend(node.schema)
+    return made
+
+
+def _mend(schema: SchemaObject) -> None:
+    for keyword in _DESCRIBING.keys() & schema.keys():
+        if not isinstance(schema[keyword], _DESCRIBING[keyword]):
+            del schema[keyword]
+    required, reference = schema.get("required"), schema.get("$ref")
+    if isinstance(required, list) and all(isinstance(name, str) for name in required):
+        schema["required"] = list(dict.fromkeys(required))
+    if isinstance(reference, str):
+        schema["$ref"] = quote(reference, safe=_IN_URIS)
+
+
+def _built(schema: SchemaObject, draft: str) -> Any:
+    import jsonschema_rs as library
+
+    for regexes in (
+        library.RegexOptions(size_limit=_REGEX_BYTES),
+        library.FancyRegexOptions(backtrack_limit=_BACKTRACKS, size_limit=_REGEX_BYTES),
+    ):
+        try:
+            return _class(draft)(
+                schema, validate_formats=True, offline=True, pattern_options=regexes
+            )
+        except library.ValidationError as e:
+            fault = e
+            if not _is_pattern(e):
+                raise _invalid(e, draft) from None
+        except (ValueError, library.ReferencingError) as e:
+            raise SpecError(f"not a JSON Schema: {_short(str(e))}") from None
+    if _is_too_large(str(fault.instance)):
+        return None
+    raise _invalid(fault, draft)
+
+
+_CHANGED = ("items", "exclusiveMaximum", "exclusiveMinimum")  # what a newer draft forbids
+_REGEX_BYTES = 1024 * 1024
+_BACKTRACKS = 10_000  # of a pattern with look-around, on one string
+
+
+def _class(draft: str) -> Callable[..., Any]:
+    import jsonschema_rs as library
+
+    return {
+        "4": library.Draft4Validator,
+        "6": library.Draft6Validator,
+        "7": library.Draft7Validator,
+        "2019-09": library.Draft201909Validator,
+        "2020-12": library.Draft202012Validator,
+    }[draft]
+
+
+def _is_pattern(error: Any) -> bool:
+    return type(error.kind).__name__ == "Format" and getattr(error.kind, "format", "") == "regex"
+
+
+def _is_too_large(pattern: str) -> bool:
+    """Whether a regex is too large for jsonschema_rs, whose automata are built at once; else it is
+    no regular expression."""
+    return regex_fault(pattern) is None
+
+
+def regex_fault(pattern: str) -> str | None:
+    """Return what the engine's regex library has against a regex, in its words; None if it takes
+    it."""
+    import llguidance
+
+    grammar = llguidance.grammar_from("regex", pattern)
+    is_error, messages = llguidance.LLMatcher.validate_grammar_with_warnings(grammar)
+    if not is_error:
+        return None
+    return _short(" ".join(str(messages[0]).split()).rpartition("error: ")[2])
+
+
+def _invalid(error: Any, draft: str) -> SpecError:
+    steps = list(error.instance_path)
+    deeper = _deeper(error.instance, steps, draft)
+    if deeper is not None:
+        return deeper
+    place = pointer(steps)
+    keyword = next((step for step in reversed(steps) if isinstance(step, str)), None)
+    if _is_pattern(error):
+        fault = regex_fault(str(error.instance))
+        words = f"not a regular expression that can be followed: {fault}"
+        if len(steps) > 1 and steps[-2] == "patternProperties":
+            keyword = "patternProperties"
+    else:
+        words = _short(str(error).split("\n", 1)[0])
+    message = f"{place}: {words}" if place else words
+    return SpecError(message, place=place, keyword=keyword)
+
+
+_OR_ELSE = ("items", "additionalItems", "additionalProperties", "dependencies")
+
+
+def _deeper(inside: object, steps: list[str | int], draft: str) -> SpecError | None:
+    """Up to draft 2019-09, these are a schema or something else, and the library says of what is
+    neither only where it begins."""
+    if not any(step in _OR_ELSE for step in steps[-2:]):
+        return None
+    children = enumerate(inside) if isinstance(inside, list) else [(None, inside)]
+    for i, child in children:
+        if not isinstance(child, dict):
+            continue
+        try:
+            _built(child, draft)
+        except SpecError as e:
+            if e.place:
+                before = pointer(steps if i is None else [*steps, i])
+                return SpecError(f"{before}{e}", place=before + e.place, keyword=e.keyword)
+    return None
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 200 else f"{text[:200]}..."

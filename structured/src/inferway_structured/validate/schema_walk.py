@@ -1,0 +1,307 @@
+"""A JSON Schema as a graph: its sub-schemas, where they stand, and where references lead.
+
+Words of all drafts are known at once: reading one too many never makes a bound too small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+from urllib.parse import unquote
+
+from inferway_structured.validate.keywords import REFERENCES
+
+Json = Any  # as json.loads gives it
+SchemaObject = dict[str, Any]
+
+# What a keyword holds, and whether it is about the same value as the schema it stands in.
+HERE_ONE = ("not", "if", "then", "else")
+HERE_MANY = ("allOf", "anyOf", "oneOf")
+HERE_NAMED = ("dependentSchemas", "dependencies")
+BELOW_ONE = (
+    *("additionalProperties", "unevaluatedProperties", "propertyNames", "contains", "items"),
+    *("additionalItems", "unevaluatedItems", "contentSchema"),
+)
+BELOW_MANY = ("prefixItems", "items")
+BELOW_NAMED = ("properties", "patternProperties")
+ELSEWHERE = ("$defs", "definitions")  # held against nothing until a reference leads there
+_REFERRING = frozenset(REFERENCES)
+
+
+@dataclass(slots=True)
+class Subschema:
+    """A sub-schema that is an object. `place`: its JSON pointer."""
+
+    schema: SchemaObject
+    parent: Subschema | None
+    step: tuple[str, ...]  # from the parent
+    here: Sequence[tuple[str, Subschema]] = ()  # about the same value
+    below: Sequence[tuple[str, Subschema]] = ()  # about values inside it
+
+    @property
+    def place(self) -> str:
+        steps: list[str] = []
+        node: Subschema | None = self
+        while node is not None:
+            steps[:0] = node.step
+            node = node.parent
+        return "".join(f"/{escaped(step)}" for step in steps)
+
+
+@dataclass(slots=True)
+class Graph:
+    """`nodes`: each sub-schema once, the root first. `dangling`: references that lead nowhere in
+    this document, with their words. `is_tree`: none leads to a node.
+
+    Nodes know each other both ways, so nobody but the garbage collector would free them, and all
+    threads wait for it. At the end of a `with` they let go of each other.
+    """
+
+    nodes: list[Subschema]
+    dangling: list[tuple[Subschema, str, str]]  # who, which keyword, what it says
+    is_tree: bool
+    _circles: list[list[Subschema]] | None = None  # once they were asked for
+
+    @property
+    def circles(self) -> list[list[Subschema]]:
+        """Strongly connected parts of what leads to others, those that others lead to first."""
+        if self._circles is None:
+            self._circles = list(_circles(self.nodes))
+        return self._circles
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for node in self.nodes:
+            node.parent = None
+            node.here = node.below = ()
+
+
+def escaped(step: str) -> str:
+    """Return a name as a part of a JSON pointer."""
+    if "/" not in step and "~" not in step:
+        return step
+    return step.replace("~", "~0").replace("/", "~1")
+
+
+def unescaped(part: str) -> str:
+    """Return the name that a part of a JSON pointer stands for."""
+    return part.replace("~1", "/").replace("~0", "~")
+
+
+def pointer(steps: list[str | int]) -> str:
+    """Return the JSON pointer of these steps."""
+    return "".join(f"/{escaped(str(step))}" for step in steps)
+
+
+def graph(root: Json) -> Graph:
+    """Return the graph of a document, in time linear in it: each object becomes a node at most
+    once, wherever references lead, also to places that no keyword makes a schema. What is no object
+    (`true`) has no nodes."""
+    if not isinstance(root, dict):
+        return Graph([], [], True)
+    nodes: dict[int, Subschema] = {}
+    top = Subschema(root, None, ())
+    waiting = _grow(top, nodes)
+    names = _names(waiting)
+    # A reference leads from everywhere to the same place, unless there are documents inside.
+    is_one = all(node is top for node in names.values())
+    targets: dict[str, Json] = {}
+    dangling: list[tuple[Subschema, str, str]] = []
+    is_tree = True
+    while waiting:
+        node = waiting.pop()
+        if _REFERRING.isdisjoint(node.schema):
+            continue
+        for keyword in REFERENCES:
+            said = node.schema.get(keyword)
+            if not isinstance(said, str):
+                continue
+            if not is_one or said not in targets:
+                targets[said] = _target(said, node, top, names)
+            target = targets[said]
+            if target is None:
+                dangling.append((node, keyword, said))
+            elif isinstance(target, dict):
+                known = nodes.get(id(target))
+                if known is None:
+                    known = Subschema(target, top, _steps(said))
+                    waiting.extend(_grow(known, nodes))
+                    is_one = False
+                node.here = [*node.here, (keyword, known)]
+                is_tree = False
+    return Graph(list(nodes.values()), dangling, is_tree)
+
+
+def _grow(start: Subschema, nodes: dict[int, Subschema]) -> list[Subschema]:
+    """Add all new nodes that keywords make a schema, from `start` on. Return them."""
+    nodes[id(start.schema)] = start
+    grown = [start]
+    for node in grown:  # which grows meanwhile
+        if _HOLDING.isdisjoint(node.schema):
+            continue
+        here: list[tuple[str, Subschema]] = []
+        below: list[tuple[str, Subschema]] = []
+        for keyword, value in node.schema.items():
+            if keyword not in _HOLDING or not isinstance(value, _HOLDERS):
+                continue
+            edges = here if keyword in _HERE else [] if keyword in ELSEWHERE else below
+            for step, schema in _held(keyword, value):
+                if not isinstance(schema, dict):
+                    continue
+                child = nodes.get(id(schema))
+                if child is None:
+                    child = nodes[id(schema)] = Subschema(schema, node, step)
+                    grown.append(child)
+                edges.append((keyword, child))
+        node.here, node.below = here, below
+    return grown
+
+
+def _held(keyword: str, value: Json) -> Iterable[tuple[tuple[str, ...], Json]]:
+    """Return what a keyword makes schemas, with the steps there."""
+    if isinstance(value, list):
+        if keyword not in _MANY:
+            return ()
+        return [((keyword, str(i)), child) for i, child in enumerate(value)]
+    if keyword in _ONE:
+        return (((keyword,), value),)
+    return [((keyword, name), child) for name, child in value.items()] if keyword in _NAMED else ()
+
+
+# Of each keyword that holds schemas.
+_ONE = frozenset({*HERE_ONE, *BELOW_ONE})
+_MANY = frozenset({*HERE_MANY, *BELOW_MANY})
+_NAMED = frozenset({*HERE_NAMED, *BELOW_NAMED, *ELSEWHERE})
+_HERE = frozenset({*HERE_ONE, *HERE_MANY, *HERE_NAMED})
+_HOLDING = _ONE | _MANY | _NAMED
+_HOLDERS = (dict, list)
+
+
+def _names(nodes: list[Subschema]) -> dict[str, Subschema]:
+    """Return the nodes by `$id`, `id` and `$anchor`."""
+    named: dict[str, Subschema] = {}
+    for node in nodes:
+        if _NAMING.isdisjoint(node.schema):
+            continue
+        for keyword in ("$id", "id"):
+            name = node.schema.get(keyword)
+            if isinstance(name, str):
+                named.setdefault(name.rstrip("#"), node)
+                named.setdefault(name.rstrip("#").rpartition("/")[2], node)  # said relatively
+        for keyword in ("$anchor", "$dynamicAnchor"):
+            name = node.schema.get(keyword)
+            if isinstance(name, str):
+                named.setdefault(f"#{name}", node)
+    return named
+
+
+_NAMING = frozenset({"$id", "id", "$anchor", "$dynamicAnchor"})
+
+
+def _target(said: str, node: Subschema, top: Subschema, names: dict[str, Subschema]) -> Json:
+    """Return what a reference leads to; None if that is nowhere in this document."""
+    document, _, fragment = said.partition("#")
+    roots: list[Subschema] = []
+    if document:
+        named = names.get(document) or names.get(document.rpartition("/")[2])
+        if named is None:
+            return None
+        roots = [named]
+    else:
+        roots = [top, *_embedding(node)]
+    if fragment and not fragment.startswith("/"):
+        named = names.get(f"#{fragment}")
+        return None if named is None else named.schema
+    for root in roots:
+        found = _followed(root.schema, fragment)
+        if found is not None:
+            return found
+    return None
+
+
+def _embedding(node: Subschema) -> Iterator[Subschema]:
+    """The documents inside the document that `node` stands in."""
+    up: Subschema | None = node
+    while up is not None:
+        if isinstance(up.schema.get("$id", up.schema.get("id")), str):
+            yield up
+        up = up.parent
+
+
+def _steps(said: str) -> tuple[str, ...]:
+    fragment = unquote(said.partition("#")[2])
+    return tuple(map(unescaped, fragment.split("/")[1:]))
+
+
+def _followed(root: SchemaObject, fragment: str) -> Json:
+    at: Json = root
+    for step in _steps(f"#{fragment}"):
+        if isinstance(at, dict) and step in at:
+            at = at[step]
+        elif isinstance(at, list) and step.isdecimal() and int(step[:9]) < len(at):
+            at = at[int(step[:9])]
+        else:
+            return None
+    return at if isinstance(at, dict | bool) else None
+
+
+def longest_path(found: Graph) -> int:
+    """Return a length that no way through the graph exceeds that sees no node twice: how deep
+    whoever follows references by recursion may get. Exact without circles; a circle counts with all
+    its nodes, and with those of its parts that no keyword leads to."""
+    lengths: dict[int, int] = {}
+    for circle in found.circles:
+        onward = 0
+        for node in circle:
+            for _, child in (*node.here, *node.below):
+                alone = not child.here and not child.below
+                onward = max(onward, lengths.get(id(child), int(alone)))  # of the circle's own: 0
+        for node in circle:
+            lengths[id(node)] = len(circle) + onward
+    return lengths.get(id(found.nodes[0]), 1) if found.nodes else 0
+
+
+def _circles(nodes: list[Subschema]) -> Iterator[list[Subschema]]:
+    """Tarjan's, without recursion. What leads nowhere is left out: most are so."""
+    index: dict[int, int] = {}
+    low: dict[int, int] = {}
+    open_: dict[int, Subschema] = {}
+    for start in nodes:
+        if id(start) in index or not (start.here or start.below):
+            continue
+        work = [(start, iter((*start.here, *start.below)))]
+        index[id(start)] = low[id(start)] = len(index)
+        open_[id(start)] = start
+        while work:
+            node, rest = work[-1]
+            me = id(node)
+            for _, child in rest:
+                if not (child.here or child.below):
+                    continue
+                other = id(child)
+                if other not in index:
+                    index[other] = low[other] = len(index)
+                    open_[other] = child
+                    work.append((child, iter((*child.here, *child.below))))
+                    break
+                if other in open_:
+                    low[me] = min(low[me], index[other])
+            else:
+                work.pop()
+                if work:
+                    parent = id(work[-1][0])
+                    low[parent] = min(low[parent], low[me])
+                if low[me] == index[me]:
+                    yield _taken(open_, me)
+
+
+def _taken(open_: dict[int, Subschema], until: int) -> list[Subschema]:
+    part = []
+    while True:
+        key, node = open_.popitem()
+        part.append(node)
+        if key == until:
+            return part

@@ -1,0 +1,344 @@
+"""A JSON Schema -> within the limits, and a schema at all; or where not.
+
+First what is quick to count, so that nothing hostile reaches a library; then the references; then
+the schema's own rules (its meta-schema) and its patterns, by jsonschema_rs, which fetches nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from inferway_structured.errors import SpecError
+from inferway_structured.validate.json_schema_drafts import is_ordinary, validator_of
+from inferway_structured.validate.keywords import REFERENCES
+from inferway_structured.validate.limits import SpecLimits
+from inferway_structured.validate.regexes import Regex, measured
+from inferway_structured.validate.schema_walk import (
+    Graph,
+    SchemaObject,
+    Subschema,
+    graph,
+    longest_path,
+    pointer,
+)
+
+
+def check_schema(schema: Any, limits: SpecLimits, text: str) -> None:
+    """Raises SpecError. In time linear in the schema, times its patterns' bounded one. `text`: what
+    it was read from, whatever else stands there."""
+    check_nesting(schema, limits)
+    if not isinstance(schema, dict):
+        return
+    with graph(schema) as found:
+        _check_graph(found, limits)
+        is_valid = is_ordinary(found.nodes, text)
+    if not is_valid:
+        validator_of(schema)
+
+
+def _check_graph(found: Graph, limits: SpecLimits) -> None:
+    _check_counts(found, limits)
+    _check_patterns(found, limits)
+    _check_references(found)
+    # No way is longer than all that leads on, and its end.
+    num_leading = sum([bool(node.here or node.below) for node in found.nodes])
+    if num_leading >= limits.max_path and longest_path(found) > limits.max_path:
+        words = f"sub-schemas lead to each other, over more than {limits.max_path} steps"
+        raise SpecError(f"{words}; write fewer definitions, or inside each other")
+    strings = [node for node in found.nodes if not _STRINGS.isdisjoint(node.schema)]
+    is_small = len(found.nodes) <= limits.max_expansion
+    if found.is_tree and is_small and len(strings) * len(_STRINGS) <= limits.max_conjoined:
+        return  # not all of them together are too many
+    order = _leaves_first(found)
+    _check_expansion(order, limits)
+    if strings:
+        _check_conjoined([*strings, *order], found.circles, limits)
+
+
+def check_nesting(value: Any, limits: SpecLimits, more: int = 0) -> None:
+    """Objects and arrays inside each other, whether they are schemas or not. Raises SpecError."""
+    level, depth = [value] if isinstance(value, dict | list) else [], 0
+    while level:
+        depth += 1
+        if depth > limits.max_nesting + more:
+            raise SpecError(f"nested deeper than {limits.max_nesting + more} objects and arrays")
+        level = [
+            child
+            for item in level
+            for child in (item.values() if isinstance(item, dict) else item)
+            if isinstance(child, (dict, list))  # `dict | list` would be made anew
+        ]
+
+
+def _check_counts(found: Graph, limits: SpecLimits) -> None:
+    """Each count by itself, and all together."""
+    numbers = dict.fromkeys(_ITEM_COUNTS, limits.max_items)
+    numbers |= dict.fromkeys(("minLength", "maxLength"), limits.max_length)
+    entries = {"enum": limits.max_enum}
+    entries |= dict.fromkeys(_NAMES, limits.max_object_properties)
+    entries |= dict.fromkeys(_BRANCHES, limits.max_branches)
+    bounded = numbers.keys() | entries.keys()
+    items = properties = 0
+    for node in found.nodes:
+        if bounded.isdisjoint(node.schema):
+            continue
+        most_items = 0
+        for keyword, value in node.schema.items():
+            if keyword in numbers:
+                if _number(value) > numbers[keyword]:
+                    raise _over(node, keyword, _short(value), numbers[keyword])
+                if keyword in _ITEM_COUNTS:
+                    most_items = max(most_items, int(_number(value)))
+            elif keyword in entries and isinstance(value, dict | list):
+                if keyword == "properties" and isinstance(value, dict):
+                    properties += len(value)
+                is_schema = keyword == "items" and isinstance(value, dict)
+                if len(value) > entries[keyword] and not is_schema:
+                    raise _over(node, keyword, f"{len(value)} entries", entries[keyword])
+        items += most_items
+        if items > limits.max_items_total:
+            words = "the counts of items and properties in this schema together"
+            raise _over_all(node, words, limits.max_items_total)
+        if properties > limits.max_properties:
+            raise _over_all(node, "the properties of all objects", limits.max_properties)
+
+
+_ITEM_COUNTS = frozenset(
+    {
+        *("minItems", "maxItems", "minContains", "maxContains"),
+        *("minProperties", "maxProperties"),
+    }
+)
+_NAMES = ("properties", "patternProperties", "required")
+_BRANCHES = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
+
+
+def patterns(found: Graph) -> Iterator[tuple[Subschema, str, str]]:
+    """Each regular expression in a schema, with the steps to it: `pattern`, or a name in
+    `patternProperties`."""
+    for node in found.nodes:
+        pattern = node.schema.get("pattern")
+        if isinstance(pattern, str):
+            yield node, "pattern", pattern
+        named = node.schema.get("patternProperties")
+        if isinstance(named, dict):
+            for name in named:
+                yield node, "patternProperties", name
+
+
+def _check_patterns(found: Graph, limits: SpecLimits) -> None:
+    rounds = steps = shorthands = 0
+    for count, (node, keyword, text) in enumerate(patterns(found), 1):
+        if count > limits.max_patterns:
+            raise _over_all(node, "the patterns in this schema", limits.max_patterns)
+        place = node.place + pointer([keyword, text] if keyword != "pattern" else [keyword])
+        regex = check_pattern(text, limits, place, keyword)
+        rounds += regex.repeats if regex.repeats > 1 else 0
+        steps += regex.steps
+        shorthands += regex.shorthands**2
+        if shorthands > limits.max_shorthands**2:
+            words = r"\w, \d, \s in these patterns: too many, write `[0-9]` and such"
+            raise SpecError(_at(place, words), place=place, keyword=keyword)
+        if rounds > limits.max_repeats:
+            raise _over_all(node, "the counted repeats of all patterns", limits.max_repeats)
+        if steps > limits.max_pattern_steps:
+            words = "the steps of following all patterns, where they may be read in many ways,"
+            raise _over_all(node, words, limits.max_pattern_steps)
+
+
+def check_pattern(
+    text: str, limits: SpecLimits, place: str, keyword: str, *, required: bool = False
+) -> Regex:
+    """Raises SpecError. Unless `required`, what no engine can follow passes: whoever compiles
+    leaves it out and says so."""
+    regex = measured(text)
+    words = None
+    if regex.unsupported is not None and required:
+        words = f"{regex.unsupported}: no engine can follow it while it writes; rewrite it without"
+    elif regex.repeats > limits.max_repeats:
+        words = f"its counted repeats spell out more than {limits.max_repeats} rounds"
+    elif regex.explodes:
+        words = (
+            "a counted repeat may begin at any character that a loop before it takes: following it"
+            " takes states without bound; anchor it, or tell the two apart by their characters"
+        )
+    if words is not None:
+        raise SpecError(_at(place, words), place=place, keyword=keyword)
+    return regex
+
+
+def _check_references(found: Graph) -> None:
+    if not found.dangling:
+        return
+    node, keyword, said = found.dangling[0]
+    place = f"{node.place}/{keyword}"
+    if said.partition("#")[0]:
+        words = (
+            f"refers to another document ({_short(said)}); only this one is read, nothing is"
+            " fetched: put what it refers to under $defs"
+        )
+    else:
+        words = f"leads nowhere: there is no {_short(said)} in this schema"
+    raise SpecError(_at(place, words), place=place, keyword=keyword)
+
+
+def _leaves_first(found: Graph) -> list[Subschema]:
+    """Each node that leads to others about the same value, after those. Raises SpecError for a
+    circle of these, which says nothing about any value and never ends."""
+    done: set[int] = set()
+    order: list[Subschema] = []
+    for start in found.nodes:
+        if start.here and id(start) not in done:
+            _add_leaves_first(start, done, order)
+    return order
+
+
+def _add_leaves_first(start: Subschema, done: set[int], order: list[Subschema]) -> None:
+    path: dict[int, None] = {id(start): None}
+    stack = [(start, iter(start.here))]
+    while stack:
+        node, rest = stack[-1]
+        for keyword, child in rest:
+            if not child.here or id(child) in done:
+                continue
+            if id(child) in path:
+                raise _circle(node, keyword)
+            path[id(child)] = None
+            stack.append((child, iter(child.here)))
+            break
+        else:
+            stack.pop()
+            path.pop(id(node), None)
+            done.add(id(node))
+            order.append(node)
+
+
+def _circle(node: Subschema, keyword: str) -> SpecError:
+    place = f"{node.place}/{keyword}" if keyword in REFERENCES else node.place
+    words = "leads back to itself without going into a value: no answer can be held against it"
+    return SpecError(_at(place, words), place=place, keyword=keyword)
+
+
+def _check_expansion(order: list[Subschema], limits: SpecLimits) -> None:
+    for node, size in zip(order, _sizes(order), strict=True):
+        if size > limits.max_expansion:
+            words = "the schemas that one value is held against, references spelled out,"
+            raise _over_all(node, words, limits.max_expansion)
+
+
+def _sizes(order: list[Subschema]) -> Iterator[int]:
+    """Yield how many schemas one value is held against at each node, references spelled out."""
+    sizes: dict[int, int] = {}
+    for node in order:
+        size = sizes[id(node)] = 1 + sum([sizes.get(id(child), 1) for _, child in node.here])
+        yield size
+
+
+def expansion(schema: SchemaObject) -> int:
+    """The most schemas that one value is held against. Raises SpecError for a circle."""
+    with graph(schema) as found:
+        return max(_sizes(_leaves_first(found)), default=1)
+
+
+def _check_conjoined(
+    order: list[Subschema], parts: Sequence[Sequence[Subschema]], limits: SpecLimits
+) -> None:
+    """How many patterns one string must match all at once, at this value or at one inside it."""
+    here: dict[int, int] = {}  # none where there is none
+    for node in order:
+        found = _conjoined(node, here)
+        if found:
+            here[id(node)] = found
+        if found > limits.max_conjoined:
+            raise _over_all(node, "the patterns that one string must match", limits.max_conjoined)
+    if not here:
+        return
+    inside: dict[int, Counter[str]] = {}
+    for circle in parts:
+        for node in circle:
+            deep = _inside(node, here, inside)
+            if not deep:
+                continue
+            inside[id(node)] = deep
+            if _most(deep) > limits.max_conjoined:
+                words = "the patterns that one string inside it must match"
+                raise _over_all(node, words, limits.max_conjoined)
+
+
+def _conjoined(node: Subschema, here: dict[int, int]) -> int:
+    """Return how many patterns one string must match at this value."""
+    found = either = 0
+    if not _STRINGS.isdisjoint(node.schema):
+        found = sum(isinstance(node.schema.get(word), str) for word in _STRINGS)
+    for word, child in node.here:
+        if word in _EITHER:
+            either = max(either, here.get(id(child), 0))
+        else:
+            found += here.get(id(child), 0)
+    return found + either
+
+
+_STRINGS = frozenset({"pattern", "format"})
+_EITHER = ("anyOf", "oneOf")
+_NOTHING: Counter[str] = Counter()
+_ANY_NAME = ""  # of items, and of properties whose schema does not depend on their name alone
+
+
+def _inside(node: Subschema, here: dict[int, int], inside: dict[int, Counter[str]]) -> Counter[str]:
+    """Return how many patterns one string inside this value must match, by its property's name. Of
+    a circle, only what is known so far: once around."""
+    below = [edge for edge in node.below if (key := id(edge[1])) in here or key in inside]
+    beside = [edge for edge in node.here if id(edge[1]) in inside]
+    if not below and not beside:
+        return _NOTHING
+    found: Counter[str] = Counter()
+    others: dict[str, int] = {}
+    for keyword, child in below:
+        deep = max(here.get(id(child), 0), _most(inside.get(id(child))))
+        if keyword == "properties" and len(child.step) == 2:
+            found[child.step[1]] = max(found[child.step[1]], deep)
+        else:
+            others[keyword] = max(others.get(keyword, 0), deep)
+    found[_ANY_NAME] = sum(others.values())
+    if not beside:
+        return +found
+    either: Counter[str] = Counter()
+    for word, child in beside:
+        if word in _EITHER:
+            either |= inside[id(child)]
+        else:
+            found += inside[id(child)]
+    return +(found + either)
+
+
+def _most(counts: Counter[str] | None) -> int:
+    """At one name; what holds for any comes to it."""
+    if not counts:
+        return 0
+    named = max((n for name, n in counts.items() if name != _ANY_NAME), default=0)
+    return named + counts[_ANY_NAME]
+
+
+def _number(value: object) -> int | float:
+    """0 for what is none: the schema's own rules say that."""
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else 0
+
+
+def _over(node: Subschema, keyword: str, found: str, most: int) -> SpecError:
+    place = f"{node.place}/{keyword}"
+    return SpecError(_at(place, f"{found}, at most {most}"), place=place, keyword=keyword)
+
+
+def _over_all(node: Subschema, words: str, most: int) -> SpecError:
+    return SpecError(_at(node.place, f"{words} pass {most}"), place=node.place)
+
+
+def _at(place: str, words: str) -> str:
+    return f"{place}: {words}" if place else words
+
+
+def _short(value: object) -> str:
+    text = str(value) if isinstance(value, str) else f"{value!r}"[:100]
+    return text if len(text) <= 200 else f"{text[:200]}..."

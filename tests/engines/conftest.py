@@ -1,0 +1,178 @@
+"""Two real engines and the gateway in front of them, once for all tests of this folder.
+
+`make fleet` installs what they need first (scripts/fleet.sh); nothing here skips.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from tests.engines import client
+from tests.engines.engine import RealEngine, wait_until_ready
+from tests.engines.program import Program
+from tests.engines.waiting import wait_until
+
+from inferway.prompts.files.prepare import prepare_smollm2
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+
+# Small enough that the tests' own traffic drives blocks out: 159 blocks, 5,088 tokens.
+CACHE = ("--num-gpu-blocks-override", "160")
+
+FULL = os.environ.get("INFERWAY_FLEET_FULL") == "1"  # `make fleet-full`
+
+# Engines of their own settings, and what others show in less time.
+collect_ignore = [] if FULL else ["test_structured_full.py", "test_chat_overhead.py"]
+
+TEST_SECONDS = 400  # two engines on busy cores take more than a minute to start
+
+Say = Callable[[str], None]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What kills an engine comes last: starting it again takes half a minute."""
+    ours = [item for item in items if HERE in item.path.parents]
+    for item in ours:
+        item.add_marker(pytest.mark.fleet)
+        item.add_marker(pytest.mark.timeout(TEST_SECONDS))
+    items.sort(key=lambda item: item.path.name == "test_killed_engine.py")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failed test's report shows how the logs of engines and gateway end."""
+    report = yield
+    if report.failed:
+        for log in item.config.stash.get(LOGS, []):
+            lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+            report.sections.append((f"end of {log.name}", "\n".join(lines[-40:])))
+    return report
+
+
+LOGS = pytest.StashKey[list[Path]]()
+
+
+@pytest.fixture(scope="session")
+def say(pytestconfig: pytest.Config) -> Say:
+    """A line on the terminal, whatever is captured."""
+    reporter = pytestconfig.pluginmanager.get_plugin("terminalreporter")
+    capture = pytestconfig.pluginmanager.get_plugin("capturemanager")
+    assert reporter is not None
+    assert capture is not None
+
+    def write(text: str) -> None:
+        with capture.global_and_fixture_disabled():
+            reporter.write_line(f"  {text}")
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def new_log(
+    pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Path]:
+    """A log file by name; its end is shown with every failed test."""
+    directory = tmp_path_factory.mktemp("logs")
+    logs = pytestconfig.stash.setdefault(LOGS, [])
+
+    def make(name: str) -> Path:
+        logs.append(directory / f"{name}.log")
+        return logs[-1]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def model_dir() -> Path:
+    return prepare_smollm2(weights=True)
+
+
+VLLM_VENV = os.environ.get("INFERWAY_VLLM_VENV", str(ROOT / ".venv-vllm"))
+
+
+@pytest.fixture(scope="session")
+def vllm() -> Path:
+    """The command."""
+    return installed(Path(VLLM_VENV) / "bin" / "vllm", "install_vllm.sh")
+
+
+@pytest.fixture(scope="session")
+def guidellm() -> Path:
+    """The command."""
+    return installed(Path(f"{VLLM_VENV}-guidellm") / "bin" / "guidellm", "install_guidellm.sh")
+
+
+def installed(command: Path, script: str) -> Path:
+    if not command.exists():
+        pytest.fail(f"{command} is not there; `make fleet` installs it (scripts/{script})")
+    return command
+
+
+@pytest.fixture(scope="session")
+def engines(
+    vllm: Path, model_dir: Path, new_log: Callable[[str], Path], say: Say
+) -> Iterator[Sequence[RealEngine]]:
+    """Two engines, ready. The first of them renders for others."""
+    flags = [(*CACHE, "--enable-scale-out"), CACHE]
+    made = [RealEngine(vllm, model_dir, new_log(f"engine-{i}"), flags[i]) for i in range(2)]
+    try:
+        for engine in made:
+            engine.start()
+        wait_until_ready(made, say)
+        yield made
+    finally:
+        for engine in made:
+            engine.kill()
+
+
+@pytest.fixture(scope="session")
+def gateway(engines: Sequence[RealEngine], new_log: Callable[[str], Path]) -> Iterator[str]:
+    """The URL of `inferway serve` in front of both engines."""
+    with serve(engines, new_log("gateway")) as program:
+        yield program.url
+
+
+def serve(
+    engines: Sequence[RealEngine], log: Path, *flags: str, reason: str = "kv-aware"
+) -> Program:
+    """`inferway serve`, which knows no more than the engines' URLs and what `flags` say.
+    `reason`: what its models' requests are to be counted under."""
+    urls = [word for engine in engines for word in ("--engine", engine.url)]
+    return ServingProgram(["serve", *urls, *flags], log, reason)
+
+
+def without_replay(engine: RealEngine) -> str:
+    """For --engine: what a gateway has missed of it is lost."""
+    return f"{engine.url},events=tcp://127.0.0.1:{engine.ports.events}"
+
+
+class ServingProgram(Program):
+    """Is entered when the gateway knows the models, block sizes and event streams, and has
+    compared how the engines render."""
+
+    def __init__(self, arguments: Sequence[str], log: Path, reason: str) -> None:
+        super().__init__(arguments, log)
+        self._reason = reason
+
+    def __enter__(self) -> ServingProgram:
+        super().__enter__()
+        wait_until(self._knows_all, "the gateway knows its engines", self._report)
+        return self
+
+    def _knows_all(self) -> bool:
+        report = client.get(f"{self.url}/ready").json
+        models = [model["reason"] for model in report["models"].values()]
+        engines = report["engines"]
+        proofs = [list(engine["probes"].values()) for engine in engines]
+        told = all(proof and proof[0]["state"] != "unproven" for proof in proofs)
+        there = all(engine["healthy"] and engine["streams"] for engine in engines)
+        return told and there and set(models) == {self._reason}
+
+    def _report(self) -> str:
+        return client.get(f"{self.url}/ready").raw.decode()

@@ -1,0 +1,48 @@
+"""What users write for an engine, run in it (vLLM 0.32's interfaces):
+
+--logits-processors tests.engines.steering:Steering
+    `vllm_xargs: {"ban": 28}` keeps token 28 out, `{"force": [5, 8]}` writes 5 as the ninth token
+--reasoning-parser-plugin tests/engines/steering.py --reasoning-parser file-sep
+    SmolLM2 does not reason; what comes before its token <file_sep> is taken for it
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.reasoning import ReasoningParserManager
+from vllm.reasoning.basic_parsers import BaseThinkingReasoningParser
+from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
+
+
+class Steering(AdapterLogitsProcessor):  # type: ignore[misc]
+    def is_argmax_invariant(self) -> bool:
+        return False
+
+    def new_req_logits_processor(self, params: Any) -> Any:
+        steered = params.extra_args or {}
+        banned = steered.get("ban")
+        forced, at = steered.get("force", (None, -1))
+        if banned is None and forced is None:
+            return None
+
+        def steer(output: list[int], logits: Any) -> Any:
+            if banned is not None:
+                logits[banned] = float("-inf")
+            if len(output) == at:
+                logits[:] = float("-inf")
+                logits[forced] = 0.0
+            return logits
+
+        return steer
+
+
+@ReasoningParserManager.register_module("file-sep")
+class FileSep(BaseThinkingReasoningParser):  # type: ignore[misc]
+    @property
+    def start_token(self) -> str:
+        return "<repo_name>"
+
+    @property
+    def end_token(self) -> str:
+        return "<file_sep>"

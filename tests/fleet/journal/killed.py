@@ -1,0 +1,116 @@
+"""A gateway's journal for somebody to kill: `python -m tests.fleet.journal.killed DIRECTORY`.
+
+It follows an engine whose batches anybody can make again (`batches`), compacts often, and prints
+the number of each batch that is in its file. It does not end by itself but where the disk does:
+with a second argument, no file may have more bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import sys
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from random import Random
+
+import msgspec
+from tests.fleet.journal.lives import ENDPOINT, SOURCE, Life, engine, removed, stored
+
+from inferway.fleet.journal.state_dir import StateDir
+from inferway.kv.events.event_applier import Steps
+from inferway.kv.events.stream import Replay, StreamState, digest_of
+
+PROMPTS = 40
+LENGTH = 60  # blocks
+FLUSH_EVERY = 50  # batches
+BATCH_SECONDS = 0.001  # so that it does not come far while it compacts
+COMPACT_MIN_BYTES = 30_000
+
+
+def batches() -> Iterator[bytes]:
+    """What the engine publishes, from its start: prompts grow and are cut."""
+    numbers = Random(11)
+    lengths = [0] * PROMPTS
+    while True:
+        prompt = numbers.randrange(PROMPTS)
+        have = lengths[prompt]
+        if have and numbers.random() < 0.45:
+            lengths[prompt] = numbers.randrange(have)
+            events = [removed(block, prompt) for block in range(have - 1, lengths[prompt] - 1, -1)]
+        else:
+            lengths[prompt] = min(LENGTH, have + numbers.randrange(1, 20))
+            events = [stored(have, lengths[prompt], prompt)] if lengths[prompt] > have else []
+        yield msgspec.msgpack.encode([1.0, events, 0])
+
+
+def believed(life: Life) -> list[int]:
+    matched = [life.matched(prompt) for prompt in range(PROMPTS)]
+    return [*matched, life.index.num_blocks(life.blocks.holder), life.blocks.num_blocks]
+
+
+def apply(life: Life, seq: int, payload: bytes) -> None:
+    do(life, life.follower.live(seq, payload))
+
+
+def do(life: Life, steps: Steps) -> None:
+    """What replays are asked for, `link` knows."""
+    for step in steps:
+        if not isinstance(step, Replay):
+            life.index.apply(step)
+
+
+def believed_after(num_batches: int) -> list[int]:
+    """By a gateway that was never killed."""
+    life = Life(None)
+    link(life, num_batches=0)
+    for seq, payload in enumerate(islice(batches(), num_batches)):
+        apply(life, seq, payload)
+    return believed(life)
+
+
+def link(life: Life, num_batches: int) -> None:
+    """The engine's replay has only the last of so many batches."""
+    do(life, life.follower.resume())
+    for last in islice(batches(), max(0, num_batches - 1), num_batches):
+        do(life, life.follower.replayed(num_batches - 1, last))
+    do(life, life.follower.replay_ended(True))
+    assert life.follower.state is StreamState.EXACT
+
+
+def num_loaded(life: Life) -> int:
+    """Batches."""
+    seq = life.follower.stream.last_seq
+    if seq is None:
+        return 0
+    [last] = islice(batches(), seq, seq + 1)
+    assert life.follower.stream.digest == digest_of(last)
+    return seq + 1
+
+
+async def follow(path: Path, batch_seconds: float) -> None:
+    state_dir = StateDir(path, compact_min_bytes=COMPACT_MIN_BYTES)
+    state_dir.open()
+    journal = state_dir.journal(engine(), SOURCE, ENDPOINT)
+    assert journal is not None
+    life = Life(journal)
+    await life.load()
+    begin = num_loaded(life)
+    link(life, begin)
+    for seq, payload in enumerate(islice(batches(), begin, None), begin):
+        apply(life, seq, payload)
+        await asyncio.sleep(batch_seconds)
+        if (seq + 1) % FLUSH_EVERY == 0:
+            await journal.flush()
+            if journal.stats.given_up:
+                break
+            print(seq, journal.stats.compactions, flush=True)
+    await state_dir.close()
+
+
+if __name__ == "__main__":
+    directory, *limits = sys.argv[1:]
+    for limit in limits:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), int(limit)))
+    asyncio.run(follow(Path(directory), 0 if limits else BATCH_SECONDS))

@@ -1,0 +1,44 @@
+"""The fleet as the director meets it, before any engine has answered."""
+
+from __future__ import annotations
+
+import pytest
+
+from inferway.config import EngineSettings, ServeSettings
+from inferway.errors import NoEndpointError
+from inferway.fleet.engine import Engine
+from inferway.fleet.engine_facts import EventSource
+from inferway.fleet.fleet import Fleet
+from inferway.fleet.subscriber import EventSubscriber
+from inferway.kv.index.memory import MemoryIndex
+from inferway.model import Endpoint, Reason
+from inferway.prompts.served import ModelSource, NoPrompts, PromptSource
+
+
+async def no_prompts(source: ModelSource) -> PromptSource:  # noqa: ARG001
+    return NoPrompts(Reason.NO_TOKENIZER, "not in this test")
+
+
+def no_events(engine: Engine, source: EventSource, endpoint: Endpoint) -> EventSubscriber:
+    raise AssertionError(f"nobody subscribes here: {engine.name} {source} {endpoint}")
+
+
+@pytest.fixture
+def fleet() -> Fleet:
+    settings = ServeSettings(engines=[EngineSettings(url="http://127.0.0.1:9")])
+    return Fleet(settings, MemoryIndex(), no_prompts, no_events)
+
+
+def test_an_engine_can_be_suspected_while_the_start_still_waits_for_tokenizers(
+    fleet: Fleet,
+) -> None:
+    fleet.suspect(Endpoint("127.0.0.1:9", "http://127.0.0.1:9", 0))
+
+
+def test_a_model_is_not_unknown_before_an_engine_has_answered(fleet: Fleet) -> None:
+    with pytest.raises(NoEndpointError, match=r"no engine has answered yet; tried 127\.0\.0\.1:9"):
+        fleet.model("m")
+
+
+async def test_a_fleet_that_was_never_started_can_be_closed(fleet: Fleet) -> None:
+    await fleet.close()

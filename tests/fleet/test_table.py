@@ -1,0 +1,208 @@
+"""The rows of endpoints, as engines come, tell of themselves and go, and as requests pass."""
+
+from __future__ import annotations
+
+import pytest
+from tests.fleet.shared_index import SharedMemory
+
+from inferway.config import EngineSettings
+from inferway.errors import InvalidRequestError, NoEndpointError
+from inferway.fleet.engine import Engine
+from inferway.fleet.engine_facts import EngineFacts, EventSource, ModelCard
+from inferway.fleet.load import Load
+from inferway.fleet.table import REST_SECONDS, EndpointTable
+from inferway.kv.index.memory import MemoryIndex
+from inferway.kv.index.protocol import Store
+from inferway.model import Adapters
+
+
+def engine(name: str, *models: str) -> Engine:
+    """One that is well."""
+    cards = tuple(ModelCard(model, None, None, None) for model in models)
+    settings = EngineSettings(url=f"http://{name}:1", name=name)
+    return Engine(settings, (), EngineFacts(cards, (), 16, ()), healthy=True)
+
+
+def table(*engines: Engine) -> EndpointTable:
+    made = EndpointTable(list(engines), MemoryIndex())
+    for each in engines:
+        each.endpoints = [made.add(each, None)]
+    serve(made, *engines)
+    return made
+
+
+def serve(to: EndpointTable, *engines: Engine) -> None:
+    models = {name for each in engines for name in each.model_names}
+    to.set_serving(
+        {
+            model: [e for e in engines if e.healthy and model in e.model_names]
+            for model in sorted(models)
+        }
+    )
+
+
+def test_a_models_candidates_are_the_endpoints_of_engines_that_serve_it() -> None:
+    made = table(engine("a", "m"), engine("b", "n"), engine("c", "m"))
+
+    assert [e.engine for e in made.candidates("m").endpoints] == ["a", "c"]
+    assert made.engines_of("n") == {"b"}
+    assert len(made.everyone().endpoints) == 3
+
+
+def test_a_model_whose_engines_are_all_away_names_them() -> None:
+    only = engine("a", "m")
+    made = table(only)
+
+    only.healthy = False
+    serve(made, only)
+
+    with pytest.raises(NoEndpointError, match="model 'm': its engines are gone: a"):
+        made.candidates("m")
+    with pytest.raises(NoEndpointError, match="no pods available"):
+        made.everyone()
+    assert made.engines_of("m") == frozenset()
+
+
+def test_who_names_no_model_gets_the_one_that_all_serve() -> None:
+    assert table(engine("a", "m", "n"), engine("b", "n")).sole_model() == "n"
+    with pytest.raises(
+        InvalidRequestError, match="engines serve different ones; expected one of: m, n"
+    ):
+        table(engine("a", "m"), engine("b", "n")).sole_model()
+
+
+def test_a_request_counts_from_its_booking_to_its_end() -> None:
+    one = engine("a", "m")
+    made = table(one)
+    [endpoint] = one.endpoints
+
+    made.book(endpoint, 40)
+    made.book(endpoint, 2)
+    made.release(endpoint)
+
+    assert made.in_flight(one) == 1
+    assert made.candidates("m").recent_prefill_tokens.tolist() == [42.0]
+
+
+def test_of_what_an_engine_tells_our_own_requests_are_not_others() -> None:
+    one = engine("a", "m")
+    made = table(one)
+    made.book(one.endpoints[0], 1)
+    one.load = Load({"running": 3, "waiting": 2, "kv_usage": 0.5})
+
+    made.note_load(one, 10.0)
+
+    candidates = made.candidates("m")
+    assert (candidates.others[0], candidates.running[0], candidates.waiting[0]) == (4, 3, 2)
+    assert candidates.kv_usage[0] == 0.5
+
+
+def test_sent_tokens_stop_being_recent() -> None:
+    one = engine("a", "m")
+    made = table(one)
+    made.age(0.0, 1.0)
+    made.book(one.endpoints[0], 100)
+
+    made.age(30.0, 1.0)
+
+    assert made.candidates("m").recent_prefill_tokens[0] == pytest.approx(100 / 2.718281828)
+
+
+def test_what_was_scraped_long_ago_moves_toward_the_mean_of_the_models_others() -> None:
+    quiet, loud = engine("a", "m"), engine("b", "m")
+    made = table(quiet, loud)
+    loud.load = Load({"waiting": 8})
+    made.note_load(quiet, 0.0)
+    made.note_load(loud, 100.0)
+
+    made.age(100.0, 1.0)
+
+    assert 0 < made.candidates("m").waiting[0] < 8
+    assert made.candidates("m").waiting[1] == 8
+
+
+def test_ranks_are_asked_for_by_their_place_among_those_the_engine_told() -> None:
+    one = engine("a", "m")
+    made = EndpointTable([one], MemoryIndex())
+
+    endpoint = made.add(one, EventSource(5, "tcp://h:1", None, place=1))
+
+    assert endpoint.rank == 5
+    assert endpoint.headers == ((b"x-data-parallel-rank", b"1"),)
+
+
+def test_a_number_is_given_again_when_nothing_is_on_its_way_to_who_had_it() -> None:
+    left = engine("a", "m")
+    made = table(left)
+    [old] = left.endpoints
+    made.book(old, 7)
+    made.retire(left, 0.0)
+
+    assert made.rested(REST_SECONDS) == []
+    made.release(old)
+    assert made.rested(REST_SECONDS) == [left]
+    new = made.add(engine("b", "m"), None)
+    assert new.holder == old.holder
+
+
+def test_an_endpoint_that_leaves_takes_its_blocks_along() -> None:
+    left, index = engine("a", "m"), SharedMemory()
+    made = EndpointTable([left], index)
+    left.endpoints = [made.add(left, None)]
+    index.apply([Store(0, [1, 2])])
+
+    assert (index.names, made.num_blocks(left)) == ({0: "a"}, 2)
+    made.retire(left, 0.0)
+    assert (index.names, made.num_blocks(left)) == ({}, 0)
+
+
+def test_the_picture_of_another_gateway_is_as_true_as_its_writer_says() -> None:
+    one, index = engine("a", "m"), SharedMemory()
+    made = EndpointTable([one], index)
+    one.endpoints = [made.add(one, None)]
+    made.note_states(one)
+
+    assert made.state(one.endpoints[0]) == "blind"
+    index.states[0] = "partial"
+    made.note_states(one)
+    assert made.state(one.endpoints[0]) == "partial"
+
+
+def test_who_has_the_number_of_another_starts_idle() -> None:
+    left, come = engine("a", "m"), engine("b", "m")
+    made = table(left)
+    left.load = Load({"waiting": 9})
+    made.note_load(left, 1.0)
+    made.retire(left, 0.0)
+    made.rested(REST_SECONDS)
+
+    come.endpoints = [made.add(come, None)]
+    serve(made, come)
+
+    assert made.candidates("m").waiting.tolist() == [0.0]
+    assert made.state(come.endpoints[0]) == "blind"
+
+
+def test_adapters_are_told_without_new_rows() -> None:
+    one = engine("a", "m")
+    made = table(one)
+    before = made.candidates("m")
+    one.load = Load(adapters=Adapters(running=frozenset({"x"})))
+
+    made.note_adapters(one)
+
+    assert made.candidates("m").adapters is before.adapters
+    assert made.candidates("m").adapters[0].running == {"x"}
+
+
+def test_blocks_of_another_size_than_the_rows_have_are_seen() -> None:
+    one = engine("a", "m")
+    made = table(one)
+    assert not made.is_resized(one)
+
+    one.facts = EngineFacts(one.facts.models if one.facts else (), (), 32, ())
+
+    assert made.is_resized(one)
+    serve(made, one)
+    assert made.block_size(one.endpoints[0].holder) == 32
+    assert made.candidates("m").block_sizes.tolist() == [32]

@@ -1,0 +1,220 @@
+"""What the fleet's columns show of engines that answer, and of one that does not any more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, closing
+from dataclasses import dataclass, field
+
+import pytest
+from aiohttp import web
+from tests.fleet.servers import serving
+from tests.fleet.shared_index import SharedMemory
+
+from inferway.config import EngineSettings, ProbeSettings, ServeSettings
+from inferway.fleet.engine import Engine
+from inferway.fleet.engine_facts import EventSource
+from inferway.fleet.fleet import Fleet
+from inferway.fleet.served_models import LoadPrompts
+from inferway.fleet.subscriber import EventSubscriber
+from inferway.kv.index.memory import MemoryIndex
+from inferway.model import Adapters, Candidates, Endpoint, Reason
+from inferway.prompts import GetOrCreateTokenizerKeyRequest, Renderer
+from inferway.prompts.files.prepare import prepare_smollm2
+from inferway.prompts.model_prompts import ModelPrompts
+from inferway.prompts.served import ModelSource, NoPrompts, PromptSource
+
+INTERVAL = 0.02
+
+
+@dataclass
+class TellingEngine:
+    """An engine's answers to who asks how it is. `hang`: none any more. `narrows`: behind
+    /metrics/ it has those that are named alone."""
+
+    metrics: str = ""
+    narrows: bool = False
+    sources: str = "{}"
+    hang: bool = False
+    url: str = ""
+    asked: list[str] = field(default_factory=list)
+    _answered: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def answer(self, request: web.Request) -> web.Response:
+        if self.hang:
+            await asyncio.Event().wait()
+        says = {
+            "/health": "",
+            "/v1/models": '{"data": [{"id": "m"}]}',
+            "/kv_event_sources": self.sources,
+            "/metrics": self.metrics,
+        }
+        if self.narrows:
+            says["/metrics/"] = self.named(request.query.getall("name[]", []))
+        if request.path not in says:
+            raise web.HTTPNotFound
+        self.asked.append(request.path)
+        return web.Response(text=says[request.path])
+
+    def named(self, names: Sequence[str]) -> str:
+        lines = self.metrics.splitlines(keepends=True)
+        return "".join(line for line in lines if line.split()[0] in names)
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        async with serving(self.answer) as self.url:
+            yield
+
+
+async def no_prompts(_: ModelSource) -> PromptSource:
+    return NoPrompts(Reason.NO_TOKENIZER, "not in this test")
+
+
+def no_events(engine: Engine, source: EventSource, endpoint: Endpoint) -> EventSubscriber:
+    raise AssertionError(f"nobody subscribes here: {engine.name} {source} {endpoint}")
+
+
+@asynccontextmanager
+async def watched(
+    *engines: TellingEngine,
+    index: MemoryIndex | None = None,
+    prompts: LoadPrompts = no_prompts,
+    scoring: bool = True,
+    **labels: str,
+) -> AsyncIterator[Fleet]:
+    settings = ServeSettings(
+        engines=[
+            EngineSettings(url=engine.url, name=f"e{n}", labels=labels)
+            for n, engine in enumerate(engines)
+        ],
+        probe=ProbeSettings(join=False, one_in=0),
+        scrape_seconds=INTERVAL,
+        scoring=scoring,
+    )
+    fleet = Fleet(settings, index or MemoryIndex(), prompts, no_events)
+    await fleet.start()
+    try:
+        yield fleet
+    finally:
+        await fleet.close()
+
+
+async def until(fleet: Fleet, condition: Callable[[Candidates], bool]) -> Candidates:
+    async with asyncio.timeout(20):
+        while not condition(candidates := fleet.candidates("m")):
+            await asyncio.sleep(INTERVAL)
+    return candidates
+
+
+def busy(running: int, waiting: int) -> str:
+    return f"vllm:num_requests_running {running}\nvllm:num_requests_waiting {waiting}\n"
+
+
+async def test_an_engine_that_can_is_asked_for_its_load_alone() -> None:
+    others = "python_info 1\n" * 20
+    engine = TellingEngine(others + busy(1, 0), narrows=True)
+    async with engine.serving(), watched(engine) as fleet:
+        await until(fleet, lambda candidates: candidates.running[0] == 1)
+        engine.metrics = others + busy(3, 2)
+
+        await until(fleet, lambda candidates: candidates.waiting[0] == 2)
+
+    assert engine.asked[-1] == "/metrics/"
+    assert engine.asked.count("/metrics") == 1
+
+
+async def test_figures_follow_what_engines_tell() -> None:
+    one = TellingEngine(busy(1, 0))
+    async with one.serving(), watched(one) as fleet:
+        before = fleet.candidates("m").running.tolist()
+        one.metrics = busy(5, 3)
+        after = await until(fleet, lambda table: table.running.tolist() == [5.0])
+
+    assert before == [1.0]
+    assert after.waiting.tolist() == [3.0]
+    assert after.others.tolist() == [8.0]
+
+
+async def test_endpoints_carry_their_engines_labels() -> None:
+    one = TellingEngine()
+    async with one.serving(), watched(one, role="decode") as fleet:
+        endpoints = fleet.candidates("m").endpoints
+
+    assert [endpoint.labels for endpoint in endpoints] == [{"role": "decode"}]
+
+
+async def test_adapters_are_shown_as_they_are_loaded() -> None:
+    one = TellingEngine()
+    async with one.serving(), watched(one) as fleet:
+        before = list(fleet.candidates("m").adapters)
+        one.metrics = (
+            'vllm:lora_requests_info{max_lora="2",running_lora_adapters="a",'
+            'waiting_lora_adapters=""} 1.7e+09\n'
+        )
+        after = await until(fleet, lambda table: table.adapters[0].most == 2)
+
+    assert before == [Adapters()]
+    assert list(after.adapters) == [Adapters(frozenset({"a"}), frozenset(), 2)]
+
+
+@pytest.fixture(scope="module")
+def smollm2() -> Iterator[ModelPrompts]:
+    with closing(Renderer()) as renderer:
+        asked = GetOrCreateTokenizerKeyRequest(str(prepare_smollm2()))
+        yield ModelPrompts(renderer, renderer.get_or_create_tokenizer_key(asked))
+
+
+BLOCKS = 'vllm:cache_config_info{block_size="16"} 1\n'
+
+
+@pytest.mark.parametrize(
+    ("metrics", "index", "scoring", "reason"),
+    [
+        (BLOCKS, MemoryIndex(), True, "kv-aware"),
+        (BLOCKS, SharedMemory(away=True), True, "index-away"),
+        (BLOCKS, SharedMemory(away=True), False, "load-only"),
+        ("", MemoryIndex(), True, "no-block-size"),
+    ],
+)
+async def test_the_report_says_what_requests_are_counted_under(
+    metrics: str, index: MemoryIndex, scoring: bool, reason: str, smollm2: ModelPrompts
+) -> None:
+    one = TellingEngine(metrics)
+
+    async def known(_: ModelSource) -> PromptSource:
+        return smollm2
+
+    async with one.serving(), watched(one, index=index, prompts=known, scoring=scoring) as fleet:
+        [model] = fleet.report()["models"].values()
+
+    assert model["reason"] == reason
+    assert ("why" in model) == (reason != "kv-aware")
+
+
+async def test_an_engine_that_falls_silent_does_not_look_idle() -> None:
+    idle, steady = TellingEngine(busy(0, 0)), TellingEngine(busy(8, 4))
+    async with idle.serving(), steady.serving(), watched(idle, steady) as fleet:
+        before = fleet.candidates("m").running.tolist()
+        idle.hang = True
+        after = await until(fleet, lambda table: bool(table.running[0] > 7))
+        is_there = fleet.engines[0].healthy
+
+    assert before == [0.0, 8.0]
+    assert after.waiting[0] > 3
+    assert is_there  # silence is no absence, not so soon
+
+
+async def test_an_engine_that_answers_again_is_believed_at_once() -> None:
+    idle, steady = TellingEngine(busy(0, 0)), TellingEngine(busy(8, 4))
+    async with idle.serving(), steady.serving(), watched(idle, steady) as fleet:
+        idle.hang = True
+        await until(fleet, lambda table: bool(table.running[0] > 4))
+        fleet.engines[0].looked = asyncio.get_running_loop().time()
+        turn = fleet.scraper.turns["e0"]
+        assert turn.task is not None
+        turn.task.cancel()  # as its timeout would, seconds later
+        idle.hang = False
+        after = await until(fleet, lambda table: bool(table.running[0] == 0))
+
+    assert after.running.tolist() == [0.0, 8.0]

@@ -1,0 +1,149 @@
+"""Who is let in, and as whom."""
+
+from __future__ import annotations
+
+from time import monotonic
+
+import pytest
+
+from inferway.config import FlowSettings, ServeSettings
+from inferway.errors import ForbiddenError, UnauthorizedError
+from inferway.http.auth import Auth, admins_are_local
+from inferway.http.message import Request
+from inferway.http.request_queue import RequestQueue
+from inferway.routing.limits.callers import AdminKey, Callers, KeySettings, hash_of, new_key
+from inferway.routing.limits.failover import FailoverPolicy
+
+USER, ADMIN, STRANGER = new_key(), new_key(), new_key()
+NAMES = {USER: "user", ADMIN: "boss", STRANGER: "stranger"}  # a test has the same name in every run
+CALLERS = Callers(
+    [
+        KeySettings(name="user", hash=hash_of(USER), tenant="team", priority=2),
+        KeySettings(name="boss", hash=hash_of(ADMIN), admin=True),
+    ]
+)
+
+
+def admission(*, admin_key: bool = False, keys: bool = False) -> Auth:
+    control = RequestQueue(FlowSettings(), lambda _: [], monotonic)
+    return Auth(
+        *(FailoverPolicy(monotonic), control),
+        AdminKey("s3cret") if admin_key else None,
+        CALLERS if keys else None,
+    )
+
+
+def bearing(key: str | None) -> Request:
+    request = Request("POST", b"/v1/chat/completions", 0.0)
+    request.headers = [(b"host", b"h")]
+    if key is not None:
+        request.headers.append((b"authorization", b"Bearer " + key.encode()))
+    request.fields = dict(request.headers)
+    return request
+
+
+@pytest.mark.parametrize(
+    ("admin_key", "keys", "key", "tenant", "priority", "is_admin", "travels_on"),
+    [
+        (False, False, None, "", None, True, True),
+        (False, False, "engines own", "", None, True, True),
+        (True, False, None, "", None, False, True),
+        (True, False, "engines own", "", None, False, True),
+        (True, False, "s3cret", "", None, True, False),
+        (False, True, USER, "team", 2, False, False),
+        (False, True, ADMIN, "boss", 0, True, False),
+        (True, True, USER, "team", 2, False, False),
+        (True, True, "s3cret", "admin", 0, True, False),
+    ],
+    ids=NAMES.get,
+)
+def test_a_request_is_its_bearers(
+    admin_key: bool,
+    keys: bool,
+    key: str | None,
+    tenant: str,
+    priority: int | None,
+    is_admin: bool,
+    travels_on: bool,
+) -> None:
+    request = bearing(key)
+
+    caller = admission(admin_key=admin_key, keys=keys).caller(request)
+
+    assert (caller.tenant, caller.priority, caller.admin) == (tenant, priority, is_admin)
+    carried = b"authorization" in dict(request.headers)
+    assert carried == (b"authorization" in request.fields) == (travels_on and key is not None)
+
+
+@pytest.mark.parametrize("key", [None, "", "s3cret", STRANGER], ids=NAMES.get)
+def test_with_keys_nobody_else_is_let_in_and_that_is_counted(key: str | None) -> None:
+    guarded = admission(keys=True)
+
+    with pytest.raises(UnauthorizedError):
+        guarded.caller(bearing(key))
+    with pytest.raises(UnauthorizedError):
+        guarded.check(bearing(key))
+    with pytest.raises(UnauthorizedError):
+        guarded.check_admin(bearing(key))
+
+    assert (guarded.refused, guarded.requests) == (3, {})
+
+
+@pytest.mark.parametrize("admins_only", [False, True])
+@pytest.mark.parametrize("key", [None, "s3cret", USER, ADMIN, STRANGER], ids=NAMES.get)
+@pytest.mark.parametrize("admin_key", [False, True])
+@pytest.mark.parametrize("keys", [False, True])
+def test_who_would_be_let_in_is_told_without_counting(
+    keys: bool, admin_key: bool, key: str | None, admins_only: bool
+) -> None:
+    asked, held = (admission(admin_key=admin_key, keys=keys) for _ in range(2))
+    try:
+        (held.check_admin if admins_only else held.check)(bearing(key))
+        is_let_in = True
+    except (UnauthorizedError, ForbiddenError):
+        is_let_in = False
+
+    assert asked.lets_in(bearing(key), admins_only=admins_only) == is_let_in
+    assert asked.refused == 0
+
+
+@pytest.mark.parametrize(
+    ("host", "admin_port", "is_local"),
+    [
+        ("127.0.0.1", None, True),
+        ("localhost", None, True),
+        ("::1", None, True),
+        ("0.0.0.0", None, False),
+        ("0.0.0.0", 9090, False),
+        ("unix:/run/gw", None, False),
+        ("unix:/run/gw", 9090, True),  # which is on loopback then
+    ],
+)
+def test_where_admins_are_asked_from_this_machine_alone(
+    host: str, admin_port: int | None, is_local: bool
+) -> None:
+    settings = ServeSettings(engines=[], host=host, admin_port=admin_port)
+
+    assert admins_are_local(settings) == is_local
+
+
+def test_a_known_key_that_is_no_admins_is_forbidden() -> None:
+    guarded = admission(keys=True)
+
+    with pytest.raises(ForbiddenError, match="this path is for admins, and this key is not one's"):
+        guarded.check_admin(bearing(USER))
+
+    guarded.check_admin(bearing(ADMIN))
+
+
+def test_without_any_key_admin_paths_are_open() -> None:
+    admission().check_admin(bearing(None))
+    admission().check(bearing(None))
+
+
+def test_requests_are_counted_by_the_name_of_their_key() -> None:
+    guarded = admission(keys=True)
+    for key in (USER, USER, ADMIN):
+        guarded.caller(bearing(key))
+
+    assert guarded.requests == {"user": 2, "boss": 1}

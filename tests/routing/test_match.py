@@ -1,0 +1,119 @@
+"""Prompts that are tokens already -> who holds how much of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inferway.kv.blocks.extra_keys import request_extras
+from inferway.kv.blocks.keys import BlockHasher
+from inferway.kv.index.memory import MemoryIndex
+from inferway.kv.index.protocol import MatchResult, Store
+from inferway.kv.index.speculative import SpeculativeOverlay
+from inferway.model import BlockKey, Endpoint, Prompt, Reason, Tokenized
+from inferway.prompts.served import NoPrompts, ServedModel
+from inferway.routing.match import LONG_BLOCKS, Matched, Matcher
+from inferway.scheduling.idle import idle
+
+A, B = 0, 1
+PROMPTS = [np.arange(first, first + 12, dtype=np.uint32) for first in (100, 200, 300)]
+
+
+class Asked(MemoryIndex):
+    """Notes of how many prompts it is asked at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.at_a_time: list[int] = []
+
+    async def match_all(self, prompts: Sequence[Sequence[BlockKey]]) -> list[MatchResult]:
+        self.at_a_time.append(len(prompts))
+        return await super().match_all(prompts)
+
+
+async def test_all_prompts_in_all_block_sizes_are_asked_for_at_once_and_get_what_is_theirs() -> (
+    None
+):
+    index = Asked()
+    index.apply([Store(A, BlockHasher(4).keys(PROMPTS[0]))])
+    index.apply([Store(A, BlockHasher(4).keys(PROMPTS[2])[:1])])
+    index.apply([Store(B, BlockHasher(2).keys(PROMPTS[1])[:5])])
+    model = ServedModel("m", NoPrompts(Reason.NO_TOKENIZER, "these are tokens"), (4, 2))
+    matcher = Matcher(index, SpeculativeOverlay())
+
+    found = await matcher.look_up(model, Tokenized(PROMPTS), None)
+
+    held = {
+        size: [dict(each.found.blocks) for each in items] for size, items in found.prompts.items()
+    }
+    assert held == {4: [{A: 3}, {}, {A: 1}], 2: [{}, {B: 5}, {}]}
+    assert index.at_a_time == [6]
+
+
+async def test_of_each_engine_counts_what_it_has_of_the_adapter_from_its_own_place() -> None:
+    index = MemoryIndex()
+    paths: dict[str | None, frozenset[int]] = {"/a": frozenset({A}), "/b": frozenset({B})}
+    keys = {
+        path: BlockHasher(4).keys(PROMPTS[0], request_extras("tuned", None, path)) for path in paths
+    }
+    index.apply([Store(A, keys["/b"]), Store(B, keys["/b"][:2])])
+    index.apply([Store(A, keys["/a"][:1]), Store(B, keys["/a"])])
+    nothing = NoPrompts(Reason.NO_TOKENIZER, "these are tokens")
+    model = ServedModel("tuned", nothing, (4,), lora="tuned", lora_paths=paths)
+
+    found = await Matcher(index, SpeculativeOverlay()).look_up(model, Tokenized(PROMPTS[:1]), None)
+
+    assert dict(found.prompts[4][0].found.blocks) == {A: 1, B: 2}
+    assert found.prompts[4][0].prompt.block_keys == keys["/a"]
+
+
+@pytest.mark.parametrize("salt", [None, "tenant"])
+async def test_a_long_prompt_is_keyed_in_pieces_between_which_others_have_a_turn(
+    salt: str | None,
+) -> None:
+    turns = 0
+
+    async def breathe() -> None:
+        nonlocal turns
+        turns += 1
+
+    ids = np.arange(4 * 50_000 + 3, dtype=np.uint32)
+    nothing = NoPrompts(Reason.NO_TOKENIZER, "these are tokens")
+    model = ServedModel("tuned", nothing, (4,), lora="tuned", lora_paths={"/a": frozenset({A})})
+    matcher = Matcher(MemoryIndex(), SpeculativeOverlay(), breathe=breathe)
+
+    found = await matcher.look_up(model, Tokenized([ids]), salt)
+
+    extras = request_extras("tuned", salt, "/a")
+    assert found.prompts[4][0].prompt.block_keys == BlockHasher(4).keys(ids, extras)
+    assert turns > 50_000 / LONG_BLOCKS
+
+
+@given(
+    held=st.dictionaries(st.integers(0, 130), st.integers(1, 7)),
+    lower=st.dictionaries(st.integers(0, 130), st.sampled_from([0.5, 1.5])),
+)
+def test_each_endpoint_gets_what_its_holder_has_in_its_block_size_however_many_hold_some(
+    held: dict[int, int], lower: dict[int, float]
+) -> None:
+    discount = {holder: less for holder, less in lower.items() if holder in held}
+    table = idle([Endpoint(f"e{i}", "", 2 * i) for i in range(60)], 4)  # odd holders are gone
+    table.block_sizes[10:20] = 2
+    prompt = Prompt(np.zeros(32, np.uint32), range(8))
+
+    Matcher(MemoryIndex(), SpeculativeOverlay()).fill(
+        table, {4: [Matched(prompt, MatchResult(held, discount))] * 2}
+    )
+
+    rows = [(2 * i, not 10 <= i < 20) for i in range(60)]
+    blocks = [2.0 * held.get(holder, 0) if fits else 0.0 for holder, fits in rows]
+    less = [2 * discount.get(holder, 0.0) if fits else 0.0 for holder, fits in rows]
+    assert table.matched_blocks.tolist() == blocks
+    assert table.weighted_matched_blocks.tolist() == [
+        b - n for b, n in zip(blocks, less, strict=True)
+    ]
+    assert table.prompt_blocks.tolist() == [16.0 if fits else 0.0 for _, fits in rows]
