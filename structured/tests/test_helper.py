@@ -300,9 +300,9 @@ def test_a_process_that_a_job_has_started_ends_with_it(make_helper: MakeHelper) 
 PARENT = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
-from inferway_structured.sandbox.sandbox import Helper
-from inferway_structured.sandbox.process import HelperProcess, Limits
-helper = Helper({JOBS!r}, limits=Limits(cpu_seconds=600, wall_seconds=600), patience_seconds=600)
+from inferway_structured.sandbox.sandbox import Sandbox
+from inferway_structured.sandbox.process import Limits
+helper = Sandbox({JOBS!r}, limits=Limits(cpu_seconds=600, wall_seconds=600), patience_seconds=600)
 print(int(helper.call({f"{JOBS}:pid"!r}, b"")), flush=True)
 helper.call({f"{JOBS}:spin"!r}, b"")
 """

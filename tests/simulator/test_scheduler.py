@@ -155,7 +155,7 @@ def test_a_reset_is_told_when_the_engine_works_again() -> None:
     engine.add(job([1, 2]))
     engine.step(0.0)
     [cleared] = engine.step(0.0).events
-    assert type(cleared).__name__ == "Cleared"
+    assert type(cleared).__name__ == "CacheCleared"
 
 
 def test_the_last_token_is_not_computed_and_not_cached() -> None:
