@@ -12,7 +12,7 @@ from tests.engines.record_shapes import SHAPES
 
 def test_vllm_gives_the_recorded_verdicts(vllm: Path, tmp_path: Path) -> None:
     file = tmp_path / "shapes"
-    command = [str(vllm.with_name("python")), "-m", "tests.fleet.record_shapes", str(file)]
+    command = [str(vllm.with_name("python")), "-m", "tests.engines.record_shapes", str(file)]
 
     subprocess.run(command, cwd=ROOT, check=True, timeout=600)
 

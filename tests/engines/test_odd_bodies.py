@@ -45,7 +45,7 @@ def test_the_gateway_refuses_nothing_that_an_engine_answers(
 def test_vllm_gives_the_recorded_verdicts(vllm: Path, tmp_path: Path) -> None:
     file = tmp_path / "verdicts"
     python = str(vllm.parent / "python")
-    command = [python, "-m", "tests.fleet.record_verdicts", str(file)]
+    command = [python, "-m", "tests.engines.record_verdicts", str(file)]
 
     subprocess.run(command, cwd=ROOT, check=True, timeout=300)
 

@@ -75,7 +75,7 @@ def engine(
     vllm: Path, model_dir: Path, new_log: Callable[[str], Path], say: Say
 ) -> Iterator[RealEngine]:
     """An engine of its own, by our own command, with a user's own logits processor."""
-    flags = ("--report-validity", "--logits-processors", "tests.fleet.steering:Steering")
+    flags = ("--report-validity", "--logits-processors", "tests.engines.steering:Steering")
     log = new_log("engine-structured")
     dotvllm = vllm.with_name("dotvllm")
     path = f"{ROOT}:{ROOT}/structured/src"

@@ -180,7 +180,7 @@ def test_drafts_and_shapes_go_together(drafting: str) -> None:
 def reasoning(vllm: Path, model_dir: Path, new_log: NewLog, say: Say) -> Iterator[str]:
     flags: dict[str, object] = {
         "--additional-config": {"inferway": {"structured": True}},
-        "--logits-processors": "tests.fleet.steering:Steering",
+        "--logits-processors": "tests.engines.steering:Steering",
         "--reasoning-parser-plugin": str(ROOT / "tests" / "fleet" / "steering.py"),
         "--reasoning-parser": "file-sep",
     }

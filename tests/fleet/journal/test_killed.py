@@ -16,7 +16,7 @@ KILLS = 6
 
 
 def start(path: Path, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "tests.fleet_unit.journal.killed", str(path), *arguments]
+    command = [sys.executable, "-m", "tests.fleet.journal.killed", str(path), *arguments]
     return subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

@@ -224,7 +224,7 @@ async def test_a_number_may_be_given_to_another_holder(gateway: MakeGateway) -> 
 async def killed(server: RedisServer) -> AsyncIterator[subprocess.Popen[str]]:
     """Another process that writes the holder A."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.index.redis_gateway", server.url],
+        [sys.executable, "-m", "tests.kv.index.redis_gateway", server.url],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
