@@ -1,4 +1,4 @@
-"""A double of a request's slot (flow.turnstile.Slot)."""
+"""A double of a request's slot (routing.limits.concurrency_limiter.Slot)."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ Column: TypeAlias = "NDArray[np.float64]"
 # Rows of columns. A slice, where it is one, gives views and costs a tenth.
 Rows: TypeAlias = "slice | NDArray[np.intp]"
 
-# What is believed of an engine's cache (events.stream.StreamState), as numbers of a column.
+# What is believed of an engine's cache (kv.events.stream.StreamState), as numbers of a column.
 EXACT, PARTIAL, REPAIRING, STALE, BLIND = range(5)
 
 
@@ -306,4 +306,4 @@ class Decision(msgspec.Struct, frozen=True):
 
     targets: tuple[Target, ...]
     reason: Reason
-    headers: Headers = ()  # see Choice
+    headers: Headers = ()  # see SchedulingResult

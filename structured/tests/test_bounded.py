@@ -1,7 +1,7 @@
 """Nothing that a client asks for takes memory or time of the engine's own process without bound.
 
 What is asserted is what the process itself uses: its CPU time and its peak, which a busy machine
-does not change; what a child uses has the limits of `trial.LIMITS`.
+does not change; what a child uses has the limits of `compile_trial.LIMITS`.
 """
 
 from __future__ import annotations

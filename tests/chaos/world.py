@@ -247,7 +247,7 @@ class Line:
         if not self.wire:
             return
         self.finish()
-        self.finder.step(16)  # as `fleet.adoption.Adopter`, between two messages
+        self.finder.step(16)  # as `fleet.orphan_resolution.OrphanResolver`, between two messages
         message = self.wire.popleft()
         if message == "lost":
             self.follower.lost()
@@ -258,7 +258,7 @@ class Line:
 
     def _cannot_be_told(self, seq: int, payload: bytes) -> bool:
         """A restart that kept the link, and its first message has just the next number: nobody
-        can see that (events/stream.py says so). Such a message is lost here."""
+        can see that (kv/events/stream.py says so). Such a message is lost here."""
         stream = self.follower.stream
         digest, life = stream.digest, self.lives.get(digest_of(payload), self.life)
         if digest is None or stream.last_seq is None or seq != stream.last_seq + 1:

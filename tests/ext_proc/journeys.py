@@ -1,4 +1,4 @@
-"""A double of steps.journey.Journey, as the exchange sees it."""
+"""A double of routing.journey.Journey, as the exchange sees it."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ class _Driver:
         counts.streams += 1
         counts.open += 1
 
-    # ------------------------------------------------------------------------- wire.call.Handler
+    # -------------------------------------------------------------------- wire.call.CallReceiver
 
     def on_message(self, message: bytes) -> None:
         if self._task is not None:

@@ -1,9 +1,10 @@
 """Gives orphans their keys: prompts just routed, hashed as the engine hashes them.
 
-An orphan is a block that an engine holds under a hash of its own (`events.orphans`). How the engine
-hashes is found from its events (`events.dialect`). While one has orphans, or may come to have some,
-the last prompts that were routed anywhere are kept for a moment and hashed in its dialect, beside
-the requests. Where 64 bits of a prompt's hash are those of an orphan, that is the prompt's block.
+An orphan is a block that an engine holds under a hash of its own (`kv.events.orphans`). How the
+engine hashes is found from its events (`kv.events.dialect_finder`). While one has orphans, or may
+come to have some, the last prompts that were routed anywhere are kept for a moment and hashed in
+its dialect, beside the requests. Where 64 bits of a prompt's hash are those of an orphan, that is
+the prompt's block.
 
 All of it happens on the event loop, a millisecond or two at a time: hashing small blocks holds the
 GIL, so a thread would take the same time from the same core and hand the GIL to and fro.
@@ -52,7 +53,7 @@ class _Recent:
 @dataclass(slots=True, eq=False)
 class _OrphanWatch:
     """One event stream, and what has been tried for its orphans. It verifies the stream's hashes
-    (`events.apply.HashVerifier`)."""
+    (`kv.events.apply.HashVerifier`)."""
 
     engine: Engine
     subscriber: EventSubscriber

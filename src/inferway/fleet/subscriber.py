@@ -1,6 +1,6 @@
 """What keeps the index true for one engine's event stream, or one data-parallel rank of it.
 
-The follower (`events.follower`) knows what to do; a subclass brings what the engine says:
+The follower (`kv.events.event_applier`) knows what to do; a subclass brings what the engine says:
 `zmq_subscriber` by ZeroMQ, `polling_subscriber` by asking again and again. The follower's steps are
 done in order, one thing at a time, and others have the event loop every few milliseconds.
 """

@@ -48,11 +48,12 @@ from inferway.upstream.headers import header_block
 from inferway.upstream.pool import Pool
 from inferway_structured.sse import WholeEvents, is_event_stream, only_comments
 
-_FAILED = frozenset({502, 503, 504})  # what says that the engine is unwell (flow.breaker)
+# What says that the engine is unwell (routing.limits.circuit_breaker).
+_FAILED = frozenset({502, 503, 504})
 
 
 class RequestLifecycle(Protocol):
-    """What a frontend does with a request that was decided (steps.journey.Journey)."""
+    """What a frontend does with a request that was decided (routing.journey.Journey)."""
 
     @property
     def body(self) -> bytes: ...

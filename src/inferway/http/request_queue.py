@@ -1,4 +1,5 @@
-"""Where requests wait for their turn: futures and a timer around flow.turnstile.
+"""Where requests wait for their turn: futures and a timer around
+routing.limits.concurrency_limiter.
 
 Nothing is taken from a request while it waits but its memory. It leaves the queue when its turn
 comes, its time is over, somebody displaces it, or its client goes away, whichever is first. How
@@ -10,7 +11,7 @@ x-stainless-read-timeout             seconds without a byte: OpenAI's own client
 
 A shorter time than the operator's can only hurt its sender, so these are taken from anybody. What
 is no positive number is as if it were not there: the first two are refused where they are read
-(steps/objectives), the others are not ours.
+(routing/objectives), the others are not ours.
 """
 
 from __future__ import annotations
@@ -147,7 +148,7 @@ class _InQueue:
 
 
 class Ticket:
-    """One request's slot (flow.turnstile.Slot)."""
+    """One request's slot (routing.limits.concurrency_limiter.Slot)."""
 
     __slots__ = ("_control", "_inside", "_place", "_responder", "_tenant", "waited")
 

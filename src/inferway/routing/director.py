@@ -1,22 +1,22 @@
 """The request path, once, on one screen. Both frontends drive it; no engine I/O, no clock.
 
 journey = director.open(head, body)     bytes       -> a typed request     openai_api
-decision = await journey.decide()       model       -> its target          steps/rewrite
-                                        headers     -> objectives          steps/objectives
-                                        engines     -> those it may go to  steps/eligible
+decision = await journey.decide()       model       -> its target          routing/rewrite
+                                        headers     -> objectives          routing/objectives
+                                        engines     -> those it may go to  routing/eligible
                                         load        -> may it go in?       scheduling/admitters
-                                        its shape   -> can it be kept?     gate
-                                        limits      -> is it its turn?     flow
+                                        its shape   -> can it be kept?     routing/structured_gate
+                                        limits      -> is it its turn?     routing/limits
                                         request     -> token ids           prompts
-                                        token ids   -> block keys          blocks
-                                        block keys  -> blocks held         index
+                                        token ids   -> block keys          kv/blocks
+                                        block keys  -> blocks held         kv/index
                                         + load      -> ranked targets      scheduling
-journey.attempt(target)                 books the slot, speculates on the prompt: steps/attempt
+journey.attempt(target)                 books the slot, speculates on the prompt: routing/attempt
 journey.on_head / on_chunk              what the engine answers passes by
 journey.close(outcome)                  frees the slot and the speculation, exactly once
 
 A request whose prompt nobody here makes goes by load alone (`open_unread`). Plugins join in between
-(scheduling.plugin): producers, admitters, and followers of a request.
+(scheduling.plugin): producers, admitters, and listeners of a request.
 """
 
 from __future__ import annotations

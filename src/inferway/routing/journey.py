@@ -2,7 +2,7 @@
 or without. Frontends drive it; who decides where it goes is one of few (`Decides`).
 
 journey.decide()            where it goes               director.ByPrompt, director.ByLoad
-journey.attempt(target)     books the slot, speculates on the prompt: steps/attempt
+journey.attempt(target)     books the slot, speculates on the prompt: routing/attempt
 journey.on_head / on_chunk  what the engine answers passes by
 journey.close(outcome)      frees the slot and the speculation, exactly once
 

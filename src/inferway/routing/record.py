@@ -42,7 +42,7 @@ class Record:
     events: int = 0  # that carry tokens: one each, unless the engine speculates
     two_events: int = 0  # bytes: the events of a stream are about equally long
     usage: Usage | None = None  # what the engine has counted; None: it has not told
-    outcome: str = ""  # scheduling.plugin.Ending; empty: the journey is not closed
+    outcome: str = ""  # scheduling.plugin.RequestOutcome; empty: the journey is not closed
 
 
 # "These whole events go to the client now", and whose they are.

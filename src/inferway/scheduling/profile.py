@@ -31,7 +31,7 @@ class _Left(NamedTuple):
 @dataclass(slots=True)
 class RowSelector:
     """Remembers which endpoints were left. Most filters leave the same ones again and again, and
-    what plugins remember of a list of endpoints (OfEndpoints) holds for the same list only."""
+    what plugins remember of a list of endpoints (PerEndpoint) holds for the same list only."""
 
     _left: OrderedDict[tuple[int, bytes], _Left] = field(default_factory=OrderedDict)
 

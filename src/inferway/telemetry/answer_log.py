@@ -49,7 +49,8 @@ class EndedAnswer(Protocol):
 
     @property
     def outcome(self) -> str:
-        """How it ended, in the words of scheduling.plugin.Ending; empty: the status says it all."""
+        """How it ended, in the words of scheduling.plugin.RequestOutcome; empty: the status says
+        it all."""
 
     @property
     def seconds(self) -> float:

@@ -1,4 +1,4 @@
-"""Who is told of each request that was decided by its prompt (steps.journey.Observer): the
+"""Who is told of each request that was decided by its prompt (routing.journey.Observer): the
 publisher's subscribers, the alarm, the adopter of orphans, and the probe."""
 
 from __future__ import annotations

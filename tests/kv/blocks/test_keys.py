@@ -1,4 +1,4 @@
-"""The rules at the top of blocks/keys.py, one by one."""
+"""The rules at the top of kv/blocks/keys.py, one by one."""
 
 from __future__ import annotations
 

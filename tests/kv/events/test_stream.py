@@ -1,4 +1,4 @@
-"""The decision table at the top of events/stream.py, line by line, and then everything at once:
+"""The decision table at the top of kv/events/stream.py, line by line, and then everything at once:
 whatever the network does, a calm stream ends with beliefs that are true."""
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 It counts its own requests, reads the engines' metrics every `scrape_seconds`, and hears of blocks
 when the events have arrived; prompts on their way count as held, as in `director`. The table that
-it makes of this is filled as `fleet.columns` and `steps.match` fill it.
+it makes of this is filled as `fleet.columns` and `routing.match` fill it.
 """
 
 from __future__ import annotations

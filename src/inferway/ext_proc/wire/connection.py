@@ -202,7 +202,7 @@ class Connection(asyncio.Protocol):
         self.close()
         self._loop.call_later(_CLOSE_SECONDS, self.abort)  # it may read nothing
 
-    # ----------------------------------------------------------------------------- call.Link
+    # -------------------------------------------------------------------- call.CallTransport
 
     def overrun(self, call: Call) -> None:
         if call.stream in self.calls:

@@ -6,11 +6,10 @@ writes FILE. It changes nothing else: who started it (`Compactor`) gives the fil
 (`files.install`).
 
 A snapshot is the same history without what cancelled out, in the order it came. First all records
-are redone to see what is left (`events.held.HolderState`). Then they are gone through again, and of
-each that gave blocks their keys only those blocks are kept that are left. So parents come before
-children as they did, and a block whose parent is gone comes with that parent's key, and is detached
-again. What memory it takes depends on the blocks that are left.
-"""
+are redone to see what is left (`kv.events.holder_state.HolderState`). Then they are gone through
+again, and of each that gave blocks their keys only those blocks are kept that are left. So parents
+come before children as they did, and a block whose parent is gone comes with that parent's key, and
+is detached again. What memory it takes depends on the blocks that are left."""
 
 from __future__ import annotations
 

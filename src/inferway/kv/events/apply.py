@@ -49,7 +49,7 @@ _SWEEP_BLOCKS = 2048
 
 
 class HashVerifier(Protocol):
-    """What knows how the engine hashes its blocks: `events.dialect.DialectFinder` is one."""
+    """What knows how the engine hashes its blocks: a `dialect_finder.DialectFinder`."""
 
     def see(self, event: BlockStored) -> None:
         """Take note of stored blocks of full attention in GPU memory, with tokens."""

@@ -38,7 +38,7 @@ class KnownRecord(Struct, frozen=True, gc=False, array_like=True, tag="k"):
 
     hashes: Sequence[int]
     tier: Tier
-    group: int  # as `index.protocol` numbers them: the engine's + 1, or FULL_ATTENTION
+    group: int  # as `kv.index.protocol` numbers them: the engine's + 1, or FULL_ATTENTION
 
 
 class WaitingRecord(Struct, frozen=True, gc=False, array_like=True, tag="w"):

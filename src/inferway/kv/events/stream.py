@@ -82,7 +82,7 @@ class StreamState(StrEnum):
         return self in (StreamState.EXACT, StreamState.PARTIAL)
 
 
-# Structs and not dataclasses, as in `index.protocol`: one or two are made for every batch.
+# Structs and not dataclasses, as in `kv.index.protocol`: one or two are made for every batch.
 
 
 class Apply(Struct, frozen=True, gc=False):

@@ -51,7 +51,7 @@ _NOTHING = MatchResult()
 
 
 class MemoryIndex:
-    """`index.protocol.Index`. One writer, and readers on the same event loop."""
+    """`kv.index.protocol.Index`. One writer, and readers on the same event loop."""
 
     def __init__(
         self,

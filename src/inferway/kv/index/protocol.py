@@ -1,6 +1,6 @@
 """What an index is: `apply` what engines did, `match` what a prompt would find.
 
-A key is a hash over all the tokens before it (blocks/keys.py), so a block has one parent, always
+A key is a hash over all the tokens before it (kv/blocks/keys.py), so a block has one parent, always
 the same, and what an engine holds are branches of one tree. A block can be reused only with all
 its ancestors. One that an engine has without them is *detached*: known, not matched, and back in
 the picture when they return.
@@ -108,8 +108,9 @@ class MatchResult(msgspec.Struct, frozen=True):
 
 
 class Holdings(Protocol):
-    """The part of an index that answers at once because it is in this process. `events.bridge` asks
-    it instead of remembering a second time which keys an engine has."""
+    """The part of an index that answers at once because it is in this process.
+    `kv.events.hash_to_key` asks it instead of remembering a second time which keys an engine
+    has."""
 
     def held(
         self, holder: HolderId, keys: Sequence[BlockKey], tier: Tier, group: int
@@ -150,13 +151,13 @@ class Index(Holdings, Protocol):
         one that lies in several tiers is one."""
 
     def families(self) -> Iterable[Family]:
-        """Return its metric families (`index.metrics`). Takes a millisecond or two."""
+        """Return its metric families (`kv.index.metrics`). Takes a millisecond or two."""
 
 
 class LastReport(msgspec.Struct, frozen=True):
     """What the owner of a holder's events says of its picture, as of all ops applied so far."""
 
-    state: str  # events.stream.StreamState, for the readers
+    state: str  # kv.events.stream.StreamState, for the readers
     seq: int | None = None  # of the last event batch applied
     digest: str = ""  # of that batch's bytes
     fit: bool = True  # else (stale, blind) it is not written, and another gateway may

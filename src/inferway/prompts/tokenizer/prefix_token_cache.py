@@ -65,7 +65,7 @@ class PrefixTokenCache:
         max_bytes: int,
         grid: int = GRID,
     ) -> None:
-        """`cuts`: tokens whose every occurrence is a cut, and their ids (`Cuts.apart`)."""
+        """`cuts`: tokens whose every occurrence is a cut, and their ids (`SplitPoints.apart`)."""
         self.num_bytes = 0
         self._encode_all = encode_all
         self._cuts = list(cuts.items())[:_MAX_CUTS]

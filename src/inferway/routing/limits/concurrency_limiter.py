@@ -29,7 +29,7 @@ MAX_RETRY_AFTER = 60
 
 class Slot(Protocol):
     """One request's place within the limits, from when it enters until it leaves: `enter` awaits
-    its turn (frontends.http.flow_control.Ticket)."""
+    its turn (http.request_queue.Ticket)."""
 
     waited: float  # seconds, for its turn
 

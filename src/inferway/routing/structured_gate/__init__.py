@@ -8,5 +8,6 @@ quarantine what engines were lost with -> which specs are refused, and for how l
 warm       shape + chosen engine      -> the engine compiles while the prompt is on its way
 
 What is found of shapes and answers, `inferway_structured.verdicts` finds, here as in the engines.
-Both frontends use the gate, by a step of the director (`director.shape_of`); only HTTP is theirs.
+Both frontends use the gate, by a step of the director (`routing.director.shape_of`); only HTTP
+is theirs.
 """

@@ -50,7 +50,7 @@ class Validator:
     """Holds texts against specs, within bounded time. Any thread, not an event loop's."""
 
     def __init__(self, helper: Sandbox) -> None:
-        """`helper`: a checker's (checker.py), who closes it."""
+        """`helper`: the owner's, who closes it."""
         self._helper = helper
 
     def verdict(self, spec: Spec, answer: str) -> Validity:

@@ -134,8 +134,8 @@ async def stats(front: ApiServerSide, engine_client: Any) -> dict[str, Any]:
 
 
 async def ask_cores(engine_client: Any, command: str, words: Mapping[str, Any]) -> list[Any]:
-    """Return the answers of `Core.utility` in every engine core that this server knows; JSON on the
-    way, because vLLM's own encoder lets only few types through."""
+    """Return the answers of `EngineCoreSide.utility` in every engine core that this server knows;
+    JSON on the way, because vLLM's own encoder lets only few types through."""
     client = engine_client.engine_core
     arguments = (UTILITY, command, json.dumps(words))
     if command != "warm" and hasattr(client, "call_utility_all_async"):

@@ -1,4 +1,4 @@
-"""`index.protocol.Index` and `SharedIndex`, in a Redis that gateways share.
+"""`kv.index.protocol.Index` and `SharedIndex`, in a Redis that gateways share.
 
 Three kinds of work, each with a connection of its own, so that none waits for another's:
 
@@ -83,7 +83,7 @@ class RedisIndex:
         await self._tasks.close()
         await self._link.close()
 
-    # index.protocol.SharedIndex: who the holders are
+    # kv.index.protocol.SharedIndex: who the holders are
 
     @property
     def shared(self) -> RedisIndex:

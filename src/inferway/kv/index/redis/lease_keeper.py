@@ -25,7 +25,7 @@ STALE = "stale"
 KEEP_HOLDERS = 256  # in one call
 _DIGITS = re.compile(rb"-?[0-9]{1,18}")
 
-# What a writer may tell (events.stream.StreamState); other words in the server mean "stale".
+# What a writer may tell (kv.events.stream.StreamState); other words in the server mean "stale".
 STATES = frozenset({"exact", "partial", "repairing", "stale", "blind"})
 
 
