@@ -241,9 +241,8 @@ class Candidates:
     # prompt tokens sent there to be computed; fades within a minute
     recent_prefill_tokens: Column = field(metadata=_kept())
     matched_blocks: Column = field(metadata=_MATCHED)  # blocks of its prompts that it holds
-    weighted_matched_blocks: Column = field(
-        metadata=_MATCHED
-    )  # the same, weighed by the tiers they lie in
+    # the same, weighed by the tiers they lie in
+    weighted_matched_blocks: Column = field(metadata=_MATCHED)
     prompt_blocks: Column = field(metadata=_MATCHED)  # full blocks, in the endpoint's block size
     added: dict[str, NDArray[Any]] = field(default_factory=dict)  # by producers
     now: float = 0.0  # seconds, when the choice is made; by the clock that followers are told

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from inferway.metrics import Histogram
 from inferway.routing.record import Record
@@ -25,10 +25,6 @@ _DECISION_SECONDS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.
 _SHARES = tuple(tenth / 10 for tenth in range(11))
 
 
-def _histogram(bounds: tuple[float, ...]) -> Callable[[], Histogram]:
-    return lambda: Histogram(bounds)
-
-
 @dataclass(slots=True)
 class ModelCounts:
     """Requests for one model, and what they were sent on as."""
@@ -36,15 +32,18 @@ class ModelCounts:
     requests: int = 0
     running: int = 0
     errors: Counter[str] = field(default_factory=Counter)  # by llm-d's word
-    seconds: Histogram = field(default_factory=_histogram(_SECONDS))
-    seconds_per_token: Histogram = field(default_factory=_histogram(_SECONDS_PER_TOKEN))
-    request_bytes: Histogram = field(default_factory=_histogram(_REQUEST_BYTES))
-    response_bytes: Histogram = field(default_factory=_histogram(_RESPONSE_BYTES))
-    input_tokens: Histogram = field(default_factory=_histogram(_INPUT_TOKENS))
-    output_tokens: Histogram = field(default_factory=_histogram(_OUTPUT_TOKENS))
-    cached_tokens: Histogram = field(default_factory=_histogram(_INPUT_TOKENS))
-    first_seconds: Histogram = field(default_factory=_histogram(_SECONDS))  # to the first piece
-    seconds_per_later_token: Histogram = field(default_factory=_histogram(_SECONDS_PER_TOKEN))
+    seconds: Histogram = field(default_factory=partial(Histogram, _SECONDS))
+    seconds_per_token: Histogram = field(default_factory=partial(Histogram, _SECONDS_PER_TOKEN))
+    request_bytes: Histogram = field(default_factory=partial(Histogram, _REQUEST_BYTES))
+    response_bytes: Histogram = field(default_factory=partial(Histogram, _RESPONSE_BYTES))
+    input_tokens: Histogram = field(default_factory=partial(Histogram, _INPUT_TOKENS))
+    output_tokens: Histogram = field(default_factory=partial(Histogram, _OUTPUT_TOKENS))
+    cached_tokens: Histogram = field(default_factory=partial(Histogram, _INPUT_TOKENS))
+    # to the answer's first piece
+    first_seconds: Histogram = field(default_factory=partial(Histogram, _SECONDS))
+    seconds_per_later_token: Histogram = field(
+        default_factory=partial(Histogram, _SECONDS_PER_TOKEN)
+    )
 
     def ended(self, record: Record, seconds: float, answer_bytes: int) -> None:
         """A request is over, so many seconds after it was complete."""
@@ -83,8 +82,9 @@ class PickerCounts:
     elsewhere: int = 0  # answers of another endpoint than was told first
     refusals: Counter[int] = field(default_factory=Counter)  # status -> answers of our own
     closed: Counter[str] = field(default_factory=Counter)  # streams, by gRPC's word
-    decided: Histogram = field(default_factory=_histogram(_DECISION_SECONDS))
-    hits: Histogram = field(default_factory=_histogram(_SHARES))  # of prompts' blocks, where sent
+    decided: Histogram = field(default_factory=partial(Histogram, _DECISION_SECONDS))
+    # shares of prompts' blocks that were held where the prompts were sent
+    hits: Histogram = field(default_factory=partial(Histogram, _SHARES))
     # decisions: status, model that it was sent on as, engine
     attempts: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     models: dict[tuple[str, str], ModelCounts] = field(default_factory=dict)  # asked, sent on as

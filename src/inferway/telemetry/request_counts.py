@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 from inferway.metrics import Family, Histogram, counter, histogram
 from inferway.routing.record import Passed, Record, timing
@@ -41,10 +42,6 @@ _QUEUE = (0.0, 0.001, *_REQUEST)  # 0: quantiles of those that did not wait are 
 _TOKENS = tuple(float(digit * 10**power) for power in range(7) for digit in (1, 2, 5))
 
 
-def _histogram(bounds: tuple[float, ...]) -> Callable[[], Histogram]:
-    return lambda: Histogram(bounds)
-
-
 @dataclass(slots=True)
 class ModelRequests:
     """What is counted of the requests for one model, once it is settled. Only whole answers have
@@ -54,13 +51,13 @@ class ModelRequests:
     clock: Callable[[], float]
     passed: Passed = field(init=False)
     endings: Counter[tuple[int, str]] = field(default_factory=Counter)  # status, outcome
-    first_token: Histogram = field(default_factory=_histogram(_FIRST_TOKEN))
-    inter_token: Histogram = field(default_factory=_histogram(_TOKEN))
-    per_token: Histogram = field(default_factory=_histogram(_TOKEN))
-    whole: Histogram = field(default_factory=_histogram(_REQUEST))
-    queued: Histogram = field(default_factory=_histogram(_QUEUE))
-    prompt_tokens: Histogram = field(default_factory=_histogram(_TOKENS))
-    output_tokens: Histogram = field(default_factory=_histogram(_TOKENS))
+    first_token: Histogram = field(default_factory=partial(Histogram, _FIRST_TOKEN))
+    inter_token: Histogram = field(default_factory=partial(Histogram, _TOKEN))
+    per_token: Histogram = field(default_factory=partial(Histogram, _TOKEN))
+    whole: Histogram = field(default_factory=partial(Histogram, _REQUEST))
+    queued: Histogram = field(default_factory=partial(Histogram, _QUEUE))
+    prompt_tokens: Histogram = field(default_factory=partial(Histogram, _TOKENS))
+    output_tokens: Histogram = field(default_factory=partial(Histogram, _TOKENS))
 
     def __post_init__(self) -> None:
         firsts, gaps = self.first_token.waiting, self.inter_token.waiting
