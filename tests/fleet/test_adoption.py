@@ -266,7 +266,7 @@ def test_a_finding_is_logged_once_and_is_one_of_the_engines_problems(
             [problem] = [text for text in it.engine.problems() if "PYTHONHASHSEED" in text]
             assert [r.message for r in caplog.records] == [f"engine one:1: {problem}"]
 
-    with caplog.at_level(logging.WARNING, logger="inferway.kv.events"):
+    with caplog.at_level(logging.WARNING, logger="inferway.events"):
         run(scenario)
 
 

@@ -63,7 +63,7 @@ async def test_the_key_is_named_once_with_the_cure(
     reader = await gateway()
     server.ask("SET", f"{NAME}:held", "x")
 
-    with caplog.at_level(logging.WARNING, "inferway.kv.index"):
+    with caplog.at_level(logging.WARNING, "inferway.index"):
         for _ in range(3):
             await reader.keep()
 

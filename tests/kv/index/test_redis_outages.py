@@ -110,7 +110,7 @@ async def test_a_gateway_may_start_before_the_server(gateway: MakeGateway) -> No
 async def test_an_outage_is_in_the_log_once_and_so_is_its_end(
     gateway: MakeGateway, server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", "inferway.kv.index")
+    caplog.set_level("INFO", "inferway.index")
     index = await gateway(offers=1)
     server.kill()
     for _ in range(5):
