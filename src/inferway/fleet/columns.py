@@ -67,7 +67,7 @@ class ModelRows:
     """A model's live endpoints, at least one, as rows of the columns; made anew when those
     change."""
 
-    __slots__ = ("_adapters", "_endpoints", "_row_of", "engines", "rows")
+    __slots__ = ("_adapters", "_endpoints", "_row_of", "_viewed", "_views", "engines", "rows")
 
     def __init__(
         self, endpoints: Sequence[Endpoint], adapters: Sequence[Adapters] | None = None
@@ -78,6 +78,8 @@ class ModelRows:
         self.rows = as_rows([endpoint.holder for endpoint in endpoints])
         self._row_of = {endpoint.holder: row for row, endpoint in enumerate(endpoints)}
         self._adapters = AdapterRows(adapters or [Adapters()] * len(endpoints))
+        self._viewed: Column | None = None  # the array that the first of `_views` looks into
+        self._views: Sequence[Any] = ()
 
     @property
     def num_endpoints(self) -> int:
@@ -96,4 +98,9 @@ class ModelRows:
 
     def candidates(self, columns: EndpointColumns) -> Candidates:
         """Return the table of these endpoints; its matched columns are empty."""
-        return columns.narrowed(self.rows, self._endpoints, self._row_of, self._adapters)
+        if not isinstance(self.rows, slice):
+            return columns.narrowed(self.rows, self._endpoints, self._row_of, self._adapters)
+        if self._viewed is not columns.block_sizes:  # the columns have grown: other arrays
+            self._viewed = columns.block_sizes
+            self._views = [getattr(columns, name)[self.rows] for name in FIGURES]
+        return Candidates(self._endpoints, self._row_of, self._adapters, *self._views)
