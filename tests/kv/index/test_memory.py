@@ -290,6 +290,16 @@ def test_too_little_room_never_makes_a_wrong_belief(
         assert index.num_keys <= max_blocks
 
 
+def test_blocks_go_for_want_of_room_once_their_children_are_freed() -> None:
+    index = MemoryIndex(max_blocks=1, slice_blocks=1)
+    index.apply([Store(A, [1, 2, 3, 4]), Store(B, [1, 2]), Clear(A)])
+    swept(index)
+
+    assert index.num_keys == 1
+    assert matched(index, [1, 2]) == {B: 1}
+    assert index.num_evicted(B) == 1
+
+
 # what the bridge asks
 
 

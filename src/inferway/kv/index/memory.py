@@ -97,7 +97,7 @@ class MemoryIndex:
                     self._holders.set_window(holder, op.group, op.blocks)
         if self._has_left_over:
             self.sweep(_WITH_EACH_APPLY)
-        if self._eviction is not None:
+        elif self._eviction is not None:
             self._make_room(self._eviction)
 
     def sweep(self, max_blocks: int) -> bool:
@@ -110,6 +110,8 @@ class MemoryIndex:
         if self._clearing is not None and self._clearing.run(budget):
             self._holders.free(self._clearing.bits)
             self._clearing = None
+        if self._eviction is not None:  # a block cannot go before its children are freed
+            self._make_room(self._eviction)
         return self._has_left_over
 
     @property
