@@ -218,7 +218,7 @@ class ZmqSubscriber(EventSubscriber):
                 await self._feed(partial(self.follower.replay_ended, complete))
 
     async def _read_replay(self, replay: Replay) -> bool:
-        """Whether the end marker came. Stops when another replay takes its place."""
+        """Return whether the end marker came. Stops when another replay takes its place."""
         assert self.source.replay is not None
         socket = self._context.socket(zmq.DEALER)
         socket.setsockopt(zmq.RCVHWM, 0)  # the engine drops what we do not take in time

@@ -102,7 +102,7 @@ class Seconds:
 
 
 class Counts:
-    """What one process counts. The CompilationManager counts `requests` to `waiting_builds` and
+    """The counters of one process. The CompilationManager counts `requests` to `waiting_builds` and
     `compile_wall_seconds`, the verdict service `refusals` and `answers`, the engine's plugin the
     others."""
 

@@ -67,8 +67,9 @@ class SaturatedError(RequestError):
 
 
 class FleetError(InferwayError):
-    """Ours or the engines' fault. `in_public` stands for a message that may name engines where its
-    reader may not know them; None: it names none."""
+    """A request failed because of the gateway or the engines, not because of the client.
+    `in_public` replaces a message that may name engines where the reader may not know them; None if
+    the message names none."""
 
     status = 500
     type = "server_error"
@@ -136,8 +137,8 @@ class PanicError(Exception):
 
 
 def is_panic(error: BaseException) -> bool:
-    """Whether a library in Rust has given up: pyo3's error for that is no Exception, and has no
-    name that could be imported."""
+    """Return whether a library in Rust has given up: pyo3's error for that is no Exception, and has
+    no name that could be imported."""
     return type(error).__name__ == "PanicException" and not isinstance(error, Exception)
 
 

@@ -29,7 +29,7 @@ ARGUMENTS = Unenforced("", "parameters")  # of a tool whose schema is not kept a
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What will become of a spec, told without compiling it for a vocabulary."""
+    """What will become of a spec, found without compiling it for a vocabulary."""
 
     backend: str  # which library keeps it
     unenforced: Sequence[Unenforced] = ()
@@ -87,7 +87,7 @@ class Compiled(Protocol):
 
 
 class Backend(Protocol):
-    """One library, for one tokenizer."""
+    """A grammar library, set up for one tokenizer."""
 
     @property
     def name(self) -> str: ...

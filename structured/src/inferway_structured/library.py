@@ -127,7 +127,7 @@ class GrammarLibrary:
             _refuse(*json.loads(said))
 
     def is_costly(self, spec: Spec) -> bool:
-        """Whether the verdict may take more than some milliseconds, or memory."""
+        """Return whether the verdict may take more than some milliseconds, or memory."""
         return is_costly(spec)
 
     def verdict(self, spec: Spec) -> Verdict:
@@ -148,7 +148,7 @@ class GrammarLibrary:
         return await self._trial.verdict(spec)
 
     def is_valid(self, spec: Spec, text: str) -> bool | None:
-        """Whether a finished text has the shape; None if that cannot be told."""
+        """Return whether a finished text has the shape; None if that cannot be told."""
         try:
             return self._validator.verdict(spec, text).valid
         except BaseException as e:

@@ -73,8 +73,8 @@ def keeps_all(
     said: Sequence[AnswerText] | None,
     is_valid: Callable[[Spec, str], bool | None],
 ) -> bool | None:
-    """Whether every text and every call of every choice has its shape. None where that cannot be
-    told, or where nothing was said that a shape is asked of."""
+    """Return whether every text and every call of every choice has its shape. None where that
+    cannot be told, or where nothing was said that a shape is asked of."""
     if said is None:
         return None
     by_tool = {each.tool: each for each in sorted(asked, key=lambda each: not each.free)}

@@ -42,7 +42,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a JSON answer may be written, where the request says so."""
+    """The ways in which a JSON answer may be written, where the request restricts them."""
 
     any_whitespace: bool = True
     additional_properties: bool = True  # of objects that do not say so themselves

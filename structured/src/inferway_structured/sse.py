@@ -57,7 +57,8 @@ class WholeEvents:
 
 
 def is_event_stream(headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    """Whether an answer with these headers is a stream of events. Names are in lower case."""
+    """Return whether an answer with these headers is a stream of events. Names are in lower
+    case."""
     for name, value in headers:
         if name == b"content-type":
             return value.startswith(b"text/event-stream")
@@ -65,7 +66,7 @@ def is_event_stream(headers: Iterable[tuple[bytes, bytes]]) -> bool:
 
 
 def only_comments(events: bytes) -> bool:
-    """Whether there is nothing but comments in whole events, or nothing at all."""
+    """Return whether there is nothing but comments in whole events, or nothing at all."""
     return all(not line or line.startswith(b":") for line in events.splitlines())
 
 

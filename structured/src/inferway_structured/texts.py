@@ -29,7 +29,7 @@ _MAX_EVENT_BYTES = 8 << 20  # the last event of a response has all of it, and wh
 
 
 class AnswerText(msgspec.Struct, frozen=True):
-    """One text of an answer, or what one call hands its function."""
+    """A text of an answer, or the arguments of one of its function calls."""
 
     text: str
     function: str | None = None  # that is called

@@ -82,7 +82,7 @@ class TokenBucket:
         self._filled = clock()
 
     def take(self) -> bool:
-        """Whether another one may pass; that one is counted."""
+        """Return whether another one may pass; that one is counted."""
         now = self._clock()
         self._tokens = min(self._tokens + (now - self._filled) * self._per_second, self._most)
         self._filled = now

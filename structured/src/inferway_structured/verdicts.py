@@ -70,7 +70,7 @@ _T = TypeVar("_T")
 
 
 class Library(Protocol):
-    """What shapes and answers are held against (`library.GrammarLibrary`)."""
+    """The interface that judges shapes and answers; `library.GrammarLibrary` is the one in use."""
 
     @property
     def helpers(self) -> Mapping[str, Sandbox]:
@@ -81,7 +81,8 @@ class Library(Protocol):
         in any event loop."""
 
     def is_costly(self, spec: Spec) -> bool:
-        """Whether the verdict may take more than some milliseconds, or memory. Takes no time."""
+        """Return whether the verdict may take more than some milliseconds, or memory. Takes no
+        time."""
 
     def verdict(self, spec: Spec) -> Verdict:
         """Return the verdict, after some milliseconds: it is called in a thread. Raises SpecError
@@ -93,7 +94,7 @@ class Library(Protocol):
         event loop."""
 
     def is_valid(self, spec: Spec, text: str) -> bool | None:
-        """Whether a finished text has the shape; None if that cannot be told. Called in a
+        """Return whether a finished text has the shape; None if that cannot be told. Called in a
         thread."""
 
     def close(self) -> None: ...
@@ -148,12 +149,12 @@ class Verdicts:
 
     @property
     def num_waiting(self) -> int:
-        """How many wait for their turn before an engine sees them."""
+        """The number of requests that wait for a verdict before an engine sees them."""
         return self._reads.num_waiting + self._small.num_waiting + self._large.num_waiting
 
     @property
     def num_known(self) -> int:
-        """How many verdicts are kept."""
+        """The number of verdicts that are kept."""
         return len(self._known)
 
     # ------------------------------------------------------------------ before an engine sees it
@@ -365,8 +366,8 @@ class Verdicts:
         said: Sequence[AnswerText] | None,
         asker: Asker = ANYBODY,
     ) -> bool | None:
-        """Whether an answer, which has said this, has its shape; None if that cannot be told, or
-        not in time. Counts it."""
+        """Return whether an answer, which has said this, has its shape; None if that cannot be
+        told, or not in time. Counts it."""
         valid = None
         if said is not None:
             work = self.spawn(self._judged(asked, said, asker))

@@ -35,7 +35,7 @@ class Members:
 
     @property
     def synced(self) -> bool:
-        """True if every source knows its engines."""
+        """True once every source has read its engines."""
         return all(source.synced for source in self.sources)
 
     def start(self) -> None:

@@ -37,7 +37,7 @@ class EngineSource(Protocol):
 
     @property
     def synced(self) -> bool:
-        """True if the engines are known by now."""
+        """True once the source has read its engines."""
 
 
 # a file

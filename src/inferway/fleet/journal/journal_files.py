@@ -167,7 +167,7 @@ def decode_record(raw: msgspec.Raw) -> Record:
 
 @dataclass(frozen=True, slots=True)
 class JournalFiles:
-    """What is good in a holder's directory."""
+    """The readable files in a holder's directory."""
 
     files: list[Path] = field(default_factory=list)  # in order; a snapshot first
     num_bytes: int = 0

@@ -340,7 +340,7 @@ class EngineBlocks:
     # steps
 
     def _is_full(self, group: int, kind: str | None) -> bool:
-        """Whether a group's blocks are those that decide."""
+        """Return whether a group's blocks are those that decide."""
         if kind is not None and kind not in _FULL_ATTENTION:
             return False
         if self._held.full_group is None and kind is not None:

@@ -243,7 +243,7 @@ class DialectFinder:
                 self._loose.popitem(last=False)
 
     def _is_reachable(self, event: BlockStored) -> bool:
-        """Whether its first block can be hashed."""
+        """Return whether its first block can be hashed."""
         return bool(event.block_hashes) and (
             event.parent_hash is None or event.parent_hash in self._digests
         )

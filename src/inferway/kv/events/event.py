@@ -79,7 +79,7 @@ class Batch(Struct, frozen=True, gc=False):
 
     @property
     def is_readable(self) -> bool:
-        """False if what could not be read may have said that blocks are gone."""
+        """False if an event that could not be read may have removed blocks."""
         if EventError not in map(type, self.items):
             return True
         return not any(error.may_remove for error in self.errors)

@@ -145,7 +145,7 @@ class HashToKey:
         return held
 
     def _one_less(self, counts: dict[tuple[Place, int], int], item: tuple[Place, int]) -> bool:
-        """Whether one of several is gone, and another is left."""
+        """Return whether one of several is gone, and another is left."""
         count = counts.get(item)
         if count is None:
             return False

@@ -306,7 +306,7 @@ class EventStream:
     # batches that cannot be read
 
     def _is_worth_asking(self, seq: int, payload: bytes) -> bool:
-        """Whether a replay may bring a better copy; then this one is remembered."""
+        """Return whether a replay may bring a better copy; then this one is remembered."""
         full = len(self._unreadable) >= MAX_UNREADABLE
         if not self.can_replay or self._in_vain >= MAX_IN_VAIN or full:
             return False
@@ -315,7 +315,7 @@ class EventStream:
         return True
 
     def _is_confirmed(self, seq: int, payload: bytes) -> bool:
-        """Whether an answer that cannot be read is what the engine sends."""
+        """Return whether an answer that cannot be read is what the engine sends."""
         if self._unreadable.get(seq) == digest_of(payload):
             self._in_vain += 1
             return True

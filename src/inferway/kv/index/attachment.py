@@ -66,7 +66,7 @@ class AttachmentUpdate:
             self.child = sibling
 
     def _next_parent(self, first: Sequence[int]) -> bool:
-        """Whether there is a child to look at."""
+        """Return whether there is a child to look at."""
         while not self.child and self.parents:
             self.slot = self.parents.pop()
             self.child = first[self.slot]

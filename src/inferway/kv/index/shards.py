@@ -55,7 +55,7 @@ class Shards(Generic[V]):
         return sum(len(shard) for shard in self.dicts())
 
     def dicts(self) -> Iterator[dict[int, V]]:
-        """Yield each shard once."""
+        """Yield each dict of the shards once."""
         before = None
         for shard in self.at:
             if shard is not before:

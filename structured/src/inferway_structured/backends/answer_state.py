@@ -8,9 +8,10 @@ REFUSED = "the engine chose a token that the grammar does not allow"
 
 
 class AnswerState:
-    """What the grammars of all libraries keep: whether one has failed, which tokens it has
-    accepted, and how many of them came at the end of the answer or after it. That the end came is
-    counted here, so that it can be taken back, and none is given to a parser that has stopped."""
+    """The state of one answer that the grammars of all libraries keep: whether the grammar has
+    failed, which tokens it has accepted, and how many of them came at the end of the answer or
+    after it. The end is counted here, so that it can be taken back, and so that no token is given
+    to a parser that has stopped."""
 
     __slots__ = ("_ends", "_failure", "_num_past_end", "_tokens")
 
@@ -23,7 +24,7 @@ class AnswerState:
 
     @property
     def failure(self) -> str | None:
-        """Why it has failed; None if it has not."""
+        """The reason why the grammar has failed; None if it has not."""
         return self._failure
 
     @property
@@ -55,14 +56,14 @@ class AnswerState:
         return True
 
     def _is_past_end(self, token: int) -> bool:
-        """Whether it is the end, which may come now, or comes after that."""
+        """Return whether it is the end, which may come now, or comes after that."""
         return self._num_past_end > 0 or (token in self._ends and self._may_end())
 
     def _may_end(self) -> bool:
         raise NotImplementedError
 
     def _goes(self, token: int) -> bool:
-        """Whether the library moves on by it."""
+        """Return whether the library moves on by it."""
         raise NotImplementedError
 
     def _go_back(self, num_tokens: int) -> None:

@@ -32,7 +32,7 @@ _BEGINS_JSON = _BLANKS | frozenset(b'{}[]",:-0123456789tfn')
 
 
 class Place(NamedTuple):
-    """Where in its JSON an answer is."""
+    """The position of an answer within its JSON document."""
 
     depth: int = 0  # of objects and arrays
     in_string: bool = False

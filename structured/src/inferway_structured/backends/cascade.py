@@ -203,7 +203,7 @@ def _weigh(said: Spec, light: _Light) -> None:
 
 
 def _is_ambiguous(said: Spec) -> bool:
-    """Whether it may be so, which can make each step take as long as all before it."""
+    """Return whether it may be so, which can make each step take as long as all before it."""
     if said.kind is Kind.STRUCTURAL_TAG:
         return repeats_in_repeats(json.loads(said.text))
     return said.kind is Kind.GRAMMAR
@@ -219,9 +219,9 @@ def _weight_of_said(said: Spec) -> float:
 
 
 def _is_xgrammars(spec: Spec, refused: SpecError) -> bool:
-    """Whether xgrammar, which every engine has, may take what llguidance refuses: its own kinds of
-    grammars and structural tags, of a size it is quick with. Never schemas, which have a place: it
-    drops keywords in silence."""
+    """Return whether xgrammar, which every engine has, may take what llguidance refuses: its own
+    kinds of grammars and structural tags, of a size it is quick with. Never schemas, which have a
+    place: it drops keywords in silence."""
     kinds = (Kind.GRAMMAR, Kind.STRUCTURAL_TAG)
     return spec.kind in kinds and not refused.place and len(spec.text) <= MAX_TEXT_CHARS
 

@@ -163,13 +163,14 @@ def _bytes_tokenizer() -> llguidance.LLTokenizer:
 
 
 def takes_string(schema: Mapping[str, Any]) -> bool:
-    """Whether the library takes a schema of a string, with its pattern, format and lengths. It
-    takes one that nothing matches."""
+    """Return whether the library takes a schema of a string, with its pattern, format and lengths.
+    It takes one that nothing matches."""
     return _takes(json.dumps({"type": "string", **schema}))
 
 
 def patterns_disjoint(patterns: Sequence[str]) -> bool:
-    """Whether no name matches two of these patterns; False where the library does not find out."""
+    """Return whether no name matches two of these patterns; False where the library does not find
+    out."""
     return _takes(
         json.dumps({"type": "object", "patternProperties": dict.fromkeys(patterns, True)})
     )
@@ -251,7 +252,7 @@ def _ways(options: Options) -> Any:
 
 
 class Lexer:
-    """What the matchers share that were copied from one prototype."""
+    """The lexer state that matchers share when they were copied from one prototype."""
 
     __slots__ = ("is_spoiled", "num_tokens", "prototype")
 
@@ -265,7 +266,7 @@ class Lexer:
         return self.is_spoiled or self.num_tokens > _TOKENS_PER_LEXER
 
     def has_failed(self) -> bool:
-        """Whether the lexer has failed, as it shows in a mask that belongs to no answer."""
+        """Return whether the lexer has failed, as it shows in a mask that belongs to no answer."""
         if not self.is_spoiled:
             probe = self.prototype.deep_copy()
             probe.compute_bitmask()
@@ -382,8 +383,8 @@ class LLGuidanceGrammar(AnswerState):
         return self._let_stop(row)
 
     def _is_not_to_blame(self) -> bool:
-        """Whether it is the fault of others with its lexer, or of all together, that there is no
-        mask."""
+        """Return whether it is the fault of others with its lexer, or of all together, that there
+        is no mask."""
         if self.lexer.is_spoiled:
             return True
         return _NO_FUEL not in self.matcher.get_error() and self.lexer.has_failed()
@@ -403,7 +404,7 @@ class LLGuidanceGrammar(AnswerState):
         return self.matcher.compute_ff_tokens()
 
     def _start_over(self) -> bool:
-        """Whether another matcher takes the same tokens. What a compile takes, and some
+        """Return whether another matcher takes the same tokens. What a compile takes, and some
         milliseconds for a thousand tokens."""
         self.lexer.is_spoiled = True
         if self._num_matchers == _MAX_MATCHERS or self._failure is not None:

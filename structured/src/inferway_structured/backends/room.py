@@ -9,7 +9,8 @@ from contextlib import suppress
 
 
 class Room:
-    """Any thread. No lock: an answer leaves wherever the last who held it lets it go, which may be
+    """A limit on the number of unfinished answers, and the callers that wait for one to end. Any
+    thread may use it. It takes no lock, because the last reference to an answer may be dropped
     within any other call."""
 
     def __init__(self, num_answers: int, executor: Executor) -> None:

@@ -239,7 +239,7 @@ class SteppedGrammar:
         return self._answer()[0] if self._ask(function, argument) else 0
 
     def _ask(self, function: object, argument: bytes) -> bool:
-        """Whether there will be an answer."""
+        """Return whether there will be an answer."""
         if self.failure is None:
             try:
                 self._process.ask(f"{stepper.MODULE}:{getattr(function, '__name__', '')}", argument)

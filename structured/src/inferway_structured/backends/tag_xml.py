@@ -15,7 +15,7 @@ from inferway_structured.validate.keywords import ANNOTATIONS
 
 
 class Wrapper(NamedTuple):
-    """What stands around a property's name and its value."""
+    """The texts before and after a property's name and its value."""
 
     before: str
     after: str

@@ -84,8 +84,8 @@ _REPEATS = frozenset({"star", "plus", "optional", "tags_with_separator", "trigge
 
 
 def repeats_in_repeats(tag: object) -> bool:
-    """Whether an answer may be read in as many ways as a text has cuts: what may come often, inside
-    of what may come often."""
+    """Return whether an answer may be read in as many ways as a text has cuts: what may come often,
+    inside of what may come often."""
     waiting: list[tuple[object, bool]] = [(tag, False)]
     while waiting:
         node, inside = waiting.pop()

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 
 class Vocabulary:
-    """From a tokenizer.json (`text`), or what `_tokens_of` writes. `size` is that of the engine's
-    bitmask rows, in tokens: the model's, which may be more than the tokenizer has."""
+    """The tokens of a model as bytes, from a tokenizer.json (`text`) or from what `_tokens_of`
+    writes. `size` is the length of the engine's bitmask rows in tokens: the model's, which may be
+    more than the tokenizer has."""
 
     def __init__(self, text: str, *, size: int, eos_token_ids: tuple[int, ...]) -> None:
         self.size = size
@@ -41,7 +42,7 @@ class Vocabulary:
 
     @property
     def written(self) -> tuple[str, int, tuple[int, ...]]:
-        """What another process makes the same vocabulary of."""
+        """The description from which another process makes the same vocabulary."""
         return self._text, self.size, self.eos_token_ids
 
     @property
@@ -52,7 +53,7 @@ class Vocabulary:
 
     @property
     def num_words(self) -> int:
-        """How many int32 words a row of the bitmask has."""
+        """The number of int32 words in a row of the bitmask."""
         return (self.size + 31) // 32
 
     @cached_property
@@ -80,7 +81,8 @@ class Vocabulary:
 
     @cached_property
     def token_bytes(self) -> list[bytes | None]:
-        """What each token writes; None where it writes nothing: special, or not there."""
+        """The bytes that each token writes; None for a token that writes nothing, because it is
+        special or does not exist."""
         tokenizer = self.ll_tokenizer
         return [
             None if tokenizer.is_special_token(token) else tokenizer.decode_bytes([token]) or None
@@ -107,7 +109,7 @@ class Vocabulary:
 
     @property
     def outlines_vocabulary(self) -> outlines_core.Vocabulary:
-        """What outlines-core makes of the vocabulary. Any thread may ask for it."""
+        """Return the vocabulary in the form of outlines-core. Any thread may call this."""
         _ = self.token_bytes  # takes the lock itself, once
         with self._making:
             return self._outlines_vocabulary

@@ -26,7 +26,8 @@ MAX_TEXT_CHARS = 16_384  # it compiles without a time limit; larger took seconds
 
 @cache
 def is_installed() -> bool:
-    """Once: a helper process can look at no file any more."""
+    """Return whether xgrammar can be imported. The answer is remembered, because a sandboxed
+    process can no longer look at files."""
     return find_spec("xgrammar") is not None
 
 

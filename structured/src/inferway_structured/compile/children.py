@@ -37,7 +37,8 @@ _MAX_WAITING = 8
 
 
 class Children:
-    """Any thread; what takes time is said. The child starts with the first job."""
+    """A child process that does jobs. Any thread may use it; methods that take time say so. The
+    child starts with the first job."""
 
     def __init__(
         self,
@@ -110,7 +111,7 @@ class Children:
         return None if self.num_open() else self.submit(job)
 
     def num_open(self) -> int:
-        """How many jobs wait for the child or are at it."""
+        """The number of jobs that wait for the child or are being done."""
         return 0 if self._helper is None else self._helper.num_open
 
     def result(self, job: Job, future: Future[bytes]) -> Compiled:

@@ -46,7 +46,7 @@ _REHEARSED = (
 
 
 class TrialResult(NamedTuple):
-    """What a child has found out about a spec."""
+    """The findings of a child about a spec."""
 
     verdict: Verdict
     num_bytes: int  # that the compiled spec left in memory

@@ -90,8 +90,8 @@ def _own(schema: dict[str, Any]) -> float:
 
 
 def is_costly(spec: Spec) -> bool:
-    """Whether its check may take more than a few milliseconds of the GIL, or memory: large ones,
-    grammars, and patterns that jsonschema_rs spells out."""
+    """Return whether its check may take more than a few milliseconds of the GIL, or memory: large
+    ones, grammars, and patterns that jsonschema_rs spells out."""
     text = spec.text
     if spec.kind is Kind.GRAMMAR or len(text) > PLAIN:
         return True

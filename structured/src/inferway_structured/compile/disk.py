@@ -37,8 +37,8 @@ def name_of(*parts: bytes) -> str:
 
 
 class DiskCache:
-    """Any thread, any number of processes with the same folder. Nothing here raises: what cannot
-    be read or written is as if it were not there."""
+    """Results of compiles, kept in a folder. Any thread and any number of processes may use the
+    same folder. Nothing here raises: a file that cannot be read or written counts as absent."""
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         """The last writer's `max_bytes` holds for all."""

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a child does for one spec. What `function` returns depends on that, on `argument` and on
-    `Jobs.fingerprint` alone: under these its result is kept on disk."""
+    """The work that a child does for one spec. The result depends on `function`, `argument` and
+    `Jobs.fingerprint` alone; under these it is kept on disk."""
 
     function: str  # "package.module:name", bytes -> bytes, of one of the child's modules
     argument: bytes
@@ -31,7 +31,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """What a child imports, and what it is told once before its limits hold."""
+    """The modules that a child imports, and the call that prepares it before its limits hold."""
 
     modules: tuple[str, ...]
     prepare: str | None = None  # "package.module:name", of one of the modules; bytes -> anything
@@ -39,7 +39,7 @@ class Child:
 
 
 class Source(Protocol):
-    """What compiles: the cascade of backends, for one vocabulary. Any thread may use it."""
+    """A cascade of backends that compiles specs for one vocabulary. Any thread may use it."""
 
     def compile(self, spec: Spec) -> Compiled:
         """Compile a spec by what has limits of its own. Raises SpecError if it is refused, and
@@ -51,7 +51,8 @@ class Jobs(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """What names the vocabulary, and the versions of the libraries whose bytes are kept."""
+        """A name of the vocabulary and of the versions of the libraries whose compiled bytes are
+        kept."""
 
     @property
     def child(self) -> Child: ...

@@ -17,7 +17,7 @@ Task = Callable[[], None]
 
 
 class Turn(IntEnum):
-    """In which order tasks are done that wait."""
+    """The order in which waiting tasks are done."""
 
     FIRST = 0
     NEXT = 1

@@ -28,7 +28,7 @@ _SOURCES = Path(__file__).parents[2]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one job may use of time and memory."""
+    """The limits of time and memory for one job."""
 
     memory_bytes: int = 256 << 20  # on top of what the child needs before its first job
     cpu_seconds: float = 2
@@ -39,7 +39,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """What a child does once, after its imports and before its limits hold."""
+    """The work that a child does once, after its imports and before its limits hold."""
 
     function: str  # "package.module:name", bytes -> anything
     fd: int  # a file whose whole content is the argument; stays ours
@@ -172,7 +172,7 @@ class Conversation:
 
 
 class SandboxProcess(Conversation):
-    """One child that is started here. One thread uses it; any thread may `kill` it."""
+    """One child process, started by this object. One thread uses it; any thread may `kill` it."""
 
     def __init__(
         self,

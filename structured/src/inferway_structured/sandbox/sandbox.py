@@ -32,7 +32,8 @@ class SandboxStats:
 
 
 class Sandbox:
-    """Any thread and any event loop may call it. Close it: no process outlives it."""
+    """Child processes that do untrusted jobs within limits. Any thread and any event loop may call
+    it. It must be closed; then no process outlives it."""
 
     def __init__(
         self,

@@ -19,7 +19,8 @@ COPY = struct.Struct("!QdQ?")
 
 
 class Outcome(IntEnum):
-    """How a job ended, as the child tells it; what it cannot tell, its death does."""
+    """How a job ended, as its child reports it. Where the child cannot report, its exit status
+    tells."""
 
     READY = 0  # no job yet: everything is imported, limits hold
     NOT_READY = 1  # an import failed; the rest is why

@@ -16,7 +16,7 @@ _COMMENTS = re.compile(r"(#|//).*$")
 
 
 def is_ebnf(text: str) -> bool:
-    """Whether a grammar is EBNF and not Lark, as vLLM tells them apart
+    """Return whether a grammar is EBNF and not Lark, as vLLM tells them apart
     (v1/structured_output/utils.py `grammar_is_likely_lark`)."""
     return any("::=" in _COMMENTS.sub("", line) for line in text.split("\n"))
 

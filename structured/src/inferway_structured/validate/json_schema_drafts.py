@@ -41,9 +41,9 @@ def validator_of(schema: SchemaObject | bool) -> Any:
 
 
 def is_ordinary(nodes: Sequence[Subschema], text: str) -> bool:
-    """Whether `validator_of` surely takes the schema of these nodes, whose references all lead
-    somewhere: told by the rules of its draft, and its patterns, in a tenth of the time. `text`:
-    what it was read from."""
+    """Return whether `validator_of` surely takes the schema of these nodes, whose references all
+    lead somewhere: told by the rules of its draft, and its patterns, in a tenth of the time.
+    `text`: what it was read from."""
     import jsonschema_rs as library
 
     root = nodes[0].schema
@@ -82,7 +82,7 @@ _ORDINARY_ID = re.compile(r"https?://[\w.-]+(?:/[\w.-]+)*/?#?", re.ASCII)
 
 
 def _is_ordinary_reference(said: str, draft: str) -> bool:
-    """Whether all libraries find the same there, which the draft's rules hold for."""
+    """Return whether all libraries find the same there, which the draft's rules hold for."""
     found = _ORDINARY_REFERENCE.fullmatch(said)
     return found is not None and (found[1] != "$defs" or draft in ("2019-09", "2020-12"))
 
@@ -96,7 +96,8 @@ def _is_usual(word: str, said: object, is_at_root: bool, draft: str) -> bool:
 
 
 def _are_taken(patterns: Iterable[str], names: Iterable[str], draft: str) -> bool:
-    """Whether all of them are where they stand alone; False where that is told of some only."""
+    """Return whether all of them are where they stand alone; False where that is told of some
+    only."""
     alone: list[SchemaObject] = [{"pattern": one} for one in patterns]
     alone += [{"patternProperties": {one: {}}} for one in names]
     if not alone:
@@ -196,8 +197,8 @@ def _is_pattern(error: Any) -> bool:
 
 
 def _is_too_large(pattern: str) -> bool:
-    """Whether a regex is too large for jsonschema_rs, whose automata are built at once; else it is
-    no regular expression."""
+    """Return whether a regex is too large for jsonschema_rs, whose automata are built at once; else
+    it is no regular expression."""
     return regex_fault(pattern) is None
 
 

@@ -14,7 +14,7 @@ from inferway_structured.spec import MAX_TEXT_BYTES
 
 @dataclass(frozen=True, slots=True)
 class SpecLimits:
-    """How much one spec may ask for."""
+    """The limits of what one spec may ask for."""
 
     max_bytes: int = MAX_TEXT_BYTES  # [201 kB]; a tower of anyOf with 2^12 leaves: 627 kB, 7.6 s
     max_nesting: int = 64  # [16] objects and arrays; vLLM's own limit (sampling_params.py)

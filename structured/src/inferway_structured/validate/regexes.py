@@ -314,7 +314,7 @@ class _Places:
         self.first = self._add(node)[0]
 
     def explode(self, steps: int) -> bool:
-        """Whether states outnumber places by far, before `steps` are done."""
+        """Return whether states outnumber places by far, before `steps` are done."""
         if self.too_many:
             return False
         matching = self._matching()

@@ -77,7 +77,7 @@ def keeps_packed(argument: bytes) -> bytes:
 
 
 def is_quick(spec: Spec, answer: str) -> bool:
-    """Whether `verdict` is a matter of milliseconds."""
+    """Return whether `verdict` is a matter of milliseconds."""
     if spec.kind in (Kind.CHOICE, Kind.JSON_OBJECT):
         return len(answer) <= _WORK // 64
     if is_costly(spec):

@@ -14,8 +14,9 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """What takes the place of a function of vLLM's: `wrap(original)` that of `owner`'s `name`.
-    `parameters` are those that the original begins with; None: any will do."""
+    """A replacement of one of vLLM's functions: `wrap(original)` takes the place of the function
+    `name` of `owner`. `parameters` are the names that the original's signature must begin with;
+    None if any will do."""
 
     module: str  # "vllm.v1.structured_output"
     path: str  # "StructuredOutputManager.grammar_init"
@@ -60,7 +61,7 @@ class Patch:
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """What patches do together: all of them are applied, or none."""
+    """Patches that belong together: either all of them are applied, or none."""
 
     name: str
     patches: Sequence[Patch]

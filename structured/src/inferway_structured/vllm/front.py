@@ -34,7 +34,7 @@ _EXAMINED: ContextVar[object] = ContextVar("inferway_params", default=None)
 
 
 class ApiServerSide:
-    """What one API server process checks."""
+    """The checks that one API server process makes."""
 
     def __init__(self, helper_limits: HelperLimits = HELPER_LIMITS) -> None:
         self.verdicts = Verdicts(

@@ -132,7 +132,8 @@ def _may_ask(path: str) -> bool:
 
 
 def may_hold_spec(body: bytes) -> bool:
-    """Whether a name that asks for a shape may be in a body; one may be written with escapes."""
+    """Return whether a name that asks for a shape may be in a body; one may be written with
+    escapes."""
     return any(word in body for word in _WORDS) or b"\\u" in body
 
 
@@ -158,7 +159,7 @@ def _written(fields: dict[str, Any]) -> bytes:
 
 
 class Answer:
-    """One answer on its way out to the client."""
+    """An answer on its way out to the client."""
 
     def __init__(
         self,

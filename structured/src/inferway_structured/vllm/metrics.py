@@ -56,8 +56,9 @@ def metrics_of(snapshot: Snapshot) -> Iterator[Any]:
 
 
 def registered(front: ApiServerSide) -> Collector:
-    """On vLLM's page. With several API servers there is one page made of files, which knows only
-    prometheus_client's own numbers: then /v1/structured/stats has them alone."""
+    """Register the counters on vLLM's metrics page. With several API servers that page is made of
+    files and has prometheus_client's own numbers alone; then only /v1/structured/stats shows the
+    counters."""
     from prometheus_client import REGISTRY
 
     collector = Collector(front)

@@ -48,7 +48,7 @@ class Overlap:
         self._why_not: str | None = None  # None: not looked at yet
 
     def lets_in(self, scheduler: Any, request: Any) -> bool:
-        """Whether `request`, which waits for its grammar, begins with its prompt."""
+        """Return whether `request`, which waits for its grammar, begins with its prompt."""
         if not self._core.settings.overlap or not self._fits(scheduler):
             return False
         if not _pending(request):
@@ -67,7 +67,7 @@ class Overlap:
         return True
 
     def _fits(self, scheduler: Any) -> bool:
-        """Whether it can be done with this scheduler; says once why not."""
+        """Return whether it can be done with this scheduler; says once why not."""
         if self._why_not is None:
             self._why_not = _why_not(scheduler)
             if self._why_not:
@@ -84,7 +84,7 @@ class Overlap:
         self._core.settings = replace(self._core.settings, overlap=False)
 
     def holds_back(self, request: Any) -> bool:
-        """Whether it was sent back to the queue, and its grammar is still to come."""
+        """Return whether it was sent back to the queue, and its grammar is still to come."""
         return request.request_id in self._held and _pending(request)
 
     def most(self, request: Any, num_computed: int, num_new: int, refuse: Refuse) -> int:

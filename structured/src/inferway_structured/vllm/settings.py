@@ -16,7 +16,7 @@ _WORDS = {bool: "true or false", int: "an integer", float: "a number", str: "a s
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What may be set there."""
+    """The settings that vLLM's configuration or the environment may give."""
 
     structured: bool = False
     refuse_unenforced: bool = False  # of requests with `strict`; else named, as without it

@@ -32,5 +32,5 @@ def says_yes(variable: str) -> bool:
 
 
 def is_off() -> bool:
-    """Whether it is switched off in so many words: then the configuration is not asked."""
+    """Return whether it is switched off in so many words: then the configuration is not asked."""
     return os.environ.get(VARIABLE, "").lower() in ("0", "false", "off", "no")

@@ -42,7 +42,7 @@ MAX_LINE_BYTES = 8 << 20  # etcd itself takes objects of 1.5 MiB
 
 
 class Event(msgspec.Struct):
-    """What one line of a watch says."""
+    """One line of a Kubernetes watch."""
 
     type: str
     object: dict[str, Any]
@@ -52,7 +52,7 @@ _EVENT = msgspec.json.Decoder(Event)
 
 
 class Expired(WireError):
-    """What we know is too old to go on from: list again."""
+    """The resource version is too old to watch from; the objects must be listed again."""
 
 
 class WatchError(WireError):
@@ -83,7 +83,7 @@ class WatchDecoder:
 
 @dataclass(slots=True)
 class Mirror:
-    """What there is, by namespace and name, as of `version`."""
+    """The objects that exist, by namespace and name, as of `version`."""
 
     version: str = ""
     objects: dict[tuple[str, str], Object] = field(default_factory=dict)

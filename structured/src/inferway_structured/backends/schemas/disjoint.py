@@ -29,7 +29,8 @@ class Disjoint:
         self._known: dict[tuple[str, str, int], bool] = {}
 
     def __call__(self, a: Node, b: Node, depth: int = _DEPTH) -> bool:
-        """Whether no string can match two of these patterns; False where that cannot be told."""
+        """Return whether no string can match two of these patterns; False where that cannot be
+        told."""
         if depth == 0 or a is b:
             return False
         key = (a.place, b.place, depth)
@@ -67,7 +68,7 @@ class Disjoint:
         )
 
     def _apart_as(self, kind: str, a: Node, b: Node, depth: int) -> bool:
-        """Whether they share no value of this type."""
+        """Return whether they share no value of this type."""
         if kind == "object":
             return self._objects_apart(a, b, depth)
         if kind == "array":
@@ -157,7 +158,7 @@ def _numbers_apart(a: Node, b: Node) -> bool:
 
 
 def _below(a: Any, b: Any) -> bool:
-    """Whether all numbers of `a` are less than all of `b`."""
+    """Return whether all numbers of `a` are less than all of `b`."""
     for most, least in product(("maximum", "exclusiveMaximum"), ("minimum", "exclusiveMinimum")):
         if most in a and least in b:
             touching = a[most] == b[least] and (most, least) != ("maximum", "minimum")

@@ -134,7 +134,7 @@ def _not_type(rule: Any, kinds: frozenset[str]) -> Negation:
 
 
 def not_values(values: Sequence[JsonValue], within: frozenset[str] = TYPES) -> Negation:
-    """Everything but these, of the types `within`."""
+    """Return a schema for every value of the types `within` but these."""
     left, exact = set(within), True
     said: list[Said] = []
     values = [value for value in values if type_of(value) in within]

@@ -44,7 +44,7 @@ _TYPE_NAMES = frozenset({"null", "boolean", "integer", "number", "string", "arra
 
 
 def is_formed(word: str, value: JsonValue) -> bool:
-    """Whether a keyword that holds no schemas has a value that some draft allows."""
+    """Return whether a keyword that holds no schemas has a value that some draft allows."""
     match word:
         case "const":
             return True
@@ -204,7 +204,7 @@ def _walk(
 
 
 class Node:
-    """One schema at one place of a document."""
+    """A schema at one path of a document."""
 
     __slots__ = ("__dict__", "document", "place", "raw")
 
@@ -215,9 +215,9 @@ class Node:
 
     @property
     def keywords(self) -> Mapping[str, Any]:
-        """What restricts a value, in the order written, with subschemas as nodes. True has no
-        keywords, False has `never`. References that lead nowhere, and keywords whose values no
-        draft allows, are `malformed`."""
+        """The keywords that restrict a value, in the order written, with subschemas as nodes. The
+        schema `true` has no keywords, `false` has `never`. References that lead nowhere, and
+        keywords whose values no draft allows, are `malformed`."""
         self.document.work.spend(self._work)
         return self._keywords
 

@@ -41,7 +41,7 @@ COUNTS = _MOST | _LEAST
 
 
 def is_kept(word: str, value: Any) -> bool:
-    """Whether the keyword means the same to the library."""
+    """Return whether the keyword means the same to the library."""
     if word in ("const", "enum"):
         return _is_value_kept(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -52,12 +52,12 @@ def is_kept(word: str, value: Any) -> bool:
 
 
 def is_never_reached(word: str) -> bool:
-    """Whether a count that is not kept holds for every answer."""
+    """Return whether a count that is not kept holds for every answer."""
     return word in _MOST
 
 
 def all_kept(raw: Any) -> bool:
-    """Whether every number of a document is, wherever it stands."""
+    """Return whether every number of a document is, wherever it stands."""
     if isinstance(raw, list):
         return all(map(all_kept, raw))
     if isinstance(raw, dict):
@@ -66,7 +66,7 @@ def all_kept(raw: Any) -> bool:
 
 
 def keeps_multiples(said: Mapping[str, Any]) -> bool:
-    """Whether the library keeps `multipleOf` as it is meant here: not if the bounds ask for
+    """Return whether the library keeps `multipleOf` as it is meant here: not if the bounds ask for
     negative multiples. Without bounds it does, and answers have no negative numbers."""
     step = said.get("multipleOf")
     if step is None or "const" in said or "enum" in said:
@@ -126,7 +126,7 @@ def narrowed(said: Any, integers: bool = False) -> Any:
 
 
 def _has_integers(said: Any) -> bool:
-    """Whether it says that a number is an integer, itself or by what it is all of."""
+    """Return whether it says that a number is an integer, itself or by what it is all of."""
     if not isinstance(said, dict):
         return False
     names = named_types(said.get("type", "number"))
@@ -147,7 +147,7 @@ def _of_integers(said: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _is_multiple(value: Any, step: float) -> bool:
-    """Whether `multipleOf` allows it, which is for numbers alone."""
+    """Return whether `multipleOf` allows it, which is for numbers alone."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return True
     return isfinite(value) and (_exact(value) / _exact(step)).denominator == 1
@@ -163,7 +163,7 @@ def _is_fraction(value: Any) -> bool:
 
 
 def may_lose(text: str) -> bool:
-    """Whether a document may have a number that is not kept; takes no time."""
+    """Return whether a document may have a number that is not kept; takes no time."""
     return any(loses.search(text) for loses in _LOSES)
 
 
@@ -226,7 +226,7 @@ def _is_bound_kept(word: str, value: float) -> bool:
 
 
 def _is_held(value: int) -> bool:
-    """Whether a number is held by a double within 63 bits; 2**63 - 1 is where its conversion
+    """Return whether a number is held by a double within 63 bits; 2**63 - 1 is where its conversion
     ends."""
     return value == _EDGE - 1 or (abs(value) < _EDGE and _double(value) == value)
 

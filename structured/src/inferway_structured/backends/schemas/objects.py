@@ -16,7 +16,8 @@ MAX_WAYS = 64  # alternatives made of one schema; each costs the compiler the wh
 
 
 def are_many(counts: Iterable[int]) -> bool:
-    """Whether they are more than MAX_WAYS together. The later of thousands are long numbers."""
+    """Return whether they are more than MAX_WAYS together. The later of thousands are long
+    numbers."""
     total = 0
     for count in counts:
         total += count
@@ -101,7 +102,7 @@ def keeps_sizes(
     least: int,
     most: int | None,
 ) -> bool:
-    """Whether llguidance keeps minProperties and maxProperties as they are."""
+    """Return whether llguidance keeps minProperties and maxProperties as they are."""
     optional = [n for n, said in properties.items() if said is not False and n not in required]
     if not optional:
         return True

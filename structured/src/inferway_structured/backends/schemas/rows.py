@@ -54,8 +54,8 @@ def with_short_rows(text: str) -> str:
 
 
 def _may_be_long(said: Said) -> bool:
-    """Whether an object or alternatives have so many properties, optional or not. Quick: nearly
-    all schemas end here."""
+    """Return whether an object or alternatives have so many properties, optional or not. Quick:
+    nearly all schemas end here."""
     level = [said] if isinstance(said, _HOLDERS) else []
     while level:
         objects = [node for node in level if isinstance(node, dict)]
@@ -118,7 +118,7 @@ def _optional(node: dict[str, Said]) -> list[str]:
 
 
 def _group(node: dict[str, Said], most: int) -> bool:
-    """Whether there were more that may come at once, and a way to say it."""
+    """Return whether there were more that may come at once, and a way to say it."""
     optional = _optional(node)
     if _longest_run(node) <= most or not _SIZES.isdisjoint(node):
         return False

@@ -15,7 +15,7 @@ _DEPTH = 8  # references and applicators followed
 
 
 def types(node: Node) -> frozenset[str]:
-    """At least the types that its values can have."""
+    """Return the JSON types that values of this schema can have, or more than those."""
     found: frozenset[str] | None = node.__dict__.get("_types")
     if found is None:
         found = node.__dict__["_types"] = _types(node, _DEPTH)
@@ -119,7 +119,7 @@ def finite(node: Node, depth: int = _DEPTH) -> Sequence[JsonValue] | None:
 
 
 def takes(node: Node, value: JsonValue, depth: int = _DEPTH) -> bool | None:
-    """Whether `value` is valid; None: not told here."""
+    """Return whether `value` is valid; None: not told here."""
     if depth == 0:
         return None
     answers = [
@@ -232,9 +232,9 @@ _AGREED = re.compile(r"^(?:[\w \-/:,;@#%&=!~'\"<>]|\[[\w \-^]+\]|\\[.dDsS/\-+*?(
 
 
 def matches(pattern: str, text: str) -> bool | None:
-    """Whether a pattern matches a text; None if that is not told here. Python's matcher holds the
-    GIL, and takes the length of the text for each thing that may be repeated, and two for each that
-    may be left out."""
+    """Return whether a pattern matches a text; None if that is not told here. Python's matcher
+    holds the GIL, and takes the length of the text for each thing that may be repeated, and two for
+    each that may be left out."""
     if len(pattern) > 200 or len(text) > 200 or not text.isascii() or "(?" in pattern:
         return None
     num_repeated, num_either = len(_REPEATED.findall(pattern)), len(_EITHER.findall(pattern))

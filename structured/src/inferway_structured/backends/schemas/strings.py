@@ -92,7 +92,7 @@ _ENDLESS = frozenset({"", ".*", "^.*$", "^.*", ".*$", "^", "$", r"[\s\S]*", r"^[
 
 
 def is_everything(pattern: str) -> bool:
-    """Whether every name without a line break matches."""
+    """Return whether every name without a line break matches."""
     return pattern in _ENDLESS
 
 

@@ -20,7 +20,7 @@ from inferway_structured.backends.schemas.strings import (
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """What the library is asked about patterns, by two functions."""
+    """The two questions about patterns that a library answers."""
 
     takes_string: Callable[[Mapping[str, Any]], bool]  # a schema of a string
     patterns_disjoint: Callable[[Sequence[str]], bool]  # no name matches two of them

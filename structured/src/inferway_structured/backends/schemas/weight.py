@@ -273,7 +273,7 @@ def _num_unlisted(schema: Mapping[str, Any]) -> int:
 
 
 def _meets_own(schema: Mapping[str, Any]) -> bool:
-    """Whether one of its patterns may match one of the names that it lists."""
+    """Return whether one of its patterns may match one of the names that it lists."""
     if "patternProperties" not in schema:
         return False
     patterns = schema["patternProperties"]

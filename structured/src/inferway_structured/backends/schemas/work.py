@@ -19,8 +19,8 @@ class TooLargeError(Exception):
 
 
 class Work:
-    """What is left of the work on a document, in looks at a node: about 2 µs each, with what
-    follows from one."""
+    """The work that may still be spent on a document, counted in visits of nodes (about 2 µs each,
+    with what follows from one)."""
 
     __slots__ = ("left",)
 
