@@ -78,7 +78,7 @@ class ModelRows:
         self.rows = as_rows([endpoint.holder for endpoint in endpoints])
         self._row_of = {endpoint.holder: row for row, endpoint in enumerate(endpoints)}
         self._adapters = AdapterRows(adapters or [Adapters()] * len(endpoints))
-        self._viewed: Column | None = None  # the array that the first of `_views` looks into
+        self._viewed: object = None  # the array that the first of `_views` looks into
         self._views: Sequence[Any] = ()
 
     @property

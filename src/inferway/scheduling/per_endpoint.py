@@ -1,5 +1,5 @@
 """What plugins remember of endpoints: what follows from a list of them alone, computed once for
-each list, and their places in the tables of what was learned."""
+each list, and their slots in the tables of what was learned."""
 
 from __future__ import annotations
 
@@ -49,26 +49,26 @@ class PerEndpoint(Generic[_T]):
 
 @dataclass(slots=True)
 class _Table:
-    places: Sequence[int]
+    slots: Sequence[int]
     rows: Rows
     used: float  # seconds
 
 
-class Places:
-    """Endpoints -> their places in the tables of what was learned.
+class EndpointSlots:
+    """Endpoints -> their slots in the tables of what was learned.
 
-    Places go by the endpoint's name: an engine that comes back, under another holder's number, is
-    still as fast as it was. A place whose endpoint was not among the candidates for a long time is
+    Slots go by the endpoint's name: an engine that comes back, under another holder's number, is
+    still as fast as it was. A slot whose endpoint was not among the candidates for a long time is
     given to the next new one, so that the tables do not grow with engines that come and go.
     """
 
     def __init__(self, grow: Callable[[int], None], forget: Callable[[int], None]) -> None:
-        """`grow` is told the number of places, `forget` of a place that another endpoint takes."""
+        """`grow` is told the number of slots, `forget` of a slot that another endpoint takes."""
         self._grow = grow
         self._forget = forget
-        self._names: list[str] = []  # by place
-        self._place: dict[str, int] = {}  # by name
-        self._seen: list[float] = []  # by place: when it last was a candidate
+        self._names: list[str] = []  # by slot
+        self._slot: dict[str, int] = {}  # by name
+        self._seen: list[float] = []  # by slot: when it last was a candidate
         self._tables = PerEndpoint(self._looked_up)
         self._now = 0.0
 
@@ -76,50 +76,50 @@ class Places:
         return len(self._names)
 
     def rows(self, endpoints: Sequence[Endpoint], now: float) -> Rows:
-        """Return the places of these, in order. Cheap for a list that was seen before; it must not
+        """Return the slots of these, in order. Cheap for a list that was seen before; it must not
         change."""
         self._now = now
         table = self._tables(endpoints)
         table.used = now
         return table.rows
 
-    def place(self, endpoint: Endpoint) -> int:
-        """Return the place of an endpoint that was among candidates."""
-        return self._place[endpoint.name]
+    def slot(self, endpoint: Endpoint) -> int:
+        """Return the slot of an endpoint that was among candidates."""
+        return self._slot[endpoint.name]
 
     def names(self) -> dict[str, int]:
-        """Return name -> place, of all that are known."""
-        return self._place
+        """Return name -> slot, of all that are known."""
+        return self._slot
 
     def _looked_up(self, endpoints: Sequence[Endpoint]) -> _Table:
         now = self._now
         for table in self._tables.known():
-            for place in table.places:
-                self._seen[place] = max(self._seen[place], table.used)
+            for slot in table.slots:
+                self._seen[slot] = max(self._seen[slot], table.used)
         names = {endpoint.name for endpoint in endpoints}
         free = [
-            place
-            for place, name in enumerate(self._names)
-            if now - self._seen[place] > FORGET_SECONDS and name not in names
+            slot
+            for slot, name in enumerate(self._names)
+            if now - self._seen[slot] > FORGET_SECONDS and name not in names
         ]
-        places = [self._of(endpoint.name, free, now) for endpoint in endpoints]
+        slots = [self._of(endpoint.name, free, now) for endpoint in endpoints]
         self._grow(len(self._names))
-        return _Table(places, as_rows(places), now)
+        return _Table(slots, as_rows(slots), now)
 
     def _of(self, name: str, free: list[int], now: float) -> int:
-        place = self._place.get(name)
-        if place is None and free:
-            place = free.pop()
-            del self._place[self._names[place]]
-            self._forget(place)
-            self._names[place] = name
-        elif place is None:
-            place = len(self._names)
+        slot = self._slot.get(name)
+        if slot is None and free:
+            slot = free.pop()
+            del self._slot[self._names[slot]]
+            self._forget(slot)
+            self._names[slot] = name
+        elif slot is None:
+            slot = len(self._names)
             self._names.append(name)
             self._seen.append(now)
-        self._place[name] = place
-        self._seen[place] = now
-        return place
+        self._slot[name] = slot
+        self._seen[slot] = now
+        return slot
 
 
 def as_rows(numbers: Sequence[int]) -> Rows:

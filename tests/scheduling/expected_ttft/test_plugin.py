@@ -239,7 +239,7 @@ def test_others_requests_count_as_ours_do() -> None:
 
     ttft = table.get(EXPECTED_TTFT_MS)
     assert ttft is not None
-    tokens = world.plugin.learning.caused.new_tokens
+    tokens = world.plugin.learning.marginal_cost.new_tokens
     assert ttft[0] - ttft[1] == pytest.approx(2 * (0.1 * tokens + 5.0) + 6 * 0.5)
 
 
@@ -412,10 +412,10 @@ def test_an_engine_that_is_hardly_known_is_not_tried_with_a_prompt_that_another_
 
 def test_what_writes_no_answer_says_nothing_of_answers_lengths() -> None:
     world = World([1.0])
-    before = world.plugin.learning.caused.answer_tokens
+    before = world.plugin.learning.marginal_cost.answer_tokens
 
     follower = world.send(100, stream=False)
     follower.on_end(RequestOutcome("ok", 1.0, Usage(100, 0), False))  # embeddings
 
-    assert world.plugin.learning.caused.answer_tokens == before
+    assert world.plugin.learning.marginal_cost.answer_tokens == before
     assert world.plugin.learning.ttft.is_known

@@ -1,9 +1,9 @@
 """Milliseconds instead of weights: what a request would wait for on each endpoint, learned from
 what streams through us. docs/scheduling.md has the model.
 
-costs     features and observed times -> what each feature costs on an engine
-backlog   what waits at each engine: of our requests, and of other gateways'
-caused    what a request costs all others
-follower  what becomes of one request, and what that teaches
-plugin    the producer of columns, and the scorer
+costs          features and observed times -> what each feature costs on an engine
+backlog        what waits at each engine: of our requests, and of other gateways'
+marginal_cost  what a request costs all others
+follower       what becomes of one request, and what that teaches
+plugin         the producer of columns, and the scorer
 """

@@ -16,7 +16,7 @@ long as a mean one of ours, which the engine works off from then on. An engine t
 have not begun to answer (`Candidates.unbegun`) is believed: so many, but for ours, are ahead, each
 as long as a mean one.
 
-A place is an engine's column.
+A slot is an engine's column.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from inferway.model import Candidates, Column, Rows
 class QueuedRequest:
     """A request that has not begun to answer, as far as we know."""
 
-    place: int
+    slot: int
     tokens: float  # of its prompt, that must be computed; more, if each costs more
     alone_ms: float  # its time to the first token, if nothing has to be done before it
 
 
 @dataclass(slots=True)
 class Backlog:
-    """Column i is place i's."""
+    """Column i is slot i's."""
 
     tokens: Column = field(default_factory=lambda: np.zeros(0))  # of all that wait
     requests: Column = field(default_factory=lambda: np.zeros(0))
@@ -55,21 +55,21 @@ class Backlog:
     _unseen: list[tuple[float, int, QueuedRequest]] = field(default_factory=list)
     _tie: count[int] = field(default_factory=count)
 
-    def grow(self, places: int) -> None:
-        """Have room for so many places."""
-        missing = np.zeros(places - len(self._queues))
+    def grow(self, slots: int) -> None:
+        """Have room for so many slots."""
+        missing = np.zeros(slots - len(self._queues))
         for name in ("tokens", "requests", "since_ms", "first_tokens"):
             setattr(self, name, np.concatenate([getattr(self, name), missing]))
         self.first_alone_ms = np.concatenate([self.first_alone_ms, missing + np.inf])
         self._queues += [OrderedDict() for _ in missing]
 
     def add(self, waiting: QueuedRequest, now: float) -> None:
-        place, queue = waiting.place, self._queues[waiting.place]
+        slot, queue = waiting.slot, self._queues[waiting.slot]
         queue[waiting] = None
-        self.tokens[place] += waiting.tokens
-        self.requests[place] += 1
+        self.tokens[slot] += waiting.tokens
+        self.requests[slot] += 1
         if len(queue) == 1:
-            self._first(place, now)
+            self._first(slot, now)
 
     def assume_begun_at(self, waiting: QueuedRequest, then: float) -> None:
         """Take the request's answer for begun then: nobody will tell."""
@@ -77,15 +77,15 @@ class Backlog:
 
     def begun(self, waiting: QueuedRequest, now: float) -> bool:
         """Take out a request that answers, or has gone. Returns False if that was known."""
-        place, queue = waiting.place, self._queues[waiting.place]
+        slot, queue = waiting.slot, self._queues[waiting.slot]
         if waiting not in queue:
             return False
         was_first = next(iter(queue)) is waiting
         del queue[waiting]
-        self.tokens[place] -= waiting.tokens
-        self.requests[place] -= 1
+        self.tokens[slot] -= waiting.tokens
+        self.requests[slot] -= 1
         if was_first:
-            self._first(place, now)
+            self._first(slot, now)
         return True
 
     def advance(self, now: float) -> None:
@@ -94,38 +94,38 @@ class Backlog:
             then, _, waiting = heappop(self._unseen)
             self.begun(waiting, then)
 
-    def _first(self, place: int, now: float) -> None:
+    def _first(self, slot: int, now: float) -> None:
         """Another is at the head of the queue, or it has got the engine for itself."""
-        self.since_ms[place] = now * 1000
-        first = next(iter(self._queues[place]), None)
+        self.since_ms[slot] = now * 1000
+        first = next(iter(self._queues[slot]), None)
         if first is None:
-            self.tokens[place] = self.first_tokens[place] = 0.0  # sums of floats drift
-            self.first_alone_ms[place] = np.inf
+            self.tokens[slot] = self.first_tokens[slot] = 0.0  # sums of floats drift
+            self.first_alone_ms[slot] = np.inf
         else:
-            self.first_tokens[place], self.first_alone_ms[place] = first.tokens, first.alone_ms
+            self.first_tokens[slot], self.first_alone_ms[slot] = first.tokens, first.alone_ms
 
 
 @dataclass(slots=True)
 class ExternalLoad:
-    """Column i is place i's."""
+    """Column i is slot i's."""
 
     # Requests, by the last scrape; NaN: nothing was seen yet, so nothing is new.
     _seen: Column = field(default_factory=lambda: np.zeros(0))
     _tokens: Column = field(default_factory=lambda: np.zeros(0))  # of begun prompts, left then
     _at: Column = field(default_factory=lambda: np.zeros(0))  # seconds: when it was
-    _none: bool = False  # no place has any
+    _none: bool = False  # no slot has any
 
-    def grow(self, places: int) -> None:
-        """Have room for so many places."""
-        missing = np.zeros(places - len(self._seen))
+    def grow(self, slots: int) -> None:
+        """Have room for so many slots."""
+        missing = np.zeros(slots - len(self._seen))
         self._seen = np.concatenate([self._seen, missing + np.nan])
         self._tokens = np.concatenate([self._tokens, missing])
         self._at = np.concatenate([self._at, missing])
         self._none = self._none and not len(missing)
 
-    def forget(self, place: int) -> None:
-        """Forget a place that another engine takes."""
-        self._seen[place], self._tokens[place], self._none = np.nan, 0.0, False
+    def forget(self, slot: int) -> None:
+        """Forget a slot that another engine takes."""
+        self._seen[slot], self._tokens[slot], self._none = np.nan, 0.0, False
 
     def ahead(
         self,

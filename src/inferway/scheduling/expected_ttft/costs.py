@@ -114,7 +114,7 @@ class _Engine:
     variance: float = FIRST_SCATTER**2  # about it
     count: int = 0  # of observations
 
-    def within(self, error: float, ratio: float) -> float:
+    def winsorized(self, error: float, ratio: float) -> float:
         """Return the error, or as much of it as counts; what is known of errors learns from that.
         `ratio`: how many times what all engines take was expected."""
         far = max(FAR * self.error, NEVER_FAR)
@@ -138,22 +138,22 @@ class _Engine:
 
 @dataclass(slots=True)
 class Costs:
-    """Costs of one kind of time, for many engines. Column i of `table` is what place i pays for
+    """Costs of one kind of time, for many engines. Column i of `table` is what slot i pays for
     each feature. One that nothing was observed of pays what all others do: were it thought to be
     slower than they turn out to be, nobody would go there and see.
     """
 
     prior: Column  # one for each feature, in the unit of the times
-    table: NDArray[np.float64] = field(init=False)  # features x places
-    is_cold: NDArray[np.bool_] = field(init=False)  # by place: it has hardly been observed
-    num_cold: int = 0  # places
+    table: NDArray[np.float64] = field(init=False)  # features x slots
+    is_cold: NDArray[np.bool_] = field(init=False)  # by slot: it has hardly been observed
+    num_cold: int = 0  # slots
     speed: float = 1.0  # how many times the usual cost, of all engines
-    _engines: list[_Engine | None] = field(default_factory=list)  # by place; None: nothing observed
+    _engines: list[_Engine | None] = field(default_factory=list)  # by slot; None: nothing observed
     _all: _Sums = field(init=False)  # engines, as if all were as fast
     _count: int = 0  # of observations in it
     _solved_count: int = 0  # when the last time
     _common: Column = field(init=False)  # g of all engines
-    # By place, and features x places:
+    # By slot, and features x slots:
     _ratio: Column = field(init=False)  # its speed beside all
     _shape: NDArray[np.float64] = field(init=False)  # what else differs
     _y: Column = field(init=False)  # the sums of its observations; 0: none
@@ -162,7 +162,7 @@ class Costs:
     _prior: Sequence[float] = field(init=False)  # the same as `prior`
     _eye: NDArray[np.float64] = field(init=False)
     _solved: float = 0.0  # when, of all
-    _next: int = 0  # the place to be refreshed
+    _next: int = 0  # the slot to be refreshed
     _due: float = 0.0  # and when
 
     def __post_init__(self) -> None:
@@ -181,9 +181,9 @@ class Costs:
         """Whether anything has been observed."""
         return self._count > 0
 
-    def grow(self, places: int) -> None:
-        """Have room for so many places."""
-        missing = places - len(self._engines)
+    def grow(self, slots: int) -> None:
+        """Have room for so many slots."""
+        missing = slots - len(self._engines)
         new = np.zeros((len(self.prior), missing))
         for name in ("table", "_shape", "_z"):
             setattr(self, name, np.concatenate([getattr(self, name), new], axis=1))
@@ -191,44 +191,44 @@ class Costs:
             setattr(self, name, np.concatenate([getattr(self, name), new[0]]))
         self.is_cold = np.concatenate([self.is_cold, np.zeros(missing, np.bool_)])
         self._engines += [None] * missing
-        for place in range(places - missing, places):
-            self.forget(place)
+        for slot in range(slots - missing, slots):
+            self.forget(slot)
 
-    def forget(self, place: int) -> None:
-        """Forget a place that another engine takes."""
-        self._engines[place] = None
-        self.num_cold += not self.is_cold[place]
-        self.is_cold[place] = True
-        self._y[place], self._z[:, place] = 0.0, 0.0
-        self._ratio[place], self._shape[:, place] = 1.0, 0.0
-        self._fill(slice(place, place + 1))
+    def forget(self, slot: int) -> None:
+        """Forget a slot that another engine takes."""
+        self._engines[slot] = None
+        self.num_cold += not self.is_cold[slot]
+        self.is_cold[slot] = True
+        self._y[slot], self._z[:, slot] = 0.0, 0.0
+        self._ratio[slot], self._shape[:, slot] = 1.0, 0.0
+        self._fill(slice(slot, slot + 1))
 
-    def expected(self, place: int, features: Sequence[float]) -> float:
-        time: float = sum(map(mul, features, self.table[:, place].tolist()))
+    def expected(self, slot: int, features: Sequence[float]) -> float:
+        time: float = sum(map(mul, features, self.table[:, slot].tolist()))
         return time
 
-    def learn(self, place: int, features: Sequence[float], time: float, now: float) -> None:
+    def learn(self, slot: int, features: Sequence[float], time: float, now: float) -> None:
         """Learn that it took so long (more than 0). Features are not negative, one at least is not
         0."""
         usual_times = list(map(mul, features, self._prior))
         usual_time = sum(usual_times)
         z = [part / usual_time for part in usual_times]
-        expected = self.expected(place, features) / usual_time
+        expected = self.expected(slot, features) / usual_time
         error = log(time / usual_time / expected)
-        engine = self._engines[place]
+        engine = self._engines[slot]
         if engine is None:
-            engine = self._engines[place] = _Engine(_nothing(len(self.prior)), faded=now)
+            engine = self._engines[slot] = _Engine(_nothing(len(self.prior)), faded=now)
             if not self.is_known:  # then nothing is too far off
                 engine.error = abs(error)
-        y = expected * exp(engine.within(error, self._ratio.item(place)))
+        y = expected * exp(engine.winsorized(error, self._ratio.item(slot)))
         engine.pending.append((z, y, FADE * exp(-(engine.bias**2))))
         engine.count += 1
         if engine.is_due(now):
             engine.solved = now
-            self._solve(place, engine, now)
+            self._solve(slot, engine, now)
         if engine.count == KNOWN_AFTER:
             self.num_cold -= 1
-            self.is_cold[place] = False
+            self.is_cold[slot] = False
 
     def refresh(self, now: float) -> None:
         """Let sums fade as time passes. One engine a call at most: it is called for each
@@ -248,19 +248,19 @@ class Costs:
             engine.faded = now
             self._solve(self._next, engine, now)
 
-    def _solve(self, place: int, engine: _Engine, now: float) -> None:
+    def _solve(self, slot: int, engine: _Engine, now: float) -> None:
         """What is believed of it, and now and then of all."""
-        self._absorb(place, engine)
-        changed = slice(place, place + 1)
+        self._absorb(slot, engine)
+        changed = slice(slot, slot + 1)
         if self._all_are_due(now):
             self._solved = now
             self._solve_all()
             changed = slice(None)
-        noise, ratio = self._noise.item(place), self._ratio.item(place)
-        self._shape[:, place] = self._shape_of(engine.sums, noise, ratio)
+        noise, ratio = self._noise.item(slot), self._ratio.item(slot)
+        self._shape[:, slot] = self._shape_of(engine.sums, noise, ratio)
         self._fill(changed)
 
-    def _absorb(self, place: int, engine: _Engine) -> None:
+    def _absorb(self, slot: int, engine: _Engine) -> None:
         """Brings sums up to date: a few observations at once take hardly longer than one. Those of
         an engine that is slower than all teach what all cost once that is known."""
         if not engine.pending:
@@ -276,16 +276,16 @@ class Costs:
         zz, zy = weighed.dot(z), weighed.dot(y)
         engine.sums.scale(kept)
         engine.sums.add(zz, zy)
-        self._compare(place, engine)
+        self._compare(slot, engine)
         self._all.scale(FADE_ALL ** len(y))
-        self._all.add(zz, zy / self._ratio.item(place))
+        self._all.add(zz, zy / self._ratio.item(slot))
         self._count += len(y)
 
-    def _compare(self, place: int, engine: _Engine) -> None:
+    def _compare(self, slot: int, engine: _Engine) -> None:
         """It, as its sums are now, with all."""
-        sums, only = engine.sums, slice(place, place + 1)
-        self._y[place], self._z[:, place] = sums.y, sums.zz.sum(axis=0)
-        self._noise[place] = CHANCE * engine.variance
+        sums, only = engine.sums, slice(slot, slot + 1)
+        self._y[slot], self._z[:, slot] = sums.y, sums.zz.sum(axis=0)
+        self._noise[slot] = CHANCE * engine.variance
         self._ratio[only] = self._ratios(only)
 
     def _all_are_due(self, now: float) -> bool:
@@ -310,13 +310,13 @@ class Costs:
         times = float(np.median(self._ratio[is_seen])) if is_seen.any() else 1.0
         return times if abs(log(times)) > CHANGED else 1.0
 
-    def _ratios(self, places: slice) -> Column:
+    def _ratios(self, slots: slice) -> Column:
         """r of the module; 1 where nothing was observed."""
-        z = self._z[:, places]
+        z = self._z[:, slots]
         alike = self._common.dot(z)
-        off: Column = self._y[places] - alike
+        off: Column = self._y[slots] - alike
         off /= np.maximum(alike, _TINY)
-        chance = self._noise[places] / np.maximum(z.sum(axis=0) * off * off, _TINY)
+        chance = self._noise[slots] / np.maximum(z.sum(axis=0) * off * off, _TINY)
         off *= np.maximum(1.0 - chance, 0.0)
         off += 1.0
         return off
@@ -332,14 +332,14 @@ class Costs:
         pull = noise * np.vdot(zz, zz) / beyond
         return np.linalg.solve(zz + self._eye * max(pull, PULL), left)
 
-    def _fill(self, places: slice) -> None:
+    def _fill(self, slots: slice) -> None:
         """The table's columns."""
-        ratio = self._ratio[places]
+        ratio = self._ratio[slots]
         times = self._common[:, None] * ratio
-        times += self._shape[:, places]
+        times += self._shape[:, slots]
         np.maximum(times, LEAST * self.speed * ratio, out=times)
         times *= self.prior[:, None]
-        self.table[:, places] = times
+        self.table[:, slots] = times
 
 
 def _nothing(size: int) -> _Sums:

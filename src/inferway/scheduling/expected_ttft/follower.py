@@ -26,7 +26,7 @@ from inferway.scheduling.expected_ttft.learning import (
     TERMS_MS,
     Learning,
 )
-from inferway.scheduling.per_endpoint import Places
+from inferway.scheduling.per_endpoint import EndpointSlots
 from inferway.scheduling.plugin import RequestListener, RequestOutcome
 
 _LEAST_MS = 1e-3
@@ -41,8 +41,19 @@ class ExpectedTtftListener(RequestListener):
     """`candidates`: as the plugin has left them."""
 
     __slots__ = (
-        "_answers", "_candidates", "_cost", "_features", "_first", "_learning", "_places",
-        "_request", "_sent", "_streams", "_terms", "_ttft", "_waiting",
+        "_answers",
+        "_candidates",
+        "_cost",
+        "_features",
+        "_first",
+        "_learning",
+        "_request",
+        "_sent",
+        "_slots",
+        "_streams",
+        "_terms",
+        "_ttft",
+        "_waiting",
     )  # fmt: skip
 
     _features: Sequence[float]  # of the endpoint that it is sent to
@@ -56,12 +67,12 @@ class ExpectedTtftListener(RequestListener):
     def __init__(
         self,
         learning: Learning,
-        places: Places,
+        slots: EndpointSlots,
         request: LLMRequest,
         candidates: Candidates,
     ) -> None:
         self._learning = learning
-        self._places = places
+        self._slots = slots
         self._request = request
         self._candidates = candidates
         self._streams = bool(request.body.stream)
@@ -75,17 +86,17 @@ class ExpectedTtftListener(RequestListener):
         self._sent, self._first, self._answers = now, None, False
         self._read(row)
         learning, terms, own = self._learning, self._terms, self._features[OWN]
-        place = self._places.place(target.endpoint)
+        slot = self._slots.slot(target.endpoint)
         work = terms[OWN] + terms[PAIRS]
         alone = terms[FIXED] + work + terms[BATCH]
         # as many as cost the same without pairs: whoever waits for them need not know more
         tokens_ahead = own * work / terms[OWN]
-        self._waiting = waiting = QueuedRequest(place, tokens_ahead, alone)
+        self._waiting = waiting = QueuedRequest(slot, tokens_ahead, alone)
         learning.backlog.add(waiting, now)
         if not self._streams:
             learning.backlog.assume_begun_at(waiting, now + self._ttft / 1000)
         tokens = max(self._request.num_prompt_tokens, 1)
-        learning.caused.sent(place, now, work=work, new_tokens=own, tokens=tokens)
+        learning.marginal_cost.sent(slot, now, work=work, new_tokens=own, tokens=tokens)
         return ()
 
     def on_head(self, status: int) -> Headers:
@@ -107,7 +118,7 @@ class ExpectedTtftListener(RequestListener):
         self._first = now
         self._learning.backlog.begun(waiting, now)
         if self._answers:
-            self._learn_ttft(waiting.place, (now - self._sent) * 1000, now)
+            self._learn_ttft(waiting.slot, (now - self._sent) * 1000, now)
 
     def on_end(self, ending: RequestOutcome) -> None:
         waiting, usage = self._waiting, ending.usage
@@ -115,14 +126,14 @@ class ExpectedTtftListener(RequestListener):
         if waiting is None or ending.outcome != "ok" or not self._answers or usage is None:
             return
         if usage.completion:  # embeddings write nothing
-            self._learning.caused.answered(usage.completion)
+            self._learning.marginal_cost.answered(usage.completion)
         more = usage.completion - 1
         if self._first is not None:
             if more > 0:
                 took = (ending.now - self._first) * 1000 / more
-                self._learn_tpot(waiting.place, took, ending.now)
+                self._learn_tpot(waiting.slot, took, ending.now)
         elif not self._streams:
-            self._learn_sum(waiting.place, max(more, 0), ending.now)
+            self._learn_sum(waiting.slot, max(more, 0), ending.now)
 
     def _read(self, row: int) -> None:
         added = self._candidates.added
@@ -136,22 +147,22 @@ class ExpectedTtftListener(RequestListener):
         if self._waiting is not None:
             self._learning.backlog.begun(self._waiting, now)
 
-    def _learn_ttft(self, place: int, took: float, now: float) -> None:
+    def _learn_ttft(self, slot: int, took: float, now: float) -> None:
         learning = self._learning
         took = max(took, _LEAST_MS)
-        learning.accuracy[place].observe(took / self._ttft)
-        learning.ttft.learn(place, self._features, took, now)
+        learning.accuracy[slot].observe(took / self._ttft)
+        learning.ttft.learn(slot, self._features, took, now)
 
-    def _learn_tpot(self, place: int, took: float, now: float) -> None:
-        self._learning.tpot.learn(place, self._tpot_features(), max(took, _LEAST_MS), now)
+    def _learn_tpot(self, slot: int, took: float, now: float) -> None:
+        self._learning.tpot.learn(slot, self._tpot_features(), max(took, _LEAST_MS), now)
 
-    def _learn_sum(self, place: int, more: int, now: float) -> None:
+    def _learn_sum(self, slot: int, more: int, now: float) -> None:
         """An answer in one piece, of `more` tokens behind the first."""
-        each = self._learning.tpot.expected(place, self._tpot_features())
+        each = self._learning.tpot.expected(slot, self._tpot_features())
         ratio = (now - self._sent) * 1000 / (self._ttft + more * each)
-        self._learn_ttft(place, ratio * self._ttft, now)
+        self._learn_ttft(slot, ratio * self._ttft, now)
         if more:
-            self._learn_tpot(place, ratio * each, now)
+            self._learn_tpot(slot, ratio * each, now)
 
     def _tpot_features(self) -> Sequence[float]:
         return (1.0, self._features[BATCH] + 1)

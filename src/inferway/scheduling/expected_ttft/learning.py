@@ -42,32 +42,32 @@ ACCURACY_BUCKETS = (0.25, 0.5, 0.667, 0.8, 0.9, 0.95, 1.05, 1.1, 1.25, 1.5, 2.0,
 
 @dataclass(slots=True)
 class Learning:
-    """Tables whose column i is place i's."""
+    """Tables whose column i is slot i's."""
 
     ttft: Costs = field(default_factory=lambda: Costs(np.array(USUAL_TTFT)))
     tpot: Costs = field(default_factory=lambda: Costs(np.array(USUAL_TPOT)))
     backlog: Backlog = field(default_factory=Backlog)
-    others: ExternalLoad = field(default_factory=ExternalLoad)
-    caused: MarginalCost = field(default_factory=MarginalCost)
+    external_load: ExternalLoad = field(default_factory=ExternalLoad)
+    marginal_cost: MarginalCost = field(default_factory=MarginalCost)
     accuracy: list[Histogram] = field(default_factory=list)
 
-    def grow(self, places: int) -> None:
-        """Have room for so many places."""
-        self.ttft.grow(places)
-        self.tpot.grow(places)
-        self.backlog.grow(places)
-        self.others.grow(places)
-        self.caused.grow(places)
-        missing = range(places - len(self.accuracy))
+    def grow(self, slots: int) -> None:
+        """Have room for so many slots."""
+        self.ttft.grow(slots)
+        self.tpot.grow(slots)
+        self.backlog.grow(slots)
+        self.external_load.grow(slots)
+        self.marginal_cost.grow(slots)
+        missing = range(slots - len(self.accuracy))
         self.accuracy += [Histogram(ACCURACY_BUCKETS) for _ in missing]
 
-    def forget(self, place: int) -> None:
-        """Forget a place that another engine takes; nothing is on its way to the old one."""
-        self.ttft.forget(place)
-        self.tpot.forget(place)
-        self.others.forget(place)
-        self.caused.forget(place)
-        self.accuracy[place] = Histogram(ACCURACY_BUCKETS)
+    def forget(self, slot: int) -> None:
+        """Forget a slot that another engine takes; nothing is on its way to the old one."""
+        self.ttft.forget(slot)
+        self.tpot.forget(slot)
+        self.external_load.forget(slot)
+        self.marginal_cost.forget(slot)
+        self.accuracy[slot] = Histogram(ACCURACY_BUCKETS)
 
     def advance(self, now: float) -> None:
         """Let everything know what time it is."""

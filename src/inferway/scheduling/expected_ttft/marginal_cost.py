@@ -40,7 +40,7 @@ _HALF = np.array(0.5)  # numpy takes half as long to read it as to read a float
 
 @dataclass(slots=True)
 class MarginalCost:
-    """Column i is place i's."""
+    """Column i is slot i's."""
 
     answer_tokens: float = FIRST_ANSWER_TOKENS
     cached_share: float = FIRST_CACHED_SHARE
@@ -52,17 +52,17 @@ class MarginalCost:
     _at: float = 0.0  # the first two are as of then
     _newest: float = 1.0  # what a new token counts by now
 
-    def grow(self, places: int) -> None:
-        """Have room for so many places."""
-        missing = np.zeros(places - len(self._new))
+    def grow(self, slots: int) -> None:
+        """Have room for so many slots."""
+        missing = np.zeros(slots - len(self._new))
         self._requests = np.concatenate([self._requests, missing])
         self._work = np.concatenate([self._work, missing])
         self._new = np.concatenate([self._new, missing])
 
-    def forget(self, place: int) -> None:
-        """Forget a place that another engine takes."""
+    def forget(self, slot: int) -> None:
+        """Forget a slot that another engine takes."""
         for column in (self._requests, self._work, self._new):
-            column[place] = 0.0
+            column[slot] = 0.0
 
     def cost(
         self,
@@ -92,16 +92,14 @@ class MarginalCost:
         each += slowed
         return each
 
-    def sent(
-        self, place: int, now: float, *, work: float, new_tokens: float, tokens: float
-    ) -> None:
+    def sent(self, slot: int, now: float, *, work: float, new_tokens: float, tokens: float) -> None:
         """Count a request of so many tokens that is on its way there."""
         self._scale(now)
         newest = exp((now - self._at) / RATE_SECONDS)
-        self._requests[place] += newest
-        self._work[place] += work * newest
+        self._requests[slot] += newest
+        self._work[slot] += work * newest
         self._newest /= 1.0 - 1.0 / NEW_REQUESTS
-        self._new[place] += new_tokens * self._newest
+        self._new[slot] += new_tokens * self._newest
         self.new_tokens += (new_tokens - self.new_tokens) / MEAN_REQUESTS
         self.cached_share += (1.0 - new_tokens / tokens - self.cached_share) / MEAN_REQUESTS
 

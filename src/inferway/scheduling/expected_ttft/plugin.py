@@ -3,7 +3,7 @@
     TTFT   = fixed + own tokens + token pairs + tokens and requests waiting ahead + running batch
              + being late
     TPOT   = fixed + running batch
-    choice = the least TTFT + what it costs others (`caused`)
+    choice = the least TTFT + what it costs others (`marginal_cost`)
 
 Own tokens are the prompt's that the endpoint does not hold; each looks at those before it, which
 makes the pairs. Every term but the last has a cost of
@@ -41,7 +41,7 @@ from inferway.scheduling.expected_ttft.learning import (
     TTFT_FEATURES,
     Learning,
 )
-from inferway.scheduling.per_endpoint import Places
+from inferway.scheduling.per_endpoint import EndpointSlots
 from inferway.scheduling.prefix_source import TRUST
 from inferway.scheduling.registry import Building, NoParameters, PluginType
 
@@ -57,16 +57,16 @@ class ExpectedTtft:
 
     learning: Learning = field(default_factory=Learning)
     is_alone: bool = False  # nobody else reads what it adds
-    places: Places = field(init=False)
+    slots: EndpointSlots = field(init=False)
     _turn: count[int] = field(default_factory=count)
 
     def __post_init__(self) -> None:
-        self.places = Places(self.learning.grow, self.learning.forget)
+        self.slots = EndpointSlots(self.learning.grow, self.learning.forget)
 
     def produce(self, request: LLMRequest, candidates: Candidates) -> None:
         """Adds EXPECTED_TTFT_MS, for others EXPECTED_TPOT_MS, and what `score`, `follow` read."""
         learning, now = self.learning, candidates.now
-        rows = self.places.rows(candidates.endpoints, now)
+        rows = self.slots.rows(candidates.endpoints, now)
         learning.advance(now)
         costs = learning.ttft.table[:, rows]
         features = np.empty_like(costs)
@@ -81,7 +81,7 @@ class ExpectedTtft:
         tokens = terms[OWN] + terms[PAIRS]
         slower = learning.tpot.table[RUNNING, rows]
         slowed = slower * features[BATCH]
-        cost = learning.caused.cost(
+        cost = learning.marginal_cost.cost(
             rows,
             now,
             work=tokens + costs[REQUESTS],
@@ -124,12 +124,12 @@ class ExpectedTtft:
         """Return who learns from the request."""
         if candidates.get(FEATURES) is None:
             return None
-        return ExpectedTtftListener(self.learning, self.places, request, candidates)
+        return ExpectedTtftListener(self.learning, self.slots, request, candidates)
 
     def families(self) -> Iterator[Family]:
         """Yield how far expectations were off, and what each part of a request costs, by engine."""
-        learning, names = self.learning, self.places.names()
-        errors = [((name,), learning.accuracy[place]) for name, place in names.items()]
+        learning, names = self.learning, self.slots.names()
+        errors = [((name,), learning.accuracy[slot]) for name, slot in names.items()]
         yield histogram(
             "inferway_ttft_prediction_error",
             "Time to the first token, divided by the time that was expected; 1 is"
@@ -146,8 +146,8 @@ class ExpectedTtft:
             ["engine", "of"],
             {
                 (name, feature): cost
-                for name, place in names.items()
-                for feature, cost in zip(features, costs[:, place].tolist(), strict=True)
+                for name, slot in names.items()
+                for feature, cost in zip(features, costs[:, slot].tolist(), strict=True)
             },
         )
 
@@ -181,8 +181,10 @@ class ExpectedTtft:
         features[AHEAD] = backlog.tokens[rows] - done
         features[REQUESTS] = requests
         features[BATCH] = np.maximum(candidates.in_flight - requests, _ZERO)
-        mean_tokens = self.learning.caused.new_tokens
-        others = self.learning.others.ahead(candidates, rows, cost_ahead, mean_tokens, requests)
+        mean_tokens = self.learning.marginal_cost.new_tokens
+        others = self.learning.external_load.ahead(
+            candidates, rows, cost_ahead, mean_tokens, requests
+        )
         if others is not None:
             queued, tokens = others
             features[AHEAD] += tokens

@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from inferway.model import Candidates, Column, ColumnKey, Headers, SchedulingResult, Target
 from inferway.openai_api.llm_request import LLMRequest
-from inferway.scheduling.per_endpoint import Places
+from inferway.scheduling.per_endpoint import EndpointSlots
 from inferway.scheduling.plugin import RequestListener, RequestOutcome
 from inferway.scheduling.prefix_source import PRECISE, PrefixSource, prefix_source
 from inferway.scheduling.registry import Building, Parameters, PluginType
@@ -51,17 +51,17 @@ class InflightLoad:
     output: bool = False
     output_ratio: float = 1.5
     most_output: int | None = None
-    in_flight: Column = field(default_factory=lambda: np.zeros(0))  # by place
-    places: Places = field(init=False)
+    in_flight: Column = field(default_factory=lambda: np.zeros(0))  # by slot
+    slots: EndpointSlots = field(init=False)
     _last: tuple[LLMRequest, Column] | None = None  # what was produced for it
 
     def __post_init__(self) -> None:
-        self.places = Places(self._grow, self._forget)
+        self.slots = EndpointSlots(self._grow, self._forget)
 
     def produce(self, request: LLMRequest, candidates: Candidates) -> None:
         own = self._own(request, candidates)
         self._last = (request, own)
-        rows = self.places.rows(candidates.endpoints, candidates.now)
+        rows = self.slots.rows(candidates.endpoints, candidates.now)
         candidates.add(self.column, self.in_flight[rows] + own)
 
     def follow(
@@ -91,11 +91,11 @@ class InflightLoad:
         limits = [most_output_tokens(request), self.most_output]
         return min([expected, *(limit for limit in limits if limit is not None)])
 
-    def _grow(self, places: int) -> None:
-        self.in_flight = np.concatenate([self.in_flight, np.zeros(places - len(self.in_flight))])
+    def _grow(self, slots: int) -> None:
+        self.in_flight = np.concatenate([self.in_flight, np.zeros(slots - len(self.in_flight))])
 
-    def _forget(self, place: int) -> None:
-        self.in_flight[place] = 0.0
+    def _forget(self, slot: int) -> None:
+        self.in_flight[slot] = 0.0
 
 
 def most_output_tokens(request: LLMRequest) -> int | None:
@@ -113,7 +113,7 @@ class _InflightListener(RequestListener):
     candidates: Candidates
     choice: SchedulingResult
     own: Column
-    _here: list[tuple[int, float]] = field(default_factory=list)  # (place, tokens)
+    _here: list[tuple[int, float]] = field(default_factory=list)  # (slot, tokens)
     _others: list[tuple[int, float]] = field(default_factory=list)
 
     def on_attempt(self, target: Target, now: float) -> Headers:
@@ -136,14 +136,14 @@ class _InflightListener(RequestListener):
 
     def _book(self, target: Target) -> tuple[int, float]:
         endpoint = target.endpoint
-        place = self.load.places.place(endpoint)
+        slot = self.load.slots.slot(endpoint)
         tokens = self.own.item(self.candidates.rows[endpoint.holder])
-        self.load.in_flight[place] += tokens
-        return place, tokens
+        self.load.in_flight[slot] += tokens
+        return slot, tokens
 
     def _release(self, booked: list[tuple[int, float]]) -> None:
-        for place, tokens in booked:
-            self.load.in_flight[place] -= tokens
+        for slot, tokens in booked:
+            self.load.in_flight[slot] -= tokens
         booked.clear()
 
 
