@@ -112,8 +112,9 @@ class Indexer:
             raise
 
     async def caught_up(self, seconds: float) -> bool:
-        """Return whether all that can be known of the live engines' caches has come in; waits for
-        that, but no longer than so many seconds."""
+        """Return whether prompts can be matched with all that can be known: the first tokenizers
+        are loaded, or cannot be had, and the live engines' caches are known. Waits for that, but no
+        longer than so many seconds."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while not self._is_caught_up():
@@ -121,7 +122,7 @@ class Indexer:
         return self._is_caught_up()
 
     def _is_caught_up(self) -> bool:
-        return all(
+        return self.fleet.loading is None and all(
             subscriber.state.is_settled
             for engine in self.fleet.engines
             if engine.healthy
