@@ -11,13 +11,19 @@ from bench.tests.runs import a_run, unseen
 from click.testing import CliRunner
 
 from inferway.prompts.files.prepare import prepare_smollm2
-from inferway.scheduling.builtin import BUILTIN
 from inferway_bench.chats import Turns, default_data_dir, load_conversations
 from inferway_bench.cli import bench
-from inferway_bench.director.benchmark import DIRECTOR, goals, growth_rows, length_rows, slope
-from inferway_bench.director.choices import TRIPLES
-from inferway_bench.director.decisions import Decision, DirectorPlan, grown_chats
-from inferway_bench.rows import Findings, Row, Run
+from inferway_bench.director import (
+    DIRECTOR,
+    Decision,
+    DirectorPlan,
+    goals,
+    grown_chats,
+    growth_rows,
+    length_rows,
+    slope,
+)
+from inferway_bench.rows import Findings, Run
 
 MINIATURE = DirectorPlan(
     chats=1,
@@ -27,8 +33,6 @@ MINIATURE = DirectorPlan(
     others=20,
     other_tokens=200,
     engines=3,
-    many_endpoints=30,
-    repeats=2,
 )
 
 
@@ -53,10 +57,9 @@ FEW, MANY = [decided(4_000)] * 5, [decided(4_000, times=1.05)] * 5
 
 
 def run_of(grown: list[Decision] = GROWN, many: list[Decision] = MANY) -> Run:
-    choice = Row("choices", {"kind": "three scorers", "scorers": "three"}, {"choice": 36.8})
-    rows = [*length_rows(grown), *growth_rows(grown, FEW, many), choice]
+    rows = [*length_rows(grown), *growth_rows(grown, FEW, many)]
     found = Findings(rows=rows, facts={"few_others": 9})
-    return a_run("director", found, plan={"others": 90, "many_endpoints": 30})
+    return a_run("director", found, plan={"others": 90})
 
 
 RUN = run_of()
@@ -91,7 +94,6 @@ def test_markdown_has_the_lengths_and_the_slopes() -> None:
     assert "| whole | 20.00 (20.00 to 20.00) |" in text
     assert "| 30.0 | 31.5 | 1.05 (1.05 to 1.05) |" in text
     assert "| 5.0 | 5.0 | 1.00 (1.00 to 1.00) |" in text
-    assert "| three | 36.8 |" in text
 
 
 @pytest.mark.slow
@@ -107,25 +109,12 @@ def test_a_chat_grows_by_its_turns_and_every_step_takes_time() -> None:
     assert all(min(p.whole, p.parse, p.render, p.match, p.schedule) > 0 for p in grown)
 
 
-@pytest.fixture(scope="module")
-def run() -> Run:
-    return DIRECTOR.run(MINIATURE, unseen)
-
-
 @pytest.mark.slow
-def test_the_same_probes_are_measured_twice(run: Run) -> None:
+def test_the_same_probes_are_measured_twice() -> None:
+    run = DIRECTOR.run(MINIATURE, unseen)
+
     for row in run.select("growth"):
         assert len(row.repeats("few")) == len(row.repeats("many")) == MINIATURE.probes
-
-
-def test_each_scorer_is_measured_among_many_endpoints_and_three_at_a_time(run: Run) -> None:
-    names = {str(row.keys["scorers"]) for row in run.select("choices", kind="one scorer")}
-    triples = run.select("choices", kind="three scorers")
-
-    assert names < set(BUILTIN)
-    assert {"queue-scorer", "lora-affinity-scorer", "expected-ttft"} <= names
-    assert [row.keys["scorers"] for row in triples] == list(TRIPLES)
-    assert all(row.median("choice") > 0 for row in triples)
 
 
 def test_missing_data_ends_the_command_with_the_cure(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 from inferway_bench.chat_overhead import CHAT_OVERHEAD, CHAT_OVERHEAD_ENGINE
 from inferway_bench.dataplane.benchmark import DATAPLANE
-from inferway_bench.director.benchmark import DIRECTOR
-from inferway_bench.epp.benchmark import EPP
+from inferway_bench.director import DIRECTOR
+from inferway_bench.epp import EPP
 from inferway_bench.harness import Benchmark
 from inferway_bench.index.benchmark import INDEX
 from inferway_bench.loading.run import LOAD

@@ -7,6 +7,7 @@ index and event path filled by so many engines, and the production director befo
 from __future__ import annotations
 
 import gc
+import os
 import random
 import sys
 import time
@@ -20,9 +21,10 @@ from inferway.kv.blocks.keys import BlockHasher
 from inferway.kv.index.memory import MemoryIndex
 from inferway.kv.index.protocol import Store
 from inferway.model import RequestHead
+from inferway_bench.cpu import resident_bytes
 from inferway_bench.idle_engines import MODEL, GivenTokens, idle_director
-from inferway_bench.index.events import FollowedEngine, payload, removal
-from inferway_bench.index.workload import VOCABULARY, Stored, resident_bytes
+from inferway_bench.index.engine import FollowedEngine, payload, removal
+from inferway_bench.index.worker import VOCABULARY, Stored
 
 _HEAD = RequestHead("POST", "/v1/chat/completions", "", ())
 _BODY = msgspec.json.encode({"model": MODEL, "messages": [{"role": "user", "content": "hi"}]})
@@ -83,20 +85,20 @@ def measure(filling: Filling, engines: int) -> Grown:
     gc.disable()
     index = MemoryIndex()
     events = Events(filling.seed, filling.block_size)
-    start = resident_bytes()
+    start = resident_bytes(os.getpid())
     fleet = [FollowedEngine(holder, filling.block_size, index) for holder in range(engines)]
     each = filling.blocks_held // _EVENT_BLOCKS
     for engine in fleet:
         engine.apply(events.stored(each)[0])
     gc.collect()
-    taken = resident_bytes() - start
+    taken = resident_bytes(os.getpid()) - start
     stored, removed = _timed(fleet, events)
     decisions = uvloop.run(_decisions(filling, engines, index))
     return Grown(
         stored_us=round(stored, 3),
         removed_us=round(removed, 3),
         decision_us=[round(us, 2) for us in decisions],
-        resident_mib=round(resident_bytes() / 2**20, 1),
+        resident_mib=round(resident_bytes(os.getpid()) / 2**20, 1),
         bytes_per_block=round(taken / (each * _EVENT_BLOCKS * engines), 1),
     )
 

@@ -16,12 +16,12 @@ COMMANDS = {
         "Measure the data plane's CPU time, latency and memory.",
     ),
     "director": (
-        "inferway_bench.director.benchmark", "director",
+        "inferway_bench.director", "director",
         "Measure a decision's CPU time as chats grow.",
     ),
     "docs": ("inferway_bench.cli.docs", "docs", "Write the benchmarks' pages from stored results."),
     "epp": (
-        "inferway_bench.epp.benchmark", "epp", "Measure the endpoint picker behind a real Envoy.",
+        "inferway_bench.epp", "epp", "Measure the endpoint picker behind a real Envoy.",
     ),
     "index": (
         "inferway_bench.index.benchmark", "index", "Measure the index beside Dynamo's RadixTree.",

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from inferway_bench.chats import Message
-from inferway_bench.json_worker import JsonWorker
 from inferway_bench.processes import BenchError
 from inferway_bench.progress import OnStep
 from inferway_bench.prompts import worker as worker_file
 from inferway_bench.prompts.models import BenchModel
+from inferway_bench.workers import JsonWorker
 
 SYSTEMS = OURS, THEIRS = "Inferway", "transformers"
 # No hub, and no advice about frameworks that are not there.

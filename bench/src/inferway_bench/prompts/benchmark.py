@@ -21,7 +21,6 @@ from inferway_bench import chats
 from inferway_bench.chats import Turns
 from inferway_bench.flags import data_flag, flag
 from inferway_bench.harness import Benchmark
-from inferway_bench.json_worker import JsonWorker
 from inferway_bench.plotting import Chart, Plot
 from inferway_bench.progress import OnStep
 from inferway_bench.prompts.asking import (
@@ -42,6 +41,7 @@ from inferway_bench.report import Column, Table
 from inferway_bench.rows import Findings, Goal, Key, Row, Run, goal
 from inferway_bench.spread import ratio_of_medians, three_digits
 from inferway_bench.venvs import install_venv
+from inferway_bench.workers import JsonWorker
 
 TRANSFORMERS = "5.19.0"  # what vLLM 0.32 has
 FIRST, MET, ANOTHER = "first in the process", "words met before", "another chat"

@@ -22,7 +22,6 @@ from inferway.errors import SpecError
 from inferway.prompts.files.prepare import PACKAGED_SMOLLM2
 from inferway_bench.flags import flag
 from inferway_bench.harness import Benchmark
-from inferway_bench.json_worker import JsonWorker
 from inferway_bench.plotting import Chart, Plot
 from inferway_bench.processes import BenchError, with_sources
 from inferway_bench.progress import OnStep
@@ -30,6 +29,7 @@ from inferway_bench.report import Better, Column, Table
 from inferway_bench.rows import Findings, Goal, Row, Run, Value, goal
 from inferway_bench.structured.sample import Case, read
 from inferway_bench.structured.systems import BESIDE_ENGINE, OURS, SYSTEMS, VLLM, vocabulary_of
+from inferway_bench.workers import JsonWorker
 from inferway_structured.validate.json_schema_drafts import validator_of
 from inferway_structured.validate.schema_walk import pointer
 

@@ -1,8 +1,7 @@
-"""The endpoint pickers that are compared, each a process that serves ext_proc until SIGTERM.
+"""The pickers that ours is compared with, each a process that serves ext_proc until SIGTERM.
 
-`python -m inferway_bench.epp.pickers KIND PORT ENGINE…`: `echo` sends everything to the first
-engine and decides nothing, over `grpcio`: what gRPC costs in Python. `bare` does the same over the
-gRPC server that our picker has: what of its cost is no picker's. `timed` is our picker with a
+`python -m inferway_bench.epp_pickers KIND PORT ENGINE…`: `echo` sends everything to the first
+engine and decides nothing, over `grpcio`: what gRPC costs in Python. `timed` is our picker with a
 stopwatch around the route: what deciding costs where it happens, between messages, in caches that
 gRPC has emptied. It prints `{"requests": …, "route_ns": …}`, since its start, after each request;
 the clock is the thread's CPU time, and what reading it costs is taken off.
@@ -26,8 +25,6 @@ from inferway.config import EngineSettings, PickerSettings, ServeSettings
 from inferway.ext_proc import answers
 from inferway.ext_proc.exchange import Ask, Pick
 from inferway.ext_proc.messages import METHOD, SERVICE, ProcessingRequest
-from inferway.ext_proc.wire.call import Call
-from inferway.ext_proc.wire.listening import GrpcServer
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -57,23 +54,6 @@ class EchoStream:
             came = message.response_body
             return [answers.response_piece(came.body, ended=came.end_of_stream)]
         return []
-
-
-class BareCall:
-    """An `EchoStream` over our own gRPC server."""
-
-    def __init__(self, call: Call, address: str) -> None:
-        self._call = call
-        self._stream = EchoStream(address)
-
-    def on_message(self, message: bytes) -> None:
-        for answer in self._stream.answers(ProcessingRequest.FromString(message)):
-            self._call.send(answer)
-
-    def on_end(self) -> None:
-        self._call.finish()
-
-    def on_gone(self) -> None: ...
 
 
 class Stopwatch:
@@ -157,16 +137,6 @@ async def _serve_echo(port: int, address: str, stop: asyncio.Event) -> None:
     await server.stop(0)
 
 
-async def _serve_bare(port: int, address: str, stop: asyncio.Event) -> None:
-    method = f"/{SERVICE}/{METHOD}".encode()
-    calls = {method: lambda call: BareCall(call, address)}
-    server = GrpcServer(calls, host="127.0.0.1", port=port)
-    await server.start()
-    print("listening on", port, flush=True)
-    await stop.wait()
-    await server.stop(0)
-
-
 async def _serve_timed(port: int, engines: Sequence[str], stop: asyncio.Event) -> None:
     settings = ServeSettings(
         engines=[EngineSettings(url=url) for url in engines],
@@ -189,8 +159,7 @@ async def _serve(kind: str, port: int, engines: Sequence[str]) -> None:
     if kind == "timed":
         await _serve_timed(port, engines, stop)
     else:
-        serve = {"echo": _serve_echo, "bare": _serve_bare}[kind]
-        await serve(port, engines[0].removeprefix("http://"), stop)
+        await _serve_echo(port, engines[0].removeprefix("http://"), stop)
 
 
 if __name__ == "__main__":

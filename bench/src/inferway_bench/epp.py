@@ -1,9 +1,13 @@
 """`inferway bench epp`: CPU time of the endpoint picker for a request and for a streamed chunk,
-beside pickers that decide nothing, and ours with a stopwatch around the route; all behind the same
-Envoy, loaded in turns."""
+beside a picker that decides nothing, and ours with a stopwatch around the route; all behind the
+same Envoy, loaded in turns."""
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,22 +25,22 @@ from inferway_bench import conversations
 from inferway_bench.cpu import cpu_seconds
 from inferway_bench.dataplane.testbed import CHATS, Repeat, in_turns, set_pace, trivial_engine
 from inferway_bench.dataplane.wrk import Load
-from inferway_bench.epp.envoy import configuration, find_envoy, messages_sent, version
 from inferway_bench.flags import flag
 from inferway_bench.harness import Benchmark
 from inferway_bench.plotting import Chart, Plot
-from inferway_bench.processes import answers, free_port, running, wait_until
+from inferway_bench.processes import BenchError, answers, free_port, get, running, wait_until
 from inferway_bench.progress import OnStep
 from inferway_bench.report import Column, Table
 from inferway_bench.routers import Counters, EngineAddress
 from inferway_bench.rows import Findings, Goal, Key, Row, Run, Value
 from inferway_bench.spread import Interval, median_interval
+from inferway_bench.templates import JsonTemplates
 
-ECHO, BARE, OURS = "echo", "echo over our gRPC", "ours"
-TIMED = "ours, timed"  # with a stopwatch: not shown
+ECHO, OURS = "echo", "ours"
+TIMED = "timed"  # ours with a stopwatch: not shown
 MOST_TIMES_A_REQUEST = 1.15  # of (echo + our route's own cost)
 MOST_TIMES_A_CHUNK = 1.3  # of echo
-_KINDS = {ECHO: "echo", BARE: "bare", OURS: "ours", TIMED: "timed"}  # names of processes
+_KINDS = (ECHO, OURS, TIMED)
 _GAP_SECONDS = 0.004  # between two events: far enough that each is a piece of its own
 
 # picker -> "cpu_us", "messages" and "route_us" of a request, by repeat
@@ -72,7 +76,10 @@ class _Picker:
 
     def counters(self) -> Counters:
         """Return the messages that Envoy has sent it, and what its stopwatch has printed last."""
-        counted = {"messages": float(messages_sent(self.admin_port, _KINDS[self.label]))}
+        stat = f"http.{self.label}.ext_proc.stream_msgs_sent"
+        url = f"http://127.0.0.1:{self.admin_port}/stats?format=json&filter=^{stat}$"
+        found = msgspec.json.decode(get(url))["stats"]
+        counted = {"messages": float(sum(each.get("value", 0) for each in found))}
         if self.label != TIMED:
             return counted
         lines = [line for line in self.log.read_text().splitlines() if line.startswith("{")]
@@ -120,13 +127,13 @@ def measure(plan: EppPlan, on_step: OnStep) -> Findings:
     )
     plain, _, stream = found.values()
     about = (
-        f"{version(binary)}, one worker; {plan.connections} connections, {plan.repeats} repeats of "
-        f"{plan.seconds} s in turns. Without requests, Inferway's picker takes "
+        f"{_version(binary)}, one worker; {plan.connections} connections, {plan.repeats} repeats "
+        f"of {plan.seconds} s in turns. Without requests, Inferway's picker takes "
         f"{idle[OURS] * 1e3:.1f} ms of CPU time a second to read the load of two engines, and echo "
         f"takes {idle[ECHO] * 1e3:.1f} ms; this idle time is subtracted from the figures."
     )
     return Findings(
-        rows=[*picks, *chunk_rows(plain, stream)], about=[about], facts={"envoy": version(binary)}
+        rows=[*picks, *chunk_rows(plain, stream)], about=[about], facts={"envoy": _version(binary)}
     )
 
 
@@ -158,7 +165,7 @@ def pick_rows(name: str, body_bytes: int, figures: Figures) -> list[Row]:
     repeats."""
     route = figures[TIMED]["route_us"]
     rows = []
-    for picker in (ECHO, BARE, OURS):
+    for picker in (ECHO, OURS):
         cpu = figures[picker]["cpu_us"]
         values: dict[str, Value] = {
             "cpu_us": cpu,
@@ -166,13 +173,11 @@ def pick_rows(name: str, body_bytes: int, figures: Figures) -> list[Row]:
             "messages": figures[picker]["messages"],
         }
         if picker == OURS:
+            echo = figures[ECHO]["cpu_us"]
+            floor = [us + more for us, more in zip(echo, route, strict=True)]
+            below = median(echo) + median(route)
             values["route_us"] = route
-            for other in (ECHO, BARE):
-                floor = [
-                    us + more for us, more in zip(figures[other]["cpu_us"], route, strict=True)
-                ]
-                below = median(figures[other]["cpu_us"]) + median(route)
-                values[f"times {other}"] = _times(median(cpu) / below, cpu, floor)
+            values["times echo"] = _times(median(cpu) / below, cpu, floor)
         keys: dict[str, Key] = {"request": name, "body, bytes": body_bytes, "picker": picker}
         rows.append(Row("pick", keys, values, is_ours=picker == OURS))
     return rows
@@ -188,7 +193,7 @@ def chunk_rows(plain: Figures, stream: Figures) -> list[Row]:
     """Return what a streamed chunk costs each picker: the difference in CPU time of a request and
     of the same, streamed, by that in messages."""
     us, repeats = {}, {}
-    for picker in (ECHO, BARE, OURS):
+    for picker in (ECHO, OURS):
         one, many = plain[picker], stream[picker]
         more = median(many["messages"]) - median(one["messages"])
         pairs = zip(one["cpu_us"], many["cpu_us"], strict=True)
@@ -197,9 +202,41 @@ def chunk_rows(plain: Figures, stream: Figures) -> list[Row]:
     times = _times(us[OURS] / us[ECHO], repeats[OURS], repeats[ECHO])
     return [
         Row("chunk", {"picker": ECHO}, {"us": us[ECHO]}, is_ours=False),
-        Row("chunk", {"picker": BARE}, {"us": us[BARE]}, is_ours=False),
         Row("chunk", {"picker": OURS}, {"us": us[OURS], "times": times}),
     ]
+
+
+# Envoy: a listener for each picker, the same engines, the same filter
+
+
+def find_envoy() -> Path:
+    """Return Envoy's path, in PATH or where scripts/install_envoy.sh unpacks it. Raises BenchError
+    with the cure."""
+    if found := shutil.which("envoy"):
+        return Path(found)
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "inferway"
+    unpacked = sorted(cache.glob("envoy-*/envoy"))
+    if not unpacked:
+        raise BenchError("envoy: not found in PATH; the cure: scripts/install_envoy.sh")
+    return unpacked[-1]
+
+
+def _version(envoy: Path) -> str:
+    said = subprocess.run([envoy, "--version"], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"/(\d+\.\d+\.\d+)/", said)
+    return f"Envoy {found[1]}" if found else said.strip()
+
+
+def configuration(pickers: Mapping[str, tuple[int, int]], admin_port: int) -> bytes:
+    """Return Envoy's configuration. `pickers`: name -> (port for clients, port of the picker), all
+    on the loopback."""
+    envoy = JsonTemplates("envoy.json")
+    ports = pickers.items()
+    listeners = [envoy.fill("listener", name=name, port=port) for name, (port, _) in ports]
+    clusters = [envoy.fill("picker", name=name, port=port) for name, (_, port) in ports]
+    clusters.insert(0, envoy.fill("engines"))
+    whole = envoy.fill("bootstrap", admin_port=admin_port, listeners=listeners, clusters=clusters)
+    return msgspec.json.encode(whole)
 
 
 @contextmanager
@@ -212,7 +249,7 @@ def _pickers(
     while len(picked) < 2 * len(_KINDS) + 1:
         picked.add(free_port())  # it may be told twice
     admin, *left = picked
-    ports = {kind: (left[i], left[-1 - i]) for i, kind in enumerate(_KINDS.values())}
+    ports = {kind: (left[i], left[-1 - i]) for i, kind in enumerate(_KINDS)}
     with ExitStack() as stack:
         pids = {}
         for kind, (_, port) in ports.items():
@@ -225,16 +262,16 @@ def _pickers(
         proxy = [str(binary), "-c", str(config), "--concurrency", "1", "--disable-hot-restart"]
         envoy = stack.enter_context(running([*proxy, "--log-level", "warning"], envoy_log))
         pickers = []
-        for name, kind in _KINDS.items():
+        for kind in _KINDS:
             url = f"http://127.0.0.1:{ports[kind][0]}"
             wait_until(lambda url=url: answers(url + CHATS, body), kind, envoy, envoy_log)  # type: ignore[misc]
-            pickers.append(_Picker(name, url, pids[kind], admin, directory / kind))
+            pickers.append(_Picker(kind, url, pids[kind], admin, directory / kind))
         yield pickers
 
 
 def _command(kind: str, port: int, engines: Sequence[str]) -> list[str]:
     if kind != "ours":
-        return [sys.executable, "-m", "inferway_bench.epp.pickers", kind, str(port), *engines]
+        return [sys.executable, "-m", "inferway_bench.epp_pickers", kind, str(port), *engines]
     command = [str(Path(sys.executable).with_name("inferway")), "epp"]
     for url in engines:
         command += ["--engine", url]
@@ -248,7 +285,7 @@ def goals(run: Run) -> list[Goal]:
         _goal(
             f"{row.keys['request']}, CPU a pick",
             f"≤ {MOST_TIMES_A_REQUEST:g} × (echo + our route)",
-            row.values[f"times {ECHO}"],
+            row.values["times echo"],
             MOST_TIMES_A_REQUEST,
         )
         for row in run.select("pick", picker=OURS)
@@ -288,8 +325,7 @@ EPP = Benchmark(
                 Column("cpu_us", "CPU, µs", _US, "range", "lower", "µs"),
                 Column("on_a_core", "requests/s on one core", _US),
                 Column("route_us", "our route", _US),
-                Column(f"times {ECHO}", "ours / (echo + route)", "{:.2f}"),
-                Column(f"times {BARE}", "ours / (echo over our gRPC + route)", "{:.2f}"),
+                Column("times echo", "ours / (echo + route)", "{:.2f}"),
             ],
         ),
         Table(
