@@ -38,7 +38,7 @@ COMMANDS = {
         "Compare policies behind several gateways.",
     ),
     "prompts": (
-        "inferway_bench.prompts.benchmark", "prompts",
+        "inferway_bench.prompts", "prompts",
         "Measure rendering and tokenizing, beside transformers.",
     ),
     "scale": ("inferway_bench.scale", "scale", "Measure how many engines one process can serve."),
