@@ -102,7 +102,7 @@ def _requirements(runs: Sequence[tuple[str, StoredRun]]) -> Iterator[str]:
     yield ""
     yield from table_lines(
         ("benchmark", "figure", "required", "measured", "met"),
-        ([name, g.what, g.asked, g.found, "yes" if g.is_met else "**no**"] for name, g in goals),
+        ([name, *goal.cells] for name, goal in goals),
         num_left=5,
     )
 
