@@ -29,7 +29,7 @@ from inferway_bench.report import Better, Column, Table
 from inferway_bench.rows import Findings, Goal, Row, Run, Value, goal
 from inferway_bench.structured.sample import Case, read
 from inferway_bench.structured.systems import BESIDE_ENGINE, OURS, SYSTEMS, VLLM, vocabulary_of
-from inferway_bench.workers import JsonWorker
+from inferway_bench.workers import JsonWorker, in_turn
 from inferway_structured.validate.json_schema_drafts import validator_of
 from inferway_structured.validate.schema_walk import pointer
 
@@ -90,8 +90,7 @@ def measure(plan: StructuredPlan, on_step: OnStep) -> Findings:
             versions |= worker.read()
         for done, case in enumerate(cases):
             on_step("schemas", done, len(cases))
-            first = done % len(workers)
-            for worker in (*workers[first:], *workers[:first]):
+            for worker in in_turn(workers, done):
                 answers[worker.name].append(worker.ask(msgspec.to_builtins(case)))
     words = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
     about = f"{len(cases)} schemas of {plan.file.name}, tokens of {model.name}; {words}."
@@ -102,9 +101,8 @@ def measure(plan: StructuredPlan, on_step: OnStep) -> Findings:
 
 def _engine() -> Path:
     """The Python that has vLLM and xgrammar."""
-    root = os.environ.get("INFERWAY_VLLM_VENV")
-    python = Path(root) / "bin" / "python" if root else None
-    if python is None or not python.is_file():
+    python = Path(os.environ.get("INFERWAY_VLLM_VENV", "/nowhere"), "bin", "python")
+    if not python.is_file():
         raise BenchError(
             "xgrammar is measured where vLLM is installed; the cure: INFERWAY_VLLM_VENV=/its/venv"
         )
@@ -207,7 +205,7 @@ def _compile_rows(
         times = [sum(one[step] for step in what) for one in steps]
         values = percentiles(times, "p50", "p95", "max")
         if what == ("check", "compile"):
-            values[TO_LLGUIDANCE] = percentile(times, 0.95) / percentile(theirs, 0.95)
+            values[TO_LLGUIDANCE] = _percentile(times, 0.95) / _percentile(theirs, 0.95)
         yield Row("compile", {**keys, "step": f"{' + '.join(what)}, CPU time"}, values, is_ours)
 
 
@@ -222,12 +220,11 @@ def _mask_rows(name: str, answers: Sequence[Answer]) -> Iterator[Row]:
 
 def percentiles(values: Sequence[float], *names: str) -> dict[str, Value]:
     """Return the percentiles of these names; nothing of no values."""
-    ordered = sorted(values)
-    return {name: percentile(ordered, PERCENTILES[name]) for name in names} if values else {}
+    return {name: _percentile(values, PERCENTILES[name]) for name in names} if values else {}
 
 
-def percentile(values: Sequence[float], share: float) -> float:
-    """Return the value that this share of all values is below, one of them."""
+def _percentile(values: Sequence[float], share: float) -> float:
+    """The value that this share of all values is below, one of them."""
     return round(sorted(values)[min(len(values) - 1, int(len(values) * share))], 3)
 
 
