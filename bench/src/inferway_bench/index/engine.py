@@ -91,26 +91,30 @@ def _batch(event: Mapping[str, object]) -> bytes:
 
 
 def endless_payloads(block_size: int, seed: int, chain: int = CHAIN) -> Iterator[bytes]:
-    """Return batches that store BLOCKS new blocks each, `chain` of them to a prompt.
+    """Return batches that store BLOCKS new blocks each, `chain` of them to a prompt."""
+    made = endless_events(block_size, seed, chain, BLOCKS)
+    return (payload(stored, block_size) for stored in made)
+
+
+def endless_events(block_size: int, seed: int, chain: int, blocks: int) -> Iterator[Stored]:
+    """Return events of `blocks` new blocks each, `chain` of them to a prompt.
 
     Their tokens are encoded here, all but the first, so that making a batch costs little beside
     applying it.
     """
     numbers = random.Random(seed)
     texts = [
-        [numbers.randrange(VOCABULARY) for _ in range(BLOCKS * block_size - 1)] for _ in range(64)
+        [numbers.randrange(VOCABULARY) for _ in range(blocks * block_size - 1)] for _ in range(64)
     ]
     encoded = [b"".join(map(_ENCODER.encode, text)) for text in texts]
-    return _endless(numbers, encoded, block_size, chain)
 
+    def made() -> Iterator[Stored]:
+        parent: int | None = None
+        for number in count():
+            first = _ARRAY_AND_TOKEN.pack(0xDC, blocks * block_size, 0xCE, number)
+            tokens = msgspec.Raw(first + encoded[number % len(encoded)])
+            hashes = [numbers.getrandbits(64) for _ in range(blocks)]
+            yield Stored(hashes, parent if number % chain else None, tokens)
+            parent = hashes[-1]
 
-def _endless(
-    numbers: random.Random, texts: Sequence[bytes], block_size: int, chain: int
-) -> Iterator[bytes]:
-    parent: int | None = None
-    for number in count():
-        first = _ARRAY_AND_TOKEN.pack(0xDC, BLOCKS * block_size, 0xCE, number)
-        tokens = msgspec.Raw(first + texts[number % len(texts)])
-        hashes = [numbers.getrandbits(64) for _ in range(BLOCKS)]
-        yield payload(Stored(hashes, parent if number % chain else None, tokens), block_size)
-        parent = hashes[-1]
+    return made()
