@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import uvloop
-from bench.tests.runs import a_run, unseen
+from bench.tests.runs import a_run
 from click.testing import CliRunner
 
 from inferway.prompts.files.prepare import prepare_smollm2
@@ -28,17 +28,13 @@ from inferway_bench.rows import Findings, Run
 MINIATURE = DirectorPlan(
     chats=1,
     longest=1_500,
-    probes=2,
-    probe_tokens=300,
-    others=20,
-    other_tokens=200,
     engines=3,
 )
 
 
-def decided(history: int, new: int = 50, times: float = 1.0, ns: float = 20.0) -> Decision:
+def decided(history: int, new: int = 50, ns: float = 20.0) -> Decision:
     """A decision whose whole takes 100 µs, and `ns` a token of history, 300 a new one."""
-    whole = times * (100 + history * ns / 1e3 + new * 0.3)
+    whole = 100 + history * ns / 1e3 + new * 0.3
     return Decision(
         history=history,
         new=new,
@@ -46,20 +42,17 @@ def decided(history: int, new: int = 50, times: float = 1.0, ns: float = 20.0) -
         whole=whole,
         parse=10.0,
         render=10.0,
-        encode=30.0 * times,
+        encode=30.0,
         match=5.0,
         schedule=20.0,
     )
 
 
 GROWN = [decided(history, new=20 + 7 * history % 90) for history in range(0, 20_000, 300)]
-FEW, MANY = [decided(4_000)] * 5, [decided(4_000, times=1.05)] * 5
 
 
-def run_of(grown: list[Decision] = GROWN, many: list[Decision] = MANY) -> Run:
-    rows = [*length_rows(grown), *growth_rows(grown, FEW, many)]
-    found = Findings(rows=rows, facts={"few_others": 9})
-    return a_run("director", found, plan={"others": 90})
+def run_of(grown: list[Decision] = GROWN) -> Run:
+    return a_run("director", Findings(rows=[*length_rows(grown), *growth_rows(grown)]))
 
 
 RUN = run_of()
@@ -82,9 +75,6 @@ def test_what_is_not_as_asked_is_named() -> None:
     assert missed(run_of(grown=[decided(h, ns=26.0) for h in range(0, 9_000, 500)])) == [
         "a decision, ns for each token of history"
     ]
-    assert missed(run_of(many=[decided(4_000, times=1.2)] * 5)) == [
-        "encode, time after 90 chats / after 9"
-    ]
 
 
 def test_markdown_has_the_lengths_and_the_slopes() -> None:
@@ -92,8 +82,6 @@ def test_markdown_has_the_lengths_and_the_slopes() -> None:
 
     assert "| none | 1 | 10.0 | 10.0 | 30.0 | 5.0 | 20.0 |" in text
     assert "| whole | 20.00 (20.00 to 20.00) |" in text
-    assert "| 30.0 | 31.5 | 1.05 (1.05 to 1.05) |" in text
-    assert "| 5.0 | 5.0 | 1.00 (1.00 to 1.00) |" in text
 
 
 @pytest.mark.slow
@@ -107,14 +95,6 @@ def test_a_chat_grows_by_its_turns_and_every_step_takes_time() -> None:
     assert all(later.history == earlier.history + earlier.new for earlier, later in pairwise(grown))
     assert grown[-1].history + grown[-1].new >= MINIATURE.longest
     assert all(min(p.whole, p.parse, p.render, p.match, p.schedule) > 0 for p in grown)
-
-
-@pytest.mark.slow
-def test_the_same_probes_are_measured_twice() -> None:
-    run = DIRECTOR.run(MINIATURE, unseen)
-
-    for row in run.select("growth"):
-        assert len(row.repeats("few")) == len(row.repeats("many")) == MINIATURE.probes
 
 
 def test_missing_data_ends_the_command_with_the_cure(tmp_path: Path) -> None:

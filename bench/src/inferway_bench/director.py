@@ -53,18 +53,10 @@ class DirectorPlan(msgspec.Struct, frozen=True):
     chats: int = 12  # that grow turn by turn
     longest: int = 32_000
     turn_chars: int = 1_500  # of a turn, at most
-    probes: int = 40  # chats whose next turn is measured beside much and little that was seen
-    probe_tokens: int = 4_000
-    others: int = 2_000  # chats that were seen before; beside it, a tenth of them
-    other_tokens: int = 2_000
     engines: int = 8
     block_size: int = 16
     seed: int = 3
     data: Annotated[Path | None, data_flag("chat")] = None
-
-    @property
-    def few_others(self) -> int:
-        return self.others // 10
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -204,20 +196,15 @@ def measure(plan: DirectorPlan, on_step: OnStep) -> Findings:
     turns = Turns(conversations, plan.seed)
     on_step("growing chats")
     grown = uvloop.run(grown_chats(root, plan, turns))
-    probes = [_chat_of_length(turns, plan.probe_tokens, plan) for _ in range(plan.probes)]
-    others = [_chat_of_length(turns, plan.other_tokens, plan) for _ in range(plan.others)]
-    on_step(f"beside {plan.few_others} and {plan.others} chats seen before")
-    few, many = uvloop.run(_probed_chats(root, plan, probes, others))
     a_message = sum(d.new for d in grown) / sum(2 if d.history else 1 for d in grown)
     return Findings(
-        rows=[*length_rows(grown), *growth_rows(grown, few, many)],
+        rows=[*length_rows(grown), *growth_rows(grown)],
         about=[
             f"{len(grown):,} decisions, {a_message:.0f} tokens a message, {plan.engines} engines, "
             f"blocks of {plan.block_size}, SmolLM2's tokenizer and template; "
             f"{len(conversations):,} real conversations of {data.name}/chat, in an order drawn "
             f"once, joined; turns of {plan.turn_chars:,} characters at most."
         ],
-        facts={"few_others": plan.few_others},
         notes={"growth": [_wall_note(grown)]},
     )
 
@@ -240,26 +227,6 @@ async def _grown(director: MeasuredDirector, plan: DirectorPlan, turns: Turns) -
     return decisions
 
 
-async def _probed_chats(
-    root: Path, plan: DirectorPlan, probes: Sequence[list[Message]], others: Sequence[list[Message]]
-) -> tuple[list[Decision], list[Decision]]:
-    """The decisions for the next turn of chats, in a gateway that has seen a tenth of `others`, and
-    in one that has seen them all. They take turns: what else the machine does meets both."""
-    with (
-        closing(MeasuredDirector(root, plan)) as few,
-        closing(MeasuredDirector(root, plan)) as many,
-    ):
-        decisions: dict[MeasuredDirector, list[Decision]] = {few: [], many: []}
-        for number, other in enumerate(others):
-            for director in (few, many) if number < plan.few_others else (many,):
-                await director.decide(other, 0)
-        for number, messages in enumerate(probes):
-            for director in (few, many) if number % 2 else (many, few):
-                before = await director.decide(messages[:-2], 0)
-                decisions[director].append(await director.decide(messages, before.new))
-    return decisions[few], decisions[many]
-
-
 def _growing(turns: Turns, plan: DirectorPlan) -> Iterator[list[Message]]:
     """A chat, turn by turn: each time a user asks, whoever has written the text."""
     messages: list[Message] = []
@@ -269,15 +236,6 @@ def _growing(turns: Turns, plan: DirectorPlan) -> Iterator[list[Message]]:
             messages = [*messages, {"role": role, "content": content}]
             if role == "user":
                 yield messages
-
-
-def _chat_of_length(turns: Turns, num_tokens: int, plan: DirectorPlan) -> list[Message]:
-    """A chat of about so many tokens: four characters are one."""
-    return next(
-        messages
-        for messages in _growing(turns, plan)
-        if len(messages) >= 3 and sum(len(m["content"]) for m in messages) >= 4 * num_tokens
-    )
 
 
 # what is found
@@ -299,21 +257,11 @@ def length_rows(grown: Sequence[Decision]) -> Iterator[Row]:
             yield Row("lengths", {"tokens of history": history if high > 1 else "none"}, values)
 
 
-def growth_rows(
-    grown: Sequence[Decision], few: Sequence[Decision], many: Sequence[Decision]
-) -> Iterator[Row]:
-    """Yield how each step grows with the history and with the chats that were seen. `few` and
-    `many` are the same turns, decided after few and after many other chats."""
+def growth_rows(grown: Sequence[Decision]) -> Iterator[Row]:
+    """Yield how each step grows with the history."""
+    after = [decision for decision in grown if decision.history]
     for step in STEPS:
-        before, after = _times(few, step), _times(many, step)
-        ratios = [b / a for a, b in zip(before, after, strict=True)]  # each turn with itself
-        values: dict[str, Value] = {
-            "growth": slope([d for d in grown if d.history], step),
-            "few": before,
-            "many": after,
-            "ratio": median_interval(ratios),
-        }
-        yield Row("growth", {"step": step}, values)
+        yield Row("growth", {"step": step}, {"growth": slope(after, step)})
 
 
 def _wall_note(grown: Sequence[Decision]) -> str:
@@ -347,17 +295,9 @@ def _times(decisions: Sequence[Decision], step: str) -> list[float]:
 
 def goals(run: Run) -> list[Goal]:
     """Return what is required of a decision, judged."""
-    found = []
-    for row in run.select("growth"):
-        step = row.keys["step"]
-        if step == "whole":
-            what = "a decision, ns for each token of history"
-            found.append(goal(what, row.interval("growth"), most=25))
-        if step in ("encode", "match"):
-            others, few = run.plan["others"], run.facts["few_others"]
-            what = f"{step}, time after {others:,} chats / after {few:,}"
-            found.append(goal(what, row.interval("ratio"), most=1.1))
-    return found
+    what = "a decision, ns for each token of history"
+    rows = run.select("growth", step="whole")
+    return [goal(what, row.interval("growth"), most=25) for row in rows]
 
 
 TABLES = [
@@ -372,15 +312,8 @@ TABLES = [
         ],
     ),
     Table(
-        "growth",
-        "CPU time by the chat's own history, and by the number of other chats that were served "
-        "before (the same turns)",
-        ["step"],
-        [
-            Column("growth", "ns for each token of history (95 %)", "{:.2f}"),
-            Column("few", "µs, after {few_others:,} chats"),
-            Column("many", "µs, after {others:,} chats"), Column("ratio", "ratio (95 %)", "{:.2f}"),
-        ],
+        "growth", "CPU time by the chat's own history", ["step"],
+        [Column("growth", "ns for each token of history (95 %)", "{:.2f}")],
     ),
 ]  # fmt: skip
 DIRECTOR = Benchmark(
@@ -395,7 +328,7 @@ DIRECTOR = Benchmark(
             styles={"whole": {"color": "black", "linewidth": 2.0}},
         )],
     ),
-    quick={"chats": 2, "longest": 8_000, "probes": 8, "others": 50}, goals=goals,
+    quick={"chats": 2, "longest": 8_000}, goals=goals,
     question="how much CPU time a routing decision takes, by length of the chat",
     takes="half a minute",
 )  # fmt: skip
