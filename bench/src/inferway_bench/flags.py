@@ -56,7 +56,8 @@ def flag(
     bounds = {"ge": ge, "gt": gt, "le": le}
     extra = {
         "description": description, "name": name, "metavar": metavar, "parse": parse,
-        "section": section, "is_argument": is_argument, "is_repeated": is_repeated, "bounds": bounds,
+        "section": section, "bounds": bounds, "is_argument": is_argument,
+        "is_repeated": is_repeated,
     }  # fmt: skip
     return msgspec.Meta(extra=extra)
 
