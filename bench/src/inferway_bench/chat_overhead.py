@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -102,19 +101,13 @@ class Pair(NamedTuple):
     completion: Sample
 
 
-@dataclass(frozen=True, slots=True)
-class RateSent:
+class RateSent(NamedTuple):
     """What was sent at a rate, and what came back, in the same order."""
 
     rate: float
     requests: Sequence[Request]
     samples: Sequence[Sample]
     cpu_share: float  # of a core, that sending took
-
-    @property
-    def good(self) -> list[Sample]:
-        """The whole streams of at least one token, with their usage."""
-        return [s for s in self.samples if error_of(s) is None]
 
     def pairs(self) -> tuple[list[Pair], int]:
         """Return the pairs of which both were answered, and the number of those left out because
@@ -141,20 +134,16 @@ class RateSent:
 
 
 def error_of(sample: Sample) -> str | None:
-    """Return why the sample does not count; None if it does."""
+    """Return why the sample is not a whole stream with its usage; None if it is."""
     if sample.error is not None:
         return f"{sample.error}: {sample.detail}" if sample.detail else sample.error
     return "a stream without usage" if sample.completion_tokens is None else None
 
 
 def _cached(sample: Sample) -> tuple[int | None, int | None]:
-    return sample.cached_tokens, _matched(sample)
-
-
-def _matched(sample: Sample) -> int | None:
-    """Blocks, as the gateway says."""
+    """Tokens, as the engine says, and matched blocks, as the gateway does."""
     text = (sample.headers or {}).get("x-inferway-matched-blocks")
-    return None if text is None else int(text)
+    return sample.cached_tokens, None if text is None else int(text)
 
 
 def measure_chat_overhead(plan: ChatOverheadPlan, on_step: OnStep) -> Findings:
@@ -222,8 +211,8 @@ def _ids(url: str, body: Mapping[str, Any], arm: Arm) -> list[int]:
 def findings(plan: ChatOverheadPlan, sent: Sequence[RateSent], text: str) -> Findings:
     """Return what the pairs say. `text` says where the conversations are from."""
     pairs = [one.pairs() for one in sent]
-    good = [s for one in sent for s in one.good]
     every = [s for one in sent for s in one.samples]
+    good = [s for s in every if error_of(s) is None]
     fleet = f"{_ENGINES.engines} simulated engines, fitted to the seed"
     late = np.percentile([(s.sent or s.intended) - s.intended for s in every], 99) * 1e3
     about = [
@@ -232,7 +221,7 @@ def findings(plan: ChatOverheadPlan, sent: Sequence[RateSent], text: str) -> Fin
         "In every pair, the chat and the completion had the same number of prompt tokens, as the "
         f"engines count them ({_span([s.prompt_tokens for s in good])}). Cached by the engines: "
         f"{_span([s.cached_tokens for s in good])} tokens. Matched by the gateway: "
-        f"{_span([_matched(s) for s in good])} blocks. Pairs left out because these differed: "
+        f"{_span([_cached(s)[1] for s in good])} blocks. Pairs left out because these differed: "
         f"{sum(unlike for _, unlike in pairs)}. The load generator took at most "
         f"{max(one.cpu_share for one in sent):.1%} of a core, and sent 99 % of the requests less "
         f"than {late:.2f} ms late.",
@@ -270,12 +259,8 @@ def _times(pairs: Sequence[Pair]) -> dict[str, list[float]]:
     """Milliseconds of both, and what the chat adds, pair by pair. A time between tokens needs two
     tokens of both."""
     found: dict[str, list[float]] = {}
-    of: dict[str, Callable[[Sample], float | None]] = {
-        "TTFT": lambda s: s.ttft_sent,
-        "ITL": lambda s: s.itl,
-    }
-    for name, time in of.items():
-        both = [(time(pair.completion), time(pair.chat)) for pair in pairs]
+    for name, time in (("TTFT", "ttft_sent"), ("ITL", "itl")):
+        both = [(getattr(pair.completion, time), getattr(pair.chat, time)) for pair in pairs]
         times = [(a * 1e3, b * 1e3) for a, b in both if a is not None and b is not None]
         found[f"{name} completion"] = [round(a, 4) for a, _ in times]
         found[f"{name} chat"] = [round(b, 4) for _, b in times]

@@ -120,26 +120,29 @@ def _cases(model: str, connections: int) -> tuple[_Case, _Case, _Case]:
 def measure_routers(routers: Sequence[Router], plan: DataplanePlan, on_step: OnStep) -> Findings:
     """Measure `routers`: see `measure`."""
     model = str(prepare_smollm2())
-    _raise_descriptor_limit()
+    # all processes started from here may open the sockets of a thousand streams, two for each
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     short, long, stream = loads = _cases(model, plan.connections)
-    light = [router for router in routers if router.label in _LIGHT]
     numbers = iter(range(1, 10**9, 10**6))
     rows: list[Row] = []
     notes: dict[str, list[str]] = {}
     facts: dict[str, Key] = {"rate": 0.0}
     with started_routers(routers, model, on_step) as ready:
         publish_events(ready, model, on_step)
-        forwarding = [one for one in ready if one.router.label in _LIGHT]
-        for case, taking in ((short, ready), (long, ready), (stream, forwarding)):
+        light = [one for one in ready if one.label in _LIGHT]
+        for case, taking in ((short, ready), (long, ready), (stream, light)):
             rows += _cpu_rows(case, taking, plan, numbers, on_step)
         notes["cpu"] = [*(f"{case.name}: {case.what}" for case in loads), *_evidence(rows)]
-        if forwarding:
-            half = _half_of_the_slowest(rows)
-            timed = latencies(forwarding, model, half, plan.latency_seconds, plan.repeats, on_step)
+        if light:
+            carried = [r for r in rows if r.keys["load"] == SHORT and r.keys["router"] in _LIGHT]
+            half = min(row.median("per_second") for row in carried) / 2
+            timed = latencies(light, model, half, plan.latency_seconds, plan.repeats, on_step)
             rows += timed.rows
             notes["latency"] = [_why_so_many(timed.rate, half), *timed.notes]
             facts["rate"] = round(timed.rate, 1)
-    rows += memory_rows(light, model, plan.held_streams, plan.memory_repeats, on_step)
+    forwarding = [router for router in routers if router.label in _LIGHT]
+    rows += memory_rows(forwarding, model, plan.held_streams, plan.memory_repeats, on_step)
     about = (
         f"{plan.repeats} repeats of {plan.seconds} s, {plan.connections} connections, all routers "
         f"in one run, taking turns: {versions(routers)}. Load average after the run: "
@@ -147,6 +150,16 @@ def measure_routers(routers: Sequence[Router], plan: DataplanePlan, on_step: OnS
     )
     return Findings(
         rows=rows, about=[about], facts=facts, notes=notes, seeds=list(range(plan.repeats))
+    )
+
+
+def _why_so_many(rate: float, half: float) -> str:
+    carries = "half of what the slowest router carries"
+    if rate >= half:
+        return f"{rate:,.0f} requests a second are {carries}"
+    return (
+        f"{rate:,.0f} requests a second are the rate at which the client takes "
+        f"{CLIENT_SHARE:.0%} of a core; {carries} is {half:,.0f}"
     )
 
 
@@ -184,23 +197,6 @@ def _cpu_rows(
     return rows
 
 
-def _half_of_the_slowest(rows: Sequence[Row]) -> float:
-    """Half of the requests a second that the slowest of those carries that do not look at
-    prompts."""
-    light = [r for r in rows if r.keys["load"] == SHORT and r.keys["router"] in _LIGHT]
-    return min(row.median("per_second") for row in light) / 2
-
-
-def _why_so_many(rate: float, half: float) -> str:
-    carries = "half of what the slowest router carries"
-    if rate >= half:
-        return f"{rate:,.0f} requests a second are {carries}"
-    return (
-        f"{rate:,.0f} requests a second are the rate at which the client takes "
-        f"{CLIENT_SHARE:.0%} of a core; {carries} is {half:,.0f}"
-    )
-
-
 def _evidence(rows: Sequence[Row]) -> Iterator[str]:
     """Yield what each router says that it did, once where it says the same of several loads."""
     said: dict[tuple[str, str], list[str]] = {}
@@ -211,13 +207,6 @@ def _evidence(rows: Sequence[Row]) -> Iterator[str]:
     for (router, did), loads in said.items():
         is_alone = sum(name == router for name, _ in said) == 1
         yield f"{router}{'' if is_alone else ', ' + ' and '.join(loads)}: {did}"
-
-
-def _raise_descriptor_limit() -> None:
-    """Let all processes that are started from here open the sockets of a thousand streams, two for
-    each."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def goals(run: Run) -> list[Goal]:
