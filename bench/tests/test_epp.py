@@ -56,8 +56,8 @@ def test_what_is_not_as_asked_is_named() -> None:
 def test_a_run_is_told() -> None:
     text = EPP.markdown(run())
 
-    assert "| a chat | 700 | echo | 500 (490 to 510) | 2,000 |" in text
-    assert "| a chat | 700 | ours | 750 (740 to 760) | 1,333 |" in text
+    assert "| a chat | echo | 700 | 500 (490 to 510) | 2,000 |" in text
+    assert "| a chat | ours | 700 | 750 (740 to 760) | 1,333 |" in text
 
 
 def test_each_picker_has_a_listener_of_its_own() -> None:

@@ -31,7 +31,7 @@ from inferway_bench.processes import BenchError, answers, free_port, get, runnin
 from inferway_bench.progress import OnStep
 from inferway_bench.report import Column, Table
 from inferway_bench.routers import Counters, EngineAddress
-from inferway_bench.rows import Findings, Goal, Key, Row, Run, Value
+from inferway_bench.rows import Findings, Goal, Row, Run, Value
 from inferway_bench.spread import Interval, median_interval
 from inferway_bench.templates import JsonTemplates
 
@@ -149,9 +149,12 @@ def pick_rows(name: str, body_bytes: int, figures: Figures) -> Iterator[Row]:
     """Yield a row for each picker."""
     for picker in PICKERS:
         cpu = figures[picker]["cpu_us"]
-        keys: dict[str, Key] = {"request": name, "body, bytes": body_bytes, "picker": picker}
-        values: dict[str, Value] = {**figures[picker], "on_a_core": 1e6 / median(cpu)}
-        yield Row("pick", keys, values, is_ours=picker == OURS)
+        values: dict[str, Value] = {
+            "body, bytes": body_bytes,
+            **figures[picker],
+            "on_a_core": 1e6 / median(cpu),
+        }
+        yield Row("pick", {"request": name, "picker": picker}, values, is_ours=picker == OURS)
 
 
 def chunk_rows(plain: Figures, stream: Figures) -> Iterator[Row]:
@@ -260,8 +263,9 @@ EPP = Benchmark(
         Table(
             "pick",
             "CPU time of the picker for a request in µs, median (lowest to highest of the repeats)",
-            ["request", "body, bytes", "picker"],
+            ["request", "picker"],
             [
+                Column("body, bytes", form=_US),
                 Column("cpu_us", "CPU, µs", _US, "range", "lower", "µs"),
                 Column("on_a_core", "requests/s on one core", _US),
             ],
