@@ -134,7 +134,8 @@ def rows_of(cases: Sequence[Case], answers: Mapping[str, Sequence[Answer]]) -> I
         yield from _gained(tallies, how)
     for name, each in answers.items():
         yield from _compile_rows(name, each, answers.get(LLGUIDANCE, each))
-        yield from _mask_rows(name, each)
+        us = [ns / 1000 for answer in each for ns in answer.get("mask_ns", ())]
+        yield Row("masks", {"system": name}, percentiles(us, *PERCENTILES), name == OURS)
 
 
 def tally(case: Case, answer: Answer, order: str) -> Counter[str]:
@@ -209,15 +210,6 @@ def _compile_rows(
         yield Row("compile", {**keys, "step": f"{' + '.join(what)}, CPU time"}, values, is_ours)
 
 
-def _mask_rows(name: str, answers: Sequence[Answer]) -> Iterator[Row]:
-    """Wall time, and the thread's own CPU time, which others do not lengthen."""
-    for at, clock in enumerate(("wall", "CPU")):
-        us = [pair[at] / 1000 for answer in answers for pair in answer.get("mask_ns", ())]
-        yield Row(
-            "masks", {"system": name, "clock": clock}, percentiles(us, *PERCENTILES), name == OURS
-        )
-
-
 def percentiles(values: Sequence[float], *names: str) -> dict[str, Value]:
     """Return the percentiles of these names; nothing of no values."""
     return {name: _percentile(values, PERCENTILES[name]) for name in names} if values else {}
@@ -284,13 +276,9 @@ def goals(run: Run) -> Iterator[Goal]:
             what = f"{row.keys['step']}, p95 / llguidance's"
             yield goal(what, row.median(TO_LLGUIDANCE), most=1.2, unit=" ×")
     for row in run.select("masks", system=OURS):
-        clock = f"{row.keys['clock']} time"
-        if row.keys["clock"] == "wall":
-            yield goal("mask, p50", row.median("p50"), most=10, form="{:.1f}", unit=" µs")
+        yield goal("mask, p50", row.median("p50"), most=10, form="{:.1f}", unit=" µs")
         for column, most_ms in (("p99.9", 5), ("max", 20)):
-            yield goal(
-                f"mask, {column}, {clock}", row.median(column) / 1000, most=most_ms, unit=" ms"
-            )
+            yield goal(f"mask, {column}", row.median(column) / 1000, most=most_ms, unit=" ms")
 
 
 def _time(name: str, unit: str) -> Column:
@@ -320,7 +308,7 @@ TABLES = [
         ["step", "system"], [_time(name, "ms") for name in ("p50", "p95", "max")],
     ),
     Table(
-        "masks", "Time of a mask, µs", ["clock", "system"],
+        "masks", "Time of a mask, µs", ["system"],
         [_time(name, "µs") for name in PERCENTILES],
     ),
 ]  # fmt: skip
@@ -342,10 +330,7 @@ STRUCTURED = Benchmark(
                 "compile", ["p50", "p95", "max"], by="system", y_label="compile, ms", log_y=True,
                 where=lambda row: row.keys["step"] == WALL,
             ),
-            Plot(
-                "masks", list(PERCENTILES), by="system", y_label="mask, µs", log_y=True,
-                where=lambda row: row.keys["clock"] == "wall",
-            ),
+            Plot("masks", list(PERCENTILES), by="system", y_label="mask, µs", log_y=True),
         ],
     ),
     quick={"compile_seconds": 2.0, "outlines_seconds": 1.0, "max_schemas": 20},
