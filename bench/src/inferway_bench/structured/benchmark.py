@@ -197,7 +197,7 @@ def _compile_rows(
     """CPU times are of the schemas that llguidance compiles, too."""
     is_ours = name == OURS
     ms = [answer["seconds"] * 1000 for answer in answers if _is_compiled(answer)]
-    keys = {"system": name, "step": WALL}
+    keys = {"step": WALL, "system": name}
     yield Row("compile", keys, percentiles(ms, "p50", "p95", "max"), is_ours)
     pairs = list(zip(answers, llguidances, strict=True))
     steps = [a["cpu_ms"] for a, b in pairs if _is_compiled(a) and _is_compiled(b)]
