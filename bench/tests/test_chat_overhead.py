@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import pairwise
-from typing import Any
 
 import pytest
 from bench.tests.loading.made import failed, sample
 from bench.tests.runs import a_run, unseen
-from click.testing import CliRunner
 
 from inferway.prompts.files.prepare import prepare_smollm2
 from inferway_bench.chat_overhead import (
@@ -22,7 +20,6 @@ from inferway_bench.chat_overhead import (
 )
 from inferway_bench.chat_pairs import Arm, Kind, Prompt, Request, make_body, planned, prompts_of
 from inferway_bench.chats import Turns, default_data_dir, load_conversations
-from inferway_bench.cli import bench
 from inferway_bench.loading.samples import Sample
 from inferway_bench.processes import BenchError
 from inferway_bench.rows import Run
@@ -133,8 +130,8 @@ def test_what_is_no_whole_answer_is_an_error(found: Sample, said: str) -> None:
     assert error_of(sample(0.0)) is None
 
 
-def run_of(*stages: RateSent, **plan: Any) -> Run:
-    found = findings(ChatOverheadPlan(seconds=4, **plan), stages, "real ones")
+def run_of(*stages: RateSent) -> Run:
+    found = findings(ChatOverheadPlan(seconds=4), stages, "real ones")
     return a_run("chat-overhead", found)
 
 
@@ -201,7 +198,7 @@ def test_a_rate_without_any_pair_says_what_went_wrong() -> None:
         sent((0, "chat", failed(0.0))).pairs()
 
 
-def example_run(slower_ms: float = 0.4, growth_ms: float = 0.02, **plan: Any) -> Run:
+def example_run(slower_ms: float = 0.4, growth_ms: float = 0.02) -> Run:
     answers: list[tuple[int, Arm, Sample]] = []
     for pair in range(20):
         base = 110.0 + 0.05 * pair
@@ -209,7 +206,7 @@ def example_run(slower_ms: float = 0.4, growth_ms: float = 0.02, **plan: Any) ->
             (pair, "completion", answer(base)),
             (pair, "chat", answer(base + slower_ms + growth_ms * pair)),
         ]
-    return run_of(*(sent(*answers, rate=rate) for rate in (3, 20)), **plan)
+    return run_of(*(sent(*answers, rate=rate) for rate in (3, 20)))
 
 
 def test_the_goal_is_judged_by_the_upper_end_of_the_interval() -> None:
@@ -219,13 +216,6 @@ def test_the_goal_is_judged_by_the_upper_end_of_the_interval() -> None:
     assert [goal.is_met for goal in goals(run)] == [True]
     assert [goal.is_met for goal in goals(slower)] == [False]
     assert goals(slower)[0].asked == "upper end ≤ 1.11 ms (1%)"
-
-
-def test_engines_that_were_running_have_no_goal_and_results_of_their_own() -> None:
-    run = example_run(engines=("http://there",))
-
-    assert goals(run) == []
-    assert "1 engines that were running" in run.about[0]
 
 
 def test_markdown_has_the_difference_the_goal_and_the_seeds_own() -> None:
@@ -255,10 +245,3 @@ def test_engines_take_their_time_for_each_token_that_is_not_cached(run: Run) -> 
     times = [ms for row in run.select("rates") for ms in row.repeats("TTFT completion")]
 
     assert min(times) > 88 * 0.181
-
-
-def test_an_engine_that_is_not_there_ends_the_command_with_the_cure() -> None:
-    result = CliRunner().invoke(bench, ["chat-overhead", "--engine", "http://127.0.0.1:1"])
-
-    assert result.exit_code == 1
-    assert "the cure: start an engine there" in result.output

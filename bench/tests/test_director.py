@@ -7,34 +7,34 @@ from pathlib import Path
 
 import pytest
 import uvloop
-from bench.tests.runs import a_run, unseen
+from bench.tests.runs import a_run
 from click.testing import CliRunner
 
 from inferway.prompts.files.prepare import prepare_smollm2
-from inferway.scheduling.builtin import BUILTIN
 from inferway_bench.chats import Turns, default_data_dir, load_conversations
 from inferway_bench.cli import bench
-from inferway_bench.director.benchmark import DIRECTOR, goals, growth_rows, length_rows, slope
-from inferway_bench.director.choices import TRIPLES
-from inferway_bench.director.decisions import Decision, DirectorPlan, grown_chats
-from inferway_bench.rows import Findings, Row, Run
+from inferway_bench.director import (
+    DIRECTOR,
+    Decision,
+    DirectorPlan,
+    goals,
+    grown_chats,
+    growth_rows,
+    length_rows,
+    slope,
+)
+from inferway_bench.rows import Findings, Run
 
 MINIATURE = DirectorPlan(
     chats=1,
     longest=1_500,
-    probes=2,
-    probe_tokens=300,
-    others=20,
-    other_tokens=200,
     engines=3,
-    many_endpoints=30,
-    repeats=2,
 )
 
 
-def decided(history: int, new: int = 50, times: float = 1.0, ns: float = 20.0) -> Decision:
+def decided(history: int, new: int = 50, ns: float = 20.0) -> Decision:
     """A decision whose whole takes 100 µs, and `ns` a token of history, 300 a new one."""
-    whole = times * (100 + history * ns / 1e3 + new * 0.3)
+    whole = 100 + history * ns / 1e3 + new * 0.3
     return Decision(
         history=history,
         new=new,
@@ -42,21 +42,17 @@ def decided(history: int, new: int = 50, times: float = 1.0, ns: float = 20.0) -
         whole=whole,
         parse=10.0,
         render=10.0,
-        encode=30.0 * times,
+        encode=30.0,
         match=5.0,
         schedule=20.0,
     )
 
 
 GROWN = [decided(history, new=20 + 7 * history % 90) for history in range(0, 20_000, 300)]
-FEW, MANY = [decided(4_000)] * 5, [decided(4_000, times=1.05)] * 5
 
 
-def run_of(grown: list[Decision] = GROWN, many: list[Decision] = MANY) -> Run:
-    choice = Row("choices", {"kind": "three scorers", "scorers": "three"}, {"choice": 36.8})
-    rows = [*length_rows(grown), *growth_rows(grown, FEW, many), choice]
-    found = Findings(rows=rows, facts={"few_others": 9})
-    return a_run("director", found, plan={"others": 90, "many_endpoints": 30})
+def run_of(grown: list[Decision] = GROWN) -> Run:
+    return a_run("director", Findings(rows=[*length_rows(grown), *growth_rows(grown)]))
 
 
 RUN = run_of()
@@ -79,9 +75,6 @@ def test_what_is_not_as_asked_is_named() -> None:
     assert missed(run_of(grown=[decided(h, ns=26.0) for h in range(0, 9_000, 500)])) == [
         "a decision, ns for each token of history"
     ]
-    assert missed(run_of(many=[decided(4_000, times=1.2)] * 5)) == [
-        "encode, time after 90 chats / after 9"
-    ]
 
 
 def test_markdown_has_the_lengths_and_the_slopes() -> None:
@@ -89,9 +82,6 @@ def test_markdown_has_the_lengths_and_the_slopes() -> None:
 
     assert "| none | 1 | 10.0 | 10.0 | 30.0 | 5.0 | 20.0 |" in text
     assert "| whole | 20.00 (20.00 to 20.00) |" in text
-    assert "| 30.0 | 31.5 | 1.05 (1.05 to 1.05) |" in text
-    assert "| 5.0 | 5.0 | 1.00 (1.00 to 1.00) |" in text
-    assert "| three | 36.8 |" in text
 
 
 @pytest.mark.slow
@@ -105,27 +95,6 @@ def test_a_chat_grows_by_its_turns_and_every_step_takes_time() -> None:
     assert all(later.history == earlier.history + earlier.new for earlier, later in pairwise(grown))
     assert grown[-1].history + grown[-1].new >= MINIATURE.longest
     assert all(min(p.whole, p.parse, p.render, p.match, p.schedule) > 0 for p in grown)
-
-
-@pytest.fixture(scope="module")
-def run() -> Run:
-    return DIRECTOR.run(MINIATURE, unseen)
-
-
-@pytest.mark.slow
-def test_the_same_probes_are_measured_twice(run: Run) -> None:
-    for row in run.select("growth"):
-        assert len(row.repeats("few")) == len(row.repeats("many")) == MINIATURE.probes
-
-
-def test_each_scorer_is_measured_among_many_endpoints_and_three_at_a_time(run: Run) -> None:
-    names = {str(row.keys["scorers"]) for row in run.select("choices", kind="one scorer")}
-    triples = run.select("choices", kind="three scorers")
-
-    assert names < set(BUILTIN)
-    assert {"queue-scorer", "lora-affinity-scorer", "expected-ttft"} <= names
-    assert [row.keys["scorers"] for row in triples] == list(TRIPLES)
-    assert all(row.median("choice") > 0 for row in triples)
 
 
 def test_missing_data_ends_the_command_with_the_cure(tmp_path: Path) -> None:

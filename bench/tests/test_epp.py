@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import msgspec
@@ -10,19 +9,17 @@ import pytest
 from bench.tests.runs import a_run
 
 from inferway.ext_proc.messages import ProcessingRequest
-from inferway_bench.epp.benchmark import (
-    BARE,
+from inferway_bench.epp import (
     ECHO,
     EPP,
     OURS,
-    TIMED,
     Figures,
     chunk_rows,
+    configuration,
     goals,
     pick_rows,
 )
-from inferway_bench.epp.envoy import configuration
-from inferway_bench.epp.pickers import EchoStream, Stopwatch, TimedJourney
+from inferway_bench.epp_echo import EchoStream
 from inferway_bench.rows import Findings, Run
 
 
@@ -30,27 +27,18 @@ def figures(echo: float, ours: float, messages: float) -> Figures:
     def picker(us: float) -> dict[str, list[float]]:
         return {"cpu_us": [us - 10, us, us + 10], "messages": [messages] * 3}
 
-    route = {"route_us": [190.0, 200.0, 210.0]}
-    return {ECHO: picker(echo), BARE: picker(200), OURS: picker(ours), TIMED: route}
+    return {ECHO: picker(echo), OURS: picker(ours)}
 
 
 def run(ours: float = 750, streamed: float = 4750) -> Run:
     plain, stream = figures(500, ours, 6.0), figures(4500, streamed, 56.0)
-    rows = pick_rows("a chat", 700, plain) + pick_rows("the first, streamed", 700, stream)
+    rows = [*pick_rows("a chat", 700, plain), *pick_rows("the first, streamed", 700, stream)]
     found = Findings(rows=[*rows, *chunk_rows(plain, stream)], facts={"envoy": "Envoy 1.40.0"})
     return a_run("epp", found)
 
 
-def test_a_request_is_compared_with_an_echo_and_the_route_together() -> None:
-    row = run().find("pick", picker=OURS)
-    assert row is not None
-
-    assert row.median(f"times {ECHO}") == pytest.approx(750 / (500 + 200))
-    assert row.median(f"times {BARE}") == pytest.approx(750 / (200 + 200))
-
-
 def test_a_chunk_is_what_a_stream_costs_more_by_message() -> None:
-    echo, _, ours = run().select("chunk")
+    echo, ours = run().select("chunk")
 
     assert echo.median("us") == pytest.approx(4000 / 50)
     assert ours.median("times") == pytest.approx(1.0)
@@ -62,15 +50,14 @@ def missed(found: Run) -> list[str]:
 
 def test_what_is_not_as_asked_is_named() -> None:
     assert missed(run()) == []
-    assert missed(run(ours=806)) == ["a chat, CPU a pick"]
     assert missed(run(streamed=6000)) == ["CPU a streamed chunk"]
 
 
 def test_a_run_is_told() -> None:
     text = EPP.markdown(run())
 
-    assert "| a chat | 700 | echo | 500 (490 to 510) | 2,000 |" in text
-    assert "| a chat | 700 | ours | 750 (740 to 760) | 1,333 | 200 | 1.07 (" in text
+    assert "| a chat | echo | 700 | 500 (490 to 510) | 2,000 |" in text
+    assert "| a chat | ours | 700 | 750 (740 to 760) | 1,333 |" in text
 
 
 def test_each_picker_has_a_listener_of_its_own() -> None:
@@ -95,37 +82,3 @@ def test_an_echo_answers_a_request_when_its_body_has_ended() -> None:
     head, *pieces = stream.answers(body(b"c", ended=True))
     assert b"1.2.3.4:5" in head
     assert b"abc" in b"".join(pieces)
-
-
-class _Journey:
-    """A journey that takes CPU time when it is attempted."""
-
-    body = b"{}"
-
-    def attempt(self, target: str) -> str:
-        end = time.thread_time_ns() + 2_000_000
-        while time.thread_time_ns() < end:
-            pass
-        return target
-
-    def on_head(self, status: int) -> int:
-        return status
-
-    def on_chunk(self, chunk: bytes) -> bytes:
-        return chunk
-
-    def close(self, outcome: str) -> None: ...
-
-
-def test_the_stopwatch_sums_what_a_journey_does(capsys: pytest.CaptureFixture[str]) -> None:
-    watch = Stopwatch()
-    journey = TimedJourney(_Journey(), watch)
-
-    assert journey.attempt("an engine") == "an engine"
-    assert journey.on_chunk(b"x") == b"x"
-    assert journey.body == b"{}"
-    journey.close("ok")
-
-    printed = msgspec.json.decode(capsys.readouterr().out, type=dict[str, int])
-    assert printed["requests"] == 1
-    assert printed["route_ns"] > 1_000_000

@@ -15,15 +15,17 @@ from click.testing import CliRunner
 from inferway.prompts.files.prepare import prepare_smollm2
 from inferway_bench.cli import bench
 from inferway_bench.processes import BenchError
-from inferway_bench.prompts.asking import OURS, THEIRS, Workers, ask
-from inferway_bench.prompts.benchmark import (
+from inferway_bench.prompts import (
     CHATS,
     FETCH,
     LOADING,
     MET,
+    OURS,
     PROMPTS,
     RENDERING,
+    THEIRS,
     PromptsPlan,
+    Workers,
     beside,
     goals,
     measure,
@@ -91,9 +93,9 @@ def test_the_tables_have_both_sides_and_the_ratio() -> None:
 def test_a_workers_error_says_which_system_and_what_was_asked() -> None:
     with (
         Workers(HERE, unseen).fresh(OURS) as worker,
-        pytest.raises(BenchError, match="Inferway, load: RenderError"),
+        pytest.raises(BenchError, match=r"(?s)Inferway: its worker ended with 1: .*RenderError"),
     ):
-        ask(worker, "load", model="/nowhere")
+        worker.ask({"do": "load", "model": "/nowhere"})
 
 
 @pytest.mark.slow
@@ -102,8 +104,8 @@ def test_both_systems_find_the_same_ids_and_the_same_text() -> None:
     answers = []
     for system in (OURS, THEIRS):
         with Workers(HERE, unseen).fresh(system) as worker:
-            ask(worker, "load", model=str(prepare_smollm2()))
-            answers.append((ask(worker, "tokenize", chat=chat), ask(worker, "render", chat=chat)))
+            worker.ask({"do": "load", "model": str(prepare_smollm2())})
+            answers.append([worker.ask({"do": do, "chat": chat}) for do in ("tokenize", "render")])
 
     (ours, our_text), (theirs, their_text) = answers
     assert ours["tokens"] == theirs["tokens"] > 10

@@ -10,7 +10,7 @@ from inferway_bench.dataplane.benchmark import LONG, PLAIN
 from inferway_bench.processes import BenchError
 from inferway_bench.rows import Row, Run
 from inferway_bench.scale import SCALE, ScalePlan, carried, end, findings, share_rows
-from inferway_bench.scale_worker import Events, Filling, Grown, measure
+from inferway_bench.scale_worker import Filling, Grown, measure
 
 TINY = Filling(block_size=16, blocks_held=128, prompt_tokens=320, decisions=2, repeats=2, seed=1)
 PLAN = ScalePlan(requests=2.0, new_blocks=10)
@@ -69,40 +69,25 @@ def test_the_report_says_where_it_ends() -> None:
 
 
 def dataplane(**head: object) -> Run:
-    rows = [
-        Row("cpu", {"load": LONG, "router": PLAIN}, {"cpu_us": [100.0, 120.0, 110.0]}),
-        *(
-            Row("steps", {"step": step}, {"us": us})
-            for step, us in (("render", 20.0), ("tokenize", 30.0), ("match", 99.0))
-        ),
-    ]
-    return a_run("dataplane", rows, **head)
+    row = Row("cpu", {"load": LONG, "router": PLAIN}, {"cpu_us": [100.0, 120.0, 110.0]})
+    return a_run("dataplane", [row], **head)
 
 
 def test_carrying_a_request_is_what_dataplane_has_measured_and_its_tokens() -> None:
-    us, made_of = carried(dataplane(), MACHINE)
+    us, made_of = carried(dataplane(), MACHINE, 50.0)
 
     assert (us, made_of.startswith("inferway serve --no-scoring, 8k")) == (160.0, True)
     with pytest.raises(BenchError, match="the cure: inferway bench dataplane --save"):
-        carried(a_run("dataplane", []), MACHINE)
+        carried(a_run("dataplane", []), MACHINE, 50.0)
 
 
 def test_what_a_faster_machine_took_to_carry_a_request_is_what_it_would_take_here() -> None:
     fast = msgspec.structs.replace(MACHINE, yardstick_us=[2.0, 3.0, 9.0])
     slow = msgspec.structs.replace(MACHINE, yardstick_us=[6.0])
 
-    us, made_of = carried(dataplane(machine=fast), slow)
+    us, made_of = carried(dataplane(machine=fast), slow, 50.0)
 
-    assert (us, made_of[:11]) == (320.0, "2.00 times,")
-
-
-def test_what_is_dropped_was_stored() -> None:
-    stored, removed = Events(1, 16).stored(4)
-    first = msgspec.msgpack.decode(stored[0])[1][0]
-    last = msgspec.msgpack.decode(removed[-1])[1][0]
-
-    assert first["block_hashes"] == last["block_hashes"]
-    assert len(first["token_ids"]) == 8 * 16
+    assert (us, made_of[:11]) == (270.0, "2.00 times,")
 
 
 def test_the_parts_are_measured_with_a_number_of_engines() -> None:

@@ -26,7 +26,7 @@ CACHE = ("--num-gpu-blocks-override", "160")
 FULL = os.environ.get("INFERWAY_FLEET_FULL") == "1"  # `make fleet-full`
 
 # Engines of their own settings, and what others show in less time.
-collect_ignore = [] if FULL else ["test_structured_full.py", "test_chat_overhead.py"]
+collect_ignore = [] if FULL else ["test_structured_full.py"]
 
 TEST_SECONDS = 400  # two engines on busy cores take more than a minute to start
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from inferway_bench.chat_overhead import CHAT_OVERHEAD, CHAT_OVERHEAD_ENGINE
+from inferway_bench.chat_overhead import CHAT_OVERHEAD
 from inferway_bench.dataplane.benchmark import DATAPLANE
-from inferway_bench.director.benchmark import DIRECTOR
-from inferway_bench.epp.benchmark import EPP
+from inferway_bench.director import DIRECTOR
+from inferway_bench.epp import EPP
 from inferway_bench.harness import Benchmark
 from inferway_bench.index.benchmark import INDEX
 from inferway_bench.loading.run import LOAD
 from inferway_bench.peers.benchmark import PEERS, PEERS_REAL
-from inferway_bench.prompts.benchmark import PROMPTS
+from inferway_bench.prompts import PROMPTS
 from inferway_bench.scale import SCALE
 from inferway_bench.simulate.report import (
     POLICIES,
@@ -37,6 +37,5 @@ BENCHMARKS: tuple[Benchmark[Any], ...] = (
         VALIDATE_REAL,
         SCALE,
     ),
-    *(CHAT_OVERHEAD, CHAT_OVERHEAD_ENGINE),
-    *(DATAPLANE, PROMPTS, DIRECTOR, INDEX, STRUCTURED, EPP, LOAD),
+    *(CHAT_OVERHEAD, DATAPLANE, PROMPTS, DIRECTOR, INDEX, STRUCTURED, EPP, LOAD),
 )

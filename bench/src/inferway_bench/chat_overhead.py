@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -39,10 +38,10 @@ from inferway_bench.loading.samples import Sample
 from inferway_bench.peers.fleets import MODEL, simulated_fleet
 from inferway_bench.peers.plan import SimulatedEngines
 from inferway_bench.plotting import Chart, Plot
-from inferway_bench.processes import BenchError, get, request
+from inferway_bench.processes import BenchError, request
 from inferway_bench.progress import OnStep
 from inferway_bench.report import Better, Column, Table
-from inferway_bench.routers import EngineAddress, Inferway, Place, place_for, running_router
+from inferway_bench.routers import Inferway, Place, place_for, running_router
 from inferway_bench.rows import Findings, Goal, Key, Row, Run, Value
 from inferway_bench.spread import Interval, mean_interval, three_digits
 
@@ -88,10 +87,6 @@ class ChatOverheadPlan(msgspec.Struct, frozen=True):
     seed: Annotated[int, flag(
         "Draw conversations, lengths, arrival times and the order in each pair with this seed.",
     )] = 0
-    engines: Annotated[tuple[str, ...], flag(
-        "Measure with this running engine instead of simulated ones. Repeat the flag for more.",
-        name="--engine", metavar="URL", parse=lambda url: str(url).rstrip("/"), is_repeated=True,
-    )] = ()
     data: Annotated[Path | None, data_flag("chat")] = None
     # fmt: on
     warm_up_rate: float = 10.0
@@ -106,19 +101,13 @@ class Pair(NamedTuple):
     completion: Sample
 
 
-@dataclass(frozen=True, slots=True)
-class RateSent:
+class RateSent(NamedTuple):
     """What was sent at a rate, and what came back, in the same order."""
 
     rate: float
     requests: Sequence[Request]
     samples: Sequence[Sample]
     cpu_share: float  # of a core, that sending took
-
-    @property
-    def good(self) -> list[Sample]:
-        """The whole streams of at least one token, with their usage."""
-        return [s for s in self.samples if error_of(s) is None]
 
     def pairs(self) -> tuple[list[Pair], int]:
         """Return the pairs of which both were answered, and the number of those left out because
@@ -145,20 +134,16 @@ class RateSent:
 
 
 def error_of(sample: Sample) -> str | None:
-    """Return why the sample does not count; None if it does."""
+    """Return why the sample is not a whole stream with its usage; None if it is."""
     if sample.error is not None:
         return f"{sample.error}: {sample.detail}" if sample.detail else sample.error
     return "a stream without usage" if sample.completion_tokens is None else None
 
 
 def _cached(sample: Sample) -> tuple[int | None, int | None]:
-    return sample.cached_tokens, _matched(sample)
-
-
-def _matched(sample: Sample) -> int | None:
-    """Blocks, as the gateway says."""
+    """Tokens, as the engine says, and matched blocks, as the gateway does."""
     text = (sample.headers or {}).get("x-inferway-matched-blocks")
-    return None if text is None else int(text)
+    return sample.cached_tokens, None if text is None else int(text)
 
 
 def measure_chat_overhead(plan: ChatOverheadPlan, on_step: OnStep) -> Findings:
@@ -166,18 +151,17 @@ def measure_chat_overhead(plan: ChatOverheadPlan, on_step: OnStep) -> Findings:
     the two arms did not get the same tokens."""
     data = plan.data or default_data_dir()
     turns = Turns(load_conversations(data / "chat"), plan.seed)
-    model, root = _model_of(plan)
     sent = []
     with ExitStack() as stack:
         directory = Path(stack.enter_context(TemporaryDirectory(prefix="inferway-chat-overhead-")))
         prompts = stack.enter_context(
-            prompts_of(root, turns, plan.prompt_tokens, plan.output_tokens, plan.seed)
+            prompts_of(
+                str(prepare_smollm2()), turns, plan.prompt_tokens, plan.output_tokens, plan.seed
+            )
         )
-        engines: Sequence[EngineAddress] = [EngineAddress(url, "") for url in plan.engines]
-        if not engines:
-            on_step("starting simulated engines")
-            engines = stack.enter_context(simulated_fleet(_ENGINES, directory)).engines
-        router, place = Inferway(scoring=True), place_for(engines, model, directory)
+        on_step("starting simulated engines")
+        engines = stack.enter_context(simulated_fleet(_ENGINES, directory)).engines
+        router, place = Inferway(scoring=True), place_for(engines, MODEL, directory)
         stack.enter_context(running_router(router, place, router.is_ready))
         on_step("warming up")
         body_of = partial(make_body, place.model, secrets.token_hex(4))
@@ -192,19 +176,6 @@ def measure_chat_overhead(plan: ChatOverheadPlan, on_step: OnStep) -> Findings:
     text = f"real conversations of {data.name}/chat"
     text += f", all of them used {turns.num_rounds + 1} times" if turns.num_rounds else ""
     return findings(plan, sent, text)
-
-
-def _model_of(plan: ChatOverheadPlan) -> tuple[str, str]:
-    """What clients call the model, and its directory or hub id. Raises BenchError when no engine
-    answers."""
-    if not plan.engines:
-        return MODEL, str(prepare_smollm2())
-    engine = plan.engines[0]
-    try:
-        card = msgspec.json.decode(get(f"{engine}/v1/models"))["data"][0]
-    except OSError as e:
-        raise BenchError(f"--engine {engine}: {e}; the cure: start an engine there") from e
-    return card["id"], card["root"]
 
 
 def _fill_and_compare(place: Place, prompts: Iterator[Prompt], body_of: BodyOf) -> None:
@@ -240,11 +211,9 @@ def _ids(url: str, body: Mapping[str, Any], arm: Arm) -> list[int]:
 def findings(plan: ChatOverheadPlan, sent: Sequence[RateSent], text: str) -> Findings:
     """Return what the pairs say. `text` says where the conversations are from."""
     pairs = [one.pairs() for one in sent]
-    good = [s for one in sent for s in one.good]
     every = [s for one in sent for s in one.samples]
-    fleet = f"{len(plan.engines)} engines that were running, as given with --engine"
-    if not plan.engines:
-        fleet = f"{_ENGINES.engines} simulated engines, fitted to the seed"
+    good = [s for s in every if error_of(s) is None]
+    fleet = f"{_ENGINES.engines} simulated engines, fitted to the seed"
     late = np.percentile([(s.sent or s.intended) - s.intended for s in every], 99) * 1e3
     about = [
         f"{fleet}; {plan.seconds:g} s at each rate, {len(every):,} requests, "
@@ -252,14 +221,14 @@ def findings(plan: ChatOverheadPlan, sent: Sequence[RateSent], text: str) -> Fin
         "In every pair, the chat and the completion had the same number of prompt tokens, as the "
         f"engines count them ({_span([s.prompt_tokens for s in good])}). Cached by the engines: "
         f"{_span([s.cached_tokens for s in good])} tokens. Matched by the gateway: "
-        f"{_span([_matched(s) for s in good])} blocks. Pairs left out because these differed: "
+        f"{_span([_cached(s)[1] for s in good])} blocks. Pairs left out because these differed: "
         f"{sum(unlike for _, unlike in pairs)}. The load generator took at most "
         f"{max(one.cpu_share for one in sent):.1%} of a core, and sent 99 % of the requests less "
         f"than {late:.2f} ms late.",
     ]
     by_rate = {one.rate: alike for one, (alike, _) in zip(sent, pairs, strict=True)}
-    facts: dict[str, Key] = {"fleet": fleet} if plan.engines else {"fleet": fleet, "goal": GOAL_MS}
-    return Findings(rows=list(rows_of(by_rate)), about=about, facts=facts)
+    facts: dict[str, Key] = {"fleet": fleet, "goal": GOAL_MS}
+    return Findings(rows=list(_rows_of(by_rate)), about=about, facts=facts)
 
 
 def _span(values: Sequence[int | None]) -> str:
@@ -270,7 +239,7 @@ def _span(values: Sequence[int | None]) -> str:
     return f"{low}" if low == high else f"{low} to {high}"
 
 
-def rows_of(by_rate: Mapping[float, Sequence[Pair]]) -> Iterator[Row]:
+def _rows_of(by_rate: Mapping[float, Sequence[Pair]]) -> Iterator[Row]:
     """Yield a row for each kind of pair: of all rates together, beside what the seed measured, then
     of each rate. Times in ms."""
     pooled = [pair for pairs in by_rate.values() for pair in pairs]
@@ -290,12 +259,8 @@ def _times(pairs: Sequence[Pair]) -> dict[str, list[float]]:
     """Milliseconds of both, and what the chat adds, pair by pair. A time between tokens needs two
     tokens of both."""
     found: dict[str, list[float]] = {}
-    of: dict[str, Callable[[Sample], float | None]] = {
-        "TTFT": lambda s: s.ttft_sent,
-        "ITL": lambda s: s.itl,
-    }
-    for name, time in of.items():
-        both = [(time(pair.completion), time(pair.chat)) for pair in pairs]
+    for name, time in (("TTFT", "ttft_sent"), ("ITL", "itl")):
+        both = [(getattr(pair.completion, time), getattr(pair.chat, time)) for pair in pairs]
         times = [(a * 1e3, b * 1e3) for a, b in both if a is not None and b is not None]
         found[f"{name} completion"] = [round(a, 4) for a, _ in times]
         found[f"{name} chat"] = [round(b, 4) for _, b in times]
@@ -304,10 +269,9 @@ def _times(pairs: Sequence[Pair]) -> dict[str, list[float]]:
 
 
 def goals(run: Run) -> list[Goal]:
-    """Return the requirement for each kind of pair; none for engines that were running, whose times
-    are their own."""
+    """Return the requirement for each kind of pair."""
     found = []
-    for row in run.select("all") if "goal" in run.facts else []:
+    for row in run.select("all"):
         added = row.values["TTFT added"]
         if isinstance(added, Interval):
             what = f"time to first token that a chat adds to a completion with {row.keys[_BESIDE]}"
@@ -370,13 +334,5 @@ CHAT_OVERHEAD = Benchmark(
     goals=goals,
     question="how much a chat adds to the time to first token of a completion with the same prompt",
     takes="14 minutes",
-    run_name=lambda plan: "chat-overhead --engine" if plan.engines else "chat-overhead",
 )  # fmt: skip
-CHAT_OVERHEAD_ENGINE = replace(
-    CHAT_OVERHEAD,
-    name="chat-overhead --engine",
-    question="how much a chat adds to the time to first token on engines that are already running",
-    takes="3 minutes and more",
-    arguments="URL",
-)
 chat_overhead = CHAT_OVERHEAD.command()

@@ -75,10 +75,9 @@ class Comparison(NamedTuple):
 
 def figures(run: Run, tables: Iterable[Table]) -> list[Figure]:
     """Return every value of a run whose column says what is better, in the order of the tables."""
-    compared = [(t, c) for t in tables for c in t.columns if c.better is not None]
     found: dict[str, Figure] = {}
-    for table, column in compared:
-        for row in table.rows(run):
+    for table, column in ((t, c) for t in tables for c in t.columns):
+        for row in table.rows(run) if column.better is not None else []:
             value = row.values.get(column.name)
             if value is None or isinstance(value, str):
                 continue
@@ -92,14 +91,21 @@ def figures(run: Run, tables: Iterable[Table]) -> list[Figure]:
 
 
 def compare(old: Run, new: Run, tables: Sequence[Table]) -> Comparison:
-    """Return the change of every figure that both runs have, in the new run's order."""
+    """Return the change of every figure that both runs have, in the new run's order; a ratio needs
+    something above zero."""
     before = {figure.name: figure for figure in figures(old, tables)}
-    pairs = [
-        (before[f.name], f) for f in figures(new, tables) if f.name in before and _is_filled(f)
-    ]
-    pairs = [(a, b) for a, b in pairs if _is_filled(a)]
-    ratios = [(b, _ratio(a, b)) for a, b in pairs]
-    drift = {} if not new.is_of_machine else {**_yardstick(old, new), **_drift(ratios)}
+    pairs = [(before[f.name], f) for f in figures(new, tables) if f.name in before]
+    pairs = [pair for pair in pairs if all(f.values and median(f.values) > 0 for f in pair)]
+    ratios = [_ratio(a, b) for a, b in pairs]
+    drift: dict[str, float] = {}
+    if new.is_of_machine:
+        by_unit: dict[str, list[float]] = {}
+        for (_, figure), (ratio, _) in zip(pairs, ratios, strict=True):
+            if not figure.is_ours:
+                by_unit.setdefault(figure.unit, []).append(ratio.value)
+        times = times_as_slow(new.machine, old.machine)
+        drift = {} if times is None else dict.fromkeys(_TIMES, times)
+        drift |= {unit: median(values) for unit, values in by_unit.items()}
     changes = [
         Change(
             figure=b,
@@ -107,60 +113,25 @@ def compare(old: Run, new: Run, tables: Sequence[Table]) -> Comparison:
             new=median(b.values),
             ratio=ratio,
             worse=_worse(b, ratio, drift.get(b.unit, 1.0) if b.is_ours else 1.0),
-            has_noise=_has_noise(a, b),
+            has_noise=has_noise,
         )
-        for (a, b), (_, ratio) in zip(pairs, ratios, strict=True)
+        for (a, b), (ratio, has_noise) in zip(pairs, ratios, strict=True)
     ]
     return Comparison(changes, drift, list(_warnings(old, new, drift)))
 
 
-def _is_filled(figure: Figure) -> bool:
-    """A ratio needs something above zero."""
-    return bool(figure.values) and median(figure.values) > 0
-
-
-def _has_noise(old: Figure, new: Figure) -> bool:
-    return _are_repeated(old, new) or _within(old, new) is not None
-
-
-def _are_repeated(*figures: Figure) -> bool:
-    """Nothing may be drawn whose median is zero: a ratio to it would say nothing."""
-    return all(len(f.values) >= _LEAST_REPEATS and min(f.values) > 0 for f in figures)
-
-
-def _ratio(old: Figure, new: Figure) -> Interval:
-    if _are_repeated(old, new):
-        return ratio_of_medians(new.values, old.values)
-    within = _within(old, new)
-    if within is not None:
-        return within
+def _ratio(old: Figure, new: Figure) -> tuple[Interval, bool]:
+    """new / old, and whether something says how much it varies. Nothing is drawn of repeats that
+    may have zero as their median: a ratio to it would say nothing."""
+    if all(len(f.values) >= _LEAST_REPEATS and min(f.values) > 0 for f in (old, new)):
+        return ratio_of_medians(new.values, old.values), True
     ratio = median(new.values) / median(old.values)
-    return Interval(ratio, ratio, ratio)
-
-
-def _within(old: Figure, new: Figure) -> Interval | None:
-    """new / old; None where one of them does not say how it varies, or reaches down to nothing."""
     a, b = old.within, new.within
     if a is None or b is None or min(a.low, b.low) <= 0:
-        return None
-    ratio = b.value / a.value
+        return Interval(ratio, ratio, ratio), False
     less = hypot(log(b.value / b.low), log(a.high / a.value))
     more = hypot(log(b.high / b.value), log(a.value / a.low))
-    return Interval(ratio, ratio * exp(-less), ratio * exp(more))
-
-
-def _drift(ratios: Sequence[tuple[Figure, Interval]]) -> dict[str, float]:
-    by_unit: dict[str, list[float]] = {}
-    for figure, ratio in ratios:
-        if not figure.is_ours:
-            by_unit.setdefault(figure.unit, []).append(ratio.value)
-    return {unit: median(values) for unit, values in by_unit.items()}
-
-
-def _yardstick(old: Run, new: Run) -> dict[str, float]:
-    """What times have become; nothing where a run is older than the yardstick."""
-    times = times_as_slow(new.machine, old.machine)
-    return {} if times is None else dict.fromkeys(_TIMES, times)
+    return Interval(ratio, ratio * exp(-less), ratio * exp(more)), True
 
 
 def _worse(figure: Figure, ratio: Interval, drift: float) -> Interval:
@@ -200,19 +171,14 @@ def comparison_table(found: Comparison, tolerance: float) -> TerminalTable:
     for i, head in enumerate(("", "old", "new", "new / old (95 %)", "")):
         table.add_column(head, justify="left" if i in (0, 4) else "right")
     for change in found.changes:
-        figure = change.figure
+        figure, ratio, verdict = change.figure, f"{change.ratio.value:.2f}", "noise not known"
+        if change.has_noise:
+            ratio = change.ratio.shown()
+            verdict = "changed" if change.is_beyond_noise else "within the noise"
+        if not figure.is_ours:
+            verdict = "not ours"
+        elif change.is_regression(tolerance):
+            verdict = "worse"
         numbers = (f"{value:,.4g} {figure.unit}" for value in (change.old, change.new))
-        table.add_row(figure.name, *numbers, *_verdict(change, tolerance))
+        table.add_row(figure.name, *numbers, ratio, verdict)
     return table
-
-
-def _verdict(change: Change, tolerance: float) -> tuple[str, str]:
-    ratio = change.ratio
-    if not change.has_noise:
-        shown, noise = f"{ratio.value:.2f}", "noise not known"
-    else:
-        shown = ratio.shown()
-        noise = "changed" if change.is_beyond_noise else "within the noise"
-    if not change.figure.is_ours:
-        return shown, "not ours"
-    return shown, "worse" if change.is_regression(tolerance) else noise

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from inferway.openai_api.requests import parse_chat
-from inferway.prompts.loaded_model import LoadedModel
 from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest, RenderChatRequest
 from inferway.prompts.renderer import Renderer
 
@@ -16,22 +15,18 @@ class EnginePrompts:
         wanted = GetOrCreateTokenizerKeyRequest(root, is_local=True)
         self._key = self._renderer.get_or_create_tokenizer_key(wanted)
 
-    @property
-    def model(self) -> LoadedModel:
-        return self._renderer.loaded(self._key)
-
     def token_ids(self, body: bytes) -> list[int]:
         """Raises InvalidRequestError or TemplateError."""
-        messages = parse_chat(body).messages
-        ids: list[int] = self._renderer.render_chat(
-            RenderChatRequest(self._key, messages)
-        ).input_ids.tolist()
-        return ids
+        return self._token_ids(body, add_generation_prompt=True)
 
     def cached_token_ids(self, body: bytes) -> list[int]:
         """As `token_ids`, for a chat that will go on: without the generation prompt."""
-        messages = parse_chat(body).messages
-        request = RenderChatRequest(self._key, messages, add_generation_prompt=False)
+        return self._token_ids(body, add_generation_prompt=False)
+
+    def _token_ids(self, body: bytes, *, add_generation_prompt: bool) -> list[int]:
+        request = RenderChatRequest(
+            self._key, parse_chat(body).messages, add_generation_prompt=add_generation_prompt
+        )
         ids: list[int] = self._renderer.render_chat(request).input_ids.tolist()
         return ids
 

@@ -50,14 +50,14 @@ def flag(
     The flag is named as the field, with `--no-` before it where the field is true unless it is
     given; `name` gives it another. `parse` makes the value from the text, or is click's type. A
     tuple without `parse` is a flag that may be repeated. `ge`, `gt` and `le` are the bounds of a
-    number, or of each number. `section` is a part of the help.
-    `is_argument` has the value given without a flag; `is_repeated` has `parse` make one value of a
-    tuple.
+    number, or of each number. `section` is a part of the help. `is_argument` has the value given
+    without a flag; `is_repeated` has `parse` make one value of a tuple.
     """
+    bounds = {"ge": ge, "gt": gt, "le": le}
     extra = {
         "description": description, "name": name, "metavar": metavar, "parse": parse,
-        "section": section, "is_argument": is_argument,
-        "is_repeated": is_repeated, "bounds": {"ge": ge, "gt": gt, "le": le},
+        "section": section, "bounds": bounds, "is_argument": is_argument,
+        "is_repeated": is_repeated,
     }  # fmt: skip
     return msgspec.Meta(extra=extra)
 
@@ -86,25 +86,20 @@ def given(flags: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parameter(field: Field, kind: Type, extra: dict[str, Any]) -> click.Parameter:
-    if extra["is_argument"]:
-        return click.Argument(
-            [field.name],
-            type=extra["parse"] or _click_type(kind, extra["bounds"]),
-            metavar=extra["metavar"],
-        )
-    how: dict[str, Any] = {"default": None}
     inner = _without_none(kind)
+    is_many = extra["is_repeated"]
+    if isinstance(inner, VarTupleType | ListType) and extra["parse"] is None:
+        is_many, inner = True, inner.item_type
+    click_type = extra["parse"] or _click_type(inner, extra["bounds"])
+    if extra["is_argument"]:
+        return click.Argument([field.name], type=click_type, metavar=extra["metavar"])
+    how: dict[str, Any] = {"default": None, "help": _help(field, extra["description"], is_many)}
+    prefix = "--"
     if isinstance(inner, BoolType):
         prefix = "--no-" if field.default is True else "--"
         how |= {"is_flag": True, "flag_value": field.default is not True}
     else:
-        prefix = "--"
-        is_many = extra["is_repeated"]
-        if isinstance(inner, VarTupleType | ListType) and extra["parse"] is None:
-            is_many, inner = True, inner.item_type
-        how |= {"type": extra["parse"] or _click_type(inner, extra["bounds"]), "multiple": is_many}
-        how |= {"metavar": extra["metavar"]}
-    how["help"] = _help(field, extra["description"], is_repeated=how.get("multiple", False))
+        how |= {"type": click_type, "multiple": is_many, "metavar": extra["metavar"]}
     name = extra["name"] or prefix + field.name.replace("_", "-")
     option = click.Option([name, field.name], **how)
     if extra["section"] is not None:
@@ -113,7 +108,6 @@ def _parameter(field: Field, kind: Type, extra: dict[str, Any]) -> click.Paramet
 
 
 def _click_type(kind: Type, bounds: dict[str, Any]) -> click.ParamType[Any]:
-    kind = _without_none(kind)
     if isinstance(kind, IntType | FloatType):
         return number_range(msgspec.structs.replace(kind, **bounds))
     if isinstance(kind, LiteralType):
@@ -132,16 +126,13 @@ def _without_none(kind: Type) -> Type:
     return kind
 
 
-def _help(field: Field, description: str, *, is_repeated: bool) -> str:
+def _help(field: Field, description: str, is_repeated: bool) -> str:
     """With the default at the end, unless it is said or empty, or the flag is a switch."""
     value = field.default
     if is_repeated and "Repeat" not in description:
         description += " Repeat the flag for more."
-    if (
-        "[default:" in description
-        or value in (msgspec.NODEFAULT, None, "", ())
-        or isinstance(value, bool)
-    ):
+    has_none = value in (msgspec.NODEFAULT, None, "", ()) or isinstance(value, bool)
+    if has_none or "[default:" in description:
         return description
     values = value if isinstance(value, tuple | list) else [value]
     return f"{description}  [default: {', '.join(map(str, values))}]"

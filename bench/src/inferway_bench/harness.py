@@ -75,7 +75,8 @@ class Benchmark(Generic[P]):
         machine = this_machine()
         found = self.measure(plan, on_step)
         values = {name: getattr(found, name) for name in Findings.__struct_fields__}
-        values["seeds"] = found.seeds or _seeds(plan)
+        if not found.seeds and hasattr(plan, "seed"):
+            values["seeds"] = [plan.seed]
         return Run(
             benchmark=self.name if self.run_name is None else self.run_name(plan),
             machine=machine,
@@ -85,16 +86,11 @@ class Benchmark(Generic[P]):
             **values,
         )
 
-    def stored(self, docs: Path) -> pages.StoredRun | None:
-        """Return what documents show of the stored run; None without one. Raises BenchError."""
+    def stored(self, docs: Path) -> Run | None:
+        """Return the run that is stored in a folder of documents; None without one. Raises
+        BenchError."""
         path = pages.results_of(self.name, docs)
-        if not path.is_file():
-            return None
-        run = load_run(path)
-        glance = None if self.glance is None else self.glance(run)
-        return pages.StoredRun(
-            self.markdown(run), self.goals(run), self.losses(run), run.is_quick, glance
-        )
+        return load_run(path) if path.is_file() else None
 
     def markdown(self, run: Run) -> str:
         """Return what the page of the benchmark has of a run: all tables, and the picture."""
@@ -111,12 +107,6 @@ class Benchmark(Generic[P]):
             picture = plotting.drawn(run, self.chart, pages.file_of(run.benchmark))
             if any(picture.rows):
                 plotting.write(picture, directory, formats)
-
-    def draw_stored(self, docs: Path) -> None:
-        """Draw the chart of the stored run beside it. Raises BenchError."""
-        path = pages.results_of(self.name, docs)
-        if path.is_file():
-            self.draw(load_run(path), path.parent, ("svg",))
 
     def show(self, run: Run) -> None:
         """Print the tables on standard output, and below them what was noted and missed."""
@@ -138,16 +128,16 @@ class Benchmark(Generic[P]):
         """Return the command: the flags of the plan, `--quick`, and those of every benchmark."""
         words = self.help if self.audience == "user" else f"{self.help}\n\n{_FOR_MAINTAINERS}"
         example = " ".join(filter(None, ("inferway bench", self.name, self.arguments)))
-        measured = Section("What is measured", f"{example}{' --quick' if self.quick else ''}")
-        own = [*([_quick_option()] if self.quick else []), *flags.parameters(self.plan)]
+        quick = "Measure fewer and shorter repeats: a look, not a result."
+        own: list[click.Parameter] = list(flags.parameters(self.plan))
+        if self.quick:
+            own.insert(0, click.Option(["--quick"], is_flag=True, help=quick))
         common = _common_options(pages.file_of(self.name))
-        for section, options in (
-            (measured, own),
-            (Section("Results", f"{example} --json"), common),
-        ):
-            for option in options:
-                if not hasattr(option, "section"):
-                    option.section = section  # type: ignore[attr-defined]  # as cli.command reads it
+        measured = Section("What is measured", f"{example}{' --quick' if self.quick else ''}")
+        results = Section("Results", f"{example} --json")
+        for option, section in [*((o, measured) for o in own), *((o, results) for o in common)]:
+            if not hasattr(option, "section"):
+                option.section = section  # type: ignore[attr-defined]  # as cli.command reads it
         return Command(self.name, params=[*own, *common], callback=self._main, help=words)
 
     def _main(self, **given: Any) -> None:
@@ -199,19 +189,9 @@ class Benchmark(Generic[P]):
         return next((one for one in BENCHMARKS if one.name == run.benchmark), self)
 
 
-def _seeds(plan: msgspec.Struct) -> list[int]:
-    seed = getattr(plan, "seed", None)
-    return [] if seed is None else [seed]
-
-
 def _without_place(path: object) -> str:
     """A file's name: its place is this machine's."""
     return path.name if isinstance(path, Path) else str(path)
-
-
-def _quick_option() -> click.Option:
-    words = "Measure fewer and shorter repeats: a look, not a result."
-    return click.Option(["--quick"], is_flag=True, help=words)
 
 
 def _common_options(file: str) -> list[click.Option]:

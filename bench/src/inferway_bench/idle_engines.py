@@ -77,17 +77,7 @@ class IdleEngines:
     def heal(self, endpoint: Endpoint) -> bool:  # noqa: ARG002
         return False
 
-    def book(self, endpoint: Endpoint, new_tokens: int) -> None:
-        """Do nothing: the requests of a benchmark are decided and not sent."""
+    def _nothing(self, *_: object, **__: object) -> None:
+        """Do nothing: requests are decided and not sent, none fails, and no engine reports."""
 
-    def release(self, endpoint: Endpoint) -> None:
-        """Do nothing, as `book` does."""
-
-    def healed(self, endpoint: Endpoint) -> None:
-        """Do nothing: no engine is asked for a report."""
-
-    def reports(self, endpoint: Endpoint) -> None:
-        """Do nothing, as `healed` does."""
-
-    def suspect(self, endpoint: Endpoint) -> None:
-        """Do nothing: no request fails."""
+    book = release = healed = reports = suspect = _nothing

@@ -4,30 +4,17 @@ README.md and docs/performance.md show. All that comes from results stands betwe
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inferway_bench.processes import BenchError
 from inferway_bench.report import table_lines
-from inferway_bench.rows import Goal
+from inferway_bench.rows import Run
 
 if TYPE_CHECKING:
     from inferway_bench.harness import Benchmark
 
-_PAGES = "benchmarks"
-_INDEX = "README.md"
-
-
-@dataclass(frozen=True)
-class StoredRun:
-    """What documents show of a stored run."""
-
-    section: str  # the tables and the picture, as markdown
-    goals: Sequence[Goal]
-    losses: Sequence[str]  # sentences that say where others are ahead
-    is_quick: bool
-    glance: str | None = None  # the table for README.md
+    Stored = Sequence[tuple[Benchmark[Any], Run]]
 
 
 def file_of(name: str) -> str:
@@ -45,23 +32,25 @@ def rendered(docs: Path, benchmarks: Sequence[Benchmark[Any]]) -> dict[Path, str
 
     Raises BenchError when a result cannot be read, or a document has no marks for one.
     """
-    runs = [(one, found) for one in benchmarks if (found := one.stored(docs)) is not None]
+    stored = [(one, run) for one in benchmarks if (run := one.stored(docs)) is not None]
     sections = {
-        "commands": _commands(benchmarks, {one.name for one, _ in runs}),
-        "bars": _requirements([(one.name, stored) for one, stored in runs]),
-        "losses": (f"- {one.name}: {loss}" for one, stored in runs for loss in stored.losses),
+        "commands": _commands(benchmarks, {one.name for one, _ in stored}),
+        "bars": _requirements(stored),
+        "losses": [f"- {one.name}: {loss}" for one, run in stored for loss in one.losses(run)],
     }
-    index = docs / _PAGES / _INDEX
+    index = docs / "benchmarks" / "README.md"
     text = _begun(index, "Benchmarks", sections)
     for name, lines in sections.items():
         text = replaced(text, name, "\n".join(lines) + "\n", index)
     pages = {index: text}
-    for one, stored in runs:
-        page = docs / _PAGES / f"{file_of(one.name)}.md"
+    for one, run in stored:
+        page = docs / "benchmarks" / f"{file_of(one.name)}.md"
         text = _begun(page, f"`inferway bench {one.name}`", [one.name])
-        pages[page] = replaced(text, one.name, stored.section, page)
-        if stored.glance is not None:
-            pages |= _glances(docs, one.name, stored.glance)
+        pages[page] = replaced(text, one.name, one.markdown(run), page)
+        for path in (docs.parent / "README.md", docs / "performance.md"):
+            if one.glance is not None and path.is_file():
+                glance = one.glance(run)
+                pages[path] = replaced(path.read_text(), f"{one.name} at a glance", glance, path)
     return pages
 
 
@@ -84,27 +73,16 @@ def _begun(path: Path, title: str, names: Iterable[str]) -> str:
     return "\n\n".join([f"# {title}", *("\n".join(marks(name)) for name in names)]) + "\n"
 
 
-def _glances(docs: Path, name: str, text: str) -> Iterator[tuple[Path, str]]:
-    """The documents that show a benchmark's one table."""
-    for path in (docs.parent / "README.md", docs / "performance.md"):
-        if path.is_file():
-            yield path, replaced(path.read_text(), f"{name} at a glance", text, path)
-
-
-def _requirements(runs: Sequence[tuple[str, StoredRun]]) -> Iterator[str]:
+def _requirements(stored: Stored) -> Iterator[str]:
     goals = [
-        (f"{name}{', quick' * stored.is_quick}", goal)
-        for name, stored in runs
-        for goal in stored.goals
+        (f"{one.name}{', quick' * run.is_quick}", goal)
+        for one, run in stored
+        for goal in one.goals(run)
     ]
-    held = sum(goal.is_met for _, goal in goals)
-    yield f"{held} of {len(goals)} requirements are met."
+    yield f"{sum(goal.is_met for _, goal in goals)} of {len(goals)} requirements are met."
     yield ""
-    yield from table_lines(
-        ("benchmark", "figure", "required", "measured", "met"),
-        ([name, g.what, g.asked, g.found, "yes" if g.is_met else "**no**"] for name, g in goals),
-        num_left=5,
-    )
+    head = ("benchmark", "figure", "required", "measured", "met")
+    yield from table_lines(head, ([name, *goal.cells] for name, goal in goals), num_left=5)
 
 
 def _commands(benchmarks: Sequence[Benchmark[Any]], stored: set[str]) -> Iterator[str]:
@@ -134,7 +112,5 @@ def replaced(document: str, benchmark: str, text: str, path: Path) -> str:
 
 def marks(benchmark: str) -> tuple[str, str]:
     """The lines before and behind what `inferway bench BENCHMARK` writes."""
-    return (
-        f"<!-- begin: inferway bench {benchmark} -->",
-        f"<!-- end: inferway bench {benchmark} -->",
-    )
+    name = f"inferway bench {benchmark} -->"
+    return f"<!-- begin: {name}", f"<!-- end: {name}"

@@ -98,11 +98,9 @@ class Picture(NamedTuple):
 def drawn(run: Run, chart: Chart, name: str) -> Picture:
     """Return the picture of a run, with one legend if its panels show the same lines."""
     tables = {plot.table for plot in chart.plots}
-    rows = [row for row in run.rows if row.table in tables]
     panels = []
-    for part, some in split_by(chart.split, rows):
-        words = {**run.words, **part}
-        drawn_row = [_panel(plot, some, words) for plot in chart.plots]
+    for part, some in split_by(chart.split, [row for row in run.rows if row.table in tables]):
+        drawn_row = [_panel(plot, some, {**run.words, **part}) for plot in chart.plots]
         panels.append([panel for panel in drawn_row if panel.lines])
     labels = {tuple(line.label for line in panel.lines) for row in panels for panel in row}
     return Picture(name, chart.title.format_map(run.words), panels, one_legend=len(labels) == 1)
@@ -110,17 +108,15 @@ def drawn(run: Run, chart: Chart, name: str) -> Picture:
 
 def _panel(plot: Plot, rows: Sequence[Row], words: Mapping[str, Any]) -> Panel:
     kept = [row for row in rows if row.table == plot.table and plot.where(row)]
-    names = (
-        list(plot.y) if not plot.x else [x for row in kept if isinstance(x := _x(plot, row), str)]
-    )
+    names = plot.y if not plot.x else [x for row in kept if isinstance(x := _x(plot, row), str)]
     ticks = list(dict.fromkeys(names))
-    y_label = plot.y_label or ", ".join(plot.y)
     levels = {
         label: float(words[at] if isinstance(at, str) else at)
         for label, at in plot.levels.items()
         if not isinstance(at, str) or at in words
     }
-    x, y, title = (text.format_map(words) for text in (plot.x_label or plot.x, y_label, plot.title))
+    texts = (plot.x_label or plot.x, plot.y_label or ", ".join(plot.y), plot.title)
+    x, y, title = (text.format_map(words) for text in texts)
     return Panel(plot, x, y, title, list(_plotted(plot, kept, ticks)), levels, ticks)
 
 
@@ -128,9 +124,8 @@ def _plotted(plot: Plot, rows: Sequence[Row], ticks: Sequence[str]) -> Iterator[
     """A line for each value of `by`, and each column over the same `x`."""
     for part, some in split_by([plot.by] if plot.by else [], rows):
         label = str(part[plot.by]) if plot.by else ""
-        columns = [(name, (name,)) for name in plot.y] if plot.x else [("", tuple(plot.y))]
-        for name, group in columns:
-            several = name if len(plot.y) > 1 or not label else ""
+        for group in [[name] for name in plot.y] if plot.x else [plot.y]:
+            several = group[0] if plot.x and (len(plot.y) > 1 or not label) else ""
             text = ", ".join(filter(None, (label, several)))
             points = [
                 (ticks.index(at) if isinstance(at, str) else float(at), _point(value, plot))

@@ -62,15 +62,13 @@ class Column:
             return ""
         if isinstance(value, str):
             return value
-        found = self._summary(value) if isinstance(value, list) else value
-        if isinstance(found, Interval) and self.shown == "value":
-            found = found.value
-        if isinstance(found, Interval):
-            return found.shown(self.form)
-        return shown_number(found, self.form)
-
-    def _summary(self, repeats: list[float]) -> float | Interval:
-        return repeats[0] if len(repeats) == 1 else _SUMMARIES[self.shown](repeats)
+        if isinstance(value, list):
+            value = value[0] if len(value) == 1 else _SUMMARIES[self.shown](value)
+        if isinstance(value, Interval):
+            if self.shown != "value":
+                return value.shown(self.form)
+            value = value.value
+        return shown_number(value, self.form)
 
 
 @dataclass(frozen=True)
@@ -125,21 +123,26 @@ class ShownTable:
 def shown_tables(
     run: Run, tables: Iterable[Table], goals: Sequence[Goal] = ()
 ) -> Iterator[ShownTable]:
-    """Yield each table of the run in words, and at last its requirements."""
-    noted: set[str] = set()
+    """Yield each table of the run in words, and at last its requirements. What the benchmark has
+    noted of a table stands below its last part."""
+    notes = dict(run.notes)
     for table in tables:
         parts = list(split_by(table.split, table.rows(run)))
         for i, (part, rows) in enumerate(parts):
             words = {**run.words, **part}
-            is_last = i == len(parts) - 1
-            notes = [] if table.name in noted or not is_last else run.notes.get(table.name, [])
-            noted |= {table.name} if is_last else set()
-            yield _sheet(table, rows, words, notes)
+            noted = notes.pop(table.name, []) if i == len(parts) - 1 else []
+            heads, lines = _columns(table, rows, words)
+            yield ShownTable(
+                table.title.format_map(words),
+                [*table.keys, *heads],
+                lines,
+                len(table.keys),
+                [*(note.format_map(words) for note in table.notes), *noted],
+                table.in_details,
+            )
     if goals:
-        lines = [[g.what, g.asked, g.found, "yes" if g.is_met else "**no**"] for g in goals]
-        yield ShownTable(
-            "Requirements", ("figure", "required", "measured", "met"), lines, num_left=4
-        )
+        head = ("figure", "required", "measured", "met")
+        yield ShownTable("Requirements", head, [goal.cells for goal in goals], num_left=4)
 
 
 def split_by(
@@ -153,67 +156,49 @@ def split_by(
         yield dict(zip(keys, values, strict=True)), group
 
 
-def _sheet(
-    table: Table, rows: Sequence[Row], words: Mapping[str, Any], notes: Sequence[str]
-) -> ShownTable:
-    """`notes`: what the benchmark has noted below this table."""
-    heads, lines = _columns(table, rows, words)
-    return ShownTable(
-        _said(table.title, words),
-        [*table.keys, *heads],
-        lines,
-        len(table.keys),
-        [*(_said(note, words) for note in table.notes), *notes],
-        table.in_details,
-    )
-
-
 def _columns(
     table: Table, rows: Sequence[Row], words: Mapping[str, Any]
 ) -> tuple[list[str], list[list[str]]]:
-    """The heads of the columns behind the keys, and the lines."""
-    spread = list(dict.fromkeys(row.keys[table.across] for row in rows)) if table.across else [""]
+    """The heads of the columns behind the keys, and the lines. Without `across` each row is a line
+    of its own, whatever its keys."""
+    spread: Sequence[Key | None] = [None]
+    groups = [[row] for row in rows]
+    if table.across:
+        spread = list(dict.fromkeys(row.keys[table.across] for row in rows))
+        groups = [group for _, group in split_by(table.keys, rows)]
+
+    def of(key: Key | None, some: Sequence[Row]) -> Iterator[Row]:
+        return (row for row in some if key is None or row.keys[table.across] == key)
+
     shown = [
         (key, column)
         for key in spread
         for column in table.columns
-        if any(
-            row.values.get(column.name) not in (None, []) for row in rows if _has(table, row, key)
-        )
+        if any(row.values.get(column.name) not in (None, []) for row in of(key, rows))
     ]
-    is_alone = len(table.columns) == 1
     heads = []
     for key, column in shown:
-        head = _said(column.head or column.name, words)
-        above = _key_cell(key)
-        heads.append(head if not table.across else above if is_alone else f"{above}: {head}")
+        head = (column.head or column.name).format_map(words)
+        if key is not None:
+            above = _key_cell(key)
+            head = above if len(table.columns) == 1 else f"{above}: {head}"
+        heads.append(head)
     lines = []
-    parts = list(split_by(table.keys, rows))
-    if not table.across:  # then each row is a line of its own, whatever its keys
-        parts = [(part, [row]) for row in rows for part, _ in split_by(table.keys, [row])]
-    for keys, group in parts:
-        cells = [_cell(table, group, key, column) for key, column in shown]
-        lines.append([*map(_key_cell, keys.values()), *cells])
+    for group in groups:
+        found = [(next(of(key, group), None), column) for key, column in shown]
+        lines.append(
+            [
+                *(_key_cell(group[0].keys.get(key, "")) for key in table.keys),
+                *("" if row is None else c.cell(row.values.get(c.name)) for row, c in found),
+            ]
+        )
     return heads, lines
-
-
-def _has(table: Table, row: Row, key: Key) -> bool:
-    return not table.across or row.keys[table.across] == key
-
-
-def _cell(table: Table, group: Sequence[Row], key: Key, column: Column) -> str:
-    row = next((row for row in group if _has(table, row, key)), None)
-    return "" if row is None else column.cell(row.values.get(column.name))
 
 
 def _key_cell(key: Key) -> str:
     if isinstance(key, str):
         return key
     return f"{key:,}" if isinstance(key, int) else f"{key:g}"
-
-
-def _said(text: str, words: Mapping[str, Any]) -> str:
-    return text.format_map(words)
 
 
 def table_lines(head: Sequence[str], rows: Iterable[Sequence[str]], num_left: int = 1) -> list[str]:

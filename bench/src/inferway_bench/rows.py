@@ -121,6 +121,11 @@ class Goal(msgspec.Struct, frozen=True):
     found: str
     is_met: bool
 
+    @property
+    def cells(self) -> list[str]:
+        """The requirement as a line of a table."""
+        return [self.what, self.asked, self.found, "yes" if self.is_met else "**no**"]
+
 
 def goal(
     what: str,

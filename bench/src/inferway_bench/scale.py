@@ -1,15 +1,16 @@
 """`inferway bench scale`: how many engines one gateway process can serve, as a sum of parts.
 
 A process for each number of engines (`scale_worker`) measures what grows with it. Carrying a
-request is taken from the stored run of `bench dataplane`, and scraping an engine is measured here.
+request is taken from the stored run of `bench dataplane`; knowing its tokens and scraping an engine
+are measured here.
 """
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -23,6 +24,11 @@ import uvloop
 from inferway.fleet.engine_facts import discover
 from inferway.fleet.load import parse_load
 from inferway.fleet.metrics_client import MetricsClient
+from inferway.openai_api.requests import parse_chat
+from inferway.prompts.files.prepare import prepare_smollm2
+from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest, RenderChatRequest
+from inferway.prompts.renderer import Renderer
+from inferway_bench import conversations
 from inferway_bench.dataplane.benchmark import LONG, PLAIN
 from inferway_bench.flags import flag
 from inferway_bench.harness import Benchmark
@@ -35,8 +41,7 @@ from inferway_bench.progress import OnStep
 from inferway_bench.report import Column, Table
 from inferway_bench.rows import Findings, Row, Run, load_run
 from inferway_bench.scale_worker import Filling, Grown
-
-_STEPS = ("render", "tokenize")
+from inferway_bench.workers import result_of
 
 
 class ScalePlan(msgspec.Struct, frozen=True):
@@ -66,17 +71,24 @@ class ScalePlan(msgspec.Struct, frozen=True):
     scrapes: int = 300
     seed: int = 1
 
+    @property
+    def filling(self) -> Filling:
+        return msgspec.convert(self, Filling, from_attributes=True)
+
 
 def measure(plan: ScalePlan, on_step: OnStep) -> Findings:
     """Measure the parts, one number of engines after the other. Raises BenchError."""
-    request_us, made_of = carried(load_run(plan.dataplane), this_machine())
+    on_step("rendering and tokenizing")
+    request_us, made_of = carried(load_run(plan.dataplane), this_machine(), _prompt_us())
     on_step("scraping an engine")
     scrapes = _scrapes(plan)
     grown = {}
     for engines in plan.engines:
         on_step(f"{engines:,} engines")
-        grown[engines] = _ask(plan, engines)
-    return findings(plan, grown, request_us, f"{made_of}, in {plan.dataplane.name}", *scrapes)
+        words = (str(engines), msgspec.json.encode(plan.filling).decode())
+        found = result_of(sys.executable, "inferway_bench.scale_worker", *words)
+        grown[engines] = msgspec.convert(found, Grown)
+    return findings(plan, grown, request_us, made_of, *scrapes)
 
 
 def findings(
@@ -118,22 +130,35 @@ def findings(
     )
 
 
-def carried(dataplane: Run, here: Machine) -> tuple[float, str]:
-    """Return the CPU µs of carrying a long chat and knowing its tokens, as it would be on this
-    machine by the yardstick, and what that is made of: the parts of a sum must be of one machine.
+def carried(dataplane: Run, here: Machine, prompt_us: float) -> tuple[float, str]:
+    """Return the CPU µs of carrying a long chat, as it would be on this machine by the yardstick,
+    and knowing its tokens, and what that is made of: the parts of a sum must be of one machine.
     Raises BenchError when the run does not have it."""
     row = dataplane.find("cpu", load=LONG, router=PLAIN)
     if row is None:
         raise BenchError(
             f"{dataplane.benchmark}: no {PLAIN}, {LONG}; the cure: inferway bench dataplane --save"
         )
-    steps = [row for row in dataplane.select("steps") if row.keys["step"] in _STEPS]
-    us = row.median("cpu_us") + sum(step.median("us") for step in steps)
     times = times_as_slow(here, dataplane.machine) or 1.0
-    made_of = f"{PLAIN}, {LONG}, and rendering and tokenizing"
+    made_of = f"{PLAIN}, {LONG}"
     if round(times, 2) != 1.0:
-        made_of = f"{times:.2f} times, as the yardstick is now: {made_of}"
-    return round(us * times, 1), made_of
+        made_of = f"{times:.2f} times, as the yardstick is now, {made_of}"
+    made_of += f", in {dataplane.benchmark}, and {prompt_us:.0f} µs of rendering and tokenizing"
+    return round(row.median("cpu_us") * times + prompt_us, 1), made_of
+
+
+def _prompt_us() -> float:
+    """The CPU µs of rendering and tokenizing a long chat of which the last turn is new."""
+    model = str(prepare_smollm2())
+    templates = conversations.chat_of_8k_tokens(model)
+    with closing(Renderer(num_threads=1)) as renderer:
+        key = renderer.get_or_create_tokenizer_key(GetOrCreateTokenizerKeyRequest(model))
+        chats = [parse_chat(body.body(n)).messages for n in range(8) for body in templates]
+        for number, messages in enumerate(chats):
+            if number == len(templates):  # those before have met all turns but the last
+                began = time.process_time()
+            renderer.render_chat(RenderChatRequest(key, messages))
+        return (time.process_time() - began) * 1e6 / (len(chats) - len(templates))
 
 
 def share_rows(
@@ -168,16 +193,6 @@ def end(shares: Sequence[Row]) -> float | None:
         return None
     slope = (used[-1] - used[-2]) / (engines[-1] - engines[-2])
     return engines[-1] + (1.0 - used[-1]) / slope
-
-
-def _ask(plan: ScalePlan, engines: int) -> Grown:
-    filling = msgspec.convert(plan, Filling, from_attributes=True)
-    words = [sys.executable, "-m", "inferway_bench.scale_worker", str(engines)]
-    words.append(msgspec.json.encode(filling).decode())
-    done = subprocess.run(words, capture_output=True, check=False)
-    if done.returncode:
-        raise BenchError(f"{engines} engines: {done.stderr.decode(errors='replace')[-800:]}")
-    return msgspec.json.decode(done.stdout, type=Grown)
 
 
 def _scrapes(plan: ScalePlan) -> tuple[list[float], int]:

@@ -7,10 +7,11 @@ index and event path filled by so many engines, and the production director befo
 from __future__ import annotations
 
 import gc
-import random
+import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 
 import msgspec
 import numpy as np
@@ -20,9 +21,10 @@ from inferway.kv.blocks.keys import BlockHasher
 from inferway.kv.index.memory import MemoryIndex
 from inferway.kv.index.protocol import Store
 from inferway.model import RequestHead
+from inferway_bench.cpu import resident_bytes
 from inferway_bench.idle_engines import MODEL, GivenTokens, idle_director
-from inferway_bench.index.events import FollowedEngine, payload, removal
-from inferway_bench.index.workload import VOCABULARY, Stored, resident_bytes
+from inferway_bench.index.engine import FollowedEngine, endless_events, payload, removal
+from inferway_bench.index.worker import VOCABULARY, Stored
 
 _HEAD = RequestHead("POST", "/v1/chat/completions", "", ())
 _BODY = msgspec.json.encode({"model": MODEL, "messages": [{"role": "user", "content": "hi"}]})
@@ -52,66 +54,44 @@ class Grown(msgspec.Struct, frozen=True):
     bytes_per_block: float
 
 
-class Events:
-    """An engine's batches as bytes, and the same blocks dropped again."""
-
-    def __init__(self, seed: int, block_size: int) -> None:
-        self._random = random.Random(seed)
-        self._size = block_size
-        self._tokens = [
-            [self._random.randrange(VOCABULARY) for _ in range(_EVENT_BLOCKS * block_size)]
-            for _ in range(16)
-        ]
-
-    def stored(self, events: int) -> tuple[list[bytes], list[bytes]]:
-        """Return batches that store, and batches that remove the same; a prompt is `_CHAIN` events
-        long."""
-        stored, removed, parent = [], [], None
-        for number in range(events):
-            if number % _CHAIN == 0:
-                parent = None
-            hashes = [self._random.getrandbits(64) for _ in range(_EVENT_BLOCKS)]
-            tokens = [self._random.randrange(VOCABULARY), *self._tokens[number % 16][1:]]
-            stored.append(payload(Stored(hashes, parent, tokens), self._size))
-            removed.append(removal(hashes))
-            parent = hashes[-1]
-        return stored, removed[::-1]
-
-
 def measure(filling: Filling, engines: int) -> Grown:
     """Fill an index by `engines`, and time events and decisions."""
     gc.disable()
-    index = MemoryIndex()
-    events = Events(filling.seed, filling.block_size)
-    start = resident_bytes()
-    fleet = [FollowedEngine(holder, filling.block_size, index) for holder in range(engines)]
+    index, pid, size = MemoryIndex(), os.getpid(), filling.block_size
+    events = endless_events(size, filling.seed, _CHAIN, _EVENT_BLOCKS)
+    start = resident_bytes(pid)
+    fleet = [FollowedEngine(holder, size, index) for holder in range(engines)]
     each = filling.blocks_held // _EVENT_BLOCKS
     for engine in fleet:
-        engine.apply(events.stored(each)[0])
+        engine.apply(payload(event, size) for event in islice(events, each))
     gc.collect()
-    taken = resident_bytes() - start
-    stored, removed = _timed(fleet, events)
+    taken = resident_bytes(pid) - start
+    stored, removed = _timed(fleet, events, size)
     decisions = uvloop.run(_decisions(filling, engines, index))
     return Grown(
         stored_us=round(stored, 3),
         removed_us=round(removed, 3),
         decision_us=[round(us, 2) for us in decisions],
-        resident_mib=round(resident_bytes() / 2**20, 1),
+        resident_mib=round(resident_bytes(pid) / 2**20, 1),
         bytes_per_block=round(taken / (each * _EVENT_BLOCKS * engines), 1),
     )
 
 
-def _timed(fleet: Sequence[FollowedEngine], events: Events) -> tuple[float, float]:
-    """The microseconds a block, of batches that come from one engine after the other."""
+def _timed(
+    fleet: Sequence[FollowedEngine], events: Iterator[Stored], block_size: int
+) -> tuple[float, float]:
+    """The microseconds a block of batches that store, and of batches that remove the same; they
+    come from one engine after the other."""
     each = max(_CHAIN, _TIMED // len(fleet) // _CHAIN * _CHAIN)
-    made = [events.stored(each) for _ in range(min(len(fleet), _TIMED // _CHAIN))]
-    blocks = len(made) * each * _EVENT_BLOCKS
+    made = [list(islice(events, each)) for _ in range(min(len(fleet), _TIMED // _CHAIN))]
+    stored = [[payload(event, block_size) for event in mine] for mine in made]
+    removed = [[removal(event.hashes) for event in reversed(mine)] for mine in made]
     took = []
-    for which in (0, 1):
+    for batches in (stored, removed):
         began = time.process_time()
-        for engine, batches in zip(fleet, made, strict=False):
-            engine.apply(batches[which])
-        took.append((time.process_time() - began) * 1e6 / blocks)
+        for engine, mine in zip(fleet, batches, strict=False):
+            engine.apply(mine)
+        took.append((time.process_time() - began) * 1e6 / (len(made) * each * _EVENT_BLOCKS))
     return took[0], took[1]
 
 

@@ -17,7 +17,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import httptools
 import msgspec
@@ -83,15 +82,14 @@ class TrivialEngine:
         publisher: Publisher,
         render: TokenIdsOf | None = None,
     ) -> None:
-        words = JsonTemplates(
+        self._words = JsonTemplates(
             _ANSWERS, model=model, root=model, block_size=block_size, endpoint=publisher.endpoint
         )
-        self._words = words
         self._publisher = publisher
         self._render = render
-        self._streams = _Streams(words)
+        self._streams = _Streams(self._words)
         paths = ("/v1/chat/completions", "/v1/models", "/kv_event_sources", "/server_info")
-        self._answers = {path: _json(words.fill(path)) for path in (*paths, "/version")}
+        self._answers = {path: _json(self._words.fill(path)) for path in (*paths, "/version")}
         self._answers["/health"] = _answer(b"", "text/plain")
         metrics = (FOLDER / "vllm_metrics.txt").read_text()
         metrics = metrics.replace("$MODEL", model).replace("$BLOCK_SIZE", str(block_size))
@@ -108,11 +106,9 @@ class TrivialEngine:
             return _json({})
         if path == "/bench/written":
             return _json({"events": self._streams.written})
-        if path == _RENDER:
-            if self._render is None:
-                return _REFUSED
+        if path == _RENDER and self._render is not None:
             return _json(self._words.fill(path, token_ids=self._render(body)))
-        return self._answers.get(path, _NOT_FOUND)
+        return self._answers.get(path, _REFUSED if path == _RENDER else _NOT_FOUND)
 
     def begins_stream(self, body: bytes, transport: asyncio.Transport) -> bool:
         """Begin a stream on `transport` if the body asks for one; return whether it does.
@@ -126,12 +122,6 @@ class TrivialEngine:
         return True
 
 
-@dataclass(slots=True, eq=False)
-class _Stream:
-    transport: asyncio.Transport
-    left: int  # tokens
-
-
 class _Streams:
     """All streams of an engine, one token each at every step."""
 
@@ -140,8 +130,8 @@ class _Streams:
         self.written = 0
         self._words = words
         self._role, self._token = _event(words.fill("role")), _event(words.fill("token"))
-        self._running: list[_Stream] = []
-        self._timer: asyncio.TimerHandle | None = None
+        self._left: dict[asyncio.Transport, int] = {}  # tokens of the streams that run
+        self._is_stepping = False
 
     def begin(self, transport: asyncio.Transport) -> None:
         """Write a stream's head and first event now, the rest with the steps."""
@@ -153,27 +143,27 @@ class _Streams:
             self.written += pace.tokens
             return
         transport.write(_STREAM_HEAD + self._role)
-        self._running.append(_Stream(transport, pace.tokens))
-        if self._timer is None:
+        self._left[transport] = pace.tokens
+        if not self._is_stepping:
+            self._is_stepping = True
             self._step_at(asyncio.get_running_loop().time() + pace.seconds)
 
     def _step_at(self, due: float) -> None:
-        self._timer = asyncio.get_running_loop().call_at(due, self._step, due)
+        asyncio.get_running_loop().call_at(due, self._step, due)
 
     def _step(self, due: float) -> None:
-        going = []
-        for stream in self._running:
-            if stream.transport.is_closing():
+        running, self._left = self._left, {}
+        for transport, left in running.items():
+            if transport.is_closing():
                 continue
-            stream.left -= 1
             self.written += 1
-            if stream.left:
-                stream.transport.write(self._token)
-                going.append(stream)
+            if left > 1:
+                transport.write(self._token)
+                self._left[transport] = left - 1
             else:
-                stream.transport.write(self._token + self._end(self.pace.tokens))
-        self._running, self._timer = going, None
-        if going:
+                transport.write(self._token + self._end(self.pace.tokens))
+        self._is_stepping = bool(self._left)
+        if self._is_stepping:
             now = asyncio.get_running_loop().time()
             self._step_at(max(due + self.pace.seconds, now))
 

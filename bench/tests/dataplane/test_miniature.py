@@ -7,13 +7,12 @@ from bench.tests.runs import a_run, unseen
 
 from inferway_bench.dataplane.benchmark import LONG, SCORING, DataplanePlan, measure_routers
 from inferway_bench.routers import Inferway
-from inferway_bench.rows import Row, Run
+from inferway_bench.rows import Run
 
 pytestmark = [pytest.mark.tools, pytest.mark.slow]
 
 MINIATURE = DataplanePlan(
     repeats=1, seconds=1, connections=2, latency_seconds=1, held_streams=20, memory_repeats=1,
-    step_repeats=5,
 )  # fmt: skip
 
 
@@ -37,10 +36,10 @@ def test_long_chats_match_what_the_engines_published(run: Run) -> None:
     assert float(str(row.values["did"]).partition("process; ")[2].partition("%")[0]) > 95
 
 
-def test_a_router_adds_to_the_time_without_one(run: Run) -> None:
+def test_what_a_router_adds_is_told_beside_the_time_without_one(run: Run) -> None:
     direct, ours = run.select("latency")
 
-    assert ours.median("p50_us") > direct.median("p50_us") > 0
+    assert ours.median("p50_us") > 0 < direct.median("p50_us")
     assert ours.repeats("failed") == direct.repeats("failed") == [0.0]
     assert "added_p50_us" not in direct.values
 
@@ -49,10 +48,3 @@ def test_streams_take_memory(run: Run) -> None:
     [row] = run.select("memory")
 
     assert row.median("at_start") > 10
-
-
-def test_the_steps_are_timed_on_prompts_of_8000_tokens(run: Run) -> None:
-    steps: dict[object, Row] = {row.keys["step"]: row for row in run.select("steps")}
-
-    assert set(steps) >= {"parse", "render", "tokenize", "keys", "match"}
-    assert str(steps["tokenize"].keys["of what"]).startswith(("7,9", "8,0"))

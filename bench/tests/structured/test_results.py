@@ -22,7 +22,7 @@ CASES = [
     Case(name, '{"maximum": 3}', [Instance(True, [], None, "1"), Instance(False, [], None, "4")])
     for name in "abcd"
 ]
-MASKS = {"mask_ns": [(1_000, 1_000), (2_000, 2_000), (3_000_000, 3_000_000)]}
+MASKS = {"mask_ns": [1_000, 2_000, 3_000_000]}
 ANSWERS: Mapping[str, list[Mapping[str, Any]]] = {
     "inferway": [{**RIGHT, **MASKS}, RIGHT, NAMES, RIGHT],
     "llguidance": [RIGHT, REFUSED, LETS, ONLY_IN_ORDER],
@@ -115,5 +115,5 @@ def test_compiles_are_compared_on_schemas_that_both_compile() -> None:
 def test_the_longest_mask_has_its_goal() -> None:
     found = {goal.what: goal for goal in goals(run_of())}
 
-    assert found["mask, max, wall time"].found == "3.00 ms"
-    assert found["mask, max, wall time"].is_met
+    assert found["mask, max"].found == "3.00 ms"
+    assert found["mask, max"].is_met

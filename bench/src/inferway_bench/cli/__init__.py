@@ -16,12 +16,12 @@ COMMANDS = {
         "Measure the data plane's CPU time, latency and memory.",
     ),
     "director": (
-        "inferway_bench.director.benchmark", "director",
+        "inferway_bench.director", "director",
         "Measure a decision's CPU time as chats grow.",
     ),
     "docs": ("inferway_bench.cli.docs", "docs", "Write the benchmarks' pages from stored results."),
     "epp": (
-        "inferway_bench.epp.benchmark", "epp", "Measure the endpoint picker behind a real Envoy.",
+        "inferway_bench.epp", "epp", "Measure the endpoint picker behind a real Envoy.",
     ),
     "index": (
         "inferway_bench.index.benchmark", "index", "Measure the index beside Dynamo's RadixTree.",
@@ -38,7 +38,7 @@ COMMANDS = {
         "Compare policies behind several gateways.",
     ),
     "prompts": (
-        "inferway_bench.prompts.benchmark", "prompts",
+        "inferway_bench.prompts", "prompts",
         "Measure rendering and tokenizing, beside transformers.",
     ),
     "scale": ("inferway_bench.scale", "scale", "Measure how many engines one process can serve."),

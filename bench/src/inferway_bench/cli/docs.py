@@ -25,6 +25,8 @@ def docs(docs: Path) -> None:
         for path in pages.write(docs, BENCHMARKS):
             click.echo(path)
         for benchmark in BENCHMARKS:
-            benchmark.draw_stored(docs)
+            run = benchmark.stored(docs)
+            if run is not None:
+                benchmark.draw(run, docs / "results", ("svg",))
     except InferwayError as e:
         raise click.ClickException(str(e)) from e

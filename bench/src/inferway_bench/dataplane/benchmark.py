@@ -12,8 +12,7 @@ import math
 import os
 import resource
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 
@@ -22,7 +21,6 @@ from inferway_bench import conversations
 from inferway_bench.cpu import resident_bytes
 from inferway_bench.dataplane.latency import CLIENT_SHARE, DIRECT, latencies
 from inferway_bench.dataplane.memory import memory_rows
-from inferway_bench.dataplane.steps import time_steps
 from inferway_bench.dataplane.testbed import (
     events_written,
     in_turns,
@@ -37,7 +35,6 @@ from inferway_bench.plotting import Chart, Plot
 from inferway_bench.progress import OnStep
 from inferway_bench.report import Column, Table
 from inferway_bench.routers import (
-    BLOCK_SIZE,
     Counters,
     OnlyFlag,
     PeersFlag,
@@ -49,7 +46,7 @@ from inferway_bench.routers import (
     versions,
 )
 from inferway_bench.rows import Findings, Goal, Key, Row, Run, Value
-from inferway_bench.spread import mean_interval, quartiles, ratio_of_medians
+from inferway_bench.spread import mean_interval, ratio_of_medians
 
 PLAIN, SCORING = "inferway serve --no-scoring", "inferway serve"
 VLLM, VLLM_CACHE = "vllm-router round_robin", "vllm-router cache_aware"
@@ -75,10 +72,9 @@ class DataplanePlan(msgspec.Struct, frozen=True):
     latency_seconds: int = 5
     held_streams: int = 1000
     memory_repeats: int = 3
-    step_repeats: int = 400
 
 
-_QUICK = {"repeats": 2, "seconds": 2, "latency_seconds": 2, "memory_repeats": 1, "step_repeats": 60}
+_QUICK = {"repeats": 2, "seconds": 2, "latency_seconds": 2, "memory_repeats": 1}
 
 
 def measure(plan: DataplanePlan, on_step: OnStep) -> Findings:
@@ -89,8 +85,7 @@ def measure(plan: DataplanePlan, on_step: OnStep) -> Findings:
     return measure_routers(chosen(routers, plan.only), plan, on_step)
 
 
-@dataclass(frozen=True, slots=True)
-class _Case:
+class _Case(NamedTuple):
     """One kind of load. `tokens` are those of each stream; 0: its answers are no streams."""
 
     name: str
@@ -102,56 +97,52 @@ class _Case:
 def _cases(model: str, connections: int) -> tuple[_Case, _Case, _Case]:
     """A short chat, a long one, and the short one streamed."""
     short, long = conversations.short_chat(model), conversations.chat_of_8k_tokens(model)
+    stream = conversations.short_chat(model, stream=True)
+    of_short = (
+        f"{len(short)} chats of two messages, {len(short[0].body(0))} bytes and more, each request "
+        "with a new last turn"
+    )
+    of_long = (
+        f"4 conversations of about 8,000 tokens and 30 turns, {len(long[0].body(0)):,} bytes, "
+        f"{len(long)} different last turns, each request with a new one"
+    )
+    of_stream = (
+        f"the short chats, streamed: {_TOKENS} tokens, one every {_STEP_SECONDS * 1e3:g} ms, "
+        f"{_STREAMS} streams side by side; the CPU time is that of a chunk"
+    )
     return (
-        _Case(
-            SHORT,
-            f"{len(short)} chats of two messages, {len(short[0].body(0))} bytes and more, each "
-            "request with a new last turn",
-            Load(short, connections),
-        ),
-        _Case(
-            LONG,
-            f"4 conversations of about 8,000 tokens and 30 turns, {len(long[0].body(0)):,} bytes, "
-            f"{len(long)} different last turns, each request with a new one",
-            Load(long, connections),
-        ),
-        _Case(
-            STREAM,
-            f"the short chats, streamed: {_TOKENS} tokens, one every {_STEP_SECONDS * 1e3:g} ms, "
-            f"{_STREAMS} streams side by side; the CPU time is that of a chunk",
-            Load(conversations.short_chat(model, stream=True), _STREAMS),
-            tokens=_TOKENS,
-        ),
+        _Case(SHORT, of_short, Load(short, connections)),
+        _Case(LONG, of_long, Load(long, connections)),
+        _Case(STREAM, of_stream, Load(stream, _STREAMS), tokens=_TOKENS),
     )
 
 
 def measure_routers(routers: Sequence[Router], plan: DataplanePlan, on_step: OnStep) -> Findings:
     """Measure `routers`: see `measure`."""
     model = str(prepare_smollm2())
-    _raise_descriptor_limit()
+    # all processes started from here may open the sockets of a thousand streams, two for each
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     short, long, stream = loads = _cases(model, plan.connections)
-    light = [router for router in routers if router.label in _LIGHT]
     numbers = iter(range(1, 10**9, 10**6))
     rows: list[Row] = []
     notes: dict[str, list[str]] = {}
     facts: dict[str, Key] = {"rate": 0.0}
     with started_routers(routers, model, on_step) as ready:
         publish_events(ready, model, on_step)
-        forwarding = [one for one in ready if one.router.label in _LIGHT]
-        for case, taking in ((short, ready), (long, ready), (stream, forwarding)):
+        light = [one for one in ready if one.label in _LIGHT]
+        for case, taking in ((short, ready), (long, ready), (stream, light)):
             rows += _cpu_rows(case, taking, plan, numbers, on_step)
         notes["cpu"] = [*(f"{case.name}: {case.what}" for case in loads), *_evidence(rows)]
-        if forwarding:
-            half = _half_of_the_slowest(rows)
-            timed = latencies(forwarding, model, half, plan.latency_seconds, plan.repeats, on_step)
+        if light:
+            carried = [r for r in rows if r.keys["load"] == SHORT and r.keys["router"] in _LIGHT]
+            half = min(row.median("per_second") for row in carried) / 2
+            timed = latencies(light, model, half, plan.latency_seconds, plan.repeats, on_step)
             rows += timed.rows
             notes["latency"] = [_why_so_many(timed.rate, half), *timed.notes]
             facts["rate"] = round(timed.rate, 1)
-    rows += memory_rows(light, model, plan.held_streams, plan.memory_repeats, on_step)
-    on_step("timing the steps of our path")
-    for step in time_steps(model, long.load.templates, BLOCK_SIZE, plan.step_repeats):
-        keys = {"step": step.name, "of what": step.note}
-        rows.append(Row("steps", keys, {"us": quartiles(step.us)}))
+    forwarding = [router for router in routers if router.label in _LIGHT]
+    rows += memory_rows(forwarding, model, plan.held_streams, plan.memory_repeats, on_step)
     about = (
         f"{plan.repeats} repeats of {plan.seconds} s, {plan.connections} connections, all routers "
         f"in one run, taking turns: {versions(routers)}. Load average after the run: "
@@ -159,6 +150,16 @@ def measure_routers(routers: Sequence[Router], plan: DataplanePlan, on_step: OnS
     )
     return Findings(
         rows=rows, about=[about], facts=facts, notes=notes, seeds=list(range(plan.repeats))
+    )
+
+
+def _why_so_many(rate: float, half: float) -> str:
+    carries = "half of what the slowest router carries"
+    if rate >= half:
+        return f"{rate:,.0f} requests a second are {carries}"
+    return (
+        f"{rate:,.0f} requests a second are the rate at which the client takes "
+        f"{CLIENT_SHARE:.0%} of a core; {carries} is {half:,.0f}"
     )
 
 
@@ -182,48 +183,18 @@ def _cpu_rows(
     )
     rows = []
     for one, repeats in zip(ready, measured, strict=True):
-        seconds = [repeat.result.microseconds / 1e6 for repeat in repeats]
-        numbers_of = [
-            repeat.counted[_WRITTEN] if case.tokens else repeat.result.requests
-            for repeat in repeats
-        ]
+        counts = [r.counted[_WRITTEN] if case.tokens else r.result.requests for r in repeats]
+        pairs = list(zip(repeats, counts, strict=True))
         values: dict[str, Value] = {
-            "cpu_us": [
-                round(repeat.cpu_seconds / number * 1e6, 2)
-                for repeat, number in zip(repeats, numbers_of, strict=True)
-            ],
-            "per_second": [
-                float(round(number / each))
-                for number, each in zip(numbers_of, seconds, strict=True)
-            ],
-            "p50_ms": [] if case.tokens else [repeat.result.p50_us / 1e3 for repeat in repeats],
+            "cpu_us": [round(r.cpu_seconds / number * 1e6, 2) for r, number in pairs],
+            "per_second": [float(round(n * 1e6 / r.result.microseconds)) for r, n in pairs],
+            "p50_ms": [] if case.tokens else [r.result.p50_us / 1e3 for r in repeats],
             "mib": round(resident_bytes(one.pid) / 2**20, 1),
-            "did": one.router.evidence(added(repeat.counted for repeat in repeats)),
+            "did": one.router.evidence(added(r.counted for r in repeats)),
         }
         keys: dict[str, Key] = {"load": case.name, "router": one.label}
         rows.append(Row("cpu", keys, values, one.router.is_ours))
     return rows
-
-
-def _half_of_the_slowest(rows: Sequence[Row]) -> float:
-    """Return half of the requests a second that the slowest of those carries that do not look at
-    prompts."""
-    carried = [
-        row.median("per_second")
-        for row in rows
-        if row.keys["load"] == SHORT and row.keys["router"] in _LIGHT
-    ]
-    return min(carried) / 2
-
-
-def _why_so_many(rate: float, half: float) -> str:
-    carries = "half of what the slowest router carries"
-    if rate >= half:
-        return f"{rate:,.0f} requests a second are {carries}"
-    return (
-        f"{rate:,.0f} requests a second are the rate at which the client takes "
-        f"{CLIENT_SHARE:.0%} of a core; {carries} is {half:,.0f}"
-    )
 
 
 def _evidence(rows: Sequence[Row]) -> Iterator[str]:
@@ -238,38 +209,24 @@ def _evidence(rows: Sequence[Row]) -> Iterator[str]:
         yield f"{router}{'' if is_alone else ', ' + ' and '.join(loads)}: {did}"
 
 
-def _raise_descriptor_limit() -> None:
-    """Let all processes that are started from here open the sockets of a thousand streams, two for
-    each."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
 def goals(run: Run) -> list[Goal]:
     """Judge the requirements whose routers were measured."""
+    kv_aware = run.find("cpu", load=LONG, router=VLLM_KV)
+    has_tokenized = kv_aware is not None and "/render" in str(kv_aware.values["did"])
+    who_tokenizes = VLLM_KV if has_tokenized else VLLM_CACHE
+    streams = f"memory, growth to {run.plan['held_streams']:,} streams"
     found = [
         _cpu_goal(run, SHORT, PLAIN, VLLM, 0.5),
         _cpu_goal(run, SHORT, PLAIN, SGLANG, 0.4),
-        _cpu_goal(run, LONG, SCORING, _who_tokenizes(run), 1.0),
+        _cpu_goal(run, LONG, SCORING, who_tokenizes, 1.0),
         _cpu_goal(run, STREAM, PLAIN, VLLM, 0.5),
         _latency_goal(run, "p50"),
         _latency_goal(run, "p99"),
         _memory_goal(run, "at_start", "memory at start, no tokenizer", VLLM),
-        _memory_goal(
-            run, "growth", f"memory, growth to {run.plan['held_streams']:,} streams", VLLM
-        ),
-        _memory_goal(
-            run, "growth", f"memory, growth to {run.plan['held_streams']:,} streams", SGLANG
-        ),
+        _memory_goal(run, "growth", streams, VLLM),
+        _memory_goal(run, "growth", streams, SGLANG),
     ]
     return [goal for goal in found if goal is not None]
-
-
-def _who_tokenizes(run: Run) -> str:
-    """Return vllm-router's kv_aware where it has tokenized, through its engines; else its
-    cache_aware."""
-    row = run.find("cpu", load=LONG, router=VLLM_KV)
-    return VLLM_KV if row is not None and "/render" in str(row.values["did"]) else VLLM_CACHE
 
 
 def _cpu_goal(run: Run, load: str, ours: str, theirs: str, most: float) -> Goal | None:
@@ -362,12 +319,6 @@ _TABLES = [
                 "growth", "growth to {held_streams:,} streams", _NUMBER, "range", "lower", "MiB"
             ),
         ],
-    ),
-    Table(
-        "steps",
-        "Inferway's steps, each timed alone, wall time of one thread",
-        ["step", "of what"],
-        [Column("us", "µs, median (quartiles)", better="lower", unit="µs")],
     ),
 ]
 

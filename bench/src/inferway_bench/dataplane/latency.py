@@ -20,6 +20,7 @@ from inferway_bench.loading.workload import Session, Turn
 from inferway_bench.progress import OnStep
 from inferway_bench.routers import RunningRouter
 from inferway_bench.rows import Row
+from inferway_bench.workers import in_turn
 
 DIRECT = "no router"
 
@@ -68,9 +69,7 @@ def latencies(
     sent: dict[str, list[_Timed]] = {label: [] for label in urls}
     failed: dict[str, str] = {}
     for repeat in range(repeats):
-        # who comes first changes, so that what was before nobody's is everybody's
-        first = repeat % len(urls)
-        for label in [*list(urls)[first:], *list(urls)[:first]]:
+        for label in in_turn(list(urls), repeat):
             if label in failed:
                 continue
             on_step(f"latency at {rate:,.0f}/s: {label}, {repeat + 1} of {repeats}")

@@ -27,7 +27,8 @@ def memory_rows(
 ) -> list[Row]:
     """Start each router `repeats` times, and open `streams` after one request. Raises BenchError
     when a stream does not begin."""
-    found: dict[str, list[tuple[float, float]]] = {router.label: [] for router in routers}
+    starts: dict[Router, list[float]] = {router: [] for router in routers}
+    growths: dict[Router, list[float]] = {router: [] for router in routers}
     for repeat in range(repeats):
         for router in routers:
             on_step(f"memory: {router.label}, {repeat + 1} of {repeats}")
@@ -35,15 +36,13 @@ def memory_rows(
                 before = resident_bytes(one.pid)
                 set_pace(one.place.engines, _TOKENS, _STEP_SECONDS)
                 held = uvloop.run(_with_streams(one.place.url, one.pid, model, streams))
-            found[router.label].append((before / 2**20, (held - before) / 2**20))
+            starts[router].append(round(before / 2**20, 1))
+            growths[router].append(round((held - before) / 2**20, 1))
     return [
         Row(
             "memory",
             {"router": router.label},
-            {
-                "at_start": [round(start, 1) for start, _ in found[router.label]],
-                "growth": [round(growth, 1) for _, growth in found[router.label]],
-            },
+            {"at_start": starts[router], "growth": growths[router]},
             is_ours=router.is_ours,
         )
         for router in routers

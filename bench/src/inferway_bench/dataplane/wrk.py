@@ -34,10 +34,6 @@ class LoadResult(msgspec.Struct, frozen=True):
     socket_errors: int
     p50_us: int
 
-    @property
-    def requests_per_second(self) -> float:
-        return self.requests * 1e6 / self.microseconds
-
 
 @dataclass(frozen=True, slots=True)
 class Load:

@@ -22,7 +22,6 @@ from inferway.errors import SpecError
 from inferway.prompts.files.prepare import PACKAGED_SMOLLM2
 from inferway_bench.flags import flag
 from inferway_bench.harness import Benchmark
-from inferway_bench.json_worker import JsonWorker
 from inferway_bench.plotting import Chart, Plot
 from inferway_bench.processes import BenchError, with_sources
 from inferway_bench.progress import OnStep
@@ -30,6 +29,7 @@ from inferway_bench.report import Better, Column, Table
 from inferway_bench.rows import Findings, Goal, Row, Run, Value, goal
 from inferway_bench.structured.sample import Case, read
 from inferway_bench.structured.systems import BESIDE_ENGINE, OURS, SYSTEMS, VLLM, vocabulary_of
+from inferway_bench.workers import JsonWorker, in_turn
 from inferway_structured.validate.json_schema_drafts import validator_of
 from inferway_structured.validate.schema_walk import pointer
 
@@ -90,8 +90,7 @@ def measure(plan: StructuredPlan, on_step: OnStep) -> Findings:
             versions |= worker.read()
         for done, case in enumerate(cases):
             on_step("schemas", done, len(cases))
-            first = done % len(workers)
-            for worker in (*workers[first:], *workers[:first]):
+            for worker in in_turn(workers, done):
                 answers[worker.name].append(worker.ask(msgspec.to_builtins(case)))
     words = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
     about = f"{len(cases)} schemas of {plan.file.name}, tokens of {model.name}; {words}."
@@ -102,9 +101,8 @@ def measure(plan: StructuredPlan, on_step: OnStep) -> Findings:
 
 def _engine() -> Path:
     """The Python that has vLLM and xgrammar."""
-    root = os.environ.get("INFERWAY_VLLM_VENV")
-    python = Path(root) / "bin" / "python" if root else None
-    if python is None or not python.is_file():
+    python = Path(os.environ.get("INFERWAY_VLLM_VENV", "/nowhere"), "bin", "python")
+    if not python.is_file():
         raise BenchError(
             "xgrammar is measured where vLLM is installed; the cure: INFERWAY_VLLM_VENV=/its/venv"
         )
@@ -136,7 +134,8 @@ def rows_of(cases: Sequence[Case], answers: Mapping[str, Sequence[Answer]]) -> I
         yield from _gained(tallies, how)
     for name, each in answers.items():
         yield from _compile_rows(name, each, answers.get(LLGUIDANCE, each))
-        yield from _mask_rows(name, each)
+        us = [ns / 1000 for answer in each for ns in answer.get("mask_ns", ())]
+        yield Row("masks", {"system": name}, percentiles(us, *PERCENTILES), name == OURS)
 
 
 def tally(case: Case, answer: Answer, order: str) -> Counter[str]:
@@ -198,7 +197,7 @@ def _compile_rows(
     """CPU times are of the schemas that llguidance compiles, too."""
     is_ours = name == OURS
     ms = [answer["seconds"] * 1000 for answer in answers if _is_compiled(answer)]
-    keys = {"system": name, "step": WALL}
+    keys = {"step": WALL, "system": name}
     yield Row("compile", keys, percentiles(ms, "p50", "p95", "max"), is_ours)
     pairs = list(zip(answers, llguidances, strict=True))
     steps = [a["cpu_ms"] for a, b in pairs if _is_compiled(a) and _is_compiled(b)]
@@ -207,27 +206,17 @@ def _compile_rows(
         times = [sum(one[step] for step in what) for one in steps]
         values = percentiles(times, "p50", "p95", "max")
         if what == ("check", "compile"):
-            values[TO_LLGUIDANCE] = percentile(times, 0.95) / percentile(theirs, 0.95)
+            values[TO_LLGUIDANCE] = _percentile(times, 0.95) / _percentile(theirs, 0.95)
         yield Row("compile", {**keys, "step": f"{' + '.join(what)}, CPU time"}, values, is_ours)
-
-
-def _mask_rows(name: str, answers: Sequence[Answer]) -> Iterator[Row]:
-    """Wall time, and the thread's own CPU time, which others do not lengthen."""
-    for at, clock in enumerate(("wall", "CPU")):
-        us = [pair[at] / 1000 for answer in answers for pair in answer.get("mask_ns", ())]
-        yield Row(
-            "masks", {"system": name, "clock": clock}, percentiles(us, *PERCENTILES), name == OURS
-        )
 
 
 def percentiles(values: Sequence[float], *names: str) -> dict[str, Value]:
     """Return the percentiles of these names; nothing of no values."""
-    ordered = sorted(values)
-    return {name: percentile(ordered, PERCENTILES[name]) for name in names} if values else {}
+    return {name: _percentile(values, PERCENTILES[name]) for name in names} if values else {}
 
 
-def percentile(values: Sequence[float], share: float) -> float:
-    """Return the value that this share of all values is below, one of them."""
+def _percentile(values: Sequence[float], share: float) -> float:
+    """The value that this share of all values is below, one of them."""
     return round(sorted(values)[min(len(values) - 1, int(len(values) * share))], 3)
 
 
@@ -287,13 +276,9 @@ def goals(run: Run) -> Iterator[Goal]:
             what = f"{row.keys['step']}, p95 / llguidance's"
             yield goal(what, row.median(TO_LLGUIDANCE), most=1.2, unit=" ×")
     for row in run.select("masks", system=OURS):
-        clock = f"{row.keys['clock']} time"
-        if row.keys["clock"] == "wall":
-            yield goal("mask, p50", row.median("p50"), most=10, form="{:.1f}", unit=" µs")
+        yield goal("mask, p50", row.median("p50"), most=10, form="{:.1f}", unit=" µs")
         for column, most_ms in (("p99.9", 5), ("max", 20)):
-            yield goal(
-                f"mask, {column}, {clock}", row.median(column) / 1000, most=most_ms, unit=" ms"
-            )
+            yield goal(f"mask, {column}", row.median(column) / 1000, most=most_ms, unit=" ms")
 
 
 def _time(name: str, unit: str) -> Column:
@@ -323,7 +308,7 @@ TABLES = [
         ["step", "system"], [_time(name, "ms") for name in ("p50", "p95", "max")],
     ),
     Table(
-        "masks", "Time of a mask, µs", ["clock", "system"],
+        "masks", "Time of a mask, µs", ["system"],
         [_time(name, "µs") for name in PERCENTILES],
     ),
 ]  # fmt: skip
@@ -345,10 +330,7 @@ STRUCTURED = Benchmark(
                 "compile", ["p50", "p95", "max"], by="system", y_label="compile, ms", log_y=True,
                 where=lambda row: row.keys["step"] == WALL,
             ),
-            Plot(
-                "masks", list(PERCENTILES), by="system", y_label="mask, µs", log_y=True,
-                where=lambda row: row.keys["clock"] == "wall",
-            ),
+            Plot("masks", list(PERCENTILES), by="system", y_label="mask, µs", log_y=True),
         ],
     ),
     quick={"compile_seconds": 2.0, "outlines_seconds": 1.0, "max_schemas": 20},

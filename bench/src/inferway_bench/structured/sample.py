@@ -49,14 +49,10 @@ def read(
     """Return the schemas of a file, without instances of more than `max_tokens`. Raises BenchError
     where the file is not of that form."""
     try:
-        lines = list(_lines(path))
+        lines = [json.loads(line) for line in unpacked(path).splitlines() if line.strip()]
         return [_case(line, tokenize, max_tokens) for line in lines[:max_schemas]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BenchError(f"{path}: not lines of schemas and tests: {error!r}") from error
-
-
-def _lines(path: Path) -> Iterator[Any]:
-    yield from map(json.loads, filter(bytes.strip, unpacked(path).splitlines()))
 
 
 def _case(line: Any, tokenize: Callable[[str], list[int]], max_tokens: int) -> Case:
@@ -82,22 +78,18 @@ def _ordered(nodes: list[Node], value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     inner: dict[str, list[Node]] = {}
-    extra: dict[str, list[Node]] = {}
+    extra: list[Node] = []
     for node in _parts(nodes, value):
         keywords = node.keywords
         for name, one in keywords.get("properties", {}).items():
             inner.setdefault(name, []).append(one)
-        for name in value:
-            others = [*keywords.get("patternProperties", {}).values()]
-            if "additionalProperties" in keywords:
-                others.append(keywords["additionalProperties"])
-            extra.setdefault(name, []).extend(others)
+        extra += keywords.get("patternProperties", {}).values()
+        if "additionalProperties" in keywords:
+            extra.append(keywords["additionalProperties"])
     required = [n for node in _parts(nodes, value) for n in node.keywords.get("required", ())]
     names = [name for name in dict.fromkeys([*inner, *required]) if name in value]
     names += [name for name in value if name not in names]
-    return {
-        name: _ordered([*inner.get(name, ()), *extra.get(name, ())], value[name]) for name in names
-    }
+    return {name: _ordered([*inner.get(name, ()), *extra], value[name]) for name in names}
 
 
 def _items(nodes: list[Node], at: int, value: Any) -> Iterator[Node]:
@@ -114,7 +106,7 @@ def _parts(nodes: list[Node], value: Any, depth: int = _DEPTH) -> Iterator[Node]
     not refuse it."""
     for node in nodes if depth else ():
         for word, rule in [*node.keywords.items()]:
-            if word == "$ref":
+            if word in ("$ref", "then", "else"):
                 yield from _parts([rule], value, depth - 1)
             elif word == "allOf":
                 yield from _parts(rule, value, depth - 1)
@@ -123,8 +115,6 @@ def _parts(nodes: list[Node], value: Any, depth: int = _DEPTH) -> Iterator[Node]
                 yield from _parts(left, value, depth - 1)
             elif word in ("properties", "patternProperties", "additionalProperties"):
                 yield _Only(node, word)
-            elif word in ("then", "else"):
-                yield from _parts([rule], value, depth - 1)
         yield _Only(node, "required", "items", "prefixItems")
 
 

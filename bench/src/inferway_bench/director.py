@@ -1,5 +1,5 @@
-"""What a decision costs while chats grow turn by turn: the production code from a request's bytes
-to the ranked engines, without engines and sockets.
+"""`inferway bench director`: what a decision costs while chats grow turn by turn: the production
+code from a request's bytes to the ranked engines, without engines and sockets.
 
 Times are CPU time of the process, all its threads: what else the machine does is not in them.
 """
@@ -11,10 +11,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Annotated
 
 import msgspec
+import numpy as np
+import uvloop
 
 from inferway.kv.index.memory import MemoryIndex
 from inferway.kv.index.protocol import MatchResult, Store
@@ -22,16 +26,25 @@ from inferway.model import BlockKey, Candidates, RequestHead, SchedulingResult, 
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.requests import PromptBody, parse_chat
 from inferway.prompts.chat.chat_template import ChatInput
+from inferway.prompts.files.prepare import prepare_smollm2
 from inferway.prompts.model_prompts import ModelPrompts
 from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest
 from inferway.prompts.renderer import Renderer
 from inferway.scheduling.scheduling import Scheduling
-from inferway_bench.chats import Message, Turns
+from inferway_bench.chats import Message, Turns, default_data_dir, load_conversations
 from inferway_bench.flags import data_flag
+from inferway_bench.harness import Benchmark
 from inferway_bench.idle_engines import idle_director
+from inferway_bench.plotting import Chart, Plot
+from inferway_bench.progress import OnStep
+from inferway_bench.report import Column, Table
+from inferway_bench.rows import Findings, Goal, Row, Run, Value, goal
+from inferway_bench.spread import Interval, median_interval, quartiles
 
 STEPS = ("parse", "render", "encode", "match", "schedule", "rest", "whole")
 _HEAD = RequestHead("POST", "/v1/chat/completions", "", ())
+_BORDERS = (0, 1, 1_000, 2_000, 4_000, 8_000, 16_000, 1_000_000)  # tokens of history
+_DRAWS = 2000  # of the bootstrap
 
 
 class DirectorPlan(msgspec.Struct, frozen=True):
@@ -40,25 +53,16 @@ class DirectorPlan(msgspec.Struct, frozen=True):
     chats: int = 12  # that grow turn by turn
     longest: int = 32_000
     turn_chars: int = 1_500  # of a turn, at most
-    probes: int = 40  # chats whose next turn is measured beside much and little that was seen
-    probe_tokens: int = 4_000
-    others: int = 2_000  # chats that were seen before; beside it, a tenth of them
-    other_tokens: int = 2_000
     engines: int = 8
     block_size: int = 16
-    many_endpoints: int = 1_000  # among which a choice is measured alone
-    repeats: int = 400  # of each such choice
     seed: int = 3
     data: Annotated[Path | None, data_flag("chat")] = None
-
-    @property
-    def few_others(self) -> int:
-        return self.others // 10
 
 
 class Decision(msgspec.Struct, frozen=True):
     """The CPU time of one decision, by step, and its wall time, in microseconds. `history` is the
-    number of tokens that the turn before had, `new` the number of those that came since."""
+    number of tokens that the turn before had, `new` the number of those that came since. `rest` is
+    block keys, the table of candidates and the journey itself."""
 
     history: int
     new: int
@@ -72,8 +76,10 @@ class Decision(msgspec.Struct, frozen=True):
 
     @property
     def rest(self) -> float:
-        """Block keys, the table of candidates and the journey itself."""
         return self.whole - self.parse - self.render - self.encode - self.match - self.schedule
+
+
+# a director with stopwatches
 
 
 class _TimedPrompts(ModelPrompts):
@@ -179,6 +185,30 @@ def _cpu_us(step: Callable[[], object]) -> float:
     return (time.process_time_ns() - started) / 1e3
 
 
+# chats that are decided
+
+
+def measure(plan: DirectorPlan, on_step: OnStep) -> Findings:
+    """Measure with the chats of the plan. Raises BenchError, with the cure, without them."""
+    data = plan.data or default_data_dir()
+    conversations = load_conversations(data / "chat")
+    root = prepare_smollm2()
+    turns = Turns(conversations, plan.seed)
+    on_step("growing chats")
+    grown = uvloop.run(grown_chats(root, plan, turns))
+    a_message = sum(d.new for d in grown) / sum(2 if d.history else 1 for d in grown)
+    return Findings(
+        rows=[*length_rows(grown), *growth_rows(grown)],
+        about=[
+            f"{len(grown):,} decisions, {a_message:.0f} tokens a message, {plan.engines} engines, "
+            f"blocks of {plan.block_size}, SmolLM2's tokenizer and template; "
+            f"{len(conversations):,} real conversations of {data.name}/chat, in an order drawn "
+            f"once, joined; turns of {plan.turn_chars:,} characters at most."
+        ],
+        notes={"growth": [_wall_note(grown)]},
+    )
+
+
 async def grown_chats(root: Path, plan: DirectorPlan, turns: Turns) -> list[Decision]:
     """Return the decisions for chats from their first turn to the longest, all in the memory of one
     gateway."""
@@ -197,27 +227,6 @@ async def _grown(director: MeasuredDirector, plan: DirectorPlan, turns: Turns) -
     return decisions
 
 
-async def probed_chats(
-    root: Path, plan: DirectorPlan, probes: Sequence[list[Message]], others: Sequence[list[Message]]
-) -> tuple[list[Decision], list[Decision]]:
-    """Return the decisions for the next turn of chats, in a gateway that has seen a tenth of
-    `others`, and in one that has seen them all. They take turns: what else the machine does meets
-    both."""
-    with (
-        closing(MeasuredDirector(root, plan)) as few,
-        closing(MeasuredDirector(root, plan)) as many,
-    ):
-        decisions: dict[MeasuredDirector, list[Decision]] = {few: [], many: []}
-        for number, other in enumerate(others):
-            for director in (few, many) if number < plan.few_others else (many,):
-                await director.decide(other, 0)
-        for number, messages in enumerate(probes):
-            for director in (few, many) if number % 2 else (many, few):
-                before = await director.decide(messages[:-2], 0)
-                decisions[director].append(await director.decide(messages, before.new))
-    return decisions[few], decisions[many]
-
-
 def _growing(turns: Turns, plan: DirectorPlan) -> Iterator[list[Message]]:
     """A chat, turn by turn: each time a user asks, whoever has written the text."""
     messages: list[Message] = []
@@ -229,10 +238,98 @@ def _growing(turns: Turns, plan: DirectorPlan) -> Iterator[list[Message]]:
                 yield messages
 
 
-def chat_of_length(turns: Turns, num_tokens: int, plan: DirectorPlan) -> list[Message]:
-    """Return a chat of about so many tokens: four characters are one."""
-    return next(
-        messages
-        for messages in _growing(turns, plan)
-        if len(messages) >= 3 and sum(len(m["content"]) for m in messages) >= 4 * num_tokens
+# what is found
+
+
+def length_rows(grown: Sequence[Decision]) -> Iterator[Row]:
+    """Yield the decisions by tokens of history: medians with their 95 % intervals."""
+    for low, high in pairwise(_BORDERS):
+        some = [d for d in grown if low <= d.history < high]
+        if some:
+            history = f"{low:,} and more" if high == _BORDERS[-1] else f"{low:,} to {high - 1:,}"
+            whole = quartiles(_times(some, "whole"))
+            values: dict[str, Value] = {
+                "turns": len(some),
+                "prompt": median(d.history + d.new for d in some),
+                **{step: median_interval(_times(some, step)) for step in STEPS},
+                "quartiles": f"{whole.low:,.0f} to {whole.high:,.0f}",
+            }
+            yield Row("lengths", {"tokens of history": history if high > 1 else "none"}, values)
+
+
+def growth_rows(grown: Sequence[Decision]) -> Iterator[Row]:
+    """Yield how each step grows with the history."""
+    after = [decision for decision in grown if decision.history]
+    for step in STEPS:
+        yield Row("growth", {"step": step}, {"growth": slope(after, step)})
+
+
+def _wall_note(grown: Sequence[Decision]) -> str:
+    long = [d.wall / 1e3 for d in grown if d.history >= 4_000]
+    found = quartiles(long or [d.wall / 1e3 for d in grown])
+    return (
+        "a decision for a chat with 4,000 tokens of history or more takes "
+        f"{found.value:.2f} ms of wall time (quartiles {found.low:.2f} to {found.high:.2f}); seed "
+        "001 measured about 10 ms more end to end for a chat than for a completion"
     )
+
+
+def slope(decisions: Sequence[Decision], step: str) -> Interval:
+    """Return the nanoseconds for each token of history, by least squares with the new tokens beside
+    it; the interval is a bootstrap over the decisions."""
+    rows = np.array([[1.0, d.history, d.new] for d in decisions])
+    times = 1e3 * np.array(_times(decisions, step))
+    every = np.arange(len(decisions))
+    drawn = np.random.default_rng(0).integers(len(every), size=(_DRAWS, len(every)))
+    value, *slopes = (
+        float(np.linalg.lstsq(rows[some], times[some], rcond=None)[0][1])
+        for some in (every, *drawn)
+    )
+    low, high = np.percentile(slopes, (2.5, 97.5))
+    return Interval(value, float(low), float(high))
+
+
+def _times(decisions: Sequence[Decision], step: str) -> list[float]:
+    return [getattr(decision, step) for decision in decisions]
+
+
+def goals(run: Run) -> list[Goal]:
+    """Return what is required of a decision, judged."""
+    what = "a decision, ns for each token of history"
+    rows = run.select("growth", step="whole")
+    return [goal(what, row.interval("growth"), most=25) for row in rows]
+
+
+TABLES = [
+    Table(
+        "lengths",
+        "CPU time of a decision in µs: median over the turns, with quartiles for the whole",
+        ["tokens of history"],
+        [
+            Column("turns", form="{:,.0f}"),
+            *(Column(step, shown="value", better="lower", unit="µs") for step in STEPS),
+            Column("quartiles", "quartiles of the whole"),
+        ],
+    ),
+    Table(
+        "growth", "CPU time by the chat's own history", ["step"],
+        [Column("growth", "ns for each token of history (95 %)", "{:.2f}")],
+    ),
+]  # fmt: skip
+DIRECTOR = Benchmark(
+    "director",
+    "Measure what a decision costs while chats grow turn by turn: the CPU time of each step.",
+    DirectorPlan, measure, TABLES,
+    Chart(
+        "A decision for a chat that grows turn by turn",
+        [Plot(
+            "lengths", STEPS, "prompt",
+            x_label="tokens of the prompt", y_label="CPU of a decision, µs, median",
+            styles={"whole": {"color": "black", "linewidth": 2.0}},
+        )],
+    ),
+    quick={"chats": 2, "longest": 8_000}, goals=goals,
+    question="how much CPU time a routing decision takes, by length of the chat",
+    takes="half a minute",
+)  # fmt: skip
+director = DIRECTOR.command()

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import random
 import struct
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count
 
 import msgspec
 
-from inferway.fleet.journal.journal import HolderJournal
 from inferway.kv.events.adapters.sglang import open_batch
 from inferway.kv.events.apply import EngineBlocks
 from inferway.kv.events.dialect_finder import DialectFinder, DialectState
@@ -19,7 +17,7 @@ from inferway.kv.events.event_applier import EventApplier
 from inferway.kv.events.stream import StreamState
 from inferway.kv.index.memory import MemoryIndex
 from inferway.model import HolderId
-from inferway_bench.index.workload import VOCABULARY, Stored
+from inferway_bench.index.worker import VOCABULARY, Stored
 
 BLOCKS = 16  # of an event
 CHAIN = 32  # events of a prompt
@@ -29,34 +27,13 @@ _ARRAY_AND_TOKEN = struct.Struct(">BHBI")  # 0xdc: 16 bits of length; 0xce: an i
 
 class FollowedEngine:
     """The gateway's own way of an engine's events to the index, without the subscriber's sockets:
-    order and digests of batches, orphans, copies, losses, and the journal if there is one. The
-    engine has stored nothing yet, unless the journal says so."""
+    order and digests of batches, orphans, copies, losses. The engine has stored nothing yet."""
 
-    def __init__(
-        self,
-        holder: HolderId,
-        block_size: int,
-        index: MemoryIndex,
-        journal: HolderJournal | None = None,
-    ) -> None:
-        self.journal = journal
+    def __init__(self, holder: HolderId, block_size: int, index: MemoryIndex) -> None:
         self._index = index
         self._seq = 0
-        on_record = None if journal is None else journal.record
-        self.blocks = EngineBlocks(holder, block_size, holdings=index, on_record=on_record)
-        self.follower = self._follower()
-        if journal is None:
-            self.begin()
-
-    async def load(self) -> None:
-        """Load the journal."""
-        assert self.journal is not None
-        await self.journal.load(self.follower, self._index)
-
-    def begin(self) -> None:
-        """Get in step with the engine. What was loaded counts as proven: its replay is empty."""
-        if self._seq or self.blocks.num_blocks:
-            self.follower = self._follower()
+        self.blocks = EngineBlocks(holder, block_size, holdings=index)
+        self.follower = EventApplier(self.blocks, holdings=index)
         for steps in (self.follower.resume(), self.follower.replay_ended(True)):
             for _ in steps:
                 pass
@@ -86,10 +63,6 @@ class FollowedEngine:
             self._seq = seq + 1
         assert self.follower.state is StreamState.EXACT
 
-    def _follower(self) -> EventApplier:
-        on_done = None if self.journal is None else self.journal.batch_done
-        return EventApplier(self.blocks, holdings=self._index, on_batch_done=on_done)
-
 
 def payload(stored: Stored, block_size: int) -> bytes:
     """Return a batch of one event, with the fields that vLLM 0.32 sends."""
@@ -108,48 +81,40 @@ def payload(stored: Stored, block_size: int) -> bytes:
     return _batch(event)
 
 
-def endless_payloads(
-    block_size: int, seed: int, chain: int = CHAIN, max_held: int | None = None
-) -> Iterator[bytes]:
-    """Return batches that store BLOCKS new blocks each, `chain` of them to a prompt; beyond
-    `max_held` blocks, also batches that remove as many old ones.
-
-    Their tokens are encoded here, all but the first, so that making a batch costs little beside
-    applying it.
-    """
-    numbers = random.Random(seed)
-    texts = [
-        [numbers.randrange(VOCABULARY) for _ in range(BLOCKS * block_size - 1)] for _ in range(64)
-    ]
-    encoded = [b"".join(map(_ENCODER.encode, text)) for text in texts]
-    return _endless(numbers, encoded, block_size, chain, max_held)
-
-
-def _endless(
-    numbers: random.Random,
-    texts: Sequence[bytes],
-    block_size: int,
-    chain: int,
-    max_held: int | None,
-) -> Iterator[bytes]:
-    held: deque[list[int]] = deque()
-    parent: int | None = None
-    for number in count():
-        first = _ARRAY_AND_TOKEN.pack(0xDC, BLOCKS * block_size, 0xCE, number)
-        tokens = msgspec.Raw(first + texts[number % len(texts)])
-        hashes = [numbers.getrandbits(64) for _ in range(BLOCKS)]
-        yield payload(Stored(hashes, parent if number % chain else None, tokens), block_size)
-        parent = hashes[-1]
-        if max_held is not None:
-            held.append(hashes)
-            if len(held) * BLOCKS > max_held:
-                yield removal(held.popleft())
-
-
-def removal(hashes: list[int]) -> bytes:
+def removal(hashes: Sequence[int]) -> bytes:
     """Return a batch of one event that removes these blocks."""
     return _batch({"type": "BlockRemoved", "block_hashes": hashes, "medium": "GPU"})
 
 
 def _batch(event: Mapping[str, object]) -> bytes:
     return _ENCODER.encode([1700000000.5, [event], 0])
+
+
+def endless_payloads(block_size: int, seed: int, chain: int = CHAIN) -> Iterator[bytes]:
+    """Return batches that store BLOCKS new blocks each, `chain` of them to a prompt."""
+    made = endless_events(block_size, seed, chain, BLOCKS)
+    return (payload(stored, block_size) for stored in made)
+
+
+def endless_events(block_size: int, seed: int, chain: int, blocks: int) -> Iterator[Stored]:
+    """Return events of `blocks` new blocks each, `chain` of them to a prompt.
+
+    Their tokens are encoded here, all but the first, so that making a batch costs little beside
+    applying it.
+    """
+    numbers = random.Random(seed)
+    texts = [
+        [numbers.randrange(VOCABULARY) for _ in range(blocks * block_size - 1)] for _ in range(64)
+    ]
+    encoded = [b"".join(map(_ENCODER.encode, text)) for text in texts]
+
+    def made() -> Iterator[Stored]:
+        parent: int | None = None
+        for number in count():
+            first = _ARRAY_AND_TOKEN.pack(0xDC, blocks * block_size, 0xCE, number)
+            tokens = msgspec.Raw(first + encoded[number % len(encoded)])
+            hashes = [numbers.getrandbits(64) for _ in range(blocks)]
+            yield Stored(hashes, parent if number % chain else None, tokens)
+            parent = hashes[-1]
+
+    return made()

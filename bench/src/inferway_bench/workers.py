@@ -1,4 +1,5 @@
-"""A process that is asked in JSON lines."""
+"""Measurements in processes of their own: one that does a task, one that is asked in JSON lines,
+and the order in which several take turns."""
 
 from __future__ import annotations
 
@@ -6,12 +7,32 @@ import json
 import subprocess
 from collections.abc import Mapping, Sequence
 from tempfile import TemporaryFile
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from inferway_bench.cpu import resident_bytes
-from inferway_bench.processes import BenchError
+from inferway_bench.processes import BenchError, with_sources
 
 _TAIL = 800  # characters of its standard error, told with an error
+_Side = TypeVar("_Side")
+
+
+def in_turn(sides: Sequence[_Side], repeat: int) -> list[_Side]:
+    """Return `sides` in the order of a repeat: another one is first each time, so that what the
+    machine does meets all alike."""
+    first = repeat % len(sides)
+    return [*sides[first:], *sides[:first]]
+
+
+def result_of(python: object, module: str, *words: str) -> Any:
+    """Run a module of ours under a Python that need not have it installed, and return the JSON
+    value that it prints. Raises BenchError, with what it said last, when it fails."""
+    command = [str(python), "-m", module, *words]
+    done = subprocess.run(command, capture_output=True, text=True, env=with_sources(), check=False)
+    if done.returncode != 0:
+        raise BenchError(
+            f"{module}: its process ended with {done.returncode}: {done.stderr.strip()[-_TAIL:]}"
+        )
+    return json.loads(done.stdout)
 
 
 class JsonWorker:

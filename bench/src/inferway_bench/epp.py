@@ -1,9 +1,12 @@
 """`inferway bench epp`: CPU time of the endpoint picker for a request and for a streamed chunk,
-beside pickers that decide nothing, and ours with a stopwatch around the route; all behind the same
-Envoy, loaded in turns."""
+beside a picker that decides nothing, both behind the same Envoy, loaded in turns."""
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,25 +24,22 @@ from inferway_bench import conversations
 from inferway_bench.cpu import cpu_seconds
 from inferway_bench.dataplane.testbed import CHATS, Repeat, in_turns, set_pace, trivial_engine
 from inferway_bench.dataplane.wrk import Load
-from inferway_bench.epp.envoy import configuration, find_envoy, messages_sent, version
 from inferway_bench.flags import flag
 from inferway_bench.harness import Benchmark
 from inferway_bench.plotting import Chart, Plot
-from inferway_bench.processes import answers, free_port, running, wait_until
+from inferway_bench.processes import BenchError, answers, free_port, get, running, wait_until
 from inferway_bench.progress import OnStep
 from inferway_bench.report import Column, Table
 from inferway_bench.routers import Counters, EngineAddress
-from inferway_bench.rows import Findings, Goal, Key, Row, Run, Value
+from inferway_bench.rows import Findings, Goal, Row, Run, Value
 from inferway_bench.spread import Interval, median_interval
+from inferway_bench.templates import JsonTemplates
 
-ECHO, BARE, OURS = "echo", "echo over our gRPC", "ours"
-TIMED = "ours, timed"  # with a stopwatch: not shown
-MOST_TIMES_A_REQUEST = 1.15  # of (echo + our route's own cost)
+PICKERS = ECHO, OURS = "echo", "ours"
 MOST_TIMES_A_CHUNK = 1.3  # of echo
-_KINDS = {ECHO: "echo", BARE: "bare", OURS: "ours", TIMED: "timed"}  # names of processes
 _GAP_SECONDS = 0.004  # between two events: far enough that each is a piece of its own
 
-# picker -> "cpu_us", "messages" and "route_us" of a request, by repeat
+# picker -> "cpu_us" and "messages" of a request, by repeat
 Figures = Mapping[str, Mapping[str, list[float]]]
 
 
@@ -68,21 +68,22 @@ class _Picker:
     url: str
     pid: int
     admin_port: int
-    log: Path
 
     def counters(self) -> Counters:
-        """Return the messages that Envoy has sent it, and what its stopwatch has printed last."""
-        counted = {"messages": float(messages_sent(self.admin_port, _KINDS[self.label]))}
-        if self.label != TIMED:
-            return counted
-        lines = [line for line in self.log.read_text().splitlines() if line.startswith("{")]
-        return counted | msgspec.json.decode(lines[-1], type=dict[str, float])
+        """Return the messages that Envoy has sent it."""
+        stat = f"http.{self.label}.ext_proc.stream_msgs_sent"
+        url = f"http://127.0.0.1:{self.admin_port}/stats?format=json&filter=^{stat}$"
+        found = msgspec.json.decode(get(url))["stats"]
+        return {"messages": float(sum(each.get("value", 0) for each in found))}
 
 
 def measure(plan: EppPlan, on_step: OnStep) -> Findings:
-    """Measure all pickers. Raises BenchError when something cannot be started, or fails a
+    """Measure both pickers. Raises BenchError when something cannot be started, or fails a
     request."""
     binary, model = find_envoy(), str(prepare_smollm2())
+    said = subprocess.run([binary, "--version"], capture_output=True, text=True, check=True).stdout
+    version = re.search(r"/(\d+\.\d+\.\d+)/", said)
+    envoy = f"Envoy {version[1]}" if version else said.strip()
     short, long = conversations.short_chat(model), conversations.chat_of_8k_tokens(model)
     cases = {
         "a chat of two messages": short,
@@ -100,10 +101,14 @@ def measure(plan: EppPlan, on_step: OnStep) -> Findings:
             stack.enter_context(trivial_engine(model, directory / f"engine-{i}")) for i in range(2)
         ]
         set_pace(engines, plan.events, _GAP_SECONDS)
-        body = short[0].body(0)
-        pickers = stack.enter_context(_pickers(binary, engines, directory, body))
+        pickers = stack.enter_context(_pickers(binary, engines, directory, short[0].body(0)))
         on_step("what they take without requests")
-        idle = _idle(pickers, plan.idle_seconds)
+        before = [cpu_seconds(picker.pid) for picker in pickers]
+        time.sleep(plan.idle_seconds)
+        idle = {
+            picker.label: (cpu_seconds(picker.pid) - cpu) / plan.idle_seconds
+            for picker, cpu in zip(pickers, before, strict=True)
+        }
         for name, templates in cases.items():
             measured = in_turns(
                 pickers, Load(templates, plan.connections), name, plan.seconds, plan.repeats,
@@ -120,156 +125,131 @@ def measure(plan: EppPlan, on_step: OnStep) -> Findings:
     )
     plain, _, stream = found.values()
     about = (
-        f"{version(binary)}, one worker; {plan.connections} connections, {plan.repeats} repeats of "
+        f"{envoy}, one worker; {plan.connections} connections, {plan.repeats} repeats of "
         f"{plan.seconds} s in turns. Without requests, Inferway's picker takes "
         f"{idle[OURS] * 1e3:.1f} ms of CPU time a second to read the load of two engines, and echo "
         f"takes {idle[ECHO] * 1e3:.1f} ms; this idle time is subtracted from the figures."
     )
     return Findings(
-        rows=[*picks, *chunk_rows(plain, stream)], about=[about], facts={"envoy": version(binary)}
+        rows=[*picks, *chunk_rows(plain, stream)], about=[about], facts={"envoy": envoy}
     )
 
 
-def _idle(pickers: Sequence[_Picker], seconds: float) -> dict[str, float]:
-    before = [cpu_seconds(picker.pid) for picker in pickers]
-    time.sleep(seconds)
-    return {
-        picker.label: (cpu_seconds(picker.pid) - cpu) / seconds
-        for picker, cpu in zip(pickers, before, strict=True)
-    }
-
-
 def _figures(repeats: Sequence[Repeat], idle: float) -> dict[str, list[float]]:
-    """Return for a request: CPU time without what the picker takes while idle, messages from Envoy,
-    and CPU time of the route, where there is a stopwatch."""
-    found: dict[str, list[float]] = {"cpu_us": [], "messages": [], "route_us": []}
+    """For a request: CPU time without what the picker takes while idle, and messages from Envoy."""
+    found: dict[str, list[float]] = {"cpu_us": [], "messages": []}
     for result, cpu_seconds_used, counted in repeats:
         used = cpu_seconds_used - idle * result.microseconds / 1e6
         found["cpu_us"].append(round(used * 1e6 / result.requests, 1))
         found["messages"].append(round(counted["messages"] / result.requests, 2))
-        if "route_ns" in counted:
-            found["route_us"].append(round(counted["route_ns"] / 1e3 / counted["requests"], 1))
     return found
 
 
-def pick_rows(name: str, body_bytes: int, figures: Figures) -> list[Row]:
-    """Return a row for each picker but the timed one. Ours has the route's CPU time, and how many
-    times it takes an echo and the route together: of the medians, with the interval of the
-    repeats."""
-    route = figures[TIMED]["route_us"]
-    rows = []
-    for picker in (ECHO, BARE, OURS):
+def pick_rows(name: str, body_bytes: int, figures: Figures) -> Iterator[Row]:
+    """Yield a row for each picker."""
+    for picker in PICKERS:
         cpu = figures[picker]["cpu_us"]
         values: dict[str, Value] = {
-            "cpu_us": cpu,
+            "body, bytes": body_bytes,
+            **figures[picker],
             "on_a_core": 1e6 / median(cpu),
-            "messages": figures[picker]["messages"],
         }
-        if picker == OURS:
-            values["route_us"] = route
-            for other in (ECHO, BARE):
-                floor = [
-                    us + more for us, more in zip(figures[other]["cpu_us"], route, strict=True)
-                ]
-                below = median(figures[other]["cpu_us"]) + median(route)
-                values[f"times {other}"] = _times(median(cpu) / below, cpu, floor)
-        keys: dict[str, Key] = {"request": name, "body, bytes": body_bytes, "picker": picker}
-        rows.append(Row("pick", keys, values, is_ours=picker == OURS))
-    return rows
+        yield Row("pick", {"request": name, "picker": picker}, values, is_ours=picker == OURS)
 
 
-def _times(value: float, ours: Sequence[float], others: Sequence[float]) -> Interval:
-    """A ratio, with the interval of the repeats' own."""
-    spread = median_interval([a / b for a, b in zip(ours, others, strict=True)])
-    return Interval(value, spread.low, spread.high)
-
-
-def chunk_rows(plain: Figures, stream: Figures) -> list[Row]:
-    """Return what a streamed chunk costs each picker: the difference in CPU time of a request and
-    of the same, streamed, by that in messages."""
+def chunk_rows(plain: Figures, stream: Figures) -> Iterator[Row]:
+    """Yield what a streamed chunk costs each picker: the difference in CPU time of a request and of
+    the same, streamed, by that in messages."""
     us, repeats = {}, {}
-    for picker in (ECHO, BARE, OURS):
+    for picker in PICKERS:
         one, many = plain[picker], stream[picker]
         more = median(many["messages"]) - median(one["messages"])
         pairs = zip(one["cpu_us"], many["cpu_us"], strict=True)
         repeats[picker] = [(b - a) / more for a, b in pairs]
         us[picker] = (median(many["cpu_us"]) - median(one["cpu_us"])) / more
-    times = _times(us[OURS] / us[ECHO], repeats[OURS], repeats[ECHO])
-    return [
-        Row("chunk", {"picker": ECHO}, {"us": us[ECHO]}, is_ours=False),
-        Row("chunk", {"picker": BARE}, {"us": us[BARE]}, is_ours=False),
-        Row("chunk", {"picker": OURS}, {"us": us[OURS], "times": times}),
-    ]
+    # of the medians, with the interval of the repeats' own
+    pairs = zip(repeats[OURS], repeats[ECHO], strict=True)
+    spread = median_interval([a / b for a, b in pairs])
+    times = Interval(us[OURS] / us[ECHO], spread.low, spread.high)
+    yield Row("chunk", {"picker": ECHO}, {"us": us[ECHO]}, is_ours=False)
+    yield Row("chunk", {"picker": OURS}, {"us": us[OURS], "times": times})
+
+
+def goals(run: Run) -> Iterator[Goal]:
+    """Judge a chunk against echo."""
+    chunk = run.find("chunk", picker=OURS)
+    if chunk is not None:
+        times = chunk.interval("times")
+        asked = f"≤ {MOST_TIMES_A_CHUNK:g} × echo"
+        is_met = times.value <= MOST_TIMES_A_CHUNK
+        yield Goal("CPU a streamed chunk", asked, f"{times.shown()} ×", is_met)
+
+
+# Envoy and the pickers
+
+
+def find_envoy() -> Path:
+    """Return Envoy's path, in PATH or where scripts/install_envoy.sh unpacks it. Raises BenchError
+    with the cure."""
+    if found := shutil.which("envoy"):
+        return Path(found)
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "inferway"
+    unpacked = sorted(cache.glob("envoy-*/envoy"))
+    if not unpacked:
+        raise BenchError("envoy: not found in PATH; the cure: scripts/install_envoy.sh")
+    return unpacked[-1]
+
+
+def configuration(pickers: Mapping[str, tuple[int, int]], admin_port: int) -> bytes:
+    """Return Envoy's configuration, a listener for each picker with the same filter before the same
+    engines. `pickers`: name -> (port for clients, port of the picker), all on the loopback."""
+    envoy = JsonTemplates("envoy.json")
+    ports = pickers.items()
+    listeners = [envoy.fill("listener", name=name, port=port) for name, (port, _) in ports]
+    clusters = [envoy.fill("picker", name=name, port=port) for name, (_, port) in ports]
+    clusters.insert(0, envoy.fill("engines"))
+    whole = envoy.fill("bootstrap", admin_port=admin_port, listeners=listeners, clusters=clusters)
+    return msgspec.json.encode(whole)
 
 
 @contextmanager
 def _pickers(
     binary: Path, engines: Sequence[EngineAddress], directory: Path, body: bytes
 ) -> Iterator[list[_Picker]]:
-    """Envoy and all pickers, of which each answers a chat."""
-    urls = [engine.url for engine in engines]
+    """Envoy and both pickers, of which each answers a chat."""
     picked: set[int] = set()
-    while len(picked) < 2 * len(_KINDS) + 1:
+    while len(picked) < 2 * len(PICKERS) + 1:
         picked.add(free_port())  # it may be told twice
     admin, *left = picked
-    ports = {kind: (left[i], left[-1 - i]) for i, kind in enumerate(_KINDS.values())}
+    ports = {name: (left[i], left[-1 - i]) for i, name in enumerate(PICKERS)}
     with ExitStack() as stack:
         pids = {}
-        for kind, (_, port) in ports.items():
-            log = directory / kind
-            process = stack.enter_context(running(_command(kind, port, urls), log))
-            wait_until(lambda log=log: b"listening on" in log.read_bytes(), kind, process, log)  # type: ignore[misc]
-            pids[kind] = process.pid
+        for name, (_, port) in ports.items():
+            log = directory / name
+            command = _command(name, port, [engine.url for engine in engines])
+            process = stack.enter_context(running(command, log))
+            wait_until(lambda log=log: b"listening on" in log.read_bytes(), name, process, log)  # type: ignore[misc]
+            pids[name] = process.pid
         config, envoy_log = directory / "envoy.json", directory / "envoy"
         config.write_bytes(configuration(ports, admin))
         proxy = [str(binary), "-c", str(config), "--concurrency", "1", "--disable-hot-restart"]
         envoy = stack.enter_context(running([*proxy, "--log-level", "warning"], envoy_log))
         pickers = []
-        for name, kind in _KINDS.items():
-            url = f"http://127.0.0.1:{ports[kind][0]}"
-            wait_until(lambda url=url: answers(url + CHATS, body), kind, envoy, envoy_log)  # type: ignore[misc]
-            pickers.append(_Picker(name, url, pids[kind], admin, directory / kind))
+        for name, (port, _) in ports.items():
+            url = f"http://127.0.0.1:{port}"
+            wait_until(lambda url=url: answers(url + CHATS, body), name, envoy, envoy_log)  # type: ignore[misc]
+            pickers.append(_Picker(name, url, pids[name], admin))
         yield pickers
 
 
-def _command(kind: str, port: int, engines: Sequence[str]) -> list[str]:
-    if kind != "ours":
-        return [sys.executable, "-m", "inferway_bench.epp.pickers", kind, str(port), *engines]
+def _command(name: str, port: int, engines: Sequence[str]) -> list[str]:
+    if name == ECHO:
+        return [sys.executable, "-m", "inferway_bench.epp_echo", str(port), engines[0]]
     command = [str(Path(sys.executable).with_name("inferway")), "epp"]
     for url in engines:
         command += ["--engine", url]
     command += ["--host", "127.0.0.1", "--grpc-port", str(port), "--secure-serving=false"]
     return [*command, "--grpc-health-port", "0", "--metrics-port", "0", "--access-log", "none"]
-
-
-def goals(run: Run) -> list[Goal]:
-    """Judge a pick and a chunk against echo."""
-    found = [
-        _goal(
-            f"{row.keys['request']}, CPU a pick",
-            f"≤ {MOST_TIMES_A_REQUEST:g} × (echo + our route)",
-            row.values[f"times {ECHO}"],
-            MOST_TIMES_A_REQUEST,
-        )
-        for row in run.select("pick", picker=OURS)
-        if not _is_streamed(row)
-    ]
-    chunk = run.find("chunk", picker=OURS)
-    if chunk is not None:
-        asked = f"≤ {MOST_TIMES_A_CHUNK:g} × echo"
-        found.append(
-            _goal("CPU a streamed chunk", asked, chunk.values["times"], MOST_TIMES_A_CHUNK)
-        )
-    return found
-
-
-def _goal(what: str, asked: str, times: object, most: float) -> Goal:
-    assert isinstance(times, Interval)
-    return Goal(what, asked, f"{times.shown()} ×", times.value <= most)
-
-
-def _is_streamed(row: Row) -> bool:
-    return "streamed" in str(row.keys["request"])
 
 
 _US = "{:,.0f}"
@@ -283,13 +263,11 @@ EPP = Benchmark(
         Table(
             "pick",
             "CPU time of the picker for a request in µs, median (lowest to highest of the repeats)",
-            ["request", "body, bytes", "picker"],
+            ["request", "picker"],
             [
+                Column("body, bytes", form=_US),
                 Column("cpu_us", "CPU, µs", _US, "range", "lower", "µs"),
                 Column("on_a_core", "requests/s on one core", _US),
-                Column("route_us", "our route", _US),
-                Column(f"times {ECHO}", "ours / (echo + route)", "{:.2f}"),
-                Column(f"times {BARE}", "ours / (echo over our gRPC + route)", "{:.2f}"),
             ],
         ),
         Table(
@@ -308,12 +286,12 @@ EPP = Benchmark(
             Plot(
                 "pick", ["cpu_us"], "body, bytes", "picker",
                 y_label="CPU of the picker, µs a request", log_x=True, log_y=True,
-                where=lambda row: not _is_streamed(row),
+                where=lambda row: "streamed" not in str(row.keys["request"]),
             )
         ],
     ),
     quick={"repeats": 2, "seconds": 2, "idle_seconds": 2.0},
-    goals=goals,
+    goals=lambda run: list(goals(run)),
     question="how much CPU time an endpoint pick and a streamed chunk take behind a real Envoy",
     takes="5 minutes",
 )  # fmt: skip

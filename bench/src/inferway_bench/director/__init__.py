@@ -1,1 +1,0 @@
-"""`inferway bench director`: what a decision costs, and how it grows."""

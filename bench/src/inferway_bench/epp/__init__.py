@@ -1,1 +1,0 @@
-"""Endpoint picker -> what it costs, beside one that decides nothing."""

@@ -1,1 +1,0 @@
-"""`inferway bench prompts`: real chats -> what their tokens cost, beside transformers."""
