@@ -21,10 +21,8 @@ from inferway.scheduling.plugin import RequestOutcome
 from inferway.scheduling.producers.sent_blocks import SentBlocks
 from inferway.simulator.cache import KvCache, Run
 from inferway_bench.policies.cache import BlockCache
-from inferway_bench.policies.cache_aware import CacheAware
-from inferway_bench.policies.catalog import POLICIES, policy_named
+from inferway_bench.policies.catalog import POLICIES, approximate, policy_named
 from inferway_bench.policies.chats import ChatSpec, chats
-from inferway_bench.policies.configured import approximate, grid
 from inferway_bench.policies.deaf import Memory
 from inferway_bench.policies.dynamo import DynamoCost
 from inferway_bench.policies.engine import Engine, EngineSpec, Job
@@ -32,10 +30,9 @@ from inferway_bench.policies.gateway import Feed, Gateway, Policy, endpoints_of
 from inferway_bench.policies.holders import Holders
 from inferway_bench.policies.oracle import expected
 from inferway_bench.policies.requests import Outcome, SimRequest, Workload, llm_request
-from inferway_bench.policies.simple import ConsistentHash, RoundRobin, chosen
+from inferway_bench.policies.simple import CacheAware, ConsistentHash, RoundRobin, chosen
 from inferway_bench.policies.simulate import FleetSpec, World, simulate
-from inferway_bench.policies.trace_files import read_trace
-from inferway_bench.policies.traces import AGENTIC_MOST
+from inferway_bench.policies.traces import AGENTIC_MOST, read_trace
 from inferway_bench.processes import BenchError
 
 BLOCK = 100
@@ -405,17 +402,6 @@ def test_a_rate_shrinks_the_gaps_and_not_the_thinking() -> None:
 
     assert fast == pytest.approx(slow / 10)
     assert slow[-1] == pytest.approx(len(LOADED.requests))
-
-
-def test_the_grid_has_no_two_weights_that_say_the_same() -> None:
-    tried = grid((0, 1, 2, 4))
-    ratios = [
-        (w.queue / t, w.kv / t, w.prefix / t)
-        for w in tried
-        if (t := sum(msgspec.structs.astuple(w)))
-    ]
-
-    assert len({tuple(round(x, 9) for x in ratio) for ratio in ratios}) == len(tried)
 
 
 # peers' rules

@@ -115,16 +115,6 @@ def test_goals_are_judged_over_all_requests_failed_ones_too() -> None:
     assert found.median("good answers/s") == pytest.approx(8.0)
 
 
-def test_a_closed_loop_is_corrected_for_what_it_did_not_send() -> None:
-    """One user, a turn each 100 ms, and one answer of ten seconds."""
-    quick = [sample(0.1 * i, wait=0.05, turn=i) for i in range(99)]
-
-    found = of(*quick, sample(9.9, wait=10.0, turn=99), stage=Stage(users=1))
-
-    assert found.median("TTFT p99") < 200
-    assert found.median("TTFT corrected p99") > 9_000
-
-
 def test_nothing_measured_is_an_error_with_a_cure() -> None:
     with pytest.raises(BenchError, match=r"100 requests, none .* --warm-up"):
         of(*steady(), warm_up=20.0, seconds=30.0)

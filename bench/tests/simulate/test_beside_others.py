@@ -9,8 +9,8 @@ from bench.tests.runs import a_run
 
 from inferway_bench.rows import Key, Row, Value
 from inferway_bench.simulate.beside_others import (
+    BESIDE_LLM_D,
     BESIDE_PEERS,
-    BESIDE_WEIGHTED,
     Requirement,
     losses,
     ratio_goals,
@@ -21,7 +21,7 @@ from inferway_bench.spread import Interval
 
 P90 = {
     "round-robin": 3.0, "cache-aware": 1.6, "llm-d-default": 1.8, "dynamo-cost": 1.2,
-    "best-weighted": 1.05, "expected-ttft": 1.0, "oracle": 0.8,
+    "kv-aware": 1.05, "expected-ttft": 1.0, "oracle": 0.8,
 }  # fmt: skip
 
 
@@ -63,7 +63,7 @@ def test_the_best_of_each_kind_is_what_ours_is_judged_by() -> None:
     blind, told = run.select("ratios")
 
     assert (blind.keys["best"], blind.repeats("measured")) == ("cache-aware", [1.6])
-    assert (told.keys["best"], told.repeats("measured")) == ("best-weighted", [1.05])
+    assert (told.keys["best"], told.repeats("measured")) == ("kv-aware", [1.05])
     assert blind.repeats("oracle") == [2.0]
     assert [goal.is_met for goal in ratio_goals(run)] == [True, False]
     assert (ratio_goals(run)[0].asked, ratio_goals(run)[0].found) == ("≥ 1.5", "1.60")
@@ -77,9 +77,8 @@ def test_nothing_is_asked_of_one_gateway_or_of_caches_that_never_evict(
 
 
 def test_a_goal_that_is_missed_is_said_to_be() -> None:
-    assert goals_of(BESIDE_WEIGHTED, rows(ours=1.08)) == [False, True, True]
-    assert goals_of(BESIDE_WEIGHTED, rows(ours=1.06)) == [True, True, True]
-    assert goals_of(BESIDE_WEIGHTED, rows(ours=1.36)) == [False, False, True]
+    assert goals_of(BESIDE_LLM_D, rows(ours=1.34)) == [True, True]
+    assert goals_of(BESIDE_LLM_D, rows(ours=1.36)) == [False, True]
 
 
 def test_whoever_is_ahead_is_named() -> None:
@@ -94,10 +93,10 @@ def test_whoever_is_ahead_is_named() -> None:
 def test_the_page_says_where_events_pay_and_has_every_ratio() -> None:
     fleet = a_run("policies-fleet", beside(BESIDE_PEERS, rows()))
     text = POLICIES_FLEET.markdown(fleet)
-    weighted = POLICIES.markdown(a_run("policies", beside(BESIDE_WEIGHTED, rows())))
+    policies = POLICIES.markdown(a_run("policies", beside(BESIDE_LLM_D, rows())))
 
     assert "| mooncake | 1 | 75% | 25.0% | 3.00 (3.00 to 3.00) round-robin |" in text
-    assert "mean TTFT / that of best-weighted" in weighted
+    assert "mean TTFT / that of llm-d-default" in policies
 
 
 # how many seeds show a difference

@@ -193,18 +193,17 @@ def test_a_run_of_several_fleets_is_drawn_as_what_it_is_stored_as(tmp_path: Path
 
 TINY = PoliciesPlan(
     trace=("chats",), requests=300, load=(0.75,), curve=(0.5,), seeds=2,
-    policy=("round-robin", "llm-d-default", "best-weighted", "expected-ttft", "oracle"),
-    gateways=(1,), weights=(0, 1), finalists=1, bisections=2, processes=1,
+    policy=("round-robin", "llm-d-default", "kv-aware", "expected-ttft", "oracle"),
+    gateways=(1,), bisections=2, processes=1,
 )  # fmt: skip
 
 
-def test_policies_are_compared_with_weights_that_were_fitted() -> None:
+def test_policies_are_compared_with_llm_ds_and_the_oracle() -> None:
     run = run_of(TINY, POLICIES)
 
     text = POLICIES.markdown(run)
     assert all(f"| {name} |" in text for name in TINY.policy)
-    assert len(POLICIES.goals(run)) == 3
-    assert str(run.select("traces")[0].values["weights"]).startswith("75% ")
+    assert len(POLICIES.goals(run)) == 2
     assert {row.keys["load"] for row in run.select("curve")} == {"50%", "75%"}
     assert {row.keys["load"] for row in run.select("simulations")} == {"75%"}
     assert POLICIES.chart is not None

@@ -17,8 +17,8 @@ from inferway.prompts.files.prepare import prepare_smollm2
 from inferway_bench.engine_prompts import EnginePrompts
 from inferway_bench.loading.samples import Sample
 from inferway_bench.peers.fleets import simulated_fleet
+from inferway_bench.peers.measuring import standing
 from inferway_bench.peers.plan import Scenario, SimulatedEngines
-from inferway_bench.peers.standing import standing
 from inferway_bench.peers.workload import ChatSpec, chats
 from inferway_bench.policies.engine import EngineSpec
 from inferway_bench.policies.requests import SimRequest, Workload

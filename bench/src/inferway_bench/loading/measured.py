@@ -112,13 +112,9 @@ class MeasuredLoad:
 
 
 def keep(
-    driven: Driven,
-    stage: Stage,
-    *,
-    warm_up: float = 0.0,
-    cool_down: float = 0.0,
+    driven: Driven, stage: Stage, warm_up: float = 0.0, cool_down: float = 0.0,
     seconds: float | None = None,
-) -> MeasuredLoad:
+) -> MeasuredLoad:  # fmt: skip
     """Return what was meant to be sent after `warm_up` and before the last `cool_down` seconds of a
     stage meant to take `seconds` (unless given: until its last request's time).
 
@@ -136,7 +132,7 @@ def keep(
         raise BenchError(
             f"{stage.name}: nothing measured: {len(samples)} requests, none meant to be sent "
             f"between {since:g} s and {max(until, 0.0):g} s; the cure: a longer run, or less of "
-            "--warm-up and --cool-down"
+            "--warm-up"
         )
     return MeasuredLoad(stage, driven, kept, since, until - since)
 
@@ -144,15 +140,12 @@ def keep(
 def row_of(kept: MeasuredLoad, slo: Slo, number: int = 0) -> Row:
     """Return all figures of a stage; times in ms. `number` is its place in the run."""
     stage, good = kept.stage, kept.good
-    is_closed = stage.users is not None
-    cycle = _cycle(good) if is_closed else 0.0
     values: dict[str, Value] = {
         "at": stage.rate or float(stage.users or number),
         "requests": len(kept.samples),
         "failed": len(kept.samples) - len(good),
         **{name: found for one, of in _LATENCIES.items() for name, found in _times(kept, one, of)},
         **{f"{name} sent p99": _p99(good, of) for name, of in _FROM_SENDING.items()},
-        "gap p99": _ms([gap for s in good for gap in s.gaps], 99),
         "answers/s": kept.ended(lambda s: s.ok),
         "tokens/s": _tokens(kept),
         "cached": kept.cached_share(),
@@ -162,10 +155,6 @@ def row_of(kept: MeasuredLoad, slo: Slo, number: int = 0) -> Row:
         "late p99": kept.late_p99 * 1e3,
         "its CPU": kept.driven.cpu_share,
     }
-    if is_closed:
-        for name in _FROM_SENDING:
-            found = [value for s in good if (value := _LATENCIES[name](s)) is not None]
-            values[f"{name} corrected p99"] = _ms([*found, *_left_out(found, cycle)], 99)
     if slo.words:
         at = [s.intended for s in kept.samples]
         values["kept"] = kept.windows.mean(at, [float(slo.kept(s)) for s in kept.samples])
@@ -186,11 +175,8 @@ def _times(kept: MeasuredLoad, name: str, of: Times) -> Iterator[tuple[str, Valu
 
 
 def _p99(samples: Sequence[Sample], of: Times) -> float | None:
-    return _ms([value for s in samples if (value := of(s)) is not None], 99)
-
-
-def _ms(seconds: Sequence[float], percent: float) -> float | None:
-    return float(np.percentile(seconds, percent)) * 1e3 if seconds else None
+    found = [value for s in samples if (value := of(s)) is not None]
+    return float(np.percentile(found, 99)) * 1e3 if found else None
 
 
 def _tokens(kept: MeasuredLoad) -> Interval:
@@ -204,25 +190,6 @@ def _tokens(kept: MeasuredLoad) -> Interval:
             times += deltas.tolist()
             weights += [s.num_tokens / len(deltas)] * len(deltas)
     return kept.windows.rate(times, weights)
-
-
-def _cycle(good: Sequence[Sample]) -> float:
-    """How often a closed loop's user sends: the median time from one turn to the next."""
-    before: dict[int, float] = {}
-    cycles = []
-    for s in sorted(good, key=lambda s: s.intended):
-        if s.session in before:
-            cycles.append(s.intended - before[s.session])
-        before[s.session] = s.intended
-    return float(np.median(cycles or [s.e2e for s in good] or [0.0]))
-
-
-def _left_out(values: Sequence[float], cycle: float) -> Iterator[float]:
-    """What the requests would have waited that a closed loop left out while an answer took longer
-    than a cycle: cycle by cycle less (HdrHistogram's correction, http://hdrhistogram.org)."""
-    for value in values if cycle > 0 else ():
-        missed = int(value / cycle + 1e-9) - 1
-        yield from (value - cycle * number for number in range(1, missed + 1))
 
 
 def _mean(values: Sequence[int]) -> float | None:

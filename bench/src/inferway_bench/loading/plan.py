@@ -123,9 +123,6 @@ class LoadPlan(msgspec.Struct, frozen=True):
     speed: Annotated[float, flag(
         "Run through the trace's own times this many times as fast.", gt=0, section=_WHEN,
     )] = 1.0
-    uniform: Annotated[bool, flag(
-        "Space arrivals evenly, instead of as a Poisson process.", section=_WHEN,
-    )] = False
     sessions: Annotated[int, flag(
         "Keep this number of conversations open at a time, in an open loop.", ge=1, section=_WHEN,
     )] = 40
@@ -139,10 +136,6 @@ class LoadPlan(msgspec.Struct, frozen=True):
     warm_up: Annotated[float | None, flag(
         "Leave out what happens in this time before the measurement.  [default: 5; with "
         "--requests 0]", ge=0, metavar="SECONDS", section=_WHEN,
-    )] = None
-    cool_down: Annotated[float | None, flag(
-        "Leave out what happens in this time after the measurement.  [default: 2; with --requests"
-        " 0]", ge=0, metavar="SECONDS", section=_WHEN,
     )] = None
     dataset: Annotated[Path | None, flag(
         "Send the conversations, OpenAI bodies or trace in this file, instead of generated chats."
@@ -242,12 +235,13 @@ class LoadPlan(msgspec.Struct, frozen=True):
     @property
     def before(self) -> float:
         """The seconds of each load that are left out at its beginning."""
-        return self._or(self.warm_up, 5.0)
+        usual = 5.0 if self.requests is None else 0.0
+        return usual if self.warm_up is None else self.warm_up
 
     @property
     def after(self) -> float:
         """The seconds of each load that are left out at its end."""
-        return self._or(self.cool_down, 2.0)
+        return 2.0 if self.requests is None else 0.0
 
     @property
     def seconds(self) -> float | None:
@@ -255,8 +249,3 @@ class LoadPlan(msgspec.Struct, frozen=True):
         if self.requests is not None:
             return None
         return self.before + (self.duration or 60.0) + self.after
-
-    def _or(self, given: float | None, default: float) -> float:
-        if given is not None:
-            return given
-        return default if self.requests is None else 0.0

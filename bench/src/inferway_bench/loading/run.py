@@ -23,7 +23,7 @@ from inferway_bench.loading.generated import ChatSpec
 from inferway_bench.loading.measured import TABLE, MeasuredLoad, Slo, Stage, keep, row_of
 from inferway_bench.loading.plan import LoadPlan
 from inferway_bench.loading.samples import Sample
-from inferway_bench.loading.schedule import first_times, interleaved, poisson, scaled, uniform
+from inferway_bench.loading.schedule import first_times, interleaved, poisson
 from inferway_bench.loading.sources import Source, generated, of_file
 from inferway_bench.loading.workload import Session
 from inferway_bench.plotting import Chart, Plot
@@ -112,7 +112,7 @@ def _source(plan: LoadPlan) -> Source:
         most_tokens=plan.max_prompt_tokens,
         tag=tag,
     )
-    if plan.trace_times and source.timed is None:
+    if plan.trace_times and source.own_rate is None:
         raise click.UsageError(
             f"--trace-times: {plan.dataset} is not a trace; the cure: --rates or --users"
         )
@@ -122,15 +122,13 @@ def _source(plan: LoadPlan) -> Source:
 def sessions_of(source: Source, plan: LoadPlan, stage: Stage, number: int) -> Iterator[Session]:
     """Return the sessions of a load, with their times if it has any; `number` is its place."""
     if stage.users is not None:
-        return source.untimed(number)
-    if source.timed is not None:
-        sessions = source.timed(number, stage.rate)
-        return sessions if stage.rate is not None else scaled(sessions, 1 / plan.speed)
+        return source.sessions(number, None)
+    if source.own_rate is not None:
+        return source.sessions(number, stage.rate or source.own_rate * plan.speed)
     assert stage.rate is not None
     seed = plan.seed * 1_000 + number
-    arrivals = uniform(stage.rate) if plan.uniform else poisson(stage.rate, seed)
-    times = first_times(arrivals, seconds=plan.seconds, count=plan.requests)
-    return iter(interleaved(source.untimed(number), times, plan.sessions, seed))
+    times = first_times(poisson(stage.rate, seed), seconds=plan.seconds, count=plan.requests)
+    return iter(interleaved(source.sessions(number, None), times, plan.sessions, seed))
 
 
 @dataclass(slots=True)
@@ -154,11 +152,8 @@ class _LoadRun:
         found: list[MeasuredLoad] = []
         for number, stage in enumerate(self.stages):
             driven = await self._drive(number, model, stop)
-            seconds = plan.seconds
             try:
-                found.append(
-                    keep(driven, stage, warm_up=plan.before, cool_down=plan.after, seconds=seconds)
-                )
+                found.append(keep(driven, stage, plan.before, plan.after, plan.seconds))
             except BenchError:
                 if not (stop.is_set() and found):  # else it was stopped while it warmed up
                     raise
@@ -215,7 +210,7 @@ async def ask_model(target: Target) -> str:
         answer = await client.get("/v1/models")
     finally:
         client.close()
-    body = b"".join([piece.data for piece in answer.pieces])
+    body = answer.body
     if answer.error is not None:
         raise BenchError(
             f"{target.url}: {answer.error}: {body[:200].decode(errors='replace')}; the cure: the "
@@ -308,17 +303,6 @@ LOAD = Benchmark(
                 _ms("E2E p99", "E2E"),
                 _ms("E2E sent p99", "from sending"),
             ],
-        ),
-        Table(
-            TABLE, "Closed loops, p99, ms: corrected for what was not sent while a user waited",
-            ["load"],
-            [
-                _ms("TTFT p99", "TTFT"),
-                _ms("TTFT corrected p99", "corrected"),
-                _ms("E2E p99", "E2E"),
-                _ms("E2E corrected p99", "corrected"),
-            ],
-            where=lambda row: "E2E corrected p99" in row.values,
         ),
     ],
     chart=Chart(

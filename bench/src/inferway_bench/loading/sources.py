@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from inferway_bench.loading.datasets import Dataset, read_dataset
+from inferway_bench.loading.datasets import read_dataset
 from inferway_bench.loading.generated import ChatSpec, generated_chats
 from inferway_bench.loading.traced import shortened, traced
 from inferway_bench.loading.workload import Session
 from inferway_bench.policies.requests import Workload
-from inferway_bench.policies.trace_files import FILES, read_trace, stored
+from inferway_bench.policies.traces import FILES, read_trace, stored
 from inferway_bench.processes import BenchError
 
 _STAGE_SEED = 1_000_003  # apart from each other's sessions
@@ -23,23 +23,21 @@ _STAGE_SEED = 1_000_003  # apart from each other's sessions
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """`untimed` sessions of a stage, endless unless it is a trace; of a trace also those with its
-    own times, at a rate of requests a second or (None) at its own."""
+    """`sessions` of a stage, of a trace at a rate of requests a second or (None) at its own; all
+    others have no times and no end."""
 
     about: str
-    untimed: Callable[[int], Iterator[Session]]
-    timed: Callable[[int, float | None], Iterator[Session]] | None = None
+    sessions: Callable[[int, float | None], Iterator[Session]]
+    own_rate: float | None = None  # of a trace: requests a second
     num_sessions: int | None = None  # of a file: those beyond are the same again
 
 
 def generated(spec: ChatSpec, seed: int, tag: str = "") -> Source:
     """Return the source of generated chats. With another `tag` they have other words, so that no
     cache of an earlier run knows them."""
-
-    def untimed(stage: int) -> Iterator[Session]:
-        return generated_chats(spec, seed * _STAGE_SEED + stage, tag)
-
-    return Source(spec.about, untimed)
+    return Source(
+        spec.about, lambda stage, _: generated_chats(spec, seed * _STAGE_SEED + stage, tag)
+    )
 
 
 def dataset_file(given: str, data: Path) -> Path:
@@ -73,37 +71,28 @@ def of_file(
     """Return the source of a trace, of conversations or of bodies; its first line shows which.
     `most_tokens` leaves out what a trace has of longer prompts, `tag` changes its words. Raises
     BenchError."""
-    trace = _trace(path, seed)
+    try:
+        trace: Workload | None = read_trace(path, seed)
+    except (BenchError, OSError):
+        trace = None  # what it is then is said by who reads it next
     if trace is not None:
         short = trace if most_tokens is None else shortened(trace, most_tokens)
         return _of_trace(short, seed, tag, force_length)
     dataset = read_dataset(path)
     if most_tokens is not None:
         raise BenchError(f"--max-prompt-tokens {most_tokens}: {path} is not a trace")
-    dataset = dataset.shaped(seed, output_tokens, given_answers, force_length)
-    return _of_dataset(dataset, seed)
+    shaped = dataset.shaped(seed, output_tokens, given_answers, force_length)
+    return Source(
+        dataset.about,
+        lambda stage, _: shaped.endless(seed, stage),
+        num_sessions=len(dataset.sessions),
+    )
 
 
-def _trace(path: Path, seed: int) -> Workload | None:
-    """None if it is none that is known; what it is then is said by who reads it next."""
-    try:
-        return read_trace(path, seed)
-    except (BenchError, OSError):
-        return None
+def _of_trace(trace: Workload, seed: int, tag: str, force_length: bool) -> Source:
+    def sessions(stage: int, rate: float | None) -> Iterator[Session]:
+        at = trace.starts(rate or trace.own_rate, seed)
+        return traced(trace, at, f"{seed * _STAGE_SEED + stage} {tag}", force_length)
 
-
-def _of_trace(workload: Workload, seed: int, tag: str, force: bool) -> Source:
-    def timed(stage: int, rate: float | None) -> Iterator[Session]:
-        text_seed = f"{seed * _STAGE_SEED + stage} {tag}"
-        at = workload.starts(rate or workload.own_rate, seed)
-        return traced(workload, at, text_seed, force)
-
-    about = f"{workload.about}; generated text of the same lengths and shared prefixes"
-    return Source(about, lambda stage: timed(stage, None), timed)
-
-
-def _of_dataset(dataset: Dataset, seed: int) -> Source:
-    def untimed(stage: int) -> Iterator[Session]:
-        return dataset.endless(seed, stage)
-
-    return Source(dataset.about, untimed, num_sessions=len(dataset.sessions))
+    about = f"{trace.about}; generated text of the same lengths and shared prefixes"
+    return Source(about, sessions, trace.own_rate)

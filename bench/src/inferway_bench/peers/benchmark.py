@@ -21,23 +21,14 @@ import msgspec
 
 from inferway_bench.flags import flag
 from inferway_bench.harness import Benchmark
-from inferway_bench.machine import Machine, this_machine
 from inferway_bench.peers.fleets import real_engines, started
 from inferway_bench.peers.measuring import Cell, RouterTrials
 from inferway_bench.peers.plan import REAL, SIMULATED, LayersFlag, Scenario, VllmFlag
 from inferway_bench.plotting import Chart, Plot
-from inferway_bench.processes import BenchError
 from inferway_bench.progress import OnStep
 from inferway_bench.report import Column, Table, table_lines
-from inferway_bench.routers import (
-    OnlyFlag,
-    PeersFlag,
-    Router,
-    all_routers,
-    chosen,
-    versions,
-)
-from inferway_bench.rows import Findings, Goal, Key, Row, Run, Value, load_run
+from inferway_bench.routers import OnlyFlag, PeersFlag, Router, all_routers, chosen, versions
+from inferway_bench.rows import Findings, Goal, Key, Row, Run, Value
 from inferway_bench.spread import Interval, mean_interval
 
 OURS, PLAIN = "inferway serve", "inferway serve --no-scoring"
@@ -57,7 +48,6 @@ class PeersPlan(msgspec.Struct, frozen=True):
     only: OnlyFlag = ()
     peers: PeersFlag = True
     seeds: Annotated[int, flag("Measure each load with this number of seeds.", ge=1)] = 5
-    first_seed: Annotated[int, flag("Count the seeds up from this one.", ge=0)] = 0
     loads: Annotated[
         tuple[float, ...],
         flag(
@@ -75,16 +65,7 @@ class PeersPlan(msgspec.Struct, frozen=True):
             gt=0,
         ),
     ] = None
-    more: Annotated[
-        Path | None,
-        flag("Keep what this file has, and add to it at the same rate.", metavar="OLD.json"),
-    ] = None
     sessions: int | None = None  # chats of each load, if not as many as the scenario has
-
-    @property
-    def all_seeds(self) -> range:
-        """The seeds that are measured."""
-        return range(self.first_seed, self.first_seed + self.seeds)
 
     @property
     def scenario(self) -> Scenario:
@@ -101,46 +82,10 @@ class PeersPlan(msgspec.Struct, frozen=True):
 def measure(plan: PeersPlan, on_step: OnStep) -> Findings:
     """Measure the routers that the plan wants. Raises BenchError when something cannot be started,
     or a load is not answered at all."""
-    before = None if plan.more is None else load_run(plan.more)
-    if before is not None:
-        plan = _like(plan, before)
     policies = ("round_robin", "cache_aware", "consistent_hash", "kv_aware")
     routers = all_routers(policies, ("cache_aware",), plan.peers, on_step)
     round_robin = routers[2] if plan.peers else routers[1]
-    found = measure_routers(plan.scenario, plan, chosen(routers, plan.only), round_robin, on_step)
-    return found if before is None else joined(before, found)
-
-
-def _like(plan: PeersPlan, before: Run) -> PeersPlan:
-    """The plan at the rate of what was measured before. Raises BenchError if that is not of one
-    kind with it."""
-    rate = float(before.facts["rate"])
-    if before.about[0] != plan.scenario.about:
-        raise BenchError(
-            f"--more {plan.more}: other engines or chats than before; the cure: leave out --more"
-        )
-    if plan.rate not in (None, rate):
-        raise BenchError(
-            f"--more {plan.more}: loads are of {rate:g} requests a second there, here of "
-            f"{plan.rate:g}; the cure: leave out --rate"
-        )
-    return msgspec.structs.replace(plan, rate=rate)
-
-
-def joined(before: Run, found: Findings) -> Findings:
-    """Return both, of one fleet, chats and rate; what was measured again is the new one's."""
-    cells = {cell[:3]: cell for cell in (*cells_of(before.rows), *cells_of(found.rows))}
-    notes = {
-        note.partition(": ")[0]: note for note in (*before.notes["load"], *found.notes["load"])
-    }
-    return msgspec.structs.replace(
-        found,
-        rows=rows_of(cells.values(), float(before.facts["rate"])),
-        about=[found.about[0], *before.about[1:], *found.about[2:]],
-        facts=before.facts,
-        notes={"load": list(notes.values())},
-        seeds=sorted({*before.seeds, *found.seeds}),
-    )
+    return measure_routers(plan.scenario, plan, chosen(routers, plan.only), round_robin, on_step)
 
 
 def measure_routers(
@@ -152,35 +97,25 @@ def measure_routers(
 ) -> Findings:
     """Measure `routers` in front of the scenario's engines; `round_robin` finds the rate. Raises
     BenchError as `measure` does."""
-    machine = this_machine()
     with (
         TemporaryDirectory(prefix="inferway-peers-") as name,
         started(scenario.engines, plan.vllm, Path(name), on_step) as fleet,
     ):
         trials = RouterTrials(scenario, fleet, Path(name), on_step)
         facts = trials.find_rate(round_robin) if plan.rate is None else {"rate": plan.rate}
-        trials.measure(routers, plan.all_seeds, plan.loads, facts["rate"])
-    after = round(os.getloadavg()[0], 2)
+        trials.measure(routers, plan.seeds, plan.loads, facts["rate"])
+    load_after = os.getloadavg()[0]
     return Findings(
         rows=rows_of(trials.cells, facts["rate"]),
         about=[
             scenario.about,
             f"{_rate_line(facts)} Routers: {versions(routers)}. TTFT counts from the time at "
-            "which a request was due; intervals are 95 % bootstrap intervals over seeds.",
-            _sitting(plan.loads, plan.all_seeds, machine, after),
+            "which a request was due; intervals are 95 % bootstrap intervals over seeds. Load "
+            f"average after the run {load_after:.2f}.",
         ],
         facts={**facts, "requests": scenario.chats.requests},
         notes={"load": [f"{router}: {did}" for router, did in trials.evidence.items()]},
-        seeds=list(plan.all_seeds),
-    )
-
-
-def _sitting(loads: Sequence[float], seeds: Sequence[int], machine: Machine, after: float) -> str:
-    """Return when a part of the run was measured, and how busy the machine was."""
-    return (
-        f"{', '.join(f'{load:.0%}' for load in loads)}, seed{'s' * (len(seeds) > 1)} "
-        f"{', '.join(map(str, seeds))}: {machine.date} UTC at commit {machine.commit}, load "
-        f"average {machine.load_before} before and {after} after."
+        seeds=list(range(plan.seeds)),
     )
 
 
@@ -217,17 +152,6 @@ def rows_of(cells: Iterable[Cell], rate: float) -> list[Row]:
             }
             differences.append(Row("less", keys, less, is_ours=False))
     return [*loads, *differences]
-
-
-def cells_of(rows: Iterable[Row]) -> Iterator[Cell]:
-    """Yield the cells of which `rows_of` made these rows."""
-    for row in rows:
-        if row.table == "load":
-            columns = {name: row.repeats(name) for name in row.values}
-            for i, seed in enumerate(columns.pop("seed")):
-                found = {name: values[i] for name, values in columns.items()}
-                router, load = str(row.keys["router"]), float(row.keys["load"])
-                yield Cell(router, load, int(seed), row.is_ours, found)
 
 
 def _mean(row: Row, column: str) -> float:

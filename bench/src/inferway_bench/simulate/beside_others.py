@@ -11,7 +11,6 @@ import msgspec
 
 from inferway_bench.policies.catalog import (
     APPROXIMATE,
-    BEST_WEIGHTED,
     BLIND,
     DEAF,
     EVENT_DRIVEN,
@@ -54,10 +53,7 @@ def _is_hard(row: Row) -> bool:
     return is_evicting and row.keys["gateways"] != 1
 
 
-BESIDE_WEIGHTED = (
-    Requirement(
-        f"mean TTFT / that of {BEST_WEIGHTED}", "ttft", (OURS,), (BEST_WEIGHTED,), most=1.02
-    ),
+BESIDE_LLM_D = (
     Requirement(
         f"mean TTFT / that of {LLM_D}", "ttft", (OURS,), (LLM_D,), most=0.75,
         where=lambda row: row.keys["load"] != "50%",
@@ -163,7 +159,7 @@ def ratios(rows: Sequence[Row], requirements: Sequence[Requirement]) -> Iterator
 def ratio_goals(run: Run) -> list[Goal]:
     """Return a requirement for each kind of ratio, which the worst of all has to meet."""
     goals = []
-    for asked in (*BESIDE_WEIGHTED, *BESIDE_PEERS):
+    for asked in (*BESIDE_LLM_D, *BESIDE_PEERS):
         found = [row.median("measured") for row in run.select("ratios", ratio=asked.what)]
         if found:
             worst = max(found) if asked.least is None else min(found)

@@ -21,7 +21,7 @@ from inferway_bench.policies.engine import EngineSpec
 from inferway_bench.policies.repeated import repeated
 from inferway_bench.policies.requests import Workload
 from inferway_bench.policies.simulate import FleetSpec
-from inferway_bench.policies.trace_files import FILES, read_trace, stored
+from inferway_bench.policies.traces import FILES, read_trace, stored
 from inferway_bench.processes import BenchError
 from inferway_bench.rows import load_run
 from inferway_bench.simulate.compared import as_workload
@@ -47,7 +47,7 @@ class SimulatePlan(msgspec.Struct, frozen=True):
     trace: Annotated[
         tuple[str, ...],
         flag(
-            "Replay this file, or mooncake, agentic, azure or servegen of --data, or chats, which "
+            "Replay this file, or mooncake, agentic or azure of --data, or chats, which "
             "are generated, or peers-chats, those of inferway bench peers --real. FILE@TOKENS "
             "gives the engines KV caches of this number of tokens.",
             metavar="FILE",
@@ -110,9 +110,6 @@ class SimulatePlan(msgspec.Struct, frozen=True):
     warm_up: Annotated[
         float, flag("Do not count what arrives in this first share of a run.", ge=0, le=0.9)
     ] = 0.5
-    weights: tuple[int, ...] = (0, 1, 2, 4, 8)  # of best-weighted, for each of its scorers
-    fit_gateways: int = 1  # in front of the fleet while they are fitted
-    finalists: int = 4  # of all weights, tried again with all seeds
     bisections: int = 6  # to find the rate at which round-robin's mean TTFT doubles
     processes: Annotated[
         int | None,

@@ -18,8 +18,8 @@ from inferway_bench.progress import OnStep
 from inferway_bench.report import Column, Table
 from inferway_bench.rows import Findings, Goal, Row, Run, goal
 from inferway_bench.simulate.beside_others import (
+    BESIDE_LLM_D,
     BESIDE_PEERS,
-    BESIDE_WEIGHTED,
     FEW_SEEDS,
     KINDS,
     MANY_SEEDS,
@@ -109,13 +109,12 @@ _CACHED = Column("cached", "cached", "{:.1f}%", "mean alone", "higher", "%")
 _TRACES = Table(
     "traces",
     "Traces: tokens of an engine's cache; round-robin's mean TTFT in ms when idle, and the rate in "
-    "requests a second at which it doubles; weights of best-weighted (queue:kv:prefix), which are "
-    "fitted on the first half",
+    "requests a second at which it doubles",
     ("trace",),
     (
         Column("cache", form="{:,.0f}"), Column("requests", form="{:,.0f}"),
         Column("idle_ttft", "idle TTFT", "{:,.0f}"), Column("rate", form="{:,.3g}"),
-        Column("weights"), Column("about"),
+        Column("about"),
     ),
 )  # fmt: skip
 _WHERE = "{trace}, engines: {engines:,}, gateways: {gateways}"
@@ -265,7 +264,7 @@ POLICIES = Benchmark(
     "Compare all policies on one simulated fleet in virtual time: real traces and generated chats, "
     "and an oracle.",
     PoliciesPlan,
-    partial(measure_beside, BESIDE_WEIGHTED),
+    partial(measure_beside, BESIDE_LLM_D),
     (_HIGHEST_TTFT, _HIGHEST_CACHED, _GAINS, _TRACES, _BY_LOAD, _RATIOS),
     Chart(
         "One gateway; a mean TTFT above 20 s is cut off",
@@ -280,7 +279,7 @@ POLICIES = Benchmark(
     ),
     quick={
         "trace": ("mooncake", "chats@65536"), "requests": 1_500, "gateways": (1,), "load": (0.75,),
-        "curve": (0.5,), "seeds": 2, "weights": (0, 1, 3), "finalists": 1, "bisections": 3,
+        "curve": (0.5,), "seeds": 2, "bisections": 3,
     },
     goals=ratio_goals,
     losses=losses,
@@ -292,20 +291,17 @@ POLICIES = Benchmark(
 FleetPlan = preset(
     "FleetPlan",
     trace=(
-        *("mooncake", "agentic@1048576", "azure@262144", "servegen"),
+        *("mooncake", "agentic@1048576", "azure@262144"),
         *("mooncake@8388608", "agentic@8388608"),  # more tokens than all prompts have
     ),
     engines=(16,),
     gateways=(1, 4),
     policy=(
         *("round-robin", "least-request", "consistent-hash", LLM_D, "llm-d-whole", "cache-aware"),
-        *("dynamo-cost", "best-weighted", OURS, DEAF, ORACLE),
+        *("dynamo-cost", OURS, DEAF, ORACLE),
     ),
     load=(0.75, 0.9),
     seeds=5,
-    weights=(0, 1, 2, 8),
-    fit_gateways=4,
-    finalists=2,
     bisections=5,
 )
 POLICIES_FLEET = replace(

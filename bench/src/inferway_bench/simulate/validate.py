@@ -23,6 +23,7 @@ from inferway_bench.flags import flag
 from inferway_bench.harness import Benchmark
 from inferway_bench.loading.workload import Session
 from inferway_bench.peers.fleets import MODEL, Fleet, real_engines, started
+from inferway_bench.peers.measuring import standing
 from inferway_bench.peers.plan import (
     LayersFlag,
     RealEngines,
@@ -30,7 +31,6 @@ from inferway_bench.peers.plan import (
     SimulatedEngines,
     VllmFlag,
 )
-from inferway_bench.peers.standing import standing
 from inferway_bench.peers.workload import ChatSpec, chats
 from inferway_bench.plotting import Chart, Plot
 from inferway_bench.policies.catalog import OURS
@@ -44,7 +44,7 @@ from inferway_bench.rows import Findings, Goal, Row, Run, Value
 from inferway_bench.simulate.compared import DRAWS, Sent, as_workload, compared
 from inferway_bench.simulate.constants import division, measure_engine
 from inferway_bench.simulate.fitting import Measured, fit, fit_beside
-from inferway_bench.simulate.run import doubling_rate
+from inferway_bench.simulate.run import round_robins_rate
 from inferway_bench.venvs import Venv
 
 TTFT_PERCENT, CACHED_POINTS = 15.0, 2.0  # how far off a simulation may be
@@ -153,7 +153,7 @@ class Tour:
         self._measure_alone()
         fleet = self._fitted().with_beside(_BESIDE)
         workload = self._workload(chats(self.scenario.chats, _FITTED_SEED, "search", 1.0))
-        return round(_LOAD * doubling_rate([workload], fleet, self.scenario.bisections)[1], 3)
+        return round(_LOAD * round_robins_rate([workload], fleet, self.scenario.bisections)[1], 3)
 
     def simulated_fleet(self) -> FleetSpec:
         """Return the fleet with its constants: as given to simulated engines, or fitted."""
@@ -205,7 +205,7 @@ class Tour:
                 rows = division(one.place.url, fleet, sessions)
             fleet.reset()
             self.on_step(f"{router.label}, seed {seed}: {scenario.chats.requests:,} requests")
-            samples = one.carry(sessions).driven.samples
+            samples = one.carry(sessions).samples
         return Sent(router.label, policy, seed, samples, self._workload(sessions), rows)
 
 
