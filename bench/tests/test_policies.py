@@ -17,14 +17,12 @@ from inferway.model import Candidates, SchedulingResult
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.requests import CompletionRequest
 from inferway.scheduling.idle import idle
-from inferway.scheduling.plugin import RequestOutcome
 from inferway.scheduling.producers.sent_blocks import SentBlocks
 from inferway.simulator.cache import KvCache, Run
 from inferway_bench.policies.cache import BlockCache
 from inferway_bench.policies.catalog import POLICIES, approximate, policy_named
 from inferway_bench.policies.chats import ChatSpec, chats
 from inferway_bench.policies.deaf import Memory
-from inferway_bench.policies.dynamo import DynamoCost
 from inferway_bench.policies.engine import Engine, EngineSpec, Job
 from inferway_bench.policies.gateway import Feed, Gateway, Policy, endpoints_of
 from inferway_bench.policies.holders import Holders
@@ -420,31 +418,6 @@ def asks(*blocks: int) -> LLMRequest:
 
 def row(choice: SchedulingResult) -> int:
     return choice.targets[0].endpoint.holder
-
-
-def test_dynamo_weighs_what_is_to_compute_against_what_is_in_use() -> None:
-    """Prompt blocks to compute, and blocks in use with this request's: the smaller sum."""
-    cost = DynamoCost(random.Random(1), BLOCK)
-    first = asks(*range(8))
-    choice = cost.choose(first, table([1, 0]))
-    follower = cost.follow(first, table([1, 0]), choice)
-
-    busy = row(cost.choose(asks(*range(50, 54)), table([3, 0])))
-    follower.on_first_chunk(0.0)
-    decoding = row(cost.choose(asks(*range(50, 60)), table([9, 0])))
-    follower.on_end(RequestOutcome("ok", 1.0))
-    free = row(cost.choose(asks(*range(50, 54)), table([3, 0])))
-
-    assert row(choice) == 0
-    assert (busy, decoding, free) == (1, 0, 0)
-
-
-def test_dynamo_counts_blocks_in_use_once() -> None:
-    cost = DynamoCost(random.Random(1), BLOCK)
-    first = asks(*range(8))
-    cost.follow(first, table([0, 0]), cost.choose(first, table([1, 0]))).on_first_chunk(0.0)
-
-    assert row(cost.choose(asks(*range(8), 8), table([8, 0]))) == 0
 
 
 def test_cache_aware_follows_the_prompt_while_the_fleet_is_in_balance() -> None:

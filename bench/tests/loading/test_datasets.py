@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from inferway_bench.chats import default_data_dir
-from inferway_bench.loading.datasets import Dataset, read_dataset
-from inferway_bench.loading.sources import dataset_file
+from inferway_bench.loading.datasets import Dataset, dataset_file, read_dataset
 from inferway_bench.processes import BenchError
 
 INSTALLED = sorted((default_data_dir() / "chat").iterdir())

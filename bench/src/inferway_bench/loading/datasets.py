@@ -22,6 +22,7 @@ import msgspec
 
 from inferway_bench.loading.workload import Message, Session, Turn
 from inferway_bench.packed import unpacked
+from inferway_bench.policies.traces import FILES, stored
 from inferway_bench.processes import BenchError
 
 _ROLES = {
@@ -88,6 +89,24 @@ def read_dataset(path: Path) -> Dataset:
     num_turns = sum(len(session.turns) for session in sessions)
     about = f"{path.name}: {len(sessions):,} conversations or bodies, {num_turns:,} requests"
     return Dataset(about, sessions)
+
+
+def dataset_file(given: str, data: Path) -> Path:
+    """Return `given` if it is a file, else the trace or the chats of `data` with this short name:
+    that of `FILES`, or the name of a file in `chat/` without its endings. Raises BenchError."""
+    path = Path(given)
+    if path.exists() and not path.is_dir():
+        return path
+    named = {name: stored(data / "traces", name) for name in FILES}
+    named |= {
+        file.name.partition(".")[0]: file for file in sorted((data / "chat").glob("*.jsonl*"))
+    }
+    if given not in named:
+        raise BenchError(
+            f"{given!r}: there is no such file, and no installed data of this name; expected the "
+            f"path of a file, or one of {', '.join(named)}"
+        )
+    return named[given]
 
 
 def _entries(path: Path) -> Sequence[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,15 +14,14 @@ from inferway_bench.processes import BenchError
 from inferway_bench.rows import Row, Value
 from inferway_bench.spread import Interval
 
-Times = Callable[[Sample], float | None]
-
 TABLE = "loads"
-_LATENCIES: dict[str, Times] = {  # seconds, from the intended time
+_LATENCIES: dict[str, Callable[[Sample], float | None]] = {  # seconds, from the intended time
     "TTFT": lambda s: s.ttft,
     "ITL": lambda s: s.itl,
     "E2E": lambda s: s.e2e,
+    "TTFT sent": lambda s: s.ttft_sent,
+    "E2E sent": lambda s: s.e2e_sent,
 }
-_FROM_SENDING: dict[str, Times] = {"TTFT": lambda s: s.ttft_sent, "E2E": lambda s: s.e2e_sent}
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,17 +139,17 @@ def keep(
 def row_of(kept: MeasuredLoad, slo: Slo, number: int = 0) -> Row:
     """Return all figures of a stage; times in ms. `number` is its place in the run."""
     stage, good = kept.stage, kept.good
+    prompts = [s.prompt_tokens for s in good if s.prompt_tokens is not None]
     values: dict[str, Value] = {
         "at": stage.rate or float(stage.users or number),
         "requests": len(kept.samples),
         "failed": len(kept.samples) - len(good),
-        **{name: found for one, of in _LATENCIES.items() for name, found in _times(kept, one, of)},
-        **{f"{name} sent p99": _p99(good, of) for name, of in _FROM_SENDING.items()},
+        **_latencies(kept),
         "answers/s": kept.ended(lambda s: s.ok),
         "tokens/s": _tokens(kept),
         "cached": kept.cached_share(),
-        "prompt": _mean([s.prompt_tokens for s in good if s.prompt_tokens is not None]),
-        "answer": _mean([s.num_tokens for s in good]),
+        "prompt": float(np.mean(prompts)) if prompts else None,
+        "answer": float(np.mean([s.num_tokens for s in good])) if good else None,
         "held": sum(s.held > 0 for s in kept.samples),
         "late p99": kept.late_p99 * 1e3,
         "its CPU": kept.driven.cpu_share,
@@ -162,21 +161,21 @@ def row_of(kept: MeasuredLoad, slo: Slo, number: int = 0) -> Row:
     return Row(TABLE, {"load": stage.name}, values)
 
 
-def _times(kept: MeasuredLoad, name: str, of: Times) -> Iterator[tuple[str, Value]]:
-    pairs = [(s.intended, value * 1e3) for s in kept.good if (value := of(s)) is not None]
-    if pairs:
-        at, values = [p[0] for p in pairs], [p[1] for p in pairs]
-        p50, p99 = np.percentile(values, (50, 99))
-        yield name, kept.windows.mean(at, values)
-        yield f"{name} p50", float(p50)
-        yield f"{name} p90", kept.windows.percentile(at, values, 90)
-        yield f"{name} p99", float(p99)
-        yield f"{name} max", max(values)
-
-
-def _p99(samples: Sequence[Sample], of: Times) -> float | None:
-    found = [value for s in samples if (value := of(s)) is not None]
-    return float(np.percentile(found, 99)) * 1e3 if found else None
+def _latencies(kept: MeasuredLoad) -> dict[str, Value]:
+    found: dict[str, Value] = {}
+    for name, of in _LATENCIES.items():
+        pairs = [(s.intended, value * 1e3) for s in kept.good if (value := of(s)) is not None]
+        if pairs:
+            at, values = [p[0] for p in pairs], [p[1] for p in pairs]
+            p50, p99 = np.percentile(values, (50, 99))
+            found |= {
+                name: kept.windows.mean(at, values),
+                f"{name} p50": float(p50),
+                f"{name} p90": kept.windows.percentile(at, values, 90),
+                f"{name} p99": float(p99),
+                f"{name} max": max(values),
+            }
+    return found
 
 
 def _tokens(kept: MeasuredLoad) -> Interval:
@@ -190,7 +189,3 @@ def _tokens(kept: MeasuredLoad) -> Interval:
             times += deltas.tolist()
             weights += [s.num_tokens / len(deltas)] * len(deltas)
     return kept.windows.rate(times, weights)
-
-
-def _mean(values: Sequence[int]) -> float | None:
-    return sum(values) / len(values) if values else None

@@ -13,7 +13,7 @@ import msgspec
 from inferway.cli.command import Section
 from inferway_bench.chats import default_data_dir
 from inferway_bench.flags import flag
-from inferway_bench.loading.sources import dataset_file
+from inferway_bench.loading.datasets import dataset_file
 from inferway_bench.processes import BenchError
 
 Range = tuple[int, int]  # least and most
@@ -139,7 +139,7 @@ class LoadPlan(msgspec.Struct, frozen=True):
     )] = None
     dataset: Annotated[Path | None, flag(
         "Send the conversations, OpenAI bodies or trace in this file, instead of generated chats."
-        " The names mooncake, agentic, azure and servegen take the traces that are installed with"
+        " The names mooncake, agentic and azure take the traces that are installed with"
         " Inferway, and names such as mt_bench_101 its chats.",
         parse=_dataset, metavar="FILE|NAME", section=_WHAT,
     )] = None

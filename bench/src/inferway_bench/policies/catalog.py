@@ -14,7 +14,6 @@ from inferway.scheduling.producers.approx_prefix_cache import ApproxPrefixCacheP
 from inferway.scheduling.producers.sent_blocks import SentBlocks
 from inferway.scheduling.profile import LeastLoaded
 from inferway_bench.policies.deaf import Memory
-from inferway_bench.policies.dynamo import DynamoCost
 from inferway_bench.policies.gateway import Policy
 from inferway_bench.policies.oracle import Oracle
 from inferway_bench.policies.requests import CHARS_A_BLOCK
@@ -28,8 +27,7 @@ ORACLE = "oracle"
 LLM_D = "llm-d-default"
 # Peers' policies that guess what engines hold by what was sent there, and those that are told.
 APPROXIMATE = ("approx-prefix", LLM_D, "llm-d-whole", "cache-aware")
-BLIND = ("round-robin", "least-request", "consistent-hash")
-EVENT_DRIVEN = ("dynamo-cost", "kv-aware")
+EVENT_DRIVEN = ("kv-aware",)
 
 _ENGINE_BLOCK = 16  # tokens: vLLM's blocks, which llm-d's defaults are made for
 _LLM_D = {"queue-scorer": 2.0, "kv-cache-utilization-scorer": 2.0, "prefix-cache-scorer": 3.0}
@@ -71,17 +69,12 @@ def _deaf(world: World) -> Policy:
     return Policy(ours.chooser, (memory, *ours.producers), (memory, *ours.following))
 
 
-def _dynamo(world: World) -> Policy:
-    cost = DynamoCost(world.random, world.block_tokens)
-    return Policy(cost, following=(cost,), sees_blocks=True)
-
-
 def _oracle(world: World) -> Policy:
     oracle = Oracle(world.engines, world.requests, world.block_tokens, world.clock)
     return Policy(oracle, sees_truth=True)
 
 
-# Of consistent-hash, cache-aware and dynamo-cost the peers' rules are written anew; the others are
+# Of consistent-hash and cache-aware the peers' rules are written anew; the others are
 # production code. docs/benchmarks/policies.md says what each does.
 POLICIES: dict[str, MakePolicy] = {
     "random": lambda world: Policy(Anywhere(world.random)),
@@ -92,7 +85,6 @@ POLICIES: dict[str, MakePolicy] = {
     LLM_D: lambda w: _configured(w, _LLM_D, **approximate(w)),
     "llm-d-whole": lambda w: _configured(w, _LLM_D, **approximate(w, whole=True)),
     "cache-aware": lambda world: Policy(CacheAware(world.block_tokens)),
-    "dynamo-cost": _dynamo,
     "kv-aware": lambda _: Policy(load_scheduling(KV_AWARE).chooser, sees_blocks=True),
     OURS: _expected_ttft,
     DEAF: _deaf,

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
-
-import msgspec
 
 from inferway_bench.harness import Benchmark
 from inferway_bench.plotting import Chart, Plot
@@ -18,16 +16,12 @@ from inferway_bench.progress import OnStep
 from inferway_bench.report import Column, Table
 from inferway_bench.rows import Findings, Goal, Row, Run, goal
 from inferway_bench.simulate.beside_others import (
-    BESIDE_LLM_D,
-    BESIDE_PEERS,
     FEW_SEEDS,
-    KINDS,
     MANY_SEEDS,
-    Requirement,
-    gains,
+    OF_FLEETS,
+    OF_POLICIES,
+    goals,
     losses,
-    ratio_goals,
-    ratios,
     with_ratios,
 )
 from inferway_bench.simulate.plan import SimulatePlan, preset
@@ -68,19 +62,6 @@ def about(plan: SimulatePlan) -> Iterator[str]:
     )
     if plan.warm_up:
         yield f"- Requests that arrive in the first {plan.warm_up:.0%} of a run do not count."
-
-
-def measure_beside(
-    requirements: Sequence[Requirement], plan: SimulatePlan, on_step: OnStep
-) -> Findings:
-    """Simulate the plan, and say what ours is beside the others. Raises BenchError."""
-    found = measure(plan, on_step)
-    return msgspec.structs.replace(found, rows=beside(requirements, found.rows))
-
-
-def beside(requirements: Sequence[Requirement], rows: Sequence[Row]) -> list[Row]:
-    """Return the rows, and those of the tables that say what ours is beside the others."""
-    return [*rows, *gains(rows), *ratios(rows, requirements)]
 
 
 def _size_goals(run: Run) -> list[Goal]:
@@ -155,20 +136,12 @@ _HIGHEST_CACHED = replace(
     "gateways: {gateways}",
     columns=(replace(_CACHED, better=None),),
 )
-_GAINS = Table(
-    "gains",
-    f"What KV events gain: p90 TTFT of the best policy of each kind divided by that of {OURS}; "
-    "*reusable* is the share of prompt tokens that the oracle takes from a cache",
-    ("trace", "gateways", "load"),
-    (Column("reusable", form="{:.1f}%"), *(Column(kind) for kind in KINDS)),
-)
-_RATIOS = Table(
-    "ratios",
-    f"Ratios that are required of {OURS}, as means of those of each seed (95 %)",
-    ("trace", "gateways", "load", "ratio", "best"),
-    (Column("measured", form="{:.3f}"), Column("oracle", "with the oracle", "{:.3f}")),
-    in_details=True,
-)
+_P90_RATIOS = Table(
+    "simulations",
+    f"p90 TTFT divided by that of {OURS}, at {{load}} of the rate, gateways: {{gateways}}",
+    ("policy",), (Column("p90_ratio", "p90", "{:.2f}", "value"),), across="trace",
+    split=("gateways", "load"),
+)  # fmt: skip
 
 _STYLES: dict[str, dict[str, Any]] = {
     OURS: {"color": "#cc3311", "linestyle": "-", "linewidth": 2.4, "zorder": 5},
@@ -264,8 +237,8 @@ POLICIES = Benchmark(
     "Compare all policies on one simulated fleet in virtual time: real traces and generated chats, "
     "and an oracle.",
     PoliciesPlan,
-    partial(measure_beside, BESIDE_LLM_D),
-    (_HIGHEST_TTFT, _HIGHEST_CACHED, _GAINS, _TRACES, _BY_LOAD, _RATIOS),
+    measure,
+    (_HIGHEST_TTFT, _P90_RATIOS, _HIGHEST_CACHED, _TRACES, _BY_LOAD),
     Chart(
         "One gateway; a mean TTFT above 20 s is cut off",
         (
@@ -281,7 +254,7 @@ POLICIES = Benchmark(
         "trace": ("mooncake", "chats@65536"), "requests": 1_500, "gateways": (1,), "load": (0.75,),
         "curve": (0.5,), "seeds": 2, "bisections": 3,
     },
-    goals=ratio_goals,
+    goals=partial(goals, OF_POLICIES),
     losses=losses,
     question="how the routing policy changes time to first token on a simulated fleet: Inferway's "
     "policies, those of its peers, and an oracle",
@@ -298,7 +271,7 @@ FleetPlan = preset(
     gateways=(1, 4),
     policy=(
         *("round-robin", "least-request", "consistent-hash", LLM_D, "llm-d-whole", "cache-aware"),
-        *("dynamo-cost", OURS, DEAF, ORACLE),
+        *("kv-aware", OURS, DEAF, ORACLE),
     ),
     load=(0.75, 0.9),
     seeds=5,
@@ -310,30 +283,21 @@ POLICIES_FLEET = replace(
     help="Compare policies in front of 16 equal engines behind 1 and 4 gateways in virtual time, "
     "with and without pressure on the caches.",
     plan=FleetPlan,
-    measure=partial(measure_beside, BESIDE_PEERS),
-    tables=(_HIGHEST_TTFT, _GAINS, _HIGHEST_CACHED, _TRACES, _BY_LOAD, _RATIOS),
+    goals=partial(goals, OF_FLEETS),
     chart=Chart(
         f"Each workload at its highest load; ratios above {_FAR} are cut off",
         (
-            Plot(
-                "simulations",
-                ("p90_ratio",),
-                x="trace",
-                by="policy",
-                styles=_STYLES,
-                log_y=True,
-                most=_FAR,
-                title="gateways: {gateways}",
-                where=_is_highest,
-                x_label=" ",
-                y_label=f"p90 TTFT / that of {OURS}",
+            replace(
+                _OVER_RATE, table="simulations", y=("p90_ratio",), x="trace", x_label=" ",
+                y_label=f"p90 TTFT / that of {OURS}", title="gateways: {gateways}", mean=False,
+                most=_FAR, where=_is_highest,
             ),
         ),
         split=("gateways",),
     ),
     question="how much KV events gain, with one gateway and with several, in front of many engines",
-    takes="40 minutes",
-)
+    takes="25 minutes",
+)  # fmt: skip
 simulate, policies, policies_fleet = (
     benchmark.command() for benchmark in (SIMULATE, POLICIES, POLICIES_FLEET)
 )
