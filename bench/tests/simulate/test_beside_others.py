@@ -54,7 +54,7 @@ def seeds(*pairs: tuple[float, float]) -> dict[str, object]:
 
 
 def goals_of(requirements: Sequence[Requirement], found: Sequence[Row]) -> list[bool]:
-    return [g.is_met for g in goals(requirements, a_run("policies", found))]
+    return [g.is_met for g in goals(requirements, a_run("policies", list(found)))]
 
 
 def test_the_best_of_each_kind_is_what_ours_is_judged_by() -> None:

@@ -79,7 +79,6 @@ class SimulatePlan(msgspec.Struct, frozen=True):
             gt=0,
         ),
     ] = ()
-    curve: tuple[float, ...] = ()  # more loads, with one seed and gateway, for the picture
     seeds: Annotated[
         int,
         flag(
@@ -120,6 +119,11 @@ class SimulatePlan(msgspec.Struct, frozen=True):
         ),
     ] = None
     data: Annotated[Path | None, data_flag("traces")] = None
+
+    @property
+    def all_seeds(self) -> range:
+        """The seeds that are simulated."""
+        return range(1, 1 + self.seeds)
 
     @property
     def num_processes(self) -> int:

@@ -93,39 +93,28 @@ def simulated(plan: SimulatePlan, on_step: OnStep) -> list[Row]:
         found = dict(zip(by_seed, processes.map(perform, by_seed, "simulating"), strict=True))
     finally:
         processes.close()
-    return [*traces, *_rows(plan, tasks, found)]
+    return [*traces, *_rows(tasks, found)]
 
 
 def _tasks(plan: SimulatePlan, names: Sequence[str], rates: Mapping[str, float]) -> Iterator[Task]:
     for setting in plan.settings():
         rate = rates[setting.trace] * setting.engines / plan.engines[0]
-        curve = plan.curve if setting.gateways == plan.gateways[0] else ()
-        for load, name in product((*(plan.load or (1.0,)), *curve), names):
-            for seed in range(1, 1 + (1 if load in curve else plan.seeds)):
-                yield Task(plan, setting, load, name, seed, rate * load)
+        for load, name, seed in product(plan.load or (1.0,), names, plan.all_seeds):
+            yield Task(plan, setting, load, name, seed, rate * load)
 
 
-def _rows(
-    plan: SimulatePlan, tasks: Sequence[Task], found: Mapping[Task, Figures]
-) -> Iterator[Row]:
-    """A row for each case, and at last the points of the curve."""
+def _rows(tasks: Sequence[Task], found: Mapping[Task, Figures]) -> Iterator[Row]:
+    """A row for each case."""
     by_case: dict[tuple[Setting, float, str], list[Task]] = {}
     for task in tasks:
         by_case.setdefault((task.setting, task.load, task.policy), []).append(task)
-    points = []
     for (setting, load, policy), seeds in by_case.items():
         keys = {**setting._asdict(), "load": f"{load:.0%}", "policy": policy}
         values: dict[str, list[float]] = {
             name: [getattr(found[task], name) for task in seeds]
             for name in Figures.__struct_fields__
         }
-        row = Row("simulations", keys, {"rate": seeds[0].rate, **values}, policy == OURS)
-        if load not in plan.curve:
-            yield row
-        if plan.curve and setting.gateways == plan.gateways[0]:
-            means = {name: fmean(row.repeats(name)) for name in ("rate", "ttft", "cached")}
-            points.append(Row("curve", keys, means, row.is_ours))
-    yield from points
+        yield Row("simulations", keys, {"rate": seeds[0].rate, **values}, policy == OURS)
 
 
 def perform(task: Task) -> Figures:
@@ -145,8 +134,7 @@ def find_rate(plan: SimulatePlan, setting: Setting) -> Row:
         most = max(_MOST_SEARCHED, _MOST_EACH * setting.engines)
         num_seeds = max(_SEARCHED, _SEARCHED_REQUESTS // len(workload.requests))
         searched = [
-            plan.workload(setting.trace, seed).part(most)
-            for seed in range(1, min(num_seeds, plan.seeds) + 1)
+            plan.workload(setting.trace, seed).part(most) for seed in plan.all_seeds[:num_seeds]
         ]
         idle, rate = round_robins_rate(searched, fleet, plan.bisections, plan.warm_up)
     values = {
