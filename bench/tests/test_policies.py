@@ -276,14 +276,14 @@ def test_events_arrive_late_and_in_order() -> None:
     feed.send(1.1, 1, [1], [])
     feed.send(2.0, 0, [], [3])
 
-    before = feed.match([1, 2, 3])
+    before = feed.holders.match([1, 2, 3])
     feed.deliver(1.7)
-    after = feed.match([1, 2, 3])
+    after = feed.holders.match([1, 2, 3])
     feed.deliver(3.0)
 
     assert before == {}
     assert after == {0: 3, 1: 1}
-    assert feed.match([1, 2, 3]) == {0: 2, 1: 1}
+    assert feed.holders.match([1, 2, 3]) == {0: 2, 1: 1}
 
 
 def test_a_gateway_sees_others_requests_when_it_scrapes_what_a_step_has_told() -> None:
@@ -291,7 +291,7 @@ def test_a_gateway_sees_others_requests_when_it_scrapes_what_a_step_has_told() -
     one, other = (Gateway([engine], BLOCK, always_first(None), Feed(0.0), 0.2) for _ in range(2))  # type: ignore[arg-type]
     work = workload(request(1, output=3))
     job = Job(0, work.requests[0], 0.0, one)
-    one.route(job, work.llm_requests[0], 0.0)
+    one.route(job, work.llm(0), 0.0)
     engine.add(job, 0.0)
 
     other.scrape(1)
@@ -413,7 +413,7 @@ def table(matched: Sequence[float], in_flight: Sequence[float] = (0, 0)) -> Cand
 
 
 def asks(*blocks: int) -> LLMRequest:
-    return workload(request(*blocks)).llm_requests[0]
+    return workload(request(*blocks)).llm(0)
 
 
 def row(choice: SchedulingResult) -> int:
