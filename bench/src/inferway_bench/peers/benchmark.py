@@ -39,32 +39,24 @@ _COMPARED = ("ttft_ms", "p90_ms", "cached", "cpu_ms")
 class PeersPlan(msgspec.Struct, frozen=True):
     """Loads are shares of the rate at which round-robin's mean TTFT doubles."""
 
-    real: Annotated[
-        bool,
-        flag("Run real vLLM on the CPU behind the routers, instead of simulated engines."),
-    ] = False
+    # fmt: off
+    real: Annotated[bool, flag(
+        "Run real vLLM on the CPU behind the routers, instead of simulated engines.",
+    )] = False
     vllm: VllmFlag = None
     layers: LayersFlag = None
     only: OnlyFlag = ()
     peers: PeersFlag = True
     seeds: Annotated[int, flag("Measure each load with this number of seeds.", ge=1)] = 5
-    loads: Annotated[
-        tuple[float, ...],
-        flag(
-            "Send requests at this share of the rate at which round-robin's mean TTFT doubles.",
-            name="--load",
-            metavar="SHARE",
-            gt=0,
-        ),
-    ] = (0.5, 0.75, 0.9)
-    rate: Annotated[
-        float | None,
-        flag(
-            "Take this number of requests a second as the rate at which round-robin's mean TTFT "
-            "doubles; by default the benchmark looks for it.",
-            gt=0,
-        ),
-    ] = None
+    loads: Annotated[tuple[float, ...], flag(
+        "Send requests at this share of the rate at which round-robin's mean TTFT doubles.",
+        name="--load", metavar="SHARE", gt=0,
+    )] = (0.5, 0.75, 0.9)
+    rate: Annotated[float | None, flag(
+        "Take this number of requests a second as the rate at which round-robin's mean TTFT"
+        " doubles; by default the benchmark looks for it.", gt=0,
+    )] = None
+    # fmt: on
     sessions: int | None = None  # chats of each load, if not as many as the scenario has
 
     @property
@@ -104,28 +96,24 @@ def measure_routers(
         trials = RouterTrials(scenario, fleet, Path(name), on_step)
         facts = trials.find_rate(round_robin) if plan.rate is None else {"rate": plan.rate}
         trials.measure(routers, plan.seeds, plan.loads, facts["rate"])
-    load_after = os.getloadavg()[0]
+    rate = f"Loads are shares of {facts['rate']:.3g} requests/s, given with --rate."
+    if "idle_rate" in facts:
+        rate = (
+            f"Loads are shares of {facts['rate']:.3g} requests/s, the rate at which round-robin's "
+            f"mean TTFT is twice the {facts['idle_ttft_ms']:,.0f} ms that it is at "
+            f"{facts['idle_rate']:.3g} requests/s."
+        )
     return Findings(
         rows=rows_of(trials.cells, facts["rate"]),
         about=[
             scenario.about,
-            f"{_rate_line(facts)} Routers: {versions(routers)}. TTFT counts from the time at "
+            f"{rate} Routers: {versions(routers)}. TTFT counts from the time at "
             "which a request was due; intervals are 95 % bootstrap intervals over seeds. Load "
-            f"average after the run {load_after:.2f}.",
+            f"average after the run {os.getloadavg()[0]:.2f}.",
         ],
         facts={**facts, "requests": scenario.chats.requests},
         notes={"load": [f"{router}: {did}" for router, did in trials.evidence.items()]},
         seeds=list(range(plan.seeds)),
-    )
-
-
-def _rate_line(facts: dict[str, float]) -> str:
-    rate = f"{facts['rate']:.3g} requests/s"
-    if "idle_rate" not in facts:
-        return f"Loads are shares of {rate}, given with --rate."
-    return (
-        f"Loads are shares of {rate}, the rate at which round-robin's mean TTFT is twice the "
-        f"{facts['idle_ttft_ms']:,.0f} ms that it is at {facts['idle_rate']:.3g} requests/s."
     )
 
 
@@ -162,56 +150,58 @@ def _interval(row: Row, column: str) -> Interval:
     return mean_interval(row.repeats(column))
 
 
+def _loads(run: Run) -> Iterator[tuple[float, Row, list[tuple[Row, Row]]]]:
+    """Each load at which ours was measured, its row, and those of each other router: its own, and
+    that of ours minus it."""
+    for load in run.distinct("load", "load"):
+        ours = run.find("load", load=load, router=OURS)
+        less = {row.keys["router"]: row for row in run.select("less", load=load)}
+        others = run.select("load", load=load)
+        pairs = [(row, less[name]) for row in others if (name := row.keys["router"]) in less]
+        if ours is not None:
+            yield float(load), ours, pairs
+
+
 def goals(run: Run) -> list[Goal]:
     """Judge ours where it was measured beside others: the most tokens from caches, and a mean TTFT
     below that of each."""
-    return [goal for load in run.distinct("load", "load") for goal in _goals_at(run, float(load))]
-
-
-def _goals_at(run: Run, load: float) -> Iterator[Goal]:
-    ours = run.find("load", load=load, router=OURS)
-    others = [row for row in run.select("load", load=load) if not row.is_ours]
-    if ours is None or not others:
-        return
-    best = max(others, key=lambda row: _mean(row, "cached"))
-    mine, theirs = _interval(ours, "cached"), _interval(best, "cached")
-    yield Goal(
-        f"cached tokens at {load:.0%}",
-        f"≥ lower end of the interval of {best.keys['router']}",
-        f"{mine.shown('{:.1f}')} %; peer {theirs.shown('{:.1f}')} %",
-        mine.value >= theirs.low,
-    )
-    for row in others:
-        router = row.keys["router"]
-        less = run.find("less", load=load, router=router)
-        if less is not None:
+    found = []
+    for load, ours, pairs in _loads(run):
+        peers = [(row, less) for row, less in pairs if not row.is_ours]
+        if peers:
+            best = max((row for row, _ in peers), key=lambda row: _mean(row, "cached"))
+            mine, theirs = _interval(ours, "cached"), _interval(best, "cached")
+            found.append(
+                Goal(
+                    f"cached tokens at {load:.0%}",
+                    f"≥ lower end of the interval of {best.keys['router']}",
+                    f"{mine.shown('{:.1f}')} %; peer {theirs.shown('{:.1f}')} %",
+                    mine.value >= theirs.low,
+                )
+            )
+        for row, less in peers:
             ttft = _interval(less, "ttft_ms")
-            what = f"mean TTFT at {load:.0%} minus that of {router}"
-            yield Goal(what, "< 0", f"{ttft.shown('{:,.0f}')} ms", ttft.high < 0)
+            what = f"mean TTFT at {load:.0%} minus that of {row.keys['router']}"
+            found.append(Goal(what, "< 0", f"{ttft.shown('{:,.0f}')} ms", ttft.high < 0))
+    return found
 
 
 def losses(run: Run) -> list[str]:
     """Name the routers that answer sooner, or cost less CPU, beyond the noise."""
-    return [said for load in run.distinct("load", "load") for said in _losses_at(run, float(load))]
-
-
-def _losses_at(run: Run, load: float) -> Iterator[str]:
-    cheaper = []
-    for row in run.select("less", load=load):
-        later = _interval(row, "ttft_ms")
-        router = str(row.keys["router"])
-        if later.low > 0:
-            ms = later.shown("{:,.0f}")
-            yield f"at {load:.0%} first tokens come {ms} ms later than with {router}"
-        other = run.find("load", load=load, router=router)
-        if other is not None and _interval(row, "cpu_ms").low > 0:
-            cheaper.append(f"{_mean(other, 'cpu_ms'):.1f} in {router}")
-    ours = run.find("load", load=load, router=OURS)
-    if ours is not None and cheaper:
-        yield (
-            f"at {load:.0%} a request takes {_mean(ours, 'cpu_ms'):.1f} ms of CPU time in {OURS}, "
-            f"{', '.join(cheaper)}"
-        )
+    found = []
+    for load, ours, pairs in _loads(run):
+        cheaper = []
+        for row, less in pairs:
+            later, router = _interval(less, "ttft_ms"), row.keys["router"]
+            if later.low > 0:
+                ms = later.shown("{:,.0f}")
+                found.append(f"at {load:.0%} first tokens come {ms} ms later than with {router}")
+            if _interval(less, "cpu_ms").low > 0:
+                cheaper.append(f"{_mean(row, 'cpu_ms'):.1f} in {router}")
+        if cheaper:
+            cpu = f"{_mean(ours, 'cpu_ms'):.1f} ms of CPU time in {OURS}"
+            found.append(f"at {load:.0%} a request takes {cpu}, {', '.join(cheaper)}")
+    return found
 
 
 def glance(run: Run) -> str:

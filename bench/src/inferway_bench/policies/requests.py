@@ -158,6 +158,13 @@ class Outcome:
     num_ended: NDArray[np.int32]  # how often each ended: once
     cpu_seconds: float = 0.0
 
+    @classmethod
+    def of(cls, count: int) -> Outcome:
+        """Return that of requests of which nothing has become yet."""
+        ttft, latency, arrived = np.zeros((3, count))
+        engine, ended = np.zeros((2, count), np.int32)
+        return cls(ttft, latency, arrived, np.zeros(count, np.int64), engine, ended)
+
     def figures(self, workload: Workload, rate: float, warm_up: float = 0.0) -> Figures:
         """Return the figures of the requests that arrive behind the first share `warm_up` of the
         run, and before its end."""

@@ -59,17 +59,18 @@ _BESIDE = 1.2  # as long as it is not known
 class ValidatePlan(msgspec.Struct, frozen=True):
     """The flags of `inferway bench validate`."""
 
-    real: Annotated[
-        bool, flag("Compare with real vLLM on the CPU, with constants that are fitted to it.")
-    ] = False
+    # fmt: off
+    real: Annotated[bool, flag(
+        "Compare with real vLLM on the CPU, with constants that are fitted to it.",
+    )] = False
     vllm: VllmFlag = None
     layers: LayersFlag = None
     only: OnlyFlag = ()
     rate: Annotated[float | None, flag("Send this number of requests a second.", gt=0)] = None
-    seeds: Annotated[
-        int | None,
-        flag("Send chats of this number of seeds, by default 1, or 4 with --real.", ge=1),
-    ] = None
+    seeds: Annotated[int | None, flag(
+        "Send chats of this number of seeds, by default 1, or 4 with --real.", ge=1,
+    )] = None
+    # fmt: on
 
 
 # 2,000 requests; eight engines hold half of what the chats have said when they end. They are fast:
