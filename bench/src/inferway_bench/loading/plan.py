@@ -193,13 +193,6 @@ class LoadPlan(msgspec.Struct, frozen=True):
         name="--header", parse=_HeaderType(), metavar="'NAME: VALUE'", is_repeated=True,
         section=_SERVER,
     )] = ()
-    ca_file: Annotated[Path | None, flag(
-        "Trust the certificates in this file to sign the server's.  [default: the system's "
-        "authorities]", metavar="PEM", section=_SERVER,
-    )] = None
-    insecure: Annotated[bool, flag(
-        "Accept any certificate of the server.", section=_SERVER,
-    )] = False
     timeout: Annotated[float, flag(
         "Wait for a whole answer for at most this time.", gt=0, metavar="SECONDS", section=_SERVER,
     )] = 300.0

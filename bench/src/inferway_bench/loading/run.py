@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import ssl
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -60,7 +59,7 @@ def measure_load(plan: LoadPlan, on_step: OnStep) -> Findings:
 
 
 def target_of(plan: LoadPlan) -> Target:
-    """Return whom to ask. Raises UsageError for a key or certificates that cannot be read."""
+    """Return whom to ask. Raises UsageError for a key that cannot be read."""
     headers = {header.name: header.value for header in plan.headers}
     if plan.api_key_env is not None:
         key = os.environ.get(plan.api_key_env, "").strip()
@@ -70,20 +69,7 @@ def target_of(plan: LoadPlan) -> Target:
                 "printable ASCII; the cure: export it"
             )
         headers["authorization"] = f"Bearer {key}"
-    return Target(plan.url, headers, plan.timeout, _tls(plan))
-
-
-def _tls(plan: LoadPlan) -> ssl.SSLContext | None:
-    if plan.ca_file is None and not plan.insecure:
-        return None
-    try:
-        context = ssl.create_default_context(cafile=plan.ca_file)
-    except (OSError, ssl.SSLError) as e:
-        raise click.UsageError(f"--ca-file {plan.ca_file}: no certificates: {e}") from e
-    if plan.insecure:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    return context
+    return Target(plan.url, headers, plan.timeout)
 
 
 def sessions_of(source: Source, plan: LoadPlan, stage: Stage, number: int) -> Iterator[Session]:
