@@ -12,6 +12,7 @@ nobody has seen before.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -55,12 +56,11 @@ class BodyTemplate:
 
 def chat_of_8k_tokens(model: str) -> list[BodyTemplate]:
     """Each conversation with twelve different last turns, about 36 kB a body."""
-    sample = _sample()
-    templates = []
-    for number, question in enumerate(sample.questions):
-        session = number % len(sample.sessions)
-        templates.append(_template(model, sample.sessions[session], question, session))
-    return templates
+    sessions, num = _sample().sessions, len(_sample().sessions)
+    return [
+        _template(model, sessions[number % num], question, number % num)
+        for number, question in enumerate(_sample().questions)
+    ]
 
 
 def short_chat(model: str, *, stream: bool = False) -> list[BodyTemplate]:
@@ -71,10 +71,8 @@ def short_chat(model: str, *, stream: bool = False) -> list[BodyTemplate]:
 
 
 def sessions_without_last_turn(model: str) -> list[bytes]:
-    """Each conversation as a chat body that ends before the last turns of `chat_of_8k_tokens`.
-
-    Their tokens are what an engine has cached when the next turn arrives.
-    """
+    """Each conversation as a chat body that ends before the last turns of `chat_of_8k_tokens`:
+    their tokens are what an engine has cached when the next turn arrives."""
     return [_encode(model, session) for session in _sample().sessions]
 
 
@@ -96,6 +94,7 @@ def _encode(model: str, messages: list[dict[str, str]], **more: bool) -> bytes:
     return msgspec.json.encode({**body, **more})
 
 
+@cache
 def _sample() -> _Sample:
     path = Path(__file__).with_name("data") / "conversations.json.gz"
     return msgspec.json.decode(unpacked(path), type=_Sample)

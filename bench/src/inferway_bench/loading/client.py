@@ -27,7 +27,6 @@ class Target:
     url: str
     headers: Mapping[str, str] = field(default_factory=dict)  # sent with each request
     timeout: float = 300.0  # seconds from sending to the answer's end
-    tls: ssl.SSLContext | None = None  # None: the system's authorities, for https
     keep_headers: bool = False  # Sample.headers gets the answers' own
 
     def __post_init__(self) -> None:
@@ -168,8 +167,8 @@ class Client:
         self._target = target
         self._idle: list[_Connection] = []
         self._head = cache(lambda method, path: target.head(method, path).encode("latin-1"))
-        # Reading the authorities takes milliseconds: once.
-        self._tls = (target.tls or ssl.create_default_context()) if target.is_tls else None
+        # The system's authorities, or those in SSL_CERT_FILE; reading them takes milliseconds.
+        self._tls = ssl.create_default_context() if target.is_tls else None
 
     async def post(self, path: str, body: bytes) -> Answer:
         """Return the answer. Nothing that the other side does raises: the answer says it."""

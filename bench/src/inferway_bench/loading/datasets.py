@@ -133,7 +133,7 @@ def _turns(entry: Any, place: str) -> list[Turn]:
     if isinstance(entry.get("body"), dict):
         entry = entry["body"]
     if isinstance(entry.get("conversations"), list):
-        return _conversation(_share_gpt(entry["conversations"], place), {})
+        return _conversation([_share_gpt(one, place) for one in entry["conversations"]], {})
     messages = entry.get("messages")
     if isinstance(messages, list) and messages:
         if not all(isinstance(m, dict) and isinstance(m.get("role"), str) for m in messages):
@@ -149,31 +149,25 @@ def _turns(entry: Any, place: str) -> list[Turn]:
     return [Turn(fields={k: v for k, v in entry.items() if k not in _OURS})]
 
 
-def _share_gpt(said: Sequence[Any], place: str) -> list[Message]:
-    messages: list[Message] = []
-    for one in said:
-        role = one.get("from", one.get("role")) if isinstance(one, dict) else None
-        if role not in _ROLES:
-            raise BenchError(
-                f"{place}: `conversations` has {role!r} in `from`; allowed: {', '.join(_ROLES)}"
-            )
-        messages.append({"role": _ROLES[role], "content": one.get("value", one.get("content"))})
-    return messages
+def _share_gpt(one: Any, place: str) -> Message:
+    role = one.get("from", one.get("role")) if isinstance(one, dict) else None
+    if role not in _ROLES:
+        raise BenchError(
+            f"{place}: `conversations` has {role!r} in `from`; allowed: {', '.join(_ROLES)}"
+        )
+    return {"role": _ROLES[role], "content": one.get("value", one.get("content"))}
 
 
 def _conversation(messages: Sequence[Message], fields: dict[str, Any]) -> list[Turn]:
     """A turn for each answer; what comes behind the last is not asked. Calls of tools and their
-    results are said again as they were."""
+    results are said again as they were, and so is a second answer in a row."""
     turns: list[Turn] = []
     new: list[Message] = []
     for message in messages:
         content = message.get("content")
-        if message["role"] != "assistant" or not isinstance(content, str) or not content:
-            new.append(message)
-            continue
-        if new:
+        if message["role"] == "assistant" and isinstance(content, str) and content and new:
             turns.append(Turn(tuple(new), fields, answer=content))
             new = []
-        else:  # two answers in a row: the second is part of the history
+        else:
             new.append(message)
     return turns
