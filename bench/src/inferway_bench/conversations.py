@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from itertools import cycle
 from pathlib import Path
 
 import msgspec
@@ -48,7 +49,6 @@ class BodyTemplate:
 
     before: bytes
     after: bytes
-    session: int
 
     def body(self, number: int) -> bytes:
         return self.before + b"%0*d" % (NUMBER_DIGITS, number) + self.after
@@ -56,18 +56,15 @@ class BodyTemplate:
 
 def chat_of_8k_tokens(model: str) -> list[BodyTemplate]:
     """Each conversation with twelve different last turns, about 36 kB a body."""
-    sessions, num = _sample().sessions, len(_sample().sessions)
-    return [
-        _template(model, sessions[number % num], question, number % num)
-        for number, question in enumerate(_sample().questions)
-    ]
+    pairs = zip(cycle(_sample().sessions), _sample().questions, strict=False)
+    return [_template(model, session, question) for session, question in pairs]
 
 
 def short_chat(model: str, *, stream: bool = False) -> list[BodyTemplate]:
     """A system prompt and one question: 0.7 kB of JSON, as small chats are."""
     history = [{"role": "system", "content": SHOP_RULES}]
     more = {"stream": True} if stream else {}
-    return [_template(model, history, question, 0, **more) for question in _sample().questions]
+    return [_template(model, history, question, **more) for question in _sample().questions]
 
 
 def sessions_without_last_turn(model: str) -> list[bytes]:
@@ -82,11 +79,11 @@ def texts() -> list[str]:
 
 
 def _template(
-    model: str, history: list[dict[str, str]], question: str, session: int, **more: bool
+    model: str, history: list[dict[str, str]], question: str, **more: bool
 ) -> BodyTemplate:
     last = {"role": "user", "content": f"{question} (request {_MARK})"}
     before, after = _encode(model, [*history, last], **more).split(_MARK.encode())
-    return BodyTemplate(before, after, session)
+    return BodyTemplate(before, after)
 
 
 def _encode(model: str, messages: list[dict[str, str]], **more: bool) -> bytes:

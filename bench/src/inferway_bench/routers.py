@@ -280,24 +280,19 @@ def place_for(
     return Place(free_port(), free_port(), engines, model, directory, block_size)
 
 
-def install_peers(on_step: OnStep) -> Venv:
-    """Return the venv of the peers (60 MB from PyPI), made if it is not there. Raises BenchError
-    when they cannot be had."""
-    wanted = [f"{name}=={version}" for name, version in PEERS.items()]
-    cure = "let this machine reach PyPI, or leave the peers out with --no-peers"
-    return install_venv(cache_dir() / "peers", wanted, on_step, cure)
-
-
 def all_routers(
     vllm: Sequence[str], sglang: Sequence[str], with_peers: bool, on_step: OnStep
 ) -> list[Router]:
-    """Return ours, with scoring and without, and the peers with these policies."""
+    """Return ours, with scoring and without, and the peers with these policies, from their venv (60
+    MB from PyPI), made if it is not there. Raises BenchError when they cannot be had."""
     ours: list[Router] = [Inferway(scoring=True), Inferway(scoring=False)]
-    if not with_peers:
-        return ours
-    venv = install_peers(on_step)
-    theirs = [VllmRouter(venv, policy) for policy in vllm]
-    return [*ours, *theirs, *(SglangRouter(venv, policy) for policy in sglang)]
+    if with_peers:
+        wanted = [f"{name}=={version}" for name, version in PEERS.items()]
+        cure = "let this machine reach PyPI, or leave the peers out with --no-peers"
+        venv = install_venv(cache_dir() / "peers", wanted, on_step, cure)
+        ours += [VllmRouter(venv, policy) for policy in vllm]
+        ours += [SglangRouter(venv, policy) for policy in sglang]
+    return ours
 
 
 def versions(routers: Iterable[Router]) -> str:

@@ -18,8 +18,10 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import click
 import msgspec
 
+from inferway_bench.chats import default_data_dir
 from inferway_bench.loading.workload import Message, Session, Turn
 from inferway_bench.packed import unpacked
 from inferway_bench.policies.traces import FILES, stored
@@ -91,10 +93,10 @@ def read_dataset(path: Path) -> Dataset:
     return Dataset(about, sessions)
 
 
-def dataset_file(given: str, data: Path) -> Path:
-    """Return `given` if it is a file, else the trace or the chats of `data` with this short name:
-    that of `FILES`, or the name of a file in `chat/` without its endings. Raises BenchError."""
-    path = Path(given)
+def dataset_file(given: str) -> Path:
+    """Return `given` if it is a file, else the installed trace or chats with this short name: that
+    of `FILES`, or the name of a file in `chat/` without its endings. Raises BadParameter."""
+    path, data = Path(given), default_data_dir()
     if path.exists() and not path.is_dir():
         return path
     named = {name: stored(data / "traces", name) for name in FILES}
@@ -102,7 +104,7 @@ def dataset_file(given: str, data: Path) -> Path:
         file.name.partition(".")[0]: file for file in sorted((data / "chat").glob("*.jsonl*"))
     }
     if given not in named:
-        raise BenchError(
+        raise click.BadParameter(
             f"{given!r}: there is no such file, and no installed data of this name; expected the "
             f"path of a file, or one of {', '.join(named)}"
         )

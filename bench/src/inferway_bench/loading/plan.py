@@ -11,10 +11,8 @@ import click
 import msgspec
 
 from inferway.cli.command import Section
-from inferway_bench.chats import default_data_dir
 from inferway_bench.flags import flag
 from inferway_bench.loading.datasets import dataset_file
-from inferway_bench.processes import BenchError
 
 Range = tuple[int, int]  # least and most
 
@@ -74,32 +72,19 @@ class Header:
     """A request header, whose value may be secret: neither an error nor a stored plan says it."""
 
     def __init__(self, name: str, value: str) -> None:
-        self.name = name
-        self.value = value
+        self.name, self.value = name, value
 
     def __repr__(self) -> str:
         return f"{self.name}: …"
 
 
-class _HeaderType(click.ParamType[Header]):
-    name = "name: value"
-
-    def convert(
-        self, value: str | Header, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Header:
-        form = r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\x20-\x7e\t]*)"
-        match = re.fullmatch(form, str(value))
-        if match is None:
-            self.fail("expected 'Name: value', in one line of printable ASCII", param, ctx)
-        return Header(match[1], match[2])
-
-
-def _dataset(text: str) -> Path:
-    """A file, or installed data by its short name."""
-    try:
-        return dataset_file(text, default_data_dir())
-    except BenchError as e:
-        raise click.BadParameter(str(e)) from e
+def header(text: str) -> Header:
+    """Return the header of `Name: value`."""
+    form = r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\x20-\x7e\t]*)"
+    match = re.fullmatch(form, text)
+    if match is None:
+        raise click.BadParameter("expected 'Name: value', in one line of printable ASCII")
+    return Header(match[1], match[2])
 
 
 class LoadPlan(msgspec.Struct, frozen=True):
@@ -141,7 +126,7 @@ class LoadPlan(msgspec.Struct, frozen=True):
         "Send the conversations, OpenAI bodies or trace in this file, instead of generated chats."
         " The names mooncake, agentic and azure take the traces that are installed with"
         " Inferway, and names such as mt_bench_101 its chats.",
-        parse=_dataset, metavar="FILE|NAME", section=_WHAT,
+        parse=dataset_file, metavar="FILE|NAME", section=_WHAT,
     )] = None
     max_prompt_tokens: Annotated[int | None, flag(
         "Leave out what a trace has of longer prompts.", ge=1, section=_WHAT,
@@ -190,7 +175,7 @@ class LoadPlan(msgspec.Struct, frozen=True):
     )] = None
     headers: Annotated[tuple[Header, ...], flag(
         "Send this header with each request. Repeat the flag for more.",
-        name="--header", parse=_HeaderType(), metavar="'NAME: VALUE'", is_repeated=True,
+        name="--header", parse=header, metavar="'NAME: VALUE'", is_repeated=True,
         section=_SERVER,
     )] = ()
     timeout: Annotated[float, flag(

@@ -3,11 +3,11 @@ policy is simulated at each load with each seed."""
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
 from itertools import product
+from multiprocessing import get_context
 from statistics import fmean
 from typing import TypeVar
 
@@ -45,33 +45,31 @@ class Task(msgspec.Struct, frozen=True):
     rate: float
 
 
-class Processes:
+class _Processes:
     """So many processes that compute side by side; the only one is this process."""
 
     def __init__(self, number: int, on_step: OnStep) -> None:
-        # Not forked: a progress display has a thread.
-        context = multiprocessing.get_context("spawn")
-        self._pool = ProcessPoolExecutor(number, mp_context=context) if number > 1 else None
+        self._number = number
         self._on_step = on_step
 
     def map(self, function: Callable[[_In], _Out], given: Sequence[_In], what: str) -> list[_Out]:
         """Return what the function makes of each, in their order."""
-        if self._pool is None:
+        if self._number == 1:
             return [function(one) for one in self._told(given, what, len(given))]
-        futures = [self._pool.submit(function, one) for one in given]
-        for future in self._told(as_completed(futures), what, len(given)):
-            future.result()
+        # Not forked: a progress display has a thread.
+        with ProcessPoolExecutor(self._number, get_context("spawn")) as pool:
+            futures = [pool.submit(function, one) for one in given]
+            try:
+                for future in self._told(as_completed(futures), what, len(given)):
+                    future.result()
+            finally:
+                pool.shutdown(cancel_futures=True)  # of what has not begun, after an error
         return [future.result() for future in futures]
 
     def _told(self, each: Iterable[_In], what: str, total: int) -> Iterator[_In]:
         for number, one in enumerate(each):
             self._on_step(f"{what}: {number:,} of {total:,} simulations", number, total)
             yield one
-
-    def close(self) -> None:
-        """End them; what has not begun is not computed."""
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
 
 
 def simulated(plan: SimulatePlan, on_step: OnStep) -> list[Row]:
@@ -84,15 +82,12 @@ def simulated(plan: SimulatePlan, on_step: OnStep) -> list[Row]:
     firsts = [Setting(trace, plan.engines[0], plan.gateways[0]) for trace in plan.trace]
     for first in firsts:
         plan.workload(first.trace, 1)  # an error is told before processes are started
-    processes = Processes(plan.num_processes, on_step)
-    try:
-        traces = processes.map(partial(find_rate, plan), firsts, "finding rates")
-        rates = {str(row.keys["trace"]): row.median("rate") for row in traces}
-        tasks = list(_tasks(plan, names, rates))
-        by_seed = sorted(tasks, key=lambda task: task.seed)  # a process keeps the last workloads
-        found = dict(zip(by_seed, processes.map(perform, by_seed, "simulating"), strict=True))
-    finally:
-        processes.close()
+    processes = _Processes(plan.num_processes, on_step)
+    traces = processes.map(partial(find_rate, plan), firsts, "finding rates")
+    rates = {str(row.keys["trace"]): row.median("rate") for row in traces}
+    tasks = list(_tasks(plan, names, rates))
+    by_seed = sorted(tasks, key=lambda task: task.seed)  # a process keeps the last workloads
+    found = dict(zip(by_seed, processes.map(perform, by_seed, "simulating"), strict=True))
     return [*traces, *_rows(tasks, found)]
 
 
