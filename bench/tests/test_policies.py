@@ -17,25 +17,20 @@ from inferway.model import Candidates, SchedulingResult
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.requests import CompletionRequest
 from inferway.scheduling.idle import idle
-from inferway.scheduling.plugin import RequestOutcome
 from inferway.scheduling.producers.sent_blocks import SentBlocks
 from inferway.simulator.cache import KvCache, Run
 from inferway_bench.policies.cache import BlockCache
-from inferway_bench.policies.cache_aware import CacheAware
-from inferway_bench.policies.catalog import POLICIES, policy_named
+from inferway_bench.policies.catalog import POLICIES, approximate, policy_named
 from inferway_bench.policies.chats import ChatSpec, chats
-from inferway_bench.policies.configured import approximate, grid
 from inferway_bench.policies.deaf import Memory
-from inferway_bench.policies.dynamo import DynamoCost
 from inferway_bench.policies.engine import Engine, EngineSpec, Job
 from inferway_bench.policies.gateway import Feed, Gateway, Policy, endpoints_of
 from inferway_bench.policies.holders import Holders
 from inferway_bench.policies.oracle import expected
 from inferway_bench.policies.requests import Outcome, SimRequest, Workload, llm_request
-from inferway_bench.policies.simple import ConsistentHash, RoundRobin, chosen
+from inferway_bench.policies.simple import CacheAware, ConsistentHash, RoundRobin, chosen
 from inferway_bench.policies.simulate import FleetSpec, World, simulate
-from inferway_bench.policies.trace_files import read_trace
-from inferway_bench.policies.traces import AGENTIC_MOST
+from inferway_bench.policies.traces import AGENTIC_MOST, read_trace
 from inferway_bench.processes import BenchError
 
 BLOCK = 100
@@ -281,14 +276,14 @@ def test_events_arrive_late_and_in_order() -> None:
     feed.send(1.1, 1, [1], [])
     feed.send(2.0, 0, [], [3])
 
-    before = feed.match([1, 2, 3])
+    before = feed.holders.match([1, 2, 3])
     feed.deliver(1.7)
-    after = feed.match([1, 2, 3])
+    after = feed.holders.match([1, 2, 3])
     feed.deliver(3.0)
 
     assert before == {}
     assert after == {0: 3, 1: 1}
-    assert feed.match([1, 2, 3]) == {0: 2, 1: 1}
+    assert feed.holders.match([1, 2, 3]) == {0: 2, 1: 1}
 
 
 def test_a_gateway_sees_others_requests_when_it_scrapes_what_a_step_has_told() -> None:
@@ -296,7 +291,7 @@ def test_a_gateway_sees_others_requests_when_it_scrapes_what_a_step_has_told() -
     one, other = (Gateway([engine], BLOCK, always_first(None), Feed(0.0), 0.2) for _ in range(2))  # type: ignore[arg-type]
     work = workload(request(1, output=3))
     job = Job(0, work.requests[0], 0.0, one)
-    one.route(job, work.llm_requests[0], 0.0)
+    one.route(job, work.llm(0), 0.0)
     engine.add(job, 0.0)
 
     other.scrape(1)
@@ -407,17 +402,6 @@ def test_a_rate_shrinks_the_gaps_and_not_the_thinking() -> None:
     assert slow[-1] == pytest.approx(len(LOADED.requests))
 
 
-def test_the_grid_has_no_two_weights_that_say_the_same() -> None:
-    tried = grid((0, 1, 2, 4))
-    ratios = [
-        (w.queue / t, w.kv / t, w.prefix / t)
-        for w in tried
-        if (t := sum(msgspec.structs.astuple(w)))
-    ]
-
-    assert len({tuple(round(x, 9) for x in ratio) for ratio in ratios}) == len(tried)
-
-
 # peers' rules
 
 
@@ -429,36 +413,11 @@ def table(matched: Sequence[float], in_flight: Sequence[float] = (0, 0)) -> Cand
 
 
 def asks(*blocks: int) -> LLMRequest:
-    return workload(request(*blocks)).llm_requests[0]
+    return workload(request(*blocks)).llm(0)
 
 
 def row(choice: SchedulingResult) -> int:
     return choice.targets[0].endpoint.holder
-
-
-def test_dynamo_weighs_what_is_to_compute_against_what_is_in_use() -> None:
-    """Prompt blocks to compute, and blocks in use with this request's: the smaller sum."""
-    cost = DynamoCost(random.Random(1), BLOCK)
-    first = asks(*range(8))
-    choice = cost.choose(first, table([1, 0]))
-    follower = cost.follow(first, table([1, 0]), choice)
-
-    busy = row(cost.choose(asks(*range(50, 54)), table([3, 0])))
-    follower.on_first_chunk(0.0)
-    decoding = row(cost.choose(asks(*range(50, 60)), table([9, 0])))
-    follower.on_end(RequestOutcome("ok", 1.0))
-    free = row(cost.choose(asks(*range(50, 54)), table([3, 0])))
-
-    assert row(choice) == 0
-    assert (busy, decoding, free) == (1, 0, 0)
-
-
-def test_dynamo_counts_blocks_in_use_once() -> None:
-    cost = DynamoCost(random.Random(1), BLOCK)
-    first = asks(*range(8))
-    cost.follow(first, table([0, 0]), cost.choose(first, table([1, 0]))).on_first_chunk(0.0)
-
-    assert row(cost.choose(asks(*range(8), 8), table([8, 0]))) == 0
 
 
 def test_cache_aware_follows_the_prompt_while_the_fleet_is_in_balance() -> None:

@@ -89,11 +89,7 @@ def prompts_of(
 
 
 def planned(
-    rate: float,
-    seconds: float,
-    prompts: Iterator[Prompt],
-    body_of: BodyOf,
-    seed: int,
+    rate: float, seconds: float, prompts: Iterator[Prompt], body_of: BodyOf, seed: int
 ) -> list[Request]:
     """Return requests at `rate` a second for about `seconds`; at least one pair of each kind."""
     rng, found, at = random.Random(seed), [], 0.0

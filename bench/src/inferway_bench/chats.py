@@ -1,10 +1,5 @@
-"""Real conversations from a directory, and what the benchmarks make of them.
-
-The directory holds `*.jsonl`, packed by gzip or xz or not packed, one `{"messages": [...]}` a line;
-`data/chat` beside this module is one, and `data/README.md` says where its text comes from.
-What is made here is real text in a real order, joined and cut to a length; only `reshuffled`
-changes the order, because it is there to bring known words in unknown texts.
-"""
+"""Real conversations from a directory, and what the benchmarks make of them: real text in a real
+order, joined and cut to a length. `data/README.md` says where the installed text comes from."""
 
 from __future__ import annotations
 
@@ -39,10 +34,8 @@ def default_data_dir() -> Path:
 
 
 def load_conversations(directory: Path) -> list[list[Message]]:
-    """All conversations, as their user and assistant turns; what tools said is left out.
-
-    Raises BenchError with the cure when there are none.
-    """
+    """All conversations of the directory's `*.jsonl`, packed or not, as their user and assistant
+    turns; what tools said is left out. Raises BenchError when there are none."""
     conversations = []
     for path in sorted(p for p in directory.glob("*.jsonl*") if p.suffix in _ENDINGS):
         for line in unpacked(path).splitlines():
@@ -88,11 +81,9 @@ def sizes(model: str) -> Sizes:
         renderer.close()  # its threads; counting needs none
 
 
-class Turns:
+class Turns(Iterator[Message]):
     """An endless stream of turns: conversations in an order drawn once, one behind the other.
-
-    `num_rounds` counts how often all of them have been used up: above 0, text repeats.
-    """
+    `num_rounds` counts how often all of them have been used up: above 0, text repeats."""
 
     def __init__(self, conversations: Sequence[list[Message]], seed: int) -> None:
         self._conversations = list(conversations)
@@ -102,9 +93,6 @@ class Turns:
 
     def __next__(self) -> Message:
         return next(self._stream)
-
-    def __iter__(self) -> Iterator[Message]:
-        return self
 
     def _turns(self) -> Iterator[Message]:
         while True:

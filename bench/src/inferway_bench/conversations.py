@@ -12,6 +12,8 @@ nobody has seen before.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
+from itertools import cycle
 from pathlib import Path
 
 import msgspec
@@ -47,7 +49,6 @@ class BodyTemplate:
 
     before: bytes
     after: bytes
-    session: int
 
     def body(self, number: int) -> bytes:
         return self.before + b"%0*d" % (NUMBER_DIGITS, number) + self.after
@@ -55,26 +56,20 @@ class BodyTemplate:
 
 def chat_of_8k_tokens(model: str) -> list[BodyTemplate]:
     """Each conversation with twelve different last turns, about 36 kB a body."""
-    sample = _sample()
-    templates = []
-    for number, question in enumerate(sample.questions):
-        session = number % len(sample.sessions)
-        templates.append(_template(model, sample.sessions[session], question, session))
-    return templates
+    pairs = zip(cycle(_sample().sessions), _sample().questions, strict=False)
+    return [_template(model, session, question) for session, question in pairs]
 
 
 def short_chat(model: str, *, stream: bool = False) -> list[BodyTemplate]:
     """A system prompt and one question: 0.7 kB of JSON, as small chats are."""
     history = [{"role": "system", "content": SHOP_RULES}]
     more = {"stream": True} if stream else {}
-    return [_template(model, history, question, 0, **more) for question in _sample().questions]
+    return [_template(model, history, question, **more) for question in _sample().questions]
 
 
 def sessions_without_last_turn(model: str) -> list[bytes]:
-    """Each conversation as a chat body that ends before the last turns of `chat_of_8k_tokens`.
-
-    Their tokens are what an engine has cached when the next turn arrives.
-    """
+    """Each conversation as a chat body that ends before the last turns of `chat_of_8k_tokens`:
+    their tokens are what an engine has cached when the next turn arrives."""
     return [_encode(model, session) for session in _sample().sessions]
 
 
@@ -84,11 +79,11 @@ def texts() -> list[str]:
 
 
 def _template(
-    model: str, history: list[dict[str, str]], question: str, session: int, **more: bool
+    model: str, history: list[dict[str, str]], question: str, **more: bool
 ) -> BodyTemplate:
     last = {"role": "user", "content": f"{question} (request {_MARK})"}
     before, after = _encode(model, [*history, last], **more).split(_MARK.encode())
-    return BodyTemplate(before, after, session)
+    return BodyTemplate(before, after)
 
 
 def _encode(model: str, messages: list[dict[str, str]], **more: bool) -> bytes:
@@ -96,6 +91,7 @@ def _encode(model: str, messages: list[dict[str, str]], **more: bool) -> bytes:
     return msgspec.json.encode({**body, **more})
 
 
+@cache
 def _sample() -> _Sample:
     path = Path(__file__).with_name("data") / "conversations.json.gz"
     return msgspec.json.decode(unpacked(path), type=_Sample)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -27,7 +28,8 @@ class BenchError(InferwayError):
 def running(
     command: Sequence[str | Path], log: Path, env: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """`command` with its output in `log`, ended on the way out: asked first, then killed."""
+    """`command` with its output in `log`, ended on the way out with all that it has started: asked
+    first, then killed."""
     with log.open("wb") as output:
         process = subprocess.Popen(
             [str(word) for word in command],
@@ -35,6 +37,7 @@ def running(
             stdout=output,
             stderr=subprocess.STDOUT,
             env={**_environment(), **(env or {})},
+            start_new_session=True,  # a group of its own, for what it leaves behind
         )
     try:
         yield process
@@ -45,6 +48,8 @@ def running(
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def wait_until(

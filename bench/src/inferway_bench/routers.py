@@ -78,11 +78,11 @@ class Place:
 
 
 class Router(Protocol):
-    """A router that can be started at a place and asked what it did."""
+    """A router that can be started at a place and asked what it did. Its `label` is its name in
+    tables: the program and what it was told to do."""
 
     @property
-    def label(self) -> str:
-        """Its name in tables: the program and what it was told to do."""
+    def label(self) -> str: ...
 
     @property
     def is_ours(self) -> bool: ...
@@ -128,23 +128,23 @@ class Inferway:
 
     def command(self, place: Place) -> list[str]:
         executable = Path(sys.executable).with_name("inferway")
-        command = [str(executable), "serve", "--port", str(place.port)]
-        for engine in place.engines:
-            command += ["--engine", engine.url]
-        command += ["--access-log", str(place.directory / "access.log")]
-        return command if self.scoring else [*command, "--no-scoring"]
+        engines = [word for engine in place.engines for word in ("--engine", engine.url)]
+        log = str(place.directory / "access.log")
+        command = [str(executable), "serve", "--port", str(place.port), *engines]
+        return [*command, "--access-log", log, *([] if self.scoring else ["--no-scoring"])]
 
     def is_ready(self, place: Place) -> bool:
         """Return whether all engines are there, and the gateway has compared how they render and
         read what they have told of their caches: of engines that have served for an hour that takes
         seconds."""
         try:
-            report = msgspec.json.decode(get(f"{place.url}/ready"))
+            engines = msgspec.json.decode(get(f"{place.url}/ready"))["engines"]
         except (OSError, BenchError):
             return False
-        engines = report["engines"]
-        there = len(engines) == len(place.engines) and all(is_known(each) for each in engines)
-        return there and (not self.scoring or all(_is_compared(each) for each in engines))
+        if len(engines) != len(place.engines) or not all(map(is_known, engines)):
+            return False
+        states = [[probe["state"] for probe in each["probes"].values()] for each in engines]
+        return not self.scoring or all(found and "unproven" not in found for found in states)
 
     def matched_share(self, place: Place, body: bytes) -> float:
         _, headers = request(f"{place.url}/v1/chat/completions", body)
@@ -280,24 +280,19 @@ def place_for(
     return Place(free_port(), free_port(), engines, model, directory, block_size)
 
 
-def install_peers(on_step: OnStep) -> Venv:
-    """Return the venv of the peers (60 MB from PyPI), made if it is not there. Raises BenchError
-    when they cannot be had."""
-    wanted = [f"{name}=={version}" for name, version in PEERS.items()]
-    cure = "let this machine reach PyPI, or leave the peers out with --no-peers"
-    return install_venv(cache_dir() / "peers", wanted, on_step, cure)
-
-
 def all_routers(
     vllm: Sequence[str], sglang: Sequence[str], with_peers: bool, on_step: OnStep
 ) -> list[Router]:
-    """Return ours, with scoring and without, and the peers with these policies."""
+    """Return ours, with scoring and without, and the peers with these policies, from their venv (60
+    MB from PyPI), made if it is not there. Raises BenchError when they cannot be had."""
     ours: list[Router] = [Inferway(scoring=True), Inferway(scoring=False)]
-    if not with_peers:
-        return ours
-    venv = install_peers(on_step)
-    theirs = [VllmRouter(venv, policy) for policy in vllm]
-    return [*ours, *theirs, *(SglangRouter(venv, policy) for policy in sglang)]
+    if with_peers:
+        wanted = [f"{name}=={version}" for name, version in PEERS.items()]
+        cure = "let this machine reach PyPI, or leave the peers out with --no-peers"
+        venv = install_venv(cache_dir() / "peers", wanted, on_step, cure)
+        ours += [VllmRouter(venv, policy) for policy in vllm]
+        ours += [SglangRouter(venv, policy) for policy in sglang]
+    return ours
 
 
 def versions(routers: Iterable[Router]) -> str:
@@ -326,12 +321,6 @@ def is_known(engine: Mapping[str, Any]) -> bool:
     return engine["healthy"] and all(StreamState(each["state"]).is_settled for each in streams)
 
 
-def _is_compared(engine: Mapping[str, Any]) -> bool:
-    """Return whether /ready's report of the engine says how the engine renders."""
-    probes = engine["probes"].values()
-    return bool(probes) and all(probe["state"] != "unproven" for probe in probes)
-
-
 def since(before: Counters, after: Counters) -> Counters:
     """What was counted between two readings; a counter that is new began at 0."""
     return {name: value - before.get(name, 0.0) for name, value in after.items()}
@@ -347,12 +336,8 @@ def added(parts: Iterable[Counters]) -> Counters:
 
 def read_metrics(text: str) -> Counters:
     """The samples of a page in Prometheus' text format: value by 'name{labels}'."""
-    samples = {}
-    for line in text.splitlines():
-        if line and not line.startswith("#"):
-            name, _, value = line.rpartition(" ")
-            samples[name] = float(value)
-    return samples
+    lines = [line.rpartition(" ") for line in text.splitlines() if line and line[0] != "#"]
+    return {name: float(value) for name, _, value in lines}
 
 
 def total(metrics: Counters, name: str) -> float:

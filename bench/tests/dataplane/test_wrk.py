@@ -47,7 +47,7 @@ def test_a_missing_wrk_is_named_with_the_cure(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.tools
 def test_nobody_listening_is_an_error() -> None:
-    load = Load([BodyTemplate(b'{"a":', b"}", 0)], connections=1)
+    load = Load([BodyTemplate(b'{"a":', b"}")], connections=1)
 
     with pytest.raises(BenchError, match=r"socket errors|refused"):
         load.run("http://127.0.0.1:1", seconds=1, first_number=0)

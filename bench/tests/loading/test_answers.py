@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import pytest
 from bench.tests.loading.servers import USAGE, delta
 
-from inferway_bench.loading.answers import Answer, Piece, Read, read_answer
+from inferway_bench.loading.answers import Answer, Piece, read_answer
+from inferway_bench.loading.samples import Sample
 
 EVENT_STREAM = {"content-type": "text/event-stream; charset=utf-8"}
 DONE = b"data: [DONE]\n\n"
@@ -18,11 +21,23 @@ def sse(*values: Any) -> bytes:
     return b"".join(b"data: " + json.dumps(value).encode() + b"\n\n" for value in values)
 
 
+@dataclass
+class Read:
+    text: str
+    sample: Sample
+
+    @property
+    def times(self) -> list[float]:
+        first = self.sample.first
+        return [] if first is None else list(accumulate(self.sample.gaps, initial=first))
+
+
 def read(*pieces: bytes, **changes: Any) -> Read:
     """Pieces that came at 1.0, 2.0, …"""
     timed = [Piece(float(at), data) for at, data in enumerate(pieces, start=1)]
     fields: dict[str, Any] = {"status": 200, "headers": EVENT_STREAM, "ended": 9.0, **changes}
-    return read_answer(Answer(pieces=timed, **fields))
+    sample = Sample(session=0, turn=0, intended=0.0)
+    return Read(read_answer(Answer(pieces=timed, **fields), sample), sample)
 
 
 def test_the_first_token_is_the_first_delta_with_text_not_the_one_that_says_who_speaks() -> None:
@@ -81,36 +96,40 @@ def test_a_completions_chunks_are_tokens() -> None:
 def test_usage_is_what_the_server_says() -> None:
     found = read(sse(delta(content="a"), {"choices": [], "usage": USAGE}), DONE)
 
-    assert (found.prompt_tokens, found.completion_tokens, found.cached_tokens) == (40, 3, 30)
+    assert (
+        found.sample.prompt_tokens,
+        found.sample.completion_tokens,
+        found.sample.cached_tokens,
+    ) == (40, 3, 30)
 
 
 def test_an_answer_that_is_no_stream_has_its_tokens_at_its_end() -> None:
     value = {"choices": [{"message": {"role": "assistant", "content": "all"}}], "usage": USAGE}
     found = read(json.dumps(value).encode(), headers={"content-type": "application/json"})
 
-    assert (found.times, found.text, found.cached_tokens) == ([9.0], "all", 30)
+    assert (found.times, found.text, found.sample.cached_tokens) == ([9.0], "all", 30)
 
 
 def test_a_status_that_is_no_success_is_an_error_with_what_was_said() -> None:
     found = read(b'{"error": "busy"}', status=503)
 
-    assert (found.error, found.detail) == ("status 503", '{"error": "busy"}')
+    assert (found.sample.error, found.sample.detail) == ("status 503", '{"error": "busy"}')
 
 
 def test_a_stream_without_its_end_is_cut() -> None:
-    assert read(sse(delta(content="a"))).error == "cut"
+    assert read(sse(delta(content="a"))).sample.error == "cut"
 
 
 def test_an_error_in_a_stream_is_one() -> None:
     found = read(sse(delta(content="a"), {"error": {"message": "engine died"}}), DONE)
 
-    assert found.error == "in stream"
-    assert "engine died" in str(found.detail)
+    assert found.sample.error == "in stream"
+    assert "engine died" in str(found.sample.detail)
 
 
 def test_a_stream_without_a_token_is_an_error() -> None:
-    assert read(DONE).error == "no tokens"
+    assert read(DONE).sample.error == "no tokens"
 
 
 def test_what_is_not_json_is_an_error() -> None:
-    assert read(b"data: {oops\n\n", DONE).error == "not readable"
+    assert read(b"data: {oops\n\n", DONE).sample.error == "not readable"

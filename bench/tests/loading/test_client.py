@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 import trustme
@@ -144,16 +145,18 @@ async def test_a_kept_connection_that_was_closed_meanwhile_is_replaced() -> None
     assert asked == 3
 
 
-async def test_https_trusts_who_it_is_told_to_and_nobody_else() -> None:
-    authority = trustme.CA()
+async def test_https_trusts_who_it_is_told_to_and_nobody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority, file = trustme.CA(), tmp_path / "authorities.pem"
     ours = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("127.0.0.1").configure_cert(ours)
-    trusting = ssl.create_default_context()
-    authority.configure_trust(trusting)
+    authority.cert_pem.write_to_path(str(file))
 
     async with serving(Recording(), tls=ours) as url:
-        trusted = await ask(Target(url, tls=trusting))
         refused = await ask(Target(url))
+        monkeypatch.setenv("SSL_CERT_FILE", str(file))
+        trusted = await ask(Target(url))
 
     assert [error for _, error, _ in trusted] == [None]
     assert [error for _, error, _ in refused] == ["tls"]

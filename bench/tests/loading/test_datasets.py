@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from inferway_bench.chats import default_data_dir
-from inferway_bench.loading.datasets import Dataset, read_dataset
-from inferway_bench.loading.sources import dataset_file
+from inferway_bench.loading.datasets import Dataset, dataset_file, read_dataset
 from inferway_bench.processes import BenchError
 
 INSTALLED = sorted((default_data_dir() / "chat").iterdir())
@@ -132,8 +131,8 @@ def test_the_installed_chats_are_conversations(path: Path) -> None:
 def test_installed_data_has_short_names() -> None:
     data = default_data_dir()
 
-    assert dataset_file("mooncake", data).name == "mooncake_conversation_trace.jsonl.xz"
-    assert dataset_file("mt_bench_101", data) == data / "chat" / "mt_bench_101.jsonl.xz"
+    assert dataset_file("mooncake").name == "mooncake_conversation_trace.jsonl.xz"
+    assert dataset_file("mt_bench_101") == data / "chat" / "mt_bench_101.jsonl.xz"
 
 
 def test_a_file_wins_over_installed_data_of_the_same_name(
@@ -142,7 +141,7 @@ def test_a_file_wins_over_installed_data_of_the_same_name(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mooncake").touch()
 
-    assert dataset_file("mooncake", default_data_dir()) == Path("mooncake")
+    assert dataset_file("mooncake") == Path("mooncake")
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,7 @@ from itertools import count, pairwise
 import pytest
 from bench.tests.loading.made import session
 
-from inferway_bench.loading.schedule import (
-    first_times,
-    interleaved,
-    poisson,
-    scaled,
-    uniform,
-)
+from inferway_bench.loading.schedule import first_times, interleaved, poisson
 from inferway_bench.loading.workload import Session
 
 
@@ -35,16 +29,6 @@ def test_the_same_seed_draws_the_same_times() -> None:
     one, same, other = (first_times(poisson(5, seed), seconds=None, count=9) for seed in (1, 1, 2))
 
     assert one == same != other
-
-
-def test_uniform_times_are_as_far_from_each_other() -> None:
-    assert first_times(uniform(4), seconds=None, count=3) == [0.25, 0.5, 0.75]
-
-
-def test_scaled_times_begin_at_once_and_keep_their_distances() -> None:
-    given = [session("a", at=(10.0,)), session("b", "c", at=(12.0, 16.0))]
-
-    assert [s.at for s in scaled(given, 0.5)] == [(0.0,), (1.0, 3.0)]
 
 
 def test_interleaved_sessions_use_every_time_exactly_once() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
 import pytest
 
 from inferway_bench.loading.traced import shortened, traced
-from inferway_bench.loading.workload import Session
+from inferway_bench.loading.workload import CHATS, Conversation, Session
 from inferway_bench.policies.requests import SimRequest, Workload
 from inferway_bench.processes import BenchError
 
@@ -24,7 +25,9 @@ def sessions(*requests: SimRequest) -> list[Session]:
 
 
 def words(session: Session, turn: int = 0) -> list[str]:
-    return str(session.turns[turn].fields["messages"][0]["content"]).split()
+    path, body = Conversation().ask(session.turns[turn], {})
+    assert path == CHATS
+    return str(json.loads(body)["messages"][0]["content"]).split()
 
 
 def test_a_prompt_has_the_traces_length_and_equal_blocks_have_equal_words() -> None:

@@ -7,7 +7,7 @@ from tests.stored import tokenizer_json
 from tokenizers import Tokenizer
 
 from inferway.prompts.files.prepare import prepare_smollm2
-from inferway_bench.loading.words import text
+from inferway_bench.loading.generated import text
 
 
 def tokenizer(name: str) -> Tokenizer:

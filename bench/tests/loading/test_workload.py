@@ -10,9 +10,7 @@ from inferway_bench.loading.workload import (
     CHATS,
     COMPLETIONS,
     Conversation,
-    MadeTurns,
     Turn,
-    first_turns,
 )
 
 
@@ -53,15 +51,12 @@ def test_fields_that_bring_a_prompt_are_sent_as_they_are() -> None:
     assert (path, json.loads(body)) == (COMPLETIONS, {"model": "m", "prompt": "p"})
 
 
-def test_turns_that_are_made_when_needed_are_not_made_to_be_counted_or_cut() -> None:
-    made: list[int] = []
+def test_a_long_prompt_is_made_when_it_is_sent() -> None:
+    path, body = Conversation().ask(
+        Turn(fields={"max_tokens": 7}, prompt=lambda: {"prompt": "long"}), {"model": "m"}
+    )
 
-    def make(number: int) -> Turn:
-        made.append(number)
-        return Turn()
-
-    cut = first_turns(MadeTurns(5, make), 3)
-
-    assert (len(cut), made) == (3, [])
-    assert len(list(cut)) == 3
-    assert made == [0, 1, 2]
+    assert (path, json.loads(body)) == (
+        COMPLETIONS,
+        {"model": "m", "max_tokens": 7, "prompt": "long"},
+    )

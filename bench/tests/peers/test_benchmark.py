@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import msgspec
 import pytest
-from bench.tests.runs import a_run, unseen
+from bench.tests.runs import a_run
 
 from inferway_bench.loading.samples import Sample
 from inferway_bench.peers.benchmark import (
@@ -14,14 +11,11 @@ from inferway_bench.peers.benchmark import (
     PEERS,
     PeersPlan,
     goals,
-    joined,
     losses,
-    measure,
     rows_of,
 )
-from inferway_bench.peers.measuring import Cell, doubling_rate, figures
-from inferway_bench.processes import BenchError
-from inferway_bench.rows import Findings, Run, write_run
+from inferway_bench.peers.measuring import Cell, figures
+from inferway_bench.rows import Findings, Run
 
 
 def sample(at: float, ttft: float, *, cached: int = 50, error: str | None = None) -> Sample:
@@ -97,34 +91,6 @@ def test_goals_ask_for_the_best_cached_share_and_for_less_ttft_than_each(
     assert [goal.is_met for goal in goals(run)] == met
 
 
-def test_more_seeds_join_what_was_measured_before() -> None:
-    before = run_of([1.0, 2.0], [1.5, 2.5], (0.5, 0.5))
-    again = [cell(OURS, 1, 7.0, 0.5), cell(OURS, 2, 3.0, 0.5)]
-
-    whole = joined(before, found_of(again))
-
-    ours, theirs, less = whole.rows
-    assert whole.seeds == [0, 1, 2]
-    assert ours.repeats("ttft_ms") == [1000.0, 7000.0, 3000.0]
-    assert theirs.repeats("seed") == [0.0, 1.0]
-    assert less.repeats("ttft_ms") == [-500.0, 4500.0]
-    assert whole.about[2:] == ["seeds and when", "seeds and when"]
-
-
-def test_what_is_no_more_of_the_same_does_not_join(tmp_path: Path) -> None:
-    old = tmp_path / "old.json"
-    before = found_of(cells([1.0], [1.5], (0.5, 0.5)))
-    old.write_bytes(write_run(a_run("peers", before)))
-
-    with pytest.raises(BenchError, match="leave out --rate"):
-        measure(PeersPlan(more=old, rate=5.0), unseen)
-    old.write_bytes(
-        write_run(a_run("peers", msgspec.structs.replace(before, about=["other chats", ""])))
-    )
-    with pytest.raises(BenchError, match="other engines or chats"):
-        measure(PeersPlan(more=old), unseen)
-
-
 def test_the_report_names_each_router_load_and_goal() -> None:
     text = PEERS.markdown(run_of([1.0, 2.0, 3.0], [1.5, 2.5, 3.5], (0.5, 0.5)))
 
@@ -158,20 +124,3 @@ def test_real_engines_have_results_of_their_own() -> None:
     assert PEERS.run_name is not None
     assert PEERS.run_name(PeersPlan(real=True)) == "peers --real"
     assert PeersPlan(real=True, layers=2).scenario.about.startswith("2 engines of vLLM")
-
-
-def queue(rate: float) -> float:
-    """Mean time in a queue that serves 10 a second: it doubles near 5."""
-    return 1.0 / (10.0 - rate) if rate < 10 else 99.0
-
-
-def test_the_rate_is_found_where_the_mean_is_twice_the_idle_one() -> None:
-    idle, rate = doubling_rate(queue, 0.1, 8)
-
-    assert idle == pytest.approx(0.101, rel=0.01)
-    assert queue(rate) == pytest.approx(2 * idle, rel=0.02)
-
-
-def test_a_fleet_that_cannot_be_brought_to_its_knees_is_told() -> None:
-    with pytest.raises(ValueError, match="not twice 1 ms"):
-        doubling_rate(lambda _: 1.0, 1.0, 3)

@@ -6,14 +6,11 @@ import gzip
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import pytest
 
 from inferway_bench.policies.repeated import repeated
 from inferway_bench.policies.requests import SimRequest, Workload
-from inferway_bench.policies.servegen import Window, parse_lengths, parse_windows, servegen
-from inferway_bench.policies.trace_files import read_trace
-from inferway_bench.policies.traces import AZURE_HEAD, azure
+from inferway_bench.policies.traces import AZURE_HEAD, azure, read_trace
 from inferway_bench.processes import BenchError
 
 MOONCAKE = msgspec.json.encode(
@@ -28,23 +25,9 @@ AZURE = [
 ]
 
 
-def client(number: int, trace: str) -> bytes:
-    lengths = {"input_tokens": "{100: 0.25, 300: 0.75}", "output_tokens": "{7: 1.0}"}
-    empty = {"input_tokens": "{}", "output_tokens": "{}"}
-    return msgspec.json.encode(
-        {"client": number, "trace_csv": trace, "dataset": {"0": empty, "1200": lengths}}
-    )
-
-
-SERVEGEN = [
-    client(0, "0,0,0,,0,0\r\n600,0.5,1.0,Gamma,1.0,2.0\r\n1200,2.0,1.0,Gamma,1.0,0.5\r\n"),
-    client(1, "0,0,0,,0,0\r\n600,0,0,,0,0\r\n1200,1.0,1.0,Weibull,2.0,1.1\r\n"),
-]
-
-
 @pytest.mark.parametrize(
     ("lines", "name"),
-    [([MOONCAKE], "mooncake"), ([AGENTIC], "agentic"), (AZURE, "azure"), (SERVEGEN, "servegen")],
+    [([MOONCAKE], "mooncake"), ([AGENTIC], "agentic"), (AZURE, "azure")],
 )
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_trace_is_recognised_by_its_first_line(
@@ -73,48 +56,6 @@ def test_azures_prompts_are_private() -> None:
     assert made[1].start == pytest.approx(4.314579, abs=1e-5)
     assert [len(request.blocks) for request in made] == [2, 3, 0]
     assert not set(made[0].blocks) & set(made[1].blocks)
-
-
-def test_servegens_clients_are_drawn_from_the_busiest_minutes_on() -> None:
-    first, again, other = (servegen(SERVEGEN, seed) for seed in (1, 1, 2))
-
-    assert first.requests == again.requests
-    assert first.requests != other.requests
-    assert len(first.requests) == pytest.approx(600 * 3.0, rel=0.15)
-    assert {request.session for request in first.requests} == {0, 1}
-    starts = [request.start for request in first.requests]
-    assert starts == sorted(starts)
-    assert starts[0] == 0
-
-
-def test_servegens_lengths_have_the_histograms_shares() -> None:
-    prompts = [request.prompt_tokens for request in servegen(SERVEGEN, 3).requests]
-
-    assert set(prompts) == {100, 300}
-    assert prompts.count(300) / len(prompts) == pytest.approx(0.75, abs=0.05)
-
-
-@pytest.mark.parametrize(("kind", "shape"), [("Gamma", 0.3), ("Gamma", 2.0), ("Weibull", 0.7)])
-def test_gaps_have_the_windows_mean(kind: str, shape: float) -> None:
-    gaps = Window(0.0, 4.0, kind, shape).gaps(np.random.default_rng(1), 40_000)
-
-    assert gaps.mean() == pytest.approx(0.25, rel=0.05)
-
-
-def test_a_window_without_requests_is_none() -> None:
-    assert list(parse_windows("0,0,0,,0,0\r\n600,1.5,1,Gamma,1,1\r\n")) == [600.0]
-
-
-def test_gaps_of_an_unknown_kind_are_refused() -> None:
-    with pytest.raises(BenchError, match="kind 'Pareto'; known: Gamma, Weibull"):
-        parse_windows("0,1.0,1,Pareto,1,1")
-
-
-def test_shares_of_lengths_are_made_to_sum_to_one() -> None:
-    tokens, shares = parse_lengths("{45: 0.5, 46: 1.5}")
-
-    assert tokens.tolist() == [45, 46]
-    assert shares.tolist() == [0.25, 0.75]
 
 
 # more requests than a trace has

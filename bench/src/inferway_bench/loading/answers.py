@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import msgspec
+
+from inferway_bench.loading.samples import Sample
 
 _DETAIL_CHARS = 300
 # A delta may bring any of them; engines disagree on what reasoning is called.
@@ -31,18 +34,15 @@ class Answer:
     ended: float = 0.0
     error: str | None = None  # see Sample
 
+    @property
+    def body(self) -> bytes:
+        return b"".join([piece.data for piece in self.pieces])
 
-@dataclass(slots=True)
-class Read:
-    """What an answer says, and when its tokens came."""
-
-    text: str = ""
-    times: list[float] = field(default_factory=list)  # of the deltas with tokens
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    cached_tokens: int | None = None
-    error: str | None = None
-    detail: str | None = None
+    @property
+    def is_stream(self) -> bool:
+        """Whether it is one; some servers do not say it."""
+        said = self.headers.get("content-type", "").startswith("text/event-stream")
+        return said or (bool(self.pieces) and self.pieces[0].data.startswith(b"data:"))
 
 
 class _Details(msgspec.Struct):
@@ -84,66 +84,60 @@ class _Chunk(msgspec.Struct):
     error: Any = None
 
 
-def read_answer(answer: Answer) -> Read:
-    """Return what the answer says; one that is not whole, or has no token, has an error."""
-    read = Read(error=answer.error)
-    if answer.error is None and answer.status != 200:
-        read.error = f"status {answer.status}"
-    if read.error is not None and answer.status != 200:
-        read.detail = _beginning(answer.pieces)
-        return read
+def read_answer(answer: Answer, sample: Sample, start: float = 0.0) -> str:
+    """Write into the sample of a request what its answer says, and when its tokens came after
+    `start`; one that is not whole, or has no token, has an error. Return the answer's text."""
+    sample.status, sample.error = answer.status, answer.error
+    sample.ended = answer.ended - start
+    if answer.sent is not None:
+        sample.sent = answer.sent - start
+        sample.intended = min(sample.intended, sample.sent)
+    if answer.status != 200:
+        said = answer.body[:_DETAIL_CHARS].decode(errors="replace")
+        sample.fail(f"status {answer.status}", said)
+        return ""
+    text, times = "", []
     try:
-        _read_stream(answer.pieces, read) if _is_stream(answer) else _read_whole(answer, read)
+        for at, chunk in _chunks(answer, sample):
+            if chunk.error is not None:
+                sample.fail("in stream", str(chunk.error)[:_DETAIL_CHARS])
+            if any(choice.message or choice.has_token for choice in chunk.choices):
+                times.append(at - start)
+            text += "".join([choice.said for choice in chunk.choices[:1]])
+            _take_usage(chunk.usage, sample)
     except msgspec.MsgspecError as e:
-        read.error = read.error or "not readable"
-        read.detail = read.detail or str(e)
-    if not read.times:
-        read.error = read.error or "no tokens"
-    return read
+        sample.fail("not readable", str(e))
+    if times:
+        sample.first, sample.last, sample.num_deltas = times[0], times[-1], len(times)
+        sample.gaps = tuple([after - before for before, after in pairwise(times)])
+    else:
+        sample.fail("no tokens")
+    return text
 
 
-def _is_stream(answer: Answer) -> bool:
-    """Some servers do not say it."""
-    said = answer.headers.get("content-type", "").startswith("text/event-stream")
-    return said or (bool(answer.pieces) and answer.pieces[0].data.startswith(b"data:"))
-
-
-def _read_stream(pieces: Sequence[Piece], read: Read) -> None:
-    texts, done = [], False
-    for at, data in _events(pieces):
+def _chunks(answer: Answer, sample: Sample) -> Iterator[tuple[float, _Chunk]]:
+    """The chunks of a stream. What is no stream is one, whose first token comes when all of it has
+    come."""
+    if not answer.is_stream:
+        if answer.error is None:
+            yield answer.ended, msgspec.json.decode(answer.body, type=_Chunk)
+        return
+    is_done = False
+    for at, data in _events(answer.pieces):
         if data == b"[DONE]":
-            done = True
-            continue
-        chunk = msgspec.json.decode(data, type=_Chunk)
-        if chunk.error is not None:
-            read.error = read.error or "in stream"
-            read.detail = read.detail or str(chunk.error)[:_DETAIL_CHARS]
-        if any(choice.has_token for choice in chunk.choices):
-            read.times.append(at)
-        texts += [choice.said for choice in chunk.choices[:1]]
-        _take_usage(chunk.usage, read)
-    read.text = "".join(texts)
-    if not done:
-        read.error = read.error or "cut"
+            is_done = True
+        else:
+            yield at, msgspec.json.decode(data, type=_Chunk)
+    if not is_done:
+        sample.fail("cut")
 
 
-def _read_whole(answer: Answer, read: Read) -> None:
-    """Not a stream: its first token comes when all of it has come."""
-    if read.error is not None:
-        return
-    whole = msgspec.json.decode(b"".join([piece.data for piece in answer.pieces]), type=_Chunk)
-    read.times = [answer.ended]
-    read.text = whole.choices[0].said if whole.choices else ""
-    _take_usage(whole.usage, read)
-
-
-def _take_usage(usage: _Usage | None, read: Read) -> None:
-    if usage is None:
-        return
-    read.prompt_tokens = usage.prompt_tokens
-    read.completion_tokens = usage.completion_tokens
-    if usage.prompt_tokens_details is not None:
-        read.cached_tokens = usage.prompt_tokens_details.cached_tokens
+def _take_usage(usage: _Usage | None, sample: Sample) -> None:
+    if usage is not None:
+        sample.prompt_tokens = usage.prompt_tokens
+        sample.completion_tokens = usage.completion_tokens
+        if usage.prompt_tokens_details is not None:
+            sample.cached_tokens = usage.prompt_tokens_details.cached_tokens
 
 
 def _events(pieces: Sequence[Piece]) -> Iterator[tuple[float, bytes]]:
@@ -157,7 +151,3 @@ def _events(pieces: Sequence[Piece]) -> Iterator[tuple[float, bytes]]:
             lines = [line[5:] for line in event.split(b"\n") if line.startswith(b"data:")]
             if lines:
                 yield at, b"\n".join(lines).strip()
-
-
-def _beginning(pieces: Sequence[Piece]) -> str:
-    return b"".join([p.data for p in pieces])[:_DETAIL_CHARS].decode(errors="replace")

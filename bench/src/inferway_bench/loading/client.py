@@ -8,6 +8,7 @@ import ssl
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from urllib.parse import urlsplit
 
 import httptools
@@ -26,33 +27,29 @@ class Target:
     url: str
     headers: Mapping[str, str] = field(default_factory=dict)  # sent with each request
     timeout: float = 300.0  # seconds from sending to the answer's end
-    tls: ssl.SSLContext | None = None  # None: the system's authorities, for https
     keep_headers: bool = False  # Sample.headers gets the answers' own
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
         try:
-            known = parts.scheme in ("http", "https") and bool(parts.hostname)
-            known = known and (parts.port is None or parts.port > 0)
+            known = bool(parts.hostname) and (parts.port is None or parts.port > 0)
         except ValueError:
             known = False
-        if not known or parts.query or parts.fragment:
+        if not known or parts.scheme not in ("http", "https") or parts.query or parts.fragment:
             raise BenchError(
                 f"URL {self.url!r}: expected http://HOST:PORT or https://HOST, as in "
                 "http://127.0.0.1:8000"
             )
 
     @property
-    def host(self) -> str:
-        return urlsplit(self.url).hostname or ""
-
-    @property
     def is_tls(self) -> bool:
         return urlsplit(self.url).scheme == "https"
 
     @property
-    def port(self) -> int:
-        return urlsplit(self.url).port or (443 if self.is_tls else 80)
+    def address(self) -> tuple[str, int]:
+        """The host and the port."""
+        parts = urlsplit(self.url)
+        return parts.hostname or "", parts.port or (443 if self.is_tls else 80)
 
     def head(self, method: str, path: str) -> str:
         """Return the head of a request, up to the value of its length."""
@@ -169,9 +166,9 @@ class Client:
     def __init__(self, target: Target) -> None:
         self._target = target
         self._idle: list[_Connection] = []
-        self._heads: dict[tuple[str, str], bytes] = {}
-        # Reading the authorities takes milliseconds: once.
-        self._tls = (target.tls or ssl.create_default_context()) if target.is_tls else None
+        self._head = cache(lambda method, path: target.head(method, path).encode("latin-1"))
+        # The system's authorities, or those in SSL_CERT_FILE; reading them takes milliseconds.
+        self._tls = ssl.create_default_context() if target.is_tls else None
 
     async def post(self, path: str, body: bytes) -> Answer:
         """Return the answer. Nothing that the other side does raises: the answer says it."""
@@ -183,39 +180,30 @@ class Client:
     async def open(self, count: int) -> None:
         """Open this number of connections beforehand, or none if nobody listens."""
         made = [self._connect() for _ in range(count)]
-        for found in await asyncio.gather(*made, return_exceptions=True):
-            if isinstance(found, _Connection):
-                self._idle.append(found)
+        found = await asyncio.gather(*made, return_exceptions=True)
+        self._idle += [one for one in found if isinstance(one, _Connection)]
 
     def close(self) -> None:
         for connection in self._idle:
             connection.close()
 
     async def _ask(self, method: str, path: str, body: bytes) -> Answer:
-        head = self._heads.get((method, path))
-        if head is None:
-            head = self._target.head(method, path).encode("latin-1")
-            self._heads[method, path] = head
-        request = b"%s%d\r\n\r\n%s" % (head, len(body), body)
+        request = b"%s%d\r\n\r\n%s" % (self._head(method, path), len(body), body)
         while True:
-            answer = Answer()
-            connection = self._idle.pop() if self._idle else None
-            if connection is None:
-                try:
-                    connection = await self._connect()
-                except (OSError, TimeoutError) as e:
-                    return _not_connected(e)
-            was_fresh = connection.is_fresh
+            try:
+                connection = self._idle.pop() if self._idle else await self._connect()
+            except (OSError, TimeoutError) as e:
+                return _not_connected(e)
+            answer, was_fresh = Answer(), connection.is_fresh
             await connection.ask(request, answer, self._target.timeout)
             # A server may close an idle connection at the moment at which we use it.
             if answer.error != "connect" or was_fresh:
                 return answer
 
     async def _connect(self) -> _Connection:
-        target = self._target
-        async with asyncio.timeout(target.timeout):
+        async with asyncio.timeout(self._target.timeout):
             _, connection = await asyncio.get_running_loop().create_connection(
-                lambda: _Connection(self._idle), target.host, target.port, ssl=self._tls
+                lambda: _Connection(self._idle), *self._target.address, ssl=self._tls
             )
         return connection
 

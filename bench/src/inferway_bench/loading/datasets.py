@@ -18,10 +18,13 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import click
 import msgspec
 
+from inferway_bench.chats import default_data_dir
 from inferway_bench.loading.workload import Message, Session, Turn
 from inferway_bench.packed import unpacked
+from inferway_bench.policies.traces import FILES, stored
 from inferway_bench.processes import BenchError
 
 _ROLES = {
@@ -90,6 +93,24 @@ def read_dataset(path: Path) -> Dataset:
     return Dataset(about, sessions)
 
 
+def dataset_file(given: str) -> Path:
+    """Return `given` if it is a file, else the installed trace or chats with this short name: that
+    of `FILES`, or the name of a file in `chat/` without its endings. Raises BadParameter."""
+    path, data = Path(given), default_data_dir()
+    if path.exists() and not path.is_dir():
+        return path
+    named = {name: stored(data / "traces", name) for name in FILES}
+    named |= {
+        file.name.partition(".")[0]: file for file in sorted((data / "chat").glob("*.jsonl*"))
+    }
+    if given not in named:
+        raise click.BadParameter(
+            f"{given!r}: there is no such file, and no installed data of this name; expected the "
+            f"path of a file, or one of {', '.join(named)}"
+        )
+    return named[given]
+
+
 def _entries(path: Path) -> Sequence[Any]:
     try:
         data = unpacked(path)
@@ -114,7 +135,7 @@ def _turns(entry: Any, place: str) -> list[Turn]:
     if isinstance(entry.get("body"), dict):
         entry = entry["body"]
     if isinstance(entry.get("conversations"), list):
-        return _conversation(_share_gpt(entry["conversations"], place), {})
+        return _conversation([_share_gpt(one, place) for one in entry["conversations"]], {})
     messages = entry.get("messages")
     if isinstance(messages, list) and messages:
         if not all(isinstance(m, dict) and isinstance(m.get("role"), str) for m in messages):
@@ -130,31 +151,25 @@ def _turns(entry: Any, place: str) -> list[Turn]:
     return [Turn(fields={k: v for k, v in entry.items() if k not in _OURS})]
 
 
-def _share_gpt(said: Sequence[Any], place: str) -> list[Message]:
-    messages: list[Message] = []
-    for one in said:
-        role = one.get("from", one.get("role")) if isinstance(one, dict) else None
-        if role not in _ROLES:
-            raise BenchError(
-                f"{place}: `conversations` has {role!r} in `from`; allowed: {', '.join(_ROLES)}"
-            )
-        messages.append({"role": _ROLES[role], "content": one.get("value", one.get("content"))})
-    return messages
+def _share_gpt(one: Any, place: str) -> Message:
+    role = one.get("from", one.get("role")) if isinstance(one, dict) else None
+    if role not in _ROLES:
+        raise BenchError(
+            f"{place}: `conversations` has {role!r} in `from`; allowed: {', '.join(_ROLES)}"
+        )
+    return {"role": _ROLES[role], "content": one.get("value", one.get("content"))}
 
 
 def _conversation(messages: Sequence[Message], fields: dict[str, Any]) -> list[Turn]:
     """A turn for each answer; what comes behind the last is not asked. Calls of tools and their
-    results are said again as they were."""
+    results are said again as they were, and so is a second answer in a row."""
     turns: list[Turn] = []
     new: list[Message] = []
     for message in messages:
         content = message.get("content")
-        if message["role"] != "assistant" or not isinstance(content, str) or not content:
-            new.append(message)
-            continue
-        if new:
+        if message["role"] == "assistant" and isinstance(content, str) and content and new:
             turns.append(Turn(tuple(new), fields, answer=content))
             new = []
-        else:  # two answers in a row: the second is part of the history
+        else:
             new.append(message)
     return turns

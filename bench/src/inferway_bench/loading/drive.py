@@ -13,8 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import uvloop
 
@@ -72,7 +71,8 @@ async def drive(
     one delays nobody's clock: where tenths of a millisecond matter."""
     client = Client(target)
     await client.open(min(_FIRST_CONNECTIONS, pacing.users or _FIRST_CONNECTIONS))
-    stage = _Stage(client, target, {"model": model, **fields}, pacing, on_sample, reads_late)
+    defaults = {"model": model, **fields}
+    stage = _Stage(client, target.keep_headers, defaults, pacing, on_sample, reads_late)
     cpu = time.process_time()
     sending = asyncio.ensure_future(stage.run(iter(sessions)))
     stopping = asyncio.ensure_future((stop or asyncio.Event()).wait())
@@ -119,43 +119,25 @@ def send_at(
     return sorted(driven.samples, key=lambda sample: sample.session), driven.cpu_share
 
 
-class _Asked(NamedTuple):
-    """What is known of a request without its answer; see Sample."""
-
-    session: int
-    turn: int
-    intended: float
-    held: float
-    late: float
-
-
+@dataclass(slots=True)
 class _Stage:
     """One run. Its tasks write `driven`."""
 
-    def __init__(
-        self,
-        client: Client,
-        target: Target,
-        defaults: Mapping[str, Any],
-        pacing: Pacing,
-        on_sample: OnSample | None,
-        reads_late: bool,
-    ) -> None:
-        self.driven = Driven()
-        self.start = time.perf_counter() + _HEAD_START
-        self._client = client
-        self._keep_headers = target.keep_headers
-        self._defaults = defaults
-        self._pacing = pacing
-        self._on_sample = on_sample
-        self._reads_late = reads_late
-        self._unread: list[tuple[_Asked, Answer]] = []
-        self._num_sent = 0
+    client: Client
+    keep_headers: bool
+    defaults: Mapping[str, Any]
+    pacing: Pacing
+    on_sample: OnSample | None
+    reads_late: bool
+    driven: Driven = field(default_factory=Driven)
+    start: float = field(default_factory=lambda: time.perf_counter() + _HEAD_START)
+    unread: list[tuple[Answer, Sample]] = field(default_factory=list)
+    num_sent: int = 0
 
     async def run(self, sessions: Iterator[Session]) -> None:
         async with asyncio.TaskGroup() as group:
-            if self._pacing.users is not None:
-                for _ in range(self._pacing.users):
+            if self.pacing.users is not None:
+                for _ in range(self.pacing.users):
                     group.create_task(self._user(sessions))
                 return
             # What is drawn and written before it is due makes nobody late.
@@ -187,65 +169,47 @@ class _Stage:
             intended = session.at[number] if is_planned else free + turn.think
             if not self._may_send(intended):
                 return
-            self._num_sent += 1
-            path, body = conversation.ask(turn, self._defaults)
+            self.num_sent += 1
+            path, body = conversation.ask(turn, self.defaults)
             await self._sleep_until(intended)
-            held = max(0.0, free - intended) if number else 0.0
-            late = max(0.0, self._now() - max(intended, free))
-            asked = _Asked(session.number, number, intended, held, late)
-            answer = await self._client.post(path, body)
+            sample = Sample(
+                session=session.number,
+                turn=number,
+                intended=intended,
+                held=max(0.0, free - intended) if number else 0.0,
+                late=max(0.0, self._now() - max(intended, free)),
+            )
+            answer = await self.client.post(path, body)
             is_needed = turn.answer is None and number + 1 < len(session.turns)
-            text = self._taken(asked, answer, is_needed)
+            if self.reads_late and not is_needed:
+                self.unread.append((answer, sample))
+                text, is_whole = "", answer.error is None and answer.status == 200
+            else:
+                text = self._measured(answer, sample)
+                is_whole = sample.ok
             free = self._now()
-            if text is None:
+            if not is_whole:
                 return
             conversation.hear(turn, text)
 
-    def _taken(self, asked: _Asked, answer: Answer, is_needed: bool) -> str | None:
-        """The answer's text, if it is needed; None if the session cannot go on."""
-        if self._reads_late and not is_needed:
-            self._unread.append((asked, answer))
-            return "" if answer.error is None and answer.status == 200 else None
-        return self._measured(asked, answer)
-
     def read_rest(self) -> None:
-        for asked, answer in self._unread:
-            self._measured(asked, answer)
+        for answer, sample in self.unread:
+            self._measured(answer, sample)
 
-    def _measured(self, asked: _Asked, answer: Answer) -> str | None:
-        """The answer's text; None if there is no whole one."""
-        read = read_answer(answer)
-        times = [at - self.start for at in read.times]
-        sent = None if answer.sent is None else answer.sent - self.start
-        sample = Sample(
-            session=asked.session,
-            turn=asked.turn,
-            intended=asked.intended if sent is None else min(asked.intended, sent),
-            sent=sent,
-            first=times[0] if times else None,
-            last=times[-1] if times else None,
-            ended=answer.ended - self.start,
-            held=asked.held,
-            late=asked.late,
-            status=answer.status,
-            error=read.error,
-            detail=read.detail,
-            prompt_tokens=read.prompt_tokens,
-            completion_tokens=read.completion_tokens,
-            cached_tokens=read.cached_tokens,
-            num_deltas=len(times),
-            gaps=tuple([after - before for before, after in pairwise(times)]),
-            headers=answer.headers if self._keep_headers else None,
-        )
+    def _measured(self, answer: Answer, sample: Sample) -> str:
+        """The answer's text."""
+        text = read_answer(answer, sample, self.start)
+        if self.keep_headers:
+            sample.headers = answer.headers
         self.driven.samples.append(sample)
-        if self._on_sample is not None:
-            self._on_sample(sample)
-        return read.text if sample.ok else None
+        if self.on_sample is not None:
+            self.on_sample(sample)
+        return text
 
     def _may_send(self, intended: float) -> bool:
-        seconds, requests = self._pacing.seconds, self._pacing.requests
+        seconds, requests = self.pacing.seconds, self.pacing.requests
         return (seconds is None or intended < seconds) and (
-            requests is None or self._num_sent < requests
+            requests is None or self.num_sent < requests
         )
 
     def _now(self) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,15 +14,14 @@ from inferway_bench.processes import BenchError
 from inferway_bench.rows import Row, Value
 from inferway_bench.spread import Interval
 
-Times = Callable[[Sample], float | None]
-
 TABLE = "loads"
-_LATENCIES: dict[str, Times] = {  # seconds, from the intended time
+_LATENCIES: dict[str, Callable[[Sample], float | None]] = {  # seconds, from the intended time
     "TTFT": lambda s: s.ttft,
     "ITL": lambda s: s.itl,
     "E2E": lambda s: s.e2e,
+    "TTFT sent": lambda s: s.ttft_sent,
+    "E2E sent": lambda s: s.e2e_sent,
 }
-_FROM_SENDING: dict[str, Times] = {"TTFT": lambda s: s.ttft_sent, "E2E": lambda s: s.e2e_sent}
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +111,9 @@ class MeasuredLoad:
 
 
 def keep(
-    driven: Driven,
-    stage: Stage,
-    *,
-    warm_up: float = 0.0,
-    cool_down: float = 0.0,
+    driven: Driven, stage: Stage, warm_up: float = 0.0, cool_down: float = 0.0,
     seconds: float | None = None,
-) -> MeasuredLoad:
+) -> MeasuredLoad:  # fmt: skip
     """Return what was meant to be sent after `warm_up` and before the last `cool_down` seconds of a
     stage meant to take `seconds` (unless given: until its last request's time).
 
@@ -136,7 +131,7 @@ def keep(
         raise BenchError(
             f"{stage.name}: nothing measured: {len(samples)} requests, none meant to be sent "
             f"between {since:g} s and {max(until, 0.0):g} s; the cure: a longer run, or less of "
-            "--warm-up and --cool-down"
+            "--warm-up"
         )
     return MeasuredLoad(stage, driven, kept, since, until - since)
 
@@ -144,28 +139,21 @@ def keep(
 def row_of(kept: MeasuredLoad, slo: Slo, number: int = 0) -> Row:
     """Return all figures of a stage; times in ms. `number` is its place in the run."""
     stage, good = kept.stage, kept.good
-    is_closed = stage.users is not None
-    cycle = _cycle(good) if is_closed else 0.0
+    prompts = [s.prompt_tokens for s in good if s.prompt_tokens is not None]
     values: dict[str, Value] = {
         "at": stage.rate or float(stage.users or number),
         "requests": len(kept.samples),
         "failed": len(kept.samples) - len(good),
-        **{name: found for one, of in _LATENCIES.items() for name, found in _times(kept, one, of)},
-        **{f"{name} sent p99": _p99(good, of) for name, of in _FROM_SENDING.items()},
-        "gap p99": _ms([gap for s in good for gap in s.gaps], 99),
+        **_latencies(kept),
         "answers/s": kept.ended(lambda s: s.ok),
         "tokens/s": _tokens(kept),
         "cached": kept.cached_share(),
-        "prompt": _mean([s.prompt_tokens for s in good if s.prompt_tokens is not None]),
-        "answer": _mean([s.num_tokens for s in good]),
+        "prompt": float(np.mean(prompts)) if prompts else None,
+        "answer": float(np.mean([s.num_tokens for s in good])) if good else None,
         "held": sum(s.held > 0 for s in kept.samples),
         "late p99": kept.late_p99 * 1e3,
         "its CPU": kept.driven.cpu_share,
     }
-    if is_closed:
-        for name in _FROM_SENDING:
-            found = [value for s in good if (value := _LATENCIES[name](s)) is not None]
-            values[f"{name} corrected p99"] = _ms([*found, *_left_out(found, cycle)], 99)
     if slo.words:
         at = [s.intended for s in kept.samples]
         values["kept"] = kept.windows.mean(at, [float(slo.kept(s)) for s in kept.samples])
@@ -173,24 +161,21 @@ def row_of(kept: MeasuredLoad, slo: Slo, number: int = 0) -> Row:
     return Row(TABLE, {"load": stage.name}, values)
 
 
-def _times(kept: MeasuredLoad, name: str, of: Times) -> Iterator[tuple[str, Value]]:
-    pairs = [(s.intended, value * 1e3) for s in kept.good if (value := of(s)) is not None]
-    if pairs:
-        at, values = [p[0] for p in pairs], [p[1] for p in pairs]
-        p50, p99 = np.percentile(values, (50, 99))
-        yield name, kept.windows.mean(at, values)
-        yield f"{name} p50", float(p50)
-        yield f"{name} p90", kept.windows.percentile(at, values, 90)
-        yield f"{name} p99", float(p99)
-        yield f"{name} max", max(values)
-
-
-def _p99(samples: Sequence[Sample], of: Times) -> float | None:
-    return _ms([value for s in samples if (value := of(s)) is not None], 99)
-
-
-def _ms(seconds: Sequence[float], percent: float) -> float | None:
-    return float(np.percentile(seconds, percent)) * 1e3 if seconds else None
+def _latencies(kept: MeasuredLoad) -> dict[str, Value]:
+    found: dict[str, Value] = {}
+    for name, of in _LATENCIES.items():
+        pairs = [(s.intended, value * 1e3) for s in kept.good if (value := of(s)) is not None]
+        if pairs:
+            at, values = [p[0] for p in pairs], [p[1] for p in pairs]
+            p50, p99 = np.percentile(values, (50, 99))
+            found |= {
+                name: kept.windows.mean(at, values),
+                f"{name} p50": float(p50),
+                f"{name} p90": kept.windows.percentile(at, values, 90),
+                f"{name} p99": float(p99),
+                f"{name} max": max(values),
+            }
+    return found
 
 
 def _tokens(kept: MeasuredLoad) -> Interval:
@@ -204,26 +189,3 @@ def _tokens(kept: MeasuredLoad) -> Interval:
             times += deltas.tolist()
             weights += [s.num_tokens / len(deltas)] * len(deltas)
     return kept.windows.rate(times, weights)
-
-
-def _cycle(good: Sequence[Sample]) -> float:
-    """How often a closed loop's user sends: the median time from one turn to the next."""
-    before: dict[int, float] = {}
-    cycles = []
-    for s in sorted(good, key=lambda s: s.intended):
-        if s.session in before:
-            cycles.append(s.intended - before[s.session])
-        before[s.session] = s.intended
-    return float(np.median(cycles or [s.e2e for s in good] or [0.0]))
-
-
-def _left_out(values: Sequence[float], cycle: float) -> Iterator[float]:
-    """What the requests would have waited that a closed loop left out while an answer took longer
-    than a cycle: cycle by cycle less (HdrHistogram's correction, http://hdrhistogram.org)."""
-    for value in values if cycle > 0 else ():
-        missed = int(value / cycle + 1e-9) - 1
-        yield from (value - cycle * number for number in range(1, missed + 1))
-
-
-def _mean(values: Sequence[int]) -> float | None:
-    return sum(values) / len(values) if values else None

@@ -11,10 +11,8 @@ import click
 import msgspec
 
 from inferway.cli.command import Section
-from inferway_bench.chats import default_data_dir
 from inferway_bench.flags import flag
-from inferway_bench.loading.sources import dataset_file
-from inferway_bench.processes import BenchError
+from inferway_bench.loading.datasets import dataset_file
 
 Range = tuple[int, int]  # least and most
 
@@ -74,32 +72,19 @@ class Header:
     """A request header, whose value may be secret: neither an error nor a stored plan says it."""
 
     def __init__(self, name: str, value: str) -> None:
-        self.name = name
-        self.value = value
+        self.name, self.value = name, value
 
     def __repr__(self) -> str:
         return f"{self.name}: …"
 
 
-class _HeaderType(click.ParamType[Header]):
-    name = "name: value"
-
-    def convert(
-        self, value: str | Header, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Header:
-        form = r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\x20-\x7e\t]*)"
-        match = re.fullmatch(form, str(value))
-        if match is None:
-            self.fail("expected 'Name: value', in one line of printable ASCII", param, ctx)
-        return Header(match[1], match[2])
-
-
-def _dataset(text: str) -> Path:
-    """A file, or installed data by its short name."""
-    try:
-        return dataset_file(text, default_data_dir())
-    except BenchError as e:
-        raise click.BadParameter(str(e)) from e
+def header(text: str) -> Header:
+    """Return the header of `Name: value`."""
+    form = r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\x20-\x7e\t]*)"
+    match = re.fullmatch(form, text)
+    if match is None:
+        raise click.BadParameter("expected 'Name: value', in one line of printable ASCII")
+    return Header(match[1], match[2])
 
 
 class LoadPlan(msgspec.Struct, frozen=True):
@@ -123,9 +108,6 @@ class LoadPlan(msgspec.Struct, frozen=True):
     speed: Annotated[float, flag(
         "Run through the trace's own times this many times as fast.", gt=0, section=_WHEN,
     )] = 1.0
-    uniform: Annotated[bool, flag(
-        "Space arrivals evenly, instead of as a Poisson process.", section=_WHEN,
-    )] = False
     sessions: Annotated[int, flag(
         "Keep this number of conversations open at a time, in an open loop.", ge=1, section=_WHEN,
     )] = 40
@@ -140,15 +122,11 @@ class LoadPlan(msgspec.Struct, frozen=True):
         "Leave out what happens in this time before the measurement.  [default: 5; with "
         "--requests 0]", ge=0, metavar="SECONDS", section=_WHEN,
     )] = None
-    cool_down: Annotated[float | None, flag(
-        "Leave out what happens in this time after the measurement.  [default: 2; with --requests"
-        " 0]", ge=0, metavar="SECONDS", section=_WHEN,
-    )] = None
     dataset: Annotated[Path | None, flag(
         "Send the conversations, OpenAI bodies or trace in this file, instead of generated chats."
-        " The names mooncake, agentic, azure and servegen take the traces that are installed with"
+        " The names mooncake, agentic and azure take the traces that are installed with"
         " Inferway, and names such as mt_bench_101 its chats.",
-        parse=_dataset, metavar="FILE|NAME", section=_WHAT,
+        parse=dataset_file, metavar="FILE|NAME", section=_WHAT,
     )] = None
     max_prompt_tokens: Annotated[int | None, flag(
         "Leave out what a trace has of longer prompts.", ge=1, section=_WHAT,
@@ -197,16 +175,9 @@ class LoadPlan(msgspec.Struct, frozen=True):
     )] = None
     headers: Annotated[tuple[Header, ...], flag(
         "Send this header with each request. Repeat the flag for more.",
-        name="--header", parse=_HeaderType(), metavar="'NAME: VALUE'", is_repeated=True,
+        name="--header", parse=header, metavar="'NAME: VALUE'", is_repeated=True,
         section=_SERVER,
     )] = ()
-    ca_file: Annotated[Path | None, flag(
-        "Trust the certificates in this file to sign the server's.  [default: the system's "
-        "authorities]", metavar="PEM", section=_SERVER,
-    )] = None
-    insecure: Annotated[bool, flag(
-        "Accept any certificate of the server.", section=_SERVER,
-    )] = False
     timeout: Annotated[float, flag(
         "Wait for a whole answer for at most this time.", gt=0, metavar="SECONDS", section=_SERVER,
     )] = 300.0
@@ -242,12 +213,13 @@ class LoadPlan(msgspec.Struct, frozen=True):
     @property
     def before(self) -> float:
         """The seconds of each load that are left out at its beginning."""
-        return self._or(self.warm_up, 5.0)
+        usual = 5.0 if self.requests is None else 0.0
+        return usual if self.warm_up is None else self.warm_up
 
     @property
     def after(self) -> float:
         """The seconds of each load that are left out at its end."""
-        return self._or(self.cool_down, 2.0)
+        return 2.0 if self.requests is None else 0.0
 
     @property
     def seconds(self) -> float | None:
@@ -255,8 +227,3 @@ class LoadPlan(msgspec.Struct, frozen=True):
         if self.requests is not None:
             return None
         return self.before + (self.duration or 60.0) + self.after
-
-    def _or(self, given: float | None, default: float) -> float:
-        if given is not None:
-            return given
-        return default if self.requests is None else 0.0

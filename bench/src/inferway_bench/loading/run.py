@@ -4,32 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 import signal
-import ssl
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 import click
 import msgspec
-import numpy as np
 import uvloop
 
 from inferway_bench.harness import Benchmark
 from inferway_bench.loading.client import Client, Target
 from inferway_bench.loading.doubts import doubts
 from inferway_bench.loading.drive import STREAMED, Driven, Pacing, drive, without_collections
-from inferway_bench.loading.generated import ChatSpec
 from inferway_bench.loading.measured import TABLE, MeasuredLoad, Slo, Stage, keep, row_of
 from inferway_bench.loading.plan import LoadPlan
 from inferway_bench.loading.samples import Sample
-from inferway_bench.loading.schedule import first_times, interleaved, poisson, scaled, uniform
-from inferway_bench.loading.sources import Source, generated, of_file
+from inferway_bench.loading.schedule import first_times, interleaved, poisson
+from inferway_bench.loading.sources import Source, source_of
 from inferway_bench.loading.workload import Session
 from inferway_bench.plotting import Chart, Plot
 from inferway_bench.processes import BenchError
 from inferway_bench.progress import OnStep
-from inferway_bench.report import Column, Table
+from inferway_bench.report import Better, Column, Table
 from inferway_bench.rows import Findings
 from inferway_bench.spread import three_digits
 
@@ -39,7 +35,7 @@ _REFRESH_SECONDS = 1.0  # of what is shown, whose drawing takes a millisecond
 def measure_load(plan: LoadPlan, on_step: OnStep) -> Findings:
     """Measure every load. SIGINT ends it with what was measured so far. Raises BenchError when that
     is nothing, and UsageError for a flag that cannot be followed."""
-    target, source = target_of(plan), _source(plan)
+    target, source = target_of(plan), source_of(plan)
     stages = [Stage(rate=rate) for rate in plan.rates]
     stages += [Stage(users=users) for users in plan.users]
     run = _LoadRun(target, source, plan, stages or [Stage()], on_step)
@@ -63,7 +59,7 @@ def measure_load(plan: LoadPlan, on_step: OnStep) -> Findings:
 
 
 def target_of(plan: LoadPlan) -> Target:
-    """Return whom to ask. Raises UsageError for a key or certificates that cannot be read."""
+    """Return whom to ask. Raises UsageError for a key that cannot be read."""
     headers = {header.name: header.value for header in plan.headers}
     if plan.api_key_env is not None:
         key = os.environ.get(plan.api_key_env, "").strip()
@@ -73,76 +69,31 @@ def target_of(plan: LoadPlan) -> Target:
                 "printable ASCII; the cure: export it"
             )
         headers["authorization"] = f"Bearer {key}"
-    return Target(plan.url, headers, plan.timeout, _tls(plan))
-
-
-def _tls(plan: LoadPlan) -> ssl.SSLContext | None:
-    if plan.ca_file is None and not plan.insecure:
-        return None
-    try:
-        context = ssl.create_default_context(cafile=plan.ca_file)
-    except (OSError, ssl.SSLError) as e:
-        raise click.UsageError(f"--ca-file {plan.ca_file}: no certificates: {e}") from e
-    if plan.insecure:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    return context
-
-
-def _source(plan: LoadPlan) -> Source:
-    tag = "" if plan.same_text else secrets.token_hex(8)
-    if plan.dataset is None:
-        spec = ChatSpec(
-            systems=plan.systems,
-            system_tokens=plan.system_tokens,
-            turns=plan.turns,
-            message_tokens=plan.message_tokens,
-            answer_tokens=plan.output_tokens or ChatSpec().answer_tokens,
-            think=plan.think,
-            force_length=plan.ignore_eos,
-            given_answers=plan.answers == "given",
-        )
-        return generated(spec, plan.seed, tag)
-    source = of_file(
-        plan.dataset,
-        plan.seed,
-        output_tokens=plan.output_tokens,
-        given_answers=plan.answers != "server",
-        force_length=plan.ignore_eos,
-        most_tokens=plan.max_prompt_tokens,
-        tag=tag,
-    )
-    if plan.trace_times and source.timed is None:
-        raise click.UsageError(
-            f"--trace-times: {plan.dataset} is not a trace; the cure: --rates or --users"
-        )
-    return source
+    return Target(plan.url, headers, plan.timeout)
 
 
 def sessions_of(source: Source, plan: LoadPlan, stage: Stage, number: int) -> Iterator[Session]:
     """Return the sessions of a load, with their times if it has any; `number` is its place."""
     if stage.users is not None:
-        return source.untimed(number)
-    if source.timed is not None:
-        sessions = source.timed(number, stage.rate)
-        return sessions if stage.rate is not None else scaled(sessions, 1 / plan.speed)
+        return source.sessions(number, None)
+    if source.own_rate is not None:
+        return source.sessions(number, stage.rate or source.own_rate * plan.speed)
     assert stage.rate is not None
     seed = plan.seed * 1_000 + number
-    arrivals = uniform(stage.rate) if plan.uniform else poisson(stage.rate, seed)
-    times = first_times(arrivals, seconds=plan.seconds, count=plan.requests)
-    return iter(interleaved(source.untimed(number), times, plan.sessions, seed))
+    times = first_times(poisson(stage.rate, seed), seconds=plan.seconds, count=plan.requests)
+    return iter(interleaved(source.sessions(number, None), times, plan.sessions, seed))
 
 
 @dataclass(slots=True)
 class _LoadRun:
-    """One load after another. Its event loop writes `shown`."""
+    """One load after another. Its event loop writes the rest."""
 
     target: Target
     source: Source
     plan: LoadPlan
     stages: list[Stage]
     on_step: OnStep
-    samples: list[Sample] = field(default_factory=list)  # of the load that is under way
+    num_answers: int = 0  # of the load that is under way
     shown: float = 0.0  # when they were shown last, in seconds of the load
 
     async def measure(self) -> tuple[str, list[MeasuredLoad]]:
@@ -154,11 +105,8 @@ class _LoadRun:
         found: list[MeasuredLoad] = []
         for number, stage in enumerate(self.stages):
             driven = await self._drive(number, model, stop)
-            seconds = plan.seconds
             try:
-                found.append(
-                    keep(driven, stage, warm_up=plan.before, cool_down=plan.after, seconds=seconds)
-                )
+                found.append(keep(driven, stage, plan.before, plan.after, plan.seconds))
             except BenchError:
                 if not (stop.is_set() and found):  # else it was stopped while it warmed up
                     raise
@@ -168,34 +116,26 @@ class _LoadRun:
 
     async def _drive(self, number: int, model: str, stop: asyncio.Event) -> Driven:
         plan, stage = self.plan, self.stages[number]
-        self.samples, self.shown = [], 0.0
-        about = f"{stage.name} (load {number + 1} of {len(self.stages)})"
-        self._show(about)
+        self.num_answers, self.shown = 0, -_REFRESH_SECONDS
+
+        def on_sample(sample: Sample) -> None:
+            self.num_answers += 1
+            if sample.ended - self.shown >= _REFRESH_SECONDS:
+                self.shown = sample.ended
+                about = f"{stage.name} (load {number + 1} of {len(self.stages)})"
+                done = self.num_answers if plan.requests else int(self.shown)
+                total = plan.requests or int(plan.seconds or 0)
+                self.on_step(f"{about}: {self.num_answers:,} answers", done, total)
+
         return await drive(
             self.target,
             sessions_of(self.source, plan, stage, number),
             Pacing(stage.users, plan.seconds, plan.requests),
             model=model,
             fields=STREAMED if plan.stream else {},
-            on_sample=lambda sample: self._seen(sample, about),
+            on_sample=on_sample,
             stop=stop,
         )
-
-    def _seen(self, sample: Sample, about: str) -> None:
-        self.samples.append(sample)
-        if sample.ended - self.shown >= _REFRESH_SECONDS:
-            self.shown = sample.ended
-            self._show(about)
-
-    def _show(self, about: str) -> None:
-        times = [s.ttft for s in self.samples if s.ok and s.ttft is not None]
-        failed = sum(not s.ok for s in self.samples)
-        words = f"{about}: {len(self.samples):,} answers"
-        words += f", TTFT p50 {np.median(times) * 1e3:.0f} ms" if times else ""
-        words += f", {failed:,} failed" * bool(failed)
-        plan = self.plan
-        done = len(self.samples) if plan.requests else int(self.shown)
-        self.on_step(words, done, plan.requests or int(plan.seconds or 0))
 
     def doubts(self, kept: MeasuredLoad) -> Iterator[str]:
         """Yield why figures of a load cannot be trusted, or do not say what they seem to."""
@@ -215,7 +155,7 @@ async def ask_model(target: Target) -> str:
         answer = await client.get("/v1/models")
     finally:
         client.close()
-    body = b"".join([piece.data for piece in answer.pieces])
+    body = answer.body
     if answer.error is not None:
         raise BenchError(
             f"{target.url}: {answer.error}: {body[:200].decode(errors='replace')}; the cure: the "
@@ -235,14 +175,15 @@ async def ask_model(target: Target) -> str:
     return names[0]
 
 
-def _ms(name: str, head: str = "") -> Column:
-    return Column(name, head, three_digits, unit="ms")
+def _ms(name: str, head: str = "", better: Better | None = None) -> Column:
+    return Column(name, head, three_digits, better=better, unit="ms")
 
 
-def _compared(name: str, head: str = "") -> Column:
-    return Column(name, head, three_digits, better="lower", unit="ms")
+def _count(name: str) -> Column:
+    return Column(name, form="{:,.0f}")
 
 
+_PLOT = Plot(TABLE, [], "at", x_label="{axis}")
 LOAD = Benchmark(
     "load",
     "Load an OpenAI endpoint and measure it: URL, as in http://127.0.0.1:8000.\n\n"
@@ -252,23 +193,20 @@ LOAD = Benchmark(
     measure_load,
     tables=[
         Table(
-            TABLE, "Time to first token, ms, with 95 % intervals", ["load"],
+            TABLE, "Time to first token, ms, with 95 % intervals; p99 from sending hides waiting",
+            ["load"],
             [
-                Column("requests", form="{:,.0f}"),
-                _compared("TTFT", "mean"),
-                _ms("TTFT p50", "p50"),
-                _compared("TTFT p90", "p90"),
-                _ms("TTFT p99", "p99"),
+                _count("requests"), _ms("TTFT", better="lower"), _ms("TTFT p50", "p50"),
+                _ms("TTFT p90", "p90", "lower"), _ms("TTFT p99", "p99"),
+                _ms("TTFT sent p99", "from sending"),
             ],
         ),
         Table(
             TABLE, "Time between tokens, and the whole answer, ms", ["load"],
             [
-                _compared("ITL"),
-                _compared("ITL p90", "p90"),
-                _compared("E2E"),
-                _compared("E2E p90", "p90"),
-                _ms("E2E p99", "p99"),
+                _ms("ITL", better="lower"), _ms("ITL p90", "p90", "lower"),
+                _ms("E2E", better="lower"), _ms("E2E p90", "p90", "lower"),
+                _ms("E2E p99", "p99"), _ms("E2E sent p99", "from sending"),
             ],
         ),
         Table(
@@ -287,55 +225,26 @@ LOAD = Benchmark(
         Table(
             TABLE, "What was sent, mean tokens, and the load generator itself", ["load"],
             [
-                Column("failed", form="{:,.0f}"),
-                Column("prompt", form="{:,.0f}"),
-                Column("answer", form="{:,.0f}"),
-                Column("held", form="{:,.0f}"),
-                _ms("late p99"),
-                Column("its CPU", form="{:.0%}"),
+                _count("failed"), _count("prompt"), _count("answer"), _count("held"),
+                _ms("late p99"), Column("its CPU", form="{:.0%}"),
             ],
             notes=[
                 "held: turns whose session's answer before was not there at their time; late: how "
                 "long the generator itself held requests up, ms; CPU: of one core"
             ],
         ),
-        Table(
-            TABLE, "The same p99, ms, from sending: what others report, and what hides waiting",
-            ["load"],
-            [
-                _ms("TTFT p99", "TTFT"),
-                _ms("TTFT sent p99", "from sending"),
-                _ms("E2E p99", "E2E"),
-                _ms("E2E sent p99", "from sending"),
-            ],
-        ),
-        Table(
-            TABLE, "Closed loops, p99, ms: corrected for what was not sent while a user waited",
-            ["load"],
-            [
-                _ms("TTFT p99", "TTFT"),
-                _ms("TTFT corrected p99", "corrected"),
-                _ms("E2E p99", "E2E"),
-                _ms("E2E corrected p99", "corrected"),
-            ],
-            where=lambda row: "E2E corrected p99" in row.values,
-        ),
     ],
     chart=Chart(
         "{model}: {workload}",
         [
-            Plot(
-                TABLE, ["TTFT", "TTFT p90"], "at", x_label="{axis}",
-                y_label="time to first token, ms", levels={"goal": "slo_ms"},
+            replace(
+                _PLOT, y=["TTFT", "TTFT p90"], y_label="time to first token, ms",
+                levels={"goal": "slo_ms"},
             ),
-            Plot(
-                TABLE, ["ITL", "ITL p90"], "at", x_label="{axis}",
-                y_label="time between tokens, ms",
-            ),
-            Plot(TABLE, ["tokens/s"], "at", x_label="{axis}", y_label="tokens per second"),
-            Plot(
-                TABLE, ["cached"], "at", x_label="{axis}", factor=100, most=100,
-                y_label="prompt tokens from a cache, %",
+            replace(_PLOT, y=["ITL", "ITL p90"], y_label="time between tokens, ms"),
+            replace(_PLOT, y=["tokens/s"], y_label="tokens per second"),
+            replace(
+                _PLOT, y=["cached"], y_label="prompt tokens from a cache, %", factor=100, most=100
             ),
         ],
     ),

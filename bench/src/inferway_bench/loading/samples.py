@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 
-class Sample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Sample(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Times are seconds since the stage began; None where there is nothing to tell.
 
     `ttft` and `e2e` count from the *intended* time: what was late before it was sent, behind a slow
@@ -19,7 +19,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sent: float | None = None
     first: float | None = None  # the first delta with a token, not the head, not the role
     last: float | None = None  # the last one
-    ended: float  # the answer's end, or when it failed
+    ended: float = 0.0  # the answer's end, or when it failed
     held: float = 0.0  # of the wait before sending: for the answer to the session's turn before
     late: float = 0.0  # the same: because the generator itself was busy
     status: int = 0
@@ -63,3 +63,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         if self.first is None or self.last is None or self.num_deltas < 2 or self.num_tokens < 2:
             return None
         return (self.last - self.first) / (self.num_tokens - 1)
+
+    def fail(self, error: str, detail: str | None = None) -> None:
+        """Note what went wrong, unless something did before."""
+        self.error, self.detail = self.error or error, self.detail or detail

@@ -6,16 +6,19 @@ left in the caches.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
-from inferway_bench.loading.datasets import Dataset, read_dataset
+import click
+
+from inferway_bench.loading.datasets import read_dataset
 from inferway_bench.loading.generated import ChatSpec, generated_chats
+from inferway_bench.loading.plan import LoadPlan
 from inferway_bench.loading.traced import shortened, traced
 from inferway_bench.loading.workload import Session
 from inferway_bench.policies.requests import Workload
-from inferway_bench.policies.trace_files import FILES, read_trace, stored
+from inferway_bench.policies.traces import read_trace
 from inferway_bench.processes import BenchError
 
 _STAGE_SEED = 1_000_003  # apart from each other's sessions
@@ -23,87 +26,67 @@ _STAGE_SEED = 1_000_003  # apart from each other's sessions
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """`untimed` sessions of a stage, endless unless it is a trace; of a trace also those with its
-    own times, at a rate of requests a second or (None) at its own."""
+    """`sessions` of a stage, of a trace at a rate of requests a second or (None) at its own; all
+    others have no times and no end."""
 
     about: str
-    untimed: Callable[[int], Iterator[Session]]
-    timed: Callable[[int, float | None], Iterator[Session]] | None = None
+    sessions: Callable[[int, float | None], Iterator[Session]]
+    own_rate: float | None = None  # of a trace: requests a second
     num_sessions: int | None = None  # of a file: those beyond are the same again
 
 
-def generated(spec: ChatSpec, seed: int, tag: str = "") -> Source:
-    """Return the source of generated chats. With another `tag` they have other words, so that no
-    cache of an earlier run knows them."""
-
-    def untimed(stage: int) -> Iterator[Session]:
-        return generated_chats(spec, seed * _STAGE_SEED + stage, tag)
-
-    return Source(spec.about, untimed)
-
-
-def dataset_file(given: str, data: Path) -> Path:
-    """Return `given` if it is a file, else the trace or the chats of `data` with this short name:
-    that of `FILES`, or the name of a file in `chat/` without its endings. Raises BenchError."""
-    path = Path(given)
-    if path.exists() and not path.is_dir():
-        return path
-    named = {name: stored(data / "traces", name) for name in FILES}
-    named |= {
-        file.name.partition(".")[0]: file for file in sorted((data / "chat").glob("*.jsonl*"))
-    }
-    if given not in named:
-        raise BenchError(
-            f"{given!r}: there is no such file, and no installed data of this name; expected the "
-            f"path of a file, or one of {', '.join(named)}"
+def source_of(plan: LoadPlan) -> Source:
+    """Return what the plan sends: of a file, its first line shows which it is. Raises BenchError,
+    and UsageError for flags that are for another kind."""
+    # With another tag, texts have other words, so that no cache of an earlier run knows them.
+    tag, seed = "" if plan.same_text else secrets.token_hex(8), plan.seed
+    if plan.dataset is None:
+        spec = ChatSpec(
+            plan.systems,
+            plan.system_tokens,
+            plan.turns,
+            plan.message_tokens,
+            plan.output_tokens or ChatSpec().answer_tokens,
+            plan.think,
+            force_length=plan.ignore_eos,
+            given_answers=plan.answers == "given",
         )
-    return named[given]
-
-
-def of_file(
-    path: Path,
-    seed: int,
-    *,
-    output_tokens: tuple[int, int] | None = None,
-    given_answers: bool = True,
-    force_length: bool = True,
-    most_tokens: int | None = None,
-    tag: str = "",
-) -> Source:
-    """Return the source of a trace, of conversations or of bodies; its first line shows which.
-    `most_tokens` leaves out what a trace has of longer prompts, `tag` changes its words. Raises
-    BenchError."""
-    trace = _trace(path, seed)
-    if trace is not None:
-        short = trace if most_tokens is None else shortened(trace, most_tokens)
-        return _of_trace(short, seed, tag, force_length)
-    dataset = read_dataset(path)
-    if most_tokens is not None:
-        raise BenchError(f"--max-prompt-tokens {most_tokens}: {path} is not a trace")
-    dataset = dataset.shaped(seed, output_tokens, given_answers, force_length)
-    return _of_dataset(dataset, seed)
-
-
-def _trace(path: Path, seed: int) -> Workload | None:
-    """None if it is none that is known; what it is then is said by who reads it next."""
+        return Source(
+            spec.about, lambda stage, _: generated_chats(spec, seed * _STAGE_SEED + stage, tag)
+        )
     try:
-        return read_trace(path, seed)
-    except (BenchError, OSError):
-        return None
+        trace = read_trace(plan.dataset, seed)
+    except (BenchError, OSError):  # what it is then is said by who reads it next
+        return _of_conversations(plan)
+    return _of_trace(trace, plan, tag)
 
 
-def _of_trace(workload: Workload, seed: int, tag: str, force: bool) -> Source:
-    def timed(stage: int, rate: float | None) -> Iterator[Session]:
-        text_seed = f"{seed * _STAGE_SEED + stage} {tag}"
-        at = workload.starts(rate or workload.own_rate, seed)
-        return traced(workload, at, text_seed, force)
+def _of_conversations(plan: LoadPlan) -> Source:
+    assert plan.dataset is not None
+    read = read_dataset(plan.dataset)
+    for name, value in (
+        ("--max-prompt-tokens", plan.max_prompt_tokens), ("--trace-times", plan.trace_times),
+    ):  # fmt: skip
+        if value:
+            raise click.UsageError(
+                f"{name}: {plan.dataset} is not a trace; the cure: leave it out, or --rates or "
+                "--users"
+            )
+    dataset = read.shaped(plan.seed, plan.output_tokens, plan.answers != "server", plan.ignore_eos)
+    num = len(dataset.sessions)
+    return Source(
+        dataset.about, lambda stage, _: dataset.endless(plan.seed, stage), num_sessions=num
+    )
 
-    about = f"{workload.about}; generated text of the same lengths and shared prefixes"
-    return Source(about, lambda stage: timed(stage, None), timed)
 
+def _of_trace(trace: Workload, plan: LoadPlan, tag: str) -> Source:
+    if plan.max_prompt_tokens is not None:
+        trace = shortened(trace, plan.max_prompt_tokens)
 
-def _of_dataset(dataset: Dataset, seed: int) -> Source:
-    def untimed(stage: int) -> Iterator[Session]:
-        return dataset.endless(seed, stage)
+    def sessions(stage: int, rate: float | None) -> Iterator[Session]:
+        at = trace.starts(rate or trace.own_rate, plan.seed)
+        words = f"{plan.seed * _STAGE_SEED + stage} {tag}"
+        return traced(trace, at, words, plan.ignore_eos)
 
-    return Source(dataset.about, untimed, num_sessions=len(dataset.sessions))
+    about = f"{trace.about}; generated text of the same lengths and shared prefixes"
+    return Source(about, sessions, trace.own_rate)

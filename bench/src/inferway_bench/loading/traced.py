@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from functools import partial
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from inferway_bench.loading.words import block, text
-from inferway_bench.loading.workload import MadeTurns, Session, Turn
+from inferway_bench.loading.generated import block, text
+from inferway_bench.loading.workload import Session, Turn
 from inferway_bench.policies.requests import SimRequest, Workload
 from inferway_bench.processes import BenchError
 
@@ -44,45 +45,27 @@ def traced(
     """Yield sessions in the order of `at`, the seconds at which requests come that follow none.
     Requests that follow each other are one session, and each of its turns brings its whole prompt.
     """
-    following = _following(workload.requests)
-    firsts = [i for i, r in enumerate(workload.requests) if r.follows is None]
+    requests = workload.requests
+    following = {r.follows: i for i, r in enumerate(requests) if r.follows is not None}
+
+    def turns(index: int | None) -> Iterator[Turn]:
+        while index is not None:
+            request = requests[index]
+            fields: dict[str, object] = {"max_tokens": request.output_tokens}
+            if force_length:
+                fields["ignore_eos"] = True
+            yield Turn((), fields, request.think, prompt=partial(_message, workload, index, seed))
+            index = following.get(index)
+
+    firsts = [i for i, r in enumerate(requests) if r.follows is None]
     for number, first in enumerate(sorted(firsts, key=lambda i: float(at[i]))):
-        turns = _turns(workload, _chain(following, first), seed, force_length)
-        yield Session(number, turns, (float(at[first]),))
+        yield Session(number, list(turns(first)), (float(at[first]),))
 
 
-def _turns(
-    workload: Workload, chain: Sequence[int], seed: str, force_length: bool
-) -> Sequence[Turn]:
-    def make(turn: int) -> Turn:
-        request = workload.requests[chain[turn]]
-        fields: dict[str, object] = {
-            "messages": [{"role": "user", "content": prompt(workload, chain[turn], seed)}],
-            "max_tokens": request.output_tokens,
-        }
-        if force_length:
-            fields["ignore_eos"] = True
-        return Turn(fields=fields, think=request.think)
-
-    return MadeTurns(len(chain), make)
-
-
-def prompt(workload: Workload, index: int, seed: str) -> str:
-    """Return as many words as the request has tokens: those of its blocks, and some that no other
-    request has."""
-    request = workload.requests[index]
-    each = workload.block_tokens
+def _message(workload: Workload, index: int, seed: str) -> dict[str, object]:
+    """As many words as the request has tokens: those of its blocks, and some that no other has."""
+    request, each = workload.requests[index], workload.block_tokens
     parts = [block(each, f"{seed} {name}") for name in request.blocks]
     rest = request.prompt_tokens - each * len(request.blocks)
-    return "".join([*parts, text(max(0, rest), f"{seed} rest {index}")])
-
-
-def _following(requests: Sequence[SimRequest]) -> dict[int, int]:
-    return {r.follows: i for i, r in enumerate(requests) if r.follows is not None}
-
-
-def _chain(following: dict[int, int], first: int) -> list[int]:
-    chain = [first]
-    while chain[-1] in following:
-        chain.append(following[chain[-1]])
-    return chain
+    parts.append(text(max(0, rest), f"{seed} rest {index}"))
+    return {"messages": [{"role": "user", "content": "".join(parts)}]}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, overload
+from typing import Any
 
 import msgspec
 
@@ -15,13 +15,14 @@ CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One request of a session. Its chat is what was said before and `messages`; but if `fields`
-    brings `messages` or `prompt` itself, that is sent and nothing else."""
+    """One request of a session. Its chat is what was said before and `messages`; but if `fields` or
+    `prompt` bring `messages` or a `prompt` themselves, that is sent and nothing else."""
 
     messages: Sequence[Message] = ()  # what is new: the user's, before the first turn the system's
     fields: Mapping[str, Any] = field(default_factory=dict)  # further ones: max_tokens, tools, …
     think: float = 0.0  # seconds from the answer before to this turn, where it has no time
     answer: str | None = None  # what the history keeps in place of the server's own answer
+    prompt: Callable[[], Mapping[str, Any]] | None = None  # long ones are made when they are sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,34 +38,6 @@ class Session:
     at: Sequence[float] = ()
 
 
-class MadeTurns(Sequence[Turn]):
-    """`count` turns, each made when it is asked for: long prompts stay out of memory."""
-
-    def __init__(self, count: int, make: Callable[[int], Turn]) -> None:
-        self._count = count
-        self._make = make
-
-    def __len__(self) -> int:
-        return self._count
-
-    @overload
-    def __getitem__(self, index: int) -> Turn: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Turn]: ...
-    def __getitem__(self, index: int | slice) -> Turn | Sequence[Turn]:
-        if isinstance(index, slice):
-            return [self._make(i) for i in range(*index.indices(self._count))]
-        return self._make(range(self._count)[index])
-
-    def first(self, count: int) -> MadeTurns:
-        return MadeTurns(min(count, self._count), self._make)
-
-
-def first_turns(turns: Sequence[Turn], count: int) -> Sequence[Turn]:
-    """Return what slicing does; turns that are not made yet are not made for it."""
-    return turns.first(count) if isinstance(turns, MadeTurns) else turns[:count]
-
-
 class Conversation:
     """The history of a session, which the one that sends the session writes."""
 
@@ -73,7 +46,7 @@ class Conversation:
 
     def ask(self, turn: Turn, defaults: Mapping[str, Any]) -> tuple[str, bytes]:
         """Return the path and the body of the turn, with `defaults` under its own fields."""
-        body = {**defaults, **turn.fields}
+        body = {**defaults, **turn.fields, **(turn.prompt() if turn.prompt else {})}
         if "prompt" in body:
             return COMPLETIONS, msgspec.json.encode(body)
         if "messages" not in body:

@@ -21,23 +21,14 @@ import msgspec
 
 from inferway_bench.flags import flag
 from inferway_bench.harness import Benchmark
-from inferway_bench.machine import Machine, this_machine
 from inferway_bench.peers.fleets import real_engines, started
 from inferway_bench.peers.measuring import Cell, RouterTrials
 from inferway_bench.peers.plan import REAL, SIMULATED, LayersFlag, Scenario, VllmFlag
 from inferway_bench.plotting import Chart, Plot
-from inferway_bench.processes import BenchError
 from inferway_bench.progress import OnStep
 from inferway_bench.report import Column, Table, table_lines
-from inferway_bench.routers import (
-    OnlyFlag,
-    PeersFlag,
-    Router,
-    all_routers,
-    chosen,
-    versions,
-)
-from inferway_bench.rows import Findings, Goal, Key, Row, Run, Value, load_run
+from inferway_bench.routers import OnlyFlag, PeersFlag, Router, all_routers, chosen, versions
+from inferway_bench.rows import Findings, Goal, Key, Row, Run, Value
 from inferway_bench.spread import Interval, mean_interval
 
 OURS, PLAIN = "inferway serve", "inferway serve --no-scoring"
@@ -48,43 +39,25 @@ _COMPARED = ("ttft_ms", "p90_ms", "cached", "cpu_ms")
 class PeersPlan(msgspec.Struct, frozen=True):
     """Loads are shares of the rate at which round-robin's mean TTFT doubles."""
 
-    real: Annotated[
-        bool,
-        flag("Run real vLLM on the CPU behind the routers, instead of simulated engines."),
-    ] = False
+    # fmt: off
+    real: Annotated[bool, flag(
+        "Run real vLLM on the CPU behind the routers, instead of simulated engines.",
+    )] = False
     vllm: VllmFlag = None
     layers: LayersFlag = None
     only: OnlyFlag = ()
     peers: PeersFlag = True
     seeds: Annotated[int, flag("Measure each load with this number of seeds.", ge=1)] = 5
-    first_seed: Annotated[int, flag("Count the seeds up from this one.", ge=0)] = 0
-    loads: Annotated[
-        tuple[float, ...],
-        flag(
-            "Send requests at this share of the rate at which round-robin's mean TTFT doubles.",
-            name="--load",
-            metavar="SHARE",
-            gt=0,
-        ),
-    ] = (0.5, 0.75, 0.9)
-    rate: Annotated[
-        float | None,
-        flag(
-            "Take this number of requests a second as the rate at which round-robin's mean TTFT "
-            "doubles; by default the benchmark looks for it.",
-            gt=0,
-        ),
-    ] = None
-    more: Annotated[
-        Path | None,
-        flag("Keep what this file has, and add to it at the same rate.", metavar="OLD.json"),
-    ] = None
+    loads: Annotated[tuple[float, ...], flag(
+        "Send requests at this share of the rate at which round-robin's mean TTFT doubles.",
+        name="--load", metavar="SHARE", gt=0,
+    )] = (0.5, 0.75, 0.9)
+    rate: Annotated[float | None, flag(
+        "Take this number of requests a second as the rate at which round-robin's mean TTFT"
+        " doubles; by default the benchmark looks for it.", gt=0,
+    )] = None
+    # fmt: on
     sessions: int | None = None  # chats of each load, if not as many as the scenario has
-
-    @property
-    def all_seeds(self) -> range:
-        """The seeds that are measured."""
-        return range(self.first_seed, self.first_seed + self.seeds)
 
     @property
     def scenario(self) -> Scenario:
@@ -101,46 +74,10 @@ class PeersPlan(msgspec.Struct, frozen=True):
 def measure(plan: PeersPlan, on_step: OnStep) -> Findings:
     """Measure the routers that the plan wants. Raises BenchError when something cannot be started,
     or a load is not answered at all."""
-    before = None if plan.more is None else load_run(plan.more)
-    if before is not None:
-        plan = _like(plan, before)
     policies = ("round_robin", "cache_aware", "consistent_hash", "kv_aware")
     routers = all_routers(policies, ("cache_aware",), plan.peers, on_step)
     round_robin = routers[2] if plan.peers else routers[1]
-    found = measure_routers(plan.scenario, plan, chosen(routers, plan.only), round_robin, on_step)
-    return found if before is None else joined(before, found)
-
-
-def _like(plan: PeersPlan, before: Run) -> PeersPlan:
-    """The plan at the rate of what was measured before. Raises BenchError if that is not of one
-    kind with it."""
-    rate = float(before.facts["rate"])
-    if before.about[0] != plan.scenario.about:
-        raise BenchError(
-            f"--more {plan.more}: other engines or chats than before; the cure: leave out --more"
-        )
-    if plan.rate not in (None, rate):
-        raise BenchError(
-            f"--more {plan.more}: loads are of {rate:g} requests a second there, here of "
-            f"{plan.rate:g}; the cure: leave out --rate"
-        )
-    return msgspec.structs.replace(plan, rate=rate)
-
-
-def joined(before: Run, found: Findings) -> Findings:
-    """Return both, of one fleet, chats and rate; what was measured again is the new one's."""
-    cells = {cell[:3]: cell for cell in (*cells_of(before.rows), *cells_of(found.rows))}
-    notes = {
-        note.partition(": ")[0]: note for note in (*before.notes["load"], *found.notes["load"])
-    }
-    return msgspec.structs.replace(
-        found,
-        rows=rows_of(cells.values(), float(before.facts["rate"])),
-        about=[found.about[0], *before.about[1:], *found.about[2:]],
-        facts=before.facts,
-        notes={"load": list(notes.values())},
-        seeds=sorted({*before.seeds, *found.seeds}),
-    )
+    return measure_routers(plan.scenario, plan, chosen(routers, plan.only), round_robin, on_step)
 
 
 def measure_routers(
@@ -152,45 +89,31 @@ def measure_routers(
 ) -> Findings:
     """Measure `routers` in front of the scenario's engines; `round_robin` finds the rate. Raises
     BenchError as `measure` does."""
-    machine = this_machine()
     with (
         TemporaryDirectory(prefix="inferway-peers-") as name,
         started(scenario.engines, plan.vllm, Path(name), on_step) as fleet,
     ):
         trials = RouterTrials(scenario, fleet, Path(name), on_step)
         facts = trials.find_rate(round_robin) if plan.rate is None else {"rate": plan.rate}
-        trials.measure(routers, plan.all_seeds, plan.loads, facts["rate"])
-    after = round(os.getloadavg()[0], 2)
+        trials.measure(routers, plan.seeds, plan.loads, facts["rate"])
+    rate = f"Loads are shares of {facts['rate']:.3g} requests/s, given with --rate."
+    if "idle_rate" in facts:
+        rate = (
+            f"Loads are shares of {facts['rate']:.3g} requests/s, the rate at which round-robin's "
+            f"mean TTFT is twice the {facts['idle_ttft_ms']:,.0f} ms that it is at "
+            f"{facts['idle_rate']:.3g} requests/s."
+        )
     return Findings(
         rows=rows_of(trials.cells, facts["rate"]),
         about=[
             scenario.about,
-            f"{_rate_line(facts)} Routers: {versions(routers)}. TTFT counts from the time at "
-            "which a request was due; intervals are 95 % bootstrap intervals over seeds.",
-            _sitting(plan.loads, plan.all_seeds, machine, after),
+            f"{rate} Routers: {versions(routers)}. TTFT counts from the time at "
+            "which a request was due; intervals are 95 % bootstrap intervals over seeds. Load "
+            f"average after the run {os.getloadavg()[0]:.2f}.",
         ],
         facts={**facts, "requests": scenario.chats.requests},
         notes={"load": [f"{router}: {did}" for router, did in trials.evidence.items()]},
-        seeds=list(plan.all_seeds),
-    )
-
-
-def _sitting(loads: Sequence[float], seeds: Sequence[int], machine: Machine, after: float) -> str:
-    """Return when a part of the run was measured, and how busy the machine was."""
-    return (
-        f"{', '.join(f'{load:.0%}' for load in loads)}, seed{'s' * (len(seeds) > 1)} "
-        f"{', '.join(map(str, seeds))}: {machine.date} UTC at commit {machine.commit}, load "
-        f"average {machine.load_before} before and {after} after."
-    )
-
-
-def _rate_line(facts: dict[str, float]) -> str:
-    rate = f"{facts['rate']:.3g} requests/s"
-    if "idle_rate" not in facts:
-        return f"Loads are shares of {rate}, given with --rate."
-    return (
-        f"Loads are shares of {rate}, the rate at which round-robin's mean TTFT is twice the "
-        f"{facts['idle_ttft_ms']:,.0f} ms that it is at {facts['idle_rate']:.3g} requests/s."
+        seeds=list(range(plan.seeds)),
     )
 
 
@@ -219,17 +142,6 @@ def rows_of(cells: Iterable[Cell], rate: float) -> list[Row]:
     return [*loads, *differences]
 
 
-def cells_of(rows: Iterable[Row]) -> Iterator[Cell]:
-    """Yield the cells of which `rows_of` made these rows."""
-    for row in rows:
-        if row.table == "load":
-            columns = {name: row.repeats(name) for name in row.values}
-            for i, seed in enumerate(columns.pop("seed")):
-                found = {name: values[i] for name, values in columns.items()}
-                router, load = str(row.keys["router"]), float(row.keys["load"])
-                yield Cell(router, load, int(seed), row.is_ours, found)
-
-
 def _mean(row: Row, column: str) -> float:
     return fmean(row.repeats(column))
 
@@ -238,56 +150,58 @@ def _interval(row: Row, column: str) -> Interval:
     return mean_interval(row.repeats(column))
 
 
+def _loads(run: Run) -> Iterator[tuple[float, Row, list[tuple[Row, Row]]]]:
+    """Each load at which ours was measured, its row, and those of each other router: its own, and
+    that of ours minus it."""
+    for load in run.distinct("load", "load"):
+        ours = run.find("load", load=load, router=OURS)
+        less = {row.keys["router"]: row for row in run.select("less", load=load)}
+        others = run.select("load", load=load)
+        pairs = [(row, less[name]) for row in others if (name := row.keys["router"]) in less]
+        if ours is not None:
+            yield float(load), ours, pairs
+
+
 def goals(run: Run) -> list[Goal]:
     """Judge ours where it was measured beside others: the most tokens from caches, and a mean TTFT
     below that of each."""
-    return [goal for load in run.distinct("load", "load") for goal in _goals_at(run, float(load))]
-
-
-def _goals_at(run: Run, load: float) -> Iterator[Goal]:
-    ours = run.find("load", load=load, router=OURS)
-    others = [row for row in run.select("load", load=load) if not row.is_ours]
-    if ours is None or not others:
-        return
-    best = max(others, key=lambda row: _mean(row, "cached"))
-    mine, theirs = _interval(ours, "cached"), _interval(best, "cached")
-    yield Goal(
-        f"cached tokens at {load:.0%}",
-        f"≥ lower end of the interval of {best.keys['router']}",
-        f"{mine.shown('{:.1f}')} %; peer {theirs.shown('{:.1f}')} %",
-        mine.value >= theirs.low,
-    )
-    for row in others:
-        router = row.keys["router"]
-        less = run.find("less", load=load, router=router)
-        if less is not None:
+    found = []
+    for load, ours, pairs in _loads(run):
+        peers = [(row, less) for row, less in pairs if not row.is_ours]
+        if peers:
+            best = max((row for row, _ in peers), key=lambda row: _mean(row, "cached"))
+            mine, theirs = _interval(ours, "cached"), _interval(best, "cached")
+            found.append(
+                Goal(
+                    f"cached tokens at {load:.0%}",
+                    f"≥ lower end of the interval of {best.keys['router']}",
+                    f"{mine.shown('{:.1f}')} %; peer {theirs.shown('{:.1f}')} %",
+                    mine.value >= theirs.low,
+                )
+            )
+        for row, less in peers:
             ttft = _interval(less, "ttft_ms")
-            what = f"mean TTFT at {load:.0%} minus that of {router}"
-            yield Goal(what, "< 0", f"{ttft.shown('{:,.0f}')} ms", ttft.high < 0)
+            what = f"mean TTFT at {load:.0%} minus that of {row.keys['router']}"
+            found.append(Goal(what, "< 0", f"{ttft.shown('{:,.0f}')} ms", ttft.high < 0))
+    return found
 
 
 def losses(run: Run) -> list[str]:
     """Name the routers that answer sooner, or cost less CPU, beyond the noise."""
-    return [said for load in run.distinct("load", "load") for said in _losses_at(run, float(load))]
-
-
-def _losses_at(run: Run, load: float) -> Iterator[str]:
-    cheaper = []
-    for row in run.select("less", load=load):
-        later = _interval(row, "ttft_ms")
-        router = str(row.keys["router"])
-        if later.low > 0:
-            ms = later.shown("{:,.0f}")
-            yield f"at {load:.0%} first tokens come {ms} ms later than with {router}"
-        other = run.find("load", load=load, router=router)
-        if other is not None and _interval(row, "cpu_ms").low > 0:
-            cheaper.append(f"{_mean(other, 'cpu_ms'):.1f} in {router}")
-    ours = run.find("load", load=load, router=OURS)
-    if ours is not None and cheaper:
-        yield (
-            f"at {load:.0%} a request takes {_mean(ours, 'cpu_ms'):.1f} ms of CPU time in {OURS}, "
-            f"{', '.join(cheaper)}"
-        )
+    found = []
+    for load, ours, pairs in _loads(run):
+        cheaper = []
+        for row, less in pairs:
+            later, router = _interval(less, "ttft_ms"), row.keys["router"]
+            if later.low > 0:
+                ms = later.shown("{:,.0f}")
+                found.append(f"at {load:.0%} first tokens come {ms} ms later than with {router}")
+            if _interval(less, "cpu_ms").low > 0:
+                cheaper.append(f"{_mean(row, 'cpu_ms'):.1f} in {router}")
+        if cheaper:
+            cpu = f"{_mean(ours, 'cpu_ms'):.1f} ms of CPU time in {OURS}"
+            found.append(f"at {load:.0%} a request takes {cpu}, {', '.join(cheaper)}")
+    return found
 
 
 def glance(run: Run) -> str:

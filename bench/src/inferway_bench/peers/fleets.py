@@ -5,19 +5,16 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from subprocess import Popen
 
 import msgspec
 
 from inferway.prompts.files.prepare import prepare_smollm2
-from inferway_bench.cpu import process_tree
 from inferway_bench.machine import CPUINFO, vllm_dtype
 from inferway_bench.peers.plan import RealEngines, SimulatedEngines
 from inferway_bench.processes import (
@@ -60,15 +57,12 @@ class Fleet:
             wait_until(partial(_is_idle, engine.url), f"{engine.url} to be idle")
             request(f"{engine.url}/reset_prefix_cache", b"")
         for engine in self.engines:
-            body = {"model": MODEL, "prompt": [1, 2, 3], "max_tokens": 1}
-            request(f"{engine.url}/v1/completions", msgspec.json.encode(body), seconds=60)
+            _complete(engine.url, [1, 2, 3], max_tokens=1)
 
 
 def _is_idle(url: str) -> bool:
     metrics = read_metrics(get(f"{url}/metrics").decode())
-    return not total(metrics, "vllm:num_requests_running") and not total(
-        metrics, "vllm:num_requests_waiting"
-    )
+    return not any(total(metrics, f"vllm:num_requests_{of}") for of in ("running", "waiting"))
 
 
 @contextmanager
@@ -77,17 +71,17 @@ def started(
 ) -> Iterator[Fleet]:
     """Start engines; `vllm` starts real ones, by default that of INFERWAY_VLLM_VENV. Raises
     BenchError when one does not start."""
+    on_step(f"starting {engines.engines} engines")
     if isinstance(engines, SimulatedEngines):
-        on_step(f"starting {engines.engines} simulated engines")
-        with simulated_fleet(engines, directory) as fleet:
-            yield fleet
-        return
-    venv = os.environ.get("INFERWAY_VLLM_VENV")
-    vllm = Path(venv) / "bin" / "vllm" if vllm is None and venv else vllm
-    if vllm is None:
-        raise BenchError("real engines: whose vllm is not said; the cure: --vllm PATH")
-    with real_fleet(engines, vllm, directory, on_step) as fleet:
-        yield fleet
+        fleet = simulated_fleet(engines, directory)
+    else:
+        venv = os.environ.get("INFERWAY_VLLM_VENV")
+        vllm = Path(venv) / "bin" / "vllm" if vllm is None and venv else vllm
+        if vllm is None:
+            raise BenchError("real engines: whose vllm is not said; the cure: --vllm PATH")
+        fleet = real_fleet(engines, vllm, directory)
+    with fleet as running_fleet:
+        yield running_fleet
 
 
 @contextmanager
@@ -108,7 +102,7 @@ def simulated_fleet(spec: SimulatedEngines, directory: Path) -> Iterator[Fleet]:
 
 
 @contextmanager
-def real_fleet(spec: RealEngines, vllm: Path, directory: Path, on_step: OnStep) -> Iterator[Fleet]:
+def real_fleet(spec: RealEngines, vllm: Path, directory: Path) -> Iterator[Fleet]:
     """Start vLLM on the CPU, with SmolLM2. Raises BenchError when an engine does not start."""
     if not vllm.is_file():
         raise BenchError(
@@ -123,14 +117,15 @@ def real_fleet(spec: RealEngines, vllm: Path, directory: Path, on_step: OnStep) 
             command = [str(vllm), "serve", model, "--port", str(port), *spec.flags()]
             command += ["--served-model-name", MODEL, "--enable-scale-out"]
             command += ["--host", "127.0.0.1", "--kv-events-config", _kv_events()]
-            process = stack.enter_context(_whole(command, log, _REAL_ENVIRONMENT))
+            process = stack.enter_context(running(command, log, _REAL_ENVIRONMENT))
             started.append((process, log, f"http://127.0.0.1:{port}"))
-        on_step(f"starting {spec.engines} real engines")
         for process, log, url in started:
             healthy = partial(answers, f"{url}/health")
             wait_until(healthy, f"the engine {url}", process, log, seconds=_START_SECONDS)
         for *_, url in started:
-            _warm_up(url)
+            # The first prompts of each length are slow; no router is to learn from them.
+            for number in range(1, 1 + _WARM_UP_PROMPTS):
+                _complete(url, [number] * 100 * number, max_tokens=4)
         yield Fleet([_address(url) for *_, url in started], spec.block_size)
 
 
@@ -140,37 +135,9 @@ def real_engines(layers: int | None = None) -> RealEngines:
     return RealEngines(dtype=vllm_dtype(CPUINFO.read_text()), layers=layers)
 
 
-def _warm_up(url: str) -> None:
-    """The first prompts of each length are slow; no router is to learn from them."""
-    for number in range(_WARM_UP_PROMPTS):
-        length = 100 * (number + 1)
-        body = {"model": MODEL, "prompt": [number + 1] * length, "max_tokens": 4}
-        request(f"{url}/v1/completions", msgspec.json.encode(body), seconds=60)
-
-
-@contextmanager
-def _whole(
-    command: Sequence[str], log: Path, environment: Mapping[str, str]
-) -> Iterator[Popen[bytes]]:
-    """Run `command` as `running` does, and leave nothing behind that it has started."""
-    with ExitStack() as last, running(command, log, environment) as process:
-        try:
-            yield process
-        finally:
-            for pid in _descendants(process.pid):
-                last.callback(_kill, pid)
-
-
-def _descendants(pid: int) -> list[int]:
-    try:
-        return [stat.pid for stat in process_tree(pid)[1:]]
-    except ProcessLookupError:
-        return []
-
-
-def _kill(pid: int) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+def _complete(url: str, prompt: Sequence[int], max_tokens: int) -> None:
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": max_tokens}
+    request(f"{url}/v1/completions", msgspec.json.encode(body), seconds=60)
 
 
 def _kv_events() -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import sqrt
 from pathlib import Path
@@ -10,18 +11,63 @@ from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
+import uvloop
 
+from inferway_bench.cpu import cpu_seconds, resident_bytes
+from inferway_bench.doubling import doubling_rate
+from inferway_bench.loading.client import Target
+from inferway_bench.loading.drive import Driven, Pacing, drive, without_collections
 from inferway_bench.loading.samples import Sample
-from inferway_bench.peers.fleets import Fleet
+from inferway_bench.loading.workload import Session
+from inferway_bench.peers.fleets import MODEL, Fleet
 from inferway_bench.peers.plan import Scenario
-from inferway_bench.peers.standing import Carried, Standing, standing
-from inferway_bench.peers.workload import chats
+from inferway_bench.peers.workload import ChatSpec, chats
 from inferway_bench.processes import BenchError
 from inferway_bench.progress import OnStep
-from inferway_bench.routers import Router, since
+from inferway_bench.routers import Router, RunningRouter, place_for, running_router, since
 
-_SEARCH_SEED = 1_000  # of chats that are not measured
+_TIMEOUT = 120.0  # seconds that an answer may take
+_SEARCH_SEED, _WARM_UP_SEED = 1_000, 2_000  # of chats that are not measured
 _MOST_DOUBLINGS = 8  # of the rate that is looked for
+
+
+@dataclass(frozen=True, slots=True)
+class Standing(RunningRouter):
+    """A router that runs in front of a fleet."""
+
+    def carry(self, sessions: Sequence[Session], users: int | None = None) -> Driven:
+        """Send `sessions` at their times, or as fast as `users` go, and wait for the answers."""
+        target = Target(self.place.url, timeout=_TIMEOUT)
+        with without_collections():
+            return uvloop.run(drive(target, sessions, Pacing(users), model=MODEL))
+
+    def warm_up(self, spec: ChatSpec, seed: int, rate: float, requests: int) -> None:
+        """Carry the first `requests` of chats that are like those of `seed`, and others."""
+        self.carry(chats(spec, _WARM_UP_SEED + seed, f"warm-{seed}", rate, requests))
+
+    def figures(self, requests: int, sessions: Sequence[Session]) -> dict[str, float]:
+        """Carry `sessions`, which have this number of requests, and return what that was like, and
+        the CPU time of the router for each of them and its memory. Raises BenchError if none of
+        them was answered."""
+        before = cpu_seconds(self.pid)
+        samples = self.carry(sessions).samples
+        used = cpu_seconds(self.pid) - before
+        if not any(sample.ok for sample in samples):
+            said = next((s.detail or s.error for s in samples), "")
+            raise BenchError(f"{self.label}: no request was answered: {said}")
+        found = figures(requests, samples)
+        found["cpu_ms"] = round(used * 1e3 / (requests - found["errors"]), 4)
+        found["mib"] = round(resident_bytes(self.pid) / 2**20, 1)
+        return found
+
+
+@contextmanager
+def standing(router: Router, fleet: Fleet, directory: Path) -> Iterator[Standing]:
+    """Start `router` in front of `fleet`, its files in `directory`, and wait until it is ready.
+    Raises BenchError when it does not start."""
+    place = place_for(fleet.engines, MODEL, directory, fleet.block_size)
+    with running_router(router, place, router.is_ready) as one:
+        yield Standing(one.router, one.place, one.pid)
 
 
 class Cell(NamedTuple):
@@ -54,32 +100,33 @@ class RouterTrials:
                 return self._carried(one, _SEARCH_SEED, f"search-{rate:.6g}", rate)["ttft_ms"]
 
             idle_rate = self.scenario.idle_rate or self._seldom(one)
+            idle, steps = mean_ttft(idle_rate), self.scenario.bisections
             try:
-                idle, rate = doubling_rate(mean_ttft, idle_rate, self.scenario.bisections)
+                low, high = doubling_rate(
+                    mean_ttft, idle, (idle_rate, 2 * idle_rate), 2.0, _MOST_DOUBLINGS, steps
+                )
             except ValueError as e:
                 raise BenchError(f"{round_robin.label}: {e}; the cure: --rate") from e
         return {
-            "rate": round(rate, 3),
+            "rate": round(sqrt(low * high), 3),
             "idle_rate": round(idle_rate, 3),
             "idle_ttft_ms": round(idle, 1),
         }
 
     def _seldom(self, one: Standing) -> float:
-        """Return the requests a second that hardly ever meet, on this machine: a quarter of what
-        one user gets who waits for each answer. All the chats: first turns are shorter than
-        others."""
+        """The requests a second that hardly ever meet, on this machine: a quarter of what one user
+        gets who waits for each answer. All the chats: first turns are shorter than others."""
         self.on_step(f"{one.label} with one user")
         self.fleet.reset()
-        carried = one.carry(chats(self.scenario.chats, _SEARCH_SEED, "seldom", 1.0), users=1)
-        _figures(one.label, self.scenario.chats.requests, carried)  # some were answered
-        return len(carried.driven.samples) / carried.driven.seconds / 4
+        driven = one.carry(chats(self.scenario.chats, _SEARCH_SEED, "seldom", 1.0), users=1)
+        return len(driven.samples) / driven.seconds / 4
 
     def measure(
-        self, routers: Sequence[Router], seeds: Sequence[int], loads: Sequence[float], rate: float
+        self, routers: Sequence[Router], seeds: int, loads: Sequence[float], rate: float
     ) -> None:
         """Measure every router, load and seed."""
-        total = len(routers) * len(loads) * len(seeds)
-        for seed in seeds:
+        total = len(routers) * len(loads) * seeds
+        for seed in range(seeds):
             first = seed % len(routers)
             for router in [*routers[first:], *routers[:first]]:
                 place = self.directory / f"{seed}-{routers.index(router)}"
@@ -89,9 +136,8 @@ class RouterTrials:
     def _measure_loads(
         self, one: Standing, seed: int, loads: Sequence[float], rate: float, total: int
     ) -> None:
-        if self.scenario.warm_up_requests:
-            self.on_step(f"warming up {one.label}")
-            one.warm_up(self.scenario.chats, seed, rate, self.scenario.warm_up_requests)
+        self.on_step(f"warming up {one.label}")
+        one.warm_up(self.scenario.chats, seed, rate, self.scenario.warm_up_requests)
         before = one.router.counters(one.place)
         for load in loads:
             self.on_step(f"{one.label} at {load:.0%}, seed {seed}", len(self.cells), total)
@@ -103,47 +149,7 @@ class RouterTrials:
     def _carried(self, one: Standing, seed: int, tag: str, rate: float) -> dict[str, float]:
         self.fleet.reset()
         spec = self.scenario.chats
-        carried = one.carry(chats(spec, seed, tag, rate))
-        return _figures(one.label, spec.requests, carried)
-
-
-def doubling_rate(
-    mean_ttft: Callable[[float], float], idle_rate: float, steps: int
-) -> tuple[float, float]:
-    """Return the idle mean, and the rate, in requests a second, at which the mean is twice that:
-    found by doubling the rate and then by `steps` halvings, in ratio, of what is left. The mean
-    must grow with the rate.
-
-    Raises ValueError if it does not double.
-    """
-    idle = mean_ttft(idle_rate)
-    low = high = idle_rate
-    for _ in range(_MOST_DOUBLINGS):
-        high = low * 2
-        if mean_ttft(high) >= 2 * idle:
-            break
-        low = high
-    else:
-        raise ValueError(f"at {high:g} requests a second the mean TTFT is not twice {idle:g} ms")
-    for _ in range(steps):
-        middle = sqrt(low * high)
-        if mean_ttft(middle) >= 2 * idle:
-            high = middle
-        else:
-            low = middle
-    return idle, sqrt(low * high)
-
-
-def _figures(router: str, requests: int, carried: Carried) -> dict[str, float]:
-    """Return the figures of one load. Raises BenchError if none of its requests was answered."""
-    samples = carried.driven.samples
-    if not any(sample.ok for sample in samples):
-        said = next((s.detail or s.error for s in samples if not s.ok), "")
-        raise BenchError(f"{router}: no request was answered: {said}")
-    found = figures(requests, samples)
-    found["cpu_ms"] = round(carried.cpu_seconds * 1e3 / (requests - found["errors"]), 4)
-    found["mib"] = round(carried.resident_mib, 1)
-    return found
+        return one.figures(spec.requests, chats(spec, seed, tag, rate))
 
 
 def figures(requests: int, samples: Iterable[Sample]) -> dict[str, float]:
@@ -154,19 +160,17 @@ def figures(requests: int, samples: Iterable[Sample]) -> dict[str, float]:
     good = [sample for sample in samples if sample.ok]
     firsts = np.array([sample.ttft for sample in good], float) * 1e3
     p50, p90, p99 = np.percentile(firsts, (50, 90, 99)).tolist()
-    begin = min(sample.intended for sample in good)
+    seconds = max(s.ended for s in good) - min(s.intended for s in good)
     asked = sum(sample.prompt_tokens or 0 for sample in good)
-    itl = fmean([s.itl for s in good if s.itl is not None] or [0.0])
     found = {
         "ttft_ms": float(firsts.mean()),
         "p50_ms": p50,
         "p90_ms": p90,
         "p99_ms": p99,
-        "itl_ms": itl * 1e3,
-        "per_second": len(good) / (max(s.ended for s in good) - begin),
+        "itl_ms": fmean([s.itl for s in good if s.itl is not None] or [0.0]) * 1e3,
+        "per_second": len(good) / seconds,
         "cached": 100 * sum(s.cached_tokens or 0 for s in good) / asked if asked else 0.0,
         "late_p99_ms": float(np.percentile([s.late for s in good], 99)) * 1e3,
     }
-    return {name: round(value, 3) for name, value in found.items()} | {
-        "errors": requests - len(good)
-    }
+    rounded = {name: round(value, 3) for name, value in found.items()}
+    return rounded | {"errors": requests - len(good)}

@@ -11,21 +11,16 @@ import msgspec
 from inferway_bench.flags import flag
 from inferway_bench.peers.workload import ChatSpec
 
-VllmFlag = Annotated[
-    Path | None,
-    flag(
-        "Start real engines with this command, by default $INFERWAY_VLLM_VENV/bin/vllm.",
-        metavar="PATH",
-    ),
-]
-LayersFlag = Annotated[
-    int | None,
-    flag(
-        "Give real engines N layers of SmolLM2's shape and weights that mean nothing, where the "
-        "CPU is slow; by default the model has all 30.",
-        metavar="N", ge=1, le=30,
-    ),
-]  # fmt: skip
+# fmt: off
+VllmFlag = Annotated[Path | None, flag(
+    "Start real engines with this command, by default $INFERWAY_VLLM_VENV/bin/vllm.",
+    metavar="PATH",
+)]
+LayersFlag = Annotated[int | None, flag(
+    "Give real engines N layers of SmolLM2's shape and weights that mean nothing, where the CPU is"
+    " slow; by default the model has all 30.", metavar="N", ge=1, le=30,
+)]
+# fmt: on
 
 
 class SimulatedEngines(msgspec.Struct, frozen=True, tag="simulated"):
@@ -70,40 +65,28 @@ class RealEngines(msgspec.Struct, frozen=True, tag="real"):
     block_size: int = 32  # tokens; vLLM's CPU kernels are made for multiples of it
     blocks: int = 512
     dtype: str = "auto"  # the model's own, bfloat16
-    layers: int | None = None
-    """So many layers of the model's shape, and weights that mean nothing: what a slow CPU answers
-    as soon as a faster one all 30. None: the model itself."""
+    layers: int | None = None  # of the model's shape, with weights that mean nothing; None: all
 
     @property
     def about(self) -> str:
         """The number of engines and what they compute, in words."""
-        dtype = "" if self.dtype == "auto" else f" in {self.dtype}"
+        model, dtype = "SmolLM2-135M", "" if self.dtype == "auto" else f" in {self.dtype}"
+        if self.layers is not None:
+            model = f"{self.layers} layer{'s' * (self.layers > 1)} of {model}'s shape"
         return (
-            f"{self.engines} engines of vLLM on the CPU with {self._model}{dtype}, one thread "
-            f"each, --num-gpu-blocks-override {self.blocks}, blocks of {self.block_size} tokens"
+            f"{self.engines} engines of vLLM on the CPU with {model}{dtype}, one thread each, "
+            f"--num-gpu-blocks-override {self.blocks}, blocks of {self.block_size} tokens"
         )
-
-    @property
-    def _model(self) -> str:
-        if self.layers is None:
-            return "SmolLM2-135M"
-        layers = "1 layer" if self.layers == 1 else f"{self.layers} layers"
-        return f"{layers} of SmolLM2-135M's shape"
 
     def flags(self) -> list[str]:
         """Return the flags of `vllm serve`."""
+        fewer = json.dumps({"num_hidden_layers": self.layers})
         return [
-            *self._fewer_layers(),
+            *([] if self.layers is None else ["--hf-overrides", fewer, "--load-format", "dummy"]),
             *("--enforce-eager", "--enable-prompt-tokens-details", "--max-model-len", "4096"),
             *("--block-size", str(self.block_size)),
             *("--num-gpu-blocks-override", str(self.blocks), "--dtype", self.dtype),
         ]
-
-    def _fewer_layers(self) -> list[str]:
-        if self.layers is None:
-            return []
-        changed = json.dumps({"num_hidden_layers": self.layers})
-        return ["--hf-overrides", changed, "--load-format", "dummy"]
 
 
 class Scenario(msgspec.Struct, frozen=True):

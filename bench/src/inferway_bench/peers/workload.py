@@ -75,13 +75,8 @@ def _turns(spec: ChatSpec, writer: _Writer, system: dict[str, str], name: str) -
     turns = []
     for number in range(spec.turns):
         message = {"role": "user", "content": writer.text(*spec.message_chars)}
-        turns.append(
-            Turn(
-                messages=[message] if number else [system, message],
-                fields=fields,
-                answer=writer.text(*spec.reply_chars),
-            )
-        )
+        messages = [message] if number else [system, message]
+        turns.append(Turn(messages, fields, answer=writer.text(*spec.reply_chars)))
     return turns
 
 
@@ -106,7 +101,8 @@ class _Writer:
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
-        self._sentences = _sentences()
+        pieces = [p for text in texts() for p in re.split(r"(?<=[.!?] )|(?<=\n)", f"{text}\n")]
+        self._sentences = [piece for piece in pieces if len(piece) > 20]
 
     def text(self, least: int, most: int) -> str:
         """Return text of a length that is drawn evenly between `least` and `most` characters."""
@@ -115,8 +111,3 @@ class _Writer:
         while len(written) < length:
             written += self._rng.choice(self._sentences)
         return written[:length]
-
-
-def _sentences() -> list[str]:
-    pieces = [p for text in texts() for p in re.split(r"(?<=[.!?] )|(?<=\n)", f"{text}\n")]
-    return [piece for piece in pieces if len(piece) > 20]

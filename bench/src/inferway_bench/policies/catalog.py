@@ -1,23 +1,23 @@
-"""The policies by name, and how each is made."""
+"""The policies by name, and how each is made: production's plugins, configured as `inferway serve`
+builds them, and models of peers' rules."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from inferway.openai_api.llm_request import BYTES_PER_TOKEN
+from inferway.scheduling.builtin import BUILTIN
+from inferway.scheduling.config import build, parse_config
 from inferway.scheduling.load import KV_AWARE, load_scheduling
+from inferway.scheduling.producers.approx_prefix_cache import ApproxPrefixCacheParameters
+from inferway.scheduling.producers.sent_blocks import SentBlocks
 from inferway.scheduling.profile import LeastLoaded
-from inferway_bench.policies.cache_aware import CacheAware
-from inferway_bench.policies.configured import (
-    Weights,
-    approx_prefix,
-    expected_ttft,
-    llm_d_default,
-    llm_d_whole_prompts,
-    weighted,
-)
-from inferway_bench.policies.deaf import deaf
-from inferway_bench.policies.dynamo import DynamoCost
+from inferway_bench.policies.deaf import Memory
 from inferway_bench.policies.gateway import Policy
 from inferway_bench.policies.oracle import Oracle
-from inferway_bench.policies.simple import Anywhere, ConsistentHash, RoundRobin
+from inferway_bench.policies.requests import CHARS_A_BLOCK
+from inferway_bench.policies.simple import Anywhere, CacheAware, ConsistentHash, RoundRobin
 from inferway_bench.policies.simulate import MakePolicy, World
 from inferway_bench.processes import BenchError
 
@@ -25,16 +25,48 @@ OURS = "expected-ttft"
 DEAF = "expected-ttft-deaf"
 ORACLE = "oracle"
 LLM_D = "llm-d-default"
-BEST_WEIGHTED = "best-weighted"  # its weights are fitted
 # Peers' policies that guess what engines hold by what was sent there, and those that are told.
 APPROXIMATE = ("approx-prefix", LLM_D, "llm-d-whole", "cache-aware")
-BLIND = ("round-robin", "least-request", "consistent-hash")
-EVENT_DRIVEN = ("dynamo-cost", BEST_WEIGHTED)
+EVENT_DRIVEN = ("kv-aware",)
+
+_ENGINE_BLOCK = 16  # tokens: vLLM's blocks, which llm-d's defaults are made for
+_LLM_D = {"queue-scorer": 2.0, "kv-cache-utilization-scorer": 2.0, "prefix-cache-scorer": 3.0}
 
 
-def _dynamo(world: World) -> Policy:
-    cost = DynamoCost(world.random, world.block_tokens)
-    return Policy(cost, following=(cost,), sees_blocks=True)
+def _configured(world: World, weights: Mapping[str, float], **parameters: Any) -> Policy:
+    """A policy of these scorers with their weights. `parameters` are the approximate producer's;
+    without them, KV events are heard."""
+    plugins: list[dict[str, Any]] = [{"type": name} for name in weights]
+    if parameters:
+        plugins.append({"type": "approx-prefix-cache-producer", "parameters": parameters})
+    refs = [{"pluginRef": name, "weight": weight} for name, weight in weights.items()]
+    profiles = [{"name": "default", "plugins": refs}]
+    config = parse_config({"plugins": plugins, "schedulingProfiles": profiles}, "policy")
+    made = build(config, "policy", BUILTIN, world.random)
+    return Policy(made.chooser, made.producers, made.following, sees_blocks=not parameters)
+
+
+def approximate(world: World, *, whole: bool = False) -> dict[str, Any]:
+    """Return the approximate producer's defaults at the grain of the workload: as many tokens of a
+    prompt are looked at, or the `whole` prompt, and as many remembered for each engine."""
+    defaults, size = ApproxPrefixCacheParameters(), world.block_tokens
+    most = defaults.max_prefix_blocks_to_match * _ENGINE_BLOCK // size
+    return {
+        "autoTune": False,
+        "blockSizeTokens": CHARS_A_BLOCK // BYTES_PER_TOKEN,
+        "maxPrefixBlocksToMatch": 0 if whole else most,
+        "lruCapacityPerServer": defaults.lru_capacity_per_server * _ENGINE_BLOCK // size,
+    }
+
+
+def _expected_ttft(world: World) -> Policy:
+    return _configured(world, {"expected-ttft": 1.0})
+
+
+def _deaf(world: World) -> Policy:
+    ours = _expected_ttft(world)
+    memory = Memory(world.block_tokens, SentBlocks(world.engines[0].cache.capacity))
+    return Policy(ours.chooser, (memory, *ours.producers), (memory, *ours.following))
 
 
 def _oracle(world: World) -> Policy:
@@ -42,22 +74,20 @@ def _oracle(world: World) -> Policy:
     return Policy(oracle, sees_truth=True)
 
 
-# Of consistent-hash, cache-aware and dynamo-cost the peers' rules are written anew; the others are
+# Of consistent-hash and cache-aware the peers' rules are written anew; the others are
 # production code. docs/benchmarks/policies.md says what each does.
 POLICIES: dict[str, MakePolicy] = {
     "random": lambda world: Policy(Anywhere(world.random)),
     "round-robin": lambda world: Policy(RoundRobin(world.random.randrange(len(world.engines)))),
     "least-request": lambda _: Policy(LeastLoaded()),
     "consistent-hash": lambda _: Policy(ConsistentHash()),
-    "approx-prefix": approx_prefix,
-    LLM_D: llm_d_default,
-    "llm-d-whole": llm_d_whole_prompts,
+    "approx-prefix": lambda w: _configured(w, {"prefix-cache-scorer": 1.0}, **approximate(w)),
+    LLM_D: lambda w: _configured(w, _LLM_D, **approximate(w)),
+    "llm-d-whole": lambda w: _configured(w, _LLM_D, **approximate(w, whole=True)),
     "cache-aware": lambda world: Policy(CacheAware(world.block_tokens)),
-    "dynamo-cost": _dynamo,
     "kv-aware": lambda _: Policy(load_scheduling(KV_AWARE).chooser, sees_blocks=True),
-    BEST_WEIGHTED: weighted(Weights(1, 1, 1)),
-    OURS: expected_ttft,
-    DEAF: deaf,
+    OURS: _expected_ttft,
+    DEAF: _deaf,
     ORACLE: _oracle,
 }
 _NAMED = {**POLICIES, "least-load": POLICIES["least-request"]}  # as `inferway serve` calls it

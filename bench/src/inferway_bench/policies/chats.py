@@ -65,13 +65,9 @@ class _Blocks(msgspec.Struct, frozen=True):
 
     def until(self, tokens: int) -> tuple[int, ...]:
         """Return the ids of the whole blocks of the first `tokens` tokens."""
-        shared = self.system_tokens // BLOCK_TOKENS
-        return tuple(
-            [
-                (self.system if at < shared else self.session) * _MOST_BLOCKS + at
-                for at in range(tokens // BLOCK_TOKENS)
-            ]
-        )
+        shared, num = self.system_tokens // BLOCK_TOKENS, tokens // BLOCK_TOKENS
+        owners = [self.system if at < shared else self.session for at in range(num)]
+        return tuple([owner * _MOST_BLOCKS + at for at, owner in enumerate(owners)])
 
 
 def _session(

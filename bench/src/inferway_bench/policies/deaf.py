@@ -14,16 +14,6 @@ from inferway.model import Candidates, Headers, SchedulingResult, Target
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.scheduling.plugin import RequestListener
 from inferway.scheduling.producers.sent_blocks import SentBlocks
-from inferway_bench.policies.configured import expected_ttft
-from inferway_bench.policies.gateway import Policy
-from inferway_bench.policies.simulate import World
-
-
-def deaf(world: World) -> Policy:
-    """Return expected-ttft with the memory of what was sent in the place of KV events."""
-    ours = expected_ttft(world)
-    memory = Memory(world.block_tokens, SentBlocks(world.engines[0].cache.capacity))
-    return Policy(ours.chooser, (memory, *ours.producers), (memory, *ours.following))
 
 
 @dataclass(slots=True)

@@ -13,6 +13,7 @@ scatter), and a stretch of steps that only decode is one event, cut short when a
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple
@@ -35,50 +36,40 @@ class EngineSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     step_seconds: float = 0.008
     decode_seconds: float = 0.00025
-    # What a token of an answer pays for each token before it, which it looks at.
-    context_seconds: float = 0.0
+    context_seconds: float = 0.0  # of a token of an answer, for each token before it
     prefill_seconds: float = 0.00008  # a token
-    # What a token pays for attention: as much again as its prefill_seconds when it looks at so many
-    # tokens before it. 0: nothing. (An 8B model with 32 layers of 4,096: about 32,000.)
+    # A token that looks at so many tokens before it takes twice its prefill_seconds. 0: attention
+    # takes nothing. (An 8B model with 32 layers of 4,096: about 32,000.)
     attention_tokens: int = 0
     max_batched_tokens: int = 8192
     max_num_seqs: int = 256
     cache_tokens: int = 524_288
     request_seconds: float = 0.0  # from the gateway until it waits: HTTP, template, tokens
-    # How many times as long a step takes that begins while another engine computes: engines without
-    # a processor of their own.
-    beside: float = 1.0
-    # The standard deviation of a step's time, as a share of it (of its logarithm). Who chooses by
-    # times sends a few requests elsewhere for the noise in them, which changes what comes after.
-    scatter: float = 0.0
+    beside: float = 1.0  # times as long takes a step that begins while another engine computes
+    scatter: float = 0.0  # the standard deviation of the logarithm of a step's time
 
     @property
     def step_about(self) -> str:
         """What a step takes, in words."""
-        context = attention = beside = scatter = ""
-        if self.context_seconds:
-            context = f" (and {self.context_seconds * 1e6:.4g} µs for each token of its context)"
-        if self.attention_tokens:
-            attention = f" (twice that for one that attends to {self.attention_tokens:,} others)"
-        if self.beside != 1.0:
-            beside = f"; it takes {self.beside:.4g} times as long while another engine computes"
-        if self.scatter:
-            scatter = f"; step times have a standard deviation of {self.scatter:.1%}"
-        return (
+        said = (
             f"{self.step_seconds * 1e3:.4g} ms, plus {self.decode_seconds * 1e3:.4g} ms for each "
-            f"request that decodes{context}, plus {self.prefill_seconds * 1e6:.4g} µs for each "
-            f"computed prompt token{attention}{beside}{scatter}"
         )
+        said += "request that decodes"
+        if self.context_seconds:
+            said += f" (and {self.context_seconds * 1e6:.4g} µs for each token of its context)"
+        said += f", plus {self.prefill_seconds * 1e6:.4g} µs for each computed prompt token"
+        if self.attention_tokens:
+            said += f" (twice that for one that attends to {self.attention_tokens:,} others)"
+        if self.beside != 1.0:
+            said += f"; it takes {self.beside:.4g} times as long while another engine computes"
+        if self.scatter:
+            said += f"; step times have a standard deviation of {self.scatter:.1%}"
+        return said
 
     def slower(self, factor: float) -> EngineSpec:
         """Return an engine that is `factor` times as slow."""
-        return msgspec.structs.replace(
-            self,
-            step_seconds=self.step_seconds * factor,
-            decode_seconds=self.decode_seconds * factor,
-            context_seconds=self.context_seconds * factor,
-            prefill_seconds=self.prefill_seconds * factor,
-        )
+        names = ("step_seconds", "decode_seconds", "context_seconds", "prefill_seconds")
+        return msgspec.structs.replace(self, **{n: getattr(self, n) * factor for n in names})
 
     def prompt_seconds(self, first: int, end: int) -> float:
         """Return the seconds to compute a prompt's tokens from number `first` on, up to `end`."""
@@ -105,25 +96,20 @@ class Told(NamedTuple):
     kv_usage: float = 0.0
 
 
+@dataclass(slots=True, eq=False)
 class Job:
     """A request on its way through a gateway and an engine, which both write here."""
 
-    __slots__ = (
-        "arrived", "cached_blocks", "expected_uncached", "extra", "followers", "gateway", "index",
-        "left", "request", "speculation",
-    )  # fmt: skip
-
-    def __init__(self, index: int, request: SimRequest, arrived: float, gateway: Gateway) -> None:
-        self.index = index
-        self.request = request
-        self.arrived = arrived
-        self.gateway = gateway
-        self.cached_blocks = 0
-        self.left = 0  # prompt tokens still to be computed
-        self.extra = 0  # blocks for the prompt's tail and the answer
-        self.expected_uncached = 0  # tokens, by whoever chose
-        self.followers: Sequence[RequestListener] = ()
-        self.speculation: Speculation | None = None  # its prompt counts as held
+    index: int
+    request: SimRequest
+    arrived: float
+    gateway: Gateway
+    cached_blocks: int = 0
+    left: int = 0  # prompt tokens still to be computed
+    extra: int = 0  # blocks for the prompt's tail and the answer
+    expected_uncached: int = 0  # tokens, by whoever chose
+    followers: Sequence[RequestListener] = ()
+    speculation: Speculation | None = None  # its prompt counts as held
 
 
 class Engine:
@@ -190,12 +176,10 @@ class Engine:
         if prefilling or self.waiting:
             budget = spec.max_batched_tokens - num_decoding
             for job in prefilling:
-                if not budget:
-                    break
-                chunk = job.left if job.left < budget else budget
+                chunk = min(job.left, budget)
                 prompts += self._chunk(job, chunk)
                 budget -= chunk
-            if self.waiting and budget > 0:
+            if budget > 0:
                 prompts += self._admit(budget)
         self._unadmitted = len(self.waiting)
         if not (prompts or num_decoding):
@@ -238,7 +222,7 @@ class Engine:
             prefilling.append(job)
             job.cached_blocks, job.extra = reused, extra
             job.left = request.prompt_tokens - reused * size
-            chunk = job.left if job.left < budget else budget
+            chunk = min(job.left, budget)
             seconds += self._chunk(job, chunk)
             budget -= chunk
             room -= 1
@@ -269,23 +253,17 @@ class Engine:
             request = job.request
             self.cache.release(request.blocks, job.extra, request.answer_blocks)
         self._num_steps = 0
-        awaiting_first_token = len(prefilling) + self._unadmitted
-        self.told = Told(
-            len(prefilling) + len(decoding),
-            self._unadmitted,
-            awaiting_first_token,
-            self.cache.usage,
-        )
+        waiting = self._unadmitted
+        awaiting_first_token = len(prefilling) + waiting
+        self.told = Told(self.num_running, waiting, awaiting_first_token, self.cache.usage)
         return first, ended
 
     def step_remainder(self, now: float) -> float:
         """Return the seconds until the step that runs is over."""
         if not self._num_steps:
             return 0.0
-        if not self._pure:
-            return self.due - now
         seconds = self._step_seconds
-        return seconds - (now - self._start) % seconds
+        return seconds - (now - self._start) % seconds if self._pure else self.due - now
 
     def steps_until_room(self, request: SimRequest) -> int:
         """Return the steps until so many of the requests that decode now have ended that all who

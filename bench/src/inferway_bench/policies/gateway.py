@@ -16,7 +16,7 @@ import numpy as np
 
 from inferway.fleet.table import RECENT_SECONDS
 from inferway.kv.index.speculative import SpeculativeOverlay
-from inferway.model import Candidates, Column, Endpoint, SchedulingResult
+from inferway.model import Column, Endpoint
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.usage import Usage
 from inferway.scheduling.idle import idle
@@ -28,7 +28,6 @@ from inferway.scheduling.plugin import (
 )
 from inferway_bench.policies.engine import Engine, Job
 from inferway_bench.policies.holders import Holders
-from inferway_bench.policies.requests import SimRequest
 
 _FEW = 16  # engines; more are sooner written at once
 
@@ -57,7 +56,7 @@ class Feed:
         self._delay = delay
         self._is_heard = is_heard  # else nothing is kept
         self._coming: deque[tuple[float, int, Sequence[int], Sequence[int], Job | None]] = deque()
-        self._holders = Holders()
+        self.holders = Holders()  # of what has arrived
 
     def send(
         self, now: float, engine: int, stored: Sequence[int], removed: Sequence[int],
@@ -69,17 +68,13 @@ class Feed:
 
     def deliver(self, now: float) -> None:
         """Believe what has arrived by `now`."""
-        coming, holders = self._coming, self._holders
+        coming, holders = self._coming, self.holders
         while coming and coming[0][0] <= now:
             _, engine, stored, removed, job = coming.popleft()
             holders.remove(engine, removed)
             holders.add(engine, stored)
             if job is not None:
                 job.gateway.on_stored(job)
-
-    def match(self, blocks: Sequence[int]) -> dict[int, int]:
-        """Return how many of `blocks`, from the start, each engine is believed to hold."""
-        return self._holders.match(blocks)
 
 
 class Gateway:
@@ -116,37 +111,36 @@ class Gateway:
         candidates = replace(self.table, added={}, now=now)
         found: Mapping[int, int] = {}
         if policy.hears:
-            found = self._found(request, now)
+            self.feed.deliver(now)
+            blocks, most = request.blocks, len(request.blocks)
+            if policy.sees_truth:
+                found = {e.number: e.cache.match(blocks, most) for e in self._engines}
+            else:
+                found = self.feed.holders.match(blocks)
             # prompts on their way to an endpoint count as held by it
-            held = self.overlay.extend(request.blocks, found)
+            held = self.overlay.extend(blocks, found)
             candidates.matched_blocks = candidates.weighted_matched_blocks = self._column(held)
-            candidates.prompt_blocks = np.full(len(self._engines), float(len(request.blocks)))
+            candidates.prompt_blocks = np.full(len(self._engines), float(most))
         for producer in policy.producers:
             producer.produce(llm, candidates)
         choice = policy.chooser.choose(llm, candidates)
         target = choice.targets[0]
         row = target.endpoint.holder
         if policy.following:
-            self._follow(job, llm, candidates, choice, now)
+            made = [plugin.follow(llm, candidates, choice) for plugin in policy.following]
+            job.followers = [follower for follower in made if follower is not None]
+            for follower in job.followers:
+                follower.on_attempt(target, now)
         self._book(job, row, target.matched_blocks, found)
         return row
 
-    def _found(self, request: SimRequest, now: float) -> dict[int, int]:
-        """The number of the request's blocks, from the start, that each engine holds."""
-        self.feed.deliver(now)
-        if self.policy.sees_truth:
-            most = len(request.blocks)
-            return {e.number: e.cache.match(request.blocks, most) for e in self._engines}
-        return self.feed.match(request.blocks)
-
     def _column(self, held: Mapping[int, int]) -> Column:
-        column = np.zeros(len(self._engines))
-        size = len(held)
-        if size <= _FEW:
-            for row, blocks in held.items():
-                column[row] = blocks
-        else:
+        column, size = np.zeros(len(self._engines)), len(held)
+        if size > _FEW:
             column[np.fromiter(held, np.intp, size)] = np.fromiter(held.values(), float, size)
+            return column
+        for row, blocks in held.items():
+            column[row] = blocks
         return column
 
     def _book(self, job: Job, row: int, matched: int, found: Mapping[int, int]) -> None:
@@ -158,22 +152,6 @@ class Gateway:
         self.table.recent_prefill_tokens[row] += job.expected_uncached
         if self.policy.hears:
             job.speculation = self.overlay.add(row, request.blocks, skip=found.get(row, 0))
-
-    def _follow(
-        self,
-        job: Job,
-        llm: LLMRequest,
-        candidates: Candidates,
-        choice: SchedulingResult,
-        now: float,
-    ) -> None:
-        followers = []
-        for plugin in self.policy.following:
-            follower = plugin.follow(llm, candidates, choice)
-            if follower is not None:
-                follower.on_attempt(choice.targets[0], now)
-                followers.append(follower)
-        job.followers = followers
 
     def on_first_token(self, job: Job, now: float) -> None:
         """Tell the followers of a job that its answer begins to pass through."""

@@ -25,10 +25,10 @@ class _Copies(Sequence[SimRequest]):
     def __init__(self, requests: Sequence[SimRequest], copies: int, most: int) -> None:
         self._requests = requests
         self._copies = copies
-        self._len = min(most, len(requests) * copies)
+        self._places = range(most)
 
     def __len__(self) -> int:
-        return self._len
+        return len(self._places)
 
     @overload
     def __getitem__(self, index: int) -> SimRequest: ...
@@ -36,25 +36,17 @@ class _Copies(Sequence[SimRequest]):
     def __getitem__(self, index: slice) -> Sequence[SimRequest]: ...
     def __getitem__(self, index: int | slice) -> SimRequest | Sequence[SimRequest]:
         if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(self._len))]
-        if not -self._len <= index < self._len:
-            raise IndexError(index)
-        number, copy = divmod(index % self._len, self._copies)
-        request = self._requests[number]
-        if not copy:
-            own = request
-        else:
-            shift = copy * _COPY
-            own = msgspec.structs.replace(
-                request,
-                blocks=tuple([block + shift for block in request.blocks]),
-                answer_blocks=tuple([block + shift for block in request.answer_blocks]),
-                session=request.session + shift,
-            )
-        if request.follows is not None:
-            follows = request.follows * self._copies + copy
-            own = msgspec.structs.replace(own, follows=follows)
-        return own
+            return [self[i] for i in self._places[index]]
+        number, copy = divmod(self._places[index], self._copies)
+        request, shift = self._requests[number], copy * _COPY
+        follows = request.follows
+        return msgspec.structs.replace(
+            request,
+            blocks=tuple([block + shift for block in request.blocks]),
+            answer_blocks=tuple([block + shift for block in request.answer_blocks]),
+            session=request.session + shift,
+            follows=None if follows is None else follows * self._copies + copy,
+        )
 
 
 def repeated(workload: Workload, num_requests: int) -> Workload:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import NamedTuple
 
 import msgspec
@@ -57,15 +57,14 @@ class Workload:
     grain: float = 0.0  # seconds: the trace's clock ticks so slowly; spread evenly within
 
     @cached_property
-    def llm_requests(self) -> list[LLMRequest]:
-        """The requests as scheduling gets them."""
-        return [llm_request(r, i, self.block_tokens) for i, r in enumerate(self.requests)]
+    def llm(self) -> Callable[[int], LLMRequest]:
+        """The requests by their number, as scheduling gets them; those of a large workload are not
+        kept."""
 
-    def llm(self, index: int) -> LLMRequest:
-        """Return a request as scheduling gets it; those of a large workload are not kept."""
-        if len(self.requests) > _KEPT:
+        def make(index: int) -> LLMRequest:
             return llm_request(self.requests[index], index, self.block_tokens)
-        return self.llm_requests[index]
+
+        return make if len(self.requests) > _KEPT else cache(make)
 
     @cached_property
     def columns(self) -> Columns:
@@ -110,20 +109,19 @@ class Workload:
         return starts
 
 
-def _block_text(block: int) -> str:
-    """CHARS_A_BLOCK characters, also of an id that has more."""
-    if block < _MANY_BLOCKS:
-        return f"{block:0{CHARS_A_BLOCK}x}"
-    return xxh32_hexdigest(block.to_bytes(8, "big"))
-
-
 def llm_request(request: SimRequest, index: int, block_tokens: int) -> LLMRequest:
-    """Return a request as scheduling gets it. Its text has CHARS_A_BLOCK characters a block, so a
-    plugin that compares text compares blocks."""
-    text = "".join(map(_block_text, request.blocks))
-    token_ids = _IDS[: request.prompt_tokens]
-    if len(token_ids) < request.prompt_tokens:
-        token_ids = np.zeros(request.prompt_tokens, np.uint32)
+    """Return a request as scheduling gets it. Its text has CHARS_A_BLOCK characters a block, also
+    of an id that has more, so a plugin that compares text compares blocks."""
+    text = "".join(
+        [
+            f"{block:0{CHARS_A_BLOCK}x}"
+            if block < _MANY_BLOCKS
+            else xxh32_hexdigest(block.to_bytes(8, "big"))
+            for block in request.blocks
+        ]
+    )
+    few = request.prompt_tokens <= len(_IDS)
+    token_ids = _IDS[: request.prompt_tokens] if few else np.zeros(request.prompt_tokens, np.uint32)
     body = CompletionRequest(model=MODEL, prompt=text, stream=True, max_tokens=None)
     return LLMRequest(
         request_id=str(index),
@@ -159,6 +157,13 @@ class Outcome:
     engine: NDArray[np.int32]
     num_ended: NDArray[np.int32]  # how often each ended: once
     cpu_seconds: float = 0.0
+
+    @classmethod
+    def of(cls, count: int) -> Outcome:
+        """Return that of requests of which nothing has become yet."""
+        ttft, latency, arrived = np.zeros((3, count))
+        engine, ended = np.zeros((2, count), np.int32)
+        return cls(ttft, latency, arrived, np.zeros(count, np.int64), engine, ended)
 
     def figures(self, workload: Workload, rate: float, warm_up: float = 0.0) -> Figures:
         """Return the figures of the requests that arrive behind the first share `warm_up` of the

@@ -1,4 +1,4 @@
-"""Policies that know nothing of caches."""
+"""Policies that know nothing of caches, or guess: models of peers' rules among them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import xxhash
 
 from inferway.model import Candidates, SchedulingResult, Target
 from inferway.openai_api.llm_request import LLMRequest
+from inferway.scheduling.producers.sent_blocks import SentBlocks
 
 
 def chosen(candidates: Candidates, row: int) -> SchedulingResult:
@@ -59,6 +60,44 @@ class ConsistentHash:
         name = request.header(b"x-session-id") or b""
         at = bisect_left(ring, (xxhash.xxh64_intdigest(name), 0))
         return chosen(candidates, ring[at % len(ring)][1])
+
+
+@dataclass(slots=True)
+class CacheAware:
+    """SGLang's `cache_aware` (sglang-router 0.3.2), at the grain of blocks; its thresholds are the
+    router's defaults.
+
+    A tree of all prompts sent guesses, for each engine, what it holds; nothing is heard from them.
+    While the fleet is in balance, a prompt goes where most of it was sent before, if that is more
+    than `cache_threshold` of it; else, and out of balance, to the engine with the fewest requests.
+    What was used least recently leaves an engine's tree when it does not fit `max_tree_tokens`
+    (SGLang looks every two minutes).
+    """
+
+    block_tokens: int
+    cache_threshold: float = 0.3
+    balance_abs_threshold: float = 64
+    balance_rel_threshold: float = 1.5
+    max_tree_tokens: int = 2**26 // 4  # 2^26 characters
+    _sent: SentBlocks = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._sent = SentBlocks(self.max_tree_tokens // self.block_tokens)
+
+    def choose(self, request: LLMRequest, candidates: Candidates) -> SchedulingResult:
+        blocks = request.prompts[self.block_tokens][0].block_keys
+        load: list[float] = candidates.in_flight.tolist()
+        most, least = max(load), min(load)
+        row = load.index(least)
+        names = [endpoint.name for endpoint in candidates.endpoints]
+        is_uneven = most - least > self.balance_abs_threshold
+        if not (is_uneven and most > self.balance_rel_threshold * least):
+            held = self._sent.held(blocks)[self._sent.places(names)]
+            best = int(held.argmax())
+            if held[best] > self.cache_threshold * len(blocks):
+                row = best
+        self._sent.add(names[row], blocks)
+        return chosen(candidates, row)
 
 
 @dataclass(frozen=True, slots=True)

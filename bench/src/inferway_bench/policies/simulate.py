@@ -97,20 +97,18 @@ class _Run:
     def __init__(
         self, workload: Workload, rate: float, fleet: FleetSpec, make_policy: MakePolicy, seed: int
     ) -> None:
-        random = Random(seed)
-        size = workload.block_tokens
+        random, size, requests = Random(seed), workload.block_tokens, workload.requests
         self.now = 0.0
-        self._workload = workload
-        self._random = random
-        self._engines = fleet.engines(size, random)
+        self._workload, self._random = workload, random
+        self._engines = engines = fleet.engines(size, random)
         self._check_room()
-        policies = [make_policy(self._world()) for _ in range(fleet.num_gateways)]
-        self._feed = Feed(fleet.event_delay, is_heard=any(p.hears for p in policies))
-        self._gateways = [
-            Gateway(self._engines, size, policy, self._feed, fleet.scrape_seconds)
-            for policy in policies
+        policies = [  # each gateway draws numbers of its own
+            make_policy(World(engines, requests, size, Random(random.random()), lambda: self.now))
+            for _ in range(fleet.num_gateways)
         ]
+        self._feed = Feed(fleet.event_delay, is_heard=any(p.hears for p in policies))
         self._interval = fleet.scrape_seconds
+        self._gateways = [Gateway(engines, size, p, self._feed, self._interval) for p in policies]
         self._ticks = [random.random() * self._interval for _ in self._gateways]  # the next
         self._next_tick = min(self._ticks)
         self._due: list[tuple[float, int, int]] = []  # heap of (when, engine, version)
@@ -120,15 +118,7 @@ class _Run:
         first = np.flatnonzero(workload.columns.follows < 0)
         self._arrivals = list(zip(starts[first].tolist(), first.tolist(), strict=True))
         heapify(self._arrivals)
-        num = len(workload.requests)
-        self._outcome = Outcome(
-            arrived=np.zeros(num),
-            ttft=np.zeros(num),
-            latency=np.zeros(num),
-            cached_tokens=np.zeros(num, np.int64),
-            engine=np.zeros(num, np.int32),
-            num_ended=np.zeros(num, np.int32),
-        )
+        self._outcome = Outcome.of(len(requests))
 
     def _check_room(self) -> None:
         columns, engine = self._workload.columns, self._engines[0]
@@ -140,12 +130,6 @@ class _Run:
                 f"{request.output_tokens} to be written does not fit an engine's cache of "
                 f"{engine.spec.cache_tokens}; the cure: a larger cache"
             )
-
-    def _world(self) -> World:
-        """The world of one gateway, which draws numbers of its own."""
-        requests, size = self._workload.requests, self._workload.block_tokens
-        random = Random(self._random.random())
-        return World(self._engines, requests, size, random, lambda: self.now)
 
     def run(self) -> Outcome:
         began = process_time()

@@ -1,14 +1,19 @@
-"""Traces -> workloads: Mooncake's, a coding agent's sessions, and Azure's."""
+"""Traces -> workloads: Mooncake's, a coding agent's sessions, and Azure's. The first line of a file
+says which it is."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
+from functools import lru_cache
+from pathlib import Path
 from random import Random
 
 import msgspec
 
+from inferway_bench.packed import unpacked
 from inferway_bench.policies.requests import SimRequest, Workload
+from inferway_bench.processes import BenchError
 
 BLOCK = 512  # tokens: Mooncake's, and what eight of the agents' blocks are joined to
 _MOONCAKE_TICK = 3.0  # seconds: its timestamps are multiples of it
@@ -17,8 +22,45 @@ _EACH = BLOCK // _AGENTIC_BLOCK
 _AGENTIC_THINK = 60.0  # seconds
 AGENTIC_MOST = 250_000  # tokens of a prompt
 AZURE_HEAD = b"TIMESTAMP,ContextTokens,GeneratedTokens"
-PRIVATE_BLOCK = 128  # tokens of a block where a trace names none
+_PRIVATE_BLOCK = 128  # tokens of a block where a trace names none
 _MOST_BLOCKS = 1 << 16  # of a private prompt
+
+# In `traces/` of `bench/data`, whose README has more; there they are packed.
+FILES = {
+    "mooncake": "mooncake_conversation_trace.jsonl",
+    "agentic": "claude_code_agentic_traces_305.jsonl",
+    "azure": "AzureLLMInferenceTrace_conv_2023.csv",
+}
+_FORMATS = "Mooncake's JSON lines, an agent's sessions, Azure's CSV"
+
+
+def stored(traces: Path, name: str) -> Path:
+    """Return the file of one of `FILES` in a folder, packed or not; the packed one if none is
+    there."""
+    files = [traces / f"{FILES[name]}{ending}" for ending in (".xz", ".gz", "")]
+    return next((file for file in files if file.is_file()), files[0])
+
+
+@lru_cache(maxsize=8)
+def read_trace(path: Path, seed: int) -> Workload:
+    """Return the requests of a file; what is drawn is drawn with the seed. Raises BenchError when
+    the file is not there, or of no format that is known."""
+    lines = _lines(path)
+    first = lines[0] if lines else b""
+    if first.startswith(AZURE_HEAD):
+        return azure(lines)
+    if b'"requests"' in first:
+        return agentic(lines, seed)
+    if b'"input_length"' in first:
+        return mooncake(lines)
+    raise BenchError(f"{path}: of no format that is known; known: {_FORMATS}")
+
+
+@lru_cache(maxsize=1)
+def _lines(path: Path) -> list[bytes]:
+    if not path.is_file():
+        raise BenchError(f"{path}: not there; the cure: give the path of the trace, or its folder")
+    return unpacked(path).splitlines()
 
 
 class _MooncakeLine(msgspec.Struct):
@@ -28,10 +70,10 @@ class _MooncakeLine(msgspec.Struct):
     hash_ids: list[int]
 
 
-def mooncake(lines: Sequence[bytes], most: int | None = None) -> Workload:
+def mooncake(lines: Sequence[bytes]) -> Workload:
     """Return Mooncake's conversation trace: 12,031 requests of one hour, 12,000 tokens a prompt."""
     decode = msgspec.json.Decoder(_MooncakeLine).decode
-    requests = [_mooncake_request(decode(line)) for line in lines[:most] if line]
+    requests = [_mooncake_request(decode(line)) for line in lines if line]
     about = (
         "Mooncake's conversation trace; answers are not reused (it does not name their blocks); "
         "a session is what its second block names"
@@ -62,9 +104,9 @@ class _AgentSession(msgspec.Struct):
     requests: list[_Step]
 
 
-def agentic(lines: Sequence[bytes], seed: int, most: int | None = None) -> Workload:
+def agentic(lines: Sequence[bytes], seed: int) -> Workload:
     """Return sessions of a coding agent, 64,000 tokens a prompt, in an order that is drawn with the
-    seed; at most `most` requests."""
+    seed."""
     decode = msgspec.json.Decoder(_AgentSession).decode
     sessions = [decode(line) for line in lines if line]
     order = list(range(len(sessions)))
@@ -82,7 +124,7 @@ def agentic(lines: Sequence[bytes], seed: int, most: int | None = None) -> Workl
         f"{AGENTIC_MOST:,} tokens and sub-agents are left out; nothing is shared between sessions, "
         "and answers are not reused"
     )
-    return Workload("agentic", about, BLOCK, requests[:most])
+    return Workload("agentic", about, BLOCK, requests)
 
 
 def _agent_requests(
@@ -102,33 +144,32 @@ def _agent_requests(
         )
 
 
-def azure(lines: Sequence[bytes], most: int | None = None) -> Workload:
+def azure(lines: Sequence[bytes]) -> Workload:
     """Return Azure's trace of a conversation service (2023): when requests came, and how long they
     were. Policies differ in load alone. The first line is the head."""
-    rows = [line.decode().split(",") for line in lines[1:] if line][:most]
-    requests = []
+    rows = [line.decode().split(",") for line in lines[1:] if line]
     first = _seconds(rows[0][0])
-    for number, (time, prompt, answer) in enumerate(rows):
-        requests.append(
-            SimRequest(
-                blocks=private_blocks(number, int(prompt)),
-                prompt_tokens=max(1, int(prompt)),
-                output_tokens=max(1, int(answer)),
-                session=number,
-                start=_seconds(time) - first,
-            )
+    requests = [
+        SimRequest(
+            blocks=_private_blocks(number, int(prompt)),
+            prompt_tokens=max(1, int(prompt)),
+            output_tokens=max(1, int(answer)),
+            session=number,
+            start=_seconds(time) - first,
         )
+        for number, (time, prompt, answer) in enumerate(rows)
+    ]
     about = (
         "Azure's conversation trace (2023): times and lengths; it names no blocks, so prompts are "
         "private and nothing can be reused"
     )
-    return Workload("azure", about, PRIVATE_BLOCK, requests)
+    return Workload("azure", about, _PRIVATE_BLOCK, requests)
 
 
-def private_blocks(number: int, tokens: int) -> tuple[int, ...]:
-    """Return the ids of the whole blocks of a prompt that nobody shares."""
+def _private_blocks(number: int, tokens: int) -> tuple[int, ...]:
+    """The ids of the whole blocks of a prompt that nobody shares."""
     first = number * _MOST_BLOCKS
-    return tuple(range(first, first + tokens // PRIVATE_BLOCK))
+    return tuple(range(first, first + tokens // _PRIVATE_BLOCK))
 
 
 def _seconds(time: str) -> float:

@@ -9,40 +9,25 @@ from typing import NamedTuple
 
 import msgspec
 
-from inferway_bench.policies.catalog import (
-    APPROXIMATE,
-    BEST_WEIGHTED,
-    BLIND,
-    DEAF,
-    EVENT_DRIVEN,
-    LLM_D,
-    ORACLE,
-    OURS,
-)
+from inferway_bench.policies.catalog import APPROXIMATE, EVENT_DRIVEN, LLM_D, ORACLE, OURS
 from inferway_bench.rows import Goal, Row, Run, Value, goal
 from inferway_bench.spread import Interval, mean_interval
 
 FEW_SEEDS = 5  # which are measured on real engines
 MANY_SEEDS = 10  # from so many on they say how many it takes
 _SIGMAS = 1.96  # of a mean, on either side: 95 %
-KINDS = {
-    "load or session only": BLIND,
-    "approximate": APPROXIMATE,
-    "event-driven": EVENT_DRIVEN,
-    DEAF: (DEAF,),
-}
 
 Case = Mapping[str, Row]  # policy -> its row: a trace on a fleet at one load
 
 
 class Requirement(NamedTuple):
     """A ratio of two policies' figures that is asked for: that of the best of `over` (the one with
-    the least mean) divided by that of the best of `under`."""
+    the least mean) divided by that of `under`."""
 
     what: str
     column: str
     over: tuple[str, ...]
-    under: tuple[str, ...]
+    under: str
     least: float | None = None
     most: float | None = None
     where: Callable[[Row], bool] = lambda row: True  # noqa: ARG005
@@ -54,26 +39,21 @@ def _is_hard(row: Row) -> bool:
     return is_evicting and row.keys["gateways"] != 1
 
 
-BESIDE_WEIGHTED = (
+OF_POLICIES = (
     Requirement(
-        f"mean TTFT / that of {BEST_WEIGHTED}", "ttft", (OURS,), (BEST_WEIGHTED,), most=1.02
-    ),
-    Requirement(
-        f"mean TTFT / that of {LLM_D}", "ttft", (OURS,), (LLM_D,), most=0.75,
+        f"mean TTFT / that of {LLM_D}", "ttft", (OURS,), LLM_D, most=0.75,
         where=lambda row: row.keys["load"] != "50%",
     ),
-    Requirement(
-        f"cached tokens / those of the {ORACLE}", "cached", (OURS,), (ORACLE,), least=0.95
-    ),
+    Requirement(f"cached tokens / those of the {ORACLE}", "cached", (OURS,), ORACLE, least=0.95),
 )  # fmt: skip
-BESIDE_PEERS = (
+OF_FLEETS = (
     Requirement(
-        f"p90 TTFT of the best approximate policy / that of {OURS}", "ttft_p90", APPROXIMATE,
-        (OURS,), least=1.5, where=_is_hard,
+        f"p90 TTFT of the best approximate policy / that of {OURS}", "ttft_p90", APPROXIMATE, OURS,
+        least=1.5, where=_is_hard,
     ),
     Requirement(
         f"p90 TTFT of the best event-driven policy / that of {OURS}", "ttft_p90", EVENT_DRIVEN,
-        (OURS,), least=1.1, where=_is_hard,
+        OURS, least=1.1, where=_is_hard,
     ),
 )  # fmt: skip
 
@@ -96,12 +76,6 @@ def ratio(case: Case, column: str, over: str, under: str) -> Interval | None:
     return mean_interval([a / b for a, b in pairs])
 
 
-def best(case: Case, column: str, names: Sequence[str]) -> str:
-    """Return the policy of `names` with the least mean; an empty text if none was simulated."""
-    there = [name for name in names if name in case]
-    return min(there, key=lambda name: fmean(case[name].repeats(column)), default="")
-
-
 def with_ratios(rows: Sequence[Row]) -> Iterator[Row]:
     """Yield the rows with the ratio of their p90 to that of ours; of many seeds, also with what
     lies between ours and theirs, in ms of mean TTFT: by all seeds, the range in which 95 of 100
@@ -120,56 +94,31 @@ def _difference(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, Val
     less = [a - b for a, b in zip(ours, theirs, strict=True)]
     mean, deviation = mean_interval(less), stdev(less)
     half = _SIGMAS * deviation / sqrt(FEW_SEEDS)
-    is_seen = not mean.low <= 0 <= mean.high
-    return {
-        "difference": mean,
-        "few": f"{mean.value - half:+,.0f} to {mean.value + half:+,.0f}",
-        "needed": f"{max(2, ceil((_SIGMAS * deviation / mean.value) ** 2)):,}"
-        if is_seen
-        else "none",
-    }
+    needed = "none"
+    if not mean.low <= 0 <= mean.high:
+        needed = f"{max(2, ceil((_SIGMAS * deviation / mean.value) ** 2)):,}"
+    few = f"{mean.value - half:+,.0f} to {mean.value + half:+,.0f}"
+    return {"difference": mean, "few": few, "needed": needed}
 
 
-def gains(rows: Sequence[Row]) -> Iterator[Row]:
-    """Yield by how much the best policy of each kind is behind ours in p90 TTFT, as the table
-    "gains"."""
-    for case in cases(rows):
-        full = case.get(ORACLE) or case.get(OURS)
-        if full is None:
-            continue
-        values: dict[str, Value] = {"reusable": fmean(full.repeats("cached"))}
-        for kind, names in KINDS.items():
-            name = best(case, "ttft_p90", names)
-            found = ratio(case, "ttft_p90", name, OURS)
-            values[kind] = found and f"{found.shown()} {name}"
-        yield Row("gains", full.keys, values)
+def goals(requirements: Sequence[Requirement], run: Run) -> list[Goal]:
+    """Judge each ratio that is asked for by its worst case."""
+    found = []
+    for asked in requirements:
+        ratios = [one.value for case in cases(run.rows) if (one := _asked(asked, case)) is not None]
+        if ratios:
+            worst = max(ratios) if asked.least is None else min(ratios)
+            what = f"{OURS}: {asked.what}, the worst of {len(ratios)}"
+            found.append(goal(what, worst, most=asked.most, least=asked.least))
+    return found
 
 
-def ratios(rows: Sequence[Row], requirements: Sequence[Requirement]) -> Iterator[Row]:
-    """Yield every ratio that is asked for, also with the oracle in the place of ours, as the table
-    "ratios"."""
-    for case in cases(rows):
-        for asked in requirements:
-            over, under = (best(case, asked.column, names) for names in (asked.over, asked.under))
-            measured = ratio(case, asked.column, over, under)
-            if measured is None or not asked.where(case[over]):
-                continue
-            with_oracle = [ORACLE if name == OURS else name for name in (over, under)]
-            keys = {**case[over].keys, "ratio": asked.what, "best": over}
-            oracle = ratio(case, asked.column, *with_oracle)
-            yield Row("ratios", keys, {"measured": measured, "oracle": oracle and oracle.value})
-
-
-def ratio_goals(run: Run) -> list[Goal]:
-    """Return a requirement for each kind of ratio, which the worst of all has to meet."""
-    goals = []
-    for asked in (*BESIDE_WEIGHTED, *BESIDE_PEERS):
-        found = [row.median("measured") for row in run.select("ratios", ratio=asked.what)]
-        if found:
-            worst = max(found) if asked.least is None else min(found)
-            what = f"{OURS}: {asked.what}, the worst of {len(found)}"
-            goals.append(goal(what, worst, most=asked.most, least=asked.least))
-    return goals
+def _asked(asked: Requirement, case: Case) -> Interval | None:
+    there = [name for name in asked.over if name in case]
+    best = min(there, key=lambda name: fmean(case[name].repeats(asked.column)), default="")
+    if not best or not asked.where(case[best]):
+        return None
+    return ratio(case, asked.column, best, asked.under)
 
 
 def losses(run: Run) -> list[str]:

@@ -68,12 +68,11 @@ class Sent:
 
 
 def compared(sent: Sent, fleet: FleetSpec) -> dict[str, float]:
-    """Return the mean figures of the chats, measured and simulated; times in ms, shares in %.
-    `apart_ttft` is simulated with engines that do not slow each other."""
+    """Return the mean figures of the chats, measured and simulated; times in ms, shares in %."""
     samples, workload = sent.samples, sent.workload
     simulated = [one.figures(workload, workload.own_rate) for one in sent.simulated(fleet)]
     cached = sum(s.cached_tokens or 0 for s in samples) / sum(s.prompt_tokens or 0 for s in samples)
-    found = {
+    return {
         "requests": len(samples),
         "rate": workload.own_rate,
         "ttft": sent.ttft * 1e3,
@@ -83,9 +82,6 @@ def compared(sent: Sent, fleet: FleetSpec) -> dict[str, float]:
         "cached": cached * 100,
         "simulated_cached": fmean(one.cached for one in simulated),
     }
-    if fleet.engine.beside != 1.0:
-        found["apart_ttft"] = sent.simulated_ttft(fleet.with_beside(1.0)) * 1e3
-    return found
 
 
 def as_workload(sessions: Sequence[Session], prompts: EnginePrompts, block_tokens: int) -> Workload:

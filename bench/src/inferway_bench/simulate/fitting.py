@@ -10,7 +10,7 @@ By how much equal requests differ says how a step's time scatters.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import combinations
 from math import log
 from statistics import median
@@ -58,14 +58,13 @@ class Measured(NamedTuple):
 def fit(measured: Sequence[Measured], like: EngineSpec) -> EngineSpec:
     """Return `like` with the constants that were measured, at several times. Raises BenchError if
     too little was measured."""
-    firsts = [first for one in measured for first in one.firsts]
-    tokens = [token for one in measured for token in one.tokens]
-    step, decode, context = _between(tokens)
-    cases = sorted({(first.cached, first.prompt) for first in firsts})
+    step, decode, context = _between([token for one in measured for token in one.tokens])
+    cases = _by_case(first for one in measured for first in one.firsts)
     if len(cases) < 3:
         raise BenchError(f"fitting: prompts of {len(cases)} lengths; three are needed at least")
-    rows = [(1.0, prompt - cached, _pairs(cached, prompt)) for cached, prompt in cases]
-    times = [median([f.seconds for f in firsts if (f.cached, f.prompt) == case]) for case in cases]
+    # the tokens that are computed, and the pairs of one of them and one before it
+    rows = [(1.0, p - c, (p * p - c * c) / 2) for c, p in cases]
+    times = [median(seconds) for seconds in cases.values()]
     begin, each, pair = _least_squares(np.array(rows), np.array(times))
     if each <= 0:
         raise BenchError("fitting: longer prompts did not take longer; the cure: a quieter machine")
@@ -105,16 +104,19 @@ def fit_beside(waited: float, simulated: Callable[[float], float]) -> float:
 
 def _scatter(measured: Sequence[Measured]) -> float:
     """The deviation of a time's logarithm from one request to an equal one of the same minute."""
-    differences = [pair for one in measured for pair in _differences(one.firsts)]
+    differences: list[float] = []
+    for one in measured:
+        for times in _by_case(one.firsts).values():
+            differences += (abs(log(a / b)) for a, b in combinations(times, 2))
     return median(differences) / _PAIR_MEDIAN if differences else 0.0
 
 
-def _differences(firsts: Sequence[First]) -> Iterator[float]:
+def _by_case(firsts: Iterable[First]) -> dict[tuple[int, int], list[float]]:
+    """The seconds of equal requests."""
     times: dict[tuple[int, int], list[float]] = {}
     for first in firsts:
         times.setdefault((first.cached, first.prompt), []).append(first.seconds)
-    for equal in times.values():
-        yield from (abs(log(a / b)) for a, b in combinations(equal, 2))
+    return dict(sorted(times.items()))
 
 
 def _between(tokens: Sequence[Tokens]) -> tuple[float, ...]:
@@ -123,10 +125,6 @@ def _between(tokens: Sequence[Tokens]) -> tuple[float, ...]:
         raise BenchError("fitting: tokens of one batch size; two are needed at least")
     rows = [(1.0, one.batch, one.batch * one.context) for one in tokens]
     return _least_squares(np.array(rows), np.array([one.seconds for one in tokens]))
-
-
-def _pairs(cached: int, prompt: int) -> float:
-    return (prompt * prompt - cached * cached) / 2
 
 
 def _least_squares(rows: NDArray[np.float64], times: NDArray[np.float64]) -> tuple[float, ...]:

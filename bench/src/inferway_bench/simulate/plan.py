@@ -21,7 +21,7 @@ from inferway_bench.policies.engine import EngineSpec
 from inferway_bench.policies.repeated import repeated
 from inferway_bench.policies.requests import Workload
 from inferway_bench.policies.simulate import FleetSpec
-from inferway_bench.policies.trace_files import FILES, read_trace, stored
+from inferway_bench.policies.traces import FILES, read_trace, stored
 from inferway_bench.processes import BenchError
 from inferway_bench.rows import load_run
 from inferway_bench.simulate.compared import as_workload
@@ -44,85 +44,59 @@ class Setting(NamedTuple):
 class SimulatePlan(msgspec.Struct, frozen=True):
     """The flags of `inferway bench simulate`; other benchmarks have other defaults."""
 
-    trace: Annotated[
-        tuple[str, ...],
-        flag(
-            "Replay this file, or mooncake, agentic, azure or servegen of --data, or chats, which "
-            "are generated, or peers-chats, those of inferway bench peers --real. FILE@TOKENS "
-            "gives the engines KV caches of this number of tokens.",
-            metavar="FILE",
-        ),
-    ] = (CHATS,)
-    engines: Annotated[
-        tuple[int, ...],
-        flag("Simulate a fleet of this number of engines, each with the same load.", ge=1),
-    ] = (8,)
+    # fmt: off
+    trace: Annotated[tuple[str, ...], flag(
+        "Replay this file, or mooncake, agentic or azure of --data, or chats, which are generated,"
+        " or peers-chats, those of inferway bench peers --real. FILE@TOKENS gives the engines KV"
+        " caches of this number of tokens.", metavar="FILE",
+    )] = (CHATS,)
+    engines: Annotated[tuple[int, ...], flag(
+        "Simulate a fleet of this number of engines, each with the same load.", ge=1,
+    )] = (8,)
     slow: Annotated[int, flag("Make this number of the engines three times as slow.", ge=0)] = 0
-    gateways: Annotated[
-        tuple[int, ...],
-        flag("Put this number of gateways before the fleet. Each knows its own requests.", ge=1),
-    ] = (1,)
-    policy: Annotated[
-        tuple[str, ...],
-        flag("Simulate this policy, of inferway serve --policy or of a peer.", metavar="NAME"),
-    ] = ("round-robin", "expected-ttft")
-    rate: Annotated[
-        float | None,
-        flag("Send this number of requests a second, instead of the trace's own.", gt=0),
-    ] = None
-    load: Annotated[
-        tuple[float, ...],
-        flag(
-            "Send requests at this share of --rate; without --rate, of the rate at which "
-            "round-robin's mean TTFT doubles.",
-            metavar="SHARE",
-            gt=0,
-        ),
-    ] = ()
-    curve: tuple[float, ...] = ()  # more loads, with one seed and gateway, for the picture
-    seeds: Annotated[
-        int,
-        flag(
-            "Simulate this number of seeds. From ten on, the tables say how many it takes to see a "
-            "difference.",
-            ge=1,
-        ),
-    ] = 1
-    requests: Annotated[
-        int | None,
-        flag(
-            "Simulate this number of requests. If the trace has fewer, copies of it run side by "
-            "side, each with blocks of its own.",
-            ge=1,
-        ),
-    ] = None
-    engine: Annotated[
-        tuple[str, ...],
-        flag(
-            f"Set a constant of every engine. The keys are {', '.join(_CONSTANTS)}.",
-            metavar="KEY=VALUE",
-        ),
-    ] = ()
-    like: Annotated[
-        Path | None,
-        flag("Simulate the engines that inferway bench validate --real --save FILE has measured."),
-    ] = None
-    warm_up: Annotated[
-        float, flag("Do not count what arrives in this first share of a run.", ge=0, le=0.9)
-    ] = 0.5
-    weights: tuple[int, ...] = (0, 1, 2, 4, 8)  # of best-weighted, for each of its scorers
-    fit_gateways: int = 1  # in front of the fleet while they are fitted
-    finalists: int = 4  # of all weights, tried again with all seeds
+    gateways: Annotated[tuple[int, ...], flag(
+        "Put this number of gateways before the fleet. Each knows its own requests.", ge=1,
+    )] = (1,)
+    policy: Annotated[tuple[str, ...], flag(
+        "Simulate this policy, of inferway serve --policy or of a peer.", metavar="NAME",
+    )] = ("round-robin", "expected-ttft")
+    rate: Annotated[float | None, flag(
+        "Send this number of requests a second, instead of the trace's own.", gt=0,
+    )] = None
+    load: Annotated[tuple[float, ...], flag(
+        "Send requests at this share of --rate; without --rate, of the rate at which round-robin's"
+        " mean TTFT doubles.", metavar="SHARE", gt=0,
+    )] = ()
+    seeds: Annotated[int, flag(
+        "Simulate this number of seeds. From ten on, the tables say how many it takes to see a"
+        " difference.", ge=1,
+    )] = 1
+    requests: Annotated[int | None, flag(
+        "Simulate this number of requests. If the trace has fewer, copies of it run side by side,"
+        " each with blocks of its own.", ge=1,
+    )] = None
+    engine: Annotated[tuple[str, ...], flag(
+        f"Set a constant of every engine. The keys are {', '.join(_CONSTANTS)}.",
+        metavar="KEY=VALUE",
+    )] = ()
+    like: Annotated[Path | None, flag(
+        "Simulate the engines that inferway bench validate --real --save FILE has measured.",
+    )] = None
+    warm_up: Annotated[float, flag(
+        "Do not count what arrives in this first share of a run.", ge=0, le=0.9,
+    )] = 0.5
     bisections: int = 6  # to find the rate at which round-robin's mean TTFT doubles
-    processes: Annotated[
-        int | None,
-        flag(
-            "Simulate in this number of processes at a time, instead of one a core; 100,000 "
-            "requests or more are simulated in one.",
-            ge=1,
-        ),
-    ] = None
+    processes: Annotated[int | None, flag(
+        "Simulate in this number of processes at a time, instead of one a core; 100,000 requests"
+        " or more are simulated in one.", ge=1,
+    )] = None
     data: Annotated[Path | None, data_flag("traces")] = None
+    # fmt: on
+
+    @property
+    def all_seeds(self) -> range:
+        """The seeds that are simulated."""
+        return range(1, 1 + self.seeds)
 
     @property
     def num_processes(self) -> int:
@@ -137,23 +111,22 @@ class SimulatePlan(msgspec.Struct, frozen=True):
     def fleet(self, setting: Setting) -> FleetSpec:
         """Return the fleet of a setting. Raises BenchError for a constant that does not exist, or
         a file that is no validation of real engines."""
-        cache = _split(setting.trace)[1]
-        constants = {**self._fitted(), **dict(word.partition("=")[::2] for word in self.engine)}
+        cache, constants = _split(setting.trace)[1], dict[str, Any]()
+        if self.like is not None:
+            facts = load_run(self.like).facts
+            if not facts.keys() >= set(_CONSTANTS):
+                raise BenchError(
+                    f"{self.like}: no constants of engines; the cure: a file that inferway bench "
+                    "validate --real --save wrote"
+                )
+            constants = {name: facts[name] for name in _CONSTANTS}
+        constants |= dict(word.partition("=")[::2] for word in self.engine)
         constants |= {"cache_tokens": cache} if cache else {}
         try:
             engine = msgspec.convert(constants, EngineSpec, strict=False)
         except msgspec.ValidationError as e:
             raise BenchError(f"--engine: {e}; the keys are {', '.join(_CONSTANTS)}") from e
         return FleetSpec(setting.engines, self.slow, engine=engine, num_gateways=setting.gateways)
-
-    def _fitted(self) -> dict[str, Any]:
-        facts = {} if self.like is None else load_run(self.like).facts
-        if self.like is not None and not facts.keys() >= set(_CONSTANTS):
-            raise BenchError(
-                f"{self.like}: no constants of engines; the cure: a file that inferway bench "
-                "validate --real --save wrote"
-            )
-        return {name: facts[name] for name in _CONSTANTS if name in facts}
 
     def workload(self, trace: str, seed: int) -> Workload:
         """Return the requests of a trace; what is drawn is drawn with the seed. Raises BenchError

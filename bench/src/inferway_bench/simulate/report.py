@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import resource
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
-
-import msgspec
 
 from inferway_bench.harness import Benchmark
 from inferway_bench.plotting import Chart, Plot
@@ -16,24 +12,19 @@ from inferway_bench.policies.catalog import DEAF, LLM_D, ORACLE, OURS
 from inferway_bench.processes import BenchError
 from inferway_bench.progress import OnStep
 from inferway_bench.report import Column, Table
-from inferway_bench.rows import Findings, Goal, Row, Run, goal
+from inferway_bench.rows import Findings, Row
 from inferway_bench.simulate.beside_others import (
-    BESIDE_PEERS,
-    BESIDE_WEIGHTED,
     FEW_SEEDS,
-    KINDS,
     MANY_SEEDS,
-    Requirement,
-    gains,
+    OF_FLEETS,
+    OF_POLICIES,
+    goals,
     losses,
-    ratio_goals,
-    ratios,
     with_ratios,
 )
 from inferway_bench.simulate.plan import SimulatePlan, preset
 from inferway_bench.simulate.run import simulated
 
-_MANY_ENGINES, _MANY_REQUESTS, _SECONDS = 1_000, 1_000_000, 600.0
 _TALL = 20_000  # ms; a policy that takes longer runs off the picture
 _FAR = 30  # times ours; the same
 
@@ -43,59 +34,27 @@ def measure(plan: SimulatePlan, on_step: OnStep) -> Findings:
     if plan.slow > min(plan.engines):
         raise BenchError(f"--slow {plan.slow}: there are {min(plan.engines)} engines")
     rows = simulated(plan, on_step)
-    processes = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    memory = max(resource.getrusage(which).ru_maxrss for which in processes) / 2**20
     traces = [row for row in rows if row.table == "traces"]
+    about = [
+        f"- {plan.fleet(plan.settings()[0]).about}",
+        "- Loads are shares of the rate in the table of traces. Between fleets it grows in "
+        "proportion to the number of engines.",
+    ]
+    if plan.like is not None:
+        about.append(f"- The constants of the engines are those of {plan.like.name}.")
+    if plan.warm_up:
+        about.append(
+            f"- Requests that arrive in the first {plan.warm_up:.0%} of a run do not count."
+        )
     return Findings(
-        rows=[*(row for row in rows if row.table != "simulations"), *with_ratios(rows)],
-        about=[*about(plan), f"- The simulation took at most {memory:.2f} GiB of memory."],
+        rows=[*traces, *with_ratios(rows)],
+        about=about,
         facts={
             "most_engines": max(plan.engines),
             "most_requests": max(int(row.median("requests")) for row in traces),
         },
-        seeds=list(range(1, plan.seeds + 1)),
+        seeds=list(plan.all_seeds),
     )
-
-
-def about(plan: SimulatePlan) -> Iterator[str]:
-    """Yield what is to be said of the fleet and the loads."""
-    yield f"- {plan.fleet(plan.settings()[0]).about}"
-    if plan.like is not None:
-        yield f"- The constants of the engines are those of {plan.like.name}."
-    yield (
-        "- Loads are shares of the rate in the table of traces. Between fleets it grows in "
-        "proportion to the number of engines."
-    )
-    if plan.warm_up:
-        yield f"- Requests that arrive in the first {plan.warm_up:.0%} of a run do not count."
-
-
-def measure_beside(
-    requirements: Sequence[Requirement], plan: SimulatePlan, on_step: OnStep
-) -> Findings:
-    """Simulate the plan, and say what ours is beside the others. Raises BenchError."""
-    found = measure(plan, on_step)
-    return msgspec.structs.replace(found, rows=beside(requirements, found.rows))
-
-
-def beside(requirements: Sequence[Requirement], rows: Sequence[Row]) -> list[Row]:
-    """Return the rows, and those of the tables that say what ours is beside the others."""
-    return [*rows, *gains(rows), *ratios(rows, requirements)]
-
-
-def _size_goals(run: Run) -> list[Goal]:
-    """How long a large simulation may take of each policy but the oracle."""
-    engines, requests = int(run.facts["most_engines"]), int(run.facts["most_requests"])
-    rows = [row for row in run.select("simulations") if row.keys["policy"] != ORACLE]
-    if engines < _MANY_ENGINES or requests < _MANY_REQUESTS or not rows:
-        return []
-    slowest = max(rows, key=lambda row: max(row.repeats("cpu_us")))
-    what = (
-        f"CPU time of simulating {_MANY_REQUESTS:,} requests to {_MANY_ENGINES:,} engines, the "
-        f"slowest policy ({slowest.keys['policy']})"
-    )
-    seconds = max(slowest.repeats("cpu_us")) / 1e6 * _MANY_REQUESTS
-    return [goal(what, seconds, most=_SECONDS, form="{:,.0f}", unit=" s")]
 
 
 def _is_highest(row: Row) -> bool:
@@ -109,13 +68,12 @@ _CACHED = Column("cached", "cached", "{:.1f}%", "mean alone", "higher", "%")
 _TRACES = Table(
     "traces",
     "Traces: tokens of an engine's cache; round-robin's mean TTFT in ms when idle, and the rate in "
-    "requests a second at which it doubles; weights of best-weighted (queue:kv:prefix), which are "
-    "fitted on the first half",
+    "requests a second at which it doubles",
     ("trace",),
     (
         Column("cache", form="{:,.0f}"), Column("requests", form="{:,.0f}"),
         Column("idle_ttft", "idle TTFT", "{:,.0f}"), Column("rate", form="{:,.3g}"),
-        Column("weights"), Column("about"),
+        Column("about"),
     ),
 )  # fmt: skip
 _WHERE = "{trace}, engines: {engines:,}, gateways: {gateways}"
@@ -156,20 +114,12 @@ _HIGHEST_CACHED = replace(
     "gateways: {gateways}",
     columns=(replace(_CACHED, better=None),),
 )
-_GAINS = Table(
-    "gains",
-    f"What KV events gain: p90 TTFT of the best policy of each kind divided by that of {OURS}; "
-    "*reusable* is the share of prompt tokens that the oracle takes from a cache",
-    ("trace", "gateways", "load"),
-    (Column("reusable", form="{:.1f}%"), *(Column(kind) for kind in KINDS)),
-)
-_RATIOS = Table(
-    "ratios",
-    f"Ratios that are required of {OURS}, as means of those of each seed (95 %)",
-    ("trace", "gateways", "load", "ratio", "best"),
-    (Column("measured", form="{:.3f}"), Column("oracle", "with the oracle", "{:.3f}")),
-    in_details=True,
-)
+_P90_RATIOS = Table(
+    "simulations",
+    f"p90 TTFT divided by that of {OURS}, at {{load}} of the rate, gateways: {{gateways}}",
+    ("policy",), (Column("p90_ratio", "p90", "{:.2f}", "value"),), across="trace",
+    split=("gateways", "load"),
+)  # fmt: skip
 
 _STYLES: dict[str, dict[str, Any]] = {
     OURS: {"color": "#cc3311", "linestyle": "-", "linewidth": 2.4, "zorder": 5},
@@ -177,12 +127,11 @@ _STYLES: dict[str, dict[str, Any]] = {
     LLM_D: {"color": "#0077bb", "linewidth": 1.8},
 }
 _OVER_RATE = Plot(
-    "curve", ("ttft",), x="rate", by="policy", x_label="requests per second",
+    "simulations", ("ttft",), x="rate", by="policy", x_label="requests per second",
     y_label="mean TTFT, ms", title="{trace}", mean=True, styles=_STYLES, log_y=True, most=_TALL,
 )  # fmt: skip
-_OVER_ENGINES = replace(
-    _OVER_RATE, table="simulations", x="engines", x_label="engines", title="", log_x=True, most=None
-)
+_OVER_ENGINES = replace(_OVER_RATE, x="engines", x_label="engines", title="", log_x=True, most=None)
+_OF_ONE_GATEWAY = replace(_OVER_RATE, where=lambda row: row.keys["gateways"] == 1)
 _OVER_POLICIES = Plot("simulations", ("ttft_p90",), x="policy", y_label="p90 TTFT, ms", log_y=True)
 
 SIMULATE = Benchmark(
@@ -199,7 +148,6 @@ SIMULATE = Benchmark(
             replace(_OVER_POLICIES, y=("cpu_us",), y_label="simulating a request, µs"),
         ),
     ),
-    goals=_size_goals,
     question="how policies perform on a trace and a fleet that you choose, in virtual time",
     takes="2 to 6 minutes a policy for a million requests to 1,000 engines",
     arguments="--trace mooncake --engines 1000 --requests 1000000",
@@ -229,7 +177,7 @@ SIMULATE_SEEDS = replace(
     chart=Chart(
         "{seeds} seeds in virtual time",
         (
-            replace(_OVER_RATE, table="simulations", title="", log_y=False, most=None),
+            replace(_OVER_RATE, title="", log_y=False, most=None),
             Plot(
                 "simulations", ("difference",), x="rate", by="policy", styles=_STYLES,
                 x_label="requests per second", y_label=f"{OURS} minus it, ms",
@@ -256,7 +204,6 @@ PoliciesPlan = preset(
     gateways=(1, 4),
     policy=(),
     load=(0.5, 0.75, 0.9),
-    curve=(0.25, 1.5, 2.5),
     seeds=5,
     bisections=8,
 )
@@ -265,24 +212,24 @@ POLICIES = Benchmark(
     "Compare all policies on one simulated fleet in virtual time: real traces and generated chats, "
     "and an oracle.",
     PoliciesPlan,
-    partial(measure_beside, BESIDE_WEIGHTED),
-    (_HIGHEST_TTFT, _HIGHEST_CACHED, _GAINS, _TRACES, _BY_LOAD, _RATIOS),
+    measure,
+    (_HIGHEST_TTFT, _P90_RATIOS, _HIGHEST_CACHED, _TRACES, _BY_LOAD),
     Chart(
         "One gateway; a mean TTFT above 20 s is cut off",
         (
-            _OVER_RATE,
+            _OF_ONE_GATEWAY,
             replace(
-                _OVER_RATE, y=("cached",), y_label="prompt tokens from a cache, %", log_y=False,
-                most=None,
+                _OF_ONE_GATEWAY, y=("cached",), y_label="prompt tokens from a cache, %",
+                log_y=False, most=None,
             ),
         ),
         split=("trace",),
     ),
     quick={
         "trace": ("mooncake", "chats@65536"), "requests": 1_500, "gateways": (1,), "load": (0.75,),
-        "curve": (0.5,), "seeds": 2, "weights": (0, 1, 3), "finalists": 1, "bisections": 3,
+        "seeds": 2, "bisections": 3,
     },
-    goals=ratio_goals,
+    goals=partial(goals, OF_POLICIES),
     losses=losses,
     question="how the routing policy changes time to first token on a simulated fleet: Inferway's "
     "policies, those of its peers, and an oracle",
@@ -292,20 +239,17 @@ POLICIES = Benchmark(
 FleetPlan = preset(
     "FleetPlan",
     trace=(
-        *("mooncake", "agentic@1048576", "azure@262144", "servegen"),
+        *("mooncake", "agentic@1048576", "azure@262144"),
         *("mooncake@8388608", "agentic@8388608"),  # more tokens than all prompts have
     ),
     engines=(16,),
     gateways=(1, 4),
     policy=(
         *("round-robin", "least-request", "consistent-hash", LLM_D, "llm-d-whole", "cache-aware"),
-        *("dynamo-cost", "best-weighted", OURS, DEAF, ORACLE),
+        *("kv-aware", OURS, DEAF, ORACLE),
     ),
     load=(0.75, 0.9),
     seeds=5,
-    weights=(0, 1, 2, 8),
-    fit_gateways=4,
-    finalists=2,
     bisections=5,
 )
 POLICIES_FLEET = replace(
@@ -314,30 +258,21 @@ POLICIES_FLEET = replace(
     help="Compare policies in front of 16 equal engines behind 1 and 4 gateways in virtual time, "
     "with and without pressure on the caches.",
     plan=FleetPlan,
-    measure=partial(measure_beside, BESIDE_PEERS),
-    tables=(_HIGHEST_TTFT, _GAINS, _HIGHEST_CACHED, _TRACES, _BY_LOAD, _RATIOS),
+    goals=partial(goals, OF_FLEETS),
     chart=Chart(
         f"Each workload at its highest load; ratios above {_FAR} are cut off",
         (
-            Plot(
-                "simulations",
-                ("p90_ratio",),
-                x="trace",
-                by="policy",
-                styles=_STYLES,
-                log_y=True,
-                most=_FAR,
-                title="gateways: {gateways}",
-                where=_is_highest,
-                x_label=" ",
-                y_label=f"p90 TTFT / that of {OURS}",
+            replace(
+                _OVER_RATE, y=("p90_ratio",), x="trace", x_label=" ",
+                y_label=f"p90 TTFT / that of {OURS}", title="gateways: {gateways}", mean=False,
+                most=_FAR, where=_is_highest,
             ),
         ),
         split=("gateways",),
     ),
     question="how much KV events gain, with one gateway and with several, in front of many engines",
-    takes="40 minutes",
-)
+    takes="25 minutes",
+)  # fmt: skip
 simulate, policies, policies_fleet = (
     benchmark.command() for benchmark in (SIMULATE, POLICIES, POLICIES_FLEET)
 )

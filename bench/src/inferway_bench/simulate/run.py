@@ -1,21 +1,20 @@
-"""The simulations of a plan, in as many processes as there are cores: rates are found, weights are
-fitted, and each policy is simulated at each load with each seed."""
+"""The simulations of a plan, in as many processes as there are cores: rates are found, and each
+policy is simulated at each load with each seed."""
 
 from __future__ import annotations
 
-import multiprocessing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
 from itertools import product
-from math import sqrt
+from multiprocessing import get_context
 from statistics import fmean
 from typing import TypeVar
 
 import msgspec
 
-from inferway_bench.policies.catalog import BEST_WEIGHTED, OURS, POLICIES, policy_named
-from inferway_bench.policies.configured import Weights, grid, weighted
+from inferway_bench.doubling import doubling_rate
+from inferway_bench.policies.catalog import OURS, POLICIES, policy_named
 from inferway_bench.policies.requests import Figures, Workload
 from inferway_bench.policies.simulate import FleetSpec, simulate
 from inferway_bench.processes import BenchError
@@ -23,7 +22,6 @@ from inferway_bench.progress import OnStep
 from inferway_bench.rows import Row
 from inferway_bench.simulate.plan import Setting, SimulatePlan
 
-_WARM_UP_OF_FIT = 0.2
 _SEARCHED = 2  # seeds whose mean TTFT is to double, and more where they have few requests:
 _SEARCHED_REQUESTS = 1_600
 _MOST_SEARCHED = 20_000  # requests of a seed, or so many for each engine:
@@ -34,8 +32,6 @@ _MOST_STEPS = 50
 
 _In = TypeVar("_In")
 _Out = TypeVar("_Out")
-Case = tuple[str, float]  # trace, load
-Fitted = Mapping[Case, Weights]  # those of best-weighted with the least mean TTFT on the first half
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -47,37 +43,33 @@ class Task(msgspec.Struct, frozen=True):
     policy: str
     seed: int
     rate: float
-    weights: Weights | None = None
-    is_fit: bool = False  # of the first half
 
 
-class Processes:
+class _Processes:
     """So many processes that compute side by side; the only one is this process."""
 
     def __init__(self, number: int, on_step: OnStep) -> None:
-        # Not forked: a progress display has a thread.
-        context = multiprocessing.get_context("spawn")
-        self._pool = ProcessPoolExecutor(number, mp_context=context) if number > 1 else None
+        self._number = number
         self._on_step = on_step
 
     def map(self, function: Callable[[_In], _Out], given: Sequence[_In], what: str) -> list[_Out]:
         """Return what the function makes of each, in their order."""
-        if self._pool is None:
+        if self._number == 1:
             return [function(one) for one in self._told(given, what, len(given))]
-        futures = [self._pool.submit(function, one) for one in given]
-        for future in self._told(as_completed(futures), what, len(given)):
-            future.result()
+        # Not forked: a progress display has a thread.
+        with ProcessPoolExecutor(self._number, get_context("spawn")) as pool:
+            futures = [pool.submit(function, one) for one in given]
+            try:
+                for future in self._told(as_completed(futures), what, len(given)):
+                    future.result()
+            finally:
+                pool.shutdown(cancel_futures=True)  # of what has not begun, after an error
         return [future.result() for future in futures]
 
-    def _told(self, each: Iterator[_In] | Sequence[_In], what: str, total: int) -> Iterator[_In]:
+    def _told(self, each: Iterable[_In], what: str, total: int) -> Iterator[_In]:
         for number, one in enumerate(each):
             self._on_step(f"{what}: {number:,} of {total:,} simulations", number, total)
             yield one
-
-    def close(self) -> None:
-        """End them; what has not begun is not computed."""
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
 
 
 def simulated(plan: SimulatePlan, on_step: OnStep) -> list[Row]:
@@ -90,110 +82,42 @@ def simulated(plan: SimulatePlan, on_step: OnStep) -> list[Row]:
     firsts = [Setting(trace, plan.engines[0], plan.gateways[0]) for trace in plan.trace]
     for first in firsts:
         plan.workload(first.trace, 1)  # an error is told before processes are started
-    processes = Processes(plan.num_processes, on_step)
-    try:
-        traces = processes.map(partial(find_rate, plan), firsts, "finding rates")
-        rates = {str(row.keys["trace"]): row.median("rate") for row in traces}
-        fitted = _fitted(plan, rates, processes) if BEST_WEIGHTED in names else {}
-        tasks = list(_tasks(plan, names, rates, fitted))
-        by_seed = sorted(tasks, key=lambda task: task.seed)  # a process keeps the last workloads
-        found = dict(zip(by_seed, processes.map(perform, by_seed, "simulating"), strict=True))
-    finally:
-        processes.close()
-    return [*(_with_weights(row, fitted) for row in traces), *_rows(plan, tasks, found)]
+    processes = _Processes(plan.num_processes, on_step)
+    traces = processes.map(partial(find_rate, plan), firsts, "finding rates")
+    rates = {str(row.keys["trace"]): row.median("rate") for row in traces}
+    tasks = list(_tasks(plan, names, rates))
+    by_seed = sorted(tasks, key=lambda task: task.seed)  # a process keeps the last workloads
+    found = dict(zip(by_seed, processes.map(perform, by_seed, "simulating"), strict=True))
+    return [*traces, *_rows(tasks, found)]
 
 
-def _with_weights(row: Row, fitted: Fitted) -> Row:
-    of_trace = [
-        (load, best) for (trace, load), best in fitted.items() if trace == row.keys["trace"]
-    ]
-    said = [f"{load:.0%} {best}" for load, best in of_trace]
-    return msgspec.structs.replace(row, values={**row.values, "weights": ", ".join(said) or None})
-
-
-def _tasks(
-    plan: SimulatePlan, names: Sequence[str], rates: Mapping[str, float], fitted: Fitted
-) -> Iterator[Task]:
+def _tasks(plan: SimulatePlan, names: Sequence[str], rates: Mapping[str, float]) -> Iterator[Task]:
     for setting in plan.settings():
         rate = rates[setting.trace] * setting.engines / plan.engines[0]
-        curve = plan.curve if setting.gateways == plan.gateways[0] else ()
-        for load, name in product((*(plan.load or (1.0,)), *curve), names):
-            weights = _nearest(fitted, setting.trace, load) if name == BEST_WEIGHTED else None
-            for seed in range(1, 1 + (1 if load in curve else plan.seeds)):
-                yield Task(plan, setting, load, name, seed, rate * load, weights)
+        for load, name, seed in product(plan.load or (1.0,), names, plan.all_seeds):
+            yield Task(plan, setting, load, name, seed, rate * load)
 
 
-def _nearest(fitted: Fitted, trace: str, load: float) -> Weights:
-    """At a load that was not fitted, those of the nearest that was."""
-    loads = [at for of, at in fitted if of == trace]
-    return fitted[trace, min(loads, key=lambda at: abs(at - load))]
-
-
-def _rows(
-    plan: SimulatePlan, tasks: Sequence[Task], found: Mapping[Task, Figures]
-) -> Iterator[Row]:
-    """A row for each case, and at last the points of the curve."""
+def _rows(tasks: Sequence[Task], found: Mapping[Task, Figures]) -> Iterator[Row]:
+    """A row for each case."""
     by_case: dict[tuple[Setting, float, str], list[Task]] = {}
     for task in tasks:
         by_case.setdefault((task.setting, task.load, task.policy), []).append(task)
-    points = []
     for (setting, load, policy), seeds in by_case.items():
         keys = {**setting._asdict(), "load": f"{load:.0%}", "policy": policy}
         values: dict[str, list[float]] = {
             name: [getattr(found[task], name) for task in seeds]
             for name in Figures.__struct_fields__
         }
-        row = Row("simulations", keys, {"rate": seeds[0].rate, **values}, policy == OURS)
-        if load not in plan.curve:
-            yield row
-        if plan.curve and setting.gateways == plan.gateways[0]:
-            points.append(point(row))
-    yield from points
-
-
-def point(row: Row) -> Row:
-    """Return what the curve has of a case."""
-    values = {name: fmean(row.repeats(name)) for name in ("rate", "ttft", "cached")}
-    return Row("curve", row.keys, values, row.is_ours)
-
-
-def _fitted(plan: SimulatePlan, rates: Mapping[str, float], processes: Processes) -> Fitted:
-    """All weights are tried with one seed, the best of them again with all seeds."""
-
-    def ranked(tried: Mapping[Case, Sequence[Weights]], seeds: int) -> dict[Case, list[Weights]]:
-        """By mean TTFT, the best first."""
-        tasks = [
-            Task(
-                plan, Setting(trace, plan.engines[0], plan.fit_gateways), load, BEST_WEIGHTED,
-                seed, rates[trace] * load, weights, is_fit=True,
-            )
-            for (trace, load), some in tried.items()
-            for weights, seed in product(some, range(1, seeds + 1))
-        ]  # fmt: skip
-        means: dict[Case, dict[Weights, list[float]]] = {case: {} for case in tried}
-        for task, found in zip(
-            tasks, processes.map(perform, tasks, "fitting weights"), strict=True
-        ):
-            assert task.weights is not None
-            of_case = means[task.setting.trace, task.load]
-            of_case.setdefault(task.weights, []).append(found.ttft)
-        return {case: sorted(of, key=lambda w: (fmean(of[w]), w)) for case, of in means.items()}
-
-    cases = list(product(plan.trace, plan.load or (1.0,)))
-    first = ranked(dict.fromkeys(cases, grid(plan.weights)), 1)
-    best = ranked({case: some[: plan.finalists] for case, some in first.items()}, plan.seeds)
-    return {case: some[0] for case, some in best.items()}
+        yield Row("simulations", keys, {"rate": seeds[0].rate, **values}, policy == OURS)
 
 
 def perform(task: Task) -> Figures:
     """Simulate a task in a process of the pool."""
-    plan, warm_up = task.plan, task.plan.warm_up
-    workload = plan.workload(task.setting.trace, task.seed)
-    if task.is_fit:
-        workload, warm_up = workload.part(len(workload.requests) // 2), _WARM_UP_OF_FIT
-    make = policy_named(task.policy) if task.weights is None else weighted(task.weights)
-    outcome = simulate(workload, task.rate, plan.fleet(task.setting), make, task.seed)
-    return outcome.figures(workload, task.rate, warm_up)
+    plan, workload = task.plan, task.plan.workload(task.setting.trace, task.seed)
+    fleet, make = plan.fleet(task.setting), policy_named(task.policy)
+    outcome = simulate(workload, task.rate, fleet, make, task.seed)
+    return outcome.figures(workload, task.rate, plan.warm_up)
 
 
 def find_rate(plan: SimulatePlan, setting: Setting) -> Row:
@@ -205,10 +129,9 @@ def find_rate(plan: SimulatePlan, setting: Setting) -> Row:
         most = max(_MOST_SEARCHED, _MOST_EACH * setting.engines)
         num_seeds = max(_SEARCHED, _SEARCHED_REQUESTS // len(workload.requests))
         searched = [
-            plan.workload(setting.trace, seed).part(most)
-            for seed in range(1, min(num_seeds, plan.seeds) + 1)
+            plan.workload(setting.trace, seed).part(most) for seed in plan.all_seeds[:num_seeds]
         ]
-        idle, rate = doubling_rate(searched, fleet, plan.bisections, plan.warm_up)
+        idle, rate = round_robins_rate(searched, fleet, plan.bisections, plan.warm_up)
     values = {
         "cache": fleet.engine.cache_tokens,
         "requests": len(workload.requests),
@@ -219,7 +142,7 @@ def find_rate(plan: SimulatePlan, setting: Setting) -> Row:
     return Row("traces", {"trace": setting.trace}, values)
 
 
-def doubling_rate(
+def round_robins_rate(
     workloads: Sequence[Workload], fleet: FleetSpec, bisections: int, warm_up: float = 0.0
 ) -> tuple[float, float]:
     """Return round-robin's mean TTFT on an idle fleet, in ms, and the rate at which it is twice
@@ -233,18 +156,9 @@ def doubling_rate(
             for seed, each in enumerate(workloads, start=1)
         )
 
-    idle = ttft(1 / _IDLE_GAP)
-    low = high = _FIRST * fleet.num_engines
-    for _ in range(_MOST_STEPS):
-        if ttft(high) >= 2 * idle:
-            break
-        low, high = high, high * 1.5
-    else:
-        raise BenchError(
-            f"round-robin's mean TTFT, {idle:,.0f} ms, does not double with any rate; the cure: "
-            "more requests, or --rate"
-        )
-    for _ in range(bisections):
-        middle = sqrt(low * high)
-        low, high = (middle, high) if ttft(middle) < 2 * idle else (low, middle)
+    idle, first = ttft(1 / _IDLE_GAP), _FIRST * fleet.num_engines
+    try:
+        low, _ = doubling_rate(ttft, idle, (first, first), 1.5, _MOST_STEPS, bisections)
+    except ValueError as e:
+        raise BenchError(f"round-robin: {e}; the cure: more requests, or --rate") from e
     return idle, low

@@ -23,6 +23,7 @@ from inferway_bench.flags import flag
 from inferway_bench.harness import Benchmark
 from inferway_bench.loading.workload import Session
 from inferway_bench.peers.fleets import MODEL, Fleet, real_engines, started
+from inferway_bench.peers.measuring import standing
 from inferway_bench.peers.plan import (
     LayersFlag,
     RealEngines,
@@ -30,7 +31,6 @@ from inferway_bench.peers.plan import (
     SimulatedEngines,
     VllmFlag,
 )
-from inferway_bench.peers.standing import standing
 from inferway_bench.peers.workload import ChatSpec, chats
 from inferway_bench.plotting import Chart, Plot
 from inferway_bench.policies.catalog import OURS
@@ -39,18 +39,16 @@ from inferway_bench.policies.requests import Workload
 from inferway_bench.policies.simulate import FleetSpec
 from inferway_bench.progress import OnStep
 from inferway_bench.report import Column, Table
-from inferway_bench.routers import Inferway, Router, SglangRouter, VllmRouter, chosen, install_peers
+from inferway_bench.routers import OnlyFlag, Router, all_routers, chosen
 from inferway_bench.rows import Findings, Goal, Row, Run, Value
 from inferway_bench.simulate.compared import DRAWS, Sent, as_workload, compared
 from inferway_bench.simulate.constants import division, measure_engine
 from inferway_bench.simulate.fitting import Measured, fit, fit_beside
-from inferway_bench.simulate.run import doubling_rate
-from inferway_bench.venvs import Venv
+from inferway_bench.simulate.run import round_robins_rate
 
 TTFT_PERCENT, CACHED_POINTS = 15.0, 2.0  # how far off a simulation may be
 _FITTED_SEED = 3_000  # of chats that are not judged, and above
 _REAL_BATCHED_TOKENS = 2_048  # of vLLM's API server on the CPU
-_BY_SESSION = "consistent-hash"
 # Of the rate at which round-robin's mean TTFT doubles: the lowest load of `bench peers`. Near that
 # rate engines that are 5 % slower answer 15 % later, and the machine's minutes would be judged: at
 # 0.75 five runs of round-robin, simulated with the same constants, were off by -25 to +15 %.
@@ -61,19 +59,18 @@ _BESIDE = 1.2  # as long as it is not known
 class ValidatePlan(msgspec.Struct, frozen=True):
     """The flags of `inferway bench validate`."""
 
-    real: Annotated[
-        bool, flag("Compare with real vLLM on the CPU, with constants that are fitted to it.")
-    ] = False
+    # fmt: off
+    real: Annotated[bool, flag(
+        "Compare with real vLLM on the CPU, with constants that are fitted to it.",
+    )] = False
     vllm: VllmFlag = None
     layers: LayersFlag = None
-    only: Annotated[
-        tuple[str, ...], flag("Compare only routers whose name has this text.", metavar="TEXT")
-    ] = ()
+    only: OnlyFlag = ()
     rate: Annotated[float | None, flag("Send this number of requests a second.", gt=0)] = None
-    seeds: Annotated[
-        int | None,
-        flag("Send chats of this number of seeds, by default 1, or 4 with --real.", ge=1),
-    ] = None
+    seeds: Annotated[int | None, flag(
+        "Send chats of this number of seeds, by default 1, or 4 with --real.", ge=1,
+    )] = None
+    # fmt: on
 
 
 # 2,000 requests; eight engines hold half of what the chats have said when they end. They are fast:
@@ -91,12 +88,13 @@ _REAL = Scenario(RealEngines(), ChatSpec(), warm_up_requests=20, bisections=4)
 def measure(plan: ValidatePlan, on_step: OnStep) -> Findings:
     """Send the chats and simulate them. Raises BenchError when no router is left, a router or an
     engine does not start, or a request fails."""
-    scenario, rate = _SIMULATED, plan.rate or (None if plan.real else _SIMULATED_RATE)
+    scenario, rate, seeds = _SIMULATED, plan.rate or _SIMULATED_RATE, plan.seeds or 1
+    by_text = () if plan.real else ("cache_aware",)
     if plan.real:
         scenario = msgspec.structs.replace(_REAL, engines=real_engines(plan.layers))
-    seeds = plan.seeds or (4 if plan.real else 1)
-    routers = _routers(install_peers(on_step), is_real=plan.real)
-    round_robin = routers[1]
+        rate, seeds = plan.rate or 0.0, plan.seeds or 4
+    vllm = ("round_robin", "consistent_hash", *by_text)
+    ours, _, round_robin, *others = all_routers(vllm, by_text, True, on_step)
     prompts = EnginePrompts(str(prepare_smollm2()))
     try:
         with (
@@ -104,23 +102,12 @@ def measure(plan: ValidatePlan, on_step: OnStep) -> Findings:
             started(scenario.engines, plan.vllm, Path(name), on_step) as fleet,
         ):
             tour = Tour(scenario, fleet, prompts, Path(name), on_step)
-            tour.measure(chosen(routers, plan.only), round_robin, rate, seeds)
+            routers = chosen([ours, round_robin, *others], plan.only)
+            tour.measure(routers, round_robin, rate, seeds)
     finally:
         prompts.close()
     on_step("simulating the same")
     return findings(tour, os.getloadavg()[0])
-
-
-def _routers(venv: Venv, *, is_real: bool) -> list[Router]:
-    policies = ("round_robin", "consistent_hash", *(() if is_real else ("cache_aware",)))
-    ours, theirs = Inferway(scoring=True), [VllmRouter(venv, policy) for policy in policies]
-    return [ours, *theirs, *([] if is_real else [SglangRouter(venv, "cache_aware")])]
-
-
-def policy_of(router: Router) -> str:
-    """Return the policy that simulates a router, which is the last word of its name."""
-    is_ours = isinstance(router, Inferway)
-    return OURS if is_ours else router.label.split()[-1].replace("_", "-")
 
 
 @dataclass(slots=True)
@@ -137,10 +124,10 @@ class Tour:
     fitted_to: list[Sent] = field(default_factory=list)
 
     def measure(
-        self, routers: Sequence[Router], round_robin: Router, rate: float | None, seeds: int
+        self, routers: Sequence[Router], round_robin: Router, rate: float, seeds: int
     ) -> None:
         """Send the chats of all seeds through `routers`, at half of the rate that round-robin can
-        carry if none is given. The machine does not stay as fast as it was: each router meets it
+        carry if `rate` is 0. The machine does not stay as fast as it was: each router meets it
         early and late, and the constants are of the whole time."""
         rate = rate or self._find_rate()
         for seed in range(1, seeds + 1):
@@ -153,7 +140,8 @@ class Tour:
         self._measure_alone()
         fleet = self._fitted().with_beside(_BESIDE)
         workload = self._workload(chats(self.scenario.chats, _FITTED_SEED, "search", 1.0))
-        return round(_LOAD * doubling_rate([workload], fleet, self.scenario.bisections)[1], 3)
+        rate = round_robins_rate([workload], fleet, self.scenario.bisections)[1]
+        return round(_LOAD * rate, 3)
 
     def simulated_fleet(self) -> FleetSpec:
         """Return the fleet with its constants: as given to simulated engines, or fitted."""
@@ -161,12 +149,12 @@ class Tour:
         if isinstance(engines, SimulatedEngines):
             return FleetSpec(engines.engines, num_slow=0, engine=engine_like(engines))
         fleet = self._fitted()
-        waited = fmean(one.ttft for one in self.fitted_to)
 
         def simulated(beside: float) -> float:
             slowed = fleet.with_beside(beside)
             return fmean(one.simulated_ttft(slowed) for one in self.fitted_to)
 
+        waited = fmean(one.ttft for one in self.fitted_to)
         return fleet.with_beside(fit_beside(waited, simulated))
 
     def _fitted(self) -> FleetSpec:
@@ -194,18 +182,20 @@ class Tour:
         return as_workload(sessions, self.prompts, self.scenario.engines.block_size)
 
     def _send(self, router: Router, seed: int, rate: float) -> Sent:
-        scenario, fleet, policy, rows = self.scenario, self.fleet, policy_of(router), None
+        scenario, fleet, rows = self.scenario, self.fleet, None
+        # the last word of a peer's name is its policy
+        policy = OURS if router.is_ours else router.label.split()[-1].replace("_", "-")
         place = self.directory / f"{router.label}-{seed}".replace(" ", "-")
         with standing(router, fleet, place) as one:
             self.on_step(f"warming up {router.label}")
             one.warm_up(scenario.chats, seed, rate, scenario.warm_up_requests)
             sessions = chats(scenario.chats, seed, f"{policy}-{seed}", rate)
             # of simulated engines the policy itself is judged, of real ones the engines' times
-            if policy == _BY_SESSION and isinstance(scenario.engines, RealEngines):
+            if policy == "consistent-hash" and isinstance(scenario.engines, RealEngines):
                 rows = division(one.place.url, fleet, sessions)
             fleet.reset()
             self.on_step(f"{router.label}, seed {seed}: {scenario.chats.requests:,} requests")
-            samples = one.carry(sessions).driven.samples
+            samples = one.carry(sessions).samples
         return Sent(router.label, policy, seed, samples, self._workload(sessions), rows)
 
 
@@ -276,21 +266,18 @@ def _about(tour: Tour, fleet: FleetSpec, load_after: float) -> Iterator[str]:
         )
 
 
-def _goals(run: Run) -> Iterator[Goal]:
+def _goals(run: Run) -> list[Goal]:
+    goals = []
     for row in run.select("routers"):
-        router, is_real = row.keys["router"], bool(run.plan["real"])
-        percent, points = row.median("ttft_error"), row.median("cached_error")
-        if is_real:
-            yield Goal(
-                f"{router}: error of the simulated mean TTFT",
-                f"within {TTFT_PERCENT:g}%",
-                f"{percent:+.1f}%",
-                abs(percent) <= TTFT_PERCENT,
-            )
-        yield Goal(
-            f"{router}: error of the simulated cached share", f"within {CACHED_POINTS:g} points",
-            f"{points:+.1f} points", abs(points) <= CACHED_POINTS,
-        )  # fmt: skip
+        errors = [
+            ("mean TTFT", row.median("ttft_error"), "%", TTFT_PERCENT),
+            ("cached share", row.median("cached_error"), " points", CACHED_POINTS),
+        ]
+        for what, error, unit, most in errors if run.plan["real"] else errors[1:]:
+            said = f"{row.keys['router']}: error of the simulated {what}"
+            is_met = abs(error) <= most
+            goals.append(Goal(said, f"within {most:g}{unit}", f"{error:+.1f}{unit}", is_met))
+    return goals
 
 
 def _mean(name: str, head: str, form: str) -> Column:
@@ -304,7 +291,6 @@ _ROUTERS = Table(
     (
         _mean("requests", "", "{:,.0f}"), _mean("rate", "requests/s", "{:,.1f}"),
         _mean("ttft", "TTFT, ms", "{:,.0f}"), _mean("simulated_ttft", "simulated", "{:,.0f}"),
-        _mean("apart_ttft", "with engines that do not slow each other", "{:,.0f}"),
         _mean("ttft_error", "error", "{:+.1f}%"),
         replace(_mean("ttft_off", "of a seed", "{:.1f}%"), better="lower", unit="%"),
         _mean("itl", "ITL, ms", "{:,.1f}"), _mean("simulated_itl", "simulated", "{:,.1f}"),
@@ -331,7 +317,7 @@ VALIDATE = Benchmark(
     measure,
     (_ROUTERS,),
     Chart("{engines}", (_CACHED, _TTFT)),
-    goals=lambda run: list(_goals(run)),
+    goals=_goals,
     question="how close simulated policies come to the cached share of the real routers",
     takes="8 minutes",
     audience="user",
