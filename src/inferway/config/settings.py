@@ -235,6 +235,7 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     objectives: dict[str, int] = {}  # name -> priority; negative: refused when engines are full
     probe: ProbeSettings = ProbeSettings()
     index: IndexSettings = IndexSettings()
+    tokens_once: Literal["auto", "on", "off"] = "auto"  # engines get the ids of their prompts
     state_dir: str | None = None  # where what is known of the engines' caches outlives us
     heal: Share = 0.0  # of the requests to engines that are known in part: report all they reuse
     admin_key_env: str | None = None  # environment variable with the key for scores and admin paths

@@ -34,6 +34,9 @@ MAX_BASE_MODELS = 128  # each may be a tokenizer of its own
 MAX_RANKS = 512  # each takes sockets
 MAX_SOURCES_BYTES = 1024 * 1024  # some 200 a rank
 MAX_CARD_FINDINGS = 3  # each is a warning in the log
+TAKES_TOKEN_IDS = (0, 32)  # the first version
+
+_MAJOR_MINOR = re.compile(r"(\d{1,6})\.(\d{1,6})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,14 @@ class EngineFacts:
     def base_models(self) -> Sequence[ModelCard]:
         """The engine's models without adapters: the names of what it is."""
         return [card for card in self.models if not card.parent]
+
+    @cached_property
+    def takes_token_ids(self) -> bool:
+        """Whether it is a vLLM that takes a prompt's token ids in place of its text, as 0.32 does
+        (openai_api/tokens_once.py). Of earlier ones this is not known."""
+        found = _MAJOR_MINOR.match(self.version or "")
+        is_vllm = any(card.owned_by == "vllm" for card in self.base_models)
+        return is_vllm and found is not None and (int(found[1]), int(found[2])) >= TAKES_TOKEN_IDS
 
     @cached_property
     def adapter_paths(self) -> Mapping[str, str | None]:

@@ -1,0 +1,50 @@
+"""Which engines of a fleet get a prompt's token ids, in place of tokenizing it a second time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from inferway.config import ServeSettings
+from inferway.fleet.engine import ProofState
+from inferway.fleet.fleet import Fleet
+from inferway.model import Endpoint
+from inferway.prompts.served import ServedModel
+from inferway.routing.tokens_once import LEAST_TOKENS, TokensOnce
+
+OLD_ENGINE, CLOCK, DIFFERED, UNPROVEN = "engine", "clock", "differed", "unproven"
+
+
+def build_tokens_once(settings: ServeSettings, fleet: Fleet, *, picks: bool) -> TokensOnce | None:
+    """Return what the settings ask for; None if engines are to tokenize all prompts themselves. A
+    picker that names several engines gives one body for all of them, whoever takes it."""
+    if settings.tokens_once == "off" or (picks and settings.picker.fallbacks):
+        return None
+    if settings.tokens_once == "on":
+        return TokensOnce(RefusesTokens(fleet, trusts_unproven=True), least=1)
+    return TokensOnce(RefusesTokens(fleet), LEAST_TOKENS)
+
+
+@dataclass(frozen=True, slots=True)
+class RefusesTokens:
+    """Says why an endpoint gets no token ids of a model's prompts. `trusts_unproven`: the probe
+    need not have seen that it makes the same, but must not have seen that it makes others."""
+
+    fleet: Fleet
+    trusts_unproven: bool = False
+
+    def __call__(self, endpoint: Endpoint, model: ServedModel) -> str | None:
+        """Return a label for metrics; None if it gets them."""
+        engine = self.fleet.engine(endpoint.engine)
+        if engine is None or engine.facts is None or not engine.facts.takes_token_ids:
+            return OLD_ENGINE
+        local = model.prompts.local
+        if local is None or local.reads_clock:  # the engine's clock is what counts
+            return CLOCK
+        prober = self.fleet.prober
+        subject = prober.subject(engine, model.name)
+        proof = engine.proofs.get(subject)
+        if subject in prober.differed or (proof is not None and proof.fault is not None):
+            return DIFFERED
+        if self.trusts_unproven or (proof is not None and proof.state is ProofState.AGREES):
+            return None
+        return UNPROVEN
