@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from inferway.config import ServeSettings
-from inferway.fleet.engine import ProofState
+from inferway.fleet.engine import Engine, ProofState
 from inferway.fleet.fleet import Fleet
+from inferway.fleet.prober import Prober
 from inferway.model import Endpoint
 from inferway.prompts.served import ServedModel
 from inferway.routing.tokens_once import LEAST_TOKENS, TokensOnce
@@ -19,9 +21,9 @@ def build_tokens_once(settings: ServeSettings, fleet: Fleet, *, picks: bool) -> 
     picker that names several engines gives one body for all of them, whoever takes it."""
     if settings.tokens_once == "off" or (picks and settings.picker.fallbacks):
         return None
-    if settings.tokens_once == "on":
-        return TokensOnce(RefusesTokens(fleet, trusts_unproven=True), least=1)
-    return TokensOnce(RefusesTokens(fleet), LEAST_TOKENS)
+    trusts = settings.tokens_once == "on"
+    refuses = RefusesTokens(fleet.engine, fleet.prober, trusts_unproven=trusts)
+    return TokensOnce(refuses, least=1 if trusts else LEAST_TOKENS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,21 +31,21 @@ class RefusesTokens:
     """Says why an endpoint gets no token ids of a model's prompts. `trusts_unproven`: the probe
     need not have seen that it makes the same, but must not have seen that it makes others."""
 
-    fleet: Fleet
+    engine: Callable[[str], Engine | None]  # by name
+    prober: Prober
     trusts_unproven: bool = False
 
     def __call__(self, endpoint: Endpoint, model: ServedModel) -> str | None:
         """Return a label for metrics; None if it gets them."""
-        engine = self.fleet.engine(endpoint.engine)
+        engine = self.engine(endpoint.engine)
         if engine is None or engine.facts is None or not engine.facts.takes_token_ids:
             return OLD_ENGINE
         local = model.prompts.local
         if local is None or local.reads_clock:  # the engine's clock is what counts
             return CLOCK
-        prober = self.fleet.prober
-        subject = prober.subject(engine, model.name)
+        subject = self.prober.subject(engine, model.name)
         proof = engine.proofs.get(subject)
-        if subject in prober.differed or (proof is not None and proof.fault is not None):
+        if subject in self.prober.differed or (proof is not None and proof.fault is not None):
             return DIFFERED
         if self.trusts_unproven or (proof is not None and proof.state is ProofState.AGREES):
             return None
