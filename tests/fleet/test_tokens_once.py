@@ -55,29 +55,34 @@ def prober(*differed: str) -> Prober:
 
 def refusal(engine: Engine | None, *differed: str, trusts_unproven: bool = False) -> str | None:
     refuses = RefusesTokens(lambda _: engine, prober(*differed), trusts_unproven)
-    return refuses(ENDPOINT, model())
+    return refuses(ENDPOINT, model(), is_compared=True)
 
 
 @pytest.mark.parametrize(
-    ("version", "owned_by", "takes"),
+    ("version", "owned_by", "compared", "others"),
     [
-        ("0.32.0", "vllm", True),
-        ("0.32.1rc1.dev7+g0123abc", "vllm", True),
-        ("0.100.2", "vllm", True),
-        ("1.0.0", "vllm", True),
-        ("0.31.9", "vllm", False),
-        ("0.9.2", "vllm", False),
-        ("0.1.dev1+gdeadbee", "vllm", False),  # built without its tags
-        ("dev", "vllm", False),
-        (None, "vllm", False),
-        ("1.2.0", "tensorrt_llm", False),
-        ("0.32.0", None, False),
+        ("0.32.0", "vllm", None, None),
+        ("0.32.1rc1.dev7+g0123abc", "vllm", None, None),
+        ("0.33.0", "vllm", None, "newer-engine"),  # how it makes responses' prompts is not known
+        ("0.100.2", "vllm", None, "newer-engine"),
+        ("1.0.0", "vllm", None, "newer-engine"),
+        ("0.31.9", "vllm", "engine", "engine"),
+        ("0.9.2", "vllm", "engine", "engine"),
+        ("0.1.dev1+gdeadbee", "vllm", "engine", "engine"),  # built without its tags
+        ("dev", "vllm", "engine", "engine"),
+        (None, "vllm", "engine", "engine"),
+        ("1.2.0", "tensorrt_llm", "engine", "engine"),
+        ("0.32.0", None, "engine", "engine"),
     ],
 )
-def test_an_engine_takes_them_that_says_it_is_vllm_0_32_or_later(
-    version: str | None, owned_by: str | None, takes: bool
+def test_an_engine_gets_them_that_says_it_is_a_vllm_that_takes_them(
+    version: str | None, owned_by: str | None, compared: str | None, others: str | None
 ) -> None:
-    assert facts(version, owned_by).takes_token_ids is takes
+    asked = engine(facts(version, owned_by), ProbeState(AGREES, ""))
+    refuses = RefusesTokens(lambda _: asked, prober())
+
+    assert refuses(ENDPOINT, model(), is_compared=True) == compared
+    assert refuses(ENDPOINT, model(), is_compared=False) == others
 
 
 @pytest.mark.parametrize(
@@ -119,7 +124,7 @@ def test_an_engine_that_takes_none_or_has_gone_gets_none() -> None:
 def test_a_model_whose_template_shows_the_time_gets_the_engine_s(served: ServedModel) -> None:
     refuses = RefusesTokens(lambda _: engine(proof=ProbeState(AGREES, "")), prober())
 
-    assert refuses(ENDPOINT, served) == "clock"
+    assert refuses(ENDPOINT, served, is_compared=True) == "clock"
 
 
 @pytest.mark.parametrize(

@@ -33,8 +33,9 @@ class Taking:
 
     why: dict[str, str] = field(default_factory=dict)
 
-    def __call__(self, endpoint: Endpoint, model: ServedModel) -> str | None:
+    def __call__(self, endpoint: Endpoint, model: ServedModel, *, is_compared: bool) -> str | None:
         assert model.name == "m"
+        assert is_compared
         return self.why.get(endpoint.engine)
 
 

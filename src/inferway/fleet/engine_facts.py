@@ -34,7 +34,6 @@ MAX_BASE_MODELS = 128  # each may be a tokenizer of its own
 MAX_RANKS = 512  # each takes sockets
 MAX_SOURCES_BYTES = 1024 * 1024  # some 200 a rank
 MAX_CARD_FINDINGS = 3  # each is a warning in the log
-TAKES_TOKEN_IDS = (0, 32)  # the first version
 
 _MAJOR_MINOR = re.compile(r"(\d{1,6})\.(\d{1,6})")
 
@@ -86,12 +85,11 @@ class EngineFacts:
         return [card for card in self.models if not card.parent]
 
     @cached_property
-    def takes_token_ids(self) -> bool:
-        """Whether it is a vLLM that takes a prompt's token ids in place of its text, as 0.32 does
-        (openai_api/tokens_once.py). Of earlier ones this is not known."""
+    def vllm_version(self) -> tuple[int, int] | None:
+        """The first two numbers of its version, if it says that it is a vLLM of one."""
         found = _MAJOR_MINOR.match(self.version or "")
         is_vllm = any(card.owned_by == "vllm" for card in self.base_models)
-        return is_vllm and found is not None and (int(found[1]), int(found[2])) >= TAKES_TOKEN_IDS
+        return (int(found[1]), int(found[2])) if is_vllm and found is not None else None
 
     @cached_property
     def adapter_paths(self) -> Mapping[str, str | None]:

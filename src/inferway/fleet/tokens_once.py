@@ -13,7 +13,12 @@ from inferway.model import Endpoint
 from inferway.prompts.served import ServedModel
 from inferway.routing.tokens_once import LEAST_TOKENS, TokensOnce
 
-OLD_ENGINE, CLOCK, DIFFERED, UNPROVEN = "engine", "clock", "differed", "unproven"
+# The version whose code openai_api/tokens_once.py follows. Later ones take ids, too. How they make
+# prompts is seen in live ones, but for kinds of requests of which no engine tells the ids.
+FOLLOWED = (0, 32)
+
+OLD_ENGINE, NEW_ENGINE = "engine", "newer-engine"
+CLOCK, DIFFERED, UNPROVEN = "clock", "differed", "unproven"
 
 
 def build_tokens_once(settings: ServeSettings, fleet: Fleet, *, picks: bool) -> TokensOnce | None:
@@ -35,11 +40,15 @@ class RefusesTokens:
     prober: Prober
     trusts_unproven: bool = False
 
-    def __call__(self, endpoint: Endpoint, model: ServedModel) -> str | None:
-        """Return a label for metrics; None if it gets them."""
+    def __call__(self, endpoint: Endpoint, model: ServedModel, *, is_compared: bool) -> str | None:
+        """Return a label for metrics; None if it gets them. `is_compared`: live prompts of the kind
+        are compared with the engine's."""
         engine = self.engine(endpoint.engine)
-        if engine is None or engine.facts is None or not engine.facts.takes_token_ids:
+        version = None if engine is None or engine.facts is None else engine.facts.vllm_version
+        if engine is None or version is None or version < FOLLOWED:
             return OLD_ENGINE
+        if version != FOLLOWED and not is_compared:
+            return NEW_ENGINE
         local = model.prompts.local
         if local is None or local.reads_clock:  # the engine's clock is what counts
             return CLOCK

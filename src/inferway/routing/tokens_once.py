@@ -12,6 +12,7 @@ from typing import Protocol
 
 from inferway.metrics import Family, counter
 from inferway.model import Endpoint, Reason, TokenIds
+from inferway.openai_api.requests import PromptBody
 from inferway.openai_api.token_ids_json import TokenIdsWriter
 from inferway.openai_api.tokens_once import why_text, with_ids
 from inferway.prompts.served import ServedModel
@@ -28,7 +29,9 @@ NOT_OURS, OF_REQUEST = "not-ours", "request"
 class Refuses(Protocol):
     """Says why an endpoint gets no ids of a model (fleet.tokens_once)."""
 
-    def __call__(self, endpoint: Endpoint, model: ServedModel) -> str | None: ...
+    def __call__(
+        self, endpoint: Endpoint, model: ServedModel, *, is_compared: bool
+    ) -> str | None: ...
 
 
 class TokensOnce:
@@ -60,7 +63,8 @@ class TokensOnce:
         body = routed.request.body
         if why_text(body) is not None:
             return OF_REQUEST
-        refused = self._refuses(endpoint, routed.model)
+        is_compared = isinstance(body, PromptBody)
+        refused = self._refuses(endpoint, routed.model, is_compared=is_compared)
         if refused is not None:
             return refused
         return with_ids(raw, body, self._writer.json(ids)) or OF_REQUEST
