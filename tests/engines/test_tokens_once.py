@@ -164,6 +164,7 @@ def without_new(value: Any) -> Any:
     return [without_new(each) for each in value] if isinstance(value, list) else value
 
 
+@pytest.mark.timeout(3600 if FULL else 900)
 def test_answers_are_the_same(engine: RealEngine, gateway: str, say: Say) -> None:
     every = bodies()
     chosen = every if FULL else spread(every, NUM_SPREAD)

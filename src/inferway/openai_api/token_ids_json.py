@@ -1,5 +1,5 @@
 """Token ids -> a JSON array of them, without a Python object for each: 10 µs for 8,000 ids, where
-msgspec takes 104 with a list (a core of Zen 3)."""
+msgspec takes 104 with a list (a core of an Intel Xeon, 2026-11-25)."""
 
 from __future__ import annotations
 
