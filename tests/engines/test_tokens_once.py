@@ -234,3 +234,23 @@ def test_ids_are_not_cut(engine: RealEngine) -> None:
     ]
 
     assert lengths == [5, 40]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"prompt_logprobs": 1}, {"chat_template": "{{ messages[0].content }} and then"}],
+)
+def test_what_stays_text_to_be_the_engine_s_own_word_would_be_the_same(
+    engine: RealEngine, fields: dict[str, Any]
+) -> None:
+    body = {"model": MODEL, "messages": HELLO, "max_tokens": 4, "temperature": 0, **fields}
+    body["return_token_ids"] = True
+
+    def told(**more: Any) -> Any:
+        client.post(f"{engine.url}/reset_prefix_cache", {})
+        return without_new(client.post(engine.url + CHAT, {**body, **more}).json)
+
+    as_text = told()
+    ids = {"prompt_token_ids": as_text["prompt_token_ids"]}
+
+    assert told(kv_transfer_params=ids) == as_text
