@@ -23,6 +23,7 @@ from inferway.fleet.discovery.members import Members, build_members
 from inferway.fleet.engine import Engine
 from inferway.fleet.orphan_resolution import OrphanResolver
 from inferway.fleet.structured_gate import FleetGate
+from inferway.fleet.tokens_once import build_tokens_once
 from inferway.fleet.zmq_subscriber import sockets_context
 from inferway.http.auth import build_admission, read_keys
 from inferway.http.cors import Cors
@@ -183,14 +184,8 @@ class Gateway:
         self._closes("engine connections", pool.close)
         self.director = director = self._open_director()
         metrics = MetricsPage(
-            director,
-            self.fleet,
-            pool,
-            self.indexer.renderer,
-            self._publisher,
-            self.indexer.request_templates,
-            self._admission,
-            self._requests,
+            *(director, self.fleet, pool, self.indexer.renderer, self._publisher),
+            *(self.indexer.request_templates, self._admission, self._requests),
         )
         self._stack.callback(self._admission.control.close)
         routes = Routes(
@@ -352,6 +347,7 @@ class Gateway:
             gate=gate.gate,
             standing=self._admission.traffic.standing,
             observers=build_observers(settings, self._publisher, self.fleet, self._adopter),
+            tokens_once=build_tokens_once(settings, self.fleet, picks=self._picks),
         )
 
     def _is_busy(self) -> bool:

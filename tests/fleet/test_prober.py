@@ -135,7 +135,12 @@ async def start() -> AsyncIterator[Start]:
     async with AsyncExitStack() as stack:
 
         async def starting(
-            num: int = 1, reply: Reply = like_us, *, pause: float = 0.001, **settings: Any
+            num: int = 1,
+            reply: Reply = like_us,
+            *,
+            pause: float = 0.001,
+            sends_ids: bool = False,
+            **settings: Any,
         ) -> Asked:
             bench = Bench(reply)
             app = web.Application()
@@ -155,6 +160,7 @@ async def start() -> AsyncIterator[Start]:
                 bench.changed,
                 retry_seconds=pause,
                 recheck_seconds=pause,
+                sends_ids=sends_ids,
             )
             session = await stack.enter_async_context(aiohttp.ClientSession())
             prober.open(session)
@@ -371,6 +377,25 @@ class TestLivePrompts:
         assert "secret" not in caplog.text
         assert asked.prober.any_stray
         assert asked.prober.strayed(asked.live(CHAT_BODY).model, asked.live(CHAT_BODY).endpoint)
+
+    async def test_one_difference_ends_the_sending_of_ids_for_good(
+        self, start: Start, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level(logging.WARNING, "inferway.probe")
+        asked = await start(reply=unlike_us, sends_ids=True)
+        await asked.sample(CHAT_BODY)
+        await asked.sample(CHAT_BODY)
+        asked.bench.reply = like_us
+
+        while asked.engine.proofs["m"].fault is not None:
+            await asked.sample(CHAT_BODY)
+
+        assert asked.prober.differed == {"m"}
+        [line] = [each for each in caplog.messages if "tokens_once" in each]
+        assert line == (
+            "model 'm': engines get no token ids of its prompts until the gateway is started anew,"
+            " because engine e0 has rendered a live one otherwise (tokens_once)"
+        )
 
     @pytest.mark.parametrize("body", [CHAT_BODY, {"model": "m", "prompt": ["a", "b"]}])
     async def test_it_takes_many_in_a_row_to_trust_again(

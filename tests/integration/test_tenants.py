@@ -25,7 +25,7 @@ def secret_in_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 async def fleet(start_fleet: StartFleet) -> Fleet:
-    return await start_fleet(1, salt_per_tenant_env="SALT")
+    return await start_fleet(1, salt_per_tenant_env="SALT", tokens_once="off")
 
 
 async def all_known(fleet: Fleet) -> None:

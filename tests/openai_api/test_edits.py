@@ -14,6 +14,8 @@ from inferway.openai_api.edits import (
     with_cache_salt,
     with_model,
     with_model_named,
+    with_prompt,
+    with_prompt_token_ids,
     with_vllm_xarg,
 )
 
@@ -28,7 +30,17 @@ def edited(body: bytes) -> bytes | None:
 
 SPACE = st.text(" \t\r\n", max_size=2)
 KEY_WORDS = st.sampled_from(
-    ["vllm_xargs", "kv_cache_report_mode", "model", "", "é", "\u2028", '"{']
+    [
+        "vllm_xargs",
+        "kv_cache_report_mode",
+        "model",
+        "prompt",
+        "kv_transfer_params",
+        "",
+        "é",
+        "\u2028",
+        '"{',
+    ]
 )
 TEXTS = KEY_WORDS | st.text(max_size=5)
 
@@ -67,6 +79,9 @@ BODIES = st.builds("{}{}{}".format, SPACE, objects(VALUES), SPACE).map(
 )
 
 
+OBJECTS_WITH_A_MEMBER = BODIES.filter(lambda body: b":" in body)
+
+
 def is_text(body: bytes) -> bool:
     try:
         body.decode()
@@ -103,6 +118,28 @@ def test_every_byte_of_the_body_is_there_in_its_order(body: bytes) -> None:
     if not after.endswith(rest):  # `null` has given way to an object
         assert rest.startswith(b"null")
         assert after.endswith(rest[len(b"null") :])
+
+
+@given(OBJECTS_WITH_A_MEMBER.filter(is_text))
+def test_ids_are_there_and_nothing_else_has_changed(body: bytes) -> None:
+    after = with_prompt_token_ids(body, b"[1, 23]")
+
+    assert after is not None
+    assert json.loads(after) == {
+        **json.loads(body),
+        "kv_transfer_params": {"prompt_token_ids": [1, 23]},
+    }
+
+
+@given(OBJECTS_WITH_A_MEMBER.filter(is_text))
+def test_ids_take_the_place_of_the_prompt_and_nothing_else_has_changed(body: bytes) -> None:
+    before, after = json.loads(body), with_prompt(body, b"[1, 23]")
+
+    if "prompt" in before:
+        assert after is not None
+        assert json.loads(after) == {**before, "prompt": [1, 23]}
+    else:
+        assert after is None
 
 
 def common_start(one: bytes, other: bytes) -> bytes:

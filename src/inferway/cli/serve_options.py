@@ -114,6 +114,14 @@ _SECTIONS = (
             help="Render chat templates that requests bring, in a process of their own. Give the "
             "flag if the engines were given it.",
         ),
+        key_option(
+            "--tokens-once",
+            "tokens_once",
+            type=click.Choice(["auto", "on", "off"]),
+            help="Send engines the token ids of their prompts, so that they do not tokenize them "
+            "again: those that the probe has proven to render as the gateway does, or all that "
+            "take ids, or none.  [default: auto]",
+        ),
         example="inferway serve http://10.0.0.5:8000 --chat-template org/model=chat.jinja",
     ),
     section(

@@ -234,6 +234,7 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     model_rewrites: list[ModelRewrite] = []  # the first that matches decides
     objectives: dict[str, int] = {}  # name -> priority; negative: refused when engines are full
     probe: ProbeSettings = ProbeSettings()
+    tokens_once: Literal["auto", "on", "off"] = "auto"  # engines get the ids of their prompts
     index: IndexSettings = IndexSettings()
     state_dir: str | None = None  # where what is known of the engines' caches outlives us
     heal: Share = 0.0  # of the requests to engines that are known in part: report all they reuse

@@ -35,6 +35,8 @@ MAX_RANKS = 512  # each takes sockets
 MAX_SOURCES_BYTES = 1024 * 1024  # some 200 a rank
 MAX_CARD_FINDINGS = 3  # each is a warning in the log
 
+_MAJOR_MINOR = re.compile(r"(\d{1,6})\.(\d{1,6})")
+
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
@@ -81,6 +83,13 @@ class EngineFacts:
     def base_models(self) -> Sequence[ModelCard]:
         """The engine's models without adapters: the names of what it is."""
         return [card for card in self.models if not card.parent]
+
+    @cached_property
+    def vllm_version(self) -> tuple[int, int] | None:
+        """The first two numbers of its version, if it says that it is a vLLM of one."""
+        found = _MAJOR_MINOR.match(self.version or "")
+        is_vllm = any(card.owned_by == "vllm" for card in self.base_models)
+        return (int(found[1]), int(found[2])) if is_vllm and found is not None else None
 
     @cached_property
     def adapter_paths(self) -> Mapping[str, str | None]:

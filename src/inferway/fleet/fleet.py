@@ -78,7 +78,10 @@ class Fleet:
             settings.models, load_prompts, self._wrap, self._tasks.spawn, self._prompts_came
         )
         self.models = self._served.by_name
-        self.prober = Prober(settings.probe, self._by_name, self._served.subject, self._refresh)
+        self.prober = Prober(
+            *(settings.probe, self._by_name, self._served.subject, self._refresh),
+            sends_ids=settings.tokens_once != "off",
+        )
         budget = settings.remote_render_ms / 1000
         self.remote = RemoteRenderers(self.engines, self._served.subjects, budget)
         self.healer = FullReporter(settings.heal)

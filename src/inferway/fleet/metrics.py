@@ -160,6 +160,13 @@ def _proofs(fleet: Fleet) -> Iterator[Family]:
             for state in ProofState
         },
     )
+    yield gauge(
+        "model_tokens_once_off",
+        "1 for a model whose prompts' token ids engines do not get until the gateway is"
+        " started anew, because an engine has rendered a live prompt otherwise.",
+        ["model"],
+        {(model,): 1 for model in fleet.prober.differed},
+    )
     yield counter(
         "probes",
         "Comparisons of the gateway's token ids with an engine's, by occasion and result.",

@@ -65,8 +65,9 @@ class LivePrompt:
 
 class Prober:
     """Writes `engine.proofs`. `subject(engine, model)` is the base model under whose name the
-    engine is asked for `model`; `changed` is called when engines' faults have come or gone.
-    `open` it; `stop` it when a shutdown begins, before running answers end; then `close` it."""
+    engine is asked for `model`; `changed` is called when engines' faults have come or gone;
+    `sends_ids`: engines get the ids of their prompts (tokens_once). `open` it; `stop` it when a
+    shutdown begins, before running answers end; then `close` it."""
 
     def __init__(
         self,
@@ -77,12 +78,15 @@ class Prober:
         *,
         retry_seconds: float = RETRY_SECONDS,
         recheck_seconds: float = RECHECK_SECONDS,
+        sends_ids: bool = False,
     ) -> None:
         self.counts: dict[tuple[str, ...], int] = {}  # (join or live, state) -> how often
         self.one_in = settings.one_in
         self._joins = settings.join
         self._engines = engines
-        self._subject = subject
+        self.subject = subject
+        self._sends_ids = sends_ids
+        self.differed: set[str] = set()  # models of which a live prompt has ever differed
         self._changed = changed
         self._retry_seconds = retry_seconds
         self._recheck_seconds = recheck_seconds
@@ -321,6 +325,7 @@ class Prober:
         difference: Difference,
     ) -> None:
         self._count("live", ProofState.DIFFERS)
+        self._send_no_more_ids(engine, model)
         words = live_words(live.path, live.fields, difference)
         proof.live, proof.live_left = f"a live prompt differs: {words}", LIVE_AGREEMENTS
         kind = live_kind(live.path, live.fields)
@@ -335,6 +340,17 @@ class Prober:
             engine.name,
             words,
         )
+
+    def _send_no_more_ids(self, engine: Engine, model: str) -> None:
+        """Ids that are not the engine's are another prompt: once is enough."""
+        if self._sends_ids and model not in self.differed:
+            log.warning(
+                "model %r: engines get no token ids of its prompts until the gateway is started"
+                " anew, because engine %s has rendered a live one otherwise (tokens_once)",
+                model,
+                engine.name,
+            )
+        self.differed.add(model)
 
     def _live_agrees(self, engine: Engine, model: str, proof: ProbeState) -> None:
         self._count("live", ProofState.AGREES)
@@ -352,7 +368,7 @@ class Prober:
     # both
 
     def _subject_at(self, endpoint: Endpoint, model: ServedModel) -> str:
-        return self._subject(self._engines[endpoint.engine], model.name)
+        return self.subject(self._engines[endpoint.engine], model.name)
 
     def _settle(self, engine: Engine, model: str, proof: ProbeState, before: str | None) -> None:
         """A verdict is in; what was known before may hold no longer."""

@@ -37,7 +37,8 @@ ROUTING_HEADERS = frozenset(
 ROUTING_PREFIXES = (b"x-inferway-", b"x-gateway-", b"x-llm-d-")
 _ROUTING_HINT = re.compile(rb"x-(?:inferway|gateway|llm-d)-")  # maybe in a value
 _EDITED = b"x-inferway-edited"
-_DECIDED_EDITS = frozenset({b"vllm_xargs"})  # whether a report is asked for tells of the cache
+# Whether a report is asked for tells of the cache, and what an engine gets as ids of the engine.
+_DECIDED_EDITS = frozenset({b"vllm_xargs", b"tokens"})
 
 # Who may ask from a browser is ours to say (cors): an engine that sees no Origin says nothing.
 _DROPPED = HOP_BY_HOP | REWRITTEN | ROUTING_HEADERS | {b"x-request-id", b"origin"}

@@ -52,6 +52,7 @@ class MetricsPage(Collector):
             director.stats.families,
             director.scheduling.families,
             lambda: structured_families(director.gate),
+            lambda: () if director.tokens_once is None else director.tokens_once.families(),
             director.matcher.index.families,
             pool.stats.families,
             partial(fleet_families, fleet),

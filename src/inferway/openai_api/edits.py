@@ -10,6 +10,7 @@ written anew, as ASCII from which that parser reads the same values.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 
@@ -39,6 +40,10 @@ class _Salt(msgspec.Struct):
     cache_salt: msgspec.Raw = _NOTHING
 
 
+class _Prompt(msgspec.Struct):
+    prompt: msgspec.Raw = _NOTHING
+
+
 class _Named(msgspec.Struct):
     """Where vLLM names the model: in the outermost object, and in `response` of the Responses
     API's events. Names elsewhere, in metadata, are the client's own words."""
@@ -50,6 +55,7 @@ class _Named(msgspec.Struct):
 _XARGS = msgspec.json.Decoder(_Xargs)
 _MODEL = msgspec.json.Decoder(_Model)
 _SALT = msgspec.json.Decoder(_Salt)
+_PROMPT = msgspec.json.Decoder(_Prompt)
 _TEXT = msgspec.json.Decoder(str | None)
 _NAMED = msgspec.json.Decoder(_Named)
 
@@ -122,6 +128,25 @@ def _too_large(body: bytes, name: str) -> InvalidRequestError:
         f"body: {len(body)} bytes, in which {name!r} must be set, and which are no standard JSON;"
         f" expected at most {MAX_BYTES}; send JSON in UTF-8, without NaN and lone surrogates"
     )
+
+
+def with_prompt_token_ids(body: bytes, ids: bytes) -> bytes | None:
+    """`body`, a JSON object that has a prompt, with `ids`, a JSON array, as the `prompt_token_ids`
+    of its `kv_transfer_params`, whatever it says of those. None if it is not in UTF-8."""
+    if not json.detect_encoding(body).startswith("utf-8"):
+        return None
+    end = body.rindex(b"}")  # behind a null of that name, so that it counts; nothing is parsed
+    return b'%b,"kv_transfer_params":{"prompt_token_ids":%b}%b' % (body[:end], ids, body[end:])
+
+
+def with_prompt(body: bytes, ids: bytes) -> bytes | None:
+    """`body`, a JSON object, with `ids`, a JSON array, in place of its `prompt`. None if it has
+    none, or is no standard JSON. It takes 1 µs a kilobyte."""
+    try:
+        given = _PROMPT.decode(body).prompt
+    except UNREADABLE:
+        return None
+    return _with_value(body, given, ids) if bytes(given) else None
 
 
 def with_model_named(answer: bytes, model: str) -> bytes:

@@ -54,6 +54,8 @@ class ChatRequest(Guided, frozen=True, kw_only=True):
     truncation_side: Literal["left", "right"] | None = None  # absent: left, specials are kept
     echo: bool | None = None
     prompt_logprobs: int | None = None
+    return_token_ids: bool | None = None  # in the answer: the prompt's, too
+    return_prompt_text: bool | None = None
     use_beam_search: bool | None = None
     n: int | None = None
     kv_transfer_params: JsonObject | None = None  # may carry the prompt's ids
@@ -77,6 +79,7 @@ class CompletionRequest(Guided, frozen=True, kw_only=True):
     echo: bool | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    return_token_ids: bool | None = None  # in the answer: the prompt's, too
     use_beam_search: bool | None = None
     n: int | None = None
     add_special_tokens: bool | None = None  # absent: true
@@ -113,6 +116,7 @@ class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True):
     tool_choice: str | JsonObject | None = None
     previous_response_id: str | None = None  # known to the engine that gave it
     previous_input_messages: Any = None
+    enable_response_messages: bool | None = None  # in the answer: the prompt, too
     text: Any = None  # its format
     structured_outputs: Any = None
     reasoning: JsonObject | None = None

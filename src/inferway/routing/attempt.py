@@ -17,6 +17,8 @@ from inferway.openai_api.edits import with_vllm_xarg
 from inferway.openai_api.requests import REPORT_MODE
 from inferway.routing.match import Matched, MatchedPrompts
 
+TOKENS = b"tokens"  # the edit of a body that carries its prompt's ids
+
 # What calls it in a moment.
 Later = Callable[[Callable[[], None]], object]
 
@@ -56,6 +58,7 @@ class Attempt:
         "_speculations",
         "asks_for_report",
         "body",
+        "edits",
         "prompt_tokens",
         "reused_tokens",
         "target",
@@ -73,6 +76,7 @@ class Attempt:
         """`goes_on`: the engine's prompts are longer than `matched`, what we know of them."""
         self.target = target
         self.body = body  # that is sent; with what this attempt adds
+        self.edits: tuple[bytes, ...] = ()  # what it has added
         self.asks_for_report = False
         self._book = book
         self._overlay = overlay
@@ -109,6 +113,13 @@ class Attempt:
             self._book.healed(self.target.endpoint)
         else:
             self.body, self.asks_for_report = edited, True
+            self.edits = (b"vllm_xargs",)
+
+    def carry_tokens(self, body: bytes | None) -> None:
+        """Send `body`, which has the prompt's token ids; None: what would be sent has none."""
+        if body is not None:
+            self.body = body
+            self.edits = (*self.edits, TOKENS)
 
     def has_begun_to_answer(self, later: Later | None) -> None:
         """The engine has computed the prompt, and has told so in its events, or will have when

@@ -49,6 +49,7 @@ from inferway.routing.objectives import objectives
 from inferway.routing.rewrite import Rewrites, looked_up
 from inferway.routing.structured_gate.gate import Gate
 from inferway.routing.structured_gate.shape import Shape
+from inferway.routing.tokens_once import TokensOnce
 from inferway.scheduling.scheduling import Scheduling
 from inferway_structured.turns import Asker
 
@@ -107,6 +108,7 @@ class Director:
     gate: Gate | None = None  # None: shapes of answers are the engines' matter
     standing: OutlierDetection | None = None
     observers: Sequence[Observer] = ()
+    tokens_once: TokensOnce | None = None  # None: engines tokenize all prompts themselves
     random: Random = field(default_factory=Random)  # which of equally loaded endpoints is first
     stats: DirectorStats = field(default_factory=DirectorStats)
     eligible: Eligible = field(default_factory=Eligible)

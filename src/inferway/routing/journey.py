@@ -38,6 +38,12 @@ class Speculating(Protocol):
     def overlay(self) -> SpeculativeOverlay: ...
 
 
+class EditsTokens(Protocol):
+    """Puts the token ids of its prompt into a request (tokens_once.TokensOnce)."""
+
+    def edited(self, raw: bytes, routed: Routed, endpoint: Endpoint) -> bytes | None: ...
+
+
 class Host(Protocol):
     """What all journeys share (director.Director)."""
 
@@ -55,6 +61,8 @@ class Host(Protocol):
     def gate(self) -> Gate | None: ...
     @property
     def observers(self) -> Sequence[Observer]: ...
+    @property
+    def tokens_once(self) -> EditsTokens | None: ...
 
 
 class Decides(Protocol):
@@ -184,6 +192,9 @@ class Journey:
         self._attempt = attempt = Attempt(
             target, self.known_body, self.matched, self.goes_on, host.fleet, host.matcher.overlay
         )
+        if host.tokens_once is not None and self.routed is not None:
+            edited = host.tokens_once.edited(attempt.body, self.routed, target.endpoint)
+            attempt.carry_tokens(edited)
         self.body = attempt.body
         self.record.prompt_tokens = attempt.prompt_tokens
         return self._attempt_headers(target)
@@ -214,7 +225,7 @@ class Journey:
                 (b"x-inferway-matched-blocks", b"%d" % target.matched_blocks),
                 (b"x-inferway-prompt-blocks", b"%d" % target.prompt_blocks),
             )
-        edits = [*self.edits, b"vllm_xargs"] if attempt.asks_for_report else self.edits
+        edits = [*self.edits, *attempt.edits] if attempt.edits else self.edits
         if edits:
             told = (*told, (b"x-inferway-edited", b", ".join(edits)))
         for listener in self._listeners:

@@ -1,0 +1,61 @@
+"""Which engines of a fleet get a prompt's token ids, in place of tokenizing it a second time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from inferway.config import ServeSettings
+from inferway.fleet.engine import Engine, ProofState
+from inferway.fleet.fleet import Fleet
+from inferway.fleet.prober import Prober
+from inferway.model import Endpoint
+from inferway.prompts.served import ServedModel
+from inferway.routing.tokens_once import LEAST_TOKENS, TokensOnce
+
+# The version whose code openai_api/tokens_once.py follows. Later ones take ids, too. How they make
+# prompts is seen in live ones, but for kinds of requests of which no engine tells the ids.
+FOLLOWED = (0, 32)
+
+OLD_ENGINE, NEW_ENGINE = "engine", "newer-engine"
+CLOCK, DIFFERED, UNPROVEN = "clock", "differed", "unproven"
+
+
+def build_tokens_once(settings: ServeSettings, fleet: Fleet, *, picks: bool) -> TokensOnce | None:
+    """Return what the settings ask for; None if engines are to tokenize all prompts themselves. A
+    picker that names several engines gives one body for all of them, whoever takes it."""
+    if settings.tokens_once == "off" or (picks and settings.picker.fallbacks):
+        return None
+    trusts = settings.tokens_once == "on"
+    refuses = RefusesTokens(fleet.engine, fleet.prober, trusts_unproven=trusts)
+    return TokensOnce(refuses, least=1 if trusts else LEAST_TOKENS)
+
+
+@dataclass(frozen=True, slots=True)
+class RefusesTokens:
+    """Says why an endpoint gets no token ids of a model's prompts. `trusts_unproven`: the probe
+    need not have seen that it makes the same, but must not have seen that it makes others."""
+
+    engine: Callable[[str], Engine | None]  # by name
+    prober: Prober
+    trusts_unproven: bool = False
+
+    def __call__(self, endpoint: Endpoint, model: ServedModel, *, is_compared: bool) -> str | None:
+        """Return a label for metrics; None if it gets them. `is_compared`: live prompts of the kind
+        are compared with the engine's."""
+        engine = self.engine(endpoint.engine)
+        version = None if engine is None or engine.facts is None else engine.facts.vllm_version
+        if engine is None or version is None or version < FOLLOWED:
+            return OLD_ENGINE
+        if version != FOLLOWED and not is_compared:
+            return NEW_ENGINE
+        local = model.prompts.local
+        if local is None or local.reads_clock:  # the engine's clock is what counts
+            return CLOCK
+        subject = self.prober.subject(engine, model.name)
+        proof = engine.proofs.get(subject)
+        if subject in self.prober.differed or (proof is not None and proof.fault is not None):
+            return DIFFERED
+        if self.trusts_unproven or (proof is not None and proof.state is ProofState.AGREES):
+            return None
+        return UNPROVEN

@@ -1,0 +1,63 @@
+"""Which requests vLLM answers from the prompt's token ids just as it does from its text. Pure.
+
+Read in vLLM 0.32, and seen on real engines (tests/engines/test_tokens_once.py):
+
+/v1/chat/completions  `kv_transfer_params.prompt_token_ids`: nothing is rendered or tokenized
+/v1/responses         (renderers/online_renderer.py: `preprocess_chat`). What comes after is the
+/v1/messages          same: checks of tools and templates, parsers of tools and reasoning, shapes,
+                      salts, adapters, `n`, beam search, log probabilities, `max_tokens`.
+/v1/completions       does not look at that field: an array takes the place of the text in `prompt`.
+
+`why_text` names what must stay text. Beside it, whoever sends ids must know them whole: a chat with
+media, or an array of prompts, has no such ids. The engine does not hold ids against its context
+length as it does text, and would refuse them in other words, so that none may be too long.
+"""
+
+from __future__ import annotations
+
+from inferway.openai_api.edits import with_prompt, with_prompt_token_ids
+from inferway.openai_api.requests import Body, CompletionRequest, ResponsesRequest
+
+# Field -> why a request that has it stays text.
+_STAYS: dict[str, str] = {
+    # who has written them is a router that knows more of the request than we do
+    "kv_transfer_params": "says itself what is transferred",
+    # vLLM renders its messages nevertheless, for the answer, and ignores the ids
+    "echo": "wants its prompt in the answer",
+    # vLLM 0.32 answers null, or an empty text: it has rendered none
+    "return_prompt_text": "wants its prompt as the engine has rendered it",
+    "enable_response_messages": "wants its prompt as the engine has rendered it",
+    # ours would be the answer: nobody could find out by them that an engine makes others
+    "return_token_ids": "wants its prompt's tokens in the engine's own word",
+    "prompt_logprobs": "wants its prompt's tokens in the engine's own word",
+    # what is cut depends on the context length of each engine, and the ids are not cut again
+    "truncate_prompt_tokens": "may be cut",
+    # no probe has compared what such a template makes of a chat
+    "chat_template": "brings a template",
+}
+
+
+def why_text(body: Body) -> str | None:
+    """Return why this request must be tokenized by the engine; None if its answer to the prompt's
+    token ids is the same."""
+    if not hasattr(body, "kv_transfer_params"):
+        return "is of a kind that takes no token ids"
+    for field, why in _STAYS.items():
+        value = getattr(body, field, None)
+        if value is not None and value is not False:
+            return why
+    if isinstance(body, CompletionRequest):
+        return None if isinstance(body.prompt, str) else "has no single text"
+    if (getattr(body, "chat_template_kwargs", None) or {}).get("chat_template") is not None:
+        return "brings a template"
+    if isinstance(body, ResponsesRequest) and not body.cuts_nothing:
+        return "may be cut"
+    return None
+
+
+def with_ids(raw: bytes, body: Body, ids: bytes) -> bytes | None:
+    """Return the body `raw` with the token ids of its prompt, a JSON array; `body` is what it was
+    parsed into, and needs no text. None if it is JSON that cannot be edited."""
+    if isinstance(body, CompletionRequest):
+        return with_prompt(raw, ids)
+    return with_prompt_token_ids(raw, ids)
