@@ -109,6 +109,22 @@ class Reason(StrEnum):
         """Whether the known prompts are everything that the engine will see."""
         return self not in (Reason.MEDIA_PREFIX, Reason.REMOTE_PREFIX)
 
+    @property
+    def is_by_load(self) -> bool:
+        """Whether nothing of the prompt was known, so that load alone decided."""
+        return self not in (
+            *(Reason.KV_AWARE, Reason.MEDIA_PREFIX),
+            *(Reason.REMOTE, Reason.REMOTE_PREFIX),
+        )
+
+    @property
+    def is_of_request(self) -> bool:
+        """Whether it follows from what the client sent, and tells nothing of the fleet."""
+        return self in (
+            *(Reason.MANY_PROMPTS, Reason.RESPONSE_ITEMS, Reason.CONVERSATIONS),
+            *(Reason.EMBEDDINGS, Reason.UNREAD, Reason.REQUEST_TEMPLATE, Reason.MEDIA),
+        )
+
 
 class Tokenized(msgspec.Struct, frozen=True):
     """A request's prompts as token ids: whole and exact, unless `reason` says how far."""

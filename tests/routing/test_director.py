@@ -495,11 +495,14 @@ async def test_what_we_cannot_render_is_still_sent_by_load(
 ) -> None:
     to = director(TwoEngines(prompts=Broken(error)))
 
-    decision = await open_chat(to, chat("abcdefgh")).decide()
+    journey = open_chat(to, chat("abcdefgh"))
+    decision = await journey.decide()
+    journey.attempt(decision.targets[0])
 
     assert decision.reason == reason
     assert len(decision.targets) == 2
     assert to.stats.decisions == {reason: 1}
+    assert (b"x-inferway-reason", reason.encode()) in journey.on_head(200)
 
 
 async def test_without_a_block_size_requests_go_by_load() -> None:
