@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tests.golden.prompts.responses_rules import IMAGE, words
 
 from inferway.errors import PromptTooLongError, RenderError
 from inferway.model import Reason
@@ -58,6 +59,25 @@ async def test_a_response_has_the_tokens_of_its_chat(prompts: ModelPrompts) -> N
     chat = await ids(prompts, ChatRequest(model="m", messages=messages))
 
     assert await ids(prompts, ResponsesRequest(model="m", input="hi", instructions="s")) == chat
+
+
+async def test_a_response_is_known_up_to_its_first_image_as_its_chat_is(
+    prompts: ModelPrompts,
+) -> None:
+    said, picture = "look at this", IMAGE["image_url"]
+    asked = [{"role": "user", "content": [*words(said), IMAGE]}]
+    parts = [
+        {"type": "text", "text": said},
+        {"type": "image_url", "image_url": {"url": picture}},
+    ]
+    chat = ChatRequest(
+        model="m", messages=[{"role": "user", "content": parts}], add_special_tokens=True
+    )
+
+    tokenized = await ServedModel("m", prompts).tokenize(ResponsesRequest(model="m", input=asked))
+
+    assert tokenized.reason == Reason.MEDIA_PREFIX
+    assert tokenized.token_ids[0].tolist() == await ids(prompts, chat)
 
 
 async def test_completions_go_to_the_models_prompts(prompts: ModelPrompts) -> None:
