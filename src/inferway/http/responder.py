@@ -261,6 +261,10 @@ class Responder:
         return self.request.path
 
     @property
+    def user_agent(self) -> bytes:
+        return self.request.fields.get(b"user-agent", b"")
+
+    @property
     def request_id(self) -> str:
         return self.request.id.decode()
 

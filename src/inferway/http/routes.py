@@ -7,7 +7,7 @@ POST /v1/load_lora_adapter, /v1/unload_lora_adapter        with an admin key: to
 POST /v1/structured/explain                                what would become of a shape
 POST /score_chat_completions, /score_completions, /query   what each engine holds of a prompt
 GET  /v1/models   /v1/models/NAME   /version   /          what there is
-GET  /health   /ping   /ready   /metrics   /admin/engines
+GET  /health   /ping   /ready   /metrics   /admin/engines   /admin/traffic
 POST /admin/engines/NAME/drain   /admin/engines/NAME/resume
 
 With an admin key or API keys configured, what the caches hold of a prompt is for admins only:
@@ -53,6 +53,7 @@ from inferway.routing.objectives import named_tenant
 from inferway.telemetry.answer_log import outcome_of
 from inferway.telemetry.observers import pod_score
 from inferway.telemetry.request_counts import RequestCounts
+from inferway.telemetry.traffic_counts import TrafficCounts
 from inferway.upstream.pool import Pool
 from inferway_structured.turns import Asker
 
@@ -80,6 +81,7 @@ class Routes:
         admission: Auth,
         entrance: InferenceIngress,
         requests: RequestCounts,
+        traffic: TrafficCounts,
         *,
         forwards: bool = True,
         admin_apart: bool = False,
@@ -94,7 +96,7 @@ class Routes:
         self._requests = requests
         self._inference = entrance.paths if forwards else {}
         self._models = ModelPages(indexer.fleet, lambda: director.rewrites)
-        self._admin = AdminPages(indexer.fleet, indexer.index, admission.traffic)
+        self._admin = AdminPages(indexer.fleet, indexer.index, admission.traffic, traffic)
         state: Table = {
             "/health": {"GET": self._health},
             "/ping": {"GET": self._health, "POST": self._health},  # vLLM's other name for it
@@ -105,6 +107,7 @@ class Routes:
             "/score_completions": {"POST": self._score_completion},
             "/query": {"POST": self._query},
             "/admin/engines": {"GET": self._admin.engines},
+            "/admin/traffic": {"GET": self._admin.traffic},
             _METRICS: {"GET": self._page},
         }
         if forwards:
