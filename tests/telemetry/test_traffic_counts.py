@@ -22,7 +22,7 @@ def test_requests_by_load_are_counted_by_path_client_and_reason() -> None:
     for reason in ("response-items", "response-items", "kv-aware", "remote-prefix", ""):
         counts.add(answer(reason))
     counts.add(answer("unread", "/secret/path", b"a client of its own"))
-    counts.add(SimpleNamespace(record=None))  # type: ignore[arg-type]
+    counts.add(SimpleNamespace(record=None))
 
     told = counts.told()
     assert told["by_prompt"] == 2
