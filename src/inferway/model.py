@@ -95,6 +95,7 @@ class Reason(StrEnum):
     REMOTE_FAILED = "remote-failed"  # no engine renders, or it answered something else
     MANY_PROMPTS = "many-prompts"  # one request with more prompts than are looked at
     RESPONSE_ITEMS = "response-items"  # of a response, what only the engine makes a prompt of
+    MESSAGE_BLOCKS = "message-blocks"  # of a message, what engines refuse, or hold otherwise
     CONVERSATIONS = "conversations"  # its items are not a prompt
     EMBEDDINGS = "embeddings"  # nothing is generated: engines keep few of their blocks, or none
     UNREAD = "unread"  # its path carries no prompt that we could derive

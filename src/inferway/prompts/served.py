@@ -15,6 +15,7 @@ from inferway.openai_api.requests import (
     Body,
     ChatRequest,
     EmbeddingsRequest,
+    MessagesRequest,
     PromptBody,
     ResponsesRequest,
 )
@@ -111,6 +112,8 @@ class ServedModel:
             return await self.prompts.tokenize(body)
         if isinstance(body, ResponsesRequest):
             return await self._tokenize_response(body)
+        if isinstance(body, MessagesRequest):
+            return await self._tokenize_messages(body)
         if isinstance(body, EmbeddingsRequest):
             raise RenderError("embeddings are not matched", reason=Reason.EMBEDDINGS)
         raise RenderError("conversations are no prompts", reason=Reason.CONVERSATIONS)
@@ -126,3 +129,11 @@ class ServedModel:
             return await prompts.tokenize(chat)
         except RequestError as e:
             raise in_its_fields(e) from e
+
+    async def _tokenize_messages(self, body: MessagesRequest) -> Tokenized:
+        prompts = self.prompts if isinstance(self.prompts, NoPrompts) else self.prompts.local
+        if isinstance(prompts, NoPrompts):
+            raise RenderError(prompts.why, reason=prompts.reason)
+        if prompts is None:
+            raise RenderError("its prompts are not made here", reason=Reason.MESSAGE_BLOCKS)
+        return await prompts.tokenize(await prompts.chat_of(body))

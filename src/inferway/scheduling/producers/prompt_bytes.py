@@ -5,6 +5,7 @@ body             what makes up its prompts            what sets prompts apart th
 chat             messages, one after another          tools, documents, chat_template(_kwargs)
 completions      each prompt: its text, or its ids    -
 responses        input: its text, or its items        instructions, tools, chat_template_kwargs
+messages         messages, one after another          system, tools, chat_template_kwargs
 conversations    items, one after another             -
 embeddings       each input, or messages              -
 
@@ -29,6 +30,7 @@ from inferway.openai_api.requests import (
     CompletionRequest,
     ConversationsRequest,
     EmbeddingsRequest,
+    MessagesRequest,
     ResponsesRequest,
 )
 
@@ -47,6 +49,8 @@ def prompt_bytes(body: Body, most: int) -> list[bytes]:
             if given is None or isinstance(given, str):
                 return [_text(given or "", most)]
             return [_joined(given, most)]
+        case MessagesRequest():
+            return [_joined(body.messages, most)]
         case ConversationsRequest():
             return [_joined(body.items or (), most)]
         case EmbeddingsRequest():
@@ -65,6 +69,8 @@ def setting_bytes(body: Body) -> bytes:
             )
         case ResponsesRequest():
             given = (body.instructions, body.tools, body.chat_template_kwargs)
+        case MessagesRequest():
+            given = (body.system, body.tools, body.chat_template_kwargs)
         case _:
             return b""
     return _encode(given) if any(each is not None for each in given) else b""
