@@ -178,6 +178,16 @@ def test_items_of_responses_are_followed_too(gateway: Gateway) -> None:
     assert gateway.broken == {("hash", "codex"): 1}
 
 
+def test_messages_are_followed_too(gateway: Gateway) -> None:
+    """What engines drop of their system prompt changes, and so does a line that they do not."""
+    for turns in (3, 4):
+        blocks = [f"{HASHED}{turns};", f"It is 12:0{turns}.\n{RULES}"]
+        system = [{"type": "text", "text": text} for text in blocks]
+        gateway.routes({"system": system, "messages": chat(turns)["messages"][1:]}, "/v1/messages")
+
+    assert gateway.broken == {("time", "claude-code"): 1}
+
+
 def test_others_with_the_same_first_words_are_no_next_turns(gateway: Gateway) -> None:
     gateway.routes(chat(3, system=RULES))
     gateway.routes(chat(3, system=RULES.upper()))  # as long: a retry, or somebody else

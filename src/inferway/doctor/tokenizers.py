@@ -47,6 +47,8 @@ def _inline_system(renderer: Renderer, key: str) -> str | None:
     chat = ChatRequest(messages=[{"role": role, "content": text} for role, text in roles])
     try:
         template = renderer.loaded(key).template()
+        if template.refuses_inline_system:  # as engines try it
+            return "refuses"
         text = renderer.chat_text(chat_render_request(chat, key, template))
     except TemplateError:
         return "refuses"

@@ -32,7 +32,7 @@ from typing import Any
 import msgspec
 
 from inferway.model import BlockKey
-from inferway.openai_api.requests import Body, ChatRequest, ResponsesRequest
+from inferway.openai_api.requests import Body, ChatRequest, MessagesRequest, ResponsesRequest
 from inferway.routing.journey import Routed
 from inferway.telemetry.clients import family_of
 
@@ -177,7 +177,7 @@ class Conversations:
 
 def messages_of(body: Body) -> Sequence[JsonObject] | None:
     """Return the messages of a conversation, in their order; None if the request has none."""
-    if isinstance(body, ChatRequest):
+    if isinstance(body, ChatRequest | MessagesRequest):
         return body.messages
     if isinstance(body, ResponsesRequest) and isinstance(body.input, list):
         return body.input
