@@ -58,12 +58,13 @@ def broken(cause: str, in_first_block: int = 0) -> dict[str, Any]:
 
 
 def test_what_a_gateway_tells_is_read() -> None:
-    found = ask(told(with_tools=1))
+    found = ask(told(with_tools=1, with_inline_system=2))
 
     assert found.error is None
     assert found.traffic is not None
-    assert (found.traffic.by_prompt, found.has_tools) == (7, True)
+    assert (found.traffic.by_prompt, found.has_tools, found.has_inline_system) == (7, True, True)
     assert not ask(told()).has_tools
+    assert not ask(told()).has_inline_system
 
 
 def test_no_gateway_is_asked_if_none_is_given() -> None:

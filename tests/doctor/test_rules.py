@@ -271,8 +271,11 @@ def test_a_model_that_vllm_renders_in_code_warns() -> None:
     ],
 )
 def test_a_template_that_moves_system_messages_warns_with_the_flag(does: str, said: str) -> None:
-    ok, finding = judge_tokenizer(TokenizerReport("m", "/models/m", inline_system=does))
+    report = TokenizerReport("m", "/models/m", inline_system=does)
+    ok, finding = judge_tokenizer(report)
+    _, urgent = judge_tokenizer(report, inline_system_comes=True)
 
+    assert urgent.evidence == f"{finding.evidence}: a gateway gets such requests"
     assert (ok.level, finding.level) == (Level.OK, Level.WARN)
     assert said in finding.evidence
     assert "--chat-template" in finding.cure

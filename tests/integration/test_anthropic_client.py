@@ -1,4 +1,4 @@
-"""Anthropic's own client through the gateway: whole and streamed, tools, thoughts, images, counts."""
+"""Anthropic's own client through the gateway: answers, streams, tools, thoughts, images, counts."""
 
 from __future__ import annotations
 

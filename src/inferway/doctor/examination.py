@@ -32,6 +32,7 @@ async def examine(
         ask_gateway(gateway, admin_key),
     )
     tools_come = told is not None and told.has_tools
+    inline_system_comes = told is not None and told.has_inline_system
     wanted, token = tokenizers.sources(asked), environment.get("HF_TOKEN") or None
     tried = await asyncio.to_thread(tokenizers.try_tokenizers, wanted, token)
     return [
@@ -42,6 +43,10 @@ async def examine(
         rules.judge_port(machine.look_at_port(environment)),
         *(finding for engine in asked for finding in rules.judge_engine(engine, tools_come)),
         *rules.judge_fleet(asked),
-        *(finding for tokenizer in tried for finding in rules.judge_tokenizer(tokenizer)),
+        *(
+            finding
+            for tokenizer in tried
+            for finding in rules.judge_tokenizer(tokenizer, inline_system_comes)
+        ),
         *(traffic_rules.judge_gateway(told) if told is not None else ()),
     ]

@@ -91,7 +91,7 @@ class TokenizerReport:
     inline_system: str | None = None
 
 
-class ByLoad(msgspec.Struct, frozen=True):
+class RequestsByLoad(msgspec.Struct, frozen=True):
     """Requests of a family of clients that went by load."""
 
     path: str
@@ -100,7 +100,7 @@ class ByLoad(msgspec.Struct, frozen=True):
     requests: int
 
 
-class Broken(msgspec.Struct, frozen=True):
+class BrokenTurns(msgspec.Struct, frozen=True):
     """Turns of conversations whose prompts begin to differ too early, and by what."""
 
     cause: str
@@ -118,14 +118,14 @@ class ConversationsReport(msgspec.Struct, frozen=True):
     dated: int
     turns: int
     kept: int
-    broken: list[Broken]
+    broken: list[BrokenTurns]
 
 
 class TrafficReport(msgspec.Struct, frozen=True):
     """What a gateway tells at /admin/traffic."""
 
     by_prompt: int
-    by_load: list[ByLoad]
+    by_load: list[RequestsByLoad]
     conversations: ConversationsReport
 
 
@@ -141,3 +141,8 @@ class GatewayReport:
     def has_tools(self) -> bool:
         """Whether requests with tools were seen."""
         return self.traffic is not None and self.traffic.conversations.with_tools > 0
+
+    @property
+    def has_inline_system(self) -> bool:
+        """Whether requests with system messages among the others were seen."""
+        return self.traffic is not None and self.traffic.conversations.with_inline_system > 0

@@ -45,7 +45,7 @@ _INLINE_SYSTEM = {
     "drops": "its template drops system messages inside a conversation",
 }
 _KEEPING_TEMPLATE = (
-    "if agents send them: start its engines with a --chat-template that keeps system messages in"
+    "where agents send them: start its engines with a --chat-template that keeps system messages in"
     " their places, and give the gateway the same (--chat-template)"
 )
 
@@ -241,7 +241,10 @@ def judge_fleet(engines: Sequence[EngineReport]) -> Iterator[CheckResult]:
                 )
 
 
-def judge_tokenizer(found: TokenizerReport) -> Iterator[CheckResult]:
+def judge_tokenizer(
+    found: TokenizerReport, inline_system_comes: bool = False
+) -> Iterator[CheckResult]:
+    """`inline_system_comes`: a gateway has seen system messages among others."""
     subject = f"model {found.model}"
     if found.error is not None:  # the renderer's sentences hold their cure
         evidence = f"{found.error}; its requests would go by load only"
@@ -254,4 +257,5 @@ def judge_tokenizer(found: TokenizerReport) -> Iterator[CheckResult]:
     yield CheckResult(Level.OK, subject, f"tokenizer from {found.source}")
     evidence = _INLINE_SYSTEM.get(found.inline_system or "", "")
     if evidence:
-        yield CheckResult(Level.WARN, subject, evidence, _KEEPING_TEMPLATE)
+        seen = ": a gateway gets such requests" if inline_system_comes else ""
+        yield CheckResult(Level.WARN, subject, evidence + seen, _KEEPING_TEMPLATE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from inferway.doctor.facts import Broken, ByLoad, ConversationsReport, GatewayReport
+from inferway.doctor.facts import BrokenTurns, ConversationsReport, GatewayReport, RequestsByLoad
 from inferway.doctor.rules import CheckResult, Level
 from inferway.openai_api.paths import GENERATING
 
@@ -74,7 +74,7 @@ def judge_gateway(found: GatewayReport) -> Iterator[CheckResult]:
     yield from _conversations(subject, traffic.conversations)
 
 
-def _by_load(subject: str, found: ByLoad) -> CheckResult:
+def _by_load(subject: str, found: RequestsByLoad) -> CheckResult:
     evidence = (
         f"{found.requests} requests of {found.client} to {found.path} went by load: {found.reason}"
     )
@@ -99,7 +99,7 @@ def _conversations(subject: str, found: ConversationsReport) -> Iterator[CheckRe
         yield CheckResult(Level.WARN, subject, evidence, cure)
 
 
-def _broken(subject: str, found: Broken, turns: int) -> CheckResult:
+def _broken(subject: str, found: BrokenTurns, turns: int) -> CheckResult:
     what, cure = _CAUSES.get(found.cause, (found.cause, ""))
     where = f", {found.in_first_block} of them from the first block on"
     evidence = (
