@@ -55,6 +55,16 @@ async def test_scores_want_the_key(start_fleet: StartFleet, path: str) -> None:
     assert "authorization: this is not the gateway's admin key" in str(wrong.body)
 
 
+async def test_anthropics_clients_send_it_in_a_header_of_their_own(start_fleet: StartFleet) -> None:
+    fleet = await guarded(start_fleet)
+
+    right = await fleet.post("/score_chat_completions", CHAT, **{"x-api-key": KEY})
+    wrong = await fleet.post("/score_chat_completions", CHAT, **{"x-api-key": "guess"})
+
+    assert (right.status, wrong.status) == (200, 401)
+    assert "guess" not in str(wrong.body)
+
+
 async def test_admin_paths_are_not_told_apart_without_the_key(start_fleet: StartFleet) -> None:
     fleet = await guarded(start_fleet)
 

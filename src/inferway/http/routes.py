@@ -1,8 +1,9 @@
 """The gateway's paths. Each handler answers one request; errors become OpenAI-shaped bodies.
 
-POST /v1/chat/completions, /v1/completions,
+POST /v1/chat/completions, /v1/completions, /v1/messages,
      /v1/responses, /v1/embeddings, /v1/conversations      routed and forwarded
-POST /v1/messages, /tokenize, /score ... (openai_api.paths)  forwarded by load
+POST /v1/messages/count_tokens                             counted here, or forwarded by load
+POST /tokenize, /score ... (openai_api.paths)              forwarded by load
 POST /v1/load_lora_adapter, /v1/unload_lora_adapter        with an admin key: told to engines
 POST /v1/structured/explain                                what would become of a shape
 POST /score_chat_completions, /score_completions, /query   what each engine holds of a prompt
@@ -45,10 +46,13 @@ from inferway.http.responder import JSON, Responder
 from inferway.http.structured.explain import PATH as EXPLAIN
 from inferway.http.structured.explain import Explain
 from inferway.http.structured.judged import JudgedAnswer
+from inferway.http.token_counts import TokenCounts
 from inferway.indexer import Indexer
 from inferway.openai_api.paths import GENERATING, Parse
 from inferway.openai_api.requests import parse_chat, parse_completion
+from inferway.prompts.fidelity.messages_probe import COUNT_TOKENS
 from inferway.routing.director import Director
+from inferway.routing.limits.callers import ApiCaller
 from inferway.routing.objectives import named_tenant
 from inferway.telemetry.answer_log import outcome_of
 from inferway.telemetry.observers import pod_score
@@ -95,6 +99,7 @@ class Routes:
         self._entrance = entrance
         self._requests = requests
         self._inference = entrance.paths if forwards else {}
+        self._token_counts = TokenCounts(director, indexer.fleet, admission)
         self._models = ModelPages(indexer.fleet, lambda: director.rewrites)
         self._admin = AdminPages(indexer.fleet, indexer.index, admission.traffic, traffic)
         state: Table = {
@@ -116,6 +121,7 @@ class Routes:
         self._table: Table = {
             "/version": {"GET": VersionPage(indexer.fleet)},
             **{path: dict.fromkeys(how, self._infer) for path, how in self._inference.items()},
+            **({COUNT_TOKENS: {"POST": self._count}} if forwards else {}),
             EXPLAIN: {"POST": Explain(director, self._asker)},
             MODELS: {"GET": self._models.list},
             **state,
@@ -205,9 +211,16 @@ class Routes:
             )
         return handler
 
-    async def _infer(self, request: Request, responder: Responder) -> None:
+    async def _count(self, request: Request, responder: Responder) -> None:
+        caller = self._admission.caller(request)
+        if not await self._token_counts.answers(request, responder, caller):
+            await self._infer(request, responder, caller)
+
+    async def _infer(
+        self, request: Request, responder: Responder, caller: ApiCaller | None = None
+    ) -> None:
         admission = self._admission
-        caller = admission.caller(request)
+        caller = caller or admission.caller(request)
         tenant = admission.tenant(caller, request)
         journey = self._entrance.open(request, tenant, caller.priority)
         responder.record = journey.record

@@ -97,6 +97,8 @@ class ServedModel:
     # most of them first. None: they have not told.
     lora_paths: Mapping[str | None, Collection[HolderId]] = field(default_factory=dict)
     unfaithful: str | None = None  # how our tokens differ from an engine's, if the probe saw it
+    unfaithful_messages: str | None = None  # the same of messages, where only they differ
+    counts_messages: bool = False  # all engines that were asked count their tokens as we do
     contexts: ContextLengths = NO_LENGTHS
     engine_name: str | None = None  # an alias: the name that the engine puts into its answers
 
