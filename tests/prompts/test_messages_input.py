@@ -72,7 +72,7 @@ def test_the_chat_is_vllms_own(golden_rows: list[dict[str, Any]], merge: bool) -
 def without_lax_flags(chat: dict[str, Any]) -> dict[str, Any]:
     """Tools as they are before vLLM's model of them has converted `strict`, and with its nulls."""
     names = ("name", "description", "parameters", "strict", "defer_loading")
-    tools = [
+    tools: list[dict[str, Any]] = [
         {"type": "function", "function": {name: tool["function"].get(name) for name in names}}
         for tool in chat.get("tools", ())
     ]
