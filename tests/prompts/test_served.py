@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.golden.prompts.responses_rules import IMAGE, words
 
-from inferway.errors import PromptTooLongError, RenderError
+from inferway.errors import InvalidRequestError, PromptTooLongError, RenderError
 from inferway.model import Reason
 from inferway.openai_api.requests import (
     Body,
@@ -16,6 +16,7 @@ from inferway.openai_api.requests import (
     CompletionRequest,
     ConversationsRequest,
     EmbeddingsRequest,
+    MessagesRequest,
     ResponsesRequest,
 )
 from inferway.prompts.files.prepare import prepare_smollm2
@@ -78,6 +79,37 @@ async def test_a_response_is_known_up_to_its_first_image_as_its_chat_is(
 
     assert tokenized.reason == Reason.MEDIA_PREFIX
     assert tokenized.token_ids[0].tolist() == await ids(prompts, chat)
+
+
+async def test_messages_have_the_tokens_of_their_chat(prompts: ModelPrompts) -> None:
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "hi"}]
+    text = [{"type": "text", "text": "hi"}]
+
+    chat = await ids(prompts, ChatRequest(model="m", messages=messages))
+    body = MessagesRequest(model="m", system="s", messages=[{"role": "user", "content": text}])
+
+    assert await ids(prompts, body) == chat
+
+
+async def test_they_are_too_long_as_chats_are(prompts: ModelPrompts) -> None:
+    said = [{"role": "user", "content": "word " * 200}]
+
+    with pytest.raises(PromptTooLongError, match="context length is 100 tokens") as e:
+        await ids(prompts, MessagesRequest(model="m", messages=said))
+    with pytest.raises(InvalidRequestError, match=r"^max_tokens=101 cannot be greater"):
+        await ids(
+            prompts, MessagesRequest(model="m", messages=said[:0], system="s", max_tokens=101)
+        )
+
+    assert e.value.param == "messages"
+
+
+@pytest.mark.parametrize("source", [NoPrompts(Reason.BAD_TOKENIZER, "none"), Elsewhere()])
+async def test_messages_are_rendered_here_or_not_at_all(source: PromptSource) -> None:
+    with pytest.raises(RenderError) as e:
+        await ids(source, MessagesRequest(model="m", messages=[]))
+
+    assert e.value.reason in (Reason.BAD_TOKENIZER, Reason.MESSAGE_BLOCKS)
 
 
 async def test_completions_go_to_the_models_prompts(prompts: ModelPrompts) -> None:
