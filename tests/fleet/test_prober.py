@@ -49,6 +49,9 @@ class Lengths:
         moved = [count + self.drift * self.rendered for count in counts]
         return Tokenized([np.array([count], dtype=np.uint32) for count in moved])
 
+    async def chat_of(self, body: CountTokensRequest) -> ChatRequest:
+        return ChatRequest(messages=body.messages)
+
     def rendered_text(self, body: ChatRequest) -> str | None:  # noqa: ARG002
         return None
 
@@ -171,9 +174,6 @@ class LocalLengths(Lengths):
     @property
     def local(self) -> Any:  # type: ignore[override]
         return self
-
-    async def chat_of(self, body: CountTokensRequest) -> ChatRequest:
-        return ChatRequest(messages=body.messages)  # whose prompt has one token
 
 
 class TestMessages:

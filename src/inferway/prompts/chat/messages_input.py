@@ -19,6 +19,7 @@ What engines refuse, such as documents, is not read further: RenderError, and an
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
@@ -79,6 +80,22 @@ def as_chat(
         stream=body.stream,
         vllm_xargs=body.vllm_xargs,
     )
+
+
+def with_written_arguments(chat: ChatRequest) -> ChatRequest:
+    """Return the chat as an engine takes it from a client: arguments of calls are JSON."""
+    messages = [
+        {**message, "tool_calls": [_written(call) for call in message["tool_calls"]]}
+        if "tool_calls" in message
+        else message
+        for message in chat.messages
+    ]
+    return msgspec.structs.replace(chat, messages=messages)
+
+
+def _written(call: JsonObject) -> JsonObject:
+    function = call["function"]
+    return {**call, "function": {**function, "arguments": json.dumps(function["arguments"])}}
 
 
 def _system(body: CountTokensRequest, *, merge: bool) -> list[JsonObject]:
