@@ -55,6 +55,7 @@ from inferway.telemetry.observers import build_observers
 from inferway.telemetry.publisher import ZmqPublisher, topic_name
 from inferway.telemetry.request_counts import RequestCounts
 from inferway.telemetry.tracing import Tracing, otlp
+from inferway.telemetry.traffic_counts import TrafficCounts
 from inferway.upstream.pool import Pool
 
 if TYPE_CHECKING:
@@ -113,7 +114,8 @@ class Gateway:
         self._server: HttpServer | None = None
         self._admin_server: HttpServer | None = None
         self._requests = RequestCounts(time.monotonic)
-        self._logs: list[AnswerLog] = [self._requests, *logs]
+        self._traffic = TrafficCounts()
+        self._logs: list[AnswerLog] = [self._requests, self._traffic, *logs]
         if settings.access_log is not None:
             self._logs.append(AccessLog(settings.log_format, probes=settings.access_log_probes))
 
@@ -191,6 +193,7 @@ class Gateway:
         routes = Routes(
             *(self.indexer, director, pool, metrics, self._admission, self._entrance()),
             requests=self._requests,
+            traffic=self._traffic,
             forwards=not self._picks,
             admin_apart=settings.admin_port is not None,
         )
@@ -303,14 +306,8 @@ class Gateway:
         from inferway.ext_proc.metrics import picker_families
 
         self.picker = picker = build_picker(
-            self.settings,
-            self.director,
-            self.fleet,
-            self._is_ready,
-            metrics.decided_in,
-            self._requests,
-            self._logs,
-            tracing,
+            *(self.settings, self.director, self.fleet, self._is_ready),
+            *(metrics.decided_in, self._requests, self._logs, tracing),
         )
         await picker.start()
         kubernetes = self.settings.discovery.kubernetes
@@ -346,7 +343,10 @@ class Gateway:
             later=Later(EVENT_SECONDS),
             gate=gate.gate,
             standing=self._admission.traffic.standing,
-            observers=build_observers(settings, self._publisher, self.fleet, self._adopter),
+            observers=build_observers(
+                *(settings, self._publisher, self.fleet, self._adopter),
+                conversations=self._traffic.conversations,
+            ),
             tokens_once=build_tokens_once(settings, self.fleet, picks=self._picks),
         )
 

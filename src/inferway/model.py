@@ -95,6 +95,7 @@ class Reason(StrEnum):
     REMOTE_FAILED = "remote-failed"  # no engine renders, or it answered something else
     MANY_PROMPTS = "many-prompts"  # one request with more prompts than are looked at
     RESPONSE_ITEMS = "response-items"  # of a response, what only the engine makes a prompt of
+    MESSAGE_BLOCKS = "message-blocks"  # of a message, what engines refuse, or hold otherwise
     CONVERSATIONS = "conversations"  # its items are not a prompt
     EMBEDDINGS = "embeddings"  # nothing is generated: engines keep few of their blocks, or none
     UNREAD = "unread"  # its path carries no prompt that we could derive
@@ -108,6 +109,28 @@ class Reason(StrEnum):
     def is_whole(self) -> bool:
         """Whether the known prompts are everything that the engine will see."""
         return self not in (Reason.MEDIA_PREFIX, Reason.REMOTE_PREFIX)
+
+    @property
+    def is_by_load(self) -> bool:
+        """Whether nothing of the prompt was known, so that load alone decided."""
+        return self not in (
+            *(Reason.KV_AWARE, Reason.MEDIA_PREFIX),
+            *(Reason.REMOTE, Reason.REMOTE_PREFIX),
+        )
+
+    @property
+    def is_of_request(self) -> bool:
+        """Whether it follows from what the client sent, and tells nothing of the fleet."""
+        return self in (
+            *(Reason.MANY_PROMPTS, Reason.RESPONSE_ITEMS, Reason.MESSAGE_BLOCKS),
+            *(
+                Reason.CONVERSATIONS,
+                Reason.EMBEDDINGS,
+                Reason.UNREAD,
+                Reason.REQUEST_TEMPLATE,
+                Reason.MEDIA,
+            ),
+        )
 
 
 class Tokenized(msgspec.Struct, frozen=True):

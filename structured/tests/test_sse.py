@@ -23,6 +23,7 @@ from inferway_structured.sse import (
 COMMENT = b": keep-alive\n\n"
 EVENT = b"data: x\n\n"
 DONE = b"data: [DONE]\n\n"
+STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'  # Anthropic's
 
 
 @given(
@@ -70,6 +71,9 @@ def test_what_is_held_has_a_limit(piece: bytes) -> None:
         ([DONE, b""], True),
         ([DONE, b"data: "], True),
         ([DONE, EVENT], False),
+        ([EVENT, STOP], True),
+        ([EVENT + STOP], True),
+        ([STOP, EVENT], False),
         ([EVENT], False),
         ([], False),
     ],

@@ -48,3 +48,17 @@ def test_an_engine_flag_that_cannot_hold_is_refused_with_the_keys_allowed() -> N
 
     assert result.exit_code == 1
     assert "'size=4' is not KEY=VALUE with KEY one of name, events" in result.output
+
+
+def test_a_gateway_that_is_not_there_exits_1() -> None:
+    result = doctor("--gateway", "http://127.0.0.1:1")
+
+    assert result.exit_code == 1
+    assert "fail gateway http://127.0.0.1:1: http://127.0.0.1:1/admin/traffic" in result.output
+
+
+def test_a_key_that_is_not_set_is_refused() -> None:
+    result = doctor("--gateway", "http://127.0.0.1:1", "--admin-key-env", "NO_SUCH_VARIABLE")
+
+    assert result.exit_code == 1
+    assert "--admin-key-env: the variable 'NO_SUCH_VARIABLE' is not set" in result.output

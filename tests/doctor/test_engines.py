@@ -19,7 +19,20 @@ CACHE_CONFIG = 'vllm:cache_config_info{block_size="32",enable_prefix_caching="Fa
 OFFLOADING = "# TYPE vllm:kv_offload_store_bytes_total counter\n"
 
 
-def engine(event_port: int, *, key: str | None = None, page: str = CACHE_CONFIG) -> web.Application:
+# As vLLM 0.32 says it.
+NO_TOOLS = (
+    '{"error": {"message": "\\"auto\\" tool choice requires --enable-auto-tool-choice and'
+    ' --tool-call-parser to be set", "type": "BadRequestError", "param": null, "code": 400}}'
+)
+
+
+def engine(
+    event_port: int,
+    *,
+    key: str | None = None,
+    page: str = CACHE_CONFIG,
+    chat: tuple[int, str] = (200, "{}"),
+) -> web.Application:
     """Answers as vLLM does, for what a doctor asks."""
 
     async def health(_: web.Request) -> web.Response:
@@ -37,7 +50,14 @@ def engine(event_port: int, *, key: str | None = None, page: str = CACHE_CONFIG)
     async def metrics(_: web.Request) -> web.Response:
         return web.Response(text=page)
 
+    async def complete(request: web.Request) -> web.Response:
+        asked = await request.json()
+        assert (asked["model"], asked["max_tokens"], len(asked["tools"])) == ("m", 1, 1)
+        status, text = chat
+        return web.Response(status=status, text=text)
+
     app = web.Application()
+    app.router.add_post("/v1/chat/completions", complete)
     app.router.add_get("/health", health)
     app.router.add_get("/v1/models", models)
     app.router.add_get("/kv_event_sources", sources)
@@ -77,6 +97,21 @@ def test_prefix_caching_is_read_from_its_metrics(event_port: int) -> None:
 @pytest.mark.parametrize("page", ["", OFFLOADING])
 def test_whether_it_offloads_is_read_from_its_metrics(event_port: int, page: str) -> None:
     assert ask(engine(event_port, page=CACHE_CONFIG + page)).offloads is bool(page)
+
+
+@pytest.mark.parametrize(
+    ("chat", "takes"),
+    [
+        ((200, "{}"), True),
+        ((400, NO_TOOLS), False),
+        ((400, '{"error": {"message": "the template takes no user"}}'), None),
+        ((500, NO_TOOLS), None),
+    ],
+)
+def test_whether_it_takes_tools_is_seen_from_a_chat_with_one(
+    event_port: int, chat: tuple[int, str], takes: bool | None
+) -> None:
+    assert ask(engine(event_port, chat=chat)).takes_tools is takes
 
 
 def test_a_publisher_answers_a_knock(event_port: int) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from inferway.config import EngineSettings
 from inferway.doctor.facts import (
     Cache,
@@ -39,6 +41,7 @@ def engine(
     health: int = 200,
     prefix_caching: bool | None = True,
     offloads: bool = False,
+    takes_tools: bool | None = None,
     sockets: tuple[Socket, ...] = (EVENTS, REPLAY),
     **settings: object,
 ) -> EngineReport:
@@ -48,6 +51,7 @@ def engine(
         told=told or facts(),
         prefix_caching=prefix_caching,
         offloads=offloads,
+        takes_tools=takes_tools,
         sockets=sockets,
     )
 
@@ -239,23 +243,65 @@ def test_a_rank_may_share_its_engines_sockets() -> None:
 
 
 def test_a_tokenizer_that_is_here_is_ok() -> None:
-    finding = judge_tokenizer(TokenizerReport("m", "/models/m"))
+    (finding,) = judge_tokenizer(TokenizerReport("m", "/models/m", inline_system="keeps"))
 
     assert finding == CheckResult(Level.OK, "model m", "tokenizer from /models/m")
 
 
 def test_a_tokenizer_that_cannot_be_had_warns_of_routing_by_load() -> None:
-    finding = judge_tokenizer(TokenizerReport("m", "/models/m", error="no tokenizer.json"))
+    (finding,) = judge_tokenizer(TokenizerReport("m", "/models/m", error="no tokenizer.json"))
 
     assert finding.level is Level.WARN
     assert finding.evidence == "no tokenizer.json; its requests would go by load only"
 
 
 def test_a_model_that_vllm_renders_in_code_warns() -> None:
-    finding = judge_tokenizer(TokenizerReport("m", "/models/m", own_renderer="mistral"))
+    (finding,) = judge_tokenizer(TokenizerReport("m", "/models/m", own_renderer="mistral"))
 
     assert finding.level is Level.WARN
     assert "(mistral)" in finding.evidence
+
+
+@pytest.mark.parametrize(
+    ("does", "said"),
+    [
+        ("refuses", "vLLM moves those of /v1/messages to the front"),
+        ("front", "to the front: each turn that brings one misses the cache"),
+        ("drops", "drops system messages inside a conversation"),
+    ],
+)
+def test_a_template_that_moves_system_messages_warns_with_the_flag(does: str, said: str) -> None:
+    report = TokenizerReport("m", "/models/m", inline_system=does)
+    ok, finding = judge_tokenizer(report)
+    _, urgent = judge_tokenizer(report, inline_system_comes=True)
+
+    assert urgent.evidence == f"{finding.evidence}: a gateway gets such requests"
+    assert (ok.level, finding.level) == (Level.OK, Level.WARN)
+    assert said in finding.evidence
+    assert "--chat-template" in finding.cure
+
+
+@pytest.mark.parametrize(("tools_come", "level"), [(False, Level.WARN), (True, Level.FAIL)])
+def test_an_engine_without_a_tool_parser_fails_where_tools_come(
+    tools_come: bool, level: Level
+) -> None:
+    found = [
+        finding
+        for finding in judge_engine(engine(takes_tools=False), tools_come)
+        if finding.level is not Level.OK
+    ]
+
+    (finding,) = found
+    assert finding.level is level
+    assert "without --enable-auto-tool-choice" in finding.evidence
+    assert "--tool-call-parser" in finding.cure
+
+
+@pytest.mark.parametrize("takes_tools", [True, None])
+def test_an_engine_that_takes_tools_or_does_not_say_is_left_alone(
+    takes_tools: bool | None,
+) -> None:
+    assert trouble(engine(takes_tools=takes_tools)) == []
 
 
 def test_a_prompt_that_fills_no_block_is_said_to_match_never() -> None:

@@ -82,7 +82,7 @@ def test_ids_are_those_the_engine_renders(
         if ours not in (ENGINES_OWN, found)
     ]
     assert differing == []
-    assert sum(isinstance(ids, list) for ids in our_ids) >= 45
+    assert sum(isinstance(ids, list) for ids in our_ids) >= 95
     assert [len(ids) for ids in our_ids[-5:-3]] == [MAX_MODEL_LEN - 1] * 2
     assert our_ids[-3:] == [REFUSED] * 3
 

@@ -293,7 +293,8 @@ class Unkept(Untouched):
     """A journey whose answer does not keep what was asked."""
 
     def on_head(self, status: int) -> Headers:  # noqa: ARG002
-        return ((b"x-inferway-engine", b"e"), (UNENFORCED_HEADER, b"json_schema"), (b"x-s", b"1"))
+        decided = ((b"x-inferway-engine", b"e"), (b"x-inferway-reason", b"unread"))
+        return (*decided, (UNENFORCED_HEADER, b"json_schema"), (b"x-s", b"1"))
 
 
 @pytest.mark.parametrize("explain", [False, True])
@@ -312,5 +313,5 @@ async def test_what_an_answer_does_not_keep_is_told_also_where_decisions_are_not
     assert told == [
         "x-went-into-resp-headers",
         *(["x-inferway-engine"] if explain else []),
-        *("x-inferway-unenforced", "x-s"),
+        *("x-inferway-reason", "x-inferway-unenforced", "x-s"),
     ]

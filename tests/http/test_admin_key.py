@@ -57,6 +57,15 @@ def test_the_key_does_not_travel_on_and_all_else_does() -> None:
     assert AdminKey(KEY).without(headers) == bearing(b"Bearer engine")
 
 
+def test_it_may_come_as_anthropics_clients_send_it() -> None:
+    headers = [OTHER, (b"x-api-key", KEY.encode()), (b"x-api-key", b"the engine's")]
+
+    AdminKey(KEY).check(headers)
+
+    assert AdminKey(KEY).is_carried(headers)
+    assert AdminKey(KEY).without(headers) == [OTHER, (b"x-api-key", b"the engine's")]
+
+
 def test_a_key_may_be_any_text() -> None:
     AdminKey("schlüssel").check(bearing("Bearer schlüssel".encode()))
 

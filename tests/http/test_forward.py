@@ -24,7 +24,7 @@ from tests.upstream.engines import (
 )
 
 from inferway.http.headers import not_ours_alone
-from inferway.model import Headers
+from inferway.model import Headers, Reason
 
 # --------------------------------------------------------------------------------- unchanged
 
@@ -312,3 +312,15 @@ def test_a_client_who_is_no_admin_is_told_what_settings_have_changed(
     decided = ((b"x-inferway-engine", b"e"), (b"x-inferway-edited", edits), (b"x-odd", b"1"))
 
     assert not_ours_alone(decided) == (*told, (b"x-odd", b"1"))
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_a_client_who_is_no_admin_is_told_reasons_that_lie_in_its_request(reason: Reason) -> None:
+    of_the_fleet = ("load-only", "index-away", "no-block-size", "unfaithful", "tokenizer-loading")
+    told = ((b"x-inferway-reason", reason.encode()),)
+
+    if reason in ("response-items", "unread", "many-prompts", "media", "request-template"):
+        assert not_ours_alone(told) == told
+    if reason in of_the_fleet or not reason.is_by_load:
+        assert not_ours_alone(told) == ()
+    assert reason.is_by_load or not reason.is_of_request

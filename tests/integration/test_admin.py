@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from tests.integration.conftest import LONG, Fleet, StartFleet, simulated, until
 
+from inferway.doctor.gateway import ask_gateway
+from inferway.doctor.traffic_rules import judge_gateway
 from inferway.simulator.config import EventsConfig
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "troubleshooting.md"
@@ -34,6 +36,38 @@ async def test_its_keys_are_the_documented_ones(start_fleet: StartFleet) -> None
     assert engine.keys() == documented("an engine")
     assert endpoint.keys() == documented("an endpoint")
     assert endpoint["stream"].keys() == documented("a stream")
+
+
+async def test_the_keys_of_the_traffic_are_the_documented_ones(start_fleet: StartFleet) -> None:
+    traffic = (await (await start_fleet(1)).get("/admin/traffic")).body
+
+    assert traffic.keys() == documented("the traffic")
+    named = documented("the conversations") - {"cause", "client", "in_first_block"}
+    assert traffic["conversations"].keys() == named
+
+
+async def test_the_doctor_says_what_breaks_the_caches_of_a_gateways_clients(
+    start_fleet: StartFleet,
+) -> None:
+    fleet = await start_fleet(1)
+    said: list[dict[str, str]] = []
+    for turn in range(4):
+        said += [{"role": "user", "content": f"{LONG} {turn}"}]
+        system = {"role": "system", "content": f"cc_version=2.1; cch=a{turn};\n{LONG}"}
+        chat = {"model": "smollm2", "messages": [system, *said], "max_tokens": 1}
+        await fleet.post("/v1/chat/completions", chat, **{"User-Agent": "litellm/1.80"})
+        said += [{"role": "assistant", "content": "Yes."}]
+    stored = {"model": "smollm2", "input": "hi", "previous_response_id": "r"}
+    await fleet.post("/v1/responses", stored, **{"User-Agent": "codex_cli_rs/0.63"})
+
+    found = await ask_gateway(fleet.url)
+
+    assert found is not None
+    said_of_it = "\n".join(finding.evidence for finding in judge_gateway(found))
+    assert "1 requests of codex to /v1/responses went by load: response-items" in said_of_it
+    assert "0 of 3 turns that were looked at keep the prompt before" in said_of_it
+    assert "3 of 3 turns, of litellm, miss" in said_of_it
+    assert "a hash or an id in the system prompt" in said_of_it
 
 
 async def test_it_tells_how_an_engine_is_known(start_fleet: StartFleet) -> None:

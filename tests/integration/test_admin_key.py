@@ -55,6 +55,16 @@ async def test_scores_want_the_key(start_fleet: StartFleet, path: str) -> None:
     assert "authorization: this is not the gateway's admin key" in str(wrong.body)
 
 
+async def test_anthropics_clients_send_it_in_a_header_of_their_own(start_fleet: StartFleet) -> None:
+    fleet = await guarded(start_fleet)
+
+    right = await fleet.post("/score_chat_completions", CHAT, **{"x-api-key": KEY})
+    wrong = await fleet.post("/score_chat_completions", CHAT, **{"x-api-key": "guess"})
+
+    assert (right.status, wrong.status) == (200, 401)
+    assert "guess" not in str(wrong.body)
+
+
 async def test_admin_paths_are_not_told_apart_without_the_key(start_fleet: StartFleet) -> None:
     fleet = await guarded(start_fleet)
 
@@ -104,6 +114,20 @@ async def test_how_a_request_was_decided_is_told_to_admins_only(start_fleet: Sta
     assert not [name for name in told_a_guess if name.lower().startswith("x-inferway")]
     assert "x-request-id" in told
     assert set(DECISION) <= admin.headers.keys()
+
+
+async def test_why_load_alone_decided_is_told_to_all_where_it_lies_in_their_request(
+    start_fleet: StartFleet,
+) -> None:
+    texts = {"model": "smollm2", "input": ["a"]}
+    guarded_fleet = await guarded(start_fleet)
+    client = await guarded_fleet.post("/v1/embeddings", texts)
+    no_scores = await start_fleet(1, admin_key_env="ADMIN_KEY", scoring=False)
+
+    assert client.headers["x-inferway-reason"] == "embeddings"
+    assert "x-inferway-reason" not in (await no_scores.post("/v1/embeddings", texts)).headers
+    admin = await no_scores.post("/v1/embeddings", texts, **BEARER)
+    assert admin.headers["x-inferway-reason"] == "load-only"
 
 
 async def test_openai_s_client_is_told_what_its_key_allows(start_fleet: StartFleet) -> None:

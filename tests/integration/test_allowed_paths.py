@@ -161,9 +161,9 @@ async def test_a_client_does_not_say_where_blocks_come_from(path: str, field: st
     async with in_front_of(engine) as front:
         status, _, answer = await front.ask(path, body, content_type=JSON)
 
-    error = json.loads(answer)["error"]
+    place = json.loads(answer)["error"]["message"].partition(":")[0]
     assert (status, engine.seen) == (400, [])
-    assert error["param"].split(".")[-1] in ("kv_transfer_params", "ec_transfer_params")
+    assert place.split(".")[-1] in ("kv_transfer_params", "ec_transfer_params")
     assert "10.0.0.1" not in answer.decode()
 
 
@@ -186,7 +186,7 @@ async def test_no_client_says_which_place_it_has_in_an_engines_queue(path: str) 
         status, _, answer = await front.ask(path, body, content_type=JSON)
 
     assert (status, engine.seen) == (400, [])
-    assert json.loads(answer)["error"]["param"] == "priority"
+    assert json.loads(answer)["error"]["message"].startswith("priority: ")
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
@@ -232,7 +232,7 @@ async def test_they_want_a_key_where_keys_are_wanted_and_it_ends_here(tmp_path: 
     keys = tmp_path / "keys.yaml"
     keys.write_text(f"keys:\n- {{name: acme, hash: '{hash_of(key)}'}}\n")
     async with in_front_of(engine, api_keys=str(keys)) as front:
-        body = b'{"model": "m"}'
+        body = b'{"model": "m", "messages": []}'
         without, _, _ = await front.ask("/v1/messages", body)
         wrong, _, _ = await front.ask("/v1/messages", body, x_api_key="guess")
         bearer, told, _ = await front.ask("/v1/messages", body, authorization=f"Bearer {key}")

@@ -120,14 +120,18 @@ async def test_a_chat_and_a_response_with_the_same_tokens_share_their_blocks(
 async def test_what_only_the_engine_renders_goes_by_load(start_fleet: StartFleet) -> None:
     fleet = await start_fleet(2)
 
-    await respond(fleet, "hi", previous_response_id="resp_1")
+    response = await respond(fleet, "hi", previous_response_id="resp_1")
     conversation = {"model": "smollm2", "items": [{"role": "user"}]}
     async with fleet.http.post(f"{fleet.url}/v1/conversations", json=conversation) as r:
         assert r.status == 404  # the engine's answer: vLLM has no such path
         assert "x-inferway-engine" in r.headers
+        assert r.headers["x-inferway-reason"] == "conversations"
     vectors = await fleet.post("/v1/embeddings", {"model": "smollm2", "input": [LONG, "b"]})
 
     assert await decided(fleet) == {"response-items": 1, "conversations": 1, "embeddings": 1}
+    assert response.headers["x-inferway-reason"] == "response-items"
+    assert vectors.headers["x-inferway-reason"] == "embeddings"
+    assert "x-inferway-reason" not in (await fleet.chat("hi")).headers
     assert vectors.status == 200
     assert vectors.body["usage"]["prompt_tokens"] > 20
 

@@ -476,7 +476,9 @@ async def test_anthropic_s_messages_are_checked_before_an_engine_sees_them(
     async with in_front_of(engine) as front:
         status, _, answer = await front.ask("/v1/messages", json.dumps(body))
 
-    assert (status, json.loads(answer)["error"]["param"]) == (400, param)
+    error = json.loads(answer)["error"]
+    assert (status, error["type"]) == (400, "invalid_request_error")
+    assert error["message"].startswith(f"{param}: ")
     assert not engine.seen
 
 

@@ -13,6 +13,7 @@ from inferway.openai_api.model_name import ModelRenamer
 DELTA = rb'{"id":"1","model":"m","choices":[{"delta":{"content":"\"model\":"}}]}'
 EVENTS = (
     b": keep-alive\n\ndata: " + DELTA + b"\r\n\r\n"
+    b'event: message_start\ndata: {"type":"message_start","message":{"model":"m","id":"1"}}\n\n'
     b'event: response.created\ndata: {"response":{"model":"m"}}\n\ndata: [DONE]\n\n'
 )
 JSON = b' {"id":"1",\n"model": "m","choices":[{"text":"the \\"model\\":\\"m\\""}]}\n'
@@ -38,6 +39,12 @@ def test_wherever_an_answer_is_cut_only_its_models_name_changes(
     assert renamed == answer.replace(b'"model":"m"', b'"model":"asked"').replace(
         b'"model": "m"', b'"model": "asked"'
     )
+
+
+def test_words_of_an_error_are_not_a_message() -> None:
+    error = b'{"message":"no \\"model\\"","model":"m"}'
+
+    assert through(ModelRenamer("asked"), [error]) == error.replace(b'"m"', b'"asked"')
 
 
 def test_a_whole_event_passes_at_once() -> None:

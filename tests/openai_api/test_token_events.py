@@ -42,6 +42,8 @@ def test_text_carries_tokens(events: bytes) -> None:
         b": a comment\n\n",
         b'data: {"error":{"message":"no"}}\n\n',
         CREATED,
+        b'event: content_block_delta\ndata: {"type":"content_block_delta","delta":'
+        b'{"type":"signature_delta","signature":"a"},"index":0}\n\n',
         b'event: message_delta\ndata: {"type":"message_delta","usage":{"output_tokens":2}}\n\n',
     ],
 )

@@ -10,7 +10,7 @@ from inferway.openai_api.trust import Trust
 from inferway.openai_api.unread import read_unread
 
 REST = '"model": "m", "prompt": "a", "input": "a", "items": [{}], "messages": [{"role": "user"}]'
-HAVE_THEM = ["/v1/chat/completions", "/v1/completions", "/v1/responses"]
+HAVE_THEM = ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"]
 
 
 @pytest.mark.parametrize("path", HAVE_THEM)

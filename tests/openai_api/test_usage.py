@@ -27,6 +27,7 @@ RESPONSE_USAGE = {
     "input_tokens_details": {"cached_tokens": 32, "cached_tokens_per_turn": []},
     "output_tokens_details": {"reasoning_tokens": 0},
 }
+MESSAGES_USAGE = {"input_tokens": 8, "output_tokens": 7, "cache_read_input_tokens": 32}
 TOLD = Usage(40, 7, 32)
 # What a model or a client may say.
 LIE = '{"usage": {"prompt_tokens": 1, "completion_tokens": 1}}\ndata: {"usage":{"prompt_tokens":1}}'
@@ -62,6 +63,12 @@ ANSWERS = {
         *[encode(choices=[], usage={**CHAT_USAGE, "completion_tokens": n}) for n in range(8)]
     ),
     "crlf": stream(DELTA, encode(choices=[], usage=CHAT_USAGE)).replace(b"\n", b"\r\n"),
+    "messages": encode(
+        content=[{"type": "text", "text": LIE}], model="m", usage=MESSAGES_USAGE, nested=NESTED
+    ),
+    "messages' stream": b"event: content_block_delta\ndata: %b\n\n" % encode(delta={"text": LIE})
+    + b"event: message_delta\ndata: %b\n\n" % encode(delta={}, usage=MESSAGES_USAGE)
+    + b'event: message_stop\ndata: {"type":"message_stop"}\n\n',
     "response": encode(**response(usage=RESPONSE_USAGE, user=None)),
     "response's stream": stream(
         encode(type="response.created", response=response(usage=None)),
@@ -71,7 +78,9 @@ ANSWERS = {
 }
 
 
-REAL = json.loads((Path(__file__).parents[1] / "golden" / "vllm" / "responses.json").read_text())
+GOLDEN = Path(__file__).parents[1] / "golden"
+REAL = json.loads((GOLDEN / "vllm" / "responses.json").read_text())
+MESSAGES = json.loads((GOLDEN / "openai_api" / "vllm_messages.json").read_text())
 
 
 def read(*chunks: bytes) -> Usage | None:
@@ -97,6 +106,30 @@ def test_it_does_not_matter_where_chunks_are_cut(kind: str, cuts: list[int]) -> 
 def test_a_real_vllms_responses_are_read() -> None:
     assert read(json.dumps(REAL["whole"]).encode()) == Usage(33, 4, 0)
     assert read(REAL["stream"].encode()) == Usage(33, 3, 32)
+
+
+def test_so_are_its_answers_to_messages() -> None:
+    for kind, output, reason in (("text", 3, "length"), ("agent", 7, "tool_calls")):
+        whole, stream = json.dumps(MESSAGES[kind]["whole"]), MESSAGES[kind]["stream"]
+        for answer in (whole.encode(), stream.encode()):
+            reader = UsageReader()
+            reader.feed(answer)
+
+            assert reader.usage() == Usage(40, output, 16)
+            assert reader.finish_reasons() == [reason]
+
+
+def test_a_stream_of_messages_says_at_once_how_long_its_prompt_is() -> None:
+    begun = MESSAGES["text"]["stream"].partition("event: content_block_start")[0].encode()
+
+    assert read(begun) == Usage(40, 0, None)
+
+
+def test_a_stop_string_of_a_client_is_no_reason_of_anthropics() -> None:
+    reader = UsageReader()
+    reader.feed(b'{"choices":[{"finish_reason":"stop","stop_reason":"max_tokens"}]}')
+
+    assert reader.finish_reasons() == ["stop"]
 
 
 @pytest.mark.parametrize("kind", ANSWERS)

@@ -123,7 +123,9 @@ def test_the_verdicts_are_of_bodies_of_every_kind() -> None:
         ("/v1/chat/completions", "bad_words", True),
         ("/v1/responses", "bad_words", False),
         ("/v1/responses", "session_id", True),
-        ("/v1/messages", "vllm_xargs", False),
+        ("/v1/messages", "vllm_xargs", True),
+        ("/v1/messages", "stop_sequences", True),
+        ("/v1/messages", "session_id", False),
         ("/tokenize", "session_id", False),
     ],
 )

@@ -61,7 +61,7 @@ def test_each_rule_is_asked_as_often_as_it_was_recorded(golden_rows: list[dict[s
     recorded = [(case["rule"], case["body"]) for case in golden_rows[2:]]
 
     assert recorded == [(rule, body) for rule in RULES for body in RULES[rule]]
-    assert sum(v is not None for case in golden_rows[2:] for v in case["expected"].values()) > 900
+    assert sum(v is not None for case in golden_rows[2:] for v in case["expected"].values()) > 2000
 
 
 def test_text_is_tokenized_and_cut_as_vllm_does(golden_rows: list[dict[str, Any]]) -> None:
@@ -80,11 +80,9 @@ def test_text_is_tokenized_and_cut_as_vllm_does(golden_rows: list[dict[str, Any]
     "fields",
     [
         *RULES["engine"],
-        {"model": "m", "input": "hi", "previous_response_id": "resp_1"},
-        {"model": "m", "input": "hi", "previous_input_messages": [{}]},
         {"model": "m", "input": [{"role": "robot", "content": "x"}]},
         {"model": "m", "input": [{"role": "user", "content": 5}]},
-        {"model": "m", "input": [{"role": "user", "content": "x", "name": "n"}]},
+        {"model": "m", "input": [{"role": "user", "content": "x", "nick": "n"}]},
         {"model": "m", "input": "hi", "reasoning": {"effort": 3}},
     ],
 )

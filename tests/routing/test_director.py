@@ -40,7 +40,7 @@ from inferway.model import (
     RequestHead,
     Tokenized,
 )
-from inferway.openai_api.requests import ChatRequest, PromptBody
+from inferway.openai_api.requests import ChatRequest, CountTokensRequest, PromptBody
 from inferway.prompts.served import PromptSource, ServedModel
 from inferway.routing.counts import EngineTokens
 from inferway.routing.director import Director
@@ -76,6 +76,9 @@ class Letters:
         ids = [np.array([ord(c) for c in text], dtype=np.uint32) for text in texts]
         return Tokenized(ids, self.reason)
 
+    async def chat_of(self, body: CountTokensRequest) -> ChatRequest:
+        return ChatRequest(messages=body.messages)
+
     def rendered_text(self, body: ChatRequest) -> str | None:  # noqa: ARG002
         return None
 
@@ -104,6 +107,9 @@ class Broken:
 
     async def tokenize(self, body: PromptBody) -> Tokenized:  # noqa: ARG002
         raise self.error
+
+    async def chat_of(self, body: CountTokensRequest) -> ChatRequest:
+        return ChatRequest(messages=body.messages)
 
     def rendered_text(self, body: ChatRequest) -> str | None:  # noqa: ARG002
         return None
@@ -495,11 +501,14 @@ async def test_what_we_cannot_render_is_still_sent_by_load(
 ) -> None:
     to = director(TwoEngines(prompts=Broken(error)))
 
-    decision = await open_chat(to, chat("abcdefgh")).decide()
+    journey = open_chat(to, chat("abcdefgh"))
+    decision = await journey.decide()
+    journey.attempt(decision.targets[0])
 
     assert decision.reason == reason
     assert len(decision.targets) == 2
     assert to.stats.decisions == {reason: 1}
+    assert (b"x-inferway-reason", reason.encode()) in journey.on_head(200)
 
 
 async def test_without_a_block_size_requests_go_by_load() -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from inferway.model import TokenIds
-from inferway.openai_api.requests import ChatRequest, PromptBody
+from inferway.openai_api.requests import ChatRequest, CountTokensRequest, PromptBody
+from inferway.prompts.chat.messages_input import as_chat
 
 
 class ByteModel:
@@ -22,6 +23,9 @@ class ByteModel:
             text = "".join(f"<{m['role']}>{m['content']}" for m in body.messages)
             return [_ids(text.encode() + b"<assistant>")]
         return [_ids(p.encode() if isinstance(p, str) else p) for p in body.prompts]
+
+    async def chat_of(self, body: CountTokensRequest) -> ChatRequest:
+        return as_chat(body, merge_inline_system=False, no_thinking_effort="none")
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode())

@@ -110,7 +110,9 @@ def test_answers_have_the_form_of_a_real_vllms() -> None:
         assert shape(ours) == shape(theirs), theirs["type"]
 
 
-@pytest.mark.parametrize("fields", [{"previous_response_id": "r"}, {"tools": [{"type": "mcp"}]}])
+@pytest.mark.parametrize(
+    "fields", [{"previous_response_id": "r"}, {"given": [{"type": "item_reference", "id": "x"}]}]
+)
 def test_what_is_no_chat_is_not_simulated(fields: dict[str, Any]) -> None:
     [(status, answer)] = posting((RESPONSES, respond(**fields)))
 

@@ -9,6 +9,7 @@ import click
 
 from inferway.cli.command import Command, section
 from inferway.cli.engine_options import ENGINE, ENGINE_CA, ENGINE_URLS, listed
+from inferway.cli.flag import option
 from inferway.config import ServeSettings, check_engines
 from inferway.doctor.examination import examine
 from inferway.doctor.rules import CheckResult, Level
@@ -26,8 +27,30 @@ COLORS = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "red"}
     ENGINE_CA,
     example="inferway doctor http://10.0.0.5:8000",
 )
-def doctor(urls: tuple[str, ...], engines: tuple[str, ...], engine_ca: str | None) -> None:
-    """Check this machine, the hub and the given engines, and name the cure of what is wrong.
+@section(
+    "Gateway",
+    option(
+        "--gateway",
+        metavar="URL",
+        help="Ask this running gateway which requests go by load, and what breaks the caches of "
+        "conversations.",
+    ),
+    option(
+        "--admin-key-env",
+        metavar="NAME",
+        help="Send the gateway the admin key that this environment variable holds.",
+    ),
+    example="inferway doctor --gateway http://127.0.0.1:8080",
+)
+def doctor(
+    urls: tuple[str, ...],
+    engines: tuple[str, ...],
+    engine_ca: str | None,
+    gateway: str | None,
+    admin_key_env: str | None,
+) -> None:
+    """Check this machine, the hub, the given engines and the traffic of a running gateway, and name
+    the cure of what is wrong. Each engine is asked for one token, in a chat with a tool.
 
     The exit status is 1 if something must be mended; warnings alone leave it at 0.
     """
@@ -37,11 +60,20 @@ def doctor(urls: tuple[str, ...], engines: tuple[str, ...], engine_ca: str | Non
         tls = ServeSettings(engines=asked, engine_ca=engine_ca).engine_tls()
     except ConfigError as e:
         raise click.ClickException(str(e)) from e
-    findings = asyncio.run(examine(asked, cache_dir(), os.environ, tls))
+    admin_key = None if admin_key_env is None else _held_by(admin_key_env)
+    found = examine(asked, cache_dir(), os.environ, tls, gateway, admin_key)
+    findings = asyncio.run(found)
     for finding in findings:
         _show(finding)
     if any(finding.level is Level.FAIL for finding in findings):
         raise SystemExit(1)
+
+
+def _held_by(variable: str) -> str:
+    key = os.environ.get(variable)
+    if not key:
+        raise click.ClickException(f"--admin-key-env: the variable {variable!r} is not set")
+    return key
 
 
 def _show(finding: CheckResult) -> None:

@@ -1,4 +1,4 @@
-"""Asks the engines what they are, and knocks at their event sockets."""
+"""Asks the engines what they are, whether they take tools, and knocks at their event sockets."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from dataclasses import replace
 from urllib.parse import urlsplit
 
 import aiohttp
+import msgspec
 from yarl import URL
 
 from inferway.config import EngineSettings
 from inferway.doctor.facts import EngineReport, Socket
 from inferway.errors import ConfigError, UpstreamError
 from inferway.fleet.engine_facts import EngineFacts, discover, given_source
-from inferway.fleet.http_client import EngineConnector, upstream_errors
+from inferway.fleet.http_client import EngineConnector, post, upstream_errors
 
 ENGINE_SECONDS = 10.0  # an engine that computes on the CPU leaves us waiting for a while
 
@@ -26,6 +27,14 @@ _SIGNATURE_BYTES = 10
 
 # Metrics that vLLM has with its OffloadingConnector alone (0.32, offloading/metrics.py).
 _OFFLOADING = re.compile(r"^# TYPE vllm:kv_offload_", re.M)
+# What vLLM says where it was started without the flag (0.32, renderers/online_renderer.py).
+_NO_TOOLS = b"--enable-auto-tool-choice"
+_NOOP = {"name": "noop", "description": "does nothing", "parameters": {"type": "object"}}
+_WITH_TOOLS = {
+    "messages": [{"role": "user", "content": "hi"}],
+    "tools": [{"type": "function", "function": _NOOP}],
+    "max_tokens": 1,
+}
 _PREFIX_CACHING = re.compile(r'^vllm:cache_config_info\{.*\benable_prefix_caching="(\w+)"', re.M)
 
 
@@ -54,9 +63,28 @@ async def _ask_engine(session: aiohttp.ClientSession, settings: EngineSettings) 
         health=health,
         told=told,
         prefix_caching=caching[1] == "True" if caching else None,
+        takes_tools=await _takes_tools(session, url, headers, told),
         offloads=_OFFLOADING.search(metrics) is not None,
         sockets=await asyncio.gather(*(_knock(s) for s in _sockets_of(settings, told))),
     )
+
+
+async def _takes_tools(
+    session: aiohttp.ClientSession, url: str, headers: Mapping[str, str], told: EngineFacts
+) -> bool | None:
+    """Whether a chat may have tools, by one that asks for a single token. None: it cannot be
+    said."""
+    if not told.models:
+        return None
+    body = msgspec.json.encode({"model": told.models[0].name, **_WITH_TOOLS})
+    path = "/v1/chat/completions"
+    try:
+        status, said = await post(session, url, path, body, headers=headers, seconds=ENGINE_SECONDS)
+    except UpstreamError:
+        return None
+    if status == 200:
+        return True
+    return False if status == 400 and _NO_TOOLS in said else None
 
 
 async def _status(session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> int:

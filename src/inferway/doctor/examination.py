@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from inferway.config import EngineSettings
-from inferway.doctor import machine, rules, tokenizers
+from inferway.doctor import machine, rules, tokenizers, traffic_rules
 from inferway.doctor.engines import ask_engines
+from inferway.doctor.gateway import ask_gateway
 from inferway.doctor.hub import ask_hub
 from inferway.doctor.rules import CheckResult
 
@@ -19,12 +20,19 @@ async def examine(
     cache: Path,
     environment: Mapping[str, str],
     tls: ssl.SSLContext | None = None,
+    gateway: str | None = None,
+    admin_key: str | None = None,
 ) -> list[CheckResult]:
-    """What is found here, from the interpreter outwards to the engines. `tls`: who is trusted to be
-    an https engine; else whom the system trusts."""
-    hub, asked = await asyncio.gather(
-        asyncio.to_thread(ask_hub, environment), ask_engines(engines, tls)
+    """What is found here, from the interpreter outwards to the engines, and to the traffic of a
+    running `gateway` (a URL), if one is given. `tls`: who is trusted to be an https engine; else
+    whom the system trusts."""
+    hub, asked, told = await asyncio.gather(
+        asyncio.to_thread(ask_hub, environment),
+        ask_engines(engines, tls),
+        ask_gateway(gateway, admin_key),
     )
+    tools_come = told is not None and told.has_tools
+    inline_system_comes = told is not None and told.has_inline_system
     wanted, token = tokenizers.sources(asked), environment.get("HF_TOKEN") or None
     tried = await asyncio.to_thread(tokenizers.try_tokenizers, wanted, token)
     return [
@@ -33,7 +41,12 @@ async def examine(
         rules.judge_cache(machine.look_at_cache(cache)),
         rules.judge_hub(hub),
         rules.judge_port(machine.look_at_port(environment)),
-        *(finding for engine in asked for finding in rules.judge_engine(engine)),
+        *(finding for engine in asked for finding in rules.judge_engine(engine, tools_come)),
         *rules.judge_fleet(asked),
-        *(rules.judge_tokenizer(tokenizer) for tokenizer in tried),
+        *(
+            finding
+            for tokenizer in tried
+            for finding in rules.judge_tokenizer(tokenizer, inline_system_comes)
+        ),
+        *(traffic_rules.judge_gateway(told) if told is not None else ()),
     ]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from inferway.config import EngineSettings
 from inferway.fleet.engine_facts import EngineFacts
 
@@ -71,6 +73,7 @@ class EngineReport:
     error: str | None = None  # why it did not answer as an engine
     told: EngineFacts | None = None
     prefix_caching: bool | None = None  # None: it does not say
+    takes_tools: bool | None = None  # whether a chat may have tools; None: it does not say
     offloads: bool = False  # by vLLM's OffloadingConnector
     sockets: Sequence[Socket] = field(default_factory=tuple)
 
@@ -83,3 +86,63 @@ class TokenizerReport:
     source: str  # directory or hub id, as the engine named it
     error: str | None = None
     own_renderer: str | None = None  # vLLM renders the model's chats in code of its own
+    # What the model's template does with a system message among the others: "keeps" it in its
+    # place, puts it in "front", "drops" or "refuses" it; None: nothing renders its chats here.
+    inline_system: str | None = None
+
+
+class RequestsByLoad(msgspec.Struct, frozen=True):
+    """Requests of a family of clients that went by load."""
+
+    path: str
+    client: str
+    reason: str
+    requests: int
+
+
+class BrokenTurns(msgspec.Struct, frozen=True):
+    """Turns of conversations whose prompts begin to differ too early, and by what."""
+
+    cause: str
+    client: str
+    turns: int
+    in_first_block: int
+
+
+class ConversationsReport(msgspec.Struct, frozen=True):
+    """A sample of conversations (telemetry.conversations has the words)."""
+
+    requests: int
+    with_tools: int
+    with_inline_system: int
+    dated: int
+    turns: int
+    kept: int
+    broken: list[BrokenTurns]
+
+
+class TrafficReport(msgspec.Struct, frozen=True):
+    """What a gateway tells at /admin/traffic."""
+
+    by_prompt: int
+    by_load: list[RequestsByLoad]
+    conversations: ConversationsReport
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayReport:
+    """A running gateway, and what it said of its traffic."""
+
+    url: str
+    traffic: TrafficReport | None = None
+    error: str | None = None  # why it has said nothing
+
+    @property
+    def has_tools(self) -> bool:
+        """Whether requests with tools were seen."""
+        return self.traffic is not None and self.traffic.conversations.with_tools > 0
+
+    @property
+    def has_inline_system(self) -> bool:
+        """Whether requests with system messages among the others were seen."""
+        return self.traffic is not None and self.traffic.conversations.with_inline_system > 0

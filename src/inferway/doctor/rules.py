@@ -36,6 +36,20 @@ DESCRIBING_FLAG = (
 )
 
 
+# What becomes of a system message among the others, as agents' reminders are.
+_INLINE_SYSTEM = {
+    "refuses": "its template refuses system messages inside a conversation: vLLM moves those of"
+    " /v1/messages to the front, so that each turn that brings one misses the cache",
+    "front": "its template moves system messages inside a conversation to the front: each turn that"
+    " brings one misses the cache",
+    "drops": "its template drops system messages inside a conversation",
+}
+_KEEPING_TEMPLATE = (
+    "where agents send them: start its engines with a --chat-template that keeps system messages in"
+    " their places, and give the gateway the same (--chat-template)"
+)
+
+
 class Level(StrEnum):
     OK = "ok"
     WARN = "warn"
@@ -118,7 +132,8 @@ def judge_port(found: Port) -> CheckResult:
     )
 
 
-def judge_engine(found: EngineReport) -> Iterator[CheckResult]:
+def judge_engine(found: EngineReport, tools_come: bool = False) -> Iterator[CheckResult]:
+    """`tools_come`: a gateway has seen requests with tools."""
     subject = f"engine {found.settings.label}"
     if found.error is not None:
         cure = "is it running, and are host and port right? a 401 or 403 needs api_key_env=NAME"
@@ -130,7 +145,17 @@ def judge_engine(found: EngineReport) -> Iterator[CheckResult]:
     if found.prefix_caching is False:
         evidence = "prefix caching is off, so it will never have a hit"
         yield CheckResult(Level.FAIL, subject, evidence, "start it with --enable-prefix-caching")
+    if found.takes_tools is False:
+        yield _tools(subject, tools_come)
     yield from _events(subject, found)
+
+
+def _tools(subject: str, tools_come: bool) -> CheckResult:
+    evidence = "it was started without --enable-auto-tool-choice, and refuses requests with tools"
+    cure = "start it with --enable-auto-tool-choice --tool-call-parser NAME, its model's parser"
+    if tools_come:
+        evidence += ": a gateway gets such requests"
+    return CheckResult(Level.FAIL if tools_come else Level.WARN, subject, evidence, cure)
 
 
 def _health(subject: str, found: EngineReport) -> CheckResult:
@@ -216,14 +241,21 @@ def judge_fleet(engines: Sequence[EngineReport]) -> Iterator[CheckResult]:
                 )
 
 
-def judge_tokenizer(found: TokenizerReport) -> CheckResult:
+def judge_tokenizer(
+    found: TokenizerReport, inline_system_comes: bool = False
+) -> Iterator[CheckResult]:
+    """`inline_system_comes`: a gateway has seen system messages among others."""
     subject = f"model {found.model}"
-    if found.error is not None:
+    if found.error is not None:  # the renderer's sentences hold their cure
         evidence = f"{found.error}; its requests would go by load only"
-        return CheckResult(
-            Level.WARN, subject, evidence
-        )  # the renderer's sentences hold their cure
+        yield CheckResult(Level.WARN, subject, evidence)
+        return
     if found.own_renderer is not None:
         evidence = f"vLLM renders its chats in code of its own ({found.own_renderer})"
-        return CheckResult(Level.WARN, subject, evidence, "none yet: its chats go by load only")
-    return CheckResult(Level.OK, subject, f"tokenizer from {found.source}")
+        yield CheckResult(Level.WARN, subject, evidence, "none yet: its chats go by load only")
+        return
+    yield CheckResult(Level.OK, subject, f"tokenizer from {found.source}")
+    evidence = _INLINE_SYSTEM.get(found.inline_system or "", "")
+    if evidence:
+        seen = ": a gateway gets such requests" if inline_system_comes else ""
+        yield CheckResult(Level.WARN, subject, evidence + seen, _KEEPING_TEMPLATE)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from inferway.doctor.facts import EngineReport, TokenizerReport
-from inferway.errors import RenderError
+from inferway.errors import InferwayError, RenderError, TemplateError
+from inferway.openai_api.requests import ChatRequest
+from inferway.prompts.chat.conversation import chat_render_request
 from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest
 from inferway.prompts.renderer import Renderer
 
@@ -29,7 +31,29 @@ def try_tokenizers(wanted: Mapping[str, str], token: str | None) -> list[Tokeniz
 def _try(renderer: Renderer, model: str, source: str, token: str | None) -> TokenizerReport:
     request = GetOrCreateTokenizerKeyRequest(source, token=token)
     try:
-        loaded = renderer.loaded(renderer.get_or_create_tokenizer_key(request))
+        key = renderer.get_or_create_tokenizer_key(request)
+        loaded = renderer.loaded(key)
     except RenderError as e:
         return TokenizerReport(model, source, error=str(e))
-    return TokenizerReport(model, source, own_renderer=loaded.own_renderer)
+    if loaded.own_renderer is not None:
+        return TokenizerReport(model, source, own_renderer=loaded.own_renderer)
+    return TokenizerReport(model, source, inline_system=_inline_system(renderer, key))
+
+
+def _inline_system(renderer: Renderer, key: str) -> str | None:
+    """What the model's template does with a system message among the others (facts)."""
+    first, turn, late = "the first rule", "a question", "a later rule"
+    roles = (("system", first), ("user", turn), ("system", late), ("user", "another question"))
+    chat = ChatRequest(messages=[{"role": role, "content": text} for role, text in roles])
+    try:
+        template = renderer.loaded(key).template()
+        if template.refuses_inline_system:  # as engines try it
+            return "refuses"
+        text = renderer.chat_text(chat_render_request(chat, key, template))
+    except TemplateError:
+        return "refuses"
+    except InferwayError:
+        return None
+    if late not in text:
+        return "drops"
+    return "front" if text.find(late) < text.find(turn) else "keeps"

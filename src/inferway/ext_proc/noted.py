@@ -50,6 +50,10 @@ class Noted:
         return self.head.path
 
     @property
+    def user_agent(self) -> bytes:
+        return last_value(self.head.headers, b"user-agent") or b""
+
+    @property
     def seconds(self) -> float:
         """Since the request was complete; 0.0 if it never was."""
         return time.perf_counter() - self.asked_at if self.asked_at else 0.0

@@ -37,6 +37,8 @@ class ProbeState:
 
     state: ProofState = ProofState.UNPROVEN
     why: str = "it has not been asked"  # empty if it agrees
+    messages: ProofState = ProofState.UNPROVEN  # whether it counts messages' tokens as we do
+    messages_why: str = ""  # how it differs
     live: str | None = None  # how a live prompt differed
     live_left: int = 0  # how many more must agree until that is over
     told: set[str] = field(default_factory=set)  # what the log has already
@@ -201,4 +203,6 @@ class Engine:
         for model, proof in self.proofs.items():
             if proof.fault is not None:
                 found.append(f"it renders prompts of {model!r} otherwise than we do: {proof.fault}")
+            elif proof.messages is ProofState.DIFFERS:
+                found.append(f"it renders messages to {model!r} otherwise: {proof.messages_why}")
         return found

@@ -4,6 +4,7 @@ an engine joins, or is back     every probe, one after the other; a few engines 
 its ids differ                  its models go by load only; asked again every RECHECK_SECONDS
 it gives no verdict             unproven, which changes nothing; asked again, ever more seldom
 it cannot give one (too old)    unproven; asked again when it is back from somewhere
+it counts messages otherwise    its models' messages go by load only; asked again as above
 a live prompt's ids differ      its models go by load only, until LIVE_AGREEMENTS live prompts
                                 in a row agree: one odd request must not cost the others much
 
@@ -25,6 +26,7 @@ from inferway.config import ProbeSettings
 from inferway.errors import UpstreamError, crash_report
 from inferway.fleet.engine import Engine, ProbeState, ProofState
 from inferway.fleet.engine_token_ids import NoTokenIdsError, ask
+from inferway.fleet.messages_proof import prove_messages
 from inferway.model import Endpoint, TokenIds
 from inferway.prompts.fidelity.flag_diagnosis import FlagFinding, find
 from inferway.prompts.fidelity.probe import (
@@ -143,9 +145,10 @@ class Prober:
         while True:
             async with self._free:
                 may_change = await self._prove(engine, model, prompts, proof)
-            if proof.state is ProofState.AGREES or not may_change:
+            differs = ProofState.DIFFERS in (proof.state, proof.messages)
+            if not may_change or (proof.state is ProofState.AGREES and not differs):
                 return
-            if proof.state is ProofState.DIFFERS:
+            if differs:
                 await asyncio.sleep(self._recheck_seconds)
             else:
                 await asyncio.sleep(retry)
@@ -177,7 +180,30 @@ class Prober:
         else:
             self._differs(engine, model, proof, finding)
         self._settle(engine, model, proof, before)
+        if finding is None:
+            await self._prove_messages(engine, model, prompts, proof)
         return True
+
+    async def _prove_messages(
+        self, engine: Engine, model: str, prompts: PromptSource, proof: ProbeState
+    ) -> None:
+        if self._session is None or prompts.local is None:
+            return
+        before = proof.messages
+        proof.messages, proof.messages_why = await prove_messages(
+            self._session, engine, model, prompts.local
+        )
+        if proof.messages is before:
+            return
+        if proof.messages is ProofState.DIFFERS:
+            log.warning(
+                "messages to model %r go by load only: engine %s renders others than we do: %s;"
+                " start it with vLLM 0.32, and without --anthropic-disabled-thinking-effort",
+                model,
+                engine.name,
+                proof.messages_why,
+            )
+        self._changed()
 
     def _agrees(self, engine: Engine, model: str, proof: ProbeState) -> None:
         self._count("join", ProofState.AGREES)

@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import Any, TypeGuard
 
 from inferway.config import ModelSettings
-from inferway.fleet.engine import Engine
+from inferway.fleet.engine import Engine, ProbeState, ProofState
 from inferway.fleet.engine_facts import ModelCard
 from inferway.fleet.remote.remote_prompts import RemotePrompts
 from inferway.model import ContextLengths, HolderId, Reason
@@ -189,6 +189,7 @@ class ServedModels:
         engine = (live or engines)[0]
         is_adapter = all(card.name != name for card in engine.base_models)
         contexts = _contexts(engines)
+        messages = [proof for engine in live if (proof := self._proof(engine, name)) is not None]
         return ServedModel(
             name,
             self._prompts_within(self._sources[name].key, contexts),
@@ -196,6 +197,8 @@ class ServedModels:
             lora=name if is_adapter else None,
             lora_paths=_lora_paths(name, live) if is_adapter else {},
             unfaithful=self._unfaithful(live, name),
+            unfaithful_messages=next((p.messages_why for p in messages if p.messages_why), None),
+            counts_messages={p.messages for p in messages} == {ProofState.AGREES},
             contexts=contexts,
             engine_name=name if is_adapter else engine.model_names[0],  # as vLLM does
         )
@@ -252,6 +255,9 @@ class ServedModels:
         self._settled = self._settled or not self.is_loading
         if is_new:
             self._on_loaded(key)
+
+    def _proof(self, engine: Engine, model: str) -> ProbeState | None:
+        return engine.proofs.get(self.subject(engine, model)) if engine.proofs else None
 
     def _unfaithful(self, engines: Sequence[Engine], model: str) -> str | None:
         for engine in engines:

@@ -1,5 +1,5 @@
 """GET /admin/engines: what is known of each engine, and how it is known. POST .../NAME/drain and
-.../NAME/resume: whether it gets new requests.
+.../NAME/resume: whether it gets new requests. GET /admin/traffic: what keeps caches unused.
 
 For operators, and so behind the admin key where one is configured (`routes`). The names are
 described in docs/troubleshooting.md, and stay.
@@ -24,6 +24,7 @@ from inferway.http.responder import JSON, Responder
 from inferway.kv.index.protocol import Index
 from inferway.model import SCRAPED, Endpoint
 from inferway.routing.limits.failover import FailoverPolicy
+from inferway.telemetry.traffic_counts import TrafficCounts
 
 _PREFIX = "/admin/engines/"
 
@@ -38,17 +39,23 @@ class AdminPages:
         fleet: Fleet,
         index: Index,
         traffic: FailoverPolicy,
+        counts: TrafficCounts,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._fleet = fleet
         self._index = index
         self._traffic = traffic
+        self._counts = counts
         self._clock = clock
 
     async def engines(self, _: Request, responder: Responder) -> None:
         """All of them; those that do not answer too."""
         body = {"engines": [self._engine(engine) for engine in self._fleet.engines]}
         responder.send(200, JSON, msgspec.json.encode(body))
+
+    async def traffic(self, _: Request, responder: Responder) -> None:
+        """What of it keeps caches from being used."""
+        responder.send(200, JSON, msgspec.json.encode(self._counts.told()))
 
     async def change(self, request: Request, responder: Responder) -> None:
         """A drained engine gets no new requests; those that it has, end as they would have."""

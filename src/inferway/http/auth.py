@@ -38,6 +38,7 @@ from inferway.http.message import Request
 from inferway.http.request_queue import RequestQueue, Ticket
 from inferway.http.responder import Responder
 from inferway.routing.limits.callers import (
+    CARRIERS,
     AdminKey,
     ApiCaller,
     Callers,
@@ -93,11 +94,11 @@ class Auth:
             if not self.admin_key.is_carried(request.headers):
                 return _ANYBODY
             request.headers = self.admin_key.without(request.headers)
-            request.fields.pop(b"authorization", None)
+            _forget_key(request)
             return _ADMIN
         caller = self._known(self.callers, request)
         request.headers = without_credentials(request.headers)
-        request.fields.pop(b"authorization", None)
+        _forget_key(request)
         self.requests[caller.name] = self.requests.get(caller.name, 0) + 1
         return caller
 
@@ -148,6 +149,11 @@ class Auth:
         if self.admin_key is not None and self.admin_key.is_carried(request.headers):
             return _NAMED_ADMIN
         return callers.of(request.headers)
+
+
+def _forget_key(request: Request) -> None:
+    for name in CARRIERS:
+        request.fields.pop(name, None)
 
 
 class Keys(NamedTuple):

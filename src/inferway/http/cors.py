@@ -28,7 +28,7 @@ _EXPOSED = b", ".join(
         *[b"x-request-id", b"retry-after", b"x-inferway-engine", b"x-inferway-edited"],
         *[b"x-inferway-attempts", b"x-inferway-matched-blocks", b"x-inferway-prompt-blocks"],
         *[b"x-inferway-expected-ttft-ms", b"x-inferway-expected-ttft-parts"],
-        *[b"x-inferway-unenforced", b"x-inferway-valid"],
+        *[b"x-inferway-reason", b"x-inferway-unenforced", b"x-inferway-valid"],
     ]
 )
 

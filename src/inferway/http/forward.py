@@ -268,7 +268,7 @@ class _Forwarding:
         if not responder.started:
             responder.send_error(self._told(error))
         elif self._events is not None and responder.can_say_more:
-            responder.end(error_event(self._told(error)))
+            responder.end(error_event(self._told(error), self._request.path))
         else:
             responder.abort()
 

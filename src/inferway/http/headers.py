@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from inferway.http.message import Request
-from inferway.model import Headers
+from inferway.model import Headers, Reason
 from inferway.upstream.headers import (
     HOP_BY_HOP,
     PLAIN_CONNECTION,
@@ -37,6 +37,8 @@ ROUTING_HEADERS = frozenset(
 ROUTING_PREFIXES = (b"x-inferway-", b"x-gateway-", b"x-llm-d-")
 _ROUTING_HINT = re.compile(rb"x-(?:inferway|gateway|llm-d)-")  # maybe in a value
 _EDITED = b"x-inferway-edited"
+_REASON = b"x-inferway-reason"
+_OF_REQUEST = frozenset(reason.encode() for reason in Reason if reason.is_of_request)
 # Whether a report is asked for tells of the cache, and what an engine gets as ids of the engine.
 _DECIDED_EDITS = frozenset({b"vllm_xargs", b"tokens"})
 
@@ -59,11 +61,13 @@ def request_lines(request: Request, replaced: set[bytes] | frozenset[bytes] = fr
 
 def not_ours_alone(told: Headers) -> Headers:
     """What is the client's: to come back (x-session-token), what its answer does not keep, what of
-    its request was changed; without how it was decided."""
+    its request was changed, what in it left nothing to match; without how it was decided."""
     kept: list[tuple[bytes, bytes]] = []
     for name, value in told:
         if name == _EDITED:
             value = b", ".join([edit for edit in value.split(b", ") if edit not in _DECIDED_EDITS])
+        elif name == _REASON:
+            value = value if value in _OF_REQUEST else b""
         elif name != UNENFORCED_HEADER and name.startswith(b"x-inferway-"):
             continue
         if value:

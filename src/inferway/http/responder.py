@@ -181,7 +181,7 @@ class Responder:
         self.end(body)
 
     def send_error(self, error: InferwayError) -> None:
-        """Send the error as OpenAI's clients expect it."""
+        """Send the error as the path's clients expect it."""
         headers = JSON
         if error.retry_after is not None:
             headers = (*JSON, (b"retry-after", b"%d" % error.retry_after))
@@ -191,7 +191,7 @@ class Responder:
             headers = (*JSON, (b"www-authenticate", b"Bearer"))  # RFC 9110 15.5.2
         elif isinstance(error, UpstreamError) and error.attempts > 1:
             headers = (*JSON, (b"x-inferway-attempts", b"%d" % error.attempts))
-        self.send(error_status(error), headers, error_body(error))
+        self.send(error_status(error), headers, error_body(error, self.request.path))
 
     @property
     def can_say_more(self) -> bool:
@@ -259,6 +259,10 @@ class Responder:
     @property
     def path(self) -> str:
         return self.request.path
+
+    @property
+    def user_agent(self) -> bytes:
+        return self.request.fields.get(b"user-agent", b"")
 
     @property
     def request_id(self) -> str:

@@ -1,13 +1,14 @@
 """The gateway's paths. Each handler answers one request; errors become OpenAI-shaped bodies.
 
-POST /v1/chat/completions, /v1/completions,
+POST /v1/chat/completions, /v1/completions, /v1/messages,
      /v1/responses, /v1/embeddings, /v1/conversations      routed and forwarded
-POST /v1/messages, /tokenize, /score ... (openai_api.paths)  forwarded by load
+POST /v1/messages/count_tokens                             counted here, or forwarded by load
+POST /tokenize, /score ... (openai_api.paths)              forwarded by load
 POST /v1/load_lora_adapter, /v1/unload_lora_adapter        with an admin key: told to engines
 POST /v1/structured/explain                                what would become of a shape
 POST /score_chat_completions, /score_completions, /query   what each engine holds of a prompt
 GET  /v1/models   /v1/models/NAME   /version   /          what there is
-GET  /health   /ping   /ready   /metrics   /admin/engines
+GET  /health   /ping   /ready   /metrics   /admin/engines   /admin/traffic
 POST /admin/engines/NAME/drain   /admin/engines/NAME/resume
 
 With an admin key or API keys configured, what the caches hold of a prompt is for admins only:
@@ -45,14 +46,18 @@ from inferway.http.responder import JSON, Responder
 from inferway.http.structured.explain import PATH as EXPLAIN
 from inferway.http.structured.explain import Explain
 from inferway.http.structured.judged import JudgedAnswer
+from inferway.http.token_counts import TokenCounts
 from inferway.indexer import Indexer
 from inferway.openai_api.paths import GENERATING, Parse
 from inferway.openai_api.requests import parse_chat, parse_completion
+from inferway.prompts.fidelity.messages_probe import COUNT_TOKENS
 from inferway.routing.director import Director
+from inferway.routing.limits.callers import ApiCaller
 from inferway.routing.objectives import named_tenant
 from inferway.telemetry.answer_log import outcome_of
 from inferway.telemetry.observers import pod_score
 from inferway.telemetry.request_counts import RequestCounts
+from inferway.telemetry.traffic_counts import TrafficCounts
 from inferway.upstream.pool import Pool
 from inferway_structured.turns import Asker
 
@@ -80,6 +85,7 @@ class Routes:
         admission: Auth,
         entrance: InferenceIngress,
         requests: RequestCounts,
+        traffic: TrafficCounts,
         *,
         forwards: bool = True,
         admin_apart: bool = False,
@@ -93,8 +99,9 @@ class Routes:
         self._entrance = entrance
         self._requests = requests
         self._inference = entrance.paths if forwards else {}
+        self._token_counts = TokenCounts(director, indexer.fleet, admission)
         self._models = ModelPages(indexer.fleet, lambda: director.rewrites)
-        self._admin = AdminPages(indexer.fleet, indexer.index, admission.traffic)
+        self._admin = AdminPages(indexer.fleet, indexer.index, admission.traffic, traffic)
         state: Table = {
             "/health": {"GET": self._health},
             "/ping": {"GET": self._health, "POST": self._health},  # vLLM's other name for it
@@ -105,6 +112,7 @@ class Routes:
             "/score_completions": {"POST": self._score_completion},
             "/query": {"POST": self._query},
             "/admin/engines": {"GET": self._admin.engines},
+            "/admin/traffic": {"GET": self._admin.traffic},
             _METRICS: {"GET": self._page},
         }
         if forwards:
@@ -113,6 +121,7 @@ class Routes:
         self._table: Table = {
             "/version": {"GET": VersionPage(indexer.fleet)},
             **{path: dict.fromkeys(how, self._infer) for path, how in self._inference.items()},
+            **({COUNT_TOKENS: {"POST": self._count}} if forwards else {}),
             EXPLAIN: {"POST": Explain(director, self._asker)},
             MODELS: {"GET": self._models.list},
             **state,
@@ -202,9 +211,16 @@ class Routes:
             )
         return handler
 
-    async def _infer(self, request: Request, responder: Responder) -> None:
+    async def _count(self, request: Request, responder: Responder) -> None:
+        caller = self._admission.caller(request)
+        if not await self._token_counts.answers(request, responder, caller):
+            await self._infer(request, responder, caller)
+
+    async def _infer(
+        self, request: Request, responder: Responder, caller: ApiCaller | None = None
+    ) -> None:
         admission = self._admission
-        caller = admission.caller(request)
+        caller = caller or admission.caller(request)
         tenant = admission.tenant(caller, request)
         journey = self._entrance.open(request, tenant, caller.priority)
         responder.record = journey.record

@@ -45,11 +45,13 @@ class _Prompt(msgspec.Struct):
 
 
 class _Named(msgspec.Struct):
-    """Where vLLM names the model: in the outermost object, and in `response` of the Responses
-    API's events. Names elsewhere, in metadata, are the client's own words."""
+    """Where vLLM names the model: in the outermost object, in `response` of the Responses API's
+    events, and in `message` of Anthropic's first one. Names elsewhere, in metadata, are the
+    client's own words."""
 
     model: msgspec.Raw = _NOTHING
     response: msgspec.Raw = _NOTHING
+    message: msgspec.Raw = _NOTHING
 
 
 _XARGS = msgspec.json.Decoder(_Xargs)
@@ -154,9 +156,11 @@ def with_model_named(answer: bytes, model: str) -> bytes:
     it names none, or is no JSON object."""
     try:
         named = _NAMED.decode(answer)
-        if bytes(named.response).startswith(b"{"):
-            answer = _with_text(answer, _MODEL.decode(named.response).model, model)
-            named = _NAMED.decode(answer)
+        for inner in ("response", "message"):
+            found = getattr(named, inner)
+            if bytes(found).startswith(b"{"):
+                answer = _with_text(answer, _MODEL.decode(found).model, model)
+                named = _NAMED.decode(answer)
     except UNREADABLE:
         return answer
     return _with_text(answer, named.model, model)

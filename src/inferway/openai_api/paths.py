@@ -11,6 +11,7 @@ from inferway.openai_api.requests import (
     parse_completion,
     parse_conversations,
     parse_embeddings,
+    parse_messages,
     parse_responses,
 )
 
@@ -20,6 +21,7 @@ PARSERS: Mapping[str, Parse] = {
     "/v1/chat/completions": parse_chat,
     "/v1/completions": parse_completion,
     "/v1/responses": parse_responses,
+    "/v1/messages": parse_messages,
     "/v1/conversations": parse_conversations,
     "/v1/embeddings": parse_embeddings,
 }
@@ -30,7 +32,6 @@ PARSERS: Mapping[str, Parse] = {
 # not be; of UNSALTED ones engines know no salt.
 SALTED, CACHELESS, UNSALTED = "salted", "cacheless", "unsalted"
 UNREAD: Mapping[str, str] = {
-    "/v1/messages": SALTED,
     "/v1/messages/count_tokens": CACHELESS,
     "/v1/chat/completions/batch": SALTED,
     "/tokenize": CACHELESS,

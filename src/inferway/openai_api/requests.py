@@ -5,14 +5,16 @@ A request is a disjoint union, chosen by the path it came to (paths.py):
 ChatRequest           /v1/chat/completions
 CompletionRequest     /v1/completions
 ResponsesRequest      /v1/responses
+MessagesRequest       /v1/messages
 ConversationsRequest  /v1/conversations
 EmbeddingsRequest     /v1/embeddings
 
 Only what we act on is typed; everything else stays in the original bytes, which are what the
 engine gets, and in `LLMRequest.fields` for who asks. Field names and defaults are those of
-vLLM 0.32 (entrypoints/openai/*/protocol.py, entrypoints/pooling/embed/protocol.py) and, for
-conversations, which vLLM does not serve, of OpenAI. A null is an absent field, as OpenAI's clients
-send. What an error says of a missing field is llm-d's (field notes 3.1, 3.2).
+vLLM 0.32 (entrypoints/openai/*/protocol.py, entrypoints/anthropic/protocol.py and
+entrypoints/pooling/embed/protocol.py) and, for conversations, which vLLM does not serve, of OpenAI.
+A null is an absent field, as OpenAI's clients send. What an error says of a missing field is
+llm-d's (field notes 3.1, 3.2).
 """
 
 from __future__ import annotations
@@ -137,6 +139,33 @@ class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True):
         return self.truncation is UNSET or self.truncation == "disabled"
 
 
+class CountTokensRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of a `/v1/messages/count_tokens` body that decide its prompt, and of one of
+    `/v1/messages` in the same way. What stands in them is read when the prompt is made."""
+
+    model: str = ""  # absent, null or empty: the engine refuses it
+    messages: list[JsonObject]
+    system: str | list[JsonObject] | None = None
+    tools: list[JsonObject] | None = None
+    tool_choice: JsonObject | None = None
+    thinking: JsonObject | None = None
+    output_config: JsonObject | None = None  # an effort, and the answer's shape
+    chat_template_kwargs: JsonObject | None = None
+
+
+class MessagesRequest(CountTokensRequest, frozen=True, kw_only=True):
+    """The fields of a `/v1/messages` body that we act on."""
+
+    kv_transfer_params: JsonObject | None = None  # may carry the prompt's ids
+    ec_transfer_params: JsonObject | None = None
+    priority: Any = None  # in the engine's queue
+    cache_salt: str | None = None
+    max_tokens: int | None = None
+    stream: bool | None = None
+    vllm_xargs: Any = None  # may ask for a report
+    for_the_core: ClassVar[tuple[str, ...]] = ("stop_sequences", "vllm_xargs")
+
+
 class ConversationsRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The fields of a `/v1/conversations` body that we act on."""
 
@@ -168,7 +197,10 @@ class EmbeddingsRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 PromptBody = ChatRequest | CompletionRequest  # whose prompts we derive as they are
-Body = PromptBody | ResponsesRequest | ConversationsRequest | EmbeddingsRequest
+Body = PromptBody | ResponsesRequest | MessagesRequest | ConversationsRequest | EmbeddingsRequest
+
+# How Claude Code's first system text begins, which is another one in each request: vLLM drops it.
+BILLING_HEADER = "x-anthropic-billing-header"
 
 REPORT_MODE = ("kv_cache_report_mode", "full")  # in `vllm_xargs` (v1/core/kv_cache_manager.py)
 
@@ -206,6 +238,7 @@ _NO_MODEL = "model not found in request body"
 _NO_PROMPT = "invalid completions request: must have prompt field"
 _NO_MESSAGES = "invalid chat completions request: must have valid messages field"
 _NO_INPUT = "invalid responses request: must have input field"
+_NO_TURNS = "invalid messages request: must have valid messages field"
 _NO_ITEMS = "invalid conversations request: must have items field"
 _NO_TEXTS = "invalid embeddings request: must have input field"
 _INPUTS = {"input": "str | array | null", "messages": "array | null"}
@@ -257,6 +290,16 @@ def parse_responses(raw: bytes) -> ResponsesRequest:
     if body.input is None:
         raise InvalidRequestError(_NO_INPUT, param="input")
     return body
+
+
+def parse_messages(raw: bytes) -> MessagesRequest:
+    """Raises InvalidRequestError naming the field."""
+    return decode_body(raw, _MESSAGES, {"model": _NO_MODEL, "messages": _NO_TURNS})
+
+
+def parse_count_tokens(raw: bytes) -> CountTokensRequest:
+    """Raises InvalidRequestError naming the field."""
+    return decode_body(raw, _COUNT_TOKENS, {"model": _NO_MODEL, "messages": _NO_TURNS})
 
 
 def parse_conversations(raw: bytes) -> ConversationsRequest:
@@ -311,6 +354,8 @@ _T = TypeVar("_T")
 _CHAT = msgspec.json.Decoder(ChatRequest)
 _COMPLETION = msgspec.json.Decoder(CompletionRequest)
 _RESPONSES = msgspec.json.Decoder(ResponsesRequest)
+_MESSAGES = msgspec.json.Decoder(MessagesRequest)
+_COUNT_TOKENS = msgspec.json.Decoder(CountTokensRequest)
 _CONVERSATIONS = msgspec.json.Decoder(ConversationsRequest)
 _EMBEDDINGS = msgspec.json.Decoder(EmbeddingsRequest)
 _FIELDS = msgspec.json.Decoder(JsonObject)

@@ -1,4 +1,4 @@
-"""errors and models -> the bodies that OpenAI's clients expect."""
+"""errors -> the bodies that clients expect: OpenAI's, and Anthropic's on its paths."""
 
 from __future__ import annotations
 
@@ -6,14 +6,32 @@ import msgspec
 
 from inferway.errors import FleetError, InferwayError, RequestError
 
+# Status -> Anthropic's `error.type` (its API's documentation of errors).
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+_OF_MESSAGES = ("/messages", "/messages/count_tokens")
+
 
 def error_status(error: InferwayError) -> int:
     """The HTTP status that answers `error`."""
     return error.status if isinstance(error, RequestError | FleetError) else 500
 
 
-def error_body(error: InferwayError) -> bytes:
-    """`{"error": {"message", "type", "param", "code"}}`."""
+def error_body(error: InferwayError, path: str = "") -> bytes:
+    """`{"error": {"message", "type", "param", "code"}}`, or to a request for messages at `path`
+    `{"type": "error", "error": {"type", "message"}}`."""
+    if path.endswith(_OF_MESSAGES):
+        status = error_status(error)
+        kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+        told = {"type": "error", "error": {"type": kind, "message": str(error)}}
+        return msgspec.json.encode(told)
     if isinstance(error, RequestError | FleetError):
         kind, param, code = error.type, error.param, error.code
     else:
@@ -23,6 +41,7 @@ def error_body(error: InferwayError) -> bytes:
     )
 
 
-def error_event(error: InferwayError) -> bytes:
+def error_event(error: InferwayError, path: str = "") -> bytes:
     """The same as a server-sent event: what a stream that broke ends with."""
-    return b"data: " + error_body(error) + b"\n\n"
+    name = b"event: error\n" if path.endswith(_OF_MESSAGES) else b""
+    return b"%bdata: %b\n\n" % (name, error_body(error, path))

@@ -2,7 +2,8 @@
 
 dialect                      events without tokens
 chats, completions           the assistant's role alone, the usage alone, an error, [DONE]
-/v1/responses, /v1/messages  all whose name does not end in `delta`; `message_delta`: the usage
+/v1/responses, /v1/messages  all whose name does not end in `delta`; `message_delta`: the usage;
+                             a thought's signature
 
 In generated text quotes are escaped, so that nothing in it looks like a member.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 from inferway_structured.sse import num_events
 
+_SIGNATURE = b'"type":"signature_delta"'
 _CHOICES = b'"choices":['
 # Those without tokens begin so.
 _EMPTY = (
@@ -39,4 +41,6 @@ def bears_tokens(events: bytes) -> bool:
 
 def _is_delta(event: bytes) -> bool:
     name = event.partition(b"\n")[0].rstrip()
-    return name.endswith(b"delta") and not name.endswith(b"message_delta")
+    return (
+        name.endswith(b"delta") and not name.endswith(b"message_delta") and _SIGNATURE not in event
+    )

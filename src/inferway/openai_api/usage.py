@@ -3,6 +3,8 @@
 answer                       where its usage stands
 chats, completions, whole    `usage`, of the outermost object
 the same, streamed           `usage`, of an event's object (include_usage; the last one counts)
+/v1/messages, whole          `usage`, with Anthropic's names: what was cached is not in input_tokens
+the same, streamed           the same, of the event `message_delta`; at first `message.usage`
 /v1/responses, whole         `usage`, with OpenAI's other names (input_tokens, output_tokens)
 the same, streamed           `response.usage`, of the event `response.completed`
 /v1/embeddings               `usage`; nothing is generated
@@ -25,6 +27,13 @@ _MARK = b'"usage"'
 _FINISH_REASON = re.compile(
     rb'"finish_reason":\s*"(stop|length|tool_calls|function_call|content_filter|abort|error|repetition)"'
 )
+_STOP_REASON = re.compile(rb'"stop_reason":\s*"(end_turn|max_tokens|stop_sequence|tool_use)"')
+_FINISH_REASONS = {  # OpenAI's words for Anthropic's
+    b"end_turn": "stop",
+    b"max_tokens": "length",
+    b"stop_sequence": "stop",
+    b"tool_use": "tool_calls",
+}
 _STREAM_TAIL_BYTES = 32 * 1024
 _BODY_TAIL_BYTES = 256 * 1024  # token ids may follow
 _LAST_EVENTS = 4  # of a stream: one has the usage, one is [DONE]
@@ -49,6 +58,8 @@ class _Counts(msgspec.Struct):
     input_tokens: int | None = None  # the Responses API's names
     output_tokens: int | None = None
     input_tokens_details: _Details | None = None
+    cache_read_input_tokens: int | None = None  # Anthropic's, beside its input_tokens
+    cache_creation_input_tokens: int | None = None
 
 
 class _Response(msgspec.Struct):
@@ -58,6 +69,7 @@ class _Response(msgspec.Struct):
 class _Event(msgspec.Struct):
     usage: _Counts | None = None
     response: _Response | None = None
+    message: _Response | str | None = None  # a text in errors
 
 
 _EVENT = msgspec.json.Decoder(_Event)
@@ -96,7 +108,10 @@ class UsageReader:
     def finish_reasons(self) -> list[str]:
         """Return why the engine has ended its choices, in the order of the answer; only reasons
         that OpenAI and vLLM have words for."""
-        return [found.decode() for found in _FINISH_REASON.findall(b"".join(self._pieces))]
+        end = b"".join(self._pieces)
+        if found := _FINISH_REASON.findall(end):
+            return [reason.decode() for reason in found]
+        return [_FINISH_REASONS[reason] for reason in _STOP_REASON.findall(end)]
 
 
 # What stands before a member: of the outermost object, and of an event's `response`.
@@ -136,6 +151,8 @@ def _told(event: bytes) -> Usage | None:
     counts = told.usage
     if counts is None and told.response is not None:
         counts = told.response.usage
+    elif counts is None and isinstance(told.message, _Response):
+        counts = told.message.usage
     return None if counts is None else _usage(counts)
 
 
@@ -146,6 +163,9 @@ def _usage(counts: _Counts) -> Usage | None:
     elif counts.input_tokens is not None:
         prompt, made = counts.input_tokens, counts.output_tokens
         details = counts.input_tokens_details
+        read, written = counts.cache_read_input_tokens, counts.cache_creation_input_tokens
+        if read is not None or written is not None:
+            return Usage(prompt + (read or 0) + (written or 0), made or 0, read)
     else:
         return None
     return Usage(prompt, made or 0, None if details is None else details.cached_tokens)

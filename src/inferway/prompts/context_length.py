@@ -10,6 +10,7 @@ from inferway.openai_api.requests import (
     Body,
     ChatRequest,
     CompletionRequest,
+    MessagesRequest,
     PromptBody,
     ResponsesRequest,
 )
@@ -35,5 +36,7 @@ def _answer(body: Body) -> int | None:
         most = body.max_completion_tokens
         return body.max_tokens if most is None else most
     if isinstance(body, CompletionRequest):
+        return body.max_tokens
+    if isinstance(body, MessagesRequest):
         return body.max_tokens
     return body.max_output_tokens if isinstance(body, ResponsesRequest) else None

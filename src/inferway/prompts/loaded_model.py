@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from functools import lru_cache, partial
+from pathlib import Path
 
 from inferway.errors import InferwayError, PanicError, RenderError, panic_as_error
 from inferway.model import Reason
 from inferway.prompts.chat.chat_template import ChatTemplate
-from inferway.prompts.files.model_files import ModelFiles, model_files
-from inferway.prompts.files.raw_files import RawFiles
+from inferway.prompts.files.model_files import GPT_OSS, ModelFiles, model_files
+from inferway.prompts.files.raw_files import RawFiles, read_template
 from inferway.prompts.tokenizer.outside_encoder import OutsideEncoder
 from inferway.prompts.tokenizer.tokenizer import Tokenizer
 
@@ -55,7 +56,7 @@ class LoadedModel:
         for source in (*self._sources.values(), self._processor_source):
             if source is not None:
                 with contextlib.suppress(RenderError):
-                    self._compile(source)
+                    _ = self._compile(source).refuses_inline_system  # takes as long
 
     def templates(self) -> list[ChatTemplate]:
         """The templates of the model that compile."""
@@ -84,10 +85,35 @@ class LoadedModel:
             raise RenderError(f"the model has no chat template{known}", reason=Reason.NO_TEMPLATE)
         return self._compile(self._sources[name])
 
+    def templates_of_chats(self) -> list[ChatTemplate]:
+        """The model's own for chats without tools and with them, where engines look at them: their
+        renderers in code do not, but for gpt-oss's."""
+        found: list[ChatTemplate] = []
+        if self.own_renderer not in (None, GPT_OSS):
+            return found
+        for with_tools in (False, True):
+            with contextlib.suppress(RenderError):  # who uses it is told
+                found.append(self.template(with_tools=with_tools))
+        return found
+
     def keep(self, given: str) -> ChatTemplate:
         """The template `given` by name or as Jinja, compiled once for all who give it. Whoever
         configures it may name a single template, too."""
         return self._compile(self._sources.get(given, given))
+
+    def engine_template(self, given: str) -> ChatTemplate:
+        """The template that an engine's --chat-template names: Jinja itself, if it has braces, else
+        a template of the model by its name, else a file."""
+        is_jinja = any(sign in given for sign in "{}\n")
+        if is_jinja or given in self._sources:
+            return self.keep(given)
+        try:
+            return self.keep(read_template(Path(given).expanduser()))
+        except RenderError as e:
+            raise RenderError(
+                f"chat_template: {e}; and the model's own templates are {self.template_names}",
+                reason=Reason.BAD_TEMPLATE,
+            ) from e
 
     def _compile(self, source: str) -> ChatTemplate:
         """Once: what does not compile, too, may take seconds."""

@@ -6,13 +6,16 @@ import contextlib
 import copy
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from inferway.config import ModelSettings
 from inferway.errors import InvalidRequestError, PromptTooLongError, RenderError
 from inferway.model import ContextLengths, Reason, TokenIds, Tokenized
-from inferway.openai_api.requests import ChatRequest, CompletionRequest, PromptBody
+from inferway.openai_api.requests import (
+    ChatRequest,
+    CompletionRequest,
+    CountTokensRequest,
+    PromptBody,
+)
 from inferway.prompts.body_size import BodySize, body_size
 from inferway.prompts.chat.chat_template import ChatTemplate
 from inferway.prompts.chat.conversation import (
@@ -25,6 +28,8 @@ from inferway.prompts.chat.conversation import (
     untrusted_template,
 )
 from inferway.prompts.chat.media import text_before_media
+from inferway.prompts.chat.message_rules import MessageRules
+from inferway.prompts.chat.messages_input import as_chat, disables_thinking, has_inline_system
 from inferway.prompts.chat.request_templates import (
     RequestTemplate,
     RequestTemplates,
@@ -33,7 +38,6 @@ from inferway.prompts.chat.request_templates import (
 )
 from inferway.prompts.chat.template_arguments import sees_tools
 from inferway.prompts.fidelity.flag_diagnosis import Alternative, other_flags
-from inferway.prompts.files.raw_files import read_template
 from inferway.prompts.render_requests import (
     RenderChatRequest,
     RenderRequest,
@@ -43,9 +47,6 @@ from inferway.prompts.render_requests import (
 from inferway.prompts.renderer import MAX_CHARS_ON_LOOP, Renderer
 from inferway.prompts.tokenizer.token_ids import token_ids
 from inferway.prompts.tokenizer.token_rows import truncated
-
-if TYPE_CHECKING:
-    from inferway.prompts.loaded_model import LoadedModel
 
 # Of one request: keys and matches are made on the event loop, about 10 µs for each prompt.
 MAX_PROMPTS = 256
@@ -77,11 +78,17 @@ class ModelPrompts:
 
     def _set_flags(self, flags: ModelSettings) -> None:
         self._flags = flags
-        self._given_template = _template(self._model, flags)
+        given = flags.chat_template
+        template = None if given is None else self._model.engine_template(given)
+        self._given_template = template
         # One among the engine's own arguments counts where nothing else gives one.
         argument = flags.chat_template_kwargs.get("chat_template")
         self._argument_template = (
             self._model.template(argument) if isinstance(argument, str) else None
+        )
+        self._message_rules = MessageRules(
+            [template] if template is not None else self._model.templates_of_chats(),
+            self._text_of_probe,
         )
 
     @property
@@ -157,6 +164,15 @@ class ModelPrompts:
             with contextlib.suppress(RenderError):  # who uses it is told
                 found.append(self._model.template() if name is None else self._model.keep(name))
         return found
+
+    async def chat_of(self, body: CountTokensRequest) -> ChatRequest:
+        """Return the chat that engines make of messages. Raises RenderError."""
+        rules = self._message_rules
+        effort = rules.no_thinking_effort
+        if effort is None and disables_thinking(body):
+            effort = await self._renderer.in_thread(rules.find_no_thinking_effort)
+        merge = has_inline_system(body) and rules.merges_inline_system()
+        return as_chat(body, merge_inline_system=merge, no_thinking_effort=effort or "none")
 
     async def tokenize(self, body: PromptBody) -> Tokenized:
         """The client's fault is a RequestError that names the
@@ -283,6 +299,10 @@ class ModelPrompts:
         except RenderError:
             return None
 
+    def _text_of_probe(self, body: ChatRequest) -> str:
+        self._check_own_renderer()
+        return self._text(body)
+
     def _text(self, body: ChatRequest) -> str:
         if self._brought_template(body) is not None:
             raise untrusted_template()
@@ -406,28 +426,6 @@ class ModelPrompts:
             " length of the input prompt.",
             param="max_tokens",
         )
-
-
-def _template(model: LoadedModel, flags: ModelSettings) -> ChatTemplate | None:
-    """What the engine's --chat-template names: Jinja itself, if it has braces, else a template of
-    the model by its name, else a file."""
-    given = flags.chat_template
-    if given is None:
-        return None
-    is_jinja = any(sign in given for sign in "{}\n")
-    if not is_jinja and given not in model.template_names:
-        given = _read_template(Path(given).expanduser(), model.template_names)
-    return model.keep(given)
-
-
-def _read_template(path: Path, names: list[str]) -> str:
-    try:
-        return read_template(path)
-    except RenderError as e:
-        raise RenderError(
-            f"chat_template: {e}; and the model's own templates are {names}",
-            reason=Reason.BAD_TEMPLATE,
-        ) from e
 
 
 def _completion_size(body: CompletionRequest) -> int:

@@ -319,6 +319,10 @@ class Renderer:
         """Whether to encode is to wait."""
         return self.loaded(key).tokenizer.is_outside
 
+    async def in_thread(self, work: Callable[[], _Made]) -> _Made:
+        """Return the result of `work`, which encodes nothing, worked out in a thread."""
+        return await self._off_loop(work)
+
     async def _off_loop(self, work: Callable[[], _Made], key: str | None = None) -> _Made:
         """`key`: of the model with which `work` encodes, if it does."""
         waits = key is not None and self._is_outside(key)

@@ -14,7 +14,9 @@ from inferway.model import NO_LENGTHS, ContextLengths, HolderId, Reason, Tokeniz
 from inferway.openai_api.requests import (
     Body,
     ChatRequest,
+    CountTokensRequest,
     EmbeddingsRequest,
+    MessagesRequest,
     PromptBody,
     ResponsesRequest,
 )
@@ -42,6 +44,9 @@ class PromptSource(Protocol):
     async def tokenize(self, body: PromptBody) -> Tokenized:
         """Raises RequestError, or RenderError for reasons of ours."""
 
+    async def chat_of(self, body: CountTokensRequest) -> ChatRequest:
+        """The chat that engines make of messages. Raises RenderError."""
+
     def rendered_text(self, body: ChatRequest) -> str | None:
         """The chat as its template writes it, for people to read; None if there is none."""
 
@@ -62,6 +67,9 @@ class NoPrompts:
     why: str
 
     async def tokenize(self, body: PromptBody) -> Tokenized:  # noqa: ARG002
+        raise RenderError(self.why, reason=self.reason)
+
+    async def chat_of(self, body: CountTokensRequest) -> ChatRequest:  # noqa: ARG002
         raise RenderError(self.why, reason=self.reason)
 
     def rendered_text(self, body: ChatRequest) -> str | None:  # noqa: ARG002
@@ -96,6 +104,8 @@ class ServedModel:
     # most of them first. None: they have not told.
     lora_paths: Mapping[str | None, Collection[HolderId]] = field(default_factory=dict)
     unfaithful: str | None = None  # how our tokens differ from an engine's, if the probe saw it
+    unfaithful_messages: str | None = None  # the same of messages, where only they differ
+    counts_messages: bool = False  # all engines that were asked count their tokens as we do
     contexts: ContextLengths = NO_LENGTHS
     engine_name: str | None = None  # an alias: the name that the engine puts into its answers
 
@@ -111,6 +121,8 @@ class ServedModel:
             return await self.prompts.tokenize(body)
         if isinstance(body, ResponsesRequest):
             return await self._tokenize_response(body)
+        if isinstance(body, MessagesRequest):
+            return await self.prompts.tokenize(await self.prompts.chat_of(body))
         if isinstance(body, EmbeddingsRequest):
             raise RenderError("embeddings are not matched", reason=Reason.EMBEDDINGS)
         raise RenderError("conversations are no prompts", reason=Reason.CONVERSATIONS)

@@ -11,13 +11,13 @@ Who listens is told of each of these: plugins, observers, spans.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
 
 from inferway.kv.index.speculative import SpeculativeOverlay
-from inferway.model import Candidates, Decision, Endpoint, Headers, Target
+from inferway.model import Candidates, Decision, Endpoint, Headers, Reason, Target
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.model_name import ModelRenamer
 from inferway.openai_api.requests import asks_for_report
@@ -31,6 +31,11 @@ from inferway.routing.record import Record
 from inferway.routing.structured_gate.gate import Gate
 from inferway.routing.structured_gate.shape import Shape
 from inferway.scheduling.plugin import RequestListener, RequestOutcome
+
+# What an answer is told of a decision that nothing but load has made.
+_BY_LOAD: Mapping[str, Headers] = {
+    reason: ((b"x-inferway-reason", reason.encode()),) for reason in Reason if reason.is_by_load
+}
 
 
 class Speculating(Protocol):
@@ -225,6 +230,9 @@ class Journey:
                 (b"x-inferway-matched-blocks", b"%d" % target.matched_blocks),
                 (b"x-inferway-prompt-blocks", b"%d" % target.prompt_blocks),
             )
+        by_load = _BY_LOAD.get(self.record.reason)
+        if by_load is not None:
+            told = (*told, *by_load)
         edits = [*self.edits, *attempt.edits] if attempt.edits else self.edits
         if edits:
             told = (*told, (b"x-inferway-edited", b", ".join(edits)))

@@ -33,7 +33,7 @@ from inferway.model import (
     Tokenized,
 )
 from inferway.openai_api.llm_request import LLMRequest
-from inferway.openai_api.requests import Body, reads_cache
+from inferway.openai_api.requests import Body, MessagesRequest, reads_cache
 from inferway.prompts.served import ServedModel
 
 log = logging.getLogger("inferway.director")
@@ -98,6 +98,8 @@ class Matcher:
         our own, or IndexAwayError."""
         if model.unfaithful is not None:
             raise RenderError(model.unfaithful, reason=Reason.UNFAITHFUL)
+        if model.unfaithful_messages is not None and isinstance(body, MessagesRequest):
+            raise RenderError(model.unfaithful_messages, reason=Reason.UNFAITHFUL)
         is_read = reads_cache(body)
         return await self.look_up(
             model, await model.tokenize(body), body.cache_salt, is_read=is_read

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from inferway.config import ModelSettings
 from inferway.errors import InvalidRequestError, RenderError
 from inferway.model import Reason, TokenIds
-from inferway.openai_api.requests import ChatRequest, PromptBody
+from inferway.openai_api.requests import ChatRequest, CountTokensRequest, PromptBody
 from inferway.prompts.chat.conversation import NO_FLAGS, brings_template
 from inferway.prompts.model_prompts import ModelPrompts
 from inferway.prompts.renderer import Renderer
@@ -35,6 +35,9 @@ class RenderedModel:
         if tokenized.reason is not Reason.KV_AWARE:
             raise RenderError("images and their like are not simulated", reason=tokenized.reason)
         return tokenized.token_ids
+
+    async def chat_of(self, body: CountTokensRequest) -> ChatRequest:
+        return await self._prompts.chat_of(body)
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).tolist()

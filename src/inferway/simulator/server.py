@@ -11,19 +11,22 @@ from aiohttp import web
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from inferway import __version__
-from inferway.errors import InferwayError, RenderError, RequestError
+from inferway.errors import InferwayError, InvalidRequestError, RenderError, RequestError
 from inferway.openai_api.requests import (
     PromptBody,
     decode_fields,
     parse_chat,
     parse_completion,
+    parse_count_tokens,
     parse_embeddings,
+    parse_messages,
     parse_responses,
 )
 from inferway.prompts.chat.responses_input import as_chat
 from inferway.simulator.answers import AnswerFormat, ChatAnswer, CompletionAnswer
 from inferway.simulator.core import EngineCore
 from inferway.simulator.embeddings import as_completion, embeddings_answer
+from inferway.simulator.messages import MessagesAnswer, message_error, token_count
 from inferway.simulator.metrics import EngineMetrics
 from inferway.simulator.models import AdapterNames
 from inferway.simulator.planning import Options, PlannedReply, Planner, read_options
@@ -79,6 +82,8 @@ class Server:
                 web.post("/v1/chat/completions", self.chat),
                 web.post("/v1/completions", self.completion),
                 web.post("/v1/responses", self.response),
+                web.post("/v1/messages", self.message),
+                web.post("/v1/messages/count_tokens", self.count_tokens),
                 web.post("/v1/embeddings", self.embed),
                 web.post("/v1/chat/completions/render", self.render_chat),
                 web.post("/v1/completions/render", self.render_completion),
@@ -113,6 +118,33 @@ class Server:
                 return await _send(request, _response_events(answer, turn, tokens))
             text = "".join([_text_of(turn, item) async for item in tokens])
             return _json(answer.whole(turn, text))
+
+    async def message(self, request: web.Request) -> web.StreamResponse:
+        """Answer /v1/messages: they become the chat that the engine would make of them."""
+        body = parse_messages(await request.read())
+        if body.max_tokens is None:
+            raise InvalidRequestError("max_tokens: required field is missing", param="max_tokens")
+        options = Options(vllm_xargs=body.vllm_xargs)
+        try:
+            chat = await self._model.chat_of(body)
+            (turn,) = await self._planner.plan(chat, options, self._core.now)
+        except RequestError as e:
+            return _json(message_error(e, _kind(e.status)), e.status)
+        answer = MessagesAnswer(self._names.answered_name(body.model))
+        with self._core.submit([turn.job]) as tokens:
+            if body.stream:
+                return await _send(request, _message_events(answer, turn, tokens))
+            text = "".join([_text_of(turn, item) async for item in tokens])
+            return _json(answer.whole(turn, text))
+
+    async def count_tokens(self, request: web.Request) -> web.Response:
+        body = parse_count_tokens(await request.read())
+        try:
+            self._names.adapter(body.model)
+            (ids,) = await self._model.tokenize(await self._model.chat_of(body))
+        except RequestError as e:
+            return _json(message_error(e, _kind(e.status)), e.status)
+        return _json(token_count(len(ids)))
 
     async def embed(self, request: web.Request) -> web.Response:
         raw = await request.read()
@@ -239,6 +271,22 @@ async def _response_events(
         yield event
 
 
+async def _message_events(
+    answer: MessagesAnswer, turn: PlannedReply, tokens: AsyncIterator[Emitted]
+) -> AsyncIterator[bytes]:
+    is_open = False
+    async for item in tokens:
+        if not is_open:
+            is_open = True
+            yield answer.opening(turn)
+        text = _text_of(turn, item)
+        if text:
+            for event in answer.delta(text):
+                yield event
+    for event in answer.closing(turn):
+        yield event
+
+
 async def _send(request: web.Request, events: AsyncIterator[bytes]) -> web.StreamResponse:
     response = web.StreamResponse()
     response.headers["Content-Type"] = "text/event-stream; charset=utf-8"
@@ -311,6 +359,9 @@ async def _answer_errors(
 
 
 def _error(error: InferwayError, status: int, param: str | None = None) -> web.Response:
-    kind = _ERROR_TYPES.get(status, "BadRequestError")
-    body = {"message": str(error), "type": kind, "param": param, "code": status}
+    body = {"message": str(error), "type": _kind(status), "param": param, "code": status}
     return _json({"error": body}, status)
+
+
+def _kind(status: int) -> str:
+    return _ERROR_TYPES.get(status, "BadRequestError")

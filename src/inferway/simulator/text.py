@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from inferway.model import TokenIds
-from inferway.openai_api.requests import PromptBody
+from inferway.openai_api.requests import ChatRequest, CountTokensRequest, PromptBody
 
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 
@@ -17,6 +17,10 @@ class TextModel(Protocol):
     async def tokenize(self, body: PromptBody) -> list[TokenIds]:
         """Return one array per prompt of the request, as the engine sees it. Raises
         RequestError."""
+
+    async def chat_of(self, body: CountTokensRequest) -> ChatRequest:
+        """Return the chat that the engine makes of messages. Raises RequestError, or RenderError
+        for what is not simulated."""
 
     def encode(self, text: str) -> list[int]:
         """The ids of `text` as it stands, nothing put around it."""

@@ -38,6 +38,10 @@ class EndedAnswer(Protocol):
         """The request's path without its query, of any length."""
 
     @property
+    def user_agent(self) -> bytes:
+        """The request's header, of any length; empty without one."""
+
+    @property
     def request_id(self) -> str: ...
     @property
     def traceparent(self) -> bytes | None:

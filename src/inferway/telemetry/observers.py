@@ -28,6 +28,7 @@ from inferway.prompts.fidelity.probe import CHAT, COMPLETION
 from inferway.routing.journey import Observer, Routed
 from inferway.routing.match import Matched
 from inferway.scheduling.plugin import RequestListener, RequestOutcome
+from inferway.telemetry.conversations import Conversations
 from inferway.telemetry.publisher import ZmqPublisher, topic_name
 
 log = logging.getLogger("inferway.alarm")
@@ -240,7 +241,11 @@ def _may_be_repeated(routed: Routed) -> bool:
 
 
 def build_observers(
-    settings: ServeSettings, publisher: ZmqPublisher | None, fleet: Fleet, adopter: OrphanResolver
+    settings: ServeSettings,
+    publisher: ZmqPublisher | None,
+    fleet: Fleet,
+    adopter: OrphanResolver,
+    conversations: Conversations,
 ) -> list[Observer]:
     """Return those that the settings ask for. Without scoring there are no prompts to look at."""
     observers: list[Observer] = []
@@ -250,6 +255,7 @@ def build_observers(
         observers.append(AlarmObserver(fleet.evidence))
         observers.append(LiveProbe(fleet.prober, Random()))
         observers.append(PromptsForOrphans(adopter))
+        observers.append(conversations)
     return observers
 
 

@@ -23,7 +23,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from inferway import __version__
 from inferway.errors import ConfigError
 from inferway.model import Headers, Target
-from inferway.openai_api.requests import Body, ChatRequest, CompletionRequest, ResponsesRequest
+from inferway.openai_api.requests import (
+    Body,
+    ChatRequest,
+    CompletionRequest,
+    MessagesRequest,
+    ResponsesRequest,
+)
 from inferway.routing.journey import Journey
 from inferway.routing.record import Record
 from inferway.scheduling.plugin import RequestListener, RequestOutcome
@@ -254,7 +260,7 @@ def _max_tokens(body: Body) -> int | None:
     """Return what the client allows the answer; None: as many as the engine does."""
     if isinstance(body, ChatRequest):
         return body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    if isinstance(body, CompletionRequest):
+    if isinstance(body, CompletionRequest | MessagesRequest):
         return body.max_tokens
     return body.max_output_tokens if isinstance(body, ResponsesRequest) else None
 

@@ -13,7 +13,8 @@ MAX_HELD_BYTES = 64 * 1024  # an event, or comments, that are longer pass as the
 
 _DATA = b"data:"
 _DONE = b"data: [DONE]"  # a stream's end, as OpenAI has it
-_WHOLE_DONE = (_DONE + b"\n\n", _DONE + b"\r\n\r\n")
+_STOP = b'data: {"type":"message_stop"}'  # as Anthropic has it
+_WHOLE_DONE = tuple(end + lines for end in (_DONE, _STOP) for lines in (b"\n\n", b"\r\n\r\n"))
 
 
 class WholeEvents:

@@ -52,8 +52,14 @@ def model_config(model: str) -> SimpleNamespace:
 def rendered(body: dict, tokenizer, config: SimpleNamespace, flags: dict) -> object:
     """A text, or ids. Raises what vLLM does. `flags` of the engine, by their names in inferway's
     settings."""
-    hf._CONTENT_FORMATS.clear()
     request = ChatCompletionRequest.model_validate(copy.deepcopy(body))
+    return rendered_request(request, tokenizer, config, flags)
+
+
+def rendered_request(
+    request: ChatCompletionRequest, tokenizer, config: SimpleNamespace, flags: dict
+) -> object:
+    hf._CONTENT_FORMATS.clear()
     excluded = request.tool_choice == "none" and flags.get(EXCLUDE)
     shown = None if excluded else request.tools
     tools = None if shown is None else [tool.model_dump() for tool in shown]

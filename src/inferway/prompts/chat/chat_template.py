@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from typing import Any
 
 import jinja2
@@ -18,6 +19,7 @@ from inferway.errors import HeavyError, InferwayError, RenderError, TemplateErro
 from inferway.model import Reason
 from inferway.prompts.chat.bounded_compiler import why_heavy
 from inferway.prompts.chat.content_format import ContentFormat, detect_content_format
+from inferway.prompts.chat.inline_system import refuses_inline_system
 from inferway.prompts.chat.template_bounds import BoundedContext, bounded_environment
 from inferway.prompts.chat.template_environment import (
     CLOCK,
@@ -89,6 +91,11 @@ class ChatTemplate:
         # vLLM's own test; where it fails, developer messages become system messages.
         self.knows_developer = '"developer"' in source or "'developer'" in source
         self.reads_clock = CLOCK in self.names
+
+    @cached_property
+    def refuses_inline_system(self) -> bool | None:
+        """As the function of that name tells of it."""
+        return refuses_inline_system(self.source)
 
     def variables(self) -> set[str]:
         """The names that the template may read of its arguments: `messages`, `tools`, names in

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from inferway.config import ModelSettings
 from inferway.errors import InvalidRequestError, RenderError
 from inferway.model import Reason
-from inferway.openai_api.requests import ChatRequest
+from inferway.openai_api.requests import BILLING_HEADER, ChatRequest
 from inferway.prompts.chat.chat_template import Message
 from inferway.prompts.chat.content_format import ContentFormat
 from inferway.prompts.chat.template_arguments import is_set, template_arguments
@@ -174,7 +174,7 @@ def _plain_message(message: JsonObject, content_format: ContentFormat) -> Messag
     content, role = message.get("content"), message["role"]
     if content_format != "string" or not isinstance(content, str) or len(message) != 2:
         return None
-    if role in _SPEAKERS or (role == "system" and not content.startswith(_BILLING_HEADER)):
+    if role in _SPEAKERS or (role == "system" and not content.startswith(BILLING_HEADER)):
         return {"role": role, "content": content}
     return None
 
@@ -284,16 +284,13 @@ def _plain(part: JsonObject) -> str:
     return "" if text is None else str(text)
 
 
-_BILLING_HEADER = "x-anthropic-billing-header"
-
-
 def _without_billing_header(parts: list[Any]) -> list[Any]:
     """Claude Code's first system line changes with every request; vLLM drops it."""
     kept = []
     for part in parts:
         is_text_part = isinstance(part, dict) and part.get("type") == "text"
         text = part.get("text") if is_text_part else part
-        if isinstance(text, str) and text.startswith(_BILLING_HEADER):
+        if isinstance(text, str) and text.startswith(BILLING_HEADER):
             rest = text.partition("\n")[2]
             if not rest:
                 continue

@@ -18,6 +18,7 @@ from jinja2.utils import pass_context
 from inferway.prompts.chat.bounded_compiler import BoundedCompiler
 from inferway.prompts.chat.template_environment import (
     CLOCK,
+    RAISE,
     Generation,
     QuietNamespace,
     Sandbox,
@@ -36,6 +37,16 @@ def bounded_environment(now: Callable[[], datetime]) -> Sandbox:
     environment.globals["namespace"] = QuietNamespace
     for name in ("lipsum", "cycler", "joiner"):
         environment.globals[name] = _refused(name)
+    return environment
+
+
+def plain_environment(now: Callable[[], datetime]) -> Sandbox:
+    """Return the same without what transformers gives templates besides Jinja's own: functions that
+    raise and tell the time, and a tag."""
+    environment = bounded_environment(now)
+    for name in (RAISE, CLOCK):
+        del environment.globals[name]
+    del environment.extensions[Generation.identifier]
     return environment
 
 

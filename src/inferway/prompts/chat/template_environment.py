@@ -32,7 +32,7 @@ from inferway.errors import HeavyError
 # [start, end) in characters of the rendered text.
 Span = tuple[int, int]
 
-CLOCK = "strftime_now"
+CLOCK, RAISE = "strftime_now", "raise_exception"
 
 
 class RaisedByTemplateError(jinja2.TemplateError):
@@ -49,7 +49,7 @@ def template_environment(
         optimized=False,  # nothing is worked out when it is compiled, where that has no limits
     )
     environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise_exception
+    environment.globals[RAISE] = _raise_exception
     environment.globals[CLOCK] = _Clock(now).strftime
     return environment
 

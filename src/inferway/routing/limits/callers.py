@@ -26,7 +26,7 @@ PREFIX = "sha256:"
 MIN_KEY_BYTES = 32
 _BYTES = 32  # of randomness
 _AUTHORIZATION = b"authorization"
-_CARRIERS = (_AUTHORIZATION, b"x-api-key")  # OpenAI's clients, Anthropic's
+CARRIERS = (_AUTHORIZATION, b"x-api-key")  # OpenAI's clients, Anthropic's
 
 
 class KeySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -76,7 +76,7 @@ class Callers:
 
     def of(self, headers: Headers) -> ApiCaller:
         """Whose request this is. Raises UnauthorizedError, with nothing of what was sent."""
-        sent = [credentials(name, value) for name, value in headers if name in _CARRIERS]
+        sent = [credentials(name, value) for name, value in headers if name in CARRIERS]
         for key in sent:
             digest = hashlib.sha256(key).digest()
             known = self._by_blinded.get(self._blinded(digest))
@@ -101,28 +101,28 @@ class AdminKey:
 
     def is_carried(self, headers: Headers) -> bool:
         """Return whether a request with these headers comes from an admin."""
-        return any(name == _AUTHORIZATION and self._is_it(value) for name, value in headers)
+        return any(name in CARRIERS and self._is_it(name, value) for name, value in headers)
 
     def check(self, headers: Headers) -> None:
         """Raises UnauthorizedError, which says what is missing and nothing of what was sent."""
         if self.is_carried(headers):
             return
-        sent = [value for name, value in headers if name == _AUTHORIZATION]
+        sent = [credentials(name, value) for name, value in headers if name in CARRIERS]
         if not sent:
             raise UnauthorizedError(
                 "this path wants the gateway's admin key: send `Authorization: Bearer KEY`"
             )
-        if not any(credentials(_AUTHORIZATION, value) for value in sent):
+        if not any(sent):
             raise UnauthorizedError("authorization: expected `Bearer KEY`, got something else")
         raise UnauthorizedError("authorization: this is not the gateway's admin key")
 
     def without(self, headers: Headers) -> Headers:
         """Return the headers that may travel on to an engine."""
-        return [h for h in headers if h[0] != _AUTHORIZATION or not self._is_it(h[1])]
+        return [h for h in headers if h[0] not in CARRIERS or not self._is_it(*h)]
 
-    def _is_it(self, authorization: bytes) -> bool:
+    def _is_it(self, name: bytes, value: bytes) -> bool:
         # Digests have one length, so that the time tells nothing of the key's.
-        sent = hashlib.sha256(credentials(_AUTHORIZATION, authorization)).digest()
+        sent = hashlib.sha256(credentials(name, value)).digest()
         return hmac.compare_digest(sent, self._digest)
 
 
@@ -137,7 +137,7 @@ def credentials(name: bytes, value: bytes) -> bytes:
 
 def without_credentials(headers: Headers) -> Headers:
     """Return the headers that may travel on to an engine."""
-    return [header for header in headers if header[0] not in _CARRIERS]
+    return [header for header in headers if header[0] not in CARRIERS]
 
 
 def read_callers(path: Path) -> Callers:

@@ -5,6 +5,7 @@ body             what makes up its prompts            what sets prompts apart th
 chat             messages, one after another          tools, documents, chat_template(_kwargs)
 completions      each prompt: its text, or its ids    -
 responses        input: its text, or its items        instructions, tools, chat_template_kwargs
+messages         messages, one after another          system, tools, chat_template_kwargs
 conversations    items, one after another             -
 embeddings       each input, or messages              -
 
@@ -24,11 +25,13 @@ import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from inferway.openai_api.requests import (
+    BILLING_HEADER,
     Body,
     ChatRequest,
     CompletionRequest,
     ConversationsRequest,
     EmbeddingsRequest,
+    MessagesRequest,
     ResponsesRequest,
 )
 
@@ -47,6 +50,8 @@ def prompt_bytes(body: Body, most: int) -> list[bytes]:
             if given is None or isinstance(given, str):
                 return [_text(given or "", most)]
             return [_joined(given, most)]
+        case MessagesRequest():
+            return [_joined(body.messages, most)]
         case ConversationsRequest():
             return [_joined(body.items or (), most)]
         case EmbeddingsRequest():
@@ -65,9 +70,18 @@ def setting_bytes(body: Body) -> bytes:
             )
         case ResponsesRequest():
             given = (body.instructions, body.tools, body.chat_template_kwargs)
+        case MessagesRequest():
+            given = (_system(body.system), body.tools, body.chat_template_kwargs)
         case _:
             return b""
     return _encode(given) if any(each is not None for each in given) else b""
+
+
+def _system(given: str | list[Any] | None) -> str | list[Any] | None:
+    """Without Claude Code's billing header, which is another one in each request."""
+    if not isinstance(given, list):
+        return given
+    return [block for block in given if not str(block.get("text")).startswith(BILLING_HEADER)]
 
 
 def _inputs(body: EmbeddingsRequest, most: int) -> list[bytes]:

@@ -1,0 +1,109 @@
+"""What a gateway has seen of its traffic -> findings: what goes by load, and what breaks the caches
+of conversations, agents' above all. The gateway looks at a sample, and keeps no text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from inferway.doctor.facts import BrokenTurns, ConversationsReport, GatewayReport, RequestsByLoad
+from inferway.doctor.rules import CheckResult, Level
+from inferway.openai_api.paths import GENERATING
+
+_MOST_LINES = 8  # of one kind: what comes most often is first
+
+_REASONS = "docs/api.md#reasons says what it means"
+_BY_LOAD_CURES = {
+    "response-items": "have the client send the whole conversation, without previous_response_id,"
+    " encrypted reasoning and files",
+    "request-template": "let the engines have the template (--chat-template), not the requests; or"
+    " trust them (trust_request_templates)",
+    "no-template": "give the gateway the model's --chat-template",
+    "no-tokenizer": "give the gateway the model's --tokenizer",
+    "unfaithful": "the gateway's log names the engine's flag that the gateway lacks",
+    "no-block-size": "have the engines publish KV events, or give block_size",
+    "load-only": "switch scoring on",
+}
+
+_CAUSES = {
+    "tools-order": (
+        "the same tools come in another order",
+        "have the client, or the proxy before it, sort its tools by name",
+    ),
+    "tools": (
+        "tools are added or removed between turns",
+        "have the client give all tools from the first turn on",
+    ),
+    "hash": (
+        "a hash or an id in the system prompt is new each time, as Claude Code's `cch=` is where a"
+        " proxy translates its messages into chats",
+        "set CLAUDE_CODE_ATTRIBUTION_HEADER=0 for Claude Code, or let it ask the gateway's"
+        " /v1/messages itself; others: put ids at the end of the prompt",
+    ),
+    "time": (
+        "a date or a time in the system prompt is new each time",
+        "have the client put it at the end of the prompt, or leave it as it was at the first turn",
+    ),
+    "system": (
+        "the system prompt is another one",
+        "have the client put what changes at the end of the prompt",
+    ),
+    "inline-system": (
+        "system messages inside the conversation change what comes before them",
+        "start the engines with a --chat-template that keeps system messages in their places, and"
+        " give the gateway the same",
+    ),
+    "history": (
+        "earlier messages have changed: the client shortens or rewrites them",
+        "have the client leave them until it must compact the conversation",
+    ),
+}
+
+
+def judge_gateway(found: GatewayReport) -> Iterator[CheckResult]:
+    subject = f"gateway {found.url}"
+    if found.traffic is None:
+        cure = "start it, or give the URL of one that runs: --gateway http://HOST:PORT"
+        yield CheckResult(Level.FAIL, subject, found.error or "it says nothing", cure)
+        return
+    traffic = found.traffic
+    by_load = sum(each.requests for each in traffic.by_load)
+    evidence = f"{traffic.by_prompt} requests went by their prompts, {by_load} by load"
+    yield CheckResult(Level.OK, subject, evidence)
+    for each in traffic.by_load[:_MOST_LINES]:
+        yield _by_load(subject, each)
+    yield from _conversations(subject, traffic.conversations)
+
+
+def _by_load(subject: str, found: RequestsByLoad) -> CheckResult:
+    evidence = (
+        f"{found.requests} requests of {found.client} to {found.path} went by load: {found.reason}"
+    )
+    if found.path not in GENERATING:
+        return CheckResult(Level.OK, subject, evidence)
+    cure = _BY_LOAD_CURES.get(found.reason, _REASONS)
+    return CheckResult(Level.WARN, subject, evidence, cure)
+
+
+def _conversations(subject: str, found: ConversationsReport) -> Iterator[CheckResult]:
+    if found.turns:
+        evidence = f"{found.kept} of {found.turns} turns that were looked at keep the prompt before"
+        yield CheckResult(Level.OK, subject, evidence)
+    for each in found.broken[:_MOST_LINES]:
+        yield _broken(subject, each, found.turns)
+    if found.dated:
+        evidence = (
+            f"{found.dated} of {found.requests} prompts that were looked at have today's date in"
+            " their first block: nothing of them is found again tomorrow"
+        )
+        cure = "have the client put the date behind what stays, at the end of the system prompt"
+        yield CheckResult(Level.WARN, subject, evidence, cure)
+
+
+def _broken(subject: str, found: BrokenTurns, turns: int) -> CheckResult:
+    what, cure = _CAUSES.get(found.cause, (found.cause, ""))
+    where = f", {found.in_first_block} of them from the first block on"
+    evidence = (
+        f"{found.turns} of {turns} turns, of {found.client}, miss what the turn before has cached"
+        f"{where if found.in_first_block else ''}: {what}"
+    )
+    return CheckResult(Level.WARN, subject, evidence, cure)

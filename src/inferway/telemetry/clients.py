@@ -1,0 +1,42 @@
+"""A user agent -> the family of clients that it is of: a word of a fixed list, nothing of the
+client's own."""
+
+from __future__ import annotations
+
+import re
+
+from inferway.model import Headers
+
+OTHER = "other"
+
+# What a user agent holds, in lower case, and the family. The first of them in the text counts: an
+# agent names itself before the libraries that it is built on.
+_FAMILIES = {
+    **{b"claude-cli": "claude-code", b"claude-code": "claude-code", b"codex": "codex"},
+    **{b"opencode": "opencode", b"cline": "cline", b"roo-code": "roo-code"},
+    **{b"roocode": "roo-code", b"kilo-code": "kilo-code", b"githubcopilot": "copilot"},
+    **{b"cursor": "cursor", b"continue": "continue", b"aider": "aider", b"litellm": "litellm"},
+    **{b"langchain": "langchain", b"llamaindex": "llamaindex", b"ai-sdk": "ai-sdk"},
+    **{b"anthropic": "anthropic-sdk", b"asyncanthropic": "anthropic-sdk"},
+    **{b"openai": "openai-sdk", b"asyncopenai": "openai-sdk", b"python-requests": "requests"},
+    **{b"python-httpx": "httpx", b"aiohttp": "aiohttp", b"curl": "curl"},
+    **{b"go-http-client": "go", b"okhttp": "java", b"java/": "java", b"axios": "node"},
+    **{b"undici": "node", b"node": "node", b"mozilla": "browser"},
+}
+_MARKS = re.compile(b"|".join(map(re.escape, _FAMILIES)))
+_MOST = 200  # bytes of a user agent that are looked at
+_USER_AGENT = b"user-agent"
+
+
+def family(user_agent: bytes) -> str:
+    """Return the client's family; `other` if it is of none that we know."""
+    found = _MARKS.search(user_agent[:_MOST].lower())
+    return OTHER if found is None else _FAMILIES[found[0]]
+
+
+def family_of(headers: Headers) -> str:
+    """Return the family of who has sent these headers."""
+    for name, value in headers:
+        if name == _USER_AGENT:
+            return family(value)
+    return OTHER

@@ -1,0 +1,52 @@
+"""What of the traffic keeps caches from being used (GET /admin/traffic): which clients' requests go
+by load, where and why, and what breaks the prompts of conversations."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from inferway.model import Reason
+from inferway.openai_api.paths import PARSERS, UNREAD
+from inferway.telemetry.answer_log import EndedAnswer
+from inferway.telemetry.clients import OTHER, family
+from inferway.telemetry.conversations import Conversations
+
+_BY_LOAD = frozenset(reason for reason in Reason if reason.is_by_load)
+_PATHS = frozenset({*PARSERS, *UNREAD})  # all others are one
+
+
+@dataclass(slots=True)
+class TrafficCounts:
+    """One for the process: a log of answers (answer_log.AnswerLog) that keeps numbers, words of our
+    own, and paths that we know."""
+
+    by_load: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    by_prompt: int = 0
+    conversations: Conversations = field(default_factory=Conversations)
+
+    def add(self, answer: EndedAnswer) -> None:
+        """An answer has ended; of a request that was decided, it is counted how."""
+        record = answer.record
+        if record is None or not record.reason:
+            return
+        if record.reason not in _BY_LOAD:
+            self.by_prompt += 1
+            return
+        path = answer.path if answer.path in _PATHS else OTHER
+        self.by_load[path, family(answer.user_agent), record.reason] += 1
+
+    def flush(self) -> None:
+        """Nothing waits."""
+
+    def told(self) -> dict[str, Any]:
+        """Return what is known so far."""
+        return {
+            "by_prompt": self.by_prompt,
+            "by_load": [
+                {"path": path, "client": client, "reason": reason, "requests": number}
+                for (path, client, reason), number in self.by_load.most_common()
+            ],
+            "conversations": self.conversations.told(),
+        }
