@@ -122,8 +122,9 @@ class Reason(StrEnum):
     def is_of_request(self) -> bool:
         """Whether it follows from what the client sent, and tells nothing of the fleet."""
         return self in (
-            *(Reason.MANY_PROMPTS, Reason.RESPONSE_ITEMS, Reason.CONVERSATIONS),
-            *(Reason.EMBEDDINGS, Reason.UNREAD, Reason.REQUEST_TEMPLATE, Reason.MEDIA),
+            *(Reason.MANY_PROMPTS, Reason.RESPONSE_ITEMS, Reason.MESSAGE_BLOCKS),
+            *(Reason.CONVERSATIONS, Reason.EMBEDDINGS, Reason.UNREAD),
+            *(Reason.REQUEST_TEMPLATE, Reason.MEDIA),
         )
 
 
