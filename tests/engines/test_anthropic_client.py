@@ -58,7 +58,8 @@ def test_tokens_are_counted_as_they_are_used(api: anthropic.Anthropic) -> None:
     count = api.messages.count_tokens(**{k: v for k, v in asked.items() if k != "max_tokens"})
 
     usage = answer.usage
-    assert count.input_tokens == usage.input_tokens + (usage.cache_read_input_tokens or 0)
+    cached = (usage.cache_creation_input_tokens or 0) + (usage.cache_read_input_tokens or 0)
+    assert count.input_tokens == usage.input_tokens + cached
 
 
 def test_a_simulated_engines_answers_have_the_form_of_a_real_ones(

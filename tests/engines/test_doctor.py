@@ -11,10 +11,8 @@ from inferway.config import EngineSettings
 from inferway.doctor.engines import ask_engines
 
 
-def test_an_engine_without_a_tool_parser_is_seen_to_refuse_tools(
-    engines: Sequence[RealEngine],
-) -> None:
+def test_an_engine_with_a_tool_parser_is_seen_to_take_tools(engines: Sequence[RealEngine]) -> None:
     (found,) = asyncio.run(ask_engines([EngineSettings(url=engines[0].url)]))
 
     assert found.error is None
-    assert found.takes_tools is False
+    assert found.takes_tools is True
