@@ -4,12 +4,12 @@ simulated ones."""
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import anthropic
 import pytest
-from tests.engines import client
+from tests.engines import client as engine_client
 from tests.engines.engine import BLOCK_SIZE, MODEL, RealEngine
 from tests.simulator.test_messages import message, streamed
 from tests.simulator.test_other_kinds import shape
@@ -20,8 +20,9 @@ HI: Any = {"model": MODEL, "max_tokens": 4, "messages": [{"role": "user", "conte
 
 
 @pytest.fixture
-def api(gateway: str) -> anthropic.Anthropic:
-    return anthropic.Anthropic(base_url=gateway, api_key="none", max_retries=0)
+def api(gateway: str) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=gateway, api_key="none", max_retries=0) as api:
+        yield api
 
 
 def test_an_answer_and_a_stream_are_read(api: anthropic.Anthropic) -> None:
@@ -66,8 +67,8 @@ def test_a_simulated_engines_answers_have_the_form_of_a_real_ones(
     engines: Sequence[RealEngine],
 ) -> None:
     url = f"{engines[0].url}/v1/messages"
-    whole = client.post(url, HI).json
-    with client.open_stream(url, {**HI, "max_tokens": 2, "stream": True}) as stream:
+    whole = engine_client.post(url, HI).json
+    with engine_client.open_stream(url, {**HI, "max_tokens": 2, "stream": True}) as stream:
         events = stream.read().decode()
     ((_, simulated),) = posting(("/v1/messages", message(max_tokens=4)))
 
@@ -86,7 +87,7 @@ def test_a_simulated_engines_answers_have_the_form_of_a_real_ones(
 def test_a_simulated_engines_errors_have_the_form_of_a_real_ones(
     engines: Sequence[RealEngine], body: dict[str, Any]
 ) -> None:
-    real = client.post(f"{engines[0].url}/v1/messages", body)
+    real = engine_client.post(f"{engines[0].url}/v1/messages", body)
     named = {**body, "model": "m"} if body["model"] == MODEL else body
     ((status, simulated),) = posting(("/v1/messages", named), max_model_len=512)
 
