@@ -20,7 +20,8 @@ from inferway.fleet.engine import Engine, ProofState
 from inferway.fleet.load import Load
 from inferway.fleet.prober import ATTEMPTS, ENGINES_AT_ONCE, LivePrompt, Prober
 from inferway.model import Endpoint, Tokenized
-from inferway.openai_api.requests import ChatRequest, PromptBody
+from inferway.openai_api.requests import ChatRequest, CountTokensRequest, PromptBody
+from inferway.prompts.fidelity.messages_probe import BODIES, COUNT_TOKENS
 from inferway.prompts.fidelity.probe import CHAT, COMPLETION, PROBES
 from inferway.prompts.served import ServedModel
 
@@ -47,6 +48,9 @@ class Lengths:
         counts = [len(body.messages)] if isinstance(body, ChatRequest) else [1] * len(body.prompts)
         moved = [count + self.drift * self.rendered for count in counts]
         return Tokenized([np.array([count], dtype=np.uint32) for count in moved])
+
+    async def chat_of(self, body: CountTokensRequest) -> ChatRequest:
+        return ChatRequest(messages=body.messages)
 
     def rendered_text(self, body: ChatRequest) -> str | None:  # noqa: ARG002
         return None
@@ -162,6 +166,74 @@ async def start() -> AsyncIterator[Start]:
             return Asked(bench, prober, engines)
 
         yield starting
+
+
+class LocalLengths(Lengths):
+    """The same, made in this process."""
+
+    @property
+    def local(self) -> Any:  # type: ignore[override]
+        return self
+
+
+class TestMessages:
+    """Of which an engine tells how many tokens they have."""
+
+    @staticmethod
+    def counting(more: int) -> Reply:
+        async def reply(path: str, body: dict[str, Any]) -> web.Response:
+            if path == COUNT_TOKENS:
+                return web.json_response({"input_tokens": 1 + more})
+            return ids_answer(path, body)
+
+        return reply
+
+    async def until(self, asked: Asked, state: ProofState) -> None:
+        async with asyncio.timeout(10):
+            while asked.engine.proofs["m"].messages is not state:
+                await asyncio.sleep(0.001)
+
+    async def test_they_are_asked_for_once_the_chats_agree(self, start: Start) -> None:
+        asked = await start(reply=self.counting(0))
+
+        asked.prober.join(asked.engine, "m", LocalLengths())
+        await self.until(asked, AGREES)
+
+        assert len(asked.bench.asked) == len(PROBES) + len(BODIES)
+        assert asked.bench.changes == 1
+
+    async def test_what_differs_concerns_messages_alone_until_it_is_gone(
+        self, start: Start, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        asked = await start(reply=self.counting(2))
+
+        asked.prober.join(asked.engine, "m", LocalLengths())
+        await self.until(asked, DIFFERS)
+        proof = asked.engine.proofs["m"]
+        told = proof.state, proof.fault, proof.messages_why
+        problems = asked.engine.problems()
+        asked.bench.reply = self.counting(0)
+        await self.until(asked, AGREES)
+
+        assert told == (AGREES, None, "in probe 1 it counts 3 tokens, and we 1")
+        assert f"it renders messages to 'm' otherwise: {told[2]}" in problems
+        assert proof.messages_why == ""
+        lines = [line for line in caplog.messages if line.startswith("messages to model 'm' go by")]
+        assert len(lines) == 1
+
+    async def test_an_engine_without_the_path_proves_nothing(self, start: Start) -> None:
+        async def reply(path: str, body: dict[str, Any]) -> web.Response:
+            if path == COUNT_TOKENS:
+                return web.Response(status=404)
+            return ids_answer(path, body)
+
+        asked = await start(reply=reply)
+
+        asked.prober.join(asked.engine, "m", LocalLengths())
+        await asked.until(AGREES)
+
+        assert asked.engine.proofs["m"].messages is UNPROVEN
+        assert asked.bench.changes == 0
 
 
 class TestJoining:

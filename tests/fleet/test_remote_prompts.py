@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 from tests.fleet.render_servers import RenderServer, chat_ids, running, text_ids
 
@@ -17,7 +18,12 @@ from inferway.fleet.engine import Engine
 from inferway.fleet.remote.remote_prompts import RemotePrompts, RemoteRenderers
 from inferway.fleet.remote.render_sites import MAX_ASKING, MISSES
 from inferway.model import Reason, Tokenized
-from inferway.openai_api.requests import ChatRequest, CompletionRequest, PromptBody
+from inferway.openai_api.requests import (
+    ChatRequest,
+    CompletionRequest,
+    MessagesRequest,
+    PromptBody,
+)
 from inferway.prompts.remote_render_cache import MARGIN, QUARTER_SECONDS, as_ids
 from inferway.prompts.served import ModelSource, NoPrompts, PromptSource
 
@@ -594,3 +600,48 @@ async def test_closing_gives_up_what_is_on_its_way(remote: Remote) -> None:
     await prompts.engines.close()
 
     assert await refusal(prompts, chat("Ho")) == Reason.REMOTE_FAILED
+
+
+CALLED = MessagesRequest(
+    model="m",
+    system="Be brief.",
+    messages=[
+        {"role": "user", "content": "do"},
+        {
+            "role": "assistant",
+            "content": [{"type": "tool_use", "id": "c1", "name": "f", "input": {"x": "1"}}],
+        },
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "r"}]},
+    ],
+)
+
+
+async def test_messages_are_rendered_as_the_chat_that_they_become(remote: Remote) -> None:
+    server = RenderServer()
+    prompts = await remote.start(server)
+
+    made = await prompts.chat_of(CALLED)
+    tokenized = await prompts.tokenize(made)
+
+    assert [message["role"] for message in made.messages] == ["system", "user", "assistant", "tool"]
+    assert made.messages[2]["tool_calls"][0]["function"]["arguments"] == '{"x": "1"}'
+    assert tokenized.reason is Reason.REMOTE
+    assert [int(id) for id in tokenized.token_ids[0]] == ids_of(made)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": [user("a"), {"role": "system", "content": "b"}, user("c")]},
+        {"thinking": {"type": "disabled"}},
+    ],
+)
+async def test_of_messages_nothing_is_asked_that_a_template_we_do_not_have_decides(
+    remote: Remote, fields: dict[str, Any]
+) -> None:
+    prompts = await remote.start(RenderServer())
+
+    with pytest.raises(RenderError, match="which is not known here") as e:
+        await prompts.chat_of(msgspec.structs.replace(CALLED, **fields))
+
+    assert e.value.reason == Reason.MESSAGE_BLOCKS

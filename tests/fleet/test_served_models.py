@@ -14,6 +14,8 @@ from inferway.fleet.served_models import ServedModels
 from inferway.model import Reason
 from inferway.prompts.served import ModelSource, NoPrompts, PromptSource
 
+AGREES, DIFFERS, UNPROVEN = ProofState.AGREES, ProofState.DIFFERS, ProofState.UNPROVEN
+
 
 class Learned:
     """Served models whose tokenizers cannot be had; `roots`: those that were asked for."""
@@ -92,6 +94,22 @@ async def test_a_place_that_only_engines_name_that_are_gone_gives_way_to_another
     assert both[1] is not None
     assert "engine e1 serves another model under this name, '/b' and not '/a'" in both[1]
     assert models.root == "/b"
+
+
+async def test_messages_are_counted_if_every_engine_that_is_well_counts_the_same() -> None:
+    models, found = Learned(2), []
+    models.tell(0, "/a")
+    models.tell(1, "/a")
+    for states in ((AGREES, AGREES), (AGREES, UNPROVEN), (DIFFERS, AGREES)):
+        for engine, state in zip(models.engines, states, strict=True):
+            proof = engine.proofs["m"] = ProbeState(AGREES)
+            proof.messages, proof.messages_why = state, "more" if state is DIFFERS else ""
+        models.refresh()
+        served = models.served.by_name["m"]
+        found.append((served.counts_messages, served.unfaithful_messages, served.unfaithful))
+
+    await models.close()
+    assert found == [(True, None, None), (False, None, None), (False, "more", None)]
 
 
 @pytest.mark.parametrize(

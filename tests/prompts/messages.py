@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -52,26 +51,3 @@ def rendered(
         return text_of(chat, template, tokens)
     except InferwayError:
         return None
-
-
-def with_written_arguments(chat: ChatRequest) -> ChatRequest:
-    """The chat with the arguments of its calls as a client's chat has them."""
-    messages = [
-        {
-            **message,
-            "tool_calls": [
-                {
-                    **call,
-                    "function": {
-                        **call["function"],
-                        "arguments": json.dumps(call["function"]["arguments"]),
-                    },
-                }
-                for call in message["tool_calls"]
-            ],
-        }
-        if "tool_calls" in message
-        else message
-        for message in chat.messages
-    ]
-    return msgspec.structs.replace(chat, messages=messages)

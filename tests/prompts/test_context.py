@@ -12,6 +12,7 @@ from inferway.openai_api.requests import (
     ChatRequest,
     CompletionRequest,
     EmbeddingsRequest,
+    MessagesRequest,
     ResponsesRequest,
 )
 from inferway.prompts.context_length import context_needed
@@ -34,6 +35,7 @@ def chat(**fields: Any) -> ChatRequest:
         (CompletionRequest(model="m", prompt=[1, 2, 3]), 0, 4),  # though nothing is rendered
         (CompletionRequest(model="m", prompt=[1, 2, 3], truncate_prompt_tokens=2), 0, 2),
         (ResponsesRequest(model="m", input="x", max_output_tokens=40), 9, 40),
+        (MessagesRequest(model="m", messages=[], max_tokens=40), 9, 40),
         (EmbeddingsRequest(model="m", input="x"), 0, 0),
     ],
 )

@@ -8,14 +8,14 @@ from typing import Any
 import msgspec
 import pytest
 from tests.golden.prompts.messages_rules import CLAUDE_CODE, RULES, body
-from tests.prompts.messages import found_in, rendered, with_written_arguments
+from tests.prompts.messages import found_in, rendered
 
 from inferway.errors import RenderError
 from inferway.model import Reason
 from inferway.openai_api.requests import parse_count_tokens, parse_messages
 from inferway.prompts.chat.chat_template import ChatTemplate
 from inferway.prompts.chat.message_rules import MessageRules
-from inferway.prompts.chat.messages_input import as_chat
+from inferway.prompts.chat.messages_input import as_chat, with_written_arguments
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "prompts" / "vllm_messages.jsonl.gz"
 RENDERED = [rule for rule in RULES if rule not in ("images", "refused")]
@@ -72,7 +72,7 @@ def test_the_chat_is_vllms_own(golden_rows: list[dict[str, Any]], merge: bool) -
 def without_lax_flags(chat: dict[str, Any]) -> dict[str, Any]:
     """Tools as they are before vLLM's model of them has converted `strict`, and with its nulls."""
     names = ("name", "description", "parameters", "strict", "defer_loading")
-    tools = [
+    tools: list[dict[str, Any]] = [
         {"type": "function", "function": {name: tool["function"].get(name) for name in names}}
         for tool in chat.get("tools", ())
     ]

@@ -9,7 +9,13 @@ import pytest
 
 from inferway.errors import RenderError
 from inferway.model import Reason, Tokenized
-from inferway.openai_api.requests import ChatRequest, CompletionRequest, PromptBody
+from inferway.openai_api.requests import (
+    ChatRequest,
+    CompletionRequest,
+    CountTokensRequest,
+    MessagesRequest,
+    PromptBody,
+)
 from inferway.prompts.on_demand import OnDemandPrompts
 from inferway.prompts.served import NoPrompts, PromptSource
 
@@ -26,6 +32,9 @@ class Seven:
 
     async def tokenize(self, body: PromptBody) -> Tokenized:  # noqa: ARG002
         return Tokenized([np.array([7], np.uint32)])
+
+    async def chat_of(self, body: CountTokensRequest) -> ChatRequest:
+        return ChatRequest(messages=body.messages)
 
     def rendered_text(self, body: ChatRequest) -> str | None:  # noqa: ARG002
         return "seven"
@@ -68,3 +77,15 @@ async def test_what_could_not_be_had_is_tried_again() -> None:
         await prompts.tokenize(BODY)
 
     assert (await prompts.tokenize(BODY)).token_ids[0].tolist() == [7]
+
+
+async def test_messages_load_it_too() -> None:
+    async def load() -> PromptSource:
+        return Seven()
+
+    prompts = OnDemandPrompts(load)
+    said = [{"role": "user", "content": "hi"}]
+
+    chat = await prompts.chat_of(MessagesRequest(messages=said))
+
+    assert chat.messages == said

@@ -8,14 +8,16 @@ from typing import Any
 import pytest
 from tests.golden.prompts.responses_rules import IMAGE, words
 
-from inferway.errors import PromptTooLongError, RenderError
+from inferway.errors import InvalidRequestError, PromptTooLongError, RenderError
 from inferway.model import Reason
 from inferway.openai_api.requests import (
     Body,
     ChatRequest,
     CompletionRequest,
     ConversationsRequest,
+    CountTokensRequest,
     EmbeddingsRequest,
+    MessagesRequest,
     ResponsesRequest,
 )
 from inferway.prompts.files.prepare import prepare_smollm2
@@ -43,6 +45,9 @@ class Elsewhere:
 
     async def tokenize(self, body: Body) -> Any:
         raise AssertionError(f"asked for {type(body).__name__}")
+
+    async def chat_of(self, body: CountTokensRequest) -> ChatRequest:
+        return ChatRequest(messages=body.messages)
 
     def rendered_text(self, body: ChatRequest) -> str | None:  # noqa: ARG002
         return None
@@ -78,6 +83,36 @@ async def test_a_response_is_known_up_to_its_first_image_as_its_chat_is(
 
     assert tokenized.reason == Reason.MEDIA_PREFIX
     assert tokenized.token_ids[0].tolist() == await ids(prompts, chat)
+
+
+async def test_messages_have_the_tokens_of_their_chat(prompts: ModelPrompts) -> None:
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "hi"}]
+    text = [{"type": "text", "text": "hi"}]
+
+    chat = await ids(prompts, ChatRequest(model="m", messages=messages))
+    body = MessagesRequest(model="m", system="s", messages=[{"role": "user", "content": text}])
+
+    assert await ids(prompts, body) == chat
+
+
+async def test_they_are_too_long_as_chats_are(prompts: ModelPrompts) -> None:
+    said = [{"role": "user", "content": "word " * 200}]
+
+    with pytest.raises(PromptTooLongError, match="context length is 100 tokens") as e:
+        await ids(prompts, MessagesRequest(model="m", messages=said))
+    with pytest.raises(InvalidRequestError, match=r"^max_tokens=101 cannot be greater"):
+        await ids(
+            prompts, MessagesRequest(model="m", messages=said[:0], system="s", max_tokens=101)
+        )
+
+    assert e.value.param == "messages"
+
+
+async def test_messages_say_why_they_have_no_prompt_here() -> None:
+    with pytest.raises(RenderError) as e:
+        await ids(NoPrompts(Reason.BAD_TOKENIZER, "none"), MessagesRequest(model="m", messages=[]))
+
+    assert e.value.reason == Reason.BAD_TOKENIZER
 
 
 async def test_completions_go_to_the_models_prompts(prompts: ModelPrompts) -> None:

@@ -40,7 +40,7 @@ from inferway.model import (
     RequestHead,
     Tokenized,
 )
-from inferway.openai_api.requests import ChatRequest, PromptBody
+from inferway.openai_api.requests import ChatRequest, CountTokensRequest, PromptBody
 from inferway.prompts.served import PromptSource, ServedModel
 from inferway.routing.counts import EngineTokens
 from inferway.routing.director import Director
@@ -76,6 +76,9 @@ class Letters:
         ids = [np.array([ord(c) for c in text], dtype=np.uint32) for text in texts]
         return Tokenized(ids, self.reason)
 
+    async def chat_of(self, body: CountTokensRequest) -> ChatRequest:
+        return ChatRequest(messages=body.messages)
+
     def rendered_text(self, body: ChatRequest) -> str | None:  # noqa: ARG002
         return None
 
@@ -104,6 +107,9 @@ class Broken:
 
     async def tokenize(self, body: PromptBody) -> Tokenized:  # noqa: ARG002
         raise self.error
+
+    async def chat_of(self, body: CountTokensRequest) -> ChatRequest:
+        return ChatRequest(messages=body.messages)
 
     def rendered_text(self, body: ChatRequest) -> str | None:  # noqa: ARG002
         return None

@@ -15,6 +15,7 @@ from inferway.kv.index.memory import MemoryIndex
 from inferway.kv.index.protocol import MatchResult, Store
 from inferway.kv.index.speculative import SpeculativeOverlay
 from inferway.model import BlockKey, Endpoint, Prompt, Reason, Tokenized
+from inferway.openai_api.requests import ChatRequest, MessagesRequest
 from inferway.prompts.served import NoPrompts, ServedModel
 from inferway.routing.match import LONG_BLOCKS, Matched, Matcher
 from inferway.scheduling.idle import idle
@@ -69,6 +70,18 @@ async def test_of_each_engine_counts_what_it_has_of_the_adapter_from_its_own_pla
 
     assert dict(found.prompts[4][0].found.blocks) == {A: 1, B: 2}
     assert found.prompts[4][0].prompt.block_keys == keys["/a"]
+
+
+async def test_messages_that_engines_render_otherwise_keep_no_chat_from_being_matched() -> None:
+    nothing = NoPrompts(Reason.NO_TOKENIZER, "none")
+    model = ServedModel("m", nothing, (4,), unfaithful_messages="in probe 1 it counts more")
+    matcher = Matcher(MemoryIndex(), SpeculativeOverlay())
+    said = [{"role": "user", "content": "hi"}]
+
+    messages = await matcher.match_if_possible(model, MessagesRequest(messages=said))
+    chat = await matcher.match_if_possible(model, ChatRequest(messages=said))
+
+    assert (messages.reason, chat.reason) == (Reason.UNFAITHFUL, Reason.NO_TOKENIZER)
 
 
 @pytest.mark.parametrize("salt", [None, "tenant"])

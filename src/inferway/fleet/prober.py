@@ -173,10 +173,11 @@ class Prober:
         before = proof.fault
         if finding is None:
             self._agrees(engine, model, proof)
-            await self._prove_messages(engine, model, prompts, proof)
         else:
             self._differs(engine, model, proof, finding)
         self._settle(engine, model, proof, before)
+        if finding is None:
+            await self._prove_messages(engine, model, prompts, proof)
         return True
 
     async def _prove_messages(

@@ -10,7 +10,7 @@ from pathlib import Path
 from inferway.errors import InferwayError, PanicError, RenderError, panic_as_error
 from inferway.model import Reason
 from inferway.prompts.chat.chat_template import ChatTemplate
-from inferway.prompts.files.model_files import ModelFiles, model_files
+from inferway.prompts.files.model_files import GPT_OSS, ModelFiles, model_files
 from inferway.prompts.files.raw_files import RawFiles, read_template
 from inferway.prompts.tokenizer.outside_encoder import OutsideEncoder
 from inferway.prompts.tokenizer.tokenizer import Tokenizer
@@ -86,8 +86,11 @@ class LoadedModel:
         return self._compile(self._sources[name])
 
     def templates_of_chats(self) -> list[ChatTemplate]:
-        """The model's own for chats without tools and with them."""
-        found = []
+        """The model's own for chats without tools and with them, where engines look at them: their
+        renderers in code do not, but for gpt-oss's."""
+        found: list[ChatTemplate] = []
+        if self.own_renderer not in (None, GPT_OSS):
+            return found
         for with_tools in (False, True):
             with contextlib.suppress(RenderError):  # who uses it is told
                 found.append(self.template(with_tools=with_tools))

@@ -87,7 +87,8 @@ class ModelPrompts:
             self._model.template(argument) if isinstance(argument, str) else None
         )
         self._message_rules = MessageRules(
-            [template] if template is not None else self._model.templates_of_chats(), self._text
+            [template] if template is not None else self._model.templates_of_chats(),
+            self._text_of_probe,
         )
 
     @property
@@ -297,6 +298,10 @@ class ModelPrompts:
             return self._text(body)
         except RenderError:
             return None
+
+    def _text_of_probe(self, body: ChatRequest) -> str:
+        self._check_own_renderer()
+        return self._text(body)
 
     def _text(self, body: ChatRequest) -> str:
         if self._brought_template(body) is not None:

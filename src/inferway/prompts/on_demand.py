@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from inferway.model import ContextLengths, Reason, Tokenized
-from inferway.openai_api.requests import ChatRequest, PromptBody
+from inferway.openai_api.requests import ChatRequest, CountTokensRequest, PromptBody
 from inferway.prompts.model_prompts import ModelPrompts
 from inferway.prompts.served import NoPrompts, PromptSource
 
@@ -35,10 +35,18 @@ class OnDemandPrompts:
     def rendered_text(self, body: ChatRequest) -> str | None:
         return self._loaded.rendered_text(body)
 
+    async def chat_of(self, body: CountTokensRequest) -> ChatRequest:
+        """Raises RenderError."""
+        await self._load_once()
+        return await self._loaded.chat_of(body)
+
     async def tokenize(self, body: PromptBody) -> Tokenized:
         """Raises RequestError, or RenderError for reasons of ours."""
+        await self._load_once()
+        return await self._loaded.tokenize(body)
+
+    async def _load_once(self) -> None:
         if isinstance(self._loaded, NoPrompts):
             async with self._loading:
                 if isinstance(self._loaded, NoPrompts):
                     self._loaded = await self._load()
-        return await self._loaded.tokenize(body)

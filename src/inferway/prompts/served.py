@@ -14,6 +14,7 @@ from inferway.model import NO_LENGTHS, ContextLengths, HolderId, Reason, Tokeniz
 from inferway.openai_api.requests import (
     Body,
     ChatRequest,
+    CountTokensRequest,
     EmbeddingsRequest,
     MessagesRequest,
     PromptBody,
@@ -43,6 +44,9 @@ class PromptSource(Protocol):
     async def tokenize(self, body: PromptBody) -> Tokenized:
         """Raises RequestError, or RenderError for reasons of ours."""
 
+    async def chat_of(self, body: CountTokensRequest) -> ChatRequest:
+        """The chat that engines make of messages. Raises RenderError."""
+
     def rendered_text(self, body: ChatRequest) -> str | None:
         """The chat as its template writes it, for people to read; None if there is none."""
 
@@ -63,6 +67,9 @@ class NoPrompts:
     why: str
 
     async def tokenize(self, body: PromptBody) -> Tokenized:  # noqa: ARG002
+        raise RenderError(self.why, reason=self.reason)
+
+    async def chat_of(self, body: CountTokensRequest) -> ChatRequest:  # noqa: ARG002
         raise RenderError(self.why, reason=self.reason)
 
     def rendered_text(self, body: ChatRequest) -> str | None:  # noqa: ARG002
@@ -115,7 +122,7 @@ class ServedModel:
         if isinstance(body, ResponsesRequest):
             return await self._tokenize_response(body)
         if isinstance(body, MessagesRequest):
-            return await self._tokenize_messages(body)
+            return await self.prompts.tokenize(await self.prompts.chat_of(body))
         if isinstance(body, EmbeddingsRequest):
             raise RenderError("embeddings are not matched", reason=Reason.EMBEDDINGS)
         raise RenderError("conversations are no prompts", reason=Reason.CONVERSATIONS)
@@ -131,11 +138,3 @@ class ServedModel:
             return await prompts.tokenize(chat)
         except RequestError as e:
             raise in_its_fields(e) from e
-
-    async def _tokenize_messages(self, body: MessagesRequest) -> Tokenized:
-        prompts = self.prompts if isinstance(self.prompts, NoPrompts) else self.prompts.local
-        if isinstance(prompts, NoPrompts):
-            raise RenderError(prompts.why, reason=prompts.reason)
-        if prompts is None:
-            raise RenderError("its prompts are not made here", reason=Reason.MESSAGE_BLOCKS)
-        return await prompts.tokenize(await prompts.chat_of(body))

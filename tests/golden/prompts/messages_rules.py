@@ -44,7 +44,7 @@ def result(content: Any = "r", id: str = "toolu_01", **fields: Any) -> Row:
     return {"type": "tool_result", "tool_use_id": id, "content": content, **fields}
 
 
-def tool(name: str = "f", **fields: Any) -> Row:
+def tool(name: str = "f", /, **fields: Any) -> Row:
     schema = {"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]}
     return {"name": name, "description": f"does {name}", "input_schema": schema, **fields}
 
@@ -271,7 +271,8 @@ class _Draw:
 
     def body(self) -> Row:
         draw = self._draw
-        messages, open_calls = [], []
+        messages: list[Row] = []
+        open_calls: list[Row] = []
         for turn in range(draw.randint(1, 5)):
             if turn and draw.random() < 0.25:
                 messages.append(system(self._system_content()))

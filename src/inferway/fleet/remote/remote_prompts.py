@@ -37,9 +37,15 @@ from inferway.fleet.remote.render_sites import (
     Way,
 )
 from inferway.model import ContextLengths, Reason, TokenIds, Tokenized
-from inferway.openai_api.requests import ChatRequest, PromptBody
+from inferway.openai_api.requests import ChatRequest, CountTokensRequest, PromptBody
 from inferway.prompts.body_size import body_size
 from inferway.prompts.chat.conversation import carries_media, forwarded_ids
+from inferway.prompts.chat.messages_input import (
+    as_chat,
+    disables_thinking,
+    has_inline_system,
+    with_written_arguments,
+)
 from inferway.prompts.model_prompts import ModelPrompts
 from inferway.prompts.remote_render_cache import (
     RemoteRenderCache,
@@ -190,6 +196,20 @@ class RemotePrompts:
 
     def rendered_text(self, body: ChatRequest) -> str | None:
         return self.own.rendered_text(body)
+
+    async def chat_of(self, body: CountTokensRequest) -> ChatRequest:
+        """Return the chat that engines make of messages, as they take it. Raises RenderError."""
+        local = self.own.local
+        if local is not None:
+            chat = await local.chat_of(body)
+            return chat if local.chat_fault is None else with_written_arguments(chat)
+        if has_inline_system(body) or disables_thinking(body):
+            raise RenderError(
+                f"model {self.model!r}: its template decides, which is not known here",
+                reason=Reason.MESSAGE_BLOCKS,
+            )
+        chat = as_chat(body, merge_inline_system=False, no_thinking_effort="none")
+        return with_written_arguments(chat)
 
     async def tokenize(self, body: PromptBody) -> Tokenized:
         """Return a request's token ids. Raises RequestError, or RenderError for reasons of ours."""

@@ -19,7 +19,8 @@ What engines refuse, such as documents, is not read further: RenderError, and an
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -31,13 +32,7 @@ from inferway.prompts.chat.conversation import BILLING_HEADER
 
 JsonObject = dict[str, Any]
 
-_BLOCKS = frozenset(
-    {
-        *("text", "image", "tool_use", "tool_result", "tool_reference", "thinking"),
-        "redacted_thinking",
-    }
-)
-_TOOL_CHANGES = frozenset({"tool_addition", "tool_removal"})
+_TOOL_CHANGES = ("tool_addition", "tool_removal")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none", "tool": "required"}
 
 
@@ -57,16 +52,15 @@ def as_chat(
     """Return the chat. `no_thinking_effort` is the reasoning effort of a request that disables
     thinking. Raises RenderError for what engines refuse."""
     messages = _system(body, merge=merge_inline_system)
-    for i, message in enumerate(body.messages):
-        where = f"messages[{i}]"
+    for message in body.messages:
         if message.get("role") != "system":
-            _add(message, messages, where)
+            _add(message, messages)
         elif not merge_inline_system:
-            text = _system_text(message.get("content"), f"{where}.content")
+            text = _system_text(message.get("content"))
             if text:
                 messages.append({"role": "system", "content": text})
     if not messages:
-        raise _unknown("messages")
+        raise _unknown("empty list")
     tools = _tools(body)
     chat = ChatRequest(
         model=body.model,
@@ -88,63 +82,84 @@ def as_chat(
     )
 
 
+def with_written_arguments(chat: ChatRequest) -> ChatRequest:
+    """Return the chat as an engine takes it from a client: arguments of calls are JSON."""
+    messages = [
+        {**message, "tool_calls": [_written(call) for call in message["tool_calls"]]}
+        if "tool_calls" in message
+        else message
+        for message in chat.messages
+    ]
+    return msgspec.structs.replace(chat, messages=messages)
+
+
+def _written(call: JsonObject) -> JsonObject:
+    function = call["function"]
+    return {**call, "function": {**function, "arguments": json.dumps(function["arguments"])}}
+
+
 def _system(body: CountTokensRequest, *, merge: bool) -> list[JsonObject]:
     """The system message that comes first, if there is one. Its text is joined by nothing; if it
     is given as a string, it is not looked at (but the chat's rendering drops its first line if
     that is a billing header)."""
     given = body.system
-    text = "".join(_texts(given, "system")) if isinstance(given, list) else given or ""
+    text = "".join(_texts(given, _BLOCKS)) if isinstance(given, list) else given or ""
     if merge:
-        for i, message in enumerate(body.messages):
+        for message in body.messages:
             if message.get("role") == "system":
-                text += _system_text(message.get("content"), f"messages[{i}].content")
+                text += _system_text(message.get("content"))
     return [{"role": "system", "content": text}] if text else []
 
 
-def _system_text(content: object, where: str) -> str:
+def _system_text(content: object) -> str:
     """The text of a system message that stands among the others."""
     if isinstance(content, str):
         return "" if content.startswith(BILLING_HEADER) else content
-    return "".join(_texts(content, where, _BLOCKS | _TOOL_CHANGES))
+    return "".join(_texts(content, _BLOCKS_AND_CHANGES))
 
 
-def _texts(content: object, where: str, allowed: frozenset[str] = _BLOCKS) -> Iterator[str]:
+def _texts(content: object, allowed: Collection[str]) -> Iterator[str]:
     """Of blocks of a system prompt. Claude Code's billing header changes with every request."""
-    for place, block in _blocks(content, where, allowed):
+    for block in _blocks(content):
+        if _kind(block) not in allowed:
+            raise _unknown("system.type")
         if block["type"] == "text":
-            text = _text(block, "text", place)
+            text = _text(block, "text")
             if not text.startswith(BILLING_HEADER):
                 yield text
 
 
-def _blocks(
-    content: object, where: str, allowed: frozenset[str] = _BLOCKS
-) -> Iterator[tuple[str, JsonObject]]:
-    if not isinstance(content, list):
-        raise _unknown(where)
-    for j, block in enumerate(content):
-        place = f"{where}[{j}]"
-        kind = block.get("type") if isinstance(block, dict) else None
-        if not isinstance(kind, str) or kind not in allowed:
-            raise _unknown(f"{place}.type")
-        yield place, block
+def _blocks(content: object) -> list[JsonObject]:
+    if not isinstance(content, list) or not all(isinstance(block, dict) for block in content):
+        raise _unknown("content")
+    return content
 
 
-def _add(message: JsonObject, messages: list[JsonObject], where: str) -> None:
+def _kind(block: JsonObject) -> str:
+    return _text(block, "type")
+
+
+def _add(message: JsonObject, messages: list[JsonObject]) -> None:
     """Add a user's or an assistant's message, and before it what its tools have answered."""
     role, content = message.get("role"), message.get("content")
     if role not in ("user", "assistant"):
-        raise _unknown(f"{where}.role")
+        raise _unknown("role")
     if isinstance(content, str):
         messages.append({"role": role, "content": content})
         return
-    said = _Said()
-    for place, block in _blocks(content, f"{where}.content"):
-        if block["type"] == "tool_result" and role == "user":
-            messages += _tool_messages(block, place)
-        else:
-            said.take(block, place)
-    if said.parts or role != "user":
+    if not isinstance(content, list):
+        raise _unknown("content")
+    said, is_user = _Said(), role == "user"
+    for block in content:
+        kind = block.get("type") if type(block) is dict else None
+        if kind == "tool_result" and is_user:
+            messages += _tool_messages(block)
+            continue
+        take = _BLOCKS.get(kind) if type(kind) is str else None
+        if take is None:
+            raise _unknown("content.type")
+        take(said, block)
+    if said.parts or not is_user:
         messages.append(said.message(role))
 
 
@@ -158,75 +173,78 @@ class _Said:
         self.calls: list[JsonObject] = []
         self.thoughts: list[str] = []
 
-    def take(self, block: JsonObject, where: str) -> None:
-        match block["type"]:
-            case "text":
-                text = _text(block, "text", where)
-                if text:
-                    self.parts.append({"type": "text", "text": text})
-            case "image" if block.get("source"):
-                self.parts.append(_image(block["source"], f"{where}.source"))
-            case "thinking" if block.get("thinking") is not None:
-                self.thoughts.append(_text(block, "thinking", where))
-            case "tool_use":
-                self.calls.append(_call(block, where))
-            case "tool_result":  # of an assistant
-                text = f"Tool result: {_repeated(block, where)}"
-                self.parts.append({"type": "text", "text": text})
-
     def message(self, role: str) -> JsonObject:
         made: JsonObject = {"role": role}
         if self.thoughts:
             made["reasoning"] = "".join(self.thoughts)
         if self.calls:
             made["tool_calls"] = self.calls
-        if self.parts:
-            parts = self.parts
+        parts = self.parts
+        if parts:
             is_text = len(parts) == 1 and parts[0]["type"] == "text"
             made["content"] = parts[0]["text"] if is_text else parts
         return made
 
+    def text(self, block: JsonObject) -> None:
+        text = _text(block, "text")
+        if text:
+            self.parts.append({"type": "text", "text": text})
 
-def _call(block: JsonObject, where: str) -> JsonObject:
-    """vLLM names a call by the clock if it has no id."""
-    arguments = block.get("input")
-    if arguments is not None and not isinstance(arguments, dict):
-        raise _unknown(f"{where}.input")
-    id = _text(block, "id", where)
-    if not id:
-        raise _unknown(f"{where}.id")
-    function = {"name": _text(block, "name", where), "arguments": arguments or {}}
-    return {"id": id, "type": "function", "function": function}
+    def image(self, block: JsonObject) -> None:
+        if block.get("source"):
+            self.parts.append(_image(block["source"]))
+
+    def thinking(self, block: JsonObject) -> None:
+        if block.get("thinking") is not None:
+            self.thoughts.append(_text(block, "thinking"))
+
+    def call(self, block: JsonObject) -> None:
+        """vLLM names a call by the clock if it has no id."""
+        arguments, id = block.get("input"), _text(block, "id")
+        if (arguments is not None and not isinstance(arguments, dict)) or not id:
+            raise _unknown("tool_use")
+        function = {"name": _text(block, "name"), "arguments": arguments or {}}
+        self.calls.append({"id": id, "type": "function", "function": function})
+
+    def repeat(self, block: JsonObject) -> None:
+        """What an assistant says that a tool has answered: text, or Python's form of blocks."""
+        content = block.get("content")
+        if content is not None and not isinstance(content, str):
+            _blocks(content)
+        self.parts.append({"type": "text", "text": f"Tool result: {content or ''}"})
+
+    def nothing(self, block: JsonObject) -> None:
+        """It is not for templates."""
 
 
-def _repeated(block: JsonObject, where: str) -> str:
-    """What an assistant says that a tool has answered: text, or Python's form of the blocks."""
-    content = block.get("content")
-    if content is not None and not isinstance(content, str | list):
-        raise _unknown(f"{where}.content")
-    return str(content) if content else ""
+_BLOCKS: Mapping[str, Callable[[_Said, JsonObject], None]] = {
+    "text": _Said.text,
+    "image": _Said.image,
+    "thinking": _Said.thinking,
+    "tool_use": _Said.call,
+    "tool_result": _Said.repeat,
+    "redacted_thinking": _Said.nothing,
+    "tool_reference": _Said.nothing,
+}
+_BLOCKS_AND_CHANGES = frozenset({*_BLOCKS, *_TOOL_CHANGES})
 
 
-def _tool_messages(block: JsonObject, where: str) -> Iterator[JsonObject]:
+def _tool_messages(block: JsonObject) -> Iterator[JsonObject]:
     """What a tool has answered, as its user tells: items that are no text, image or reference are
     dropped, as engines do."""
-    id, content = _text(block, "tool_use_id", where), block.get("content")
-    texts, images, references = [], [], []
+    id, content = _text(block, "tool_use_id"), block.get("content")
     if isinstance(content, str):
-        texts.append(content)
-    elif content is not None:
-        if not isinstance(content, list) or not all(isinstance(each, dict) for each in content):
-            raise _unknown(f"{where}.content")
-        for k, item in enumerate(content):
-            place = f"{where}.content[{k}]"
-            match item.get("type"):
-                case "text":
-                    texts.append(_given_text(item, "text", place))
-                case "image":
-                    images.append(_image(item.get("source", {}), f"{place}.source"))
-                case "tool_reference" if item.get("tool_name") or item.get("name"):
-                    name = item.get("tool_name") or item.get("name")
-                    references.append({"type": "tool_reference", "name": name})
+        yield {"role": "tool", "tool_call_id": id, "content": content}
+        return
+    texts, images, references = [], [], []
+    for item in () if content is None else _blocks(content):
+        match item.get("type"):
+            case "text":
+                texts.append(_given_text(item, "text"))
+            case "image":
+                images.append(_image(item.get("source", {})))
+            case "tool_reference" if name := item.get("tool_name") or item.get("name"):
+                references.append({"type": "tool_reference", "name": name})
     yield {"role": "tool", "tool_call_id": id, "content": "\n".join(texts)}
     images = [image for image in images if image["image_url"]["url"]]
     if images:
@@ -235,12 +253,12 @@ def _tool_messages(block: JsonObject, where: str) -> Iterator[JsonObject]:
         yield {"role": "tool", "tool_call_id": id, "content": references}
 
 
-def _image(source: object, where: str) -> JsonObject:
+def _image(source: object) -> JsonObject:
     """As a part of a chat's content: what is not at a URL is made one."""
     if not isinstance(source, dict):
-        raise _unknown(where)
+        raise _unknown("source")
     if source.get("type") == "url":
-        url = _given_text(source, "url", where)
+        url = _given_text(source, "url")
     else:
         media_type, data = source.get("media_type", "image/jpeg"), source.get("data", "")
         url = f"data:{media_type};base64,{data}"
@@ -251,41 +269,34 @@ def _tools(body: CountTokensRequest) -> list[JsonObject] | None:
     """The tools at the end of the conversation, which may have added some and removed others."""
     given = body.tools
     changes = [
-        (place, block)
-        for i, message in enumerate(body.messages)
+        block
+        for message in body.messages
         if message.get("role") == "system" and isinstance(message.get("content"), list)
-        for place, block in _blocks(
-            message["content"], f"messages[{i}].content", _BLOCKS | _TOOL_CHANGES
-        )
-        if block["type"] in _TOOL_CHANGES
+        for block in _blocks(message["content"])
+        if block.get("type") in _TOOL_CHANGES
     ]
     if changes:
         given = _changed(given or [], changes)
-    elif given is None:
-        return None
-    return [_tool(tool, f"tools[{i}]") for i, tool in enumerate(given)]
+    return None if given is None else [_tool(tool) for tool in given]
 
 
-def _changed(given: list[JsonObject], changes: list[tuple[str, JsonObject]]) -> list[JsonObject]:
-    tools = {_name(tool, f"tools[{i}]"): tool for i, tool in enumerate(given)}
+def _changed(given: list[JsonObject], changes: list[JsonObject]) -> list[JsonObject]:
+    tools = {_name(tool): tool for tool in given}
     removed: set[str] = set()
-    for place, block in changes:
+    for block in changes:
         change = block.get("tool")
         if not isinstance(change, dict):
-            raise _unknown(f"{place}.tool")
+            raise _unknown("tool")
         adds = block["type"] == "tool_addition"
         match change.get("type"):
             case "tool_definition" if adds and isinstance(change.get("definition"), dict):
-                name = _name(change["definition"], f"{place}.tool.definition")
+                name = _name(change["definition"])
                 tools[name] = change["definition"]
-            case "tool_reference":
-                name = _name(change, f"{place}.tool")
-                if name not in tools:
-                    raise _unknown(f"{place}.tool.name")
+            case "tool_reference" if (name := _name(change)) in tools:
                 if adds:
                     tools[name] = {**tools[name], "defer_loading": None}
             case _:
-                raise _unknown(f"{place}.tool.type")
+                raise _unknown("tool")
         if adds:
             removed.discard(name)
         else:
@@ -293,18 +304,17 @@ def _changed(given: list[JsonObject], changes: list[tuple[str, JsonObject]]) -> 
     return [tool for name, tool in tools.items() if name not in removed]
 
 
-def _tool(tool: JsonObject, where: str) -> JsonObject:
+def _tool(tool: JsonObject) -> JsonObject:
     """As a chat has it. A schema without a type is an object's."""
-    schema = tool.get("input_schema")
+    schema, description = tool.get("input_schema"), tool.get("description")
     if not isinstance(schema, dict):  # of a tool of Anthropic's own, for example
-        raise _unknown(f"{where}.input_schema")
-    description = tool.get("description")
+        raise _unknown("tools.input_schema")
     if description is not None and not isinstance(description, str):
-        raise _unknown(f"{where}.description")
+        raise _unknown("tools.description")
     return {
         "type": "function",
         "function": {
-            "name": _name(tool, where),
+            "name": _name(tool),
             "description": description,
             "parameters": schema if "type" in schema else {**schema, "type": "object"},
             "strict": tool.get("strict"),
@@ -317,10 +327,10 @@ def _tool_choice(choice: JsonObject | None, tools: list[JsonObject] | None) -> s
     """As far as it decides the prompt: a tool that is named is one that is required."""
     if choice is None:
         return None if tools is None else "auto"
-    kind = choice.get("type")
-    if not isinstance(kind, str) or kind not in _CHOICES:
+    found = _CHOICES.get(_text(choice, "type"))
+    if found is None:
         raise _unknown("tool_choice.type")
-    return _CHOICES[kind]
+    return found
 
 
 def _effort(body: CountTokensRequest) -> str | None:
@@ -330,27 +340,30 @@ def _effort(body: CountTokensRequest) -> str | None:
     return effort
 
 
-def _name(tool: JsonObject, where: str) -> str:
-    return _given_text(tool, "name", where, required=True)
+def _name(tool: JsonObject) -> str:
+    name = tool.get("name")
+    if not isinstance(name, str):
+        raise _unknown("tools.name")
+    return name
 
 
-def _text(fields: JsonObject, name: str, where: str) -> str:
+def _text(fields: JsonObject, name: str) -> str:
     """Empty if it is absent or null."""
     value = fields.get(name)
+    if type(value) is str:
+        return value
     if value is None:
         return ""
+    raise _unknown(name)
+
+
+def _given_text(fields: JsonObject, name: str) -> str:
+    """Empty if it is absent; not null."""
+    value = fields.get(name, "")
     if not isinstance(value, str):
-        raise _unknown(f"{where}.{name}")
+        raise _unknown(name)
     return value
 
 
-def _given_text(fields: JsonObject, name: str, where: str, *, required: bool = False) -> str:
-    """Empty if it is absent, and that is allowed; not null."""
-    value = fields.get(name, None if required else "")
-    if not isinstance(value, str):
-        raise _unknown(f"{where}.{name}")
-    return value
-
-
-def _unknown(where: str) -> RenderError:
-    return RenderError(f"{where}: engines refuse it", reason=Reason.MESSAGE_BLOCKS)
+def _unknown(name: str) -> RenderError:
+    return RenderError(f"messages: engines refuse this {name}", reason=Reason.MESSAGE_BLOCKS)

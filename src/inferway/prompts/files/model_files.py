@@ -22,6 +22,7 @@ JsonObject = dict[str, Any]
 
 # Models for which vLLM has a renderer in code, chosen by architecture (config/model.py) or, for
 # gpt-oss, by model type: no template of theirs tells what the engine will see.
+GPT_OSS = "GptOssForCausalLM"
 _OWN_RENDERER = {
     "DeepseekV32ForCausalLM",
     "DeepseekV4ForCausalLM",
@@ -31,7 +32,7 @@ _OWN_RENDERER = {
     "InklingForConditionalGeneration",
     "KimiK3ForConditionalGeneration",
     "MoonshotKimiaForCausalLM",
-    "GptOssForCausalLM",
+    GPT_OSS,
 }
 
 # Models whose images vLLM inserts at the start of a prompt (`PromptInsertion`).
