@@ -123,13 +123,8 @@ class Reason(StrEnum):
         """Whether it follows from what the client sent, and tells nothing of the fleet."""
         return self in (
             *(Reason.MANY_PROMPTS, Reason.RESPONSE_ITEMS, Reason.MESSAGE_BLOCKS),
-            *(
-                Reason.CONVERSATIONS,
-                Reason.EMBEDDINGS,
-                Reason.UNREAD,
-                Reason.REQUEST_TEMPLATE,
-                Reason.MEDIA,
-            ),
+            *(Reason.CONVERSATIONS, Reason.EMBEDDINGS, Reason.UNREAD),
+            *(Reason.REQUEST_TEMPLATE, Reason.MEDIA),
         )
 
 

@@ -319,7 +319,14 @@ def test_a_client_who_is_no_admin_is_told_reasons_that_lie_in_its_request(reason
     of_the_fleet = ("load-only", "index-away", "no-block-size", "unfaithful", "tokenizer-loading")
     told = ((b"x-inferway-reason", reason.encode()),)
 
-    if reason in ("response-items", "unread", "many-prompts", "media", "request-template"):
+    if reason in (
+        "response-items",
+        "message-blocks",
+        "unread",
+        "many-prompts",
+        "media",
+        "request-template",
+    ):
         assert not_ours_alone(told) == told
     if reason in of_the_fleet or not reason.is_by_load:
         assert not_ours_alone(told) == ()

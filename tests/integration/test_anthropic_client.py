@@ -69,7 +69,8 @@ def asked(*said: Any, **fields: Any) -> Any:
 
 
 def prompt_tokens(usage: anthropic.types.Usage) -> int:
-    return usage.input_tokens + (usage.cache_read_input_tokens or 0)
+    cached = (usage.cache_creation_input_tokens or 0) + (usage.cache_read_input_tokens or 0)
+    return usage.input_tokens + cached
 
 
 def engine_of(raw: Any) -> tuple[str, int]:

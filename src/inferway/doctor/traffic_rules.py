@@ -15,6 +15,7 @@ _REASONS = "docs/api.md#reasons says what it means"
 _BY_LOAD_CURES = {
     "response-items": "have the client send the whole conversation, without previous_response_id,"
     " encrypted reasoning and files",
+    "message-blocks": "have the client leave out what engines refuse: docs/api.md#messages",
     "request-template": "let the engines have the template (--chat-template), not the requests; or"
     " trust them (trust_request_templates)",
     "no-template": "give the gateway the model's --chat-template",

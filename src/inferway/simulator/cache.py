@@ -60,6 +60,10 @@ class KvCache:
         """Share of the blocks that requests use, 0..1, as `vllm:kv_cache_usage_perc`."""
         return 1 - self._pool.num_free / self._pool.num_blocks
 
+    def num_kept_tokens(self, run: Run) -> int:
+        """Return how many tokens of the run, from its start, others can find."""
+        return run.num_kept * self._block_size
+
     @property
     def num_free_blocks(self) -> int:
         return self._pool.num_free

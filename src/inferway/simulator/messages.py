@@ -84,12 +84,13 @@ def _text(text: str) -> Json:
 
 
 def _usage(turn: PlannedReply) -> Json:
-    """What is cached is no input here."""
-    num_cached = turn.job.num_cached_tokens
+    """What is read from the cache, or written to it, is no input here."""
+    read, written = turn.job.num_cached_tokens, turn.job.num_stored_tokens
     return {
-        "input_tokens": len(turn.prompt_ids) - num_cached,
+        "input_tokens": len(turn.prompt_ids) - read - written,
         "output_tokens": turn.job.num_emitted,
-        "cache_read_input_tokens": num_cached,
+        "cache_creation_input_tokens": written,
+        "cache_read_input_tokens": read,
     }
 
 

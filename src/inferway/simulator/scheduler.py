@@ -35,6 +35,7 @@ class RunningRequest:
     due: float = 0.0  # when its next token comes out
     num_emitted: int = 0
     num_cached_tokens: int = 0  # of the prompt, when first admitted
+    num_stored_tokens: int = 0  # of the prompt, that were computed then and can be found again
     was_admitted: bool = False
 
     @property
@@ -180,6 +181,7 @@ class Scheduler:
             return
         job.was_admitted = True
         job.num_cached_tokens = num_cached
+        job.num_stored_tokens = self.cache.num_kept_tokens(job.run) - num_cached
         self.totals.prompt_tokens += len(job.run.tokens)
         self.totals.prompt_tokens_cached += num_cached
 

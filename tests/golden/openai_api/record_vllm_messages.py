@@ -16,7 +16,7 @@ from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRespo
 
 GOLDEN = Path(__file__).parent / "vllm_messages.json"
 HEAD = {"id": "chatcmpl-1", "created": 1, "model": "m"}
-CACHED = {"cached_tokens": 16}
+CACHED = {"cached_tokens": 16, "created_cache_tokens": 16}
 CALL = {"id": "call_1", "type": "function", "function": {"name": "read", "arguments": ""}}
 
 
