@@ -49,6 +49,7 @@ from inferway.routing.limits.outlier_detection import OutlierDetection
 from inferway.routing.match import Matcher
 from inferway.routing.rewrite import Rewrites
 from inferway.scheduling.idle import idle
+from inferway.scheduling.load import load_scheduling
 from inferway.scheduling.scheduling import Scheduling
 
 BLOCK = 4
@@ -163,6 +164,15 @@ class TwoEngines:
 
     def suspect(self, endpoint: Endpoint) -> None:
         self.suspected.append(endpoint.engine)
+
+
+class BusyEngines(TwoEngines):
+    """They run something, and their caches are half full."""
+
+    def candidates(self, model: str) -> Candidates:
+        candidates = super().candidates(model)
+        candidates.running[:], candidates.kv_usage[:] = 1, 0.5
+        return candidates
 
 
 def director(fleet: TwoEngines | None = None) -> Director:
@@ -314,6 +324,20 @@ async def test_engines_of_different_block_sizes_are_matched_each_in_its_own() ->
     assert matched(journey) == [3, 1]
     assert journey.routed is not None
     assert journey.routed.candidates.prompt_blocks.tolist() == [3.0, 1.0]
+
+
+async def test_who_reads_columns_may_refuse_a_request_once_they_are_there() -> None:
+    plugins = [{"type": "queue-scorer"}, {"type": "latency-slo-admitter"}]
+    to = director(BusyEngines())
+    to.scheduling = load_scheduling({"plugins": plugins})
+    head = RequestHead("POST", CHAT, "", ((b"x-slo-ttft-ms", b"0.001"),))
+
+    journey = to.open(head, chat("hello"), priority=-1)
+    with pytest.raises(SaturatedError, match="in time"):
+        await journey.decide()
+    kept = await to.open(head, chat("hello"), priority=0).decide()
+
+    assert kept.targets
 
 
 async def test_a_burst_of_equal_prompts_follows_the_first() -> None:

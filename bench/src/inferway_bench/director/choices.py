@@ -16,7 +16,8 @@ from inferway.openai_api.llm_request import LLMRequest, Objectives
 from inferway.openai_api.requests import ChatRequest
 from inferway.scheduling.adapter_rows import AdapterRows
 from inferway.scheduling.builtin import BUILTIN
-from inferway.scheduling.config import build, parse_config
+from inferway.scheduling.config import build
+from inferway.scheduling.document import parse_config
 from inferway.scheduling.idle import idle
 from inferway.scheduling.plugin import DataProducer, ProfileHandler, Scorer
 from inferway.scheduling.registry import Building

@@ -11,7 +11,8 @@ import msgspec
 
 from inferway.openai_api.llm_request import BYTES_PER_TOKEN
 from inferway.scheduling.builtin import BUILTIN
-from inferway.scheduling.config import build, parse_config
+from inferway.scheduling.config import build
+from inferway.scheduling.document import parse_config
 from inferway.scheduling.pickers import MaxScore
 from inferway.scheduling.producers.approx_prefix_cache import ApproxPrefixCacheParameters
 from inferway.scheduling.profile import Profile, Weighted
