@@ -25,6 +25,7 @@ from __future__ import annotations
 import copy
 import logging
 import re
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,7 +47,10 @@ from inferway.routing.limits.callers import (
 )
 from inferway.routing.limits.failover import FailoverPolicy, Retries
 from inferway.routing.limits.outlier_detection import OutlierDetection
-from inferway.routing.objectives import named_tenant
+from inferway.routing.limits.saturation_gate import SaturationGate
+from inferway.routing.objectives import named_tenant, tenant_name
+from inferway.scheduling.producers.session_id import NamesSession
+from inferway.scheduling.scheduling import Scheduling
 
 log = logging.getLogger("inferway.forward")
 
@@ -70,6 +74,7 @@ class Auth:
     admin_key: AdminKey | None = None
     callers: Callers | None = None
     is_local: bool = False  # the gateway listens on loopback alone
+    agents: NamesSession | None = None  # who reads which agent a request is of
     refused: int = 0  # for want of a key
     requests: dict[str, int] = field(default_factory=dict)  # by name of the key
     reloads: dict[str, int] = field(default_factory=lambda: {"done": 0, "refused": 0})
@@ -102,8 +107,15 @@ class Auth:
         return caller
 
     def tenant(self, caller: ApiCaller, request: Request) -> str:
-        """Return the tenant whose share of the engines the request takes."""
+        """Return the tenant whose request it is; "" if nothing says so."""
         return caller.tenant if caller.name else named_tenant(request.headers)
+
+    def share(self, tenant: str, request: Request) -> str:
+        """Return whose share of the engines a request of that tenant takes: if nobody has named
+        one, the agent's whose it is. No caches are kept apart by that."""
+        if tenant or self.agents is None:
+            return tenant
+        return tenant_name(self.agents.session(request.headers))
 
     def check_admin(self, request: Request) -> None:
         """Raises UnauthorizedError or ForbiddenError unless it is an admin's."""
@@ -169,9 +181,11 @@ def build_admission(
     settings: ServeSettings,
     keys: Keys,
     fleet: Fleet,
-    clock: Callable[[], float],
+    scheduling: Scheduling,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Auth:
-    """Return who is let in, as the settings have it. `clock` counts seconds."""
+    """Return who is let in, as the settings and the scheduling's flow control have it. `clock`
+    counts seconds."""
     traffic = FailoverPolicy(clock, OutlierDetection(settings.ejection), Retries(settings.retries))
 
     def engines_of(model: str) -> frozenset[str]:
@@ -180,8 +194,16 @@ def build_admission(
             return names
         return traffic.standing.allowed(names, clock())
 
-    control = RequestQueue(settings.flow, engines_of, clock)
-    return Auth(traffic, control, *keys, is_local=admins_are_local(settings))
+    flow = scheduling.flow_control
+    gate = None if flow is None else SaturationGate(flow, fleet.candidates)
+    control = RequestQueue(settings.flow, engines_of, clock, gate)
+    return Auth(
+        traffic,
+        control,
+        *keys,
+        is_local=admins_are_local(settings),
+        agents=scheduling.agents,
+    )
 
 
 def admins_are_local(settings: ServeSettings) -> bool:
