@@ -44,11 +44,12 @@ async def test_no_more_than_saturate_the_engines_are_there_and_all_are_answered(
         answers = [asyncio.ensure_future(ask(fleet)) for _ in range(10)]
         await waiting(fleet, 8)
         await until(lambda: _is(engines.at_once == 2))
+        saturation = await fleet.metric("inferway_flow_saturation", model="m")
         engines.go.set()
         statuses = [(await answer).status for answer in answers]
 
     assert statuses == [200] * 10
-    assert engines.most == 2
+    assert (engines.most, saturation) == (2, 1.0)
 
 
 async def test_agents_take_turns_and_sheddable_requests_have_little_room(

@@ -38,6 +38,8 @@ from inferway.http.listening import UNIX
 from inferway.http.message import Request
 from inferway.http.request_queue import RequestQueue, Ticket
 from inferway.http.responder import Responder
+from inferway.model import Candidates
+from inferway.routing.eligible import Eligible
 from inferway.routing.limits.callers import (
     AdminKey,
     ApiCaller,
@@ -194,8 +196,17 @@ def build_admission(
             return names
         return traffic.standing.allowed(names, clock())
 
+    eligible = Eligible()
+
+    def endpoints_of(model: str) -> tuple[Candidates, float]:
+        candidates, standing = fleet.candidates(model), traffic.standing
+        num_requests = float(candidates.in_flight.sum())
+        if not standing.is_plain:
+            candidates = eligible.standing(candidates, model, standing, clock())
+        return candidates, num_requests
+
     flow = scheduling.flow_control
-    gate = None if flow is None else SaturationGate(flow, fleet.candidates)
+    gate = None if flow is None else SaturationGate(flow, endpoints_of)
     control = RequestQueue(settings.flow, engines_of, clock, gate)
     return Auth(
         traffic,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import pytest
 from tests.scheduling.tables import candidates
 
@@ -37,15 +36,16 @@ class Turnstile:
     flow: FlowControl
     settings: FlowSettings = FREE
     endpoints: Candidates = field(default_factory=lambda: candidates(2))
+    elsewhere: float = 0.0  # requests at endpoints of the model that get no new ones
 
     def __post_init__(self) -> None:
-        self.gate = SaturationGate(self.flow, self._candidates)
+        self.gate = SaturationGate(self.flow, self._endpoints)
         self.limiter = ConcurrencyLimiter(self.settings, lambda _: ["a", "b"], self.gate)
 
-    def _candidates(self, model: str) -> Candidates:
+    def _endpoints(self, model: str) -> tuple[Candidates, float]:
         if model != "m":
             raise NoEndpointError("none is there")
-        return self.endpoints
+        return self.endpoints, float(self.endpoints.in_flight.sum()) + self.elsewhere
 
     def wait(
         self,
@@ -104,6 +104,16 @@ def test_what_the_table_shows_is_not_counted_twice() -> None:
     made.endpoints.in_flight[:] = (2, 1)
 
     assert made.gate.saturation("m") == 0.75
+
+
+def test_what_runs_at_a_drained_engine_takes_no_place_at_the_others() -> None:
+    made = turnstile(each=2)
+    for _ in range(3):
+        made.limiter.enter("m")
+    made.endpoints = candidates(1, in_flight=[1])
+    made.elsewhere = 2.0
+
+    assert made.gate.saturation("m") == 0.5
 
 
 def test_who_waits_goes_on_when_one_has_ended() -> None:
@@ -237,6 +247,5 @@ def test_what_has_ended_leaves_nothing_behind() -> None:
     made = full()
     made.ends(2)
 
-    assert made.gate.in_flight == {}
-    assert made.gate.saturation("m") == 0.0
-    assert np.count_nonzero(made.endpoints.in_flight) == 0
+    assert made.gate.in_flight == {"m": 0}
+    assert made.gate.saturations() == {"m": 0.0}

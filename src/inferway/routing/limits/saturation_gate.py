@@ -29,14 +29,19 @@ _DECODE = frozenset({"decode", "", "prefill-decode", "both", "encode-prefill-dec
 
 Stage = NDArray[np.bool_]
 
+# model -> its endpoints that get requests now, and how many requests all of its endpoints have;
+# raises NoEndpointError
+EndpointsOf = Callable[[str], tuple[Candidates, float]]
+
 
 @dataclass(slots=True)
 class SaturationGate:
-    """`candidates_of`: model -> its live endpoints; raises NoEndpointError."""
+    """See the module. Its memory is bounded by the models and priorities there are."""
 
     flow: FlowControl
-    candidates_of: Callable[[str], Candidates]
-    in_flight: dict[str, int] = field(default_factory=dict)  # that have had their turn, by model
+    endpoints_of: EndpointsOf
+    # requests that have had their turn, by model; those models stay that had any
+    in_flight: dict[str, int] = field(default_factory=dict)
     priorities: list[int] = field(default_factory=list)  # that there are, the highest first
     _stages: PerEndpoint[Sequence[Stage]] = field(default_factory=lambda: PerEndpoint(_stages))
 
@@ -78,17 +83,18 @@ class SaturationGate:
 
     def leaves(self, lane: str) -> None:
         """One that had its turn has ended."""
-        left = self.in_flight[lane] - 1
-        if left:
-            self.in_flight[lane] = left
-        else:
-            del self.in_flight[lane]
+        self.in_flight[lane] -= 1
+
+    def saturations(self) -> dict[str, float]:
+        """Return how full the endpoints are of each model that has been asked for."""
+        found = {lane: self.saturation(lane) for lane in self.in_flight}
+        return {lane: each for lane, each in found.items() if each is not None}
 
     def saturation(self, lane: str) -> float | None:
         """Return how full the model's endpoints are: 0 to 1, or more. None: there is none, and
         whoever asks for it is to be told so."""
         try:
-            candidates = self.candidates_of(lane)
+            candidates, booked = self.endpoints_of(lane)
         except NoEndpointError:
             return None
         detector = self.flow.detector
@@ -96,8 +102,8 @@ class SaturationGate:
         prefill, decode = self._stages(candidates.endpoints)
         if not decode.any():
             decode = np.ones(len(loads), np.bool_)
-        coming = self.in_flight.get(lane, 0) - float(candidates.in_flight.sum())
-        more = max(coming, 0.0) * detector.per_request / int(np.count_nonzero(decode))
+        coming = max(self.in_flight.get(lane, 0) - booked, 0.0)
+        more = coming * detector.per_request / int(np.count_nonzero(decode))
         saturation = float(loads[decode].mean()) + more
         return max(saturation, float(loads[prefill].mean())) if prefill.any() else saturation
 
