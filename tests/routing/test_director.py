@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from tests.scheduling.tables import kv_aware
 from tests.slots import NotingSlot
+from tests.stored import llmd_configurations
 
 from inferway.config import EjectionSettings, ModelRewrite, RewriteTarget
 from inferway.errors import (
@@ -350,6 +351,28 @@ async def test_a_burst_of_equal_prompts_follows_the_first() -> None:
 
     assert second.targets[0].endpoint == target.endpoint
     assert second.targets[0].matched_blocks == 2
+
+
+async def test_bursts_stay_together_as_llm_d_s_burst_producer_has_it() -> None:
+    """llm-d-router ebab687, dataproducer/burstprefix/assign_test.go: a group of equal prompts goes
+    to one engine, the next group to another. Here each request goes at once."""
+    (burst,) = [row for row in llmd_configurations() if "burst" in row["name"]]
+    to = director()
+    to.scheduling = load_scheduling(burst["config"])
+
+    async def group(text: str) -> list[str]:
+        went = []
+        for _ in range(8):
+            journey = open_chat(to, chat(text))
+            target = (await journey.decide()).targets[0]
+            journey.attempt(target)
+            went.append(target.endpoint.engine)
+        return went
+
+    first, second = await group("abcdefgh"), await group("ijklmnop")
+
+    assert [len(set(first)), len(set(second))] == [1, 1]
+    assert first[0] != second[0]
 
 
 @pytest.mark.parametrize("end", ["first token", "close"])
