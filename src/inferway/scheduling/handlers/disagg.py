@@ -65,7 +65,7 @@ class PdParameters(Parameters, frozen=True):
     decode_profile: str = "decode"
     prefill_profile: str = "prefill"
     decider_plugin_name: str = "prefix-based-pd-decider"
-    primary_port: int = 0  # refused: an engine's ranks are endpoints of their own here
+    primary_port: int = 0  # not in force: requests go to the rank's own address
     prefix_plugin_type: str = ""  # these three are not in force, nor in llm-d
     prefix_plugin_name: str = ""
     prefix_match_info_producer_name: str = ""
@@ -169,11 +169,6 @@ def _build(parameters: DisaggParameters, building: Building) -> Disaggregated:
 
 
 def _build_pd(parameters: PdParameters, building: Building) -> Disaggregated:
-    if parameters.primary_port:
-        raise ConfigError(
-            f"primaryPort: {parameters.primary_port}: known in llm-d, not built here: the header "
-            "that names a data-parallel rank; an engine's ranks are endpoints of their own here"
-        )
     decode = parameters.decode_profile
     return Disaggregated(
         decode,
@@ -251,5 +246,7 @@ PD_TYPE = PluginType(
     _build_pd,
     PdParameters,
     is_handler=True,
-    not_in_force=frozenset({"prefixPluginType", "prefixPluginName", "prefixMatchInfoProducerName"}),
+    not_in_force=frozenset(
+        {"primaryPort", "prefixPluginType", "prefixPluginName", "prefixMatchInfoProducerName"}
+    ),
 )
