@@ -50,6 +50,11 @@ def conversations(source: str) -> list[Row]:
     return rows(CHATS / f"{source}.jsonl.xz")
 
 
+def llmd_configurations() -> list[Row]:
+    """llm-d's own EndpointPickerConfigs: `name`, `repository`, `commit`, `path`, `config`."""
+    return rows(DATA / "llmd" / "configurations.jsonl.xz")
+
+
 def rows(path: Path) -> list[Row]:
     """The JSON lines of a file that xz has packed."""
     with lzma.open(path, "rt", encoding="utf-8") as file:

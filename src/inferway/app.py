@@ -94,7 +94,7 @@ class Gateway:
         self._picks = picks
         self._stack = AsyncExitStack()
         self._context = sockets_context()
-        self._scheduling = scheduling_of(settings)
+        self._scheduling = scheduling_of(settings, has_queue=not picks)
         self.indexer = Indexer(
             settings,
             renderer=renderer,
@@ -107,7 +107,7 @@ class Gateway:
         self._adopter = OrphanResolver(
             self.fleet.engines, seeds=seeds, on_moved=self.fleet.look_soon
         )
-        self._admission = build_admission(settings, keys, self.fleet, time.monotonic)
+        self._admission = build_admission(settings, keys, self.fleet, self._scheduling)
         self._started = asyncio.Event()
         self._reloading: Reloading | None = None  # once it has started
         self._publisher: ZmqPublisher | None = None

@@ -44,6 +44,18 @@ def test_a_configuration_of_llm_d_is_checked_and_told_what_is_not_in_force(tmp_p
     assert result.output.endswith(f"{path}: valid\n")
 
 
+def test_values_of_llm_d_s_charts_are_checked(tmp_path: Path) -> None:
+    path = file(
+        tmp_path,
+        "router: {epp: {pluginsConfigFile: a, pluginsCustomConfig: {a: 'plugins: [{type: "
+        "queue-scorer}]'}}}",
+    )
+
+    result = run("check", path)
+
+    assert (result.exit_code, result.output) == (0, f"{path}: valid\n")
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [

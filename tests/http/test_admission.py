@@ -13,6 +13,7 @@ from inferway.http.message import Request
 from inferway.http.request_queue import RequestQueue
 from inferway.routing.limits.callers import AdminKey, Callers, KeySettings, hash_of, new_key
 from inferway.routing.limits.failover import FailoverPolicy
+from inferway.scheduling.load import load_scheduling
 
 USER, ADMIN, STRANGER = new_key(), new_key(), new_key()
 NAMES = {USER: "user", ADMIN: "boss", STRANGER: "stranger"}  # a test has the same name in every run
@@ -147,3 +148,25 @@ def test_requests_are_counted_by_the_name_of_their_key() -> None:
         guarded.caller(bearing(key))
 
     assert guarded.requests == {"user": 2, "boss": 1}
+
+
+@pytest.mark.parametrize(
+    ("tenant", "headers", "share"),
+    [
+        ("", {}, ""),
+        ("", {b"x-claude-code-session-id": b"s1"}, "s1"),
+        ("team", {b"x-claude-code-session-id": b"s1"}, "team"),
+        ("", {b"session_id": b"old", b"session-id": b"new"}, "new"),
+    ],
+)
+def test_an_agent_of_no_tenant_takes_its_own_share(
+    tenant: str, headers: dict[bytes, bytes], share: str
+) -> None:
+    asked = admission()
+    request = bearing(None)
+    request.headers = [*request.headers, *headers.items()]
+    assert asked.share(tenant, request) == tenant
+
+    asked.agents = load_scheduling({"plugins": [{"type": "agent-identity"}]}).agents
+
+    assert asked.share(tenant, request) == share

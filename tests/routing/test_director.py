@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from tests.scheduling.tables import kv_aware
 from tests.slots import NotingSlot
+from tests.stored import llmd_configurations
 
 from inferway.config import EjectionSettings, ModelRewrite, RewriteTarget
 from inferway.errors import (
@@ -49,6 +50,7 @@ from inferway.routing.limits.outlier_detection import OutlierDetection
 from inferway.routing.match import Matcher
 from inferway.routing.rewrite import Rewrites
 from inferway.scheduling.idle import idle
+from inferway.scheduling.load import load_scheduling
 from inferway.scheduling.scheduling import Scheduling
 
 BLOCK = 4
@@ -169,6 +171,15 @@ class TwoEngines:
 
     def suspect(self, endpoint: Endpoint) -> None:
         self.suspected.append(endpoint.engine)
+
+
+class BusyEngines(TwoEngines):
+    """They run something, and their caches are half full."""
+
+    def candidates(self, model: str) -> Candidates:
+        candidates = super().candidates(model)
+        candidates.running[:], candidates.kv_usage[:] = 1, 0.5
+        return candidates
 
 
 def director(fleet: TwoEngines | None = None) -> Director:
@@ -322,6 +333,20 @@ async def test_engines_of_different_block_sizes_are_matched_each_in_its_own() ->
     assert journey.routed.candidates.prompt_blocks.tolist() == [3.0, 1.0]
 
 
+async def test_who_reads_columns_may_refuse_a_request_once_they_are_there() -> None:
+    plugins = [{"type": "queue-scorer"}, {"type": "latency-slo-admitter"}]
+    to = director(BusyEngines())
+    to.scheduling = load_scheduling({"plugins": plugins})
+    head = RequestHead("POST", CHAT, "", ((b"x-slo-ttft-ms", b"0.001"),))
+
+    journey = to.open(head, chat("hello"), priority=-1)
+    with pytest.raises(SaturatedError, match="in time"):
+        await journey.decide()
+    kept = await to.open(head, chat("hello"), priority=0).decide()
+
+    assert kept.targets
+
+
 async def test_a_burst_of_equal_prompts_follows_the_first() -> None:
     to = director()
     first = open_chat(to, chat("abcdefgh"))
@@ -332,6 +357,28 @@ async def test_a_burst_of_equal_prompts_follows_the_first() -> None:
 
     assert second.targets[0].endpoint == target.endpoint
     assert second.targets[0].matched_blocks == 2
+
+
+async def test_bursts_stay_together_as_llm_d_s_burst_producer_has_it() -> None:
+    """llm-d-router ebab687, dataproducer/burstprefix/assign_test.go: a group of equal prompts goes
+    to one engine, the next group to another. Here each request goes at once."""
+    (burst,) = [row for row in llmd_configurations() if "burst" in row["name"]]
+    to = director()
+    to.scheduling = load_scheduling(burst["config"])
+
+    async def group(text: str) -> list[str]:
+        went = []
+        for _ in range(8):
+            journey = open_chat(to, chat(text))
+            target = (await journey.decide()).targets[0]
+            journey.attempt(target)
+            went.append(target.endpoint.engine)
+        return went
+
+    first, second = await group("abcdefgh"), await group("ijklmnop")
+
+    assert [len(set(first)), len(set(second))] == [1, 1]
+    assert first[0] != second[0]
 
 
 @pytest.mark.parametrize("end", ["first token", "close"])

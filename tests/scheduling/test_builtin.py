@@ -13,7 +13,8 @@ from tests.scheduling.tables import candidates, request
 
 from inferway.errors import ConfigError
 from inferway.scheduling.builtin import BUILTIN
-from inferway.scheduling.config import build, parse_config
+from inferway.scheduling.config import build
+from inferway.scheduling.document import parse_config
 from inferway.scheduling.llmd_compat import ELSEWHERE, PROVIDED
 from inferway.scheduling.registry import PluginType
 
@@ -70,8 +71,8 @@ def test_every_other_type_of_llm_ds_is_in_its_table() -> None:
     assert rows("Known in llm-d, not built here") == grouped(ELSEWHERE)
 
 
-def test_what_is_always_active_is_in_its_table() -> None:
-    assert rows("Always active") == grouped(PROVIDED)
+def test_what_needs_no_plugin_is_in_its_table() -> None:
+    assert rows("Accepted without a plugin") == grouped(PROVIDED)
 
 
 def test_no_type_is_in_two_tables() -> None:

@@ -16,7 +16,8 @@ from inferway.errors import ConfigError
 from inferway.model import Candidates, Column, SchedulingResult
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.scheduling.builtin import BUILTIN
-from inferway.scheduling.config import build, parse_config
+from inferway.scheduling.config import build
+from inferway.scheduling.document import parse_config
 from inferway.scheduling.pickers import MaxScore
 from inferway.scheduling.plugin import ProfileHandler, RequestListener
 from inferway.scheduling.profile import Profile
@@ -211,11 +212,11 @@ def test_what_another_one_needs_produces_before_it() -> None:
         ({"plugins": [{"type": 3}]}, "expected `str`, got `int` - at `$.plugins[0].type`"),
         (
             {"plugins": [{"type": "best"}, {"type": "bset"}]},
-            r"plugins[1].type: 'bset' is not known; known: after, best, by-holder",
+            "plugins[1].type: 'bset' is not known; known: after, anthropic-parser, best, ",
         ),
         (
-            {"plugins": [{"type": "topology-affinity-scorer"}]},
-            "'topology-affinity-scorer' is known in llm-d, not built here: prefers endpoints",
+            {"plugins": [{"type": "p2p-source-producer"}]},
+            "'p2p-source-producer' is known in llm-d, not built here: fetches KV blocks",
         ),
         (
             {"plugins": [{"type": "by-holder", "parameters": {"often": 1}}]},
@@ -261,9 +262,13 @@ def test_what_another_one_needs_produces_before_it() -> None:
             "2 profiles need a profile handler",
         ),
         ({"schedulingProfiles": [{"name": "a"}, {"name": "a"}]}, "name: 'a' is given twice"),
-        ({"featureGates": ["flowControl"]}, "'flowControl' is known in llm-d, not built here"),
-        ({"featureGates": ["warp"]}, "featureGates[0]: 'warp' is not known; known: dataLayer"),
-        ({"flowControl": {}}, "flowControl: known in llm-d, not built here"),
+        ({"featureGates": ["warp"]}, "featureGates[0]: 'warp' is not known; known: flowControl, "),
+        ({"flowControl": {"maxRequests": "many"}}, "maxRequests"),
+        ({"flowControl": {"maxRequest": 1}}, "unknown field `maxRequest` - at `$.flowControl`"),
+        (
+            {"dataLayer": {"crossReplicaSyncerPluginRef": "local-syncer"}},
+            "dataLayer.crossReplicaSyncerPluginRef: 'local-syncer' is known in llm-d,",
+        ),
         ({"parser": {"pluginRef": "my-parser"}}, "parser.pluginRef: 'my-parser' is not known"),
     ],
 )

@@ -21,6 +21,17 @@ from inferway.scheduling.registry import Building
 GIVEN: dict[str, dict[str, Any]] = {
     "by-label": {"label": "a", "validValues": ["1"]},
     "header-label-affinity-scorer": {"headerName": "x-a", "labelKey": "a"},
+    "utilization-filter": {"conditions": [{"metric": "waiting-queue", "maxValue": 100}]},
+    "endpoint-attribute-filter": {
+        "attribute": "num_requests_waiting",
+        "algorithm": {"type": "threshold", "threshold": {"operator": "LessThan", "value": 100}},
+    },
+    "endpoint-attribute-scorer": {
+        "attributeKey": "num_requests_waiting",
+        "algorithm": {"type": "linear_lower_is_better"},
+    },
+    "session-id-producer": {"headerName": "x-session"},
+    "priority-holdback-policy": {"minCeiling": 0.5},
 }
 
 

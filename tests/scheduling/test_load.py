@@ -89,6 +89,55 @@ def test_a_file_is_read_where_it_is_named(tmp_path: Path) -> None:
         load_scheduling(str(tmp_path / "gone.yaml"))
 
 
+VALUES = """
+router:
+  epp:
+    replicas: 1
+    {0}
+    pluginsCustomConfig:
+      other.yaml: "[]"
+      mine.yaml: |
+        apiVersion: llm-d.ai/v1
+        kind: EndpointPickerConfig
+        plugins: [{{type: {1}}}]
+  modelServers: {{}}
+"""
+
+
+def values(directory: Path, key: str, plugin: str = "queue-scorer") -> str:
+    path = directory / "guide.values.yaml"
+    path.write_text(VALUES.format(key, plugin))
+    return str(path)
+
+
+def test_of_a_chart_s_values_the_picker_s_configuration_is_read(tmp_path: Path) -> None:
+    scheduling = load_scheduling(values(tmp_path, "pluginsConfigFile: mine.yaml"))
+
+    assert len(scheduling.chooser.choose(REQUEST, table(size=2)).targets) == 2
+
+
+@pytest.mark.parametrize(
+    ("key", "plugin", "says"),
+    [
+        (
+            "pluginsConfigFile: mine.yaml",
+            "warp",
+            "guide.values.yaml: router.epp.pluginsCustomConfig.mine.yaml: plugins[0].type: 'warp'",
+        ),
+        ("pluginsConfigFile: theirs.yaml", "warp", "'theirs.yaml' is not in pluginsCustomConfig"),
+        ("pluginsConfigFile: other.yaml", "warp", "pluginsCustomConfig.other.yaml: expected keys"),
+        ("pluginsConfigFile: 7", "warp", "guide.values.yaml: router: "),
+    ],
+)
+def test_what_cannot_be_used_of_values_is_named(
+    tmp_path: Path, key: str, plugin: str, says: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_scheduling(values(tmp_path, key, plugin))
+
+    assert says in str(caught.value)
+
+
 def test_by_default_it_is_expected_milliseconds_and_equals_take_turns() -> None:
     scheduling, candidates = load_scheduling(None), table(size=4)
     (producer,) = scheduling.producers

@@ -5,30 +5,51 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from types import FunctionType, MethodType
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
 import pytest
 from tests.scheduling.tables import candidates, request
 
-from inferway.model import Target
+from inferway.model import SchedulingResult, Target
 from inferway.scheduling.builtin import BUILTIN
 from inferway.scheduling.columns import EXPECTED_TTFT_MS
+from inferway.scheduling.flow_control.policies import ChoosesFlow
+from inferway.scheduling.flow_control.usage_limits import UsageLimits
 from inferway.scheduling.handlers.deciders import Always
 from inferway.scheduling.pickers import MaxScore
-from inferway.scheduling.plugin import DataProducer, Decider, Filter, Scorer
+from inferway.scheduling.plugin import (
+    DataProducer,
+    Decider,
+    Filter,
+    RequestListenerFactory,
+    RequestOutcome,
+    Scorer,
+)
+from inferway.scheduling.producers.session_id import session_header
 from inferway.scheduling.profile import Profile
 from inferway.scheduling.registry import Building, PluginType
+from inferway.scheduling.topology import EXTRACTOR, Topology
 
 _PROFILE = Profile(MaxScore(), ())
 BUILDING = Building(
-    plugins={"d": Always(), "prefix-based-pd-decider": Always()},
+    plugins={
+        "d": Always(),
+        "prefix-based-pd-decider": Always(),
+        "s": session_header("x-s"),
+    },
     profiles={"decode": _PROFILE, "prefill": _PROFILE, "encode": _PROFILE},
 )
+ONE_PROFILE = Building(profiles={"default": _PROFILE})
+TAKE_ONE = ("single-profile-handler", "data-parallel-profile-handler")
 _SESSIONS: list[dict[str, object]] = [
     {"encodedEndpointHeaderConfig": {"header": "x-t"}},
     {"strategy": "session_id", "sessionIdConfig": {"sources": [{"header": "x-s"}]}},
+    {
+        "strategy": "session_id",
+        "sessionIdConfig": {"sources": [{"attribute": "SessionID", "producer": "s"}]},
+    },
 ]
 _SELECTOR = {"matchLabels": {"a": "1"}, "matchExpressions": [{"key": "a", "operator": "Exists"}]}
 _IN = {"matchExpressions": [{"key": "a", "operator": "In", "values": ["1"]}]}
@@ -41,8 +62,29 @@ GIVEN: Mapping[str, Sequence[Mapping[str, object]]] = {
     "session-affinity-scorer": _SESSIONS,
     "header-label-affinity-scorer": [{"headerName": "x-a", "labelKey": "a"}],
     "disagg-profile-handler": [{"deciders": {"prefill": "d", "encode": "d"}}],
-    "single-profile-handler": [],
     "prefix-based-pd-decider": [{"nonCachedTokens": 1}],
+    "prefix-cache-affinity-filter": [{"maxTokensInFlightPenalty": 1}],
+    "utilization-filter": [
+        {"conditions": [{"metric": "active-requests", "maxValue": 1}], "fallbackOnEmpty": True}
+    ],
+    "endpoint-attribute-filter": [
+        {
+            "attribute": "num_requests_waiting",
+            "algorithm": {"type": "threshold", "threshold": {"operator": "LessThan", "value": 1}},
+        }
+    ],
+    "endpoint-attribute-scorer": [
+        {
+            "attributeKey": "num_requests_waiting",
+            "algorithm": {
+                "type": "linear_lower_is_better",
+                "normalization": {"fixedRange": {"min": 0, "max": 9}},
+            },
+        }
+    ],
+    "session-id-producer": [{"headerName": "x-session"}],
+    "concurrency-detector": [{"concurrencyMode": "hybrid"}],
+    "priority-holdback-policy": [{"minCeiling": 0.5}],
 }
 TABLE = candidates(labels=[{"a": "1"}, {}], waiting=[0, 2], in_flight=[1, 2])
 ASK = request(tokens=100, headers=((b"x-a", b"1"),), ttft_ms=500)
@@ -94,7 +136,20 @@ def paths(given: object, path: str = "") -> Iterator[tuple[str, str]]:
 def use(kind: PluginType, parameters: Any) -> None:
     """As a request does."""
     kind.needs(parameters)
-    plugin = kind.build(parameters, BUILDING)
+    plugin = kind.build(parameters, ONE_PROFILE if kind.name in TAKE_ONE else BUILDING)
+    if isinstance(plugin, UsageLimits):
+        plugin.ceilings(0.5, [2, 1])
+    if isinstance(plugin, RequestListenerFactory):
+        follower = plugin.follow(
+            ASK, TABLE, SchedulingResult((Target(TABLE.endpoints[0], 1, 0, 0),))
+        )
+        if follower is not None:
+            follower.on_attempt(Target(TABLE.endpoints[0], 1.0, 0, 0), 0.0)
+            follower.on_end(RequestOutcome("ok", 1.0))
+    if isinstance(plugin, ChoosesFlow):
+        plugin.next_flow({ASK.tenant: 0.0, "b": 1.0}, 2.0)
+    if kind.name == EXTRACTOR:
+        cast(Topology, plugin).place(TABLE.endpoints[0])
     for table in (candidates(2), TABLE):
         if isinstance(plugin, DataProducer):
             plugin.produce(ASK, table)

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from base64 import b64encode
 
+import msgspec
 import pytest
 from tests.scheduling.tables import candidates, request, target, with_header
 
 from inferway.errors import ConfigError
 from inferway.model import Candidates, SchedulingResult
 from inferway.openai_api.llm_request import LLMRequest
+from inferway.scheduling.builtin import BUILTIN
+from inferway.scheduling.load import load_scheduling
+from inferway.scheduling.producers.session_id import NamesSession
+from inferway.scheduling.registry import Building
 from inferway.scheduling.sessions import (
     NamedSession,
     Session,
@@ -135,7 +140,7 @@ def test_a_named_session_is_forgotten_when_it_is_not_used() -> None:
 def test_headers_are_read_in_order() -> None:
     sources = (SessionSource(header="X-Chat"), SessionSource(header="x-user"))
     config = SessionIdConfig(sources=sources)
-    named = session(SessionParameters(strategy="session_id", session_id_config=config))
+    named = session(SessionParameters(strategy="session_id", session_id_config=config), Building())
     both = request(headers=((b"x-user", b"u"), (b"x-chat", b"c")))
     sent(named, both, TABLE, 1)
 
@@ -145,13 +150,96 @@ def test_headers_are_read_in_order() -> None:
 
 def test_another_header_may_carry_the_token() -> None:
     config = TokenConfig(header="X-Where")
-    made = session(SessionParameters(encoded_endpoint_header_config=config))
+    made = session(SessionParameters(encoded_endpoint_header_config=config), Building())
 
     assert made.endpoint(with_header("x-where", b64encode(b"e2"))) == "e2"
 
 
-def test_what_is_not_a_header_is_refused() -> None:
-    config = SessionIdConfig(sources=(SessionSource(attribute="agent-identity"),))
+@pytest.mark.parametrize(
+    "source",
+    [
+        SessionSource(attribute="agent-identity"),
+        SessionSource(attribute="SessionID", producer="nobody"),
+        SessionSource(header="x-s", attribute="SessionID"),
+        SessionSource(),
+    ],
+)
+def test_what_nobody_reads_is_refused(source: SessionSource) -> None:
+    config = SessionIdConfig(sources=(source,))
 
-    with pytest.raises(ConfigError, match=r"sources\[0\]: attribute 'agent-identity'"):
-        session(SessionParameters(strategy="session_id", session_id_config=config))
+    with pytest.raises(ConfigError, match=r"sources\[0\]: (header|attribute) '"):
+        session(SessionParameters(strategy="session_id", session_id_config=config), Building())
+
+
+def named_by(**parameters: str) -> NamesSession:
+    kind = BUILTIN["session-id-producer"]
+    made = kind.build(msgspec.convert(parameters, kind.parameters), Building())
+    assert isinstance(made, NamesSession)
+    return made
+
+
+# llm-d-router ebab687, dataproducer/sessionid/producer_test.go
+@pytest.mark.parametrize(
+    ("parameters", "header", "name"),
+    [
+        ({"headerName": "x-session-id"}, ("x-session-id", "user-42"), "user-42"),
+        ({"headerName": " X-Session-ID "}, ("x-session-id", "  user-42  "), "user-42"),
+        ({"headerName": "x-session-id"}, ("other", "irrelevant"), ""),
+        ({"headerName": "x-session-id"}, ("x-session-id", ""), ""),
+        ({"cookieName": "llm-d-session"}, ("cookie", "llm-d-session=abc123"), "abc123"),
+        (
+            {"cookieName": "llm-d-session"},
+            ("cookie", "csrf=xyz; llm-d-session=abc123; theme=dark"),
+            "abc123",
+        ),
+        ({"cookieName": "llm-d-session"}, ("cookie", "csrf=xyz; theme=dark"), ""),
+        ({"cookieName": "llm-d-session"}, ("cookie", ""), ""),
+        ({"cookieName": "llm-d-session"}, ("cookie", "llm-d-session"), ""),
+    ],
+)
+def test_a_session_is_named_by_a_header_or_a_cookie(
+    parameters: dict[str, str], header: tuple[str, str], name: str
+) -> None:
+    headers = ((header[0].encode(), header[1].encode()),)
+
+    assert named_by(**parameters).session(headers) == name.encode()
+
+
+@pytest.mark.parametrize("parameters", [{}, {"headerName": "x", "cookieName": "y"}])
+def test_a_session_has_one_name(parameters: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="expected one of the two"):
+        named_by(**parameters)
+
+
+def test_a_producer_may_name_the_session() -> None:
+    scheduling = load_scheduling(
+        {
+            "plugins": [
+                {
+                    "type": "session-affinity-scorer",
+                    "parameters": {
+                        "strategy": "session_id",
+                        "sessionIdConfig": {
+                            "sources": [
+                                {"attribute": "agent-identity"},
+                                {"attribute": "SessionID", "producer": "session-id-producer"},
+                            ]
+                        },
+                    },
+                },
+                {"type": "session-id-producer", "parameters": {"cookieName": "chat"}},
+                {"type": "agent-identity"},
+            ]
+        }
+    )
+    asks = [with_header("cookie", b"chat=7"), with_header("x-claude-code-session-id", b"c")]
+    for ask, row in zip(asks, (2, 1), strict=True):
+        for following in scheduling.following:
+            choice = SchedulingResult((target(TABLE, row),))
+            follower = following.follow(ask, TABLE, choice)
+            assert follower is not None
+            follower.on_attempt(target(TABLE, row), 0.0)
+
+    chosen = [scheduling.chooser.choose(ask, TABLE).targets[0].endpoint.engine for ask in asks]
+
+    assert chosen == ["e2", "e1"]

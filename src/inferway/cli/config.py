@@ -14,8 +14,8 @@ from inferway.cli.serve_options import environment_of, overrides, serve_options
 from inferway.config import ServeSettings, load_settings, read_yaml
 from inferway.errors import ConfigError
 from inferway.routing.limits.callers import read_callers
-from inferway.scheduling.config import KIND
-from inferway.scheduling.load import load_scheduling, scheduling_of
+from inferway.scheduling.document import KIND
+from inferway.scheduling.load import is_values_file, load_scheduling, scheduling_of
 from inferway.scheduling.scheduling import Scheduling
 
 
@@ -28,9 +28,10 @@ def config() -> None:
 @click.argument("file", type=click.Path(path_type=Path))
 def check(file: Path) -> None:
     """Say whether FILE can be used. It has settings of inferway serve, or is an
-    EndpointPickerConfig of llm-d."""
+    EndpointPickerConfig of llm-d, or values for its charts with one."""
     try:
-        if read_yaml(file).get("kind") == KIND:
+        fields = read_yaml(file)
+        if fields.get("kind") == KIND or is_values_file(fields):
             scheduling = load_scheduling(str(file))
         else:
             settings = load_settings(file, {})

@@ -9,7 +9,7 @@ shown      a setting                      -> what logs and errors may have of it
 
 from inferway.config.checks import ALLOWED_PATH, check_engines
 from inferway.config.converted import converted
-from inferway.config.reading import load_settings, parse_engine, read_yaml
+from inferway.config.reading import load_settings, parse_engine, parse_yaml, read_yaml
 from inferway.config.settings import (
     DiscoverySettings,
     EjectionSettings,
@@ -55,6 +55,7 @@ __all__ = [
     "converted",
     "load_settings",
     "parse_engine",
+    "parse_yaml",
     "read_yaml",
     "unix_path",
     "without_password",

@@ -49,13 +49,19 @@ def load_settings(path: Path | None, overrides: dict[str, object]) -> ServeSetti
 def read_yaml(path: Path) -> dict[str, object]:
     """Raises ConfigError naming the file."""
     try:
-        fields = msgspec.yaml.decode(path.read_bytes())
+        return parse_yaml(path.read_bytes(), str(path))
     except OSError as e:
         raise ConfigError(f"{path}: cannot be read: {e.strerror}") from e
+
+
+def parse_yaml(text: bytes, place: str) -> dict[str, object]:
+    """Raises ConfigError naming the place."""
+    try:
+        fields = msgspec.yaml.decode(text)
     except UNREADABLE as e:
-        raise ConfigError(f"{path}: not valid YAML: {e}") from e
+        raise ConfigError(f"{place}: not valid YAML: {e}") from e
     if not isinstance(fields, dict):
-        raise ConfigError(f"{path}: expected keys like `engines:`, got {type(fields).__name__}")
+        raise ConfigError(f"{place}: expected keys like `engines:`, got {type(fields).__name__}")
     return fields
 
 

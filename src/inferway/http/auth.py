@@ -25,6 +25,7 @@ from __future__ import annotations
 import copy
 import logging
 import re
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +38,8 @@ from inferway.http.listening import UNIX
 from inferway.http.message import Request
 from inferway.http.request_queue import RequestQueue, Ticket
 from inferway.http.responder import Responder
+from inferway.model import Candidates
+from inferway.routing.eligible import Eligible
 from inferway.routing.limits.callers import (
     CARRIERS,
     AdminKey,
@@ -47,7 +50,10 @@ from inferway.routing.limits.callers import (
 )
 from inferway.routing.limits.failover import FailoverPolicy, Retries
 from inferway.routing.limits.outlier_detection import OutlierDetection
-from inferway.routing.objectives import named_tenant
+from inferway.routing.limits.saturation_gate import SaturationGate
+from inferway.routing.objectives import named_tenant, tenant_name
+from inferway.scheduling.producers.session_id import NamesSession
+from inferway.scheduling.scheduling import Scheduling
 
 log = logging.getLogger("inferway.forward")
 
@@ -71,6 +77,7 @@ class Auth:
     admin_key: AdminKey | None = None
     callers: Callers | None = None
     is_local: bool = False  # the gateway listens on loopback alone
+    agents: NamesSession | None = None  # who reads which agent a request is of
     refused: int = 0  # for want of a key
     requests: dict[str, int] = field(default_factory=dict)  # by name of the key
     reloads: dict[str, int] = field(default_factory=lambda: {"done": 0, "refused": 0})
@@ -103,8 +110,15 @@ class Auth:
         return caller
 
     def tenant(self, caller: ApiCaller, request: Request) -> str:
-        """Return the tenant whose share of the engines the request takes."""
+        """Return the tenant whose request it is; "" if nothing says so."""
         return caller.tenant if caller.name else named_tenant(request.headers)
+
+    def share(self, tenant: str, request: Request) -> str:
+        """Return whose share of the engines a request of that tenant takes: if nobody has named
+        one, the agent's whose it is. No caches are kept apart by that."""
+        if tenant or self.agents is None:
+            return tenant
+        return tenant_name(self.agents.session(request.headers))
 
     def check_admin(self, request: Request) -> None:
         """Raises UnauthorizedError or ForbiddenError unless it is an admin's."""
@@ -175,9 +189,11 @@ def build_admission(
     settings: ServeSettings,
     keys: Keys,
     fleet: Fleet,
-    clock: Callable[[], float],
+    scheduling: Scheduling,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Auth:
-    """Return who is let in, as the settings have it. `clock` counts seconds."""
+    """Return who is let in, as the settings and the scheduling's flow control have it. `clock`
+    counts seconds."""
     traffic = FailoverPolicy(clock, OutlierDetection(settings.ejection), Retries(settings.retries))
 
     def engines_of(model: str) -> frozenset[str]:
@@ -186,8 +202,25 @@ def build_admission(
             return names
         return traffic.standing.allowed(names, clock())
 
-    control = RequestQueue(settings.flow, engines_of, clock)
-    return Auth(traffic, control, *keys, is_local=admins_are_local(settings))
+    eligible = Eligible()
+
+    def endpoints_of(model: str) -> tuple[Candidates, float]:
+        candidates, standing = fleet.candidates(model), traffic.standing
+        num_requests = float(candidates.in_flight.sum())
+        if not standing.is_plain:
+            candidates = eligible.standing(candidates, model, standing, clock())
+        return candidates, num_requests
+
+    flow = scheduling.flow_control
+    gate = None if flow is None else SaturationGate(flow, endpoints_of)
+    control = RequestQueue(settings.flow, engines_of, clock, gate)
+    return Auth(
+        traffic,
+        control,
+        *keys,
+        is_local=admins_are_local(settings),
+        agents=scheduling.agents,
+    )
 
 
 def admins_are_local(settings: ServeSettings) -> bool:

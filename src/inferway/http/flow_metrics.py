@@ -55,6 +55,14 @@ def _queue(admission: Auth) -> Iterator[Family]:
         ["priority"],
         {(str(priority),): size for priority, size in turnstile.queue.sizes().items()},
     )
+    gate = turnstile.gate
+    yield gauge(
+        "flow_saturation",
+        "How full the model's endpoints are by the flow control of the scheduling configuration; at"
+        " 1, requests wait.",
+        ["model"],
+        {} if gate is None else {(model,): each for model, each in gate.saturations().items()},
+    )
     yield counter(
         "flow_refused",
         "Requests that flow control refused with 429, by reason: full, displaced or too-long.",

@@ -46,12 +46,15 @@ class InferenceIngress:
             assert found is not None, text  # config has checked it
             self.paths.setdefault(found[2], set()).add(found[1] or "POST")
 
-    def open(self, request: Request, tenant: str = "", priority: int | None = None) -> Journey:
+    def open(
+        self, request: Request, tenant: str = "", priority: int | None = None, share: str = ""
+    ) -> Journey:
         """Return the request's journey, which has the given priority, whatever its headers say.
-        Raises InvalidRequestError."""
+        `share`: whose share of the engines it takes, if not its tenant's. Raises
+        InvalidRequestError."""
         parse = self._parsers.get(request.path)
         if parse is None:
-            return self._unread(request, tenant, priority)
+            return self._unread(request, tenant, priority, share or tenant)
         body = self.salted(request.body, tenant)
         edits = () if body is request.body else (EDIT,)
         return self._director.open(
@@ -59,7 +62,7 @@ class InferenceIngress:
             parse=parse,
             priority=priority,
             edits=edits,
-            tenant=tenant,
+            tenant=share or tenant,
         )
 
     def salted(self, body: bytes, tenant: str) -> bytes:
@@ -69,7 +72,7 @@ class InferenceIngress:
             return body
         return self._salt.salted(body, tenant) or body
 
-    def _unread(self, request: Request, tenant: str, priority: int | None) -> Journey:
+    def _unread(self, request: Request, tenant: str, priority: int | None, share: str) -> Journey:
         director = self._director
         read = partial(read_unread, content_type=request.fields.get(b"content-type", b""))
 
@@ -79,7 +82,7 @@ class InferenceIngress:
             return self._salted_unread(found, request.path, tenant)
 
         return director.open_unread(
-            request.head, request.body, reading, priority=priority, tenant=tenant
+            request.head, request.body, reading, priority=priority, tenant=share
         )
 
     def _salted_unread(self, found: UnreadBody, path: str, tenant: str) -> UnreadBody:

@@ -26,24 +26,31 @@ from inferway.http.responder import Responder
 from inferway.model import Headers
 from inferway.routing.limits.concurrency_limiter import ConcurrencyLimiter, EnginesOf
 from inferway.routing.limits.queue import Waiter
+from inferway.routing.limits.saturation_gate import SaturationGate
 
 _SWEEP_SECONDS = 0.1  # for deadlines, and engines that come, go or return
 
+_TTFT = (b"x-slo-ttft-ms", b"x-llm-d-slo-ttft-ms")
+
 _UNITS = {  # in seconds
-    b"x-slo-ttft-ms": 0.001,
-    b"x-llm-d-slo-ttft-ms": 0.001,
+    **dict.fromkeys(_TTFT, 0.001),
     b"x-request-timeout-ms": 0.001,
     b"x-stainless-read-timeout": 1.0,
 }
 
 
 class RequestQueue:
-    """The queue of the gateway's requests, of which there is one. `clock` counts seconds."""
+    """The queue of the gateway's requests, of which there is one. `clock` counts seconds; `gate`
+    says who waits beside those for whom there is no place."""
 
     def __init__(
-        self, settings: FlowSettings, engines_of: EnginesOf, clock: Callable[[], float]
+        self,
+        settings: FlowSettings,
+        engines_of: EnginesOf,
+        clock: Callable[[], float],
+        gate: SaturationGate | None = None,
     ) -> None:
-        self.turnstile = ConcurrencyLimiter(settings, engines_of)
+        self.turnstile = ConcurrencyLimiter(settings, engines_of, gate)
         self.clock = clock
         self._futures: dict[Waiter, asyncio.Future[str]] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -52,7 +59,11 @@ class RequestQueue:
     def is_on(self) -> bool:
         """Whether anything is limited."""
         settings = self.turnstile.settings
-        return settings.in_flight is not None or settings.engine_in_flight is not None
+        return (
+            settings.in_flight is not None
+            or settings.engine_in_flight is not None
+            or self.turnstile.gate is not None
+        )
 
     def set_settings(self, settings: FlowSettings) -> None:
         """Keep these limits from now on; those who wait may have their turn."""
@@ -66,7 +77,7 @@ class RequestQueue:
             for waiter, place in turns:
                 future = self._futures.pop(waiter)
                 if future.cancelled():  # and its task does not know yet
-                    self.turnstile.leave(place)
+                    self.turnstile.leave(place, waiter.lane)
                     continue
                 future.set_result(place)
 
@@ -84,13 +95,15 @@ class RequestQueue:
         if self._timer is None:
             self._timer = loop.call_later(_SWEEP_SECONDS, self._sweep)
         responder.attach(_InQueue(self, waiter))
+        if self.turnstile.gate is not None:
+            self.turns()  # it may go on before those of lower priorities, who came first
         try:
             return await future
         except asyncio.CancelledError:
             if future.cancelled():
                 self.withdraw(waiter)
             elif future.exception() is None:
-                self.leave(future.result())
+                self.leave(future.result(), waiter.lane)
             raise
 
     def withdraw(self, waiter: Waiter) -> None:
@@ -102,9 +115,9 @@ class RequestQueue:
         if not future.done():
             future.set_exception(ClientGoneError("the client has gone"))
 
-    def leave(self, place: str) -> None:
-        """A request that held this place has ended."""
-        self.turnstile.leave(place)
+    def leave(self, place: str, lane: str) -> None:
+        """A request for the model `lane`, which held this place, has ended."""
+        self.turnstile.leave(place, lane)
         self.freed()
 
     def freed(self) -> None:
@@ -150,13 +163,14 @@ class _InQueue:
 class Ticket:
     """One request's slot (routing.limits.concurrency_limiter.Slot)."""
 
-    __slots__ = ("_control", "_inside", "_place", "_responder", "_tenant", "waited")
+    __slots__ = ("_control", "_inside", "_lane", "_place", "_responder", "_tenant", "waited")
 
     def __init__(self, control: RequestQueue, responder: Responder, tenant: str) -> None:
         self._control = control
         self._responder = responder
         self._tenant = tenant
         self._inside = False
+        self._lane = ""
         self._place = ""
         self.waited = 0.0  # seconds
 
@@ -165,14 +179,16 @@ class Ticket:
         return bool(self._control.turnstile.full)
 
     async def enter(self, model: str, headers: Headers, priority: int) -> bool:
-        control = self._control
-        place = control.turnstile.enter(model)
+        control, self._lane = self._control, model
+        place = control.turnstile.enter(model, priority)
         if place is not None:
             self._place, self._inside = place, True
             return False
         now = control.clock()
-        most = patience(headers, control.turnstile.settings.queue_seconds)
+        most = patience(headers, control.turnstile.most_seconds(priority))
         waiter = Waiter(model, self._tenant, priority, now + most, now)
+        if control.turnstile.gate is not None:
+            control.turnstile.gate.order(waiter, ttft_seconds(headers))
         self._place = await control.wait(self._responder, waiter)
         self._inside = True
         self.waited = control.clock() - now
@@ -193,7 +209,7 @@ class Ticket:
     def leave(self) -> None:
         if self._inside:
             self._inside = False
-            self._control.leave(self._place)
+            self._control.leave(self._place, self._lane)
 
 
 def patience(headers: Headers, most: float) -> float:
@@ -203,6 +219,15 @@ def patience(headers: Headers, most: float) -> float:
         if unit is not None:
             most = min(most, _seconds(value, unit, most))
     return most
+
+
+def ttft_seconds(headers: Headers) -> float | None:
+    """Return the seconds to the first token that the caller asks for; None if it does not."""
+    for name, value in headers:
+        if name in _TTFT:
+            seconds = _seconds(value, _UNITS[name], 0.0)
+            return seconds or None
+    return None
 
 
 def _seconds(value: bytes, unit: float, otherwise: float) -> float:

@@ -222,9 +222,10 @@ class Routes:
         admission = self._admission
         caller = caller or admission.caller(request)
         tenant = admission.tenant(caller, request)
-        journey = self._entrance.open(request, tenant, caller.priority)
+        share = admission.share(tenant, request)
+        journey = self._entrance.open(request, tenant, caller.priority, share)
         responder.record = journey.record
-        slot = admission.ticket(responder, tenant)
+        slot = admission.ticket(responder, share)
         try:
             responder.check_client()
             decision = await journey.decide(slot)

@@ -226,6 +226,8 @@ class ByPrompt:
             shape.produce(request, candidates)
         for producer in director.scheduling.producers:
             producer.produce(request, candidates)
+        if director.scheduling.late_admitters:
+            director.scheduling.admit_late(request, candidates)
         choice = director.scheduling.chooser.choose(request, candidates)
         targets = choice.targets if shape is None else choice.targets[: shape.may_try]
         decision = Decision(targets, reason, choice.headers)

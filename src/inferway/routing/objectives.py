@@ -16,7 +16,7 @@ _TTFT = (b"x-slo-ttft-ms", b"x-llm-d-slo-ttft-ms")
 _TPOT = (b"x-slo-tpot-ms", b"x-llm-d-slo-tpot-ms")
 _ALL = frozenset({*_OBJECTIVE, *_TTFT, *_TPOT})
 
-_TENANT = b"x-gateway-inference-fairness-id"  # llm-d's word for it
+_TENANT = (b"x-gateway-inference-fairness-id", b"x-llm-d-inference-fairness-id")  # llm-d's word
 _MAX_TENANT_BYTES = 128
 
 _NONE = Objectives()
@@ -40,9 +40,13 @@ def objectives(
 
 
 def named_tenant(headers: Headers) -> str:
-    """Return the tenant that the headers name. Two long names are two tenants, though not kept as
-    they are."""
-    name = next((value for key, value in reversed(headers) if key == _TENANT), b"")
+    """Return the tenant that the headers name."""
+    return tenant_name(next((value for key, value in reversed(headers) if key in _TENANT), b""))
+
+
+def tenant_name(name: bytes) -> str:
+    """Return the name of a tenant as a header has it. Two long names are two tenants, though not
+    kept as they are."""
     if len(name) > _MAX_TENANT_BYTES:
         return blake2b(name, digest_size=32).hexdigest()
     return name.decode("latin-1")

@@ -4,19 +4,42 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from random import Random
-from typing import Annotated
+from typing import Annotated, Protocol, runtime_checkable
 
 import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from inferway.model import Candidates
+from inferway.model import Candidates, Column
 from inferway.openai_api.llm_request import LLMRequest
+from inferway.scheduling.expected_latency import EXPECTED_TTFT, check_producer, in_time
+from inferway.scheduling.plugin import Admitter
 from inferway.scheduling.registry import Building, Parameters, PluginType
 
 SATURATED = "system saturated, sheddable request dropped"
 
 Positive = Annotated[float, Meta(gt=0)]
+
+
+@runtime_checkable
+class SaturationDetector(Admitter, Protocol):
+    """Measures how full endpoints are. As an admitter it refuses sheddable requests; with flow
+    control (flow_control) they wait instead."""
+
+    @property
+    def per_request(self) -> float:
+        """The share of an endpoint that a request takes at once; 0 if that shows later."""
+
+    def loads(self, candidates: Candidates) -> Column:
+        """Return a number a row: 0 if nothing is to be done, 1 or more if the endpoint is full. The
+        mean over endpoints is their saturation."""
+
+
+def saturated(request: LLMRequest, loads: Column) -> str | None:
+    """Return why a request of negative priority must not go in while endpoints are so full."""
+    if request.objectives.priority >= 0 or loads.mean() < 1.0:
+        return None
+    return SATURATED
 
 
 class UtilizationDetector(Parameters, frozen=True):
@@ -32,16 +55,19 @@ class UtilizationDetector(Parameters, frozen=True):
     headroom: Annotated[float, Meta(ge=0)] = 0.0
     metrics_staleness_threshold: str = ""  # not in force: stale figures fade (docs/metrics.md)
 
-    def refusal(self, request: LLMRequest, candidates: Candidates) -> str | None:
-        if request.objectives.priority >= 0 or self.saturation(candidates) < 1.0:
-            return None
-        return SATURATED
+    @property
+    def per_request(self) -> float:
+        return 0.0
 
-    def saturation(self, candidates: Candidates) -> float:
-        """Return 0 if nothing waits and the caches are empty, 1 or more if they are full."""
+    def refusal(self, request: LLMRequest, candidates: Candidates) -> str | None:
+        if request.objectives.priority >= 0:
+            return None
+        return saturated(request, self.loads(candidates))
+
+    def loads(self, candidates: Candidates) -> Column:
         queues = candidates.waiting / self.queue_depth_threshold
         usage = candidates.kv_usage / self.kv_cache_util_threshold
-        return float(np.maximum(queues, usage).mean())
+        return np.maximum(queues, usage)
 
     def keep(self, request: LLMRequest, candidates: Candidates) -> NDArray[np.bool_]:
         most = 1.0 + self.headroom
@@ -69,7 +95,7 @@ class ProbabilisticAdmitter:
     def refusal(self, request: LLMRequest, candidates: Candidates) -> str | None:
         if request.objectives.priority >= 0:
             return None
-        saturation = self.detector.saturation(candidates)
+        saturation = float(self.detector.loads(candidates).mean())
         probability = min(saturation**self.power * self.k, 1.0)
         if self.random.random() >= probability:
             return None
@@ -88,6 +114,39 @@ def _probabilistic(
     return ProbabilisticAdmitter(detector, parameters.power, parameters.k, building.random)
 
 
+COLD_KV_USAGE = 0.02  # of an endpoint with less nothing much is known
+
+
+class LatencySloParameters(Parameters, frozen=True):
+    latency_prediction_info_producer_name: str = ""
+
+
+class LatencySloAdmitter:
+    """Refuses a request of negative priority that says by when it wants tokens, if no endpoint is
+    expected to be in time, none is idle and none is cold (llm-d-router ebab687,
+    admitter/latencyslo)."""
+
+    __slots__ = ()
+
+    reads_columns = True
+
+    def refusal(self, request: LLMRequest, candidates: Candidates) -> str | None:
+        asked = request.objectives
+        if asked.priority >= 0 or (asked.ttft_ms is None and asked.tpot_ms is None):
+            return None
+        fits = in_time(request, candidates)
+        if fits is None or fits.any():
+            return None
+        if (candidates.running == 0).any() or (candidates.kv_usage < COLD_KV_USAGE).any():
+            return None
+        return "no endpoint is expected to answer in time, sheddable request dropped"
+
+
+def _latency_slo(parameters: LatencySloParameters, building: Building) -> LatencySloAdmitter:
+    check_producer(parameters.latency_prediction_info_producer_name, building)
+    return LatencySloAdmitter()
+
+
 TYPES = (
     PluginType(
         "utilization-detector",
@@ -101,5 +160,13 @@ TYPES = (
         "refuses sheddable requests with the probability min(k * saturation^power, 1)",
         _probabilistic,
         ProbabilisticParameters,
+    ),
+    PluginType(
+        "latency-slo-admitter",
+        "refuses sheddable requests if no endpoint is expected (expected-ttft) to be in time for "
+        "what they ask, none is idle, and none has an empty cache",
+        _latency_slo,
+        LatencySloParameters,
+        needs=lambda _: (EXPECTED_TTFT,),
     ),
 )

@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from inferway.scheduling import admitters, label_filters, pickers, sessions
+from inferway.scheduling import admitters, endpoint_attribute, pickers, sessions, topology
 from inferway.scheduling.expected_ttft import plugin as expected_ttft
+from inferway.scheduling.filters import (
+    label,
+    prefix_cache_affinity,
+    slo_headroom_tier,
+    utilization,
+)
+from inferway.scheduling.flow_control import concurrency, policies, usage_limits
 from inferway.scheduling.handlers import deciders, disagg, header_profile
-from inferway.scheduling.producers import approx_prefix_cache, inflight_load
+from inferway.scheduling.producers import (
+    approx_prefix_cache,
+    inflight_load,
+    mm_embeddings_cache,
+    session_id,
+)
 from inferway.scheduling.registry import PluginType
 from inferway.scheduling.scorers import (
     affinity,
@@ -21,8 +33,14 @@ from inferway.scheduling.scorers import (
 
 _TYPES = (
     # filters
-    *label_filters.TYPES,
+    *label.TYPES,
     sessions.FILTER,
+    prefix_cache_affinity.TYPE,
+    slo_headroom_tier.TYPE,
+    utilization.TYPE,
+    endpoint_attribute.FILTER,
+    # scored and filtered by where engines are
+    *topology.TYPES,
     # scorers
     *load.TYPES,
     prefix_cache.TYPE,
@@ -32,11 +50,14 @@ _TYPES = (
     affinity.HEADER_LABEL,
     no_hit_lru.TYPE,
     context_length_aware.TYPE,
+    endpoint_attribute.SCORER,
+    mm_embeddings_cache.SCORER,
     latency.TYPE,
     expected_ttft.TYPE,
     *pickers.TYPES,
     # profile handlers, and what they ask
     header_profile.SINGLE,
+    header_profile.DATA_PARALLEL,
     disagg.TYPE,
     disagg.PD_TYPE,
     header_profile.BY_HEADER,
@@ -46,7 +67,13 @@ _TYPES = (
     # producers
     approx_prefix_cache.TYPE,
     inflight_load.TYPE,
+    mm_embeddings_cache.TYPE,
+    *session_id.TYPES,
     *admitters.TYPES,
+    # flow control
+    concurrency.TYPE,
+    *policies.TYPES,
+    *usage_limits.TYPES,
 )
 
 BUILTIN: Mapping[str, PluginType] = {kind.name: kind for kind in _TYPES}

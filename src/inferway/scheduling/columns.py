@@ -3,6 +3,9 @@ reads it both import it from here."""
 
 from __future__ import annotations
 
+import numpy as np
+from numpy.typing import NDArray
+
 from inferway.model import Column, ColumnKey
 
 # What each engine must still compile for the shape that the request asks of its answer, in
@@ -12,3 +15,6 @@ COMPILE_MS: ColumnKey[Column] = ColumnKey("compile-ms")
 # where nothing is known.
 EXPECTED_TTFT_MS: ColumnKey[Column] = ColumnKey("expected-ttft-ms")  # to its first token
 EXPECTED_TPOT_MS: ColumnKey[Column] = ColumnKey("expected-tpot-ms")  # from each token to the next
+# The endpoint of the request's other stage (prefill or decode), once it is chosen: the same in each
+# row, for it may be in none of them.
+PEER: ColumnKey[NDArray[np.object_]] = ColumnKey("peer")

@@ -20,7 +20,18 @@ from typing import Any, cast
 import msgspec
 
 from inferway.errors import ConfigError
-from inferway.scheduling.llmd_compat import ELSEWHERE, GATES, GATES_ELSEWHERE, PROVIDED
+from inferway.scheduling.admitters import SaturationDetector
+from inferway.scheduling.document import (
+    DataLayerSpec,
+    PluginRef,
+    PluginSpec,
+    ProfileSpec,
+    SchedulingConfig,
+    lowered,
+)
+from inferway.scheduling.flow_control.flow import FlowControl
+from inferway.scheduling.flow_control.section import FlowControlSpec, build_flow_control
+from inferway.scheduling.llmd_compat import ELSEWHERE, FLOW_CONTROL, GATES, PROVIDED
 from inferway.scheduling.pickers import MaxScore
 from inferway.scheduling.plugin import (
     Admitter,
@@ -29,87 +40,18 @@ from inferway.scheduling.plugin import (
     Measured,
     Picker,
     ProfileHandler,
+    ReadsColumns,
     RequestListenerFactory,
     Scorer,
 )
+from inferway.scheduling.producers.session_id import AgentIdentity
 from inferway.scheduling.profile import Profile, Weighted
 from inferway.scheduling.registry import Building, PluginType
 from inferway.scheduling.scheduling import DEFAULT_ADMITTERS, Scheduling
 from inferway.scheduling.third_party import guarded
 
-KIND = "EndpointPickerConfig"
-API_VERSIONS = ("inference.networking.x-k8s.io/v1alpha1", "llm-d.ai/v1alpha1")
 DEFAULT_WEIGHT = 1.0
 DEFAULT_PROFILE = "default"
-
-
-class _Strict(
-    msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True
-):
-    """Names as llm-d spells them."""
-
-
-class PluginSpec(_Strict, frozen=True):
-    type: str
-    name: str = ""  # the type, when absent
-    parameters: dict[str, Any] | None = None
-
-
-class PluginRef(_Strict, frozen=True):
-    plugin_ref: str
-    weight: float | None = None  # scorers only
-
-
-class ProfileSpec(_Strict, frozen=True):
-    name: str
-    plugins: list[PluginRef] = []
-
-
-class SourceSpec(_Strict, frozen=True):
-    plugin_ref: str
-    extractors: list[PluginRef] = []
-
-
-class DataLayerSpec(_Strict, frozen=True):
-    inject_defaults: bool = True
-    sources: list[SourceSpec] = []
-    discovery: PluginRef | None = None
-
-
-class RequestHandlerSpec(_Strict, frozen=True):
-    parsers: list[PluginRef] = []
-
-
-class SchedulingConfig(_Strict, frozen=True):
-    """The document EndpointPickerConfig."""
-
-    api_version: str = API_VERSIONS[0]
-    kind: str = KIND
-    metadata: dict[str, Any] | None = None  # Kubernetes'; nothing for us
-    feature_gates: list[str] = []
-    plugins: list[PluginSpec] = []
-    scheduling_profiles: list[ProfileSpec] = []
-    saturation_detector: PluginRef | None = None
-    data_layer: DataLayerSpec | None = None
-    parser: PluginRef | None = None
-    request_handler: RequestHandlerSpec | None = None
-    flow_control: dict[str, Any] | None = None
-
-
-def parse_config(fields: object, place: str) -> SchedulingConfig:
-    """Raises ConfigError naming place and value."""
-    try:
-        config = msgspec.convert(fields, SchedulingConfig)
-    except msgspec.ValidationError as e:
-        raise ConfigError(f"{place}: {_lower(str(e))}") from e
-    if config.kind != KIND:
-        raise ConfigError(f"{place}: kind: {config.kind!r}; expected {KIND}")
-    if config.api_version not in API_VERSIONS:
-        raise ConfigError(
-            f"{place}: apiVersion: {config.api_version!r} is not known; known: "
-            + ", ".join(API_VERSIONS)
-        )
-    return config
 
 
 def build(
@@ -149,22 +91,25 @@ class _Build:
     notes: list[str] = field(default_factory=list)
 
     def run(self) -> Scheduling:
-        self._check_gates()
+        has_flow_control = self._check_gates()
         for number, spec in enumerate(self.config.plugins):
             self._ask(spec, f"plugins[{number}]")
-        self._check_layers()
+        self._check_layers(has_flow_control)
         for asked in list(self.asked.values()):
             self._ask_for_needed(asked)
-        for asked in self.asked.values():
+        ordered = self._in_order()
+        for asked in ordered:
             if not asked.kind.is_handler:
                 self.plugins[asked.name] = self._built(asked, {})
         chooser = self._chooser(self._profiles())
-        everything = [*(self.plugins[name] for name in self._in_order()), chooser]
-        admitters = [guarded(item) for item in everything if isinstance(item, Admitter)]
+        everything = [*self.plugins.values(), chooser]
+        flow_control = self._flow_control() if has_flow_control else None
+        admitters = [item for item in everything if isinstance(item, Admitter)]
+        early = [each for each in admitters if not isinstance(each, ReadsColumns)]
         return Scheduling(
             chooser,
             [guarded(plugin) for plugin in everything if isinstance(plugin, DataProducer)],
-            admitters or DEFAULT_ADMITTERS,
+            self._admitters(early, flow_control),
             [
                 guarded(plugin)
                 for plugin in everything
@@ -172,7 +117,42 @@ class _Build:
             ],
             [guarded(plugin) for plugin in everything if isinstance(plugin, Measured)],
             self.notes,
+            [guarded(each) for each in admitters if isinstance(each, ReadsColumns)],
+            flow_control,
+            next((each for each in everything if isinstance(each, AgentIdentity)), None),
         )
+
+    def _admitters(
+        self, early: Sequence[Admitter], flow_control: FlowControl | None
+    ) -> Sequence[Admitter]:
+        """With flow control detectors refuse nobody: who has no place waits. Without it, a detector
+        that the configuration names is the only one."""
+        others = [guarded(each) for each in early if not isinstance(each, SaturationDetector)]
+        if flow_control is not None:
+            return others
+        detectors = [each for each in early if isinstance(each, SaturationDetector)]
+        named = self._named_detector()
+        if named is not None:
+            detectors = [each for each in detectors if each is self.plugins.get(named)]
+        return [*others, *map(guarded, detectors)] or DEFAULT_ADMITTERS
+
+    def _named_detector(self) -> str | None:
+        config = self.config
+        section, older = config.flow_control, config.saturation_detector
+        name = section.saturation_detector.plugin_ref if section is not None else ""
+        return name or (older.plugin_ref if older is not None else None)
+
+    def _flow_control(self) -> FlowControl:
+        section = self.config.flow_control or FlowControlSpec()
+        named = self._named_detector()
+        if named is not None and not section.saturation_detector.plugin_ref:
+            detector = msgspec.structs.replace(section.saturation_detector, plugin_ref=named)
+            section = msgspec.structs.replace(section, saturation_detector=detector)
+        self.notes.extend(section.notes())
+        try:
+            return build_flow_control(section, self.plugins)
+        except ConfigError as e:
+            raise self._error(str(e)) from e
 
     # plugins
 
@@ -212,7 +192,7 @@ class _Build:
         except msgspec.ValidationError as e:
             known = ", ".join(kind.parameters.__struct_encode_fields__) or "none"
             raise self._error(
-                f"{where}.parameters of {kind.name}: {_lower(str(e))}; it takes: {known}"
+                f"{where}.parameters of {kind.name}: {lowered(str(e))}; it takes: {known}"
             ) from e
 
     def _ask_for_needed(self, asked: _Asked) -> None:
@@ -233,20 +213,19 @@ class _Build:
             where = f"{asked.where}.parameters of {asked.kind.name}"
             raise self._error(f"{where}: {e}") from e
 
-    def _in_order(self) -> Sequence[str]:
-        """Names of what is built; what others need before them."""
-        ordered: dict[str, None] = {}
+    def _in_order(self) -> Sequence[_Asked]:
+        """What is asked for; what others need before them."""
+        ordered: dict[str, _Asked] = {}
 
         def put(asked: _Asked, seen: frozenset[str]) -> None:
             for other in self.asked.values():
                 if {other.name, other.kind.name} & {*asked.needs} and other.name not in seen:
                     put(other, seen | {other.name})
-            if asked.name in self.plugins:
-                ordered[asked.name] = None
+            ordered.setdefault(asked.name, asked)
 
         for asked in self.asked.values():
             put(asked, frozenset([asked.name]))
-        return list(ordered)
+        return list(ordered.values())
 
     def _names(self) -> set[str]:
         return {*self.asked, *self.provided}
@@ -254,7 +233,7 @@ class _Build:
     # profiles
 
     def _profiles(self) -> dict[str, Profile]:
-        specs = self.config.scheduling_profiles or [self._default_profile()]
+        specs = self.config.scheduling_profiles or (self._default_profile(),)
         profiles: dict[str, Profile] = {}
         for number, spec in enumerate(specs):
             where = f"schedulingProfiles[{number}]"
@@ -264,12 +243,13 @@ class _Build:
         return profiles
 
     def _default_profile(self) -> ProfileSpec:
+        listed = [spec.name or spec.type for spec in self.config.plugins]
         refs = [
             PluginRef(plugin_ref=name)
-            for name, plugin in self.plugins.items()
-            if isinstance(plugin, Filter | Scorer | Picker)
+            for name in listed
+            if isinstance(self.plugins.get(name), Filter | Scorer | Picker)
         ]
-        return ProfileSpec(name=DEFAULT_PROFILE, plugins=refs)
+        return ProfileSpec(name=DEFAULT_PROFILE, plugins=tuple(refs))
 
     def _profile(self, spec: ProfileSpec, where: str) -> Profile:
         filters: list[Filter] = []
@@ -325,49 +305,66 @@ class _Build:
 
     # the rest
 
-    def _check_gates(self) -> None:
+    def _check_gates(self) -> bool:
+        """Return whether flow control is asked for."""
+        has_flow_control = False
         for number, gate in enumerate(self.config.feature_gates):
             where = f"featureGates[{number}]"
             gate, _, switch = gate.partition("=")
-            if gate in GATES:
+            if gate == FLOW_CONTROL:
+                has_flow_control = switch.strip().lower() != "false"
+            elif gate in GATES:
                 self.notes.append(f"{where}: {gate}: {GATES[gate]}")
-            elif gate in GATES_ELSEWHERE and switch == "false":
-                continue
-            elif gate in GATES_ELSEWHERE:
-                raise self._error(
-                    f"{where}: {gate!r} is known in llm-d, not built here: {GATES_ELSEWHERE[gate]}"
-                )
             else:
-                raise self._error(f"{where}: {gate!r} is not known; known: {', '.join(GATES)}")
+                known = ", ".join([FLOW_CONTROL, *GATES])
+                raise self._error(f"{where}: {gate!r} is not known; known: {known}")
+        return has_flow_control
 
-    def _check_layers(self) -> None:
+    def _check_layers(self, has_flow_control: bool) -> None:
         config = self.config
         if config.flow_control is not None:
-            raise self._error(
-                "flowControl: known in llm-d, not built here: " + GATES_ELSEWHERE["flowControl"]
-            )
+            for where, name in config.flow_control.refs(detector_only=not has_flow_control):
+                self._referenced_or_default(PluginRef(plugin_ref=name), where)
+            if not has_flow_control:
+                self.notes.append(
+                    "flowControl: not in force, but for saturationDetector: featureGates do not "
+                    f"name {FLOW_CONTROL}"
+                )
         if config.parser is not None:
-            self._referenced_or_default(config.parser, "parser")
+            self._referenced_or_default(config.parser, "parser.pluginRef")
         handler = config.request_handler
         for number, parser in enumerate(handler.parsers if handler else ()):
-            self._referenced_or_default(parser, f"requestHandler.parsers[{number}]")
+            self._referenced_or_default(parser, f"requestHandler.parsers[{number}].pluginRef")
         if config.saturation_detector is not None:
-            self._referenced_or_default(config.saturation_detector, "saturationDetector")
-        layer = config.data_layer
-        for number, source in enumerate(layer.sources if layer else ()):
-            where = f"dataLayer.sources[{number}]"
+            self._referenced_or_default(config.saturation_detector, "saturationDetector.pluginRef")
+        if config.data_layer is not None:
+            self._check_data_layer(config.data_layer)
+
+    def _check_data_layer(self, layer: DataLayerSpec) -> None:
+        for number, source in enumerate(layer.sources):
+            where = f"dataLayer.sources[{number}].pluginRef"
             refs = [PluginRef(plugin_ref=source.plugin_ref), *source.extractors]
             for ref in refs:
                 self._referenced_or_default(ref, where)
-        if layer is not None and layer.discovery is not None:
-            self._referenced_or_default(layer.discovery, "dataLayer.discovery")
+        if layer.discovery is not None:
+            self._referenced_or_default(layer.discovery, "dataLayer.discovery.pluginRef")
+        if layer.peer_discovery is not None:
+            self._referenced_or_default(layer.peer_discovery, "dataLayer.peerDiscovery.pluginRef")
+        if layer.cross_replica_syncer_plugin_ref is not None:
+            syncer = PluginRef(plugin_ref=layer.cross_replica_syncer_plugin_ref)
+            self._referenced_or_default(syncer, "dataLayer.crossReplicaSyncerPluginRef")
+        if layer.cross_replica_sync_interval is not None:
+            self.notes.append(
+                "dataLayer: not in force: crossReplicaSyncInterval: each gateway counts its own "
+                "requests"
+            )
 
     def _referenced_or_default(self, ref: PluginRef, where: str) -> None:
         """By its name, or by its type alone: then it has its defaults."""
         name = ref.plugin_ref
         if name in self._names() or name in PROVIDED:
             return
-        self._type(name, f"{where}.pluginRef")
+        self._type(name, where)
         self._ask(PluginSpec(type=name), where)
 
     def _error(self, text: str) -> ConfigError:
@@ -380,7 +377,3 @@ def _paths(given: Mapping[str, Any]) -> Iterator[str]:
         yield name
         if isinstance(value, Mapping):
             yield from (f"{name}.{path}" for path in _paths(value))
-
-
-def _lower(text: str) -> str:
-    return text[0].lower() + text[1:]

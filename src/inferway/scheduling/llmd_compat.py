@@ -14,17 +14,33 @@ _PROMPTS = "prompts are rendered and tokenized in this process, exactly as the e
 _EVENTS = "the gateway follows the KV events of every engine, and the index knows its endpoints"
 _PREFILL = "disagg-profile-handler itself tells the engine where its prompt is computed"
 _LOAD = "the gateway reads /metrics of every engine"
+_BODIES = (
+    "the gateway reads the bodies of the paths it knows, and passes on others (allow_paths) unread"
+)
+_GPUS = "the GPUs' metrics are not read: endpoints have none of these attributes"
+_MODELS = "the gateway asks every engine for its models"
 
 PROVIDED: Mapping[str, str] = {
+    "anthropic-parser": _BODIES,
+    "burst-prefix-cache-producer": "the index counts a prompt on its way as held, so that equal "
+    "prompts of one burst stay together, and nobody waits for the others",
     "core-metrics-extractor": _LOAD,
+    "dcgm-data-source": _GPUS,
+    "dcgm-extractor": _GPUS,
     "disagg-headers-handler": _PREFILL,
     "endpoint-notification-source": _EVENTS,
     "metrics-data-source": _LOAD,
-    "openai-parser": "the gateway parses OpenAI's request bodies",
+    "models-data-extractor": _MODELS,
+    "models-data-source": _MODELS,
+    "openai-parser": _BODIES,
+    "passthrough-parser": _BODIES,
     "precise-prefix-cache-producer": _EVENTS,
+    "predicted-latency-producer": "expected-ttft learns latencies from the answers, and is added "
+    "where they are read",
     "prefill-header-handler": _PREFILL,
     "token-producer": _PROMPTS,
     "tokenizer": _PROMPTS,
+    "vllmhttp-parser": _BODIES,
 }
 
 # Feature gates of llm-d's that change nothing here, and why.
@@ -34,49 +50,25 @@ GATES: Mapping[str, str] = {
     "haPopulateNonLeaderDatastore": "every gateway knows all engines; none leads",
     "prepareDataPlugins": "producers always run before scorers",
 }
-GATES_ELSEWHERE: Mapping[str, str] = {
-    "flowControl": "queueing of requests in front of full engines",
-}
+FLOW_CONTROL = "flowControl"  # the gate of flow_control
 
-_FLOW_CONTROL = "queues requests in front of full engines (flow control)"
+_EVICTION = "ends requests that run, for others of a higher priority (flowControl.enableEviction)"
 _MULTICLUSTER = "supports several clusters behind one picker"
-_TOPOLOGY = "prefers endpoints by zone, rack and host"
-_DCGM = "reads the GPUs' metrics from DCGM"
-_TESTS = "is for llm-d's own conformance tests"
+_TESTS = "is for llm-d's own tests"
 _ROLLOUT = "follows rollouts of disaggregated sets"
-_EMBEDDINGS = "knows which engine holds the embeddings of an image"
-_MODELS = "reads the endpoints' /v1/models; here the gateway always does"
 _REPLICAS = "shares load among replicas of the picker; here each gateway counts its own requests"
 
 # llm-d-inference-scheduler 520af47 and llm-d-router ebab687.
 ELSEWHERE: Mapping[str, str] = {
-    "agent-identity": "reads headers that name the agent of a request",
-    "anthropic-parser": "parses Anthropic's request bodies",
-    "burst-prefix-cache-producer": "keeps equal prompts of one burst together; here the index "
-    "counts a prompt on its way as held",
-    "concurrency-detector": "measures saturation by requests or tokens in flight",
     "cross-replica-publisher": _REPLICAS,
-    "data-parallel-profile-handler": "reads a header that names a data-parallel rank; here each "
-    "rank of an engine is an endpoint",
-    "dcgm-data-source": _DCGM,
-    "dcgm-extractor": _DCGM,
     "destination-endpoint-served-verifier": _TESTS,
     "disaggregatedset-rollout-pod-extractor": _ROLLOUT,
     "disaggregatedset-rollout-screener": _ROLLOUT,
-    "edf-ordering-policy": _FLOW_CONTROL,
-    "endpoint-attribute-filter": "filters by any scraped metric",
-    "endpoint-attribute-scorer": "scores by any scraped metric",
-    "fcfs-ordering-policy": _FLOW_CONTROL,
     "file-discovery": "reads endpoints from a file; here `engines` or `discovery.file`",
-    "global-strict-fairness-policy": _FLOW_CONTROL,
     "header-based-testing-filter": _TESTS,
     "k8s-notification-source": "reads events of Kubernetes objects",
-    "latency-slo-admitter": "refuses sheddable requests if no endpoint is expected to be in time",
     "local-syncer": _REPLICAS,
-    "mm-embeddings-cache-producer": _EMBEDDINGS,
-    "mm-embeddings-cache-scorer": _EMBEDDINGS,
-    "models-data-extractor": _MODELS,
-    "models-data-source": _MODELS,
+    "mock-metrics-source": _TESTS,
     "multicluster-approx-prefix-cache-producer": _MULTICLUSTER,
     "multicluster-file-discovery": _MULTICLUSTER,
     "multicluster-kv-cache-utilization-scorer": _MULTICLUSTER,
@@ -86,26 +78,10 @@ ELSEWHERE: Mapping[str, str] = {
     "multicluster-queue-scorer": _MULTICLUSTER,
     "multicluster-session-affinity-filter": _MULTICLUSTER,
     "p2p-source-producer": "fetches KV blocks from another engine",
-    "passthrough-parser": "passes bodies on without parsing them",
-    "predicted-latency-producer": "gets latencies from a sidecar; here expected-ttft learns them",
-    "prefix-cache-affinity-filter": "keeps only the endpoints that hold most of the prompt",
-    "priority-holdback-policy": _FLOW_CONTROL,
-    "priority-then-time-eviction-order-policy": _FLOW_CONTROL,
-    "program-aware-fairness": _FLOW_CONTROL,
+    "priority-then-time-eviction-order-policy": _EVICTION,
     "request-attribute-reporter": "computes values from answers by CEL expressions",
-    "round-robin-fairness-policy": _FLOW_CONTROL,
-    "session-id-producer": "provides a session's name; here session-affinity-scorer reads it",
     "sglanghttp-parser": "parses SGLang's own request bodies",
-    "sheddable-eviction-filter": _FLOW_CONTROL,
-    "slo-deadline-ordering-policy": _FLOW_CONTROL,
-    "slo-headroom-tier-filter": "groups endpoints by latency headroom; here latency-scorer does it",
-    "soft-reflective-ceiling-policy": _FLOW_CONTROL,
-    "static-usage-limit-policy": _FLOW_CONTROL,
-    "topology-affinity-filter": _TOPOLOGY,
-    "topology-affinity-scorer": _TOPOLOGY,
-    "topology-extractor": _TOPOLOGY,
-    "utilization-filter": "keeps endpoints below own limits; here utilization-detector filters",
+    "sheddable-eviction-filter": _EVICTION,
     "vertexai-parser": "parses Vertex AI's request bodies",
     "vllmgrpc-parser": "parses vLLM's gRPC requests",
-    "vllmhttp-parser": "parses the bodies of vLLM's /inference/v1/generate",
 }

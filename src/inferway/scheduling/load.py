@@ -7,10 +7,13 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Final, get_args
 
-from inferway.config import Policy, ServeSettings, read_yaml
+import msgspec
+
+from inferway.config import Policy, ServeSettings, parse_yaml, read_yaml
 from inferway.errors import ConfigError
 from inferway.scheduling.builtin import BUILTIN
-from inferway.scheduling.config import build, parse_config
+from inferway.scheduling.config import build
+from inferway.scheduling.document import parse_config
 from inferway.scheduling.profile import LeastLoaded
 from inferway.scheduling.registry import PluginType
 from inferway.scheduling.scheduling import Scheduling
@@ -54,16 +57,17 @@ CONFIGURATIONS: Final[Mapping[Policy, Mapping[str, Any]]] = {
 }
 
 
-def scheduling_of(settings: ServeSettings) -> Scheduling:
-    """Build the scheduling of the settings, by `policy`, `scheduling` or neither. Raises
-    ConfigError for a configuration that cannot be built."""
+def scheduling_of(settings: ServeSettings, *, has_queue: bool = True) -> Scheduling:
+    """Build the scheduling of the settings, by `policy`, `scheduling` or neither. `has_queue`:
+    requests can wait. Raises ConfigError for a configuration that cannot be built."""
     if settings.policy == "least-load":
         return Scheduling(LeastLoaded())
     if settings.policy is not None:
         return load_scheduling(CONFIGURATIONS[settings.policy])
     if settings.scheduling is None and not settings.scoring:
         return Scheduling(LeastLoaded())
-    return load_scheduling(settings.scheduling)
+    scheduling = load_scheduling(settings.scheduling)
+    return scheduling if has_queue else scheduling.without_queue()
 
 
 def load_scheduling(given: str | Mapping[str, Any] | None) -> Scheduling:
@@ -71,9 +75,46 @@ def load_scheduling(given: str | Mapping[str, Any] | None) -> Scheduling:
     ConfigError."""
     if isinstance(given, str):
         place, fields = given, read_yaml(Path(given))
+        if is_values_file(fields):
+            place, fields = _of_chart(fields, place)
     else:
         place, fields = "scheduling", dict(DEFAULT if given is None else given)
     return build(parse_config(fields, place), place, known_types())
+
+
+class _PickerValues(msgspec.Struct, rename="camel"):
+    plugins_custom_config: dict[str, str]
+    plugins_config_file: str = ""
+
+
+class _RouterValues(msgspec.Struct):
+    epp: _PickerValues
+
+
+def is_values_file(fields: Mapping[str, object]) -> bool:
+    """Return whether these are values for one of llm-d's charts."""
+    return "router" in fields
+
+
+def _of_chart(fields: Mapping[str, object], place: str) -> tuple[str, dict[str, object]]:
+    """Return the place and the content of the EndpointPickerConfig in a values file: the one that
+    it says the picker is started with. Raises ConfigError."""
+    try:
+        values = msgspec.convert(fields["router"], _RouterValues).epp
+    except msgspec.ValidationError as e:
+        raise ConfigError(
+            f"{place}: router: {e}; expected router.epp.pluginsCustomConfig, as llm-d's charts "
+            "have it"
+        ) from e
+    files = values.plugins_custom_config
+    name = values.plugins_config_file or next(iter(files), "")
+    if name not in files:
+        raise ConfigError(
+            f"{place}: router.epp.pluginsConfigFile: {name!r} is not in pluginsCustomConfig: "
+            + ", ".join(files)
+        )
+    place = f"{place}: router.epp.pluginsCustomConfig.{name}"
+    return place, parse_yaml(files[name].encode(), place)
 
 
 def known_types() -> dict[str, PluginType]:

@@ -83,6 +83,14 @@ class Admitter(Protocol):
 
 
 @runtime_checkable
+class ReadsColumns(Protocol):
+    """An Admitter that reads what producers add: it is asked after them, and after the request has
+    had its turn. All others are asked before."""
+
+    reads_columns: bool
+
+
+@runtime_checkable
 class Decider(Protocol):
     """Decides whether a request is worth another stage, on an engine apart."""
 

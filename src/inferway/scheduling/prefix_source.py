@@ -14,7 +14,9 @@ from inferway.model import BLIND, STALE, Candidates, Column, ColumnKey
 from inferway.scheduling.registry import Building
 
 APPROXIMATE = "approx-prefix-cache-producer"
-PRECISE = "precise-prefix-cache-producer"  # in llm-d; here the index, which is always there
+# In llm-d; here the index, which is always there, and counts a prompt on its way as held.
+PRECISE = "precise-prefix-cache-producer"
+BURST = "burst-prefix-cache-producer"
 
 # What a match counts for, by how true what we believe of the endpoint is.
 # Of a partial engine all we believe is true, it may only hold more; one that is being
@@ -101,11 +103,11 @@ def prefix_source(producer: str, default: str, building: Building) -> PrefixSour
     "": the producer of type `default`. Raises ConfigError."""
     name = producer or building.sole_plugin_of(default)
     kind = building.type_of(name)
-    if kind == PRECISE:
+    if kind in (PRECISE, BURST):
         return PrecisePrefixSource()
     if kind == APPROXIMATE:
         return ApproximatePrefixSource(name)
     raise ConfigError(
         f"prefixMatchInfoProducerName: {producer!r} is no plugin that produces prefix matches; "
-        f"expected one of type {APPROXIMATE} or {PRECISE}"
+        f"expected one of type {APPROXIMATE}, {PRECISE} or {BURST}"
     )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from inferway.errors import SaturatedError
 from inferway.metrics import Family
 from inferway.model import Candidates
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.scheduling.admitters import UtilizationDetector
+from inferway.scheduling.flow_control.flow import FlowControl
 from inferway.scheduling.plugin import (
     Admitter,
     DataProducer,
@@ -17,6 +18,7 @@ from inferway.scheduling.plugin import (
     ProfileHandler,
     RequestListenerFactory,
 )
+from inferway.scheduling.producers.session_id import NamesSession
 
 # Who looks after full engines where no other is asked for.
 DEFAULT_ADMITTERS: Sequence[Admitter] = (UtilizationDetector(),)
@@ -32,15 +34,39 @@ class Scheduling:
     following: Sequence[RequestListenerFactory] = ()
     measured: Sequence[Measured] = ()
     notes: Sequence[str] = ()  # what of the configuration is not in force, and why
+    late_admitters: Sequence[Admitter] = ()  # those that read columns
+    flow_control: FlowControl | None = None  # None: requests wait as the settings have it
+    agents: NamesSession | None = None  # who reads which agent a request is of
 
     def admit(self, request: LLMRequest, candidates: Candidates) -> None:
-        """Ask all admitters. Raises SaturatedError if one refuses."""
-        for admitter in self.admitters:
-            refusal = admitter.refusal(request, candidates)
-            if refusal is not None:
-                raise SaturatedError(refusal)
+        """Ask the admitters that need no columns. Raises SaturatedError if one refuses."""
+        _ask(self.admitters, request, candidates)
+
+    def admit_late(self, request: LLMRequest, candidates: Candidates) -> None:
+        """Ask the others, once the producers have run. Raises SaturatedError if one refuses."""
+        _ask(self.late_admitters, request, candidates)
+
+    def without_queue(self) -> Scheduling:
+        """Return the same for a gateway where no request waits: who would wait for a place is
+        refused if it is sheddable."""
+        flow = self.flow_control
+        if flow is None:
+            return self
+        return replace(
+            self,
+            flow_control=None,
+            admitters=(*self.admitters, flow.detector),
+            notes=(*self.notes, "flowControl: the endpoint picker has no queue; nothing waits"),
+        )
 
     def families(self) -> Iterator[Family]:
         """Yield the plugins' own metric families."""
         for plugin in self.measured:
             yield from plugin.families()
+
+
+def _ask(admitters: Sequence[Admitter], request: LLMRequest, candidates: Candidates) -> None:
+    for admitter in admitters:
+        refusal = admitter.refusal(request, candidates)
+        if refusal is not None:
+            raise SaturatedError(refusal)

@@ -24,7 +24,14 @@ from inferway.model import Candidates, Column, Endpoint, Headers, SchedulingResu
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.scheduling.per_endpoint import PerEndpoint
 from inferway.scheduling.plugin import RequestListener
-from inferway.scheduling.registry import Parameters, PluginType
+from inferway.scheduling.producers.session_id import (
+    AGENT_IDENTITY,
+    SESSION_ID,
+    NamesSession,
+    header_bytes,
+    session_header,
+)
+from inferway.scheduling.registry import Building, Parameters, PluginType
 
 TOKEN_HEADER = "x-session-token"
 SESSION_HEADER = "x-session-id"
@@ -39,7 +46,8 @@ class TokenConfig(Parameters, frozen=True):
 
 class SessionSource(Parameters, frozen=True):
     header: str = ""
-    attribute: str = ""  # refused: what another plugin of llm-d's tells
+    # or what another plugin reads: SessionID of the producer, or agent-identity of whoever does
+    attribute: str = ""
     producer: str = ""
 
 
@@ -116,32 +124,46 @@ class SessionAffinityFilter(SessionTracking):
         return kept
 
 
-def session(parameters: SessionParameters) -> Session:
+def session(parameters: SessionParameters, building: Building) -> Session:
     """Return the strategy that the parameters ask for. Raises ConfigError."""
     if parameters.strategy == "encoded_endpoint_header":
-        header = _header(parameters.encoded_endpoint_header_config.header) or TOKEN_HEADER.encode()
+        config = parameters.encoded_endpoint_header_config
+        header = header_bytes(config.header) or TOKEN_HEADER.encode()
         return TokenSession(header, parameters.profile_name)
-    config = parameters.session_id_config
-    headers = [_source(each, n) for n, each in enumerate(config.sources)]
-    return NamedSession(
-        headers or [SESSION_HEADER.encode()], config.eviction_ttl_seconds, parameters.profile_name
-    )
+    named = parameters.session_id_config
+    sources = [_source(each, n, building) for n, each in enumerate(named.sources)]
+    default = [session_header(SESSION_HEADER)]
+    return NamedSession(sources or default, named.eviction_ttl_seconds, parameters.profile_name)
 
 
-def _source(source: SessionSource, number: int) -> bytes:
+def _source(source: SessionSource, number: int, building: Building) -> NamesSession:
     where = f"sessionIdConfig.sources[{number}]"
-    if source.attribute or source.producer:
+    if bool(source.header.strip()) == bool(source.attribute):
         raise ConfigError(
-            f"{where}: attribute {source.attribute!r}: only headers are read here; expected header"
+            f"{where}: header {source.header!r}, attribute {source.attribute!r}; expected one of"
+            " the two"
         )
-    header = _header(source.header)
-    if not header:
-        raise ConfigError(f"{where}.header: the name of a header is missing")
-    return header
+    if source.header:
+        return session_header(source.header)
+    name = source.producer or building.sole_plugin_of(_producer_of(source))
+    found = building.plugins.get(name)
+    if not isinstance(found, NamesSession):
+        raise ConfigError(
+            f"{where}: attribute {source.attribute!r} of producer {source.producer!r} is read by no"
+            f" plugin; expected a producer of type {SESSION_ID} or {AGENT_IDENTITY}"
+        )
+    return found
 
 
-def _header(name: str) -> bytes:
-    return name.strip().lower().encode("latin-1", "replace")
+def _producer_of(source: SessionSource) -> str:
+    return AGENT_IDENTITY if source.attribute == AGENT_IDENTITY else SESSION_ID
+
+
+def _needs(parameters: SessionParameters) -> Sequence[str]:
+    if parameters.strategy != "session_id":
+        return ()
+    sources = [each for each in parameters.session_id_config.sources if each.attribute]
+    return [each.producer or _producer_of(each) for each in sources]
 
 
 def rows_by_name(endpoints: Sequence[Endpoint]) -> dict[str, int]:
@@ -198,7 +220,7 @@ class _SessionTokenListener(RequestListener):
 class NamedSession:
     """session_id. Only requests that are on their way bind a session, the first of them wins."""
 
-    headers: Sequence[bytes] = (SESSION_HEADER.encode(),)
+    sources: Sequence[NamesSession] = (session_header(SESSION_HEADER),)
     seconds: float = 300.0
     profile: str = ""
     # session -> (name of the endpoint, when it was last used), the last used last
@@ -233,10 +255,10 @@ class NamedSession:
         return next(iter(self._at.values()))[1] if self._at else float("inf")
 
     def _session(self, request: LLMRequest) -> bytes | None:
-        for header in self.headers:
-            value = (request.header(header) or b"").strip()
-            if value:
-                return value
+        for source in self.sources:
+            name = source.session(request.headers)
+            if name:
+                return name
         return None
 
 
@@ -257,15 +279,17 @@ class _SessionBindingListener(RequestListener):
 SCORER = PluginType(
     "session-affinity-scorer",
     "scores 1 for the endpoint of the request's session (x-session-token or x-session-id), else 0",
-    lambda parameters, building: SessionAffinity(session(parameters)),
+    lambda parameters, building: SessionAffinity(session(parameters, building)),
     SessionParameters,
+    needs=_needs,
     not_in_force=NOT_IN_FORCE,
 )
 FILTER = PluginType(
     "session-affinity-filter",
     "keeps the endpoint of the request's session; all endpoints if it has no session, or its "
     "endpoint is gone",
-    lambda parameters, building: SessionAffinityFilter(session(parameters)),
+    lambda parameters, building: SessionAffinityFilter(session(parameters, building)),
     SessionParameters,
+    needs=_needs,
     not_in_force=NOT_IN_FORCE,
 )

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from random import Random
 
+import numpy as np
 import pytest
 from tests.scheduling.tables import candidates, request
 
-from inferway.scheduling.admitters import SATURATED, ProbabilisticAdmitter, UtilizationDetector
+from inferway.openai_api.requests import CompletionRequest
+from inferway.scheduling.admitters import (
+    SATURATED,
+    LatencySloAdmitter,
+    ProbabilisticAdmitter,
+    UtilizationDetector,
+)
+from inferway.scheduling.columns import EXPECTED_TPOT_MS, EXPECTED_TTFT_MS
 
 SHEDDABLE = request(priority=-1)
 # max(5/5, 0.4/0.8), max(0/5, 0.8/0.8), max(10/5, 0)
@@ -16,9 +24,9 @@ BUSY = candidates(waiting=[1, 0, 0], kv_usage=[0.0, 0.32, 0.24])  # 0.2, 0.4, 0.
 
 
 def test_saturation_is_the_mean_of_the_scarcer_resource() -> None:
-    assert UtilizationDetector().saturation(FULL) == pytest.approx(4 / 3)
-    assert UtilizationDetector(10, 0.4).saturation(FULL) == pytest.approx(4 / 3)
-    assert UtilizationDetector().saturation(BUSY) == pytest.approx(0.3)
+    assert UtilizationDetector().loads(FULL).mean() == pytest.approx(4 / 3)
+    assert UtilizationDetector(10, 0.4).loads(FULL).mean() == pytest.approx(4 / 3)
+    assert UtilizationDetector().loads(BUSY).mean() == pytest.approx(0.3)
 
 
 def test_sheddable_requests_are_refused_while_the_engines_are_full() -> None:
@@ -44,3 +52,40 @@ def test_sheddable_requests_are_refused_the_more_often_the_fuller_the_engines() 
     assert admitter.refusal(SHEDDABLE, FULL) is not None
     assert admitter.refusal(SHEDDABLE, candidates()) is None
     assert admitter.refusal(request(), FULL) is None
+
+
+STREAM = CompletionRequest(model="m", prompt="", stream=True)
+# llm-d-router ebab687, admitter/latencyslo/plugin_test.go: what two endpoints are expected to take
+# (ms to the first token, ms for each further one), against 100 and 30 that are asked for.
+LATE = [(150.0, 40.0), (130.0, 35.0)]
+
+
+@pytest.mark.parametrize(
+    ("expected", "kv_usage", "running", "asked", "is_refused"),
+    [
+        pytest.param(LATE[:1], [0.5], [5], {"priority": 1}, False, id="not-sheddable"),
+        pytest.param(LATE[:1], [0.5], [5], {"ttft_ms": None, "tpot_ms": None}, False, id="no-slo"),
+        pytest.param(LATE, [0.5, 0.4], [5, 3], {}, True, id="all-late-all-busy"),
+        pytest.param(LATE, [0.5, 0.4], [5, 0], {}, False, id="one-is-idle"),
+        pytest.param(LATE, [0.5, 0.01], [5, 3], {}, False, id="one-is-cold"),
+        pytest.param([LATE[0], (80.0, 25.0)], [0.5, 0.4], [5, 3], {}, False, id="one-in-time"),
+        pytest.param([], [0.5], [5], {}, False, id="nothing-is-expected"),
+        pytest.param([(90.0, 40.0)], [0.5], [5], {"tpot_ms": None}, False, id="the-other-is-free"),
+    ],
+)
+def test_sheddable_requests_are_refused_if_nobody_is_in_time(
+    expected: list[tuple[float, float]],
+    kv_usage: list[float],
+    running: list[float],
+    asked: dict[str, float | None],
+    is_refused: bool,
+) -> None:
+    table = candidates(kv_usage=kv_usage, running=running)
+    if expected:
+        table.add(EXPECTED_TTFT_MS, np.array([ttft for ttft, _ in expected]))
+        table.add(EXPECTED_TPOT_MS, np.array([tpot for _, tpot in expected]))
+    given = {"priority": -1, "ttft_ms": 100.0, "tpot_ms": 30.0, **asked}
+
+    refusal = LatencySloAdmitter().refusal(request(body=STREAM, **given), table)  # type: ignore[arg-type]
+
+    assert (refusal is not None) is is_refused

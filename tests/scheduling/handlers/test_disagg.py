@@ -164,11 +164,6 @@ def test_older_names_say_the_same(kind: str, parameters: dict[str, Any]) -> None
             "profiles and deciders stand beside their older names",
         ),
         ("pd-profile-handler", {}, "'prefix-based-pd-decider' is no decider"),
-        (
-            "pd-profile-handler",
-            {"deciderPluginName": "always", "primaryPort": 8000},
-            "primaryPort: 8000: known in llm-d, not built here",
-        ),
     ],
 )
 def test_what_cannot_hold_is_named(kind: str, parameters: dict[str, Any], says: str) -> None:

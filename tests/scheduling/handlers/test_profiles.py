@@ -29,13 +29,18 @@ def chosen(chooser: ProfileHandler, ask: LLMRequest) -> str:
     return chooser.choose(ask, TABLE).targets[0].endpoint.engine
 
 
-def test_a_single_profile_chooses() -> None:
-    assert chosen(built("single-profile-handler", {"default": Rows(3)}), request()) == "e3"
+SINGLE = ("single-profile-handler", "data-parallel-profile-handler")
 
 
-def test_a_single_profile_handler_takes_no_more() -> None:
+@pytest.mark.parametrize("name", SINGLE)
+def test_a_single_profile_chooses(name: str) -> None:
+    assert chosen(built(name, {"default": Rows(3)}), request()) == "e3"
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_a_single_profile_handler_takes_no_more(name: str) -> None:
     with pytest.raises(ConfigError, match=r"2 profiles \(a, b\)"):
-        built("single-profile-handler", {"a": Rows(0), "b": Rows(1)})
+        built(name, {"a": Rows(0), "b": Rows(1)})
 
 
 PROFILES: dict[str, ProfileHandler] = {"decode": Rows(1), "prefill": Rows(2)}

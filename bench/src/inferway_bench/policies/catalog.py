@@ -8,7 +8,8 @@ from typing import Any
 
 from inferway.openai_api.llm_request import BYTES_PER_TOKEN
 from inferway.scheduling.builtin import BUILTIN
-from inferway.scheduling.config import build, parse_config
+from inferway.scheduling.config import build
+from inferway.scheduling.document import parse_config
 from inferway.scheduling.load import KV_AWARE, load_scheduling
 from inferway.scheduling.producers.approx_prefix_cache import ApproxPrefixCacheParameters
 from inferway.scheduling.producers.sent_blocks import SentBlocks

@@ -20,6 +20,7 @@ from inferway.config import FlowSettings
 from inferway.errors import QueueFullError, WaitTooLongError
 from inferway.model import Headers
 from inferway.routing.limits.queue import FairQueue, Waiter
+from inferway.routing.limits.saturation_gate import SaturationGate
 
 # model -> the engines that take requests for it now
 EnginesOf = Callable[[str], Collection[str]]
@@ -82,10 +83,12 @@ class _Pace:
 
 @dataclass(slots=True)
 class ConcurrencyLimiter:
-    """See the module. `engines_of` may change at any time: `turns` finds out."""
+    """See the module. `engines_of` may change at any time: `turns` finds out. With a gate, requests
+    wait while it says so, too."""
 
     settings: FlowSettings
     engines_of: EnginesOf
+    gate: SaturationGate | None = None
     stats: FlowStats = field(default_factory=FlowStats)
     in_flight: int = 0
     engines: dict[str, int] = field(default_factory=dict)  # in flight; none is 0
@@ -99,12 +102,27 @@ class ConcurrencyLimiter:
         most = settings.engine_in_flight
         self.full = {name for name, n in self.engines.items() if most is not None and n >= most}
 
-    def enter(self, lane: str) -> str | None:
+    def enter(self, lane: str, priority: int = 0) -> str | None:
         """Return the engine that a place is held with ("" if engines have no limit), or None: the
         request must wait."""
+        gate = self.gate
+        if gate is not None:
+            gate.note(priority)
         if self.queue.size and lane in self.queue.lanes():
             return None
+        if gate is not None and priority < gate.floor(lane):
+            return None
         return self._place(lane)
+
+    def most_seconds(self, priority: int) -> float:
+        """Return how long a request of that priority may wait; infinite: as long as it takes."""
+        if self.gate is None:
+            return self.settings.queue_seconds
+        flow = self.gate.flow
+        for seconds in (flow.band(priority).seconds, flow.seconds):
+            if seconds is not None:
+                return seconds
+        return self.settings.queue_seconds
 
     def wait(self, waiter: Waiter) -> Waiter | None:
         """Put the waiter into the queue; return whom it displaces, who waits no longer. Raises
@@ -117,8 +135,9 @@ class ConcurrencyLimiter:
                 retry_after=self._retry_after(expected),
             )
         victim = None
-        if self.queue.size >= self.settings.queue:
-            victim = self.queue.victim(waiter.priority, waiter.tenant)
+        is_full, of_its_own = self._is_full(waiter.priority)
+        if is_full:
+            victim = self.queue.victim(waiter.priority, waiter.tenant, of_its_own=of_its_own)
             if victim is None:
                 self.stats.full += 1
                 raise self.refusal(waiter)
@@ -163,7 +182,7 @@ class ConcurrencyLimiter:
         """Take those whose turn it is out of the queue; return each with its place."""
         went: list[tuple[Waiter, str]] = []
         while self.queue.size and self._has_room():
-            waiter = self.queue.pop(self._is_open)
+            waiter = self.queue.pop(self._is_open, self.gate, now)
             if waiter is None:
                 break
             place = self._place(waiter.lane)
@@ -184,9 +203,11 @@ class ConcurrencyLimiter:
             self._give_back(place)
         self._take(engine)
 
-    def leave(self, place: str) -> None:
-        """A request that held this place has ended."""
+    def leave(self, place: str, lane: str = "") -> None:
+        """A request of that lane, which held this place, has ended."""
         self.in_flight -= 1
+        if self.gate is not None:
+            self.gate.leaves(lane)
         if place:
             self._give_back(place)
 
@@ -222,7 +243,20 @@ class ConcurrencyLimiter:
             if place:
                 self._take(place)
         self.in_flight += 1
+        if self.gate is not None:
+            self.gate.enters(lane)
         return place
+
+    def _is_full(self, priority: int) -> tuple[bool, bool]:
+        """Whether there is no room in the queue, and whether that is so of this priority alone."""
+        most = self.settings.queue
+        if self.gate is not None:
+            flow = self.gate.flow
+            most = most if flow.max_requests is None else flow.max_requests
+            its_most = flow.band(priority).max_requests
+            if its_most is not None and self.queue.size_of(priority) >= its_most:
+                return True, True
+        return self.queue.size >= most, False
 
     def _take(self, engine: str) -> None:
         self.engines[engine] = count = self.engines.get(engine, 0) + 1

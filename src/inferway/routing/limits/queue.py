@@ -8,19 +8,29 @@ each has sent, and who was idle has saved nothing up. A request is of one *lane*
 for, and of a tenant's requests only those of one lane keep their order: who waits for a full model
 holds up nobody else.
 
+A request's rank, if it is given one, goes before the order of arrival. Who may go on, and whose
+turn it is among tenants, a `QueueGate` may say instead.
+
 Who comes when the queue is full displaces the newest request of the tenant that has most of them in
 the lowest priority, if that is lower than its own, or if that tenant has more of them than it.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
-from operator import itemgetter
+from operator import attrgetter, itemgetter
+from typing import Protocol
+
+from inferway.scheduling.flow_control.policies import ChoosesFlow
 
 _SLACK = 16  # what has gone is kept up to as much again, and this
+_RANK = attrgetter("rank")
+
+_Entry = tuple[float, float, int, str]  # tag, rank, number, tenant
 
 
 @dataclass(slots=True, eq=False)
@@ -32,7 +42,18 @@ class Waiter:
     priority: int
     deadline: float  # it waits no longer
     came: float
+    rank: float = 0.0  # the smaller, the sooner, among its tenant's
     number: int = 0  # in order of arrival
+
+
+class QueueGate(Protocol):
+    """Narrows who may go on (saturation_gate)."""
+
+    def floor(self, lane: str) -> float:
+        """Return the lowest priority of which requests of that lane may go on."""
+
+    def chooser(self, priority: int) -> ChoosesFlow | None:
+        """Return who chooses among the tenants of that priority; None: they take turns."""
 
 
 @dataclass(slots=True)
@@ -41,31 +62,32 @@ class _Line:
     its start tag; entries of requests that are not first any more are dropped when they come up."""
 
     waiting: dict[str, deque[Waiter]] = field(default_factory=dict)  # by tenant; none is empty
-    heap: list[tuple[float, int, str]] = field(default_factory=list)  # tag, number, tenant
+    heap: list[_Entry] = field(default_factory=list)
     size: int = 0
 
     def enter(self, tenant: str, tag: float) -> None:
         """Put the tenant's first request into the heap, once it is another one."""
-        heappush(self.heap, (tag, self.waiting[tenant][0].number, tenant))
+        first = self.waiting[tenant][0]
+        heappush(self.heap, (tag, first.rank, first.number, tenant))
         if len(self.heap) > 2 * len(self.waiting) + _SLACK:
             self.heap = [entry for entry in self.heap if self._is_first(entry)]
             heapify(self.heap)
 
-    def first(self, ends: dict[str, float]) -> tuple[float, int, str]:
+    def first(self, ends: dict[str, float]) -> _Entry:
         """Return the heap's entry of the request whose turn is next; there must be one."""
         heap = self.heap
         while True:
-            tag, number, tenant = heap[0]
+            tag, rank, number, tenant = heap[0]
             if not self._is_first(heap[0]):
                 heappop(heap)
             elif ends.get(tenant, 0.0) > tag:  # served in another lane since
-                heapreplace(heap, (ends[tenant], number, tenant))
+                heapreplace(heap, (ends[tenant], rank, number, tenant))
             else:
                 return heap[0]
 
-    def _is_first(self, entry: tuple[float, int, str]) -> bool:
-        waiters = self.waiting.get(entry[2])
-        return waiters is not None and waiters[0].number == entry[1]
+    def _is_first(self, entry: _Entry) -> bool:
+        waiters = self.waiting.get(entry[3])
+        return waiters is not None and waiters[0].number == entry[2]
 
 
 @dataclass(slots=True)
@@ -109,6 +131,11 @@ class FairQueue:
         """Return how many wait, by priority."""
         return {priority: level.size for priority, level in self._levels.items()}
 
+    def size_of(self, priority: int) -> int:
+        """Return how many of that priority wait."""
+        level = self._levels.get(priority)
+        return 0 if level is None else level.size
+
     def lanes(self) -> Collection[str]:
         """Return the lanes in which somebody waits."""
         return self._lanes.keys()
@@ -125,8 +152,13 @@ class FairQueue:
         if waiters is None:
             line.waiting[tenant] = deque([waiter])
             line.enter(tenant, level.begin(tenant))
-        else:
+        elif waiter.rank >= waiters[-1].rank:
             waiters.append(waiter)
+        else:
+            place = bisect_right(waiters, waiter.rank, key=_RANK)
+            waiters.insert(place, waiter)
+            if not place:
+                line.enter(tenant, level.begin(tenant))
         line.size += 1
         level.sizes[tenant] = level.sizes.get(tenant, 0) + 1
         level.size += 1
@@ -147,30 +179,44 @@ class FairQueue:
         self._gone(level, line, waiter)
         return True
 
-    def pop(self, is_open: Callable[[str], bool]) -> Waiter | None:
-        """Take out and return the waiter whose turn it is, of those whose lane is open; None if
-        there is none."""
+    def pop(
+        self, is_open: Callable[[str], bool], gate: QueueGate | None = None, now: float = 0.0
+    ) -> Waiter | None:
+        """Take out and return the waiter whose turn it is, of those whose lane is open, and whom
+        the gate lets go on; None if there is none. `now`: seconds, for the gate."""
         opened = [lane for lane in self._lanes if is_open(lane)]
+        floors = {} if gate is None else {lane: gate.floor(lane) for lane in opened}
         for priority in sorted(self._levels, reverse=True):
             level = self._levels[priority]
-            lines = [level.lines[lane] for lane in opened if lane in level.lines]
-            if lines:
-                (tag, _, tenant), line = min(
+            lines = [
+                level.lines[lane]
+                for lane in opened
+                if lane in level.lines and (gate is None or priority >= floors[lane])
+            ]
+            if not lines:
+                continue
+            chooser = None if gate is None else gate.chooser(priority)
+            if chooser is None:
+                entry, line = min(
                     ((line.first(level.ends), line) for line in lines), key=itemgetter(0)
                 )
-                waiters = line.waiting[tenant]
-                waiter = waiters.popleft()
-                level.served(tenant, tag)
-                if waiters:
-                    line.enter(tenant, level.begin(tenant))
-                self._gone(level, line, waiter)
-                return waiter
+                tag, tenant = entry[0], entry[3]
+            else:
+                line, tenant = _chosen(lines, chooser, now)
+                tag = level.begin(tenant)
+            waiter = line.waiting[tenant].popleft()
+            level.served(tenant, tag)
+            if line.waiting[tenant]:
+                line.enter(tenant, level.begin(tenant))
+            self._gone(level, line, waiter)
+            return waiter
         return None
 
-    def victim(self, priority: int, tenant: str) -> Waiter | None:
-        """Return the waiter whom a newcomer displaces; None if the newcomer has no room."""
-        lowest = min(self._levels, default=None)
-        if lowest is None or lowest > priority:
+    def victim(self, priority: int, tenant: str, *, of_its_own: bool = False) -> Waiter | None:
+        """Return the waiter whom a newcomer displaces, one of its own priority if there is no more
+        room for that; None if the newcomer has no room."""
+        lowest = priority if of_its_own else min(self._levels, default=None)
+        if lowest is None or lowest > priority or lowest not in self._levels:
             return None
         level = self._levels[lowest]
         most = max(level.sizes, key=level.sizes.__getitem__)
@@ -208,6 +254,20 @@ class FairQueue:
         self.size -= 1
         _less(level.sizes, tenant)
         _less(self._lanes, lane)
+
+
+def _chosen(lines: Sequence[_Line], chooser: ChoosesFlow, now: float) -> tuple[_Line, str]:
+    """The line and the tenant whose first request goes next."""
+    firsts: dict[str, tuple[float, int, _Line]] = {}
+    came: dict[str, float] = {}
+    for line in lines:
+        for tenant, waiters in line.waiting.items():
+            first = waiters[0]
+            if tenant not in firsts or (first.rank, first.number) < firsts[tenant][:2]:
+                firsts[tenant] = (first.rank, first.number, line)
+                came[tenant] = first.came
+    tenant = chooser.next_flow(came, now)
+    return firsts[tenant][2], tenant
 
 
 def _less(counts: dict[str, int], name: str) -> None:

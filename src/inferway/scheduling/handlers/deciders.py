@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from msgspec import Meta
 
 from inferway.model import Candidates, Target
 from inferway.openai_api.llm_request import LLMRequest
+from inferway.scheduling.media import media_parts
 from inferway.scheduling.registry import Parameters, PluginType
 
 
@@ -49,24 +50,7 @@ class Multimodal(Parameters, frozen=True):
     def is_worth_it(
         self, request: LLMRequest, candidates: Candidates, target: Target | None
     ) -> bool:
-        body = request.body
-        for name in ("messages", "input", "items"):
-            items = getattr(body, name, None)
-            if isinstance(items, list) and any(map(_has_media, items)):
-                return True
-        return False
-
-
-def _has_media(item: Any) -> bool:
-    content = item.get("content") if isinstance(item, dict) else None
-    return isinstance(content, list) and any(map(_is_media, content))
-
-
-_TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal", "thinking"})
-
-
-def _is_media(part: Any) -> bool:
-    return isinstance(part, dict) and part.get("type", "text") not in _TEXT_PARTS
+        return next(media_parts(request.body), None) is not None
 
 
 ALWAYS = PluginType(

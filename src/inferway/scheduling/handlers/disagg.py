@@ -20,13 +20,18 @@ from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
+import numpy as np
 
 from inferway.errors import ConfigError, NoEndpointError
-from inferway.model import Candidates, Headers, SchedulingResult, Target
+from inferway.model import Candidates, Endpoint, Headers, SchedulingResult, Target
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.requests import reads_cache
+from inferway.scheduling import topology
+from inferway.scheduling.columns import PEER
 from inferway.scheduling.plugin import Decider, ProfileHandler
 from inferway.scheduling.registry import Building, Parameters, PluginType
+
+_NEAR = frozenset({topology.FILTER_TYPE, topology.SCORER_TYPE})
 
 PREFILLER = b"x-prefiller-host-port"
 ENCODERS = b"x-encoder-hosts-ports"
@@ -60,7 +65,7 @@ class PdParameters(Parameters, frozen=True):
     decode_profile: str = "decode"
     prefill_profile: str = "prefill"
     decider_plugin_name: str = "prefix-based-pd-decider"
-    primary_port: int = 0  # refused: an engine's ranks are endpoints of their own here
+    primary_port: int = 0  # not in force: requests go to the rank's own address
     prefix_plugin_type: str = ""  # these three are not in force, nor in llm-d
     prefix_plugin_name: str = ""
     prefix_match_info_producer_name: str = ""
@@ -98,6 +103,7 @@ class Disaggregated:
     prefill: Stage | None = None
     encode: Stage | None = None
     prefill_first: bool = False
+    names_peer: bool = False  # plugins look for where the other of prefill and decode is
 
     def choose(self, request: LLMRequest, candidates: Candidates) -> SchedulingResult:
         prefillers: tuple[Target, ...] = ()
@@ -106,6 +112,8 @@ class Disaggregated:
         if self.prefill_first:
             if prefill is not None:
                 prefillers = prefill.anyhow(request, candidates)
+            if prefillers and self.names_peer:
+                _name_peer(candidates, prefillers[0].endpoint)
             if self.encode is not None:
                 encoders = self.encode.run(request, candidates, None)
         choice = self.decode.choose(request, candidates)
@@ -114,6 +122,8 @@ class Disaggregated:
             if self.encode is not None:
                 encoders = self.encode.run(request, candidates, target)
             if prefill is not None:
+                if self.names_peer:
+                    _name_peer(candidates, target.endpoint)
                 prefillers = prefill.run(request, candidates, target)
         return SchedulingResult(
             choice.targets,
@@ -154,20 +164,17 @@ def _build(parameters: DisaggParameters, building: Building) -> Disaggregated:
         _stage("prefill", p.profiles.prefill or "prefill", p.deciders.prefill, building),
         _stage("encode", p.profiles.encode or "encode", p.deciders.encode, building),
         prefill_first,
+        _names_peer(building),
     )
 
 
 def _build_pd(parameters: PdParameters, building: Building) -> Disaggregated:
-    if parameters.primary_port:
-        raise ConfigError(
-            f"primaryPort: {parameters.primary_port}: known in llm-d, not built here: the header "
-            "that names a data-parallel rank; an engine's ranks are endpoints of their own here"
-        )
     decode = parameters.decode_profile
     return Disaggregated(
         decode,
         _decode(decode, building),
         _stage("prefill", parameters.prefill_profile, parameters.decider_plugin_name, building),
+        names_peer=_names_peer(building),
     )
 
 
@@ -215,6 +222,16 @@ def _stage(kind: str, name: str, decider: str, building: Building) -> Stage | No
     return Stage(name, profile, found if isinstance(found, Decider) else None)
 
 
+def _names_peer(building: Building) -> bool:
+    return not _NEAR.isdisjoint(building.types.values())
+
+
+def _name_peer(candidates: Candidates, peer: Endpoint) -> None:
+    peers = np.empty(len(candidates.endpoints), np.object_)
+    peers[:] = peer
+    candidates.add(PEER, peers)
+
+
 TYPE = PluginType(
     "disagg-profile-handler",
     "uses the profiles decode, prefill and encode, and tells the decoding engine which engines do "
@@ -229,5 +246,7 @@ PD_TYPE = PluginType(
     _build_pd,
     PdParameters,
     is_handler=True,
-    not_in_force=frozenset({"prefixPluginType", "prefixPluginName", "prefixMatchInfoProducerName"}),
+    not_in_force=frozenset(
+        {"primaryPort", "prefixPluginType", "prefixPluginName", "prefixMatchInfoProducerName"}
+    ),
 )

@@ -9,7 +9,7 @@ from inferway.errors import ConfigError, InvalidRequestError
 from inferway.model import Candidates, SchedulingResult
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.scheduling.plugin import ProfileHandler
-from inferway.scheduling.registry import Building, NoParameters, Parameters, PluginType
+from inferway.scheduling.registry import Building, Parameters, PluginType
 
 
 class HeaderProfileParameters(Parameters, frozen=True):
@@ -51,17 +51,27 @@ def _build(parameters: HeaderProfileParameters, building: Building) -> HeaderPro
     return HeaderProfile(header, default, profiles)
 
 
-def _only(parameters: NoParameters, building: Building) -> ProfileHandler:
+def _only(parameters: Parameters, building: Building) -> ProfileHandler:
     profiles = building.profiles
     if len(profiles) != 1:
-        raise ConfigError(
-            f"{len(profiles)} profiles ({', '.join(profiles)}); single-profile-handler takes one"
-        )
+        raise ConfigError(f"{len(profiles)} profiles ({', '.join(profiles)}); it takes one")
     return next(iter(profiles.values()))
+
+
+class DataParallelParameters(Parameters, frozen=True):
+    primary_port: int = 0  # not in force: requests go to the rank's own address
 
 
 SINGLE = PluginType(
     "single-profile-handler", "uses the only profile for every request", _only, is_handler=True
+)
+DATA_PARALLEL = PluginType(
+    "data-parallel-profile-handler",
+    "uses the only profile for every request; each data-parallel rank of an engine is an endpoint",
+    _only,
+    DataParallelParameters,
+    is_handler=True,
+    not_in_force=frozenset({"primaryPort"}),
 )
 BY_HEADER = PluginType(
     "header-profile-handler",

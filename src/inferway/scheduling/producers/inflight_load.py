@@ -9,6 +9,7 @@ from typing import Annotated
 import numpy as np
 from msgspec import Meta
 
+from inferway.errors import ConfigError
 from inferway.model import Candidates, Column, ColumnKey, Headers, SchedulingResult, Target
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.scheduling.per_endpoint import EndpointSlots
@@ -23,6 +24,18 @@ def token_column(producer: str) -> ColumnKey[Column]:
     """Return the column with the tokens in flight on the endpoint, and those that this request
     would add. One column: nobody asks for one without the other."""
     return ColumnKey(f"{producer}/tokens")
+
+
+def token_column_of(producer: str, building: Building) -> ColumnKey[Column]:
+    """Return the column of the producer that `inFlightLoadProducerName` names; "": of the only one.
+    Raises ConfigError."""
+    name = producer or building.sole_plugin_of(INFLIGHT_LOAD)
+    if building.type_of(name) != INFLIGHT_LOAD:
+        raise ConfigError(
+            f"inFlightLoadProducerName: {name!r} is no plugin that counts tokens in flight; "
+            f"expected one of type {INFLIGHT_LOAD}"
+        )
+    return token_column(name)
 
 
 class InflightLoadParameters(Parameters, frozen=True):
@@ -61,8 +74,7 @@ class InflightLoad:
     def produce(self, request: LLMRequest, candidates: Candidates) -> None:
         own = self._own(request, candidates)
         self._last = (request, own)
-        rows = self.slots.rows(candidates.endpoints, candidates.now)
-        candidates.add(self.column, self.in_flight[rows] + own)
+        candidates.add(self.column, self.tokens(candidates) + own)
 
     def follow(
         self, request: LLMRequest, candidates: Candidates, choice: SchedulingResult
@@ -72,6 +84,11 @@ class InflightLoad:
             self.produce(request, candidates)
             return self.follow(request, candidates, choice)
         return _InflightListener(self, candidates, choice, last[1])
+
+    def tokens(self, candidates: Candidates) -> Column:
+        """Return the tokens in flight on each endpoint, as of now."""
+        rows = self.slots.rows(candidates.endpoints, candidates.now)  # it may grow
+        return self.in_flight[rows]
 
     def _own(self, request: LLMRequest, candidates: Candidates) -> Column:
         tokens = request.num_prompt_tokens

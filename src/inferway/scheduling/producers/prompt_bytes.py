@@ -74,7 +74,7 @@ def setting_bytes(body: Body) -> bytes:
             given = (_system(body.system), body.tools, body.chat_template_kwargs)
         case _:
             return b""
-    return _encode(given) if any(each is not None for each in given) else b""
+    return as_json(given) if any(each is not None for each in given) else b""
 
 
 def _system(given: str | list[Any] | None) -> str | list[Any] | None:
@@ -117,14 +117,15 @@ def _ids(ids: Sequence[int], most: int) -> bytes:
 def _joined(items: Iterable[object], most: int) -> bytes:
     size, encoded = 0, []
     for item in items:
-        encoded.append(_encode(item))
+        encoded.append(as_json(item))
         size += len(encoded[-1]) + 1
         if size > most:
             break
     return b",".join(encoded)
 
 
-def _encode(value: object) -> bytes:
+def as_json(value: object) -> bytes:
+    """Return the value as JSON, keys in their order."""
     try:
         return _ENCODER.encode(value)
     except UnicodeEncodeError:  # half of a surrogate pair

@@ -10,14 +10,13 @@ import numpy as np
 from msgspec import Meta, field
 from numpy.typing import NDArray
 
-from inferway.errors import ConfigError
 from inferway.model import Candidates, Column
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.scheduling.columns import EXPECTED_TPOT_MS, EXPECTED_TTFT_MS
+from inferway.scheduling.expected_latency import EXPECTED_TTFT, check_producer
 from inferway.scheduling.prefix_source import PRECISE, PrefixSource, prefix_source
 from inferway.scheduling.registry import Building, Parameters, PluginType
 
-EXPECTED_TTFT = "expected-ttft"  # the type that produces what is read here
 _STEPS = 100  # llm-d's wMax: scores are whole hundredths
 _EPSILON = 1e-9
 
@@ -146,20 +145,14 @@ def _placed(column: Column, extent: float) -> Column | float:
 
 
 def _build(parameters: LatencyParameters, building: Building) -> LatencyScorer:
-    producer = parameters.latency_prediction_info_producer_name
-    if producer and building.type_of(producer) != EXPECTED_TTFT:
-        raise ConfigError(
-            f"latencyPredictionInfoProducerName: {producer!r} is no plugin that expects latencies; "
-            f"expected one of type {EXPECTED_TTFT}"
-        )
+    check_producer(parameters.latency_prediction_info_producer_name, building)
     name = parameters.prefix_match_info_producer_name
     return LatencyScorer(parameters, prefix_source(name, PRECISE, building))
 
 
 def _needs(parameters: LatencyParameters) -> Sequence[str]:
     prefix = parameters.prefix_match_info_producer_name
-    expected = parameters.latency_prediction_info_producer_name or EXPECTED_TTFT
-    return (expected, prefix) if prefix else (expected,)
+    return (EXPECTED_TTFT, prefix) if prefix else (EXPECTED_TTFT,)
 
 
 TYPE = PluginType(

@@ -9,10 +9,9 @@ from typing import Annotated
 import numpy as np
 from msgspec import Meta
 
-from inferway.errors import ConfigError
 from inferway.model import Candidates, Column, ColumnKey
 from inferway.openai_api.llm_request import LLMRequest
-from inferway.scheduling.producers.inflight_load import INFLIGHT_LOAD, token_column
+from inferway.scheduling.producers.inflight_load import INFLIGHT_LOAD, token_column_of
 from inferway.scheduling.registry import Building, Parameters, PluginType
 
 Count = Annotated[int, Meta(ge=0)]
@@ -150,13 +149,8 @@ def below_mean(column: Column, min_scale: float) -> Column:
 
 
 def _token_load(parameters: TokenLoadParameters, building: Building) -> TokenLoad:
-    producer = parameters.in_flight_load_producer_name or building.sole_plugin_of(INFLIGHT_LOAD)
-    if building.type_of(producer) != INFLIGHT_LOAD:
-        raise ConfigError(
-            f"inFlightLoadProducerName: {producer!r} is no plugin that counts tokens in flight; "
-            f"expected one of type {INFLIGHT_LOAD}"
-        )
-    return TokenLoad(token_column(producer), parameters.queue_threshold_tokens)
+    column = token_column_of(parameters.in_flight_load_producer_name, building)
+    return TokenLoad(column, parameters.queue_threshold_tokens)
 
 
 def _needs_tokens(parameters: TokenLoadParameters) -> Sequence[str]:
