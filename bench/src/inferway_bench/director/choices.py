@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from inferway.errors import ConfigError
 from inferway.model import Adapters, Candidates, Endpoint, Prompt
 from inferway.openai_api.llm_request import LLMRequest, Objectives
 from inferway.openai_api.requests import ChatRequest
@@ -75,7 +76,7 @@ def _scorers() -> list[str]:
     """The types of scorers that need no parameters but those of `_GIVEN`."""
     found = []
     for name, kind in BUILTIN.items():
-        with contextlib.suppress(msgspec.ValidationError):
+        with contextlib.suppress(msgspec.ValidationError, ConfigError):
             parameters = msgspec.convert(_GIVEN.get(name, {}), kind.parameters)
             plugin = None if kind.is_handler else kind.build(parameters, Building(name=name))
             if isinstance(plugin, Scorer):
