@@ -19,7 +19,7 @@ async def late_gateway(start_fleet: StartFleet, heal: float) -> tuple[Fleet, Fle
     first = await start_fleet([simulated(events=NO_REPLAY, kv_cache_size=520)])
     await first.chat(EARLIER)
     engine = EngineSettings(url=first.engines[0].url)
-    late = await start_fleet([], more=[engine], heal=heal)
+    late = await start_fleet([], more=[engine], heal=heal, tokens_once="off")
     words = count()
 
     async def is_partial() -> bool:
