@@ -209,7 +209,7 @@ def off(body: Row) -> Row | None:
     return OFF if body.get("thinking") == OFF else None
 
 
-LONG = "the rain in spain falls mainly on the plain " * 12
+LONG = "the rain in spain falls mainly on the plain " * 20
 
 
 def matched_at(gateway: str, body: Row) -> int:
@@ -244,7 +244,8 @@ def test_a_growing_conversation_is_matched_as_the_engine_reuses_it(
             ]
 
     assert seen[0] == (0, 0)
-    assert all(matched == cached > 10 for matched, cached in seen[1:])
+    assert [matched for matched, _ in seen] == [cached for _, cached in seen]
+    assert all(cached > 5 for _, cached in seen[1:])
 
 
 def holds(ask: Callable[[], int], blocks: int) -> bool:

@@ -8,7 +8,7 @@ from inferway.fleet.columns import EndpointColumns, ModelRows
 from inferway.kv.index.protocol import Index
 from inferway.kv.index.speculative import SpeculativeOverlay
 from inferway.model import EXACT, Candidates, Endpoint, HolderId, TokenIds, Tokenized
-from inferway.openai_api.requests import ChatRequest, PromptBody
+from inferway.openai_api.requests import ChatRequest, CountTokensRequest, PromptBody
 from inferway.prompts.served import PromptSource, ServedModel
 from inferway.routing.director import Director
 from inferway.routing.match import Matcher
@@ -42,6 +42,9 @@ class GivenTokens:
 
     async def tokenize(self, body: PromptBody) -> Tokenized:  # noqa: ARG002
         return Tokenized([self.token_ids])
+
+    async def chat_of(self, body: CountTokensRequest) -> ChatRequest:
+        return ChatRequest(messages=body.messages)
 
     def rendered_text(self, body: ChatRequest) -> str | None:  # noqa: ARG002
         return None

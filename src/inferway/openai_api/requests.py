@@ -195,6 +195,9 @@ class EmbeddingsRequest(msgspec.Struct, frozen=True, kw_only=True):
 PromptBody = ChatRequest | CompletionRequest  # whose prompts we derive as they are
 Body = PromptBody | ResponsesRequest | MessagesRequest | ConversationsRequest | EmbeddingsRequest
 
+# How Claude Code's first system text begins, which is another one in each request: vLLM drops it.
+BILLING_HEADER = "x-anthropic-billing-header"
+
 REPORT_MODE = ("kv_cache_report_mode", "full")  # in `vllm_xargs` (v1/core/kv_cache_manager.py)
 
 

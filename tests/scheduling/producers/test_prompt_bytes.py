@@ -12,7 +12,13 @@ from tests.stored import rows
 
 from inferway.errors import RequestError
 from inferway.openai_api.paths import PARSERS
-from inferway.openai_api.requests import Body, ChatRequest, CompletionRequest, parse_chat
+from inferway.openai_api.requests import (
+    Body,
+    ChatRequest,
+    CompletionRequest,
+    MessagesRequest,
+    parse_chat,
+)
 from inferway.scheduling.producers.prompt_bytes import prompt_bytes, setting_bytes
 
 ALL = 10_000
@@ -71,6 +77,7 @@ def test_completions(prompt: Any, bytes_: list[bytes]) -> None:
     [
         ("/v1/responses", b'{"model":"m","input":"hi"}', [b"hi"]),
         ("/v1/responses", b'{"model":"m","input":[{"a":1},{"b":2}]}', [b'{"a":1},{"b":2}']),
+        ("/v1/messages", b'{"messages":[{"a":1},{"b":2}],"system":"s"}', [b'{"a":1},{"b":2}']),
         ("/v1/conversations", b'{"model":"m","items":[{"a":1}]}', [b'{"a":1}']),
         ("/v1/embeddings", b'{"model":"m","input":"hi"}', [b"hi"]),
         ("/v1/embeddings", b'{"model":"m","input":["a","b"]}', [b"a", b"b"]),
@@ -84,6 +91,15 @@ def test_completions(prompt: Any, bytes_: list[bytes]) -> None:
 )
 def test_other_bodies(path: str, json: bytes, prompts: list[bytes]) -> None:
     assert prompt_bytes(body(path, json), ALL) == prompts
+
+
+def test_a_billing_header_sets_no_messages_apart() -> None:
+    def settings(hash: str, text: str) -> bytes:
+        header = {"type": "text", "text": f"x-anthropic-billing-header: cch={hash};"}
+        system = [header, {"type": "text", "text": text}]
+        return setting_bytes(MessagesRequest(messages=TURNS, system=system))
+
+    assert settings("1", "a") == settings("2", "a") != settings("1", "b")
 
 
 def test_every_body_that_is_taken_has_bytes() -> None:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from inferway.config import ModelSettings
 from inferway.errors import InvalidRequestError, RenderError
 from inferway.model import Reason
-from inferway.openai_api.requests import ChatRequest
+from inferway.openai_api.requests import BILLING_HEADER, ChatRequest
 from inferway.prompts.chat.chat_template import Message
 from inferway.prompts.chat.content_format import ContentFormat
 from inferway.prompts.chat.template_arguments import is_set, template_arguments
@@ -282,9 +282,6 @@ def extra_fields(part: JsonObject) -> JsonObject:
 def _plain(part: JsonObject) -> str:
     text = part["name"] if part["type"] == "tool_reference" else part["text"]
     return "" if text is None else str(text)
-
-
-BILLING_HEADER = "x-anthropic-billing-header"
 
 
 def _without_billing_header(parts: list[Any]) -> list[Any]:

@@ -27,8 +27,12 @@ import msgspec
 
 from inferway.errors import RenderError
 from inferway.model import Reason
-from inferway.openai_api.requests import ChatRequest, CountTokensRequest, MessagesRequest
-from inferway.prompts.chat.conversation import BILLING_HEADER
+from inferway.openai_api.requests import (
+    BILLING_HEADER,
+    ChatRequest,
+    CountTokensRequest,
+    MessagesRequest,
+)
 
 JsonObject = dict[str, Any]
 

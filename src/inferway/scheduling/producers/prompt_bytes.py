@@ -25,6 +25,7 @@ import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from inferway.openai_api.requests import (
+    BILLING_HEADER,
     Body,
     ChatRequest,
     CompletionRequest,
@@ -70,10 +71,17 @@ def setting_bytes(body: Body) -> bytes:
         case ResponsesRequest():
             given = (body.instructions, body.tools, body.chat_template_kwargs)
         case MessagesRequest():
-            given = (body.system, body.tools, body.chat_template_kwargs)
+            given = (_system(body.system), body.tools, body.chat_template_kwargs)
         case _:
             return b""
     return _encode(given) if any(each is not None for each in given) else b""
+
+
+def _system(given: str | list[Any] | None) -> str | list[Any] | None:
+    """Without Claude Code's billing header, which is another one in each request."""
+    if not isinstance(given, list):
+        return given
+    return [block for block in given if not str(block.get("text")).startswith(BILLING_HEADER)]
 
 
 def _inputs(body: EmbeddingsRequest, most: int) -> list[bytes]:
