@@ -198,6 +198,14 @@ def test_others_with_the_same_first_words_are_no_next_turns(gateway: Gateway) ->
     assert (gateway.conversations.turns, gateway.conversations.looked_at) == (0, 3)
 
 
+def test_clients_that_say_the_same_are_not_mixed_up(gateway: Gateway) -> None:
+    for turns in (3, 4):
+        gateway.routes(chat(turns), agent="codex_cli_rs/0.9")
+        gateway.routes(chat(turns, names="xyz", system=RULES.upper()), agent="claude-cli/2")
+
+    assert (gateway.conversations.kept, gateway.broken) == (2, {})
+
+
 def test_short_prompts_are_no_evidence() -> None:
     gateway = Gateway(block_size=64)
 

@@ -9,7 +9,7 @@ import pytest
 
 from inferway.model import Reason
 from inferway.routing.record import Record
-from inferway.telemetry.clients import family, family_of
+from inferway.telemetry.clients import family, user_agent
 from inferway.telemetry.traffic_counts import TrafficCounts
 
 
@@ -61,8 +61,8 @@ def test_each_reason_is_counted_as_one_or_the_other() -> None:
 )
 def test_a_user_agent_is_of_a_family(agent: bytes, name: str) -> None:
     assert family(agent) == name
-    assert family_of([(b"accept", b"curl"), (b"user-agent", agent)]) == name
+    assert user_agent([(b"accept", b"curl"), (b"user-agent", agent)]) == agent
 
 
-def test_no_user_agent_is_of_none() -> None:
-    assert family_of([]) == "other"
+def test_who_does_not_say_who_it_is_has_no_user_agent() -> None:
+    assert user_agent([]) == b""

@@ -28,15 +28,15 @@ _MOST = 200  # bytes of a user agent that are looked at
 _USER_AGENT = b"user-agent"
 
 
-def family(user_agent: bytes) -> str:
+def family(agent: bytes) -> str:
     """Return the client's family; `other` if it is of none that we know."""
-    found = _MARKS.search(user_agent[:_MOST].lower())
+    found = _MARKS.search(agent[:_MOST].lower())
     return OTHER if found is None else _FAMILIES[found[0]]
 
 
-def family_of(headers: Headers) -> str:
-    """Return the family of who has sent these headers."""
+def user_agent(headers: Headers) -> bytes:
+    """Return who has sent these headers, in its own words; empty if it does not say."""
     for name, value in headers:
         if name == _USER_AGENT:
-            return family(value)
-    return OTHER
+            return value
+    return b""

@@ -34,7 +34,7 @@ import msgspec
 from inferway.model import BlockKey
 from inferway.openai_api.requests import Body, ChatRequest, MessagesRequest, ResponsesRequest
 from inferway.routing.journey import Routed
-from inferway.telemetry.clients import family_of
+from inferway.telemetry.clients import family, user_agent
 
 JsonObject = dict[str, Any]
 
@@ -101,10 +101,13 @@ class Conversations:
         opening = _opening(messages)
         if opening is None:
             return
-        name = hash((opening, routed.model.name, routed.request.tenant, body.cache_salt))
+        request = routed.request
+        client = user_agent(request.headers)
+        whose = (type(body), client, routed.model.name, request.tenant, body.cache_salt)
+        name = hash((opening, whose))
         if name in self._seen or self._has_room(now):
             self._looks += 1
-            self._look(name, routed, messages, now)
+            self._look(name, routed, messages, client)
 
     def _has_room(self, now: float) -> bool:
         if len(self._seen) < MOST_CONVERSATIONS:
@@ -115,14 +118,16 @@ class Conversations:
         del self._seen[name]
         return True
 
-    def _look(self, name: int, routed: Routed, messages: Sequence[JsonObject], now: float) -> None:
+    def _look(
+        self, name: int, routed: Routed, messages: Sequence[JsonObject], client: bytes
+    ) -> None:
         block_size, items = next(iter(routed.prompts.items()))
         keys, body = items[0].prompt.block_keys, routed.request.body
         lines = _system_lines(body, messages)
         inline = sum(_is_system(message) for message in islice(messages, 1, None))
         before = self._seen.get(name)
         self._seen[name] = seen = Seen(
-            now,
+            routed.candidates.now,
             len(messages),
             len(keys),
             [(place, keys[place]) for place in _places(len(keys))],
@@ -136,7 +141,7 @@ class Conversations:
         self.with_inline_system += inline > 0
         self.dated += _has_date(lines, self.today(), 4 * block_size)
         if before is not None and before.num_messages < seen.num_messages:
-            self._compare(before, seen, lines, keys, family_of(routed.request.headers))
+            self._compare(before, seen, lines, keys, family(client))
 
     def _compare(
         self, before: Seen, seen: Seen, lines: Sequence[str], keys: Sequence[BlockKey], client: str
