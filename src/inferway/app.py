@@ -25,7 +25,7 @@ from inferway.fleet.orphan_resolution import OrphanResolver
 from inferway.fleet.structured_gate import FleetGate
 from inferway.fleet.tokens_once import build_tokens_once
 from inferway.fleet.zmq_subscriber import sockets_context
-from inferway.http.auth import build_admission, read_keys
+from inferway.http.auth import build_auth, read_keys
 from inferway.http.cors import Cors
 from inferway.http.inference_ingress import InferenceIngress
 from inferway.http.listening import Certificate, within_file_limit
@@ -107,7 +107,7 @@ class Gateway:
         self._adopter = OrphanResolver(
             self.fleet.engines, seeds=seeds, on_moved=self.fleet.look_soon
         )
-        self._admission = build_admission(settings, keys, self.fleet, self._scheduling)
+        self._auth = build_auth(settings, keys, self.fleet, self._scheduling)
         self._started = asyncio.Event()
         self._reloading: Reloading | None = None  # once it has started
         self._publisher: ZmqPublisher | None = None
@@ -187,11 +187,11 @@ class Gateway:
         self.director = director = self._open_director()
         metrics = MetricsPage(
             *(director, self.fleet, pool, self.indexer.renderer, self._publisher),
-            *(self.indexer.request_templates, self._admission, self._requests),
+            *(self.indexer.request_templates, self._auth, self._requests),
         )
-        self._stack.callback(self._admission.control.close)
+        self._stack.callback(self._auth.control.close)
         routes = Routes(
-            *(self.indexer, director, pool, metrics, self._admission, self._entrance()),
+            *(self.indexer, director, pool, metrics, self._auth, self._entrance()),
             requests=self._requests,
             traffic=self._traffic,
             forwards=not self._picks,
@@ -286,14 +286,12 @@ class Gateway:
         members.start()
         self._closes("search for engines", members.close)
         servers = [each for each in (self._server, self._admin_server) if each is not None]
-        self._reloading = Reloading(
-            *(settings, self._admission, self._pool, servers, members.relist)
-        )
+        self._reloading = Reloading(*(settings, self._auth, self._pool, servers, members.relist))
 
     async def _set_engines(self, engines: Sequence[EngineSettings]) -> None:
         await self.fleet.set_engines(engines)
         there = [engine.name for engine in self.fleet.engines]
-        self._admission.traffic.standing.forget_others(there)
+        self._auth.failover.standing.forget_others(there)
         self.director.stats.forget_others(there)
 
     def _follow_rules(self, objectives: dict[str, int], rewrites: list[ModelRewrite]) -> None:
@@ -342,7 +340,7 @@ class Gateway:
             off_loop=asyncio.to_thread,
             later=Later(EVENT_SECONDS),
             gate=gate.gate,
-            standing=self._admission.traffic.standing,
+            standing=self._auth.failover.standing,
             observers=build_observers(
                 *(settings, self._publisher, self.fleet, self._adopter),
                 conversations=self._traffic.conversations,

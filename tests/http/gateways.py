@@ -75,13 +75,13 @@ async def gateway(
     timeouts: TimeoutSettings | None = None,
     engine_headers: Headers = (),
     trip: Callable[[], Trip] = Trip,
-    traffic: FailoverPolicy | None = None,
+    policy: FailoverPolicy | None = None,
     control: RequestQueue | None = None,
     explain: bool = True,
 ) -> AsyncIterator[Gateway]:
     """Tries the engines in the given order; they are called e0, e1, ..."""
     pool = Pool(timeouts)
-    shared = traffic or FailoverPolicy(pool.time)
+    shared = policy or FailoverPolicy(pool.time)
     trips: list[Trip] = []
     decision = Decision(
         tuple(
@@ -101,7 +101,7 @@ async def gateway(
         trips[-1].body = trips[-1].body or request.body
         forward(
             *(request, responder, trips[-1], decision, pool),
-            traffic=shared,
+            policy=shared,
             slot=place,
             explain=explain,
         )

@@ -136,22 +136,22 @@ async def test_a_decision_without_targets_is_503() -> None:
 @in_loop
 async def test_a_429_is_tried_elsewhere_if_that_is_configured() -> None:
     busy = answer(b"busy", status=b"429 Too Many Requests")
-    traffic = FailoverPolicy(monotonic, retries=Retries(RetrySettings(statuses=(429,))))
+    policy = FailoverPolicy(monotonic, retries=Retries(RetrySettings(statuses=(429,))))
     async with (
         running(busy) as full,
         running(answer(b"here")) as engine,
-        gateway(full.url, engine.url, traffic=traffic) as gw,
+        gateway(full.url, engine.url, policy=policy) as gw,
         connected(gw.server) as c,
     ):
         got = await c.ask(post())
 
         assert (got.status, got.body) == (200, b"here")
-        assert traffic.standing.is_plain  # it is busy, not unwell
+        assert policy.standing.is_plain  # it is busy, not unwell
 
 
 @in_loop
 async def test_further_tries_have_a_budget() -> None:
-    traffic = FailoverPolicy(monotonic, retries=Retries(RetrySettings(share=0.0, floor=1)))
+    policy = FailoverPolicy(monotonic, retries=Retries(RetrySettings(share=0.0, floor=1)))
     release = asyncio.Event()
 
     async def slow(_: Seen, talk: Talk) -> None:
@@ -161,7 +161,7 @@ async def test_further_tries_have_a_budget() -> None:
     async with (
         refusing() as gone,
         running(slow) as engine,
-        gateway(gone, engine.url, traffic=traffic) as gw,
+        gateway(gone, engine.url, policy=policy) as gw,
         connected(gw.server) as first,
         connected(gw.server) as second,
     ):
@@ -172,17 +172,17 @@ async def test_further_tries_have_a_budget() -> None:
         late = await first.answer()
 
         assert (refused.status, late.body) == (502, b"late")
-        assert (traffic.retries.made, traffic.retries.refused) == (1, 1)
-        assert (traffic.retries.active, traffic.retries.retrying) == (0, 0)
+        assert (policy.retries.made, policy.retries.refused) == (1, 1)
+        assert (policy.retries.active, policy.retries.retrying) == (0, 0)
 
 
 @in_loop
 async def test_so_many_engines_are_tried_as_configured() -> None:
-    traffic = FailoverPolicy(monotonic, retries=Retries(RetrySettings(attempts=2)))
+    policy = FailoverPolicy(monotonic, retries=Retries(RetrySettings(attempts=2)))
     async with (
         refusing() as gone,
         running(answer()) as engine,
-        gateway(gone, gone, engine.url, traffic=traffic) as gw,
+        gateway(gone, gone, engine.url, policy=policy) as gw,
         connected(gw.server) as c,
     ):
         assert (await c.ask(post())).status == 502
@@ -197,7 +197,7 @@ async def test_an_engine_that_was_ejected_meanwhile_is_passed_over() -> None:
         refusing() as gone,
         running(answer(b"e1")) as ejected,
         running(answer(b"e2")) as engine,
-        gateway(gone, ejected.url, engine.url, traffic=FailoverPolicy(monotonic, standing)) as gw,
+        gateway(gone, ejected.url, engine.url, policy=FailoverPolicy(monotonic, standing)) as gw,
         connected(gw.server) as c,
     ):
         assert (await c.ask(post())).body == b"e2"
@@ -217,65 +217,65 @@ async def test_an_engine_that_was_ejected_meanwhile_is_passed_over() -> None:
 )
 @in_loop
 async def test_what_an_engine_fails_counts_against_it_once(script: Script) -> None:
-    traffic = FailoverPolicy(monotonic)
+    policy = FailoverPolicy(monotonic)
     async with (
         running(script) as engine,
-        gateway(engine.url, traffic=traffic) as gw,
+        gateway(engine.url, policy=policy) as gw,
         connected(gw.server) as c,
     ):
         await c.ask(post())
 
-        assert traffic.standing.failures == {"e0": 1}
+        assert policy.standing.failures == {"e0": 1}
 
 
 @pytest.mark.parametrize("status", [b"200 OK", b"400 Bad", b"429 Too Many", b"500 Oops"])
 @in_loop
 async def test_what_a_request_may_be_the_cause_of_does_not_count(status: bytes) -> None:
-    traffic = FailoverPolicy(monotonic)
+    policy = FailoverPolicy(monotonic)
     async with (
         running(answer(b"x", status=status)) as engine,
-        gateway(engine.url, traffic=traffic) as gw,
+        gateway(engine.url, policy=policy) as gw,
         connected(gw.server) as c,
     ):
         assert (await c.ask(post())).body == b"x"
-        assert traffic.standing.is_plain
+        assert policy.standing.is_plain
 
 
 @in_loop
 async def test_a_probe_that_is_answered_brings_the_engine_back() -> None:
     now = [100.0]
-    traffic = FailoverPolicy(
+    policy = FailoverPolicy(
         lambda: now[0], OutlierDetection(EjectionSettings(failures=1, seconds=5.0))
     )
-    traffic.standing.failed("e0", 100.0)
+    policy.standing.failed("e0", 100.0)
     async with (
         running(answer()) as engine,
-        gateway(engine.url, traffic=traffic) as gw,
+        gateway(engine.url, policy=policy) as gw,
         connected(gw.server) as c,
     ):
         now[0] = 105.0
         await c.ask(post())
 
-        assert traffic.standing.state("e0", 105.0) == "closed"
+        assert policy.standing.state("e0", 105.0) == "closed"
 
 
 @in_loop
 async def test_a_probe_whose_client_goes_away_makes_room_for_the_next() -> None:
     now = [100.0]
-    traffic = FailoverPolicy(
+    policy = FailoverPolicy(
         lambda: now[0], OutlierDetection(EjectionSettings(failures=1, seconds=5.0))
     )
-    traffic.standing.failed("e0", 100.0)
+    policy.standing.failed("e0", 100.0)
     now[0] = 105.0
-    async with running(raw()) as engine, gateway(engine.url, traffic=traffic) as gw:
+    async with running(raw()) as engine, gateway(engine.url, policy=policy) as gw:
         async with connected(gw.server) as c:
             await c.send(post())
             await wait_until(lambda: len(engine.seen) == 1)
-            assert not traffic.standing.takes("e0", 105.0)
+            assert not policy.standing.takes("e0", 105.0)
 
         await wait_until(lambda: gw.trips[0].outcomes == ["client_gone"])
-        assert traffic.standing.takes("e0", 105.0)
-        assert traffic.retries.active == 0
+        assert policy.standing.takes("e0", 105.0)
+        assert policy.retries.active == 0
 
 
 # ---------------------------------------------------------------------------------- hold head
@@ -430,7 +430,7 @@ class FailingTrip(Trip):
 async def test_a_fault_of_ours_in_a_stream_ends_it_with_an_error_event(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    first_is_out, traffic = asyncio.Event(), FailoverPolicy(monotonic)
+    first_is_out, policy = asyncio.Event(), FailoverPolicy(monotonic)
 
     async def script(_: Seen, talk: Talk) -> None:
         await talk.write(SSE_HEAD + chunk(EVENTS[0]))
@@ -439,7 +439,7 @@ async def test_a_fault_of_ours_in_a_stream_ends_it_with_an_error_event(
 
     async with (
         running(script) as engine,
-        gateway(engine.url, trip=FailingTrip, traffic=traffic) as gw,
+        gateway(engine.url, trip=FailingTrip, policy=policy) as gw,
         connected(gw.server) as c,
     ):
         await c.send(post())
@@ -451,7 +451,7 @@ async def test_a_fault_of_ours_in_a_stream_ends_it_with_an_error_event(
     assert gw.trips[0].outcomes == ["upstream_error"]
     assert "ZeroDivisionError" in caplog.text
     assert "choices" not in caplog.text
-    assert traffic.standing.failures == {}  # it is not the engine's
+    assert policy.standing.failures == {}  # it is not the engine's
 
 
 @in_loop
@@ -474,14 +474,14 @@ class BrokenTrip(Trip):
 
 @in_loop
 async def test_a_fault_of_ours_before_the_request_is_sent_leaves_nothing_taken() -> None:
-    traffic = FailoverPolicy(monotonic)
+    policy = FailoverPolicy(monotonic)
     async with (
         running(answer()) as engine,
-        gateway(engine.url, trip=BrokenTrip, traffic=traffic) as gw,
+        gateway(engine.url, trip=BrokenTrip, policy=policy) as gw,
         connected(gw.server) as c,
     ):
         assert (await c.ask(post())).status == 500
-        assert (gw.trips[0].outcomes, traffic.retries.active) == (["error"], 0)
+        assert (gw.trips[0].outcomes, policy.retries.active) == (["error"], 0)
 
 
 # ----------------------------------------------------------- what is said to whom of an engine
@@ -550,15 +550,15 @@ class Unclosable(Trip):
 
 @in_loop
 async def test_a_journey_that_cannot_be_closed_is_counted_once() -> None:
-    traffic = FailoverPolicy(monotonic)
+    policy = FailoverPolicy(monotonic)
     async with (
         running(answer(b"whole")) as engine,
-        gateway(engine.url, trip=Unclosable, traffic=traffic) as gw,
+        gateway(engine.url, trip=Unclosable, policy=policy) as gw,
         connected(gw.server) as c,
     ):
         got = await c.ask(post())
         await wait_until(lambda: bool(gw.trips[0].outcomes))
 
         assert (got.status, got.body) == (200, b"whole")
-        assert (traffic.retries.active, traffic.retries.retrying) == (0, 0)
-        assert traffic.standing.failures == {}
+        assert (policy.retries.active, policy.retries.retrying) == (0, 0)
+        assert policy.standing.failures == {}

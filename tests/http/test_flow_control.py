@@ -56,13 +56,13 @@ class Gate:
 
 
 def waiting(control: RequestQueue) -> int:
-    return control.turnstile.queue.size
+    return control.limiter.queue.size
 
 
 def is_empty(control: RequestQueue) -> bool:
     """Nothing is kept of anybody."""
-    turnstile = control.turnstile
-    return (turnstile.in_flight, turnstile.engines, waiting(control), control._futures) == (
+    limiter = control.limiter
+    return (limiter.in_flight, limiter.engines, waiting(control), control._futures) == (
         *(0, {}, 0, {}),
     )
 
@@ -94,7 +94,7 @@ async def test_no_more_than_the_limit_are_in_flight_and_all_are_answered() -> No
 
         assert gate.most == 2
         assert is_empty(control)
-        assert control.turnstile.stats.waited == 10
+        assert control.limiter.stats.waited == 10
 
 
 @in_loop
@@ -161,7 +161,7 @@ async def test_who_goes_away_leaves_the_queue_at_once() -> None:
 
         assert [seen.body for seen in engine.seen] == [b"first"]
         assert is_empty(control)
-        assert control.turnstile.stats.left == 1
+        assert control.limiter.stats.left == 1
 
 
 @in_loop
@@ -279,7 +279,7 @@ async def test_new_limits_hold_at_once() -> None:
 async def test_an_engine_that_comes_has_room_for_who_waits() -> None:
     engines = ["full"]
     control = limited(engines, in_flight=None, engine_in_flight=1)
-    assert control.turnstile.enter("m") == "full"
+    assert control.limiter.enter("m") == "full"
     async with (
         running(answer(b"here")) as engine,
         gateway(engine.url, control=control) as gw,
@@ -297,12 +297,12 @@ async def test_whoever_comes_and_goes_nothing_is_lost_and_nothing_leaks(seed: in
     """Clients leave at any moment, engines answer, break off, or refuse."""
     random = Random(seed)
     control = limited(ENGINES, in_flight=4, queue=20)
-    turnstile = control.turnstile
+    limiter = control.limiter
     most = 0
 
     async def script(seen: Seen, talk: Talk) -> None:
         nonlocal most
-        most = max(most, turnstile.in_flight)
+        most = max(most, limiter.in_flight)
         await passes(random.randrange(40))
         if random.random() < 0.2:
             await raw(close=True)(seen, talk)
@@ -335,7 +335,7 @@ async def test_whoever_comes_and_goes_nothing_is_lost_and_nothing_leaks(seed: in
 
     assert set(statuses) <= {None, 200, 429, 502, 503}
     assert statuses.count(200) > 20
-    assert (turnstile.stats.waited > 0, most) == (True, 4)
+    assert (limiter.stats.waited > 0, most) == (True, 4)
 
 
 async def passes(times: int) -> None:

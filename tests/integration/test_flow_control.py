@@ -86,8 +86,8 @@ async def test_each_engine_has_no_more_than_its_limit_and_all_are_answered(
 
     assert statuses == [200] * 20
     assert (one.most, other.most) == (2, 2)
-    turnstile = fleet.gateway._admission.control.turnstile
-    assert (turnstile.in_flight, turnstile.engines) == (0, {})
+    limiter = fleet.gateway._auth.control.limiter
+    assert (limiter.in_flight, limiter.engines) == (0, {})
 
 
 async def test_requests_that_wait_are_matched_when_it_is_their_turn(
@@ -303,7 +303,7 @@ async def test_engines_keys_and_limits_are_taken(start_fleet: StartFleet, tmp_pa
         assert engine.seen == 1
         large = {**COMPLETION, "prompt": "p" * 1000}
         assert (await fleet.post("/v1/completions", large, **bearer)).status == 413
-        assert fleet.gateway._admission.control.turnstile.settings.in_flight == 7
+        assert fleet.gateway._auth.control.limiter.settings.in_flight == 7
         assert await fleet.metric("inferway_reloads_total", outcome="done") == 1
 
 
@@ -363,7 +363,7 @@ async def test_what_changes_while_a_gateway_starts_is_taken_when_it_has_started(
     await reload
     await gateway.close()
 
-    assert gateway._admission.control.turnstile.settings.in_flight == 7
+    assert gateway._auth.control.limiter.settings.in_flight == 7
 
 
 async def test_a_broken_certificate_changes_nothing_and_a_new_one_is_shown(
@@ -397,7 +397,7 @@ async def test_a_broken_certificate_changes_nothing_and_a_new_one_is_shown(
     flow = msgspec.structs.replace(settings, flow=FlowSettings(in_flight=1))
     key.write_text("none")
     await fleet.gateway.reload(lambda: flow)
-    assert fleet.gateway._admission.control.turnstile.settings == settings.flow
+    assert fleet.gateway._auth.control.limiter.settings == settings.flow
     assert await answers(first)
 
     second = issue()

@@ -38,13 +38,13 @@ class AdminPages:
         self,
         fleet: Fleet,
         index: Index,
-        traffic: FailoverPolicy,
+        failover: FailoverPolicy,
         counts: TrafficCounts,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._fleet = fleet
         self._index = index
-        self._traffic = traffic
+        self._failover = failover
         self._counts = counts
         self._clock = clock
 
@@ -69,7 +69,7 @@ class AdminPages:
         if engine is None:
             known = ", ".join(engine.name for engine in self._fleet.engines)
             raise UnknownPathError(f"no engine is called {name[:200]!r}; known: {known}")
-        drained = self._traffic.standing.drained
+        drained = self._failover.standing.drained
         if what == "drain":
             drained.add(name)
         else:
@@ -79,13 +79,13 @@ class AdminPages:
 
     def _engine(self, engine: Engine) -> dict[str, Any]:
         facts, load = engine.facts, engine.load
-        standing = self._traffic.standing
+        standing = self._failover.standing
         return {
             "name": engine.name,
             "url": engine.url,
             "healthy": engine.healthy,
             "drained": engine.name in standing.drained,
-            "breaker": standing.state(engine.name, self._traffic.clock()),
+            "breaker": standing.state(engine.name, self._failover.clock()),
             "version": facts.version if facts else None,
             "models": engine.model_names,
             "block_size": engine.block_size,

@@ -72,7 +72,7 @@ _NAMED_ADMIN = ApiCaller(tenant="admin", priority=0, admin=True, name="admin")
 class Auth:
     """`callers` is replaced when the keys are read again."""
 
-    traffic: FailoverPolicy
+    failover: FailoverPolicy
     control: RequestQueue
     admin_key: AdminKey | None = None
     callers: Callers | None = None
@@ -185,7 +185,7 @@ def read_keys(settings: ServeSettings) -> Keys:
     )
 
 
-def build_admission(
+def build_auth(
     settings: ServeSettings,
     keys: Keys,
     fleet: Fleet,
@@ -194,18 +194,18 @@ def build_admission(
 ) -> Auth:
     """Return who is let in, as the settings and the scheduling's flow control have it. `clock`
     counts seconds."""
-    traffic = FailoverPolicy(clock, OutlierDetection(settings.ejection), Retries(settings.retries))
+    failover = FailoverPolicy(clock, OutlierDetection(settings.ejection), Retries(settings.retries))
 
     def engines_of(model: str) -> frozenset[str]:
         names = fleet.engines_of(model)
-        if traffic.standing.is_plain:
+        if failover.standing.is_plain:
             return names
-        return traffic.standing.allowed(names, clock())
+        return failover.standing.allowed(names, clock())
 
     eligible = Eligible()
 
     def endpoints_of(model: str) -> tuple[Candidates, float]:
-        candidates, standing = fleet.candidates(model), traffic.standing
+        candidates, standing = fleet.candidates(model), failover.standing
         num_requests = float(candidates.in_flight.sum())
         if not standing.is_plain:
             candidates = eligible.standing(candidates, model, standing, clock())
@@ -215,7 +215,7 @@ def build_admission(
     gate = None if flow is None else SaturationGate(flow, endpoints_of)
     control = RequestQueue(settings.flow, engines_of, clock, gate)
     return Auth(
-        traffic,
+        failover,
         control,
         *keys,
         is_local=admins_are_local(settings),

@@ -10,10 +10,10 @@ from inferway.metrics import Family, counter, gauge
 from inferway.routing.limits.circuit_breaker import BreakerState
 
 
-def flow_families(admission: Auth, fleet: Fleet) -> Iterator[Family]:
-    yield from _queue(admission)
-    yield from _engines(admission, fleet)
-    retries = admission.traffic.retries
+def flow_families(auth: Auth, fleet: Fleet) -> Iterator[Family]:
+    yield from _queue(auth)
+    yield from _engines(auth, fleet)
+    retries = auth.failover.retries
     yield counter("retries", "Further tries of requests on another engine.", value=retries.made)
     yield counter(
         "retries_refused",
@@ -25,37 +25,37 @@ def flow_families(admission: Auth, fleet: Fleet) -> Iterator[Family]:
         "Reloads of the settings by SIGHUP, by outcome: done, or refused with the old settings"
         " kept.",
         ["outcome"],
-        {(outcome,): n for outcome, n in admission.reloads.items()},
+        {(outcome,): n for outcome, n in auth.reloads.items()},
     )
     yield counter(
         "key_requests",
         "Requests by the name of their API key.",
         ["key"],
-        {(name,): n for name, n in admission.requests.items()},
+        {(name,): n for name, n in auth.requests.items()},
     )
     yield counter(
         "key_refused",
         "Requests that were refused because they had no known API key.",
-        value=admission.refused,
+        value=auth.refused,
     )
 
 
-def _queue(admission: Auth) -> Iterator[Family]:
-    control = admission.control
-    turnstile = control.turnstile
-    stats = turnstile.stats
+def _queue(auth: Auth) -> Iterator[Family]:
+    control = auth.control
+    limiter = control.limiter
+    stats = limiter.stats
     yield gauge(
         "flow_in_flight",
         "Requests that have had their turn and whose answers have not ended.",
-        value=turnstile.in_flight,
+        value=limiter.in_flight,
     )
     yield gauge(
         "flow_waiting",
         "Requests that wait for their turn in the gateway's queue, by priority.",
         ["priority"],
-        {(str(priority),): size for priority, size in turnstile.queue.sizes().items()},
+        {(str(priority),): size for priority, size in limiter.queue.sizes().items()},
     )
-    gate = turnstile.gate
+    gate = limiter.gate
     yield gauge(
         "flow_saturation",
         "How full the model's endpoints are by the flow control of the scheduling configuration; at"
@@ -80,9 +80,9 @@ def _queue(admission: Auth) -> Iterator[Family]:
     )
 
 
-def _engines(admission: Auth, fleet: Fleet) -> Iterator[Family]:
-    traffic = admission.traffic
-    standing, now = traffic.standing, traffic.clock()
+def _engines(auth: Auth, fleet: Fleet) -> Iterator[Family]:
+    failover = auth.failover
+    standing, now = failover.standing, failover.clock()
     names = [engine.name for engine in fleet.engines]
     label = ["engine"]
     yield gauge(

@@ -91,7 +91,7 @@ def forward(
     decision: Decision,
     pool: Pool,
     *,
-    traffic: FailoverPolicy | None = None,
+    policy: FailoverPolicy | None = None,
     slot: Slot | None = None,
     explain: bool = True,
     record: Record | None = None,
@@ -111,7 +111,7 @@ def forward(
         if not responder.ended:
             raise NoEndpointError("the decision has no target")
         return
-    attempts = Failover(decision.targets, traffic or FailoverPolicy(pool.time), slot)
+    attempts = Failover(decision.targets, policy or FailoverPolicy(pool.time), slot)
     forwarding = _Forwarding(request, responder, journey, pool, attempts, explain, record, passed)
     responder.attach(forwarding)
     try:

@@ -43,7 +43,7 @@ class MetricsPage(Collector):
         renderer: Renderer,
         publisher: ZmqPublisher | None = None,
         request_templates: RequestTemplates | None = None,
-        admission: Auth | None = None,
+        auth: Auth | None = None,
         requests: RequestCounts | None = None,
     ) -> None:
         self._decisions = Histogram(DECISION_BUCKETS)
@@ -60,8 +60,8 @@ class MetricsPage(Collector):
         ]
         if publisher is not None:
             self._parts.append(publisher.families)
-        if admission is not None:
-            self._parts.append(partial(flow_families, admission, fleet))
+        if auth is not None:
+            self._parts.append(partial(flow_families, auth, fleet))
         if requests is not None:
             self._parts.append(requests.families)
         self._registry = CollectorRegistry()

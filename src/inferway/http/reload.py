@@ -32,7 +32,7 @@ class Reloading:
     """`settings` are those in force. `relist` is told of the listed engines."""
 
     settings: ServeSettings
-    admission: Auth
+    auth: Auth
     pool: Pool
     servers: Sequence[HttpServer]
     relist: Callable[[Sequence[EngineSettings]], Awaitable[None]]
@@ -40,7 +40,7 @@ class Reloading:
 
     async def reload(self, read: Callable[[], ServeSettings]) -> None:
         """The log, and `reloads`, say whether it could be done. `read` may raise ConfigError."""
-        counts = self.admission.reloads
+        counts = self.auth.reloads
         async with self._one_at_a_time:
             try:
                 await self._apply(read())
@@ -59,16 +59,16 @@ class Reloading:
         for server in self.servers:
             server.reload_tls()
         new.engine_tls()
-        admission, old = self.admission, self.settings
-        admission.admin_key, admission.callers = keys
-        admission.traffic.retries.set_settings(new.retries)
-        admission.traffic.standing.set_settings(new.ejection)
+        auth, old = self.auth, self.settings
+        auth.admin_key, auth.callers = keys
+        auth.failover.retries.set_settings(new.retries)
+        auth.failover.standing.set_settings(new.ejection)
         for server in self.servers:
             server.limits, server.timeouts = new.limits, new.timeouts
         self.pool.timeouts = new.timeouts
         taken = {name: getattr(new, name) for name in _TAKEN}
         self.settings = msgspec.structs.replace(old, **taken)
-        admission.control.set_settings(new.flow)
+        auth.control.set_settings(new.flow)
         if new.engines != old.engines:
             await self.relist(new.engines)
         log.info("the settings were reloaded: engines, keys, limits, timeouts, certificates")

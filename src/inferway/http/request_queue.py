@@ -50,7 +50,7 @@ class RequestQueue:
         clock: Callable[[], float],
         gate: SaturationGate | None = None,
     ) -> None:
-        self.turnstile = ConcurrencyLimiter(settings, engines_of, gate)
+        self.limiter = ConcurrencyLimiter(settings, engines_of, gate)
         self.clock = clock
         self._futures: dict[Waiter, asyncio.Future[str]] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -58,26 +58,26 @@ class RequestQueue:
     @property
     def is_on(self) -> bool:
         """Whether anything is limited."""
-        settings = self.turnstile.settings
+        settings = self.limiter.settings
         return (
             settings.in_flight is not None
             or settings.engine_in_flight is not None
-            or self.turnstile.gate is not None
+            or self.limiter.gate is not None
         )
 
     def set_settings(self, settings: FlowSettings) -> None:
         """Keep these limits from now on; those who wait may have their turn."""
-        self.turnstile.set_settings(settings)
+        self.limiter.set_settings(settings)
         self.turns()
 
     def turns(self) -> None:
         """Let whoever has room now go on."""
         now = self.clock()
-        while turns := self.turnstile.turns(now):
+        while turns := self.limiter.turns(now):
             for waiter, place in turns:
                 future = self._futures.pop(waiter)
                 if future.cancelled():  # and its task does not know yet
-                    self.turnstile.leave(place, waiter.lane)
+                    self.limiter.leave(place, waiter.lane)
                     continue
                 future.set_result(place)
 
@@ -86,16 +86,16 @@ class RequestQueue:
         ClientGoneError."""
         if responder.ended:
             raise ClientGoneError("the client has gone")
-        victim = self.turnstile.wait(waiter)
+        victim = self.limiter.wait(waiter)
         if victim is not None:
-            self._refuse(victim, self.turnstile.refusal(victim))
+            self._refuse(victim, self.limiter.refusal(victim))
         loop = asyncio.get_running_loop()
         future: asyncio.Future[str] = loop.create_future()
         self._futures[waiter] = future
         if self._timer is None:
             self._timer = loop.call_later(_SWEEP_SECONDS, self._sweep)
         responder.attach(_InQueue(self, waiter))
-        if self.turnstile.gate is not None:
+        if self.limiter.gate is not None:
             self.turns()  # it may go on before those of lower priorities, who came first
         try:
             return await future
@@ -111,13 +111,13 @@ class RequestQueue:
         future = self._futures.pop(waiter, None)
         if future is None:
             return
-        self.turnstile.withdraw(waiter)
+        self.limiter.withdraw(waiter)
         if not future.done():
             future.set_exception(ClientGoneError("the client has gone"))
 
     def leave(self, place: str, lane: str) -> None:
         """A request for the model `lane`, which held this place, has ended."""
-        self.turnstile.leave(place, lane)
+        self.limiter.leave(place, lane)
         self.freed()
 
     def freed(self) -> None:
@@ -131,7 +131,7 @@ class RequestQueue:
             self._timer.cancel()
 
     def _sweep(self) -> None:
-        for waiter, error in self.turnstile.expire(self.clock()):
+        for waiter, error in self.limiter.expire(self.clock()):
             self._refuse(waiter, error)
         self.turns()
         self._timer = None
@@ -176,32 +176,32 @@ class Ticket:
 
     @property
     def limits_engines(self) -> bool:
-        return bool(self._control.turnstile.full)
+        return bool(self._control.limiter.full)
 
     async def enter(self, model: str, headers: Headers, priority: int) -> bool:
         control, self._lane = self._control, model
-        place = control.turnstile.enter(model, priority)
+        place = control.limiter.enter(model, priority)
         if place is not None:
             self._place, self._inside = place, True
             return False
         now = control.clock()
-        most = patience(headers, control.turnstile.most_seconds(priority))
+        most = patience(headers, control.limiter.most_seconds(priority))
         waiter = Waiter(model, self._tenant, priority, now + most, now)
-        if control.turnstile.gate is not None:
-            control.turnstile.gate.order(waiter, ttft_seconds(headers))
+        if control.limiter.gate is not None:
+            control.limiter.gate.order(waiter, ttft_seconds(headers))
         self._place = await control.wait(self._responder, waiter)
         self._inside = True
         self.waited = control.clock() - now
         return True
 
     def takes(self, engine: str) -> bool:
-        return self._control.turnstile.takes(engine, self._place)
+        return self._control.limiter.takes(engine, self._place)
 
     def move(self, engine: str) -> None:
         control, place = self._control, self._place
         if engine == place:
             return
-        control.turnstile.move(place, engine)
+        control.limiter.move(place, engine)
         self._place = engine
         if place:
             control.freed()

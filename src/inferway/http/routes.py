@@ -13,7 +13,7 @@ POST /admin/engines/NAME/drain   /admin/engines/NAME/resume
 
 With an admin key or API keys configured, what the caches hold of a prompt is for admins only:
 and the headers of an answer that say how it was decided, the names of engines in errors and in
-/ready, and /metrics, which has the names of keys, too (`admission`). With a port for admins, theirs
+/ready, and /metrics, which has the names of keys, too (`auth`). With a port for admins, theirs
 and /metrics are there alone (`Routes.admin`).
 """
 
@@ -82,7 +82,7 @@ class Routes:
         director: Director,
         pool: Pool,
         metrics: MetricsPage,
-        admission: Auth,
+        auth: Auth,
         entrance: InferenceIngress,
         requests: RequestCounts,
         traffic: TrafficCounts,
@@ -95,13 +95,13 @@ class Routes:
         self._director, self._fleet = director, indexer.fleet
         self._pool = pool
         self._metrics = metrics
-        self._admission = admission
+        self._auth = auth
         self._entrance = entrance
         self._requests = requests
         self._inference = entrance.paths if forwards else {}
-        self._token_counts = TokenCounts(director, indexer.fleet, admission)
+        self._token_counts = TokenCounts(director, indexer.fleet, auth)
         self._models = ModelPages(indexer.fleet, lambda: director.rewrites)
-        self._admin = AdminPages(indexer.fleet, indexer.index, admission.traffic, traffic)
+        self._admin = AdminPages(indexer.fleet, indexer.index, auth.failover, traffic)
         state: Table = {
             "/health": {"GET": self._health},
             "/ping": {"GET": self._health, "POST": self._health},  # vLLM's other name for it
@@ -162,19 +162,19 @@ class Routes:
             return False
         admins_only = self._is_for_admins(request.path)
         is_open = request.path in _OPEN and not admins_only
-        return is_open or self._admission.lets_in(request, admins_only=admins_only)
+        return is_open or self._auth.lets_in(request, admins_only=admins_only)
 
     def _check(self, request: Request) -> None:
-        path, admission = request.path, self._admission
+        path, auth = request.path, self._auth
         if not self._admin_apart and self._is_for_admins(path):
-            admission.check_admin(request)
-        elif admission.is_guarded and path not in self._inference and path not in _OPEN:
-            admission.check(request)
+            auth.check_admin(request)
+        elif auth.is_guarded and path not in self._inference and path not in _OPEN:
+            auth.check(request)
 
     def _is_for_admins(self, path: str) -> bool:
         """Return whether the path is for admins on the port of clients."""
         if path == _METRICS:
-            return self._for_clients and self._admission.knows_admins
+            return self._for_clients and self._auth.knows_admins
         return _is_for_admins(path)
 
     @property
@@ -185,7 +185,7 @@ class Routes:
     async def admin(self, request: Request, responder: Responder) -> None:
         """Handle a request to the port for admins."""
         if _is_for_admins(request.path):
-            self._admission.check_admin(request)
+            self._auth.check_admin(request)
         await self._handler(request, self._admin_table)(request, responder)
 
     def _handler(self, request: Request, table: Table) -> Handler:
@@ -212,20 +212,20 @@ class Routes:
         return handler
 
     async def _count(self, request: Request, responder: Responder) -> None:
-        caller = self._admission.caller(request)
+        caller = self._auth.caller(request)
         if not await self._token_counts.answers(request, responder, caller):
             await self._infer(request, responder, caller)
 
     async def _infer(
         self, request: Request, responder: Responder, caller: ApiCaller | None = None
     ) -> None:
-        admission = self._admission
-        caller = caller or admission.caller(request)
-        tenant = admission.tenant(caller, request)
-        share = admission.share(tenant, request)
+        auth = self._auth
+        caller = caller or auth.caller(request)
+        tenant = auth.tenant(caller, request)
+        share = auth.share(tenant, request)
         journey = self._entrance.open(request, tenant, caller.priority, share)
         responder.record = journey.record
-        slot = admission.ticket(responder, share)
+        slot = auth.ticket(responder, share)
         try:
             responder.check_client()
             decision = await journey.decide(slot)
@@ -243,7 +243,7 @@ class Routes:
         client = responder if shape is None else JudgedAnswer(responder, shape)
         forward(
             *(request, client, journey, decision, self._pool),
-            traffic=admission.traffic,
+            policy=auth.failover,
             slot=slot,
             explain=caller.admin,
             record=record,
@@ -251,8 +251,8 @@ class Routes:
         )
 
     def _asker(self, request: Request) -> Asker:
-        caller = self._admission.caller(request)
-        return Asker(self._admission.tenant(caller, request), caller.priority or 0)
+        caller = self._auth.caller(request)
+        return Asker(self._auth.tenant(caller, request), caller.priority or 0)
 
     async def _score_chat(self, request: Request, responder: Responder) -> None:
         await self._score(parse_chat, "messages", request, responder)
@@ -284,7 +284,7 @@ class Routes:
         responder.send(200, JSON, msgspec.json.encode(query_answer(query, scores)))
 
     async def _adapter(self, request: Request, responder: Responder) -> None:
-        if not self._admission.knows_admins:  # everybody would be one
+        if not self._auth.knows_admins:  # everybody would be one
             raise UnknownPathError(
                 f"{request.path}: adapters are loaded by admins, and none is known here"
                 " (admin_key_env, api_keys)"
@@ -295,7 +295,7 @@ class Routes:
         try:
             await self._models.retrieve(request, responder)
         except FleetError as e:
-            if self._admission.knows_admins:
+            if self._auth.knows_admins:
                 raise withheld(e, request.id) from None
             raise
 
@@ -306,7 +306,7 @@ class Routes:
         """200 when a request would be answered, and routed by its prompt; else why not. Where
         admins are known, or have their own port, clients get no names of engines and models."""
         shows_names = not self._for_clients or (
-            not self._admin_apart and self._admission.lets_in(request, admins_only=True)
+            not self._admin_apart and self._auth.lets_in(request, admins_only=True)
         )
         if shows_names:
             await self._ready_with_names(request, responder)

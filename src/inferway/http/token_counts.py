@@ -25,10 +25,10 @@ from inferway.routing.objectives import objectives
 class TokenCounts:
     """Counts the tokens of messages, if an engine would count the same."""
 
-    def __init__(self, director: Director, fleet: Fleet, admission: Auth) -> None:
+    def __init__(self, director: Director, fleet: Fleet, auth: Auth) -> None:
         self._director = director
         self._fleet = fleet
-        self._admission = admission
+        self._auth = auth
 
     async def answers(self, request: Request, responder: Responder, caller: ApiCaller) -> bool:
         """Answer the request, and return True; or do nothing, and return False. Raises
@@ -41,7 +41,7 @@ class TokenCounts:
             return False
         if not model.counts_messages:
             return False
-        slot = self._admission.ticket(responder, self._admission.tenant(caller, request))
+        slot = self._auth.ticket(responder, self._auth.tenant(caller, request))
         if slot is not None:
             wanted = objectives(request.headers, director.priorities, caller.priority)
             await slot.enter(model.name, request.headers, wanted.priority)

@@ -69,7 +69,7 @@ class Turnstile:
         return [waiter for waiter, _ in self.limiter.turns(now)]
 
 
-def turnstile(
+def limiter(
     each: int = 2, band: PriorityBand = FAIR, settings: FlowSettings = FREE, **flow: object
 ) -> Turnstile:
     control = FlowControl(ConcurrencyDetector(each), others=band, **flow)  # type: ignore[arg-type]
@@ -77,7 +77,7 @@ def turnstile(
 
 
 def full(each: int = 1, **given: object) -> Turnstile:
-    made = turnstile(each, **given)  # type: ignore[arg-type]
+    made = limiter(each, **given)  # type: ignore[arg-type]
     assert [made.limiter.enter("m") for _ in range(2 * each)] == [""] * 2 * each
     return made
 
@@ -92,13 +92,13 @@ def order(made: Turnstile, waiters: Sequence[Waiter]) -> list[int]:
 
 
 def test_so_many_enter_as_saturate_the_engines_before_the_table_shows_them() -> None:
-    made = turnstile(each=2)
+    made = limiter(each=2)
 
     assert [made.limiter.enter("m") for _ in range(5)] == ["", "", "", "", None]
 
 
 def test_what_the_table_shows_is_not_counted_twice() -> None:
-    made = turnstile(each=2)
+    made = limiter(each=2)
     for _ in range(3):
         made.limiter.enter("m")
     made.endpoints.in_flight[:] = (2, 1)
@@ -107,7 +107,7 @@ def test_what_the_table_shows_is_not_counted_twice() -> None:
 
 
 def test_what_runs_at_a_drained_engine_takes_no_place_at_the_others() -> None:
-    made = turnstile(each=2)
+    made = limiter(each=2)
     for _ in range(3):
         made.limiter.enter("m")
     made.endpoints = candidates(1, in_flight=[1])
@@ -129,17 +129,17 @@ def test_who_waits_goes_on_when_one_has_ended() -> None:
 
 
 def test_a_model_without_engines_is_not_waited_for() -> None:
-    assert turnstile().limiter.enter("n") == ""
+    assert limiter().limiter.enter("n") == ""
 
 
 def test_the_limits_of_the_settings_hold_beside_it() -> None:
-    made = turnstile(each=9, settings=FlowSettings(in_flight=1))
+    made = limiter(each=9, settings=FlowSettings(in_flight=1))
 
     assert [made.limiter.enter("m") for _ in range(2)] == ["", None]
 
 
 def test_the_fuller_of_prefill_and_decode_counts() -> None:
-    made = turnstile(each=4)
+    made = limiter(each=4)
     roles = ["prefill", "decode", "encode", "prefill-decode"]
     made.endpoints = candidates(labels=[{"llm-d.ai/role": role} for role in roles])
     made.endpoints.in_flight[:] = (4, 0, 9, 2)
@@ -148,7 +148,7 @@ def test_the_fuller_of_prefill_and_decode_counts() -> None:
 
 
 def test_a_priority_that_is_held_back_lets_others_pass() -> None:
-    made = turnstile(
+    made = limiter(
         each=5,
         bands={1: FAIR, 0: FAIR},
         limits=PriorityHoldback(min_ceiling=0.5, max_ceiling=1.0),
@@ -234,7 +234,7 @@ def test_the_queue_has_room_for_so_many() -> None:
     [(None, None, 7.0), (9.0, None, 9.0), (9.0, 3.0, 3.0), (9.0, float("inf"), float("inf"))],
 )
 def test_how_long_one_waits(flow: float | None, band: float | None, seconds: float) -> None:
-    made = turnstile(
+    made = limiter(
         band=PriorityBand(seconds=band),
         settings=FlowSettings(queue_seconds=7.0),
         seconds=flow,

@@ -15,7 +15,7 @@ from inferway.routing.limits.queue import Waiter
 ENGINES = {"m": ["a", "b"], "n": ["b", "c"]}
 
 
-def turnstile(
+def limiter(
     in_flight: int | None = 2, each: int | None = None, queue: int = 10
 ) -> ConcurrencyLimiter:
     settings = FlowSettings(in_flight=in_flight, engine_in_flight=each, queue=queue)
@@ -29,19 +29,19 @@ def waiter(
 
 
 def test_so_many_enter_and_the_next_one_waits() -> None:
-    full = turnstile(2)
+    full = limiter(2)
 
     assert [full.enter("m") for _ in range(3)] == ["", "", None]
 
 
 def test_without_limits_all_enter() -> None:
-    free = turnstile(None)
+    free = limiter(None)
 
     assert [free.enter("m") for _ in range(1000)] == [""] * 1000
 
 
 def test_each_engine_takes_so_many() -> None:
-    full = turnstile(None, each=1)
+    full = limiter(None, each=1)
 
     assert sorted([full.enter("m") or "", full.enter("m") or ""]) == ["a", "b"]
     assert full.enter("m") is None
@@ -49,7 +49,7 @@ def test_each_engine_takes_so_many() -> None:
 
 
 def test_whose_place_is_left_is_the_next_ones() -> None:
-    full = turnstile(1)
+    full = limiter(1)
     full.enter("m")
     first, second = waiter(), waiter()
     full.wait(first)
@@ -63,7 +63,7 @@ def test_whose_place_is_left_is_the_next_ones() -> None:
 
 
 def test_nobody_enters_past_one_who_waits_for_the_same_model() -> None:
-    full = turnstile(1)
+    full = limiter(1)
     full.enter("m")
     full.wait(waiter())
     full.leave("")
@@ -72,7 +72,7 @@ def test_nobody_enters_past_one_who_waits_for_the_same_model() -> None:
 
 
 def test_who_waits_for_a_full_engine_holds_up_no_other_model() -> None:
-    full = turnstile(10, each=1)
+    full = limiter(10, each=1)
     full.enter("m")
     full.enter("m")
     full.wait(waiter(lane="m"))
@@ -81,7 +81,7 @@ def test_who_waits_for_a_full_engine_holds_up_no_other_model() -> None:
 
 
 def test_a_place_moves_with_its_request() -> None:
-    full = turnstile(10, each=1)
+    full = limiter(10, each=1)
     place = full.enter("m")
     assert place == "a"
     assert full.takes("b", place)
@@ -103,7 +103,7 @@ def test_who_wants_a_model_without_engines_goes_on_to_be_told_so() -> None:
 
 
 def test_lower_limits_let_nobody_in_until_they_hold() -> None:
-    full = turnstile(3)
+    full = limiter(3)
     for _ in range(3):
         full.enter("m")
     full.set_settings(FlowSettings(in_flight=1))
@@ -117,7 +117,7 @@ def test_lower_limits_let_nobody_in_until_they_hold() -> None:
 
 
 def test_engines_are_full_by_the_limits_of_now() -> None:
-    full = turnstile(None, each=2)
+    full = limiter(None, each=2)
     for _ in range(3):
         full.enter("m")
     assert full.full == {"a"}
@@ -129,7 +129,7 @@ def test_engines_are_full_by_the_limits_of_now() -> None:
 
 
 def test_a_full_queue_refuses_and_says_when_to_come_again() -> None:
-    full = turnstile(1, queue=1)
+    full = limiter(1, queue=1)
     full.enter("m")
     full.wait(waiter())
 
@@ -142,7 +142,7 @@ def test_a_full_queue_refuses_and_says_when_to_come_again() -> None:
 
 
 def test_without_a_queue_nobody_waits() -> None:
-    full = turnstile(1, queue=0)
+    full = limiter(1, queue=0)
     full.enter("m")
 
     with pytest.raises(QueueFullError):
@@ -150,7 +150,7 @@ def test_without_a_queue_nobody_waits() -> None:
 
 
 def test_a_full_queue_makes_room_for_a_higher_priority() -> None:
-    full = turnstile(1, queue=1)
+    full = limiter(1, queue=1)
     full.enter("m")
     low, high = waiter(), waiter(priority=1)
     full.wait(low)
@@ -161,7 +161,7 @@ def test_a_full_queue_makes_room_for_a_higher_priority() -> None:
 
 def served_every(seconds: float) -> ConcurrencyLimiter:
     """One place, whose queue has been getting shorter at this pace, and two who wait."""
-    full = turnstile(1, queue=100)
+    full = limiter(1, queue=100)
     full.enter("m")
     for _ in range(6):
         full.wait(waiter())
@@ -200,7 +200,7 @@ def test_the_pace_is_forgotten_when_nobody_waits() -> None:
 
 
 def test_who_has_waited_for_too_long_is_put_out() -> None:
-    full = turnstile(1)
+    full = limiter(1)
     full.enter("m")
     patient, hasty = waiter(seconds=60), waiter(seconds=2)
     full.wait(patient)

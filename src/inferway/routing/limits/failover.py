@@ -61,10 +61,10 @@ class Failover:
     """The tries of one request: which engine has it, how that went, and who is next. `over` must be
     called."""
 
-    __slots__ = ("_has_failed", "_is_over", "_left", "_slot", "_traffic", "engine", "number")
+    __slots__ = ("_has_failed", "_is_over", "_left", "_policy", "_slot", "engine", "number")
 
     def __init__(
-        self, targets: tuple[Target, ...], traffic: FailoverPolicy, slot: Slot | None
+        self, targets: tuple[Target, ...], policy: FailoverPolicy, slot: Slot | None
     ) -> None:
         """The request goes to the first of `targets`. Without a `slot` nothing is limited."""
         self.number = 1
@@ -72,17 +72,17 @@ class Failover:
         self._left = targets[1:]
         self._has_failed = False
         self._is_over = False
-        self._traffic = traffic
+        self._policy = policy
         self._slot = slot
-        traffic.retries.active += 1
-        if slot is not None or traffic.standing.breakers:
+        policy.retries.active += 1
+        if slot is not None or policy.standing.breakers:
             self._moved()
 
     def succeeded(self) -> None:
         """The engine has begun to answer."""
-        traffic = self._traffic
-        if traffic.standing.breakers and not self._has_failed:
-            back = traffic.standing.succeeded(self.engine, traffic.clock())
+        policy = self._policy
+        if policy.standing.breakers and not self._has_failed:
+            back = policy.standing.succeeded(self.engine, policy.clock())
             if back:
                 log.info("engine %s answers again; it gets all requests", self.engine)
 
@@ -91,20 +91,20 @@ class Failover:
         if self._has_failed:
             return
         self._has_failed = True
-        traffic = self._traffic
-        if traffic.standing.failed(self.engine, traffic.clock()):
+        policy = self._policy
+        if policy.standing.failed(self.engine, policy.clock()):
             log.warning(
                 "engine %s failed too often; it gets no requests for now (ejection)", self.engine
             )
 
     def abandoned(self) -> None:
         """The client did not wait for how it would go."""
-        self._traffic.standing.abandoned(self.engine)
+        self._policy.standing.abandoned(self.engine)
 
     def another(self) -> Target | None:
         """Return the next target if it may be tried, and count the request as sent there; else
         None."""
-        retries, standing = self._traffic.retries, self._traffic.standing
+        retries, standing = self._policy.retries, self._policy.standing
         left = self._left
         if self.number >= retries.settings.attempts or not left:
             return None
@@ -112,7 +112,7 @@ class Failover:
             left = tuple(target for target in left if self._slot.takes(target.endpoint.engine))
         if not standing.is_plain:
             names = [target.endpoint.engine for target in left]
-            allowed = standing.allowed(names, self._traffic.clock())
+            allowed = standing.allowed(names, self._policy.clock())
             left = tuple(target for target in left if target.endpoint.engine in allowed)
         if not left:
             return None
@@ -129,14 +129,14 @@ class Failover:
     def instead_of(self, status: int) -> Target | None:
         """Return the next target after an answer with such a status, as `another` does; None if the
         answer is to be passed on."""
-        return self.another() if status in self._traffic.retries.statuses else None
+        return self.another() if status in self._policy.retries.statuses else None
 
     def over(self) -> None:
         """Give back all that was taken. Only the first call counts."""
         if self._is_over:
             return
         self._is_over = True
-        retries = self._traffic.retries
+        retries = self._policy.retries
         retries.active -= 1
         if self.number > 1:
             retries.retrying -= 1
@@ -146,4 +146,4 @@ class Failover:
     def _moved(self) -> None:
         if self._slot is not None:
             self._slot.move(self.engine)
-        self._traffic.standing.sent(self.engine, self._traffic.clock())
+        self._policy.standing.sent(self.engine, self._policy.clock())

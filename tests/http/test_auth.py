@@ -25,7 +25,7 @@ CALLERS = Callers(
 )
 
 
-def admission(*, admin_key: bool = False, keys: bool = False) -> Auth:
+def auth(*, admin_key: bool = False, keys: bool = False) -> Auth:
     control = RequestQueue(FlowSettings(), lambda _: [], monotonic)
     return Auth(
         *(FailoverPolicy(monotonic), control),
@@ -69,7 +69,7 @@ def test_a_request_is_its_bearers(
 ) -> None:
     request = bearing(key)
 
-    caller = admission(admin_key=admin_key, keys=keys).caller(request)
+    caller = auth(admin_key=admin_key, keys=keys).caller(request)
 
     assert (caller.tenant, caller.priority, caller.admin) == (tenant, priority, is_admin)
     carried = b"authorization" in dict(request.headers)
@@ -78,7 +78,7 @@ def test_a_request_is_its_bearers(
 
 @pytest.mark.parametrize("key", [None, "", "s3cret", STRANGER], ids=NAMES.get)
 def test_with_keys_nobody_else_is_let_in_and_that_is_counted(key: str | None) -> None:
-    guarded = admission(keys=True)
+    guarded = auth(keys=True)
 
     with pytest.raises(UnauthorizedError):
         guarded.caller(bearing(key))
@@ -97,7 +97,7 @@ def test_with_keys_nobody_else_is_let_in_and_that_is_counted(key: str | None) ->
 def test_who_would_be_let_in_is_told_without_counting(
     keys: bool, admin_key: bool, key: str | None, admins_only: bool
 ) -> None:
-    asked, held = (admission(admin_key=admin_key, keys=keys) for _ in range(2))
+    asked, held = (auth(admin_key=admin_key, keys=keys) for _ in range(2))
     try:
         (held.check_admin if admins_only else held.check)(bearing(key))
         is_let_in = True
@@ -129,7 +129,7 @@ def test_where_admins_are_asked_from_this_machine_alone(
 
 
 def test_a_known_key_that_is_no_admins_is_forbidden() -> None:
-    guarded = admission(keys=True)
+    guarded = auth(keys=True)
 
     with pytest.raises(ForbiddenError, match="this path is for admins, and this key is not one's"):
         guarded.check_admin(bearing(USER))
@@ -138,12 +138,12 @@ def test_a_known_key_that_is_no_admins_is_forbidden() -> None:
 
 
 def test_without_any_key_admin_paths_are_open() -> None:
-    admission().check_admin(bearing(None))
-    admission().check(bearing(None))
+    auth().check_admin(bearing(None))
+    auth().check(bearing(None))
 
 
 def test_requests_are_counted_by_the_name_of_their_key() -> None:
-    guarded = admission(keys=True)
+    guarded = auth(keys=True)
     for key in (USER, USER, ADMIN):
         guarded.caller(bearing(key))
 
@@ -162,7 +162,7 @@ def test_requests_are_counted_by_the_name_of_their_key() -> None:
 def test_an_agent_of_no_tenant_takes_its_own_share(
     tenant: str, headers: dict[bytes, bytes], share: str
 ) -> None:
-    asked = admission()
+    asked = auth()
     request = bearing(None)
     request.headers = [*request.headers, *headers.items()]
     assert asked.share(tenant, request) == tenant
