@@ -98,7 +98,8 @@ class Router(Protocol):
         """The command that starts it."""
 
     def is_ready(self, place: Place) -> bool:
-        """Whether it serves, and knows its engines as well as it is going to without requests."""
+        """Return whether it serves, and knows its engines as well as it is going to without
+        requests."""
 
     def matched_share(self, place: Place, body: bytes) -> float:
         """Send `body`, and return the share of it that the router says is cached, 0 to 1."""

@@ -72,7 +72,7 @@ async def _ask_engine(session: aiohttp.ClientSession, settings: EngineSettings) 
 async def _takes_tools(
     session: aiohttp.ClientSession, url: str, headers: Mapping[str, str], told: EngineFacts
 ) -> bool | None:
-    """Whether a chat may have tools, by one that asks for a single token. None: it cannot be
+    """Return whether a chat may have tools, by one that asks for a single token. None: it cannot be
     said."""
     if not told.models:
         return None

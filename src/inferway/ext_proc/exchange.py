@@ -412,7 +412,7 @@ _ANSWERED: Mapping[str | None, Callable[[ProcessingStream, Any], Sequence[bytes]
 
 
 def is_allowed(endpoint: Endpoint, subset: frozenset[str]) -> bool:
-    """Whether an address, or its host for all ports, is in `subset`."""
+    """Return whether an address, or its host for all ports, is in `subset`."""
     address = endpoint.address
     return address in subset or address.rpartition(":")[0] in subset
 

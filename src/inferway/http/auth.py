@@ -224,8 +224,8 @@ def build_auth(
 
 
 def admins_are_local(settings: ServeSettings) -> bool:
-    """Whether paths for admins are on loopback alone. Where requests come by a Unix socket, which
-    no browser opens, a port for admins is."""
+    """Return whether paths for admins are on loopback alone. Where requests come by a Unix socket,
+    which no browser opens, a port for admins is."""
     host = settings.host
     if host.startswith(UNIX):
         return settings.admin_port is not None

@@ -132,10 +132,11 @@ def _not_a_path(target: bytes) -> BadHttpError:
 
 @lru_cache(maxsize=128)
 def is_host(value: bytes) -> bool:
-    """Whether `value` is a host and maybe a port (RFC 9110 section 7.2; empty is allowed)."""
+    """Return whether `value` is a host and maybe a port (RFC 9110 section 7.2; empty is
+    allowed)."""
     return len(value) <= _MAX_HOST_BYTES and _HOST.fullmatch(value) is not None
 
 
 def is_request_id(value: bytes) -> bool:
-    """Whether a client's x-request-id can be passed on and logged as it is."""
+    """Return whether a client's x-request-id can be passed on and logged as it is."""
     return _REQUEST_ID.fullmatch(value) is not None

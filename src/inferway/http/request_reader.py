@@ -78,8 +78,8 @@ class RequestReader:
         self.receiving = False  # a request has begun to arrive and is not complete
 
     def feed(self, data: bytes | memoryview) -> bool:
-        """Whether more may be fed. If not, the last one in `complete` is an error, or a request
-        whose body is not awaited."""
+        """Return whether more may be fed. If not, the last one in `complete` is an error, or a
+        request whose body is not awaited."""
         self._read, self._searched = data, 0
         self._first = not self.receiving
         behind = None
@@ -124,7 +124,7 @@ class RequestReader:
         return 0 if self._request is None else max(0, self._length - self._body_bytes)
 
     def takes_continue(self) -> bool:
-        """Whether the client waits for 100 Continue. It is asked once."""
+        """Return whether the client waits for 100 Continue. It is asked once."""
         expects = self._expects and not self._body_bytes
         if expects:
             self._expects = False

@@ -98,7 +98,7 @@ def _converted(convert: Callable[[object], object], value: object) -> object:
 
 
 def _takes_ids(kinds: tuple[inspect.Type, ...]) -> bool:
-    """Whether it is the prompt of a completion."""
+    """Return whether it is the prompt of a completion."""
     return any(
         isinstance(kind, inspect.ListType) and isinstance(kind.item_type, inspect.UnionType)
         for kind in kinds

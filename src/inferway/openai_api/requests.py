@@ -257,7 +257,7 @@ def parse_chat(raw: bytes) -> ChatRequest:
 
 
 def _are_plain(messages: list[JsonObject]) -> bool:
-    """Whether all have a role and text, as most chats do."""
+    """Return whether all have a role and text, as most chats do."""
     try:
         for message in messages:
             if type(message["role"]) is not str or type(message["content"]) is not str:

@@ -316,7 +316,7 @@ class Renderer:
         return size <= MAX_CHARS_ON_LOOP[self.loaded(key).tokenizer.encoder]
 
     def _is_outside(self, key: str) -> bool:
-        """Whether to encode is to wait."""
+        """Return whether to encode is to wait."""
         return self.loaded(key).tokenizer.is_outside
 
     async def in_thread(self, work: Callable[[], _Made]) -> _Made:

@@ -20,7 +20,8 @@ CLIENT_GONE = 499  # the status of an answer that nobody was there to get: nginx
 
 
 def is_probe(path: str, user_agent: bytes) -> bool:
-    """Whether somebody asks who does so every few seconds: how we are, or for our numbers."""
+    """Return whether somebody asks who does so every few seconds: how we are, or for our
+    numbers."""
     return path in PROBES or user_agent.startswith(_KUBE)
 
 

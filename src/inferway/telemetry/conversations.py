@@ -259,7 +259,7 @@ def _kind(line: str) -> str:
 
 
 def _has_date(lines: Sequence[str], today: date, num_chars: int) -> bool:
-    """Whether the first characters have this day's date."""
+    """Return whether the first characters have this day's date."""
     text, seen = "", 0
     for line in lines:
         text += line[: num_chars - seen] + "\n"

@@ -48,7 +48,7 @@ class Slo:
     e2e: float | None = None
 
     def kept(self, sample: Sample) -> bool:
-        """Whether the sample is good; one that failed is not."""
+        """Return whether the sample is good; one that failed is not."""
         wanted = ((self.ttft, sample.ttft), (self.itl, sample.itl), (self.e2e, sample.e2e))
         return sample.ok and all(
             limit is None or found is None or found <= limit for limit, found in wanted

@@ -34,7 +34,8 @@ class Requirement(NamedTuple):
 
 
 def _is_hard(row: Row) -> bool:
-    """Whether blocks are named and evicted, and no gateway has sent all that the engines hold."""
+    """Return whether blocks are named and evicted, and no gateway has sent all that the engines
+    hold."""
     is_evicting = row.keys["trace"] in ("mooncake", "agentic@1048576")
     return is_evicting and row.keys["gateways"] != 1
 

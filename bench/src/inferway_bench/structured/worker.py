@@ -104,7 +104,7 @@ class Judge:
         return {"taken": taken, "ordered": ordered, "mask_ns": mask_ns}
 
     def _takes(self, prepared: Prepared, tokens: list[int], mask_ns: list[int]) -> bool:
-        """Whether the masks let every token come, and the end after them."""
+        """Return whether the masks let every token come, and the end after them."""
         try:
             answer = prepared.start()
             row = np.zeros(self._words, np.int32)

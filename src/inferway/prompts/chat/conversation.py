@@ -155,9 +155,9 @@ def conversation(
 
 
 def _are_plain(messages: list[JsonObject]) -> bool:
-    """Whether each is a user's or an assistant's role and then text, and no more. Histories are
-    long, and this is the only look at most of them: a loop that CPython specialises takes half the
-    time of one that calls or builds anything."""
+    """Return whether each is a user's or an assistant's role and then text, and no more. Histories
+    are long, and this is the only look at most of them: a loop that CPython specialises takes half
+    the time of one that calls or builds anything."""
     for message in messages:
         if len(message) != 2:
             return False

@@ -112,7 +112,7 @@ def _is_layout(given: object) -> bool:
 
 
 def _is_short(method: BuiltinMethodType, args: tuple[Any, ...]) -> bool:
-    """Whether all that the method reads is."""
+    """Return whether all that the method reads is."""
     of = method.__self__
     if isinstance(of, str):
         return len(of) <= SHORT and all(type(a) is not str or len(a) <= SHORT for a in args)

@@ -130,7 +130,7 @@ def _guess(model: str, differences: Mapping[str, Difference], *, reads_clock: bo
 
 
 def _differ_in_edges(difference: Difference) -> bool:
-    """Whether one side's ids are the other's with one more at either end."""
+    """Return whether one side's ids are the other's with one more at either end."""
     if isinstance(difference.ours, NotRendered) or isinstance(difference.theirs, NotRendered):
         return False
     return all(

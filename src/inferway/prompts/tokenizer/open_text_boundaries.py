@@ -83,7 +83,7 @@ class OpenTextBoundaries:
 
 
 def _is_plain(normalizer: tokenizers.normalizers.Normalizer | None) -> bool:
-    """Whether it changes nothing."""
+    """Return whether it changes nothing."""
     if normalizer is None:
         return True
     state = json.loads(normalizer.__getstate__())

@@ -248,7 +248,8 @@ class ConcurrencyLimiter:
         return place
 
     def _is_full(self, priority: int) -> tuple[bool, bool]:
-        """Whether there is no room in the queue, and whether that is so of this priority alone."""
+        """Return whether there is no room in the queue, and whether that is so of this priority
+        alone."""
         most = self.settings.queue
         if self.gate is not None:
             flow = self.gate.flow

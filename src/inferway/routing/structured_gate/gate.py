@@ -53,7 +53,7 @@ class Engines(Protocol):
     """What the gate needs of the fleet. Engines are known by their names."""
 
     def has_plugin(self, engine: str) -> bool:
-        """Whether the engine runs our structured output."""
+        """Return whether the engine runs our structured output."""
 
     def is_up(self, engine: str) -> bool: ...
 

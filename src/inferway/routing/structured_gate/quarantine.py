@@ -56,7 +56,7 @@ class Quarantine:
         self._proven.put(key, True)
 
     def is_proven(self, key: str) -> bool:
-        """Whether an engine has answered it to the end."""
+        """Return whether an engine has answered it to the end."""
         return key in self._proven
 
     def __len__(self) -> int:
@@ -89,8 +89,8 @@ class InFlight:
         self._note(engine, now)
 
     def was_alone(self, engine: str, key: str, num_requests: int, now: float) -> bool:
-        """Whether all requests at `engine` have this key, when one with it has failed there. There
-        are `num_requests`, or were until it failed, this one among them. Return False for the
+        """Return whether all requests at `engine` have this key, when one with it has failed there.
+        There are `num_requests`, or were until it failed, this one among them. Return False for the
         others that fail of the same loss."""
         judged = self._judged.get(engine)
         if judged is not None and now - judged < INCIDENT_SECONDS:

@@ -106,8 +106,8 @@ class Shape(RequestListener):
         return AnswerJudge(most, most, count=self._verdicts.count_answer, reports=reports)
 
     async def judge(self, said: Sequence[AnswerText] | None) -> bool | None:
-        """Whether an answer, which has said this, has its shape; None if that cannot be told.
-        Counts it."""
+        """Return whether an answer, which has said this, has its shape; None if that cannot be
+        told. Counts it."""
         said = said if self.can_be_judged else None
         return await self._verdicts.is_valid(self.asked, said, self._asker)
 

@@ -94,8 +94,8 @@ class PrefixCacheAffinity:
 
 
 def _is_worse(column: Column, holds: NDArray[np.bool_], most: float) -> bool:
-    """Whether the best that holds is worse than the best other by more than `most`, or of one of
-    them nothing is known."""
+    """Return whether the best that holds is worse than the best other by more than `most`, or of
+    one of them nothing is known."""
     known = ~np.isnan(column)
     holding, others = column[holds & known], column[~holds & known]
     if not len(holding) or not len(others):
