@@ -23,9 +23,9 @@ async def examine(
     gateway: str | None = None,
     admin_key: str | None = None,
 ) -> list[CheckResult]:
-    """What is found here, from the interpreter outwards to the engines, and to the traffic of a
-    running `gateway` (a URL), if one is given. `tls`: who is trusted to be an https engine; else
-    whom the system trusts."""
+    """Return the findings, from the interpreter outwards to the engines, and of the traffic of a
+    running `gateway` (a URL), if one is given. `tls` names who is trusted to be an https engine;
+    without it, the system's authorities are."""
     hub, asked, told = await asyncio.gather(
         asyncio.to_thread(ask_hub, environment),
         ask_engines(engines, tls),

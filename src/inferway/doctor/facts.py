@@ -66,7 +66,7 @@ class Socket:
 
 @dataclass(frozen=True, slots=True)
 class EngineReport:
-    """What one engine said, and what was seen of it."""
+    """The answers of one engine, and what was seen of it."""
 
     settings: EngineSettings
     health: int | None = None  # status of GET /health
@@ -80,7 +80,7 @@ class EngineReport:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerReport:
-    """What turns a model's requests into tokens here."""
+    """The tokenizer that turns a model's requests into tokens here."""
 
     model: str
     source: str  # directory or hub id, as the engine named it
@@ -122,7 +122,7 @@ class ConversationsReport(msgspec.Struct, frozen=True):
 
 
 class TrafficReport(msgspec.Struct, frozen=True):
-    """What a gateway tells at /admin/traffic."""
+    """The answer of a gateway to /admin/traffic."""
 
     by_prompt: int
     by_load: list[RequestsByLoad]

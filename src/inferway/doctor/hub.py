@@ -31,7 +31,8 @@ def get_status(url: str, headers: Mapping[str, str], seconds: float) -> int:
 def ask_hub(
     environment: Mapping[str, str], seconds: float = HUB_SECONDS, get: GetStatus = get_status
 ) -> Hub:
-    """One request: who am I, if there is a token; any answer at all, if not."""
+    """Send one request to the hub: who the token belongs to, if there is a token, else any page;
+    the answer itself shows that the hub is there."""
     url = (environment.get("HF_ENDPOINT") or DEFAULT_HUB).rstrip("/")
     token = environment.get("HF_TOKEN")
     if environment.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):

@@ -84,7 +84,8 @@ def _destination(addresses: str) -> tuple[bytes, bytes]:
 
 
 def load_balancer_metadata(values: Mapping[str, str | float]) -> bytes:
-    """To be put behind an answer: its dynamic metadata, for who balances load."""
+    """Return the dynamic metadata of an answer, for the proxy's load balancer. It is put behind the
+    answer."""
     answer = ProcessingResponse()
     answer.dynamic_metadata.update({LOAD_BALANCER: dict(values)})
     written: bytes = answer.SerializeToString()
@@ -128,7 +129,8 @@ def response_piece(body: bytes, *, ended: bool) -> bytes:
 
 
 def response_body(body: bytes, *, changed: bool) -> bytes:
-    """Where the proxy sends bodies in another mode than full duplex."""
+    """Return the answer to a piece of a body, for a proxy that sends bodies in another mode than
+    full duplex."""
     if not changed:
         return field(_RESPONSE_BODY, b"")
     return before(len(body), 0, _RESPONSE_BODY, _RESPONSE, _BODY_MUTATION, _BODY) + body
@@ -139,7 +141,7 @@ def response_trailers() -> bytes:
 
 
 def refusal(error: InferwayError) -> bytes:
-    """In llm-d's words, so that what reads them goes on reading."""
+    """Return a refusal in llm-d's words, so that programs that read those keep working."""
     saturated = isinstance(error, SaturatedError)
     words = _SATURATED if saturated else str(error)
     status = status_of_refusal(error)

@@ -73,7 +73,7 @@ class ModelCounts:
 
 @dataclass(slots=True)
 class PickerCounts:
-    """What the picker has done since the start."""
+    """The counters of the picker since its start."""
 
     streams: int = 0
     open: int = 0  # streams, now
@@ -90,7 +90,8 @@ class PickerCounts:
     models: dict[tuple[str, str], ModelCounts] = field(default_factory=dict)  # asked, sent on as
 
     def of_model(self, asked: str, target: str) -> ModelCounts:
-        """For names that are served or configured alone: no others may become labels."""
+        """Return the counters of a model. Only names that are served or configured may become
+        labels."""
         found = self.models.get((asked, target))
         if found is None:
             found = self.models[asked, target] = ModelCounts()

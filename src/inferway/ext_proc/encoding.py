@@ -35,8 +35,8 @@ def number(number: int, value: int) -> bytes:
 
 @lru_cache(maxsize=4096)
 def before(size: int, more: int, *numbers: int) -> bytes:
-    """What stands before `size` bytes that are a field of a message, which is a field of the next:
-    `numbers`, from outside. `more` bytes follow them in the innermost message."""
+    """Return the bytes that precede a field of `size` bytes in nested messages; `numbers` are the
+    fields' numbers from outside. `more` bytes follow the field in the innermost message."""
     heads = b""
     for each in reversed(numbers):
         head = b"%c%b" % (each << 3 | 2, varint(size))

@@ -74,7 +74,7 @@ _WRONG_MODE = (
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How requests are answered, whatever they ask."""
+    """The rules by which all requests are answered."""
 
     find: Callable[[str], Endpoint | None]  # an address -> who is there
     max_body_bytes: int = 32 << 20
@@ -89,7 +89,7 @@ class Rules:
 
 
 class Pick(NamedTuple):
-    """What the picker has found out about a request."""
+    """The picker's findings about a request."""
 
     journey: RequestLifecycle
     targets: Sequence[Target]  # best first
@@ -99,7 +99,8 @@ class Pick(NamedTuple):
 
 
 class Ask(NamedTuple):
-    """What is to be found out about a request. `body` is None if it has none, or none is sent."""
+    """The question about a request that the picker answers. `body` is None if the request has none,
+    or none is sent."""
 
     noted: Noted  # who finds out puts the journey's record there, and its model's counts
     body: bytes | None

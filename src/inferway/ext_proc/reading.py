@@ -40,7 +40,8 @@ def request_head(headers: Headers) -> RequestHead:
 
 
 def client_of(message: Any) -> str:
-    """Its address without the port, if the proxy's `request_attributes` have `source.address`."""
+    """Return the client's address without its port, if the proxy's `request_attributes` have
+    `source.address`."""
     for entry in message.attributes:
         value = entry.value.fields.get(_SOURCE)
         found = None if value is None else _ADDRESS.fullmatch(value.string_value)

@@ -49,12 +49,12 @@ class AdminPages:
         self._clock = clock
 
     async def engines(self, _: Request, responder: Responder) -> None:
-        """All of them; those that do not answer too."""
+        """Answer with all engines, those that do not answer included."""
         body = {"engines": [self._engine(engine) for engine in self._fleet.engines]}
         responder.send(200, JSON, msgspec.json.encode(body))
 
     async def traffic(self, _: Request, responder: Responder) -> None:
-        """What of it keeps caches from being used."""
+        """Answer with what in the traffic keeps caches from being used."""
         responder.send(200, JSON, msgspec.json.encode(self._counts.told()))
 
     async def change(self, request: Request, responder: Responder) -> None:

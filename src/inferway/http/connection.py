@@ -319,7 +319,7 @@ class ClientConnection(asyncio.Protocol):
         return bool(poll.poll(0))
 
     def timed_out(self) -> None:
-        """The deadline has passed."""
+        """Handle that the deadline of this connection has passed."""
         self.deadline = NEVER
         self.server.stats.timed_out += 1
         if self._responder is not None or self.closing or not self.writable:

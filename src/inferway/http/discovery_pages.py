@@ -65,8 +65,9 @@ def _meant(path: str, known: tuple[str, ...]) -> str | None:
 
 
 def near(path: str, known: Iterable[str]) -> list[str]:
-    """Those of which `path` has one half: what is mistyped in one place leaves the other as it was.
-    To compare a path with all of them takes as long as answering the request."""
+    """Return the known paths that share a half with `path`: a path that is mistyped in one place
+    has its other half right. Comparing a path with all of them would take as long as answering the
+    request."""
     return [
         each
         for each in known

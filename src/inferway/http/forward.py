@@ -53,7 +53,7 @@ _FAILED = frozenset({502, 503, 504})
 
 
 class RequestLifecycle(Protocol):
-    """What a frontend does with a request that was decided (routing.journey.Journey)."""
+    """The part of a decided request that a frontend drives (routing.journey.Journey)."""
 
     @property
     def body(self) -> bytes: ...
@@ -67,7 +67,7 @@ class RequestLifecycle(Protocol):
 
 
 class Client(Protocol):
-    """Who gets the answer (responder.Responder, or who stands before it)."""
+    """The receiver of the answer (responder.Responder, or an object in front of it)."""
 
     @property
     def started(self) -> bool: ...

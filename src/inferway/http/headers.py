@@ -60,8 +60,9 @@ def request_lines(request: Request, replaced: set[bytes] | frozenset[bytes] = fr
 
 
 def not_ours_alone(told: Headers) -> Headers:
-    """What is the client's: to come back (x-session-token), what its answer does not keep, what of
-    its request was changed, what in it left nothing to match; without how it was decided."""
+    """Return the headers that every client may see: the session's token, the parts of a shape that
+    its answer does not keep, what of its request was changed, and what in it left nothing to match.
+    How the request was decided is left out."""
     kept: list[tuple[bytes, bytes]] = []
     for name, value in told:
         if name == _EDITED:

@@ -119,9 +119,9 @@ def _inode(path: str) -> int | None:
 
 
 def within_file_limit(limits: LimitSettings, num_files: int, num_ports: int = 1) -> LimitSettings:
-    """Of each port: with connections of clients to all of them for half of the files that the
-    process may open, if that is less: the other half is for engines, which nobody reaches once
-    clients have taken all."""
+    """Return the limits, with fewer connections for each port if that is needed: clients of all
+    ports together may take half of the files that the process may open. The other half is for
+    engines, which could not be reached once clients had taken all."""
     most = max(1, num_files // (2 * num_ports))
     if num_files == resource.RLIM_INFINITY or most >= limits.connections:
         return limits

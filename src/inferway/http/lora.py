@@ -30,7 +30,7 @@ log = logging.getLogger("inferway.admin")
 
 
 class LoraRoutes:
-    """The handler of both."""
+    """The handler of the two paths that load and unload adapters."""
 
     def __init__(self, fleet: Fleet, pool: Pool) -> None:
         self._fleet = fleet

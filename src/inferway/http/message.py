@@ -19,7 +19,7 @@ STATUS_LINES = {
 
 
 def status_line(status: int) -> bytes:
-    """For a status that is not registered: without a reason phrase."""
+    """Return the status line for a status that is not registered, without a reason phrase."""
     return b"HTTP/1.1 %d \r\n" % status
 
 
@@ -42,7 +42,7 @@ _NO_FIELDS: dict[bytes, bytes] = {}
 
 
 class BodyMemory:
-    """How many bytes of requests' bodies a server holds, complete or not."""
+    """The number of bytes of request bodies that a server holds, complete or not."""
 
     __slots__ = ("held", "limit")
 
@@ -87,14 +87,14 @@ class Request:
         self.id = b""  # x-request-id: the client's, or ours
 
     def forget_body(self) -> None:
-        """It is not needed again."""
+        """Release the body, which is not needed again."""
         if self.memory is not None:
             self.memory.held -= len(self.body)
         self.body = b""
 
     @property
     def request_id(self) -> str:
-        """`id` as text."""
+        """The id of the request as text."""
         return self.id.decode()
 
     @property
@@ -105,10 +105,8 @@ class Request:
 
 @lru_cache(maxsize=128)
 def read_target(target: bytes) -> tuple[bytes, str, str]:
-    """What the engine gets, its path and its query. RFC 9112 section 3.2: absolute-form becomes
-    origin-form, the rest is not for us. Raises BadHttpError.
-
-    Clients name the same few paths again and again, which is why answers are kept."""
+    """Return the path and the query that the engine gets. Absolute-form becomes origin-form (RFC
+    9112 section 3.2), and the host in it is dropped. Raises BadHttpError."""
     if target == b"*":
         return _ASTERISK
     found = _TARGET.fullmatch(target)

@@ -24,7 +24,7 @@ PATH = "/v1/models"
 
 
 class ModelPages:
-    """Everybody's to read."""
+    """The pages that list models. Every client may read them."""
 
     def __init__(self, fleet: Fleet, rewrites: Callable[[], Rewrites]) -> None:
         """`rewrites`: the rules that hold now."""
@@ -33,13 +33,13 @@ class ModelPages:
         self._created = int(time.time())  # vLLM says when it was asked, which tells nothing
 
     async def list(self, _: Request, responder: Responder) -> None:
-        """All of them, and the names that rewrites lead to them."""
+        """Answer with all models, and the names that rewrites lead to them."""
         body = {"object": "list", "data": [*self._cards().values()]}
         responder.send(200, JSON, msgspec.json.encode(body))
 
     async def retrieve(self, request: Request, responder: Responder) -> None:
-        """One of them; the slashes of its name may be percent-encoded. Raises UnknownModelError,
-        or NoEndpointError if its engines do not answer."""
+        """Answer with one model; the slashes of its name may be percent-encoded. Raises
+        UnknownModelError, or NoEndpointError if its engines do not answer."""
         name = unquote(request.path.removeprefix(f"{PATH}/"))
         cards = self._cards()
         if name not in cards:

@@ -57,7 +57,7 @@ class _Body(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Query(msgspec.Struct, frozen=True):
-    """One request, checked as far as it can be without the fleet."""
+    """A request for scores, checked as far as is possible without the fleet."""
 
     tokens: list[Any]
     model: str

@@ -161,7 +161,7 @@ class _InQueue:
 
 
 class Ticket:
-    """One request's slot (routing.limits.concurrency_limiter.Slot)."""
+    """A request's slot within the limits (routing.limits.concurrency_limiter.Slot)."""
 
     __slots__ = ("_control", "_inside", "_lane", "_place", "_responder", "_tenant", "waited")
 

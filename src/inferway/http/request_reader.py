@@ -120,7 +120,8 @@ class RequestReader:
         request.keep_alive = False
 
     def awaited_bytes(self) -> int:
-        """That the body under way still lacks, if its head has said how long it is."""
+        """The number of bytes that the body under way still lacks, if its head has said how long it
+        is."""
         return 0 if self._request is None else max(0, self._length - self._body_bytes)
 
     def takes_continue(self) -> bool:
@@ -131,14 +132,14 @@ class RequestReader:
         return expects
 
     def drop(self) -> None:
-        """What of a request has come is not needed."""
+        """Discard what has come of a request, which is not needed."""
         if self.receiving:
             self._server.bodies.held -= self._body_bytes
         self.receiving = False
         self._body = b""
 
     def close(self) -> None:
-        """Nothing comes any more."""
+        """Note that no more bytes will come."""
         self.drop()
         del self._parser  # it refers to us: a body would stay until the garbage collector runs
 

@@ -87,7 +87,7 @@ class Responder:
         self.extra: Headers = ()  # that any answer gets, whoever answers
 
     def attach(self, source: BodySource) -> None:
-        """From now on `source` answers, whenever it can; the handler may return."""
+        """Let `source` answer from now on, whenever it can; the handler may return."""
         self.source = source
         if not self._connection.writable:
             source.pause()

@@ -75,9 +75,9 @@ _FIGURES: tuple[Row[HttpStats], ...] = (
 
 
 class LoopTurns:
-    """Of connections that have more to read or to answer than fits in one turn of the loop, few are
-    called in each, whatever their number, in the order in which they have asked: a client may have
-    thousands."""
+    """Bounds the number of connections that are called in one turn of the loop. Connections with
+    more to read or to answer than fits in one turn are called in the order in which they have
+    asked, a few in each turn, because a client may have thousands of them."""
 
     def __init__(self) -> None:
         self._waiting: deque[Callable[[], object]] = deque()
@@ -173,12 +173,12 @@ class HttpServer:
 
     @property
     def port(self) -> int:
-        """Where it listens; 0 on a Unix socket."""
+        """The port of this server; 0 on a Unix socket."""
         return self._listener.port
 
     @property
     def url(self) -> str:
-        """Where it listens, as a client writes it."""
+        """The URL of this server, as a client writes it."""
         return self._listener.url
 
     def reload_tls(self) -> None:
@@ -214,7 +214,7 @@ class HttpServer:
             log.flush()
 
     def buffered_bytes(self) -> int:
-        """Bytes of answers that wait in us for clients to read."""
+        """The number of bytes of answers that wait here for clients to read them."""
         return sum([connection.buffered_bytes for connection in self._connections])
 
     def cut(self) -> None:

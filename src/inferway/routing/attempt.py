@@ -24,7 +24,7 @@ Later = Callable[[Callable[[], None]], object]
 
 
 class EndpointBook(Protocol):
-    """What journeys and their attempts tell the fleet, and ask of it (fleet.Fleet)."""
+    """The part of the fleet to which journeys and their attempts report (fleet.Fleet)."""
 
     def block_size(self, holder: HolderId) -> int | None:
         """Return the endpoint's block size in tokens; None when the engine has not told."""

@@ -24,7 +24,7 @@ class EngineTokens:
         self.matched += num_reused
 
     def told(self, num_tokens: int, num_reused: int, num_cached: int) -> None:
-        """Of a request that was `sent`, its answer tells what was cached."""
+        """Count the cached tokens that the answer to a `sent` request reports."""
         self.checked += num_reused
         self.delivered += min(num_cached, num_tokens)
 

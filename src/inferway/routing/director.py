@@ -73,7 +73,7 @@ class OffLoop(Protocol):
 
 
 class FleetView(EndpointBook, Protocol):
-    """What the director needs of the fleet (fleet.Fleet)."""
+    """The part of the fleet that the director needs (fleet.Fleet)."""
 
     def model(self, name: str) -> ServedModel:
         """Return the model that is served under this name. Raises UnknownModelError, or

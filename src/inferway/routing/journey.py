@@ -50,7 +50,7 @@ class EditsTokens(Protocol):
 
 
 class Host(Protocol):
-    """What all journeys share (director.Director)."""
+    """The objects that all journeys share (director.Director)."""
 
     @property
     def fleet(self) -> EndpointBook: ...
@@ -77,7 +77,7 @@ class Decides(Protocol):
 
 
 class Routed(msgspec.Struct, frozen=True):
-    """All that was found out about a request: what the alarm and the publisher get."""
+    """The findings about a request, for the alarm and the publisher."""
 
     request: LLMRequest
     model: ServedModel

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Record:
-    """One request. Times are seconds of the director's clock."""
+    """The record of one request. Times are seconds of the director's clock."""
 
     opened_at: float
     model: str = ""  # that the client asked for, as it wrote it: of any length

@@ -28,8 +28,8 @@ _MAX_MODEL = 128
 
 
 class Line(msgspec.Struct, omit_defaults=True):
-    """What is logged of one answer. The names of the fields are those in the log, as text and as
-    JSON."""
+    """The line that is logged for one answer. The names of the fields are those in the log, as text
+    and as JSON."""
 
     time: str  # when the answer ended
     level: str

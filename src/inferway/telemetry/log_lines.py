@@ -35,8 +35,8 @@ def _second(whole: int) -> str:
 
 @lru_cache(maxsize=1024)
 def quoted(value: str) -> str:
-    """As a value stands behind `key=`: as it is, or as a JSON string in ASCII, so that it can
-    neither end its line nor look like another key."""
+    """Return a value as it stands behind `key=`: as it is, or as a JSON string in ASCII, so that it
+    can neither end its line nor look like another key."""
     if _PLAIN.fullmatch(value):
         return value
     return '"' + "".join([_escaped(char) for char in value]) + '"'
@@ -74,7 +74,7 @@ class _JsonRecord(msgspec.Struct, omit_defaults=True):
 
 
 class JsonFormatter(logging.Formatter):
-    """One object in one line; a traceback is one of its members."""
+    """Formats a record as one JSON object in one line; a traceback is one of its members."""
 
     def format(self, record: logging.LogRecord) -> str:
         traceback = record.exc_text or ""

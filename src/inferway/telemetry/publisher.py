@@ -28,7 +28,7 @@ SEND_HIGH_WATER = 10_000  # messages per subscriber; a slow one loses, never slo
 
 
 class ZmqPublisher:
-    """One PUB socket. A wildcard address binds, any other connects. Never waits."""
+    """A PUB socket. A wildcard address binds, any other connects. It never waits."""
 
     def __init__(self, address: str, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         self.address = address

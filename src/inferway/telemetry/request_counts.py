@@ -44,8 +44,8 @@ _TOKENS = tuple(float(digit * 10**power) for power in range(7) for digit in (1, 
 
 @dataclass(slots=True)
 class ModelRequests:
-    """What is counted of the requests for one model, once it is settled. Only whole answers have
-    times and tokens, but a cut one has its first token's."""
+    """The counters of the requests for one model, each counted once it is settled. Only whole
+    answers have times and tokens, but a cut one has its first token's time."""
 
     name: str
     clock: Callable[[], float]
@@ -133,8 +133,8 @@ _HISTOGRAMS: tuple[tuple[str, str, Callable[[ModelRequests], Histogram]], ...] =
 
 @dataclass(slots=True)
 class RequestCounts:
-    """One for the process: a log of answers (answer_log.AnswerLog) that keeps numbers. `clock` is
-    the director's."""
+    """The request counters of the process: a log of answers (answer_log.AnswerLog) that keeps
+    numbers. `clock` is the director's."""
 
     clock: Callable[[], float]
     models: dict[str, ModelRequests] = field(default_factory=dict)

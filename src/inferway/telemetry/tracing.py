@@ -278,7 +278,7 @@ _TRACEPARENT = re.compile(rb"(?!ff)([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-(
 
 
 class Parent(NamedTuple):
-    """Who has called, as a `traceparent` header tells it."""
+    """The caller's span, as a `traceparent` header names it."""
 
     trace_id: int
     span_id: int

@@ -19,8 +19,8 @@ _PATHS = frozenset({*PARSERS, *UNREAD})  # all others are one
 
 @dataclass(slots=True)
 class TrafficCounts:
-    """One for the process: a log of answers (answer_log.AnswerLog) that keeps numbers, words of our
-    own, and paths that we know."""
+    """The counters of what keeps caches unused: a log of answers (answer_log.AnswerLog), one for
+    the process, that keeps numbers, words of our own, and paths that we know."""
 
     by_load: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     by_prompt: int = 0

@@ -27,15 +27,15 @@ _BACKLOG_BYTES = 1 << 20  # of answers that the client does not take: then it ma
 
 
 class CallReceiver(Protocol):
-    """Who is called."""
+    """The receiver of a call: the handler of one stream."""
 
     def on_message(self, message: bytes) -> None: ...
     def on_end(self) -> None:
         """The client says no more."""
 
     def on_gone(self) -> None:
-        """It wants no answer, or cannot be reached, or has said what cannot be read. Not after
-        `finish`."""
+        """Note that the client wants no answer, cannot be reached, or has sent bytes that cannot be
+        read. It is not called after `finish`."""
 
 
 class _Nobody:
@@ -102,7 +102,7 @@ class Call:
     # ----------------------------------------------------------------------------- to the client
 
     def send(self, message: bytes) -> None:
-        """Nothing is sent any more once the call is over."""
+        """Send a message. Nothing is sent any more once the call is over."""
         if self._end is not None:
             return
         outlet, size = self._outlet, len(message) + MESSAGE_HEAD_BYTES
@@ -179,7 +179,7 @@ class Call:
     # --------------------------------------------------------------------------- from the client
 
     def received(self, payload: bytes, size: int) -> None:
-        """Of a DATA frame, which has taken `size` bytes of the window."""
+        """Take the payload of a DATA frame, which has taken `size` bytes of the window."""
         self._untold += size
         if self._untold >= _TELL_BYTES:
             if self._untold > WINDOW_BYTES:
@@ -235,7 +235,7 @@ class Call:
         handler.on_gone()
 
     def hold(self) -> None:
-        """What comes is kept by the handler: the client hears of no room."""
+        """Give the client no further room, while the handler keeps what has come."""
         self._held = True
 
     def release(self) -> None:

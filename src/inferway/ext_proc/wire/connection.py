@@ -180,7 +180,7 @@ class Connection(asyncio.Protocol):
             self.close()
 
     def greeted_or_closed(self) -> None:
-        """It has had its time to say that it speaks HTTP/2."""
+        """Close the connection if the client has not begun to speak HTTP/2 in time."""
         if not self._greeted:
             self.abort()
 

@@ -28,7 +28,7 @@ _MAX_CONCURRENT_STREAMS, INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE, _MAX_HEADER_LIST_S
 
 
 class Fault(IntEnum):
-    """Why a stream or a connection is closed."""
+    """The reason why a stream or a connection is closed."""
 
     NO_ERROR = 0
     PROTOCOL_ERROR = 1
@@ -80,7 +80,7 @@ def message_frame(stream: int, message: bytes) -> bytes:
 
 
 def message_head(length: int) -> bytes:
-    """What stands before a message's bytes."""
+    """Return the five bytes that precede a gRPC message of this length."""
     return b"\0" + _FOUR.pack(length)
 
 
@@ -97,8 +97,8 @@ def goaway(last_stream: int, fault: Fault, words: str = "") -> bytes:
 
 
 def settings(window: int, streams: int, header_bytes: int) -> bytes:
-    """Ours: what a stream may send before it is told more, how many there may be at a time, and how
-    large their headers."""
+    """Return our SETTINGS: how much a stream may send before it is given more room, how many
+    streams there may be at a time, and how large their headers may be."""
     said = {
         _MAX_CONCURRENT_STREAMS: streams,
         INITIAL_WINDOW_SIZE: window,
@@ -108,7 +108,8 @@ def settings(window: int, streams: int, header_bytes: int) -> bytes:
 
 
 def settings_in(payload: bytes) -> Mapping[int, int]:
-    """Of settings said twice, the last one counts. Raises ConnectionFault."""
+    """Return the settings of a SETTINGS frame; of those that stand twice the last one counts.
+    Raises ConnectionFault."""
     if len(payload) % _SETTING.size:
         raise ConnectionFault(Fault.FRAME_SIZE_ERROR, "settings of a wrong size")
     said = dict(_SETTING.iter_unpack(payload))
@@ -129,14 +130,14 @@ def number_in(payload: bytes) -> int:
 
 
 def unpadded(payload: bytes) -> bytes:
-    """Raises ConnectionFault."""
+    """Return the payload of a frame without its padding. Raises ConnectionFault."""
     if not payload or payload[0] >= len(payload):
         raise ConnectionFault(Fault.PROTOCOL_ERROR, "more padding than there is")
     return payload[1 : len(payload) - payload[0]]
 
 
 def header_block(flags: int, payload: bytes) -> bytes:
-    """What a HEADERS frame has between padding and priority. Raises ConnectionFault."""
+    """Return the part of a HEADERS frame between padding and priority. Raises ConnectionFault."""
     if flags & PADDED:
         payload = unpadded(payload)
     if flags & HAS_PRIORITY:
@@ -147,7 +148,7 @@ def header_block(flags: int, payload: bytes) -> bytes:
 
 
 def check_size(payload: bytes, size: int) -> None:
-    """Raises ConnectionFault."""
+    """Check the length of a frame's payload. Raises ConnectionFault."""
     if len(payload) != size:
         raise ConnectionFault(Fault.FRAME_SIZE_ERROR, f"{len(payload)} bytes instead of {size}")
 

@@ -21,7 +21,7 @@ _KEEP_ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 
 
 class Credentials(Protocol):
-    """Of our side of TLS (ext_proc.tls)."""
+    """The certificates of our side of TLS (ext_proc.tls)."""
 
     @property
     def context(self) -> ssl.SSLContext:

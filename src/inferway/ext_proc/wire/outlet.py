@@ -94,7 +94,7 @@ class Outlet:
     # who waits for room
 
     def pause(self) -> None:
-        """The socket is full."""
+        """Stop writing, because the socket is full."""
         self.paused = self._is_full = True
 
     def resume(self) -> None:
@@ -107,11 +107,12 @@ class Outlet:
             self.pump()
 
     def wait(self, call: Sender) -> None:
-        """It is pumped when there is room again."""
+        """Have a stream pumped when there is room again."""
         self.waiting[call.stream] = call
 
     def pump(self) -> None:
-        """In turn, and no more of them than there is room for: each may wait again."""
+        """Let waiting streams write, in turn, and no more of them than there is room for; each may
+        wait again."""
         waiting = self.waiting
         while waiting and self.window > 0 and not self.paused:
             waiting.popitem(last=False)[1].pump()

@@ -18,7 +18,7 @@ class Patience:
 
 
 class Flood:
-    """What one client has sent for nothing."""
+    """The amount of useless frames that one client has sent."""
 
     __slots__ = ("_clock", "_count", "_patience", "_since")
 

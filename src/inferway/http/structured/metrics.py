@@ -12,7 +12,7 @@ from inferway_structured.sandbox.sandbox import SandboxStats
 
 
 def structured_families(gate: Gate | None) -> Iterator[Family]:
-    """Without a gate, no samples."""
+    """Yield the metrics of structured output; without a gate they have no samples."""
     counts = GateCounts() if gate is None else gate.counts
     verdicts = None if gate is None else gate.verdicts
     answers = {} if verdicts is None else verdicts.counts.answers.snapshot()

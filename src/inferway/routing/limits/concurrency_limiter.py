@@ -29,8 +29,8 @@ MAX_RETRY_AFTER = 60
 
 
 class Slot(Protocol):
-    """One request's place within the limits, from when it enters until it leaves: `enter` awaits
-    its turn (http.request_queue.Ticket)."""
+    """A request's reservation within the limits, from when it enters until it leaves: `enter`
+    awaits its turn (http.request_queue.Ticket)."""
 
     waited: float  # seconds, for its turn
 
@@ -46,10 +46,10 @@ class Slot(Protocol):
         """Return whether the engine has room for it."""
 
     def move(self, engine: str) -> None:
-        """It goes to this engine, which takes it."""
+        """Move the reservation to the engine that takes the request."""
 
     def leave(self) -> None:
-        """It has ended. Only the first call counts."""
+        """Give the reservation back, because the request has ended. Only the first call counts."""
 
 
 @dataclass(slots=True)

@@ -82,7 +82,7 @@ class SaturationGate:
         self.in_flight[lane] = self.in_flight.get(lane, 0) + 1
 
     def leaves(self, lane: str) -> None:
-        """One that had its turn has ended."""
+        """Count out a request that had its turn and has ended."""
         self.in_flight[lane] -= 1
 
     def saturations(self) -> dict[str, float]:

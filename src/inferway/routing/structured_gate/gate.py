@@ -50,7 +50,7 @@ _CONFIRM_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)
 
 
 class Engines(Protocol):
-    """What the gate needs of the fleet. Engines are known by their names."""
+    """The part of the fleet that the gate needs. Engines are known by their names."""
 
     def has_plugin(self, engine: str) -> bool:
         """Return whether the engine runs our structured output."""
@@ -62,7 +62,8 @@ class Engines(Protocol):
 
 
 class Gate:
-    """What the director asks before an engine gets a request, one for each director. Close it."""
+    """The checks that the director makes of a shape before an engine gets the request. Each
+    director has one, which must be closed."""
 
     def __init__(
         self,
@@ -270,7 +271,7 @@ class Gate:
 
     @property
     def num_suspected(self) -> int:
-        """How many losses of engines may yet turn out to be a shape's fault."""
+        """The number of losses of engines that may yet turn out to be a shape's fault."""
         return len(self._timers)
 
     def _confirm(self, engine: str, key: str, waits: Sequence[float]) -> None:
