@@ -32,7 +32,13 @@ from typing import Any
 import msgspec
 
 from inferway.model import BlockKey
-from inferway.openai_api.requests import Body, ChatRequest, MessagesRequest, ResponsesRequest
+from inferway.openai_api.requests import (
+    BILLING_HEADER,
+    Body,
+    ChatRequest,
+    MessagesRequest,
+    ResponsesRequest,
+)
 from inferway.routing.journey import Routed
 from inferway.telemetry.clients import family, user_agent
 
@@ -47,7 +53,6 @@ _SHORTEST = 4  # blocks: less is no evidence
 _MOST_LINES, _MOST_TOOLS, _MOST_MESSAGES = 2_000, 1_000, 16
 _ENDS = 256  # characters of a text that tell a conversation from others, at both of its ends
 
-_BILLING_HEADER = "x-anthropic-billing-header"  # where it begins a text, engines drop it
 _HASH = re.compile(r"cch=|\b[0-9a-f]{8}-[0-9a-f]{4}-|\b(?=[0-9a-f]*\d)[0-9a-f]{12,}\b", re.I)
 _TIME = re.compile(
     r"\b\d{4}-\d\d-\d\d|\b\d{1,2}:\d\d\b|\b\d{1,2}[./]\d{1,2}[./]\d{2,4}\b"
@@ -226,7 +231,7 @@ def _system_lines(body: Body, messages: Sequence[JsonObject]) -> list[str]:
     lines: list[str] = []
     for text in texts:
         found = text.splitlines()
-        lines += found[1:] if text.startswith(_BILLING_HEADER) else found
+        lines += found[1:] if text.startswith(BILLING_HEADER) else found
     return lines[:_MOST_LINES]
 
 
