@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import date
 from typing import Any
 
@@ -60,8 +61,19 @@ class Gateway:
     def routes(
         self, body: dict[str, Any], path: str = "/v1/chat/completions", agent: str = "claude-cli/2"
     ) -> None:
+        names = ("instructions", "system", "tools", "messages", "input")
+        seen = msgspec.json.encode([body.get(name) for name in names])
+        self.routes_raw(msgspec.json.encode({"model": "m", **body}), seen, path, agent)
+
+    def routes_raw(
+        self,
+        raw: bytes,
+        seen: bytes | None = None,
+        path: str = "/v1/chat/completions",
+        agent: str = "claude-cli/2",
+    ) -> None:
+        """`seen`: what the engine makes tokens of; None: all of the body."""
         self.now += 1.0
-        raw = msgspec.json.encode({"model": "m", **body})
         request = LLMRequest(
             request_id="r",
             target_model="m",
@@ -69,9 +81,7 @@ class Gateway:
             raw=raw,
             headers=[(b"user-agent", agent.encode())],
         )
-        names = ("instructions", "system", "tools", "messages", "input")
-        seen = msgspec.json.encode([body.get(name) for name in names])
-        ids = np.frombuffer(seen, np.uint8).astype(np.uint32)
+        ids = np.frombuffer(raw if seen is None else seen, np.uint8).astype(np.uint32)
         prompt = Prompt(ids, BlockHasher(self.block_size).keys(ids))
         candidates = idle([Endpoint("e0", "http://e0", 0)], self.block_size)
         candidates.now = self.now
@@ -217,6 +227,24 @@ def test_short_prompts_are_no_evidence() -> None:
     say("b", 2)
 
     assert gateway.conversations.turns == 0
+
+
+def test_a_prompt_without_a_full_block_is_looked_at_too() -> None:
+    gateway = Gateway(block_size=512)
+    for turns in (1, 2):
+        gateway.routes({"messages": [{"role": "user", "content": "hi"}] * turns})
+
+    told = gateway.conversations.told()
+    assert (told["requests"], told["turns"]) == (2, 0)
+
+
+def test_tools_may_have_what_no_json_encoder_takes(gateway: Gateway) -> None:
+    odd = {"type": "function", "function": {"name": "\ud800", "parameters": {"maximum": 2**70}}}
+    raw = json.dumps(chat(1) | {"model": "m", "tools": [odd]}).encode()
+
+    gateway.routes_raw(raw)
+
+    assert gateway.conversations.with_tools == 1
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,7 @@ class Conversations:
             len(messages),
             len(keys),
             [(place, keys[place]) for place in _places(len(keys))],
-            [hash(msgspec.json.encode(tool)) for tool in islice(body_tools(body), _MOST_TOOLS)],
+            [hash(repr(tool)) for tool in islice(body_tools(body), _MOST_TOOLS)],
             [hash(line) for line in lines],
             inline,
         )
@@ -243,7 +243,7 @@ def _places(num_blocks: int) -> list[int]:
         found.add(int(place))
         place *= 1.5
     found.update((int(_KEPT * num_blocks), num_blocks - 1))
-    return sorted(place for place in found if place < num_blocks)
+    return sorted(place for place in found if 0 <= place < num_blocks)
 
 
 def _cause(before: Seen, seen: Seen, lines: Sequence[str]) -> str:
