@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 from tests.engines import client
-from tests.engines.chats import Request, chat, user
+from tests.engines.chats import CHAT, Request, chat, user
 from tests.engines.conftest import ServingProgram
 from tests.engines.engine import RealEngine
 from tests.engines.gateway import cached, engine_of, send, wait_until_believed
@@ -85,7 +85,7 @@ class _Passing(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         raw = self.rfile.read(int(self.headers["content-length"]))
-        if self.path.startswith("/v1/"):
+        if self.path == CHAT:
             prefiller = self.headers.get(PREFILLER)
             self.server.told.append(prefiller)
             if prefiller is not None:
