@@ -55,6 +55,7 @@ def test_a_gateway_that_is_not_there_exits_1() -> None:
 
     assert result.exit_code == 1
     assert "fail gateway http://127.0.0.1:1: http://127.0.0.1:1/admin/traffic" in result.output
+    assert "port:" not in result.output  # a gateway that runs has one
 
 
 def test_a_key_that_is_not_set_is_refused() -> None:

@@ -40,7 +40,8 @@ async def examine(
         *rules.judge_packages(machine.look_at_packages(machine.core_dependencies())),
         rules.judge_cache(machine.look_at_cache(cache)),
         rules.judge_hub(hub),
-        rules.judge_port(machine.look_at_port(environment)),
+        # a gateway that runs has its port, and needs no other
+        *(() if gateway else (rules.judge_port(machine.look_at_port(environment)),)),
         *(finding for engine in asked for finding in rules.judge_engine(engine, tools_come)),
         *rules.judge_fleet(asked),
         *(
