@@ -38,7 +38,7 @@ ENGINE = (
     *("--prefill-overhead", "20ms", "--prefill-time-per-token", "0.3ms"),
     *("--inter-token-latency", "12ms", "--time-factor-under-load", "2"),
 )
-_ALL_OF_IT = ("--warm-up", "0", "--cool-down", "0")
+_ALL_OF_IT = ("--warm-up", "0")
 _SCRAPE = "1s"
 _LISTENS = r"listening on (http://\S+)"
 _ENGINE_LISTENS = r"simulated engine (http://\S+)"
