@@ -27,13 +27,12 @@ from inferway.model import Headers
 from inferway.routing.limits.concurrency_limiter import ConcurrencyLimiter, EnginesOf
 from inferway.routing.limits.queue import Waiter
 from inferway.routing.limits.saturation_gate import SaturationGate
+from inferway.routing.objectives import TTFT
 
 _SWEEP_SECONDS = 0.1  # for deadlines, and engines that come, go or return
 
-_TTFT = (b"x-slo-ttft-ms", b"x-llm-d-slo-ttft-ms")
-
 _UNITS = {  # in seconds
-    **dict.fromkeys(_TTFT, 0.001),
+    **dict.fromkeys(TTFT, 0.001),
     b"x-request-timeout-ms": 0.001,
     b"x-stainless-read-timeout": 1.0,
 }
@@ -224,7 +223,7 @@ def patience(headers: Headers, most: float) -> float:
 def ttft_seconds(headers: Headers) -> float | None:
     """Return the seconds to the first token that the caller asks for; None if it does not."""
     for name, value in headers:
-        if name in _TTFT:
+        if name in TTFT:
             seconds = _seconds(value, _UNITS[name], 0.0)
             return seconds or None
     return None

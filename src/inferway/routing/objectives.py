@@ -12,9 +12,9 @@ from inferway.openai_api.llm_request import Objectives
 
 # Old and new spelling (field notes 3.5).
 _OBJECTIVE = (b"x-gateway-inference-objective", b"x-llm-d-inference-objective")
-_TTFT = (b"x-slo-ttft-ms", b"x-llm-d-slo-ttft-ms")
+TTFT = (b"x-slo-ttft-ms", b"x-llm-d-slo-ttft-ms")
 _TPOT = (b"x-slo-tpot-ms", b"x-llm-d-slo-tpot-ms")
-_ALL = frozenset({*_OBJECTIVE, *_TTFT, *_TPOT})
+_ALL = frozenset({*_OBJECTIVE, *TTFT, *_TPOT})
 
 _TENANT = (b"x-gateway-inference-fairness-id", b"x-llm-d-inference-fairness-id")  # llm-d's word
 _MAX_TENANT_BYTES = 128
@@ -34,7 +34,7 @@ def objectives(
     _, objective = _first(asked, _OBJECTIVE)
     return Objectives(
         priority=priorities.get(objective or "", 0) if given is None else given,
-        ttft_ms=_milliseconds(asked, _TTFT),
+        ttft_ms=_milliseconds(asked, TTFT),
         tpot_ms=_milliseconds(asked, _TPOT),
     )
 
