@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -63,3 +64,15 @@ def write_tiny_model(directory: Path) -> None:
     config = {"eos_token": "<|end|>", "chat_template": template}
     (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
     (directory / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+def named_events(text: str) -> list[dict[str, Any]]:
+    """The data of a stream of events, each of which is named by its type."""
+    *blocks, end = text.split("\n\n")
+    assert end == ""
+    found = []
+    for block in blocks:
+        name, data = block.split("\n")
+        found.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {found[-1]['type']}"
+    return found

@@ -8,6 +8,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from tests.simulator.doubles import named_events
 from tests.simulator.test_other_kinds import shape
 from tests.simulator.test_server import CHAT, chat, posting, serving
 
@@ -36,17 +37,6 @@ def streamed(**fields: Any) -> str:
             return await response.text()
 
     return str(serving(scenario))
-
-
-def events(text: str) -> list[dict[str, Any]]:
-    *blocks, end = text.split("\n\n")
-    assert end == ""
-    found = []
-    for block in blocks:
-        name, data = block.split("\n")
-        found.append(json.loads(data.removeprefix("data: ")))
-        assert name == f"event: {found[-1]['type']}"
-    return found
 
 
 def test_a_message_says_back_what_it_was_told_and_counts_its_tokens() -> None:
@@ -81,7 +71,7 @@ def test_answers_have_the_form_of_vllms_own_converters() -> None:
 
 
 def test_streams_have_the_events_of_vllms_own_converters() -> None:
-    found, real = events(streamed(max_tokens=2)), events(REAL["stream"])
+    found, real = named_events(streamed(max_tokens=2)), named_events(REAL["stream"])
 
     assert shape(found) == shape(real)
     for ours, theirs in zip(found, real, strict=True):
@@ -94,7 +84,7 @@ def test_streams_have_the_events_of_vllms_own_converters() -> None:
 
 
 def test_a_stream_without_text_has_no_block() -> None:
-    kinds = [event["type"] for event in events(streamed(text=""))]
+    kinds = [event["type"] for event in named_events(streamed(text=""))]
 
     assert kinds == ["message_start", "message_delta", "message_stop"]
 

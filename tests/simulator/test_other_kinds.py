@@ -10,6 +10,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from tests.simulator.doubles import named_events
 from tests.simulator.test_server import CHAT, chat, posting, serving
 
 from inferway.simulator.engine import SimulatedEngine
@@ -25,14 +26,7 @@ def respond(given: Any = "Good morning", **fields: Any) -> dict[str, Any]:
 async def events(client: aiohttp.ClientSession, body: dict[str, Any]) -> list[dict[str, Any]]:
     async with client.post(RESPONSES, json={**body, "stream": True}) as response:
         assert response.headers["Content-Type"] == "text/event-stream; charset=utf-8"
-        *blocks, end = (await response.text()).split("\n\n")
-    assert end == ""
-    found = []
-    for block in blocks:
-        name, data = block.split("\n")
-        found.append(json.loads(data.removeprefix("data: ")))
-        assert name == f"event: {found[-1]['type']}"
-    return found
+        return named_events(await response.text())
 
 
 def test_a_response_says_back_the_input_and_counts_its_tokens() -> None:

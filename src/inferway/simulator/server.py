@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -113,11 +114,8 @@ class Server:
         options = read_options(decode_fields(raw))
         (turn,) = await self._planner.plan(as_chat(body), options, self._core.now)
         answer = ResponsesAnswer(self._names.answered_name(body.model), body)
-        with self._core.submit([turn.job]) as tokens:
-            if body.stream:
-                return await _send(request, _response_events(answer, turn, tokens))
-            text = "".join([_text_of(turn, item) async for item in tokens])
-            return _json(answer.whole(turn, text))
+        events = partial(_response_events, answer, turn) if body.stream else None
+        return await self._answer(request, turn, events, answer.whole)
 
     async def message(self, request: web.Request) -> web.StreamResponse:
         """Answer /v1/messages: they become the chat that the engine would make of them."""
@@ -131,11 +129,8 @@ class Server:
         except RequestError as e:
             return _json(message_error(e, _kind(e.status)), e.status)
         answer = MessagesAnswer(self._names.answered_name(body.model))
-        with self._core.submit([turn.job]) as tokens:
-            if body.stream:
-                return await _send(request, _message_events(answer, turn, tokens))
-            text = "".join([_text_of(turn, item) async for item in tokens])
-            return _json(answer.whole(turn, text))
+        events = partial(_message_events, answer, turn) if body.stream else None
+        return await self._answer(request, turn, events, answer.whole)
 
     async def count_tokens(self, request: web.Request) -> web.Response:
         body = parse_count_tokens(await request.read())
@@ -232,6 +227,20 @@ class Server:
             if body.stream:
                 return await _stream(request, answer, options, turns, tokens)
             return await _collect(answer, turns, tokens)
+
+    async def _answer(
+        self,
+        request: web.Request,
+        turn: PlannedReply,
+        events: Callable[[AsyncIterator[Emitted]], AsyncIterator[bytes]] | None,
+        whole: Callable[[PlannedReply, str], Any],
+    ) -> web.StreamResponse:
+        """Answer with one turn: as `events` of its tokens, or without those as the `whole`."""
+        with self._core.submit([turn.job]) as tokens:
+            if events is not None:
+                return await _send(request, events(tokens))
+            text = "".join([_text_of(turn, item) async for item in tokens])
+            return _json(whole(turn, text))
 
 
 async def _collect(
