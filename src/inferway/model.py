@@ -47,6 +47,30 @@ class RequestHead(msgspec.Struct, frozen=True):
     headers: Headers
 
 
+class KvConnector(StrEnum):
+    """The ways in which an engine gets KV blocks that another one has computed: vLLM's connectors,
+    and SGLang's bootstrap."""
+
+    NIXL = "nixl"  # the decode engine pulls what the prefill engine has kept for it
+    NIXL_PUSH = "nixl-push"  # the prefill engine writes where the decode engine has asked it to
+    MOONCAKE = "mooncake"  # both are asked at once, paired by an id of ours
+    SGLANG = "sglang"  # both are asked at once, paired by a room
+
+
+class KvTransfer(msgspec.Struct, frozen=True):
+    """How an endpoint hands KV blocks to others, and takes theirs."""
+
+    connector: KvConnector
+    # Endpoints with the same connector and group can hand blocks to each other. It is made of what
+    # must be equal: model, dtype, block size, the engine's version.
+    group: str = ""
+    gives: bool = True  # it may compute prompts for others
+    takes: bool = True  # it may decode what others have computed
+    lease_seconds: float = 30.0  # so long it keeps blocks that nobody has fetched
+    bootstrap: str = ""  # host:port where both sides meet: of Mooncake and SGLang
+    hosts: tuple[str, ...] = ()  # where its side channel may be; empty: at the host of its URL
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """A target of scheduling: an engine, or one data-parallel rank of it."""
@@ -57,6 +81,8 @@ class Endpoint:
     rank: int | None = None  # None: the engine has one rank, or balances its own
     headers: Headers = field(default=(), repr=False)  # sent with every request: its API key
     labels: Mapping[str, str] = field(default_factory=dict, compare=False)  # Kubernetes' words
+    # None: it is not known to hand blocks to others
+    kv_transfer: KvTransfer | None = field(default=None, compare=False)
 
     @property
     def address(self) -> str:
@@ -310,12 +336,14 @@ class Target(msgspec.Struct, frozen=True):
 class SchedulingResult(msgspec.Struct, frozen=True):
     """The result of scheduling: endpoints, best first, and the headers that the chosen engine needs
     (with disaggregated prefill: where the prompt is computed). `others` are endpoints that have a
-    part in the request too, by the name of the profile that chose them."""
+    part in the request too, by the name of the profile that chose them. `prefill`, if it is not
+    empty: where the prompt is to be computed for the first of `targets`, best first."""
 
     targets: tuple[Target, ...]
     headers: Headers = ()
     others: Mapping[str, Target] = {}
     profile: str = ""  # that chose the targets, where there are several
+    prefill: tuple[Target, ...] = ()
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -324,3 +352,4 @@ class Decision(msgspec.Struct, frozen=True):
     targets: tuple[Target, ...]
     reason: Reason
     headers: Headers = ()  # see SchedulingResult
+    prefill: tuple[Target, ...] = ()  # see SchedulingResult

@@ -39,6 +39,10 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     block_size: Count | None = None  # tokens
     api_key_env: str | None = None  # environment variable with the engine's API key
     labels: dict[str, str] = {}  # what filters choose by: its role in disaggregated serving
+    role: Literal["prefill", "decode", "both"] | None = None  # short for label llm-d.ai/role
+    # how it hands KV blocks to others, if it does not tell
+    kv_connector: Literal["nixl", "nixl-push", "mooncake", "sglang"] | None = None
+    kv_bootstrap: str | None = None  # host:port of Mooncake's or SGLang's bootstrap server
 
     @property
     def label(self) -> str:
@@ -155,6 +159,17 @@ class StructuredSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     quarantine_seconds: Positive = 600.0
 
 
+class KvTransferSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Prompts that one engine computes for another (docs/kv-transfer.md)."""
+
+    # who asks the prefill engine: we do, or llm-d's sidecar beside the decode engine, by headers;
+    # auto: we do where we know the engines' connector
+    legs: Literal["auto", "gateway", "sidecar", "off"] = "auto"
+    lease_seconds: Positive = 30.0  # of engines that do not tell theirs
+    lease_margin_seconds: Positive = 5.0  # so long before its end a lease is not used any more
+    hand_over_seconds: Annotated[float, msgspec.Meta(ge=0)] = 60.0  # of a drained engine; 0: never
+
+
 class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Engines are the ready pods of an InferencePool, or of a selector."""
 
@@ -250,6 +265,7 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     api_keys: str | None = None  # a file of callers' keys, hashed (inferway keys)
     limits: LimitSettings = LimitSettings()
     flow: FlowSettings = FlowSettings()
+    kv_transfer: KvTransferSettings = KvTransferSettings()
     retries: RetrySettings = RetrySettings()
     ejection: EjectionSettings = EjectionSettings()
     structured: StructuredSettings = StructuredSettings()
