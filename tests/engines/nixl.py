@@ -1,7 +1,7 @@
-"""Real engines that hand KV blocks to each other by vLLM's NixlConnector: over shared memory, on the CPU.
+"""Real engines that hand KV blocks to each other by vLLM's NixlConnector, over shared memory.
 
-Their model is the first layers of SmolLM2 in float32: small, and its answers depend on the blocks, so that
-wrong ones show. (With `--load-format dummy` they do not.)
+Their model is the first layers of SmolLM2 in float32: small, and its answers depend on the blocks,
+so that wrong ones show. (With `--load-format dummy` they do not.)
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ import shutil
 from pathlib import Path
 from typing import Any, Literal
 
+from tests.engines import client
 from tests.engines.engine import RealEngine, free_ports, processes_of
 
 from inferway.prompts.files.prepare import WEIGHTS_FILE
 
 NUM_LAYERS = 4
 CACHE = ("--num-gpu-blocks-override", "256")  # 8,160 tokens
+
+LEASE_SECONDS = 10  # vLLM's own default is 30, and a test waits for its end
 
 PREFILL, DECODE = "kv_producer", "kv_consumer"
 
@@ -58,7 +61,7 @@ def first_layers(model_dir: Path, made: Path) -> Path:
 
 
 class NixlEngine(RealEngine):
-    """`on_failed_load`: what it does when it cannot get the blocks, vLLM's kv_load_failure_policy."""
+    """`on_failed_load`: what it does when it cannot get the blocks (kv_load_failure_policy)."""
 
     def __init__(
         self,
@@ -68,7 +71,7 @@ class NixlEngine(RealEngine):
         role: str = "kv_both",
         *,
         on_failed_load: Literal["recompute", "fail"] = "recompute",
-        lease_seconds: int = 30,
+        lease_seconds: int = LEASE_SECONDS,
         more: tuple[str, ...] = (),
     ) -> None:
         self.side_channel = free_ports(1)[0]
@@ -94,3 +97,11 @@ class NixlEngine(RealEngine):
         for pid in processes_of(session=self.session):
             for task in Path(f"/proc/{pid}/task").iterdir():
                 os.sched_setaffinity(int(task.name), cores)
+
+
+def metric(engine: RealEngine, name: str, source: str = "") -> float:
+    """A counter's value now, of the series with that label `source` if it is named."""
+    for line in client.get(f"{engine.url}/metrics").raw.decode().splitlines():
+        if line.startswith(f"{name}{{") and (not source or f'source="{source}"' in line):
+            return float(line.rpartition(" ")[2])
+    raise RuntimeError(f"{engine.name} has no metric {name} {source}")
