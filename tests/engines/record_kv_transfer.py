@@ -36,6 +36,7 @@ Json = dict[str, Any]
 
 WORDS = ["river", "stone", "cloud", "table", "garden", "window", "music", "paper", "bread", "clock"]
 ANSWER_TOKENS = 6
+PATIENCE_SECONDS = 60
 TOLD_OF_TRANSFER = ("nixl", "by_source", "kv_fetch", "external_prefix_cache", "kv_cache_usage")
 
 
@@ -64,12 +65,14 @@ class Recorder:
         self._engines = engines
 
     def ask(self, name: str, engine: str, path: str, body: Mapping[str, object]) -> Json:
-        """The answer: its status and what came, as JSON or, of a stream, as text; and whether the
-        connection broke before its end."""
+        """The answer: its status and what came, as JSON or, of a stream, as text; whether the
+        connection broke before its end; and whether nothing came at all."""
         url = self._engines[engine].url + path
         case: Json
         try:
-            answer = client.post(url, body)
+            answer = client.post(url, body, seconds=PATIENCE_SECONDS)
+        except TimeoutError:
+            case = {"status": None, "answer": None, "silent": True}
         except IncompleteRead as e:
             case = {"status": 200, "answer": e.partial.decode(), "broken": True}
         else:
@@ -225,7 +228,7 @@ def server_info(engine: NixlEngine) -> Json:
 
 def write(name: str, value: object) -> None:
     packed = value if isinstance(value, str) else json.dumps(value, indent=1) + "\n"
-    (FOLDER / name).write_text(packed)
+    (FOLDER / name).write_text(packed, encoding="utf-8")
 
 
 def main() -> None:
