@@ -84,11 +84,11 @@ class _Extra(msgspec.Struct):
 
 
 class _ModelConfig(msgspec.Struct):
-    dtype: str
+    dtype: str = ""
 
 
 class _CacheConfig(msgspec.Struct):
-    cache_dtype: str
+    cache_dtype: str = ""
 
 
 class _VllmConfig(msgspec.Struct):
@@ -197,7 +197,9 @@ def _sglang(info: _ServerInfo) -> KvTransferFacts | None:
 
 
 def _dtype(model: str, cache: str) -> str:
-    return f"{model[:_MAX_TEXT].removeprefix('torch.')}, cache {cache[:_MAX_TEXT]}"
+    if not model:
+        return ""
+    return f"{model[:_MAX_TEXT].removeprefix('torch.')}, cache {cache[:_MAX_TEXT] or 'auto'}"
 
 
 def parse_metrics(metrics: str, version: tuple[int, int] | None) -> KvTransferFacts | None:
