@@ -135,10 +135,16 @@ def _too_large(body: bytes, name: str) -> InvalidRequestError:
 def with_prompt_token_ids(body: bytes, ids: bytes) -> bytes | None:
     """`body`, a JSON object that has a prompt, with `ids`, a JSON array, as the `prompt_token_ids`
     of its `kv_transfer_params`, whatever it says of those. None if it is not in UTF-8."""
+    return with_last_members(body, b'"kv_transfer_params":{"prompt_token_ids":%b}' % ids)
+
+
+def with_last_members(body: bytes, members: bytes) -> bytes | None:
+    """`body`, a JSON object that is not empty, with `members` behind its own, so that they count
+    whatever it says. Nothing is parsed. None if it is not in UTF-8."""
     if not json.detect_encoding(body).startswith("utf-8"):
         return None
-    end = body.rindex(b"}")  # behind a null of that name, so that it counts; nothing is parsed
-    return b'%b,"kv_transfer_params":{"prompt_token_ids":%b}%b' % (body[:end], ids, body[end:])
+    end = body.rindex(b"}")
+    return b"%b,%b%b" % (body[:end], members, body[end:])
 
 
 def with_prompt(body: bytes, ids: bytes) -> bytes | None:

@@ -129,6 +129,7 @@ class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True):
     priority: Any = None  # in the engine's queue
     cache_salt: str | None = None
     max_output_tokens: int | None = None
+    background: bool | None = None  # answered at once, and made later
     stream: bool | None = None
     vllm_xargs: Any = None  # may ask for a report
     for_the_core: ClassVar[tuple[str, ...]] = _FOR_THE_CORE

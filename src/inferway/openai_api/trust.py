@@ -2,7 +2,8 @@
 
 `kv_transfer_params` and `ec_transfer_params` name hosts to fetch blocks from and blocks to hand
 out. In disaggregated serving a router fills them in; from a client they would make an engine
-connect to where the client says, or hand it the blocks of others.
+connect to where the client says, or hand it the blocks of others. From one who is trusted they
+must be whole: vLLM's core ends at a `do_remote_prefill` that names no blocks.
 
 `priority` is a place in the engine's queue, before the requests of all other clients. 0 is vLLM's
 default. The header of the same meaning, x-vllm-priority, never travels on.
@@ -14,7 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from inferway.errors import InvalidRequestError
+from inferway.errors import BadReferenceError, InvalidRequestError
+from inferway.openai_api.kv_transfer import check_given
 from inferway_structured.lax import lax_int
 
 TRANSFERS = ("kv_transfer_params", "ec_transfer_params")
@@ -31,7 +33,9 @@ class Trust:
 
     def check(self, body: object) -> None:
         """`body`: a parsed one. Raises InvalidRequestError; a null is an absent field."""
-        if not self.transfers:
+        if self.transfers:
+            _check_transfers(body)
+        else:
             _refuse_transfers(body)
         if not self.priority:
             _refuse_priority(body)
@@ -61,6 +65,18 @@ def _refuse_transfers(body: object) -> None:
         for name in TRANSFERS:
             if name in more:
                 raise _transfer_refused(f"vllm_xargs.{name}")
+
+
+def _check_transfers(body: object) -> None:
+    more = getattr(body, "vllm_xargs", None)
+    among = more.get(TRANSFERS[0]) if isinstance(more, dict) else None
+    for given in (getattr(body, TRANSFERS[0], None), among):
+        if given is None:
+            continue
+        try:
+            check_given(given)
+        except BadReferenceError as e:
+            raise InvalidRequestError(str(e), param=TRANSFERS[0]) from None
 
 
 def _transfer_refused(param: str) -> InvalidRequestError:
