@@ -184,9 +184,8 @@ def record_failed_loads(recorder: Recorder, engine: str) -> None:
 def record_incomplete(recorder: Recorder, engine: str) -> None:
     """A reference without one of its fields. Last the one that kills the engine's core."""
     path = "/v1/chat/completions"
-    for number, field in enumerate(
-        ("remote_engine_id", "remote_request_id", "remote_host", "remote_port", "tp_size")
-    ):
+    fields = ("tp_size", "remote_num_tokens", "remote_engine_id")
+    for number, field in enumerate(fields):
         params = recorder.reference(path, 80 + number)
         del params[field]
         body = {**bodies(80 + number, ANSWER_TOKENS)[path], "kv_transfer_params": params}
