@@ -83,10 +83,10 @@ class TwoLegVllmRouter(VllmRouter):
     def command(self, place: Place) -> list[str]:
         words = [str(self.peers.executable(self.package)), "--vllm-pd-disaggregation"]
         words += ["--kv-connector", "nixl", "--policy", self.policy]
-        words += ["--prefill", place.engines[0].url, "--decode", place.engines[1].url]
-        if self.matches_events:
-            for engine in place.engines:
-                words += ["--pd-kv-events", f"{engine.url}={engine.events}"]
+        prefill, decode = place.engines
+        words += ["--prefill", prefill.url, "--decode", decode.url]
+        if self.matches_events:  # those of the prefill engines alone
+            words += ["--pd-kv-events", f"{prefill.url}={prefill.events}"]
         words += ["--host", "127.0.0.1", "--port", str(place.port)]
         return [*words, "--prometheus-port", str(place.metrics_port)]
 
