@@ -17,14 +17,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from tests.engines import client
-from tests.engines.engine import MODEL, wait_until_ready
+from tests.engines.engine import MODEL, free_ports, wait_until_ready
 from tests.engines.nixl import (
     ASKS_FOR_REFERENCE,
     DECODE,
     PREFILL,
     NixlEngine,
     first_layers,
-    free_ports,
 )
 from tests.engines.waiting import wait_until
 
