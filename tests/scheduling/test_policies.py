@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from tests.scheduling.tables import candidates, request
+from tests.scheduling.tables import candidates, profile_of, request
 
 from inferway.config import EngineSettings, Policy, ServeSettings
 from inferway.scheduling.expected_ttft.plugin import TYPE as EXPECTED_TTFT
 from inferway.scheduling.load import CONFIGURATIONS, POLICIES, scheduling_of
-from inferway.scheduling.profile import Profile, Weighted
+from inferway.scheduling.profile import Weighted
 from inferway.scheduling.scheduling import Scheduling
 from inferway.scheduling.scorers.load import RecentWork, RelativeLoad
 from inferway.scheduling.scorers.prefix_match import PrefixMatch
@@ -45,8 +45,7 @@ def test_least_load_takes_the_engine_with_the_fewest_requests_whatever_engines_h
 
 
 def test_kv_aware_weighs_the_prefix_load_and_recent_work() -> None:
-    chooser = by("kv-aware").chooser
-    assert isinstance(chooser, Profile)
+    chooser = profile_of(by("kv-aware"))
 
     assert [*chooser.scorers] == [
         Weighted(PrefixMatch(), 1.0),
@@ -59,8 +58,7 @@ def test_kv_aware_weighs_the_prefix_load_and_recent_work() -> None:
 
 @pytest.mark.parametrize("policy", ["expected-ttft", None])
 def test_expected_ttft_is_the_default(policy: Policy | None) -> None:
-    chooser = by(policy).chooser
-    assert isinstance(chooser, Profile)
+    chooser = profile_of(by(policy))
 
     [scorer] = chooser.scorers
     assert type(scorer.scorer).__module__.startswith("inferway.scheduling.expected_ttft")

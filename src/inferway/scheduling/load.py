@@ -14,6 +14,7 @@ from inferway.errors import ConfigError
 from inferway.scheduling.builtin import BUILTIN
 from inferway.scheduling.config import build
 from inferway.scheduling.document import parse_config
+from inferway.scheduling.handlers.roles import ByRole
 from inferway.scheduling.profile import LeastLoaded
 from inferway.scheduling.registry import PluginType
 from inferway.scheduling.scheduling import Scheduling
@@ -61,11 +62,11 @@ def scheduling_of(settings: ServeSettings, *, has_queue: bool = True) -> Schedul
     """Build the scheduling of the settings, by `policy`, `scheduling` or neither. `has_queue`:
     requests can wait. Raises ConfigError for a configuration that cannot be built."""
     if settings.policy == "least-load":
-        return Scheduling(LeastLoaded())
+        return Scheduling(ByRole(LeastLoaded()))
     if settings.policy is not None:
         return load_scheduling(CONFIGURATIONS[settings.policy])
     if settings.scheduling is None and not settings.scoring:
-        return Scheduling(LeastLoaded())
+        return Scheduling(ByRole(LeastLoaded()))
     scheduling = load_scheduling(settings.scheduling)
     return scheduling if has_queue else scheduling.without_queue()
 

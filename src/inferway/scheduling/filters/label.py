@@ -20,6 +20,7 @@ Labels = Mapping[str, str]
 ROLE = "llm-d.ai/role"  # in disaggregated serving (llm-d-router ebab687, filter/bylabel)
 _ALL = "encode-prefill-decode"
 _TWO = ("prefill-decode", "both")  # the second is the older word
+DECODES = ("decode", *_TWO, _ALL)  # the roles of those that answer; as do those without a role
 
 
 class LabelFilter:
@@ -132,7 +133,7 @@ TYPES = (
     _role(
         "decode-filter",
         f"decode, {_BY_ROLE}, and those without the label",
-        *("decode", *_TWO, _ALL),
+        *DECODES,
         allows_none=True,
     ),
     _role("prefill-filter", f"prefill, {_BY_ROLE}", "prefill", "encode-prefill", *_TWO, _ALL),
