@@ -98,11 +98,11 @@ def _always(world: World, prefill: int) -> Policy:
 
 
 def _llm_d_pd(world: World, prefill: int) -> Policy:
-    """deploy/config/pd-epp-config.yaml of llm-d-router ebab687; what is held is known by KV events,
-    so that it differs by its decisions alone."""
+    """deploy/config/pd-epp-config.yaml of llm-d-router ebab687; what is held is known by KV events
+    (precise-prefix-cache-scorer), so that it differs by its decisions alone."""
     scorers = [
         {"pluginRef": "max-score-picker"},
-        {"pluginRef": "prefix-cache-scorer", "weight": 2},
+        {"pluginRef": "precise-prefix-cache-scorer", "weight": 2},
         {"pluginRef": "queue-scorer", "weight": 1},
     ]
     decider = "prefix-based-pd-decider"
@@ -110,7 +110,7 @@ def _llm_d_pd(world: World, prefill: int) -> Policy:
         "disagg-profile-handler": {"deciders": {"prefill": decider}},
         decider: {"nonCachedTokens": 16},
     }
-    names = ("prefix-cache-scorer", "queue-scorer", "prefill-filter", "decode-filter")
+    names = ("precise-prefix-cache-scorer", "queue-scorer", "prefill-filter", "decode-filter")
     plugins = [
         {"type": name, "parameters": parameters.get(name, {})}
         for name in (*names, "max-score-picker", "disagg-profile-handler", decider)

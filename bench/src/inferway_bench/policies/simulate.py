@@ -159,6 +159,11 @@ class _Run:
                 self._scrape(tick, at)
             else:
                 self._arrive()
+        if not self._outcome.num_ended.all():
+            raise BenchError(
+                f"{self._workload.name}: requests wait for ever: engines are full of blocks that "
+                "others are to fetch, which have no room for them; the cure: a lower load"
+            )
         self._outcome.cpu_seconds = process_time() - began
         self._outcome.gaps = tuple(
             np.concatenate([np.asarray(engine.gaps[which]) for engine in self._engines])
