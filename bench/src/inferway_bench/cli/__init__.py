@@ -26,6 +26,10 @@ COMMANDS = {
     "index": (
         "inferway_bench.index.benchmark", "index", "Measure the index beside Dynamo's RadixTree.",
     ),
+    "kv-transfer": (
+        "inferway_bench.simulate.two_legs", "kv_transfer",
+        "Compare when prompts are computed apart from their answers.",
+    ),
     "load": ("inferway_bench.loading.run", "load", "Load an OpenAI endpoint and measure it."),
     "peers": (
         "inferway_bench.peers.benchmark", "peers", "Compare routers in front of one fleet.",

@@ -35,7 +35,8 @@ OURS = "expected-ttft"
 DEAF = "expected-ttft-deaf"
 ORACLE = "oracle"
 LLM_D = "llm-d-default"
-LEARNED, ALWAYS, THRESHOLD = "learned", "always", "llm-d-pd"
+# Whether prompts are computed apart from where they are answered: see WITH_LEGS.
+NEVER, LEARNED, ALWAYS, THRESHOLD = "never", "learned", "always", "llm-d-pd"
 # Peers' policies that guess what engines hold by what was sent there, and those that are told.
 APPROXIMATE = ("approx-prefix", LLM_D, "llm-d-whole", "cache-aware")
 EVENT_DRIVEN = ("kv-aware",)
@@ -121,7 +122,7 @@ def _llm_d_pd(world: World, prefill: int) -> Policy:
     ]
     config = parse_config({"plugins": plugins, "schedulingProfiles": profiles}, "policy")
     made = build(config, "policy", BUILTIN, world.random)
-    endpoints = _endpoints(world, prefill)
+    endpoints = _endpoints(world, prefill or len(world.engines) // 2)
     return Policy(made.chooser, made.producers, made.following, True, endpoints=endpoints)
 
 
@@ -146,7 +147,8 @@ POLICIES: dict[str, MakePolicy] = {
     DEAF: _deaf,
     ORACLE: _oracle,
 }
-_NAMED = {**POLICIES, "least-load": POLICIES["least-request"]}  # as `inferway serve` calls it
+# "least-load" as `inferway serve` calls it
+_NAMED = {**POLICIES, "least-load": POLICIES["least-request"], NEVER: POLICIES[OURS]}
 
 
 def policy_named(name: str) -> MakePolicy:
@@ -161,7 +163,7 @@ def policy_named(name: str) -> MakePolicy:
 
 
 # Policies for engines that can hand blocks to each other. With `prefill` engines that only compute
-# prompts, the others only decode; with 0 each does both.
+# prompts, the others only decode; with 0 each does both, but llm-d's, which then has half of each.
 WITH_LEGS: Mapping[str, Callable[[World, int], Policy]] = {
     LEARNED: lambda world, prefill: replace(
         _expected_ttft(world), endpoints=_endpoints(world, prefill)
