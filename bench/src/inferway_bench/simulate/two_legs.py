@@ -32,8 +32,8 @@ KvTransferPlan = preset(
         *(NEVER, LEARNED, ALWAYS, f"{ALWAYS}@10", f"{ALWAYS}@12"),
         *(f"{THRESHOLD}@10", f"{THRESHOLD}@12"),
     ),
-    load=(0.5, 0.75, 0.9),
-    requests=4_000,
+    load=(0.5, 0.9, 1.2),
+    requests=3_000,
     seeds=3,
     bisections=5,
 )

@@ -46,8 +46,7 @@ from inferway.scheduling.expected_ttft.learning import (
 )
 from inferway.scheduling.roles import Group
 
-WRITING = 0.1
-STALL = 0.3
+WRITING = 0.2
 MOST_PREFILL = 2  # engines that a prefill leg may be tried on
 FULL = 0.9  # of its KV blocks are in use: an engine that gets no decode leg
 
@@ -79,20 +78,16 @@ def add_legs(
     backlog = features[AHEAD] * costs[AHEAD] + features[REQUESTS] * costs[REQUESTS]
     slower = learning.tpot.table[RUNNING, rows]
     writing = learning.tpot.table[FIXED, rows] + slower * (running + 1.0)
-    busy = marginal.busy(rows, now)
-    busy *= STALL / WRITING / (1.0 - busy)
-    busy += 1.0
-    writing *= busy
+    writing /= 1.0 - marginal.busy(rows, now)
     writing += running * slower
     writing *= weight
-    stalled = running * (STALL * marginal.answer_tokens)
     prefill = marginal.cost(
         rows,
         now,
         work=tokens + costs[REQUESTS],
         tokens=tokens,
         backlog=backlog,
-        batch=stalled,
+        batch=running * weight,
         slowed=_NONE,
     )
     prefill += ttft
@@ -103,7 +98,7 @@ def add_legs(
         work=one,
         tokens=tokens,
         backlog=backlog,
-        batch=stalled,
+        batch=running * weight,
         slowed=writing,
     )
     decode += ttft - tokens + one
