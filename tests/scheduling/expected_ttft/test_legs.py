@@ -108,7 +108,7 @@ def test_a_prompt_is_computed_where_prompts_are_and_answered_where_answers_are()
 def test_a_short_prompt_is_not_worth_two_legs() -> None:
     gateway = busy_writing(20, 20, 0)
     busy_with_prompts(gateway, 2)
-    assert gateway.where(request(64))[0] == ""
+    assert gateway.where(request(16))[0] == ""
 
 
 def test_the_holder_hands_over_what_it_is_too_busy_to_answer() -> None:
