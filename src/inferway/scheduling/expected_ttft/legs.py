@@ -50,7 +50,7 @@ WRITING = 0.2
 MOST_PREFILL = 2  # engines that a prefill leg may be tried on
 FULL = 0.9  # of its KV blocks are in use: an engine that gets no decode leg
 
-_NONE = np.array(0.0)
+_PREFILL, _DECODE = range(2)
 
 
 class Pair(NamedTuple):
@@ -67,6 +67,7 @@ def add_legs(
     rows: Rows,
     features: NDArray[np.float64],
     costs: NDArray[np.float64],
+    terms: NDArray[np.float64],
     ttft: Column,
     prompt: float,
 ) -> Column:
@@ -74,34 +75,28 @@ def add_legs(
     now, marginal = candidates.now, learning.marginal_cost
     weight = WRITING * marginal.answer_tokens
     running = features[BATCH] + learning.coming[rows]
-    tokens = features[OWN] * costs[OWN] + features[PAIRS] * costs[PAIRS]
-    backlog = features[AHEAD] * costs[AHEAD] + features[REQUESTS] * costs[REQUESTS]
+    tokens = terms[OWN] + terms[PAIRS]
     slower = learning.tpot.table[RUNNING, rows]
     writing = learning.tpot.table[FIXED, rows] + slower * (running + 1.0)
     writing /= 1.0 - marginal.busy(rows, now)
     writing += running * slower
     writing *= weight
-    prefill = marginal.cost(
-        rows,
-        now,
-        work=tokens + costs[REQUESTS],
-        tokens=tokens,
-        backlog=backlog,
-        batch=running * weight,
-        slowed=_NONE,
-    )
-    prefill += ttft
     one = one_token(costs, prompt)
-    decode = marginal.cost(
+    work, writes = np.zeros((2, 2, len(one)))  # of both legs: what numpy does at once takes half
+    work[_PREFILL], work[_DECODE] = tokens + costs[REQUESTS], one
+    writes[_DECODE] = writing
+    both = marginal.cost(
         rows,
         now,
-        work=one,
+        work=work,
         tokens=tokens,
-        backlog=backlog,
+        backlog=terms[AHEAD] + terms[REQUESTS],
         batch=running * weight,
-        slowed=writing,
+        slowed=writes,
     )
-    decode += ttft - tokens + one
+    both += ttft
+    prefill, decode = both
+    decode += one - tokens
     transfer = learning.transfer.table[0, rows] + learning.transfer.table[1, rows] * features[OWN]
     decode += transfer * (1.0 + learning.transfer.error[rows])
     decode[candidates.kv_usage > FULL] = np.inf

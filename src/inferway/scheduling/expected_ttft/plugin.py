@@ -103,7 +103,7 @@ class ExpectedTtft:
             )
             cost += ttft
         else:
-            cost = add_legs(learning, candidates, rows, features, costs, ttft, prompt)
+            cost = add_legs(learning, candidates, rows, features, costs, terms, ttft, prompt)
         compiling = candidates.get(COMPILE_MS)
         if compiling is not None:
             cost += np.maximum(compiling - ttft, 0.0)
