@@ -142,7 +142,13 @@ def test_a_policy_of_two_legs_that_is_not_known_is_refused_with_those_that_are()
 
 
 def row(policy: str, ttft: list[float], itl: list[float], load: str = "50%") -> Row:
-    keys = {"trace": "t", "engines": 16, "gateways": 1, "load": load, "policy": policy}
+    keys: dict[str, str | int | float] = {
+        "trace": "t",
+        "engines": 16,
+        "gateways": 1,
+        "load": load,
+        "policy": policy,
+    }
     return Row("simulations", keys, {"rate": 1.0, "ttft_p90": ttft, "itl_p99": itl})
 
 

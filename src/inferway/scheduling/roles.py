@@ -10,10 +10,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from inferway.model import Endpoint, KvConnector
-from inferway.scheduling.filters.label import DECODES, ROLE
+from inferway.model import DECODE_ROLES, PREFILL_ROLES, ROLE, Endpoint, KvConnector
 
-_ONLY_DECODES = "decode"
+_ANY_ROLE = "both"  # of an endpoint without the label
 
 
 class Group(NamedTuple):
@@ -43,7 +42,7 @@ def roles_of(endpoints: Sequence[Endpoint]) -> Roles | None:
         if transfer is None:
             continue
         gives, takes = found.setdefault((transfer.connector, transfer.group), ([], []))
-        if transfer.gives and endpoint.labels.get(ROLE) != _ONLY_DECODES:
+        if transfer.gives and endpoint.labels.get(ROLE, _ANY_ROLE) in PREFILL_ROLES:
             gives.append(row)
         if transfer.takes and decodes[row]:
             takes.append(row)
@@ -61,4 +60,4 @@ def roles_of(endpoints: Sequence[Endpoint]) -> Roles | None:
 def _decodes(endpoint: Endpoint) -> bool:
     transfer = endpoint.kv_transfer
     takes = transfer is None or transfer.takes
-    return takes and endpoint.labels.get(ROLE, _ONLY_DECODES) in DECODES
+    return takes and endpoint.labels.get(ROLE, _ANY_ROLE) in DECODE_ROLES

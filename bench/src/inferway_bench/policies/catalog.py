@@ -7,12 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from inferway.model import Endpoint, KvConnector, KvTransfer
+from inferway.model import ROLE, Endpoint, KvConnector, KvTransfer
 from inferway.openai_api.llm_request import BYTES_PER_TOKEN
 from inferway.scheduling.builtin import BUILTIN
 from inferway.scheduling.config import build
 from inferway.scheduling.document import parse_config
-from inferway.scheduling.filters.label import ROLE
 from inferway.scheduling.load import KV_AWARE, load_scheduling
 from inferway.scheduling.producers.approx_prefix_cache import ApproxPrefixCacheParameters
 from inferway.scheduling.producers.sent_blocks import SentBlocks

@@ -20,7 +20,6 @@ Labels = Mapping[str, str]
 # values of the label ROLE (llm-d-router ebab687, filter/bylabel)
 _ALL = "encode-prefill-decode"
 _TWO = ("prefill-decode", "both")  # the second is the older word
-DECODES = ("decode", *_TWO, _ALL)  # the roles of those that answer; as do those without a role
 
 
 class LabelFilter:
@@ -133,7 +132,7 @@ TYPES = (
     _role(
         "decode-filter",
         f"decode, {_BY_ROLE}, and those without the label",
-        *DECODES,
+        *("decode", *_TWO, _ALL),
         allows_none=True,
     ),
     _role("prefill-filter", f"prefill, {_BY_ROLE}", "prefill", "encode-prefill", *_TWO, _ALL),

@@ -13,12 +13,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from inferway.errors import NoEndpointError
-from inferway.model import Candidates, SchedulingResult, Target
+from inferway.model import ROLE, Candidates, SchedulingResult, Target
 from inferway.openai_api.kv_transfer import why_one_leg
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.scheduling.expected_ttft.learning import COST_MS, TRIED
 from inferway.scheduling.expected_ttft.legs import Pair, best_pair
-from inferway.scheduling.filters.label import ROLE
 from inferway.scheduling.per_endpoint import PerEndpoint
 from inferway.scheduling.plugin import ProfileHandler
 from inferway.scheduling.profile import RowSelector
