@@ -128,10 +128,8 @@ class Gateway:
             producer.produce(llm, candidates)
         choice = policy.chooser.choose(llm, candidates)
         target = choice.targets[0]
-        # llm-d's handler names the engine as that of another profile
-        prefill = choice.prefill[0] if choice.prefill else choice.others.get("prefill")
-        if prefill is not None:
-            job.leg, job.decodes_on, target = Leg.PREFILL, target, prefill
+        if choice.prefill:
+            job.leg, job.decodes_on, target = Leg.PREFILL, target, choice.prefill[0]
         if policy.following:
             made = [plugin.follow(llm, candidates, choice) for plugin in policy.following]
             job.followers = [follower for follower in made if follower is not None]
