@@ -91,7 +91,9 @@ class Draining:
             "engine %s is drained; it hands over its warm prefixes for %g s at most", name, given
         )
         tasks = self._tasks[name] = Tasks(log, f"engine {name} hands over no more, by our fault")
-        tasks.spawn(HandOver(engine, self._director, self._client, progress).run(self._warm))
+        tasks.spawn(
+            HandOver(engine, self._director, self._client, progress).run(self._warm.prefixes())
+        )
 
     async def resume(self, engine: Engine) -> None:
         """Give the engine new requests; what it was handing over stays with it."""

@@ -55,7 +55,7 @@ from inferway.openai_api.kv_transfer import NIXL_PREFILL, BadReferenceError, rea
 from inferway.routing.attempt import Attempt
 from inferway.routing.director import Director
 from inferway.routing.match import Matched
-from inferway.routing.warm_prefixes import WarmPrefix, WarmPrefixes
+from inferway.routing.warm_prefixes import WarmPrefix
 from inferway.tasks import TimeSlice
 
 MOVES = 4
@@ -119,10 +119,14 @@ class _Held(msgspec.Struct, frozen=True):
 class _LegFailedError(Exception):
     """One leg of a move."""
 
-    def __init__(self, endpoint: Endpoint, why: str, *, is_gone: bool = False) -> None:
+    def __init__(
+        self, endpoint: Endpoint, why: str, *, is_gone: bool = False, is_refused: bool = False
+    ) -> None:
+        """`is_gone`: the endpoint takes no connection; `is_refused`: it does not want this one."""
         super().__init__(why)
         self.endpoint = endpoint
-        self.is_gone = is_gone  # it takes no connection
+        self.is_gone = is_gone
+        self.is_refused = is_refused
 
 
 def takers(source: Endpoint, endpoints: Sequence[Endpoint]) -> list[Endpoint]:
@@ -181,10 +185,11 @@ class HandOver:
     _strikes: Counter[HolderId] = field(default_factory=Counter)  # moves that failed in a row
     _move_ended: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def run(self, warm: WarmPrefixes) -> None:
+    async def run(self, prefixes: Sequence[WarmPrefix]) -> None:
+        """Hand over those of them that are worth it. Cancelled, it gives back all that it took."""
         progress, name = self.progress, self.engine.name
         try:
-            self._queue += await self._ranked(warm.prefixes())
+            self._queue += await self._ranked(prefixes)
             progress.left = len(self._queue)
             log.info("engine %s hands over %d warm prefixes", name, progress.left)
             async with asyncio.TaskGroup() as group:
@@ -306,6 +311,9 @@ class HandOver:
 
     async def _move(self, prefix: WarmPrefix, held: _Held, target: Endpoint) -> None:
         progress, holder = self.progress, target.holder
+        num_there = held.matched.found.blocks.get(holder, 0)
+        keys = held.matched.prompt.block_keys[: held.num_blocks]
+        coming = self._overlay.add(holder, keys, num_there)  # prefixes that share it need not wait
         self._moving[holder] += 1
         try:
             await self._two_legs(prefix, held, target)
@@ -313,11 +321,12 @@ class HandOver:
             self._failed(prefix, held, e)
             return
         finally:
+            self._overlay.remove(coming)
             self._moving[holder] -= 1
             self._move_ended.set()
             self._move_ended = asyncio.Event()
         self._strikes[held.source.holder] = self._strikes[holder] = 0
-        num_fetched = held.num_blocks - held.matched.found.blocks.get(holder, 0)
+        num_fetched = held.num_blocks - num_there
         self._given[holder] += num_fetched
         progress.tokens += num_fetched * (self.engine.block_size or 0)
         progress.handed_over += 1
@@ -329,7 +338,7 @@ class HandOver:
         self._strikes[at.holder] += STRIKES if error.is_gone else 1
         if at is source and self._strikes[source.holder] >= STRIKES:
             self._end(HandOverState.FAILED, str(error))
-        if at is not source and prefix not in self._tried_again:
+        if not (at is source or error.is_refused or prefix in self._tried_again):
             self._tried_again.add(prefix)
             self._queue.appendleft(prefix)
             return
@@ -381,7 +390,8 @@ class HandOver:
         finally:
             attempt.end()
         if status != 200:
-            raise _LegFailedError(endpoint, f"engine {endpoint.name} answered {status}")
+            words = f"engine {endpoint.name} answered {status}"
+            raise _LegFailedError(endpoint, words, is_refused=400 <= status < 500)
         return answer
 
     @property
