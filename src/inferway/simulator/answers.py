@@ -100,7 +100,7 @@ class ChatAnswer:
             "prompt_logprobs": None,
             "prompt_token_ids": self._prompt_ids(turn),
             "prompt_text": None,
-            "kv_transfer_params": None,
+            "kv_transfer_params": turn.reference,
             "ec_transfer_params": None,
             "metrics": None,
         }
@@ -148,7 +148,7 @@ class CompletionAnswer:
             "service_tier": None,
             "system_fingerprint": None,
             "usage": _whole_usage(turns),
-            "kv_transfer_params": None,
+            "kv_transfer_params": turns[0].reference,
             "ec_transfer_params": None,
             "metrics": None,
         }

@@ -16,9 +16,11 @@ with one full-attention group:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from inferway.kv.blocks.dialects import Dialect, HashExtra, LoraAdapter, hash_extras
+from inferway.simulator.block_contents import BlockContents
 from inferway.simulator.events import CacheStored, Event
 from inferway.simulator.pool import Block, BlockPool
 
@@ -45,15 +47,24 @@ class Run:
     hashes: list[bytes] = field(default_factory=list)
     num_kept: int = 0  # blocks, from the start, that can be found by their hash
     num_reused: int = 0  # of these, how many were there already when it was admitted
+    num_written: int = 0  # tokens, from the start, whose KV its blocks hold
 
 
 class KvCache:
-    """`num_blocks` of `block_size` tokens, hashed in the engine's dialect, given to requests."""
+    """`num_blocks` of `block_size` tokens, hashed in the engine's dialect, given to requests. With
+    `contents` it knows what each block really holds, where blocks come from other engines."""
 
-    def __init__(self, num_blocks: int, block_size: int, dialect: Dialect) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        dialect: Dialect,
+        contents: BlockContents | None = None,
+    ) -> None:
         self._pool = BlockPool(num_blocks)
         self._block_size = block_size
         self._dialect = dialect
+        self._contents = contents
 
     @property
     def usage(self) -> float:
@@ -92,18 +103,54 @@ class KvCache:
 
         Returns how many tokens need not be computed, or None if there is no room now.
         """
+        if not self._share_hits(run):
+            return None
+        self.reserve(run)
+        return run.num_reused * self._block_size
+
+    def await_content(self, run: Run) -> bool:
+        """Give `run` blocks for all its tokens, reusing what is there; what the others hold comes
+        from elsewhere, and cannot be found until it is there. False if there is no room now."""
+        if not self._share_hits(run):
+            return False
+        run.blocks.extend(self._pool.take(self._num_blocks_for(run) - len(run.blocks)))
+        return True
+
+    def fill(self, run: Run, contents: Sequence[Sequence[int]]) -> None:
+        """The content has come that `run` was given blocks for. The engine believes it to be that
+        of the run's tokens, whatever it is; the last token it computes itself."""
+        if self._contents is not None:
+            self._contents.put(run.blocks[run.num_reused :], contents)
+        run.num_written = len(run.tokens) - 1
+        self._write(run)
+        self._keep_full_blocks(run)
+
+    def held_tokens(self, run: Run) -> list[int]:
+        """Return the tokens whose KV the blocks of `run` hold: not its own where the content of a
+        block is another than the engine believes."""
+        if self._contents is None:
+            return run.tokens
+        return self._contents.read(run.blocks, len(run.tokens))
+
+    def contents_of(self, block_ids: Sequence[int]) -> list[list[int]] | None:
+        """Return the tokens whose KV these blocks hold now, or None if there is no such block."""
+        if self._contents is None or not all(0 < id <= self.num_blocks for id in block_ids):
+            return None
+        return [self._contents.of(id) for id in block_ids]
+
+    def _share_hits(self, run: Run) -> bool:
         self._hash(run)
         hits = self._longest_hit(run)
         if run.report_all and hits:
             self._pool.events.append(self._stored(run, 0, len(hits)))
         idle_hits = sum(block.num_users == 0 for block in hits)
         if self._num_blocks_for(run) - len(hits) + idle_hits > self._pool.num_free:
-            return None
+            return False
         self._pool.share(hits)
         run.blocks = hits
         run.num_kept = run.num_reused = len(hits)
-        self.reserve(run)
-        return run.num_reused * self._block_size
+        run.num_written = len(hits) * self._block_size
+        return True
 
     def reserve(self, run: Run) -> bool:
         """Give `run` blocks for the tokens appended since; False if there is no room now."""
@@ -112,18 +159,32 @@ class KvCache:
         if missing > self._pool.num_free:
             return False
         run.blocks.extend(self._pool.take(missing))
+        self._write(run)
         self._keep_full_blocks(run)
         return True
 
     def release(self, run: Run) -> None:
         """`run` ended, or lost its place: its blocks are free, their content reusable."""
-        self._pool.release(run.blocks)
-        run.blocks = []
-        run.num_kept = run.num_reused = 0
+        self.free(self.detach(run))
+
+    def detach(self, run: Run) -> list[Block]:
+        """`run` ended, and its blocks stay in use until they are freed. Returns them."""
+        blocks, run.blocks = run.blocks, []
+        run.num_kept = run.num_reused = run.num_written = 0
+        return blocks
+
+    def free(self, blocks: Sequence[Block]) -> None:
+        """Nobody uses these blocks any more, which were a request's, in the order of its tokens."""
+        self._pool.release(blocks)
 
     def clear(self) -> bool:
         """Forget everything; False, and nothing done, while a request holds blocks."""
         return self._pool.clear()
+
+    def _write(self, run: Run) -> None:
+        if self._contents is not None:
+            self._contents.write(run.blocks, run.tokens, run.num_written)
+            run.num_written = len(run.tokens)
 
     def _num_blocks_for(self, run: Run) -> int:
         return -(-len(run.tokens) // self._block_size)

@@ -11,6 +11,9 @@ from inferway.kv.blocks.dialects import DEFAULT_SEED
 
 Mode = Literal["echo", "random"]
 EventFormat = Literal["map", "array"]
+Connector = Literal["nixl", "nixl-push", "mooncake", "sglang"]
+Role = Literal["producer", "consumer", "both"]
+LoadFailurePolicy = Literal["fail", "recompute"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,35 @@ class EventsConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class TransferConfig:
+    """How an engine hands KV blocks to others and takes theirs. The defaults are vLLM's, but for
+    the times, which are 0."""
+
+    connector: Connector = "nixl"
+    # nixl: any engine does what a request asks of it; sglang: an engine does one of the two
+    role: Role = "both"
+    lease_seconds: float = 30.0  # so long blocks are kept for an engine that fetches them
+    overhead: float = 0.0  # seconds that each transfer takes
+    time_per_block: float = 0.0  # seconds that each of its blocks takes in addition
+    load_failure_policy: LoadFailurePolicy = "fail"
+    failure_delay: float = 0.0  # seconds until it is known that blocks cannot be had
+    peer_timeout: float = 30.0  # so long a decode engine waits for the other leg
+    host: str = "127.0.0.1"  # of the side channel; others reach it there
+    port: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("overhead", "time_per_block", "failure_delay"):
+            _at_least(f"kv-transfer: {name}", getattr(self, name), 0)
+        if self.lease_seconds <= 0:
+            raise ConfigError(f"kv-lease: expected more than 0, got {self.lease_seconds!r}")
+        if self.connector == "sglang" and self.role == "both":
+            raise ConfigError(
+                "kv-role: an engine of SGLang either prefills or decodes, got 'both'; choose "
+                "--kv-role producer or --kv-role consumer"
+            )
+
+
+@dataclass(frozen=True, slots=True)
 class SimulatorConfig:
     """The configuration of one simulated engine. By default it answers at once, on a free port of
     this machine."""
@@ -70,6 +102,7 @@ class SimulatorConfig:
     structured: bool = False  # it seems to have our structured output
     latency: LatencyModel = field(default_factory=LatencyModel)
     events: EventsConfig = field(default_factory=EventsConfig)
+    kv_transfer: TransferConfig | None = None  # None: it hands blocks to nobody
 
     def __post_init__(self) -> None:
         _at_least("block_size", self.block_size, 1)

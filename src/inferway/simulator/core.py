@@ -9,7 +9,9 @@ from contextlib import contextmanager
 
 from inferway.errors import RequestError
 from inferway.simulator.events import Event
+from inferway.simulator.kv_transfer import CoreDiedError
 from inferway.simulator.scheduler import Emitted, RunningRequest, Scheduler
+from inferway.simulator.side_channel import Contents, SideChannel
 
 Clock = Callable[[], float]  # seconds, never back
 
@@ -19,6 +21,20 @@ class EngineQueueFullError(RequestError):
 
     status = 429
     code = "queue_full"
+
+
+class GenerationError(RequestError):
+    """A request ended with an error: its blocks could not be fetched."""
+
+    status = 500
+    code = "generation_error"
+
+
+class EngineDeadError(RequestError):
+    """The engine's core has died; nothing will ever be answered."""
+
+    status = 500
+    code = "engine_dead"
 
 
 class EngineCore:
@@ -37,34 +53,53 @@ class EngineCore:
         self._first_token = first_token
         self._clock = clock
         self._changed = asyncio.Event()
-        self._outlets: dict[RunningRequest, asyncio.Queue[Emitted]] = {}
+        self._outlets: dict[RunningRequest, asyncio.Queue[Emitted | RequestError]] = {}
+        self.side_channel: SideChannel | None = None
+        self.is_dead = False
 
     @property
     def now(self) -> float:
         return self._clock()
 
+    def wake(self) -> None:
+        """Something has changed that the scheduler did not do itself."""
+        self._changed.set()
+
     async def run(self) -> None:
-        """Run the engine's steps until the task is cancelled."""
+        """Run the engine's steps until the task is cancelled, or an assertion of vLLM's fails."""
         while True:
             await self._wait_until_due()
-            step = self._scheduler.step(self._clock())
+            try:
+                step = self._scheduler.step(self._clock())
+            except CoreDiedError:
+                self._die()
+                return
             self._publish(step.events)
             for item in step.emitted:
                 self._deliver(item)
+            for job in step.loads:
+                self._load(job)
+            for job in step.failed:
+                self._outlets[job].put_nowait(GenerationError("Internal server error"))
 
     @contextmanager
     def submit(self, jobs: Sequence[RunningRequest]) -> Iterator[AsyncIterator[Emitted]]:
         """Run `jobs`; iterate over their tokens as they come. Whatever is unfinished when the
-        block is left is aborted, its blocks freed. Raises QueueFullError."""
+        block is left is aborted, its blocks freed. Raises EngineQueueFullError and
+        EngineDeadError."""
+        if self.is_dead:
+            raise _dead()
         if self._scheduler.is_full:
             raise EngineQueueFullError(
                 f"max-waiting-queue-length: {self._scheduler.max_waiting} requests wait already; "
                 "try again later"
             )
-        outlet: asyncio.Queue[Emitted] = asyncio.Queue()
+        outlet: asyncio.Queue[Emitted | RequestError] = asyncio.Queue()
         for job in jobs:
             self._outlets[job] = outlet
             self._scheduler.add(job)
+            if self.side_channel is not None and job.transfer is not None and job.transfer.fetch:
+                self.side_channel.expect(job.transfer.fetch)
         self._changed.set()
         try:
             yield _drain(outlet, len(jobs))
@@ -97,9 +132,34 @@ class EngineCore:
         if outlet is not None:
             outlet.put_nowait(item)
 
+    def _load(self, job: RunningRequest) -> None:
+        if self.side_channel is None or job.transfer is None or job.transfer.fetch is None:
+            return  # nobody fetches what it waits for
 
-async def _drain(outlet: asyncio.Queue[Emitted], num_jobs: int) -> AsyncIterator[Emitted]:
+        def then(contents: Contents | None) -> None:
+            self._scheduler.loaded(job, contents, self._clock())
+            self.wake()
+
+        self.side_channel.fetch(job.transfer.fetch, job.num_missing_blocks, then)
+
+    def _die(self) -> None:
+        self.is_dead = True
+        for outlet in self._outlets.values():
+            outlet.put_nowait(_dead())
+
+
+def _dead() -> EngineDeadError:
+    return EngineDeadError(
+        "EngineCore encountered an issue. See stack trace (above) for the root cause."
+    )
+
+
+async def _drain(
+    outlet: asyncio.Queue[Emitted | RequestError], num_jobs: int
+) -> AsyncIterator[Emitted]:
     while num_jobs:
         item = await outlet.get()
+        if isinstance(item, RequestError):
+            raise item
         num_jobs -= item.is_last
         yield item

@@ -13,10 +13,12 @@ from aiohttp import web
 
 from inferway.errors import ConfigError
 from inferway.kv.blocks.dialects import Dialect, wire_hash
+from inferway.simulator.block_contents import BlockContents
 from inferway.simulator.cache import KvCache
 from inferway.simulator.config import SimulatorConfig
 from inferway.simulator.core import EngineCore
 from inferway.simulator.events import Event, encode_batch
+from inferway.simulator.kv_transfer import KvTransfer
 from inferway.simulator.metrics import EngineMetrics
 from inferway.simulator.models import AdapterNames
 from inferway.simulator.planning import Planner
@@ -24,6 +26,8 @@ from inferway.simulator.publisher import EventPublisher, EventSourceEntry
 from inferway.simulator.replies import Reply, echo, random_sentences
 from inferway.simulator.scheduler import Scheduler
 from inferway.simulator.server import Server
+from inferway.simulator.server_info import VLLM_VERSION, ServerInfo
+from inferway.simulator.side_channel import SideChannel
 from inferway.simulator.structured import Structured
 from inferway.simulator.text import TextModel
 
@@ -39,11 +43,20 @@ class SimulatedEngine:
         self._model = model
         self._reply = reply or (echo if config.mode == "echo" else random_sentences(config.seed))
         dialect = Dialect(seed=config.hash_seed)
-        self._cache = KvCache(config.kv_cache_size, config.block_size, dialect)
+        transfers = config.kv_transfer
+        contents = None if transfers is None else BlockContents(config.block_size)
+        self._cache = KvCache(config.kv_cache_size, config.block_size, dialect, contents)
+        # How it hands blocks to others, if it does; tests inject faults there.
+        self.transfer = None if transfers is None else KvTransfer(transfers, self._cache)
         self._scheduler = Scheduler(
-            self._cache, config.latency, config.max_num_seqs, config.max_waiting_queue_length
+            self._cache,
+            config.latency,
+            config.max_num_seqs,
+            config.max_waiting_queue_length,
+            transfer=self.transfer,
         )
         self._metrics = EngineMetrics(config, self._scheduler)
+        self.side_channel: SideChannel | None = None
         self.structured = Structured() if config.structured else None
         self.names = AdapterNames(config)
         self._publisher: EventPublisher | None = None
@@ -77,13 +90,15 @@ class SimulatedEngine:
     @property
     def num_requests(self) -> int:
         """Requests inside, running or waiting."""
-        return len(self._scheduler.running) + len(self._scheduler.waiting)
+        scheduler = self._scheduler
+        return len(scheduler.running) + len(scheduler.waiting) + len(scheduler.loading)
 
     async def start(self) -> None:
         """Open all sockets and run. Raises ConfigError naming a port that cannot be had."""
         try:
             self._start_publisher()
             core = EngineCore(self._scheduler, self._publish, self._metrics.first_token)
+            await self._start_side_channel(core)
             await self._start_server(core)
         except BaseException:
             await self.stop()
@@ -98,9 +113,11 @@ class SimulatedEngine:
             self._running.cancel()
             with suppress(asyncio.CancelledError):
                 await self._running
+        if self.side_channel is not None:
+            await self.side_channel.stop()
         if self._publisher is not None:
             await self._publisher.stop()
-        self._runner = self._running = self._publisher = None
+        self._runner = self._running = self._publisher = self.side_channel = None
 
     async def __aenter__(self) -> SimulatedEngine:
         await self.start()
@@ -115,17 +132,28 @@ class SimulatedEngine:
             self._publisher = EventPublisher(events, events.endpoint, self.config.host)
             self._publisher.start()
 
+    async def _start_side_channel(self, core: EngineCore) -> None:
+        if self.transfer is not None:
+            fit = f"{VLLM_VERSION} {self.config.model} {self.config.block_size}"
+            self.side_channel = core.side_channel = SideChannel(
+                self.transfer, self._cache, fit, core.wake, lambda: core.now
+            )
+            await self.side_channel.start()
+
     async def _start_server(self, core: EngineCore) -> None:
         limit = self.config.max_model_len
         server = Server(
             core=core,
-            planner=Planner(self._model, self.names, self._cache, self._reply, limit),
+            planner=Planner(
+                self._model, self.names, self._cache, self._reply, limit, self.transfer
+            ),
             names=self.names,
             model=self._model,
             metrics=self._metrics,
             event_source=self._event_source,
             reset_cache=self._cache.clear,
             max_model_len=limit,
+            info=ServerInfo(self.config, self.transfer),
             scale_out=self.config.enable_scale_out,
             structured=self.structured,
         )

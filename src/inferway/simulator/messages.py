@@ -54,7 +54,12 @@ class MessagesAnswer:
             **self._message([_text(text)]),
             "stop_reason": _STOP_REASONS[turn.finish_reason],
             "usage": _usage(turn),
+            **({} if turn.reference is None else {"kv_transfer_params": turn.reference}),
         }
+
+    def failure(self, error: InferwayError) -> bytes:
+        """What ends a stream that began and cannot go on."""
+        return _event("error", error={"type": "internal_error", "message": str(error)})
 
     def _message(self, content: list[Json]) -> Json:
         return {

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from inferway.errors import InvalidRequestError, PromptTooLongError
 from inferway.model import TokenIds
 from inferway.openai_api.lenient import convert_leniently
 from inferway.openai_api.requests import ChatRequest, PromptBody, reads_cache
 from inferway.simulator.cache import KvCache, Run
+from inferway.simulator.kv_transfer import Bootstrap, KvTransfer
 from inferway.simulator.models import AdapterNames
 from inferway.simulator.replies import Reply, SimRequest, spoken_text
 from inferway.simulator.scheduler import RunningRequest
@@ -41,6 +43,9 @@ class Options(msgspec.Struct, frozen=True):
     echo: bool | None = None
     logprobs: bool | int | None = None
     vllm_xargs: dict[str, Any] | None = None
+    bootstrap_host: str | None = None  # SGLang's
+    bootstrap_port: int | None = None
+    bootstrap_room: int | None = None
 
     @property
     def report_all(self) -> bool:
@@ -57,6 +62,11 @@ class PlannedReply:
     job: RunningRequest
     finish_reason: str
     detokenizer: Detokenizer
+
+    @property
+    def reference(self) -> dict[str, Any] | None:
+        """The `kv_transfer_params` of the answer."""
+        return None if self.job.transfer is None else self.job.transfer.reference
 
 
 def _options(fields: dict[str, Any]) -> Options:
@@ -90,15 +100,39 @@ class Planner:
         cache: KvCache,
         reply: Reply,
         max_model_len: int,
+        transfer: KvTransfer | None = None,
     ) -> None:
         self._model = model
         self._names = names
         self._cache = cache
         self._reply = reply
         self._max_model_len = max_model_len
+        self._transfer = transfer
 
-    async def plan(self, body: PromptBody, options: Options, now: float) -> list[PlannedReply]:
-        """Return one reply per prompt, in order. Raises RequestError."""
+    async def plan(
+        self, body: PromptBody, options: Options, now: float, request_id: str = ""
+    ) -> list[PlannedReply]:
+        """Return one reply per prompt, in order. Raises RequestError; an engine that keeps blocks
+        for the request is then told that they are not wanted."""
+        if self._transfer is None:
+            return await self._plan(body, options, now)
+        params = body.kv_transfer_params
+        bootstrap = Bootstrap(
+            options.bootstrap_host, options.bootstrap_port, options.bootstrap_room
+        )
+        transfer = self._transfer.read(params, bootstrap, request_id)
+        try:
+            turns = await self._plan(body, options, now)
+        except BaseException:
+            if transfer is not None:
+                self._transfer.drop(transfer)
+            raise
+        for turn in turns:
+            turn.job.transfer = transfer
+            transfer = self._transfer.read(params, bootstrap, f"{request_id}-{turn.index + 1}")
+        return turns
+
+    async def _plan(self, body: PromptBody, options: Options, now: float) -> list[PlannedReply]:
         self._names.adapter(body.model)  # an unknown model is not worth tokenizing for
         prompts = await self._model.tokenize(body)
         for prompt in prompts:
@@ -130,7 +164,22 @@ class Planner:
         limit = min(_max_tokens(body) or room, room)
         planned, finish_reason = self._cut(words, limit, ignore_eos=bool(options.ignore_eos))
         job = RunningRequest(run, planned, arrived=now)
-        return PlannedReply(index, prompt_ids, job, finish_reason, Detokenizer(self._model))
+        turn = PlannedReply(index, prompt_ids, job, finish_reason, Detokenizer(self._model))
+        if self._transfer is not None:
+            job.retell = partial(self._retell, turn, request, limit, bool(options.ignore_eos))
+        return turn
+
+    def _retell(
+        self, turn: PlannedReply, request: SimRequest, limit: int, ignore_eos: bool, held: list[int]
+    ) -> None:
+        """The blocks of the prompt hold other tokens than its own: they are what is answered."""
+        told = replace(
+            request,
+            read_text=partial(self._model.decode, held),
+            prompt_ids=np.array(held, dtype=np.uint32),
+        )
+        words = self._model.encode(self._reply(told))
+        turn.job.planned, turn.finish_reason = self._cut(words, limit, ignore_eos=ignore_eos)
 
     def _cut(self, words: list[int], limit: int, *, ignore_eos: bool) -> tuple[Sequence[int], str]:
         """At most `limit` tokens, and why they end."""

@@ -54,6 +54,7 @@ class ResponsesAnswer:
         response = self._response(status, [self._item(text, "completed")], _usage(turn))
         if not is_whole:
             response["incomplete_details"] = {"reason": "max_output_tokens"}
+        response["kv_transfer_params"] = turn.reference
         return response
 
     def _response(self, status: str, output: list[Json], usage: Json | None) -> Json:

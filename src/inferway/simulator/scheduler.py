@@ -12,17 +12,23 @@ Latency, as llm-d-inference-sim has it: prefill takes `time_to_first_token` if t
 (max_num_seqs - 1)`. A prompt that reuses blocks still being computed waits for them. Ours alone:
 `prefill_in_turn`, where a prefill begins when the one before has ended. Without it prefills run
 side by side, and only `max_num_seqs` and the factor make anybody wait.
+
+A request whose blocks another engine has (`kv_transfer`) gets its blocks in its turn, and waits for
+their content without a place among the running: who runs the scheduler asks for it (`Step.loads`)
+and hands it in (`loaded`). Then it is the first to be admitted, and only its last token is computed.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from inferway.simulator.cache import KvCache, Run
 from inferway.simulator.config import LatencyModel
 from inferway.simulator.events import Event
+from inferway.simulator.kv_transfer import KvTransfer, Transfer
 
 
 @dataclass(slots=True, eq=False)
@@ -37,10 +43,20 @@ class RunningRequest:
     num_cached_tokens: int = 0  # of the prompt, when first admitted
     num_stored_tokens: int = 0  # of the prompt, that were computed then and can be found again
     was_admitted: bool = False
+    num_external_tokens: int = 0  # of the prompt, that another engine computed
+    transfer: Transfer | None = None
+    contents: Sequence[Sequence[int]] | None = None  # of its blocks, as they came
+    # Plans anew what it will say, where its blocks hold these tokens and not its own.
+    retell: Callable[[list[int]], None] | None = None
 
     @property
     def in_prefill(self) -> bool:
         return self.num_emitted == 0
+
+    @property
+    def num_missing_blocks(self) -> int:
+        """How many of its blocks wait for their content."""
+        return len(self.run.blocks) - self.run.num_reused
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +74,8 @@ class Step:
 
     events: Sequence[Event]
     emitted: Sequence[Emitted]
+    loads: Sequence[RunningRequest] = ()  # whose blocks are to be fetched now
+    failed: Sequence[RunningRequest] = ()  # which end with an error: their blocks could not be had
 
 
 @dataclass(slots=True)
@@ -66,6 +84,7 @@ class Totals:
 
     prompt_tokens: int = 0
     prompt_tokens_cached: int = 0
+    prompt_tokens_external: int = 0  # of the cached: what other engines computed
     generation_tokens: int = 0
     preemptions: int = 0
 
@@ -82,6 +101,9 @@ class Scheduler:
     running: dict[RunningRequest, None] = field(default_factory=dict)  # in the order of admission
     waiting: deque[RunningRequest] = field(default_factory=deque)
     prefilled: float = 0.0  # when the prefill admitted last ends
+    transfer: KvTransfer | None = None
+    loading: dict[RunningRequest, None] = field(default_factory=dict)
+    _refused_at: int | None = None  # so many blocks were free, and the first in the queue not in
 
     @property
     def is_full(self) -> bool:
@@ -95,33 +117,85 @@ class Scheduler:
     def abort(self, job: RunningRequest) -> list[Event]:
         """Drop `job` and free its blocks; one that ended already is left alone. Returns the
         events of the step it was part of: vLLM finishes that step too."""
+        self._refused_at = None
         if job in self.waiting:
             self.waiting.remove(job)
+        if job in self.loading:
+            del self.loading[job]
+        self._drop_fetch(job)
         if job not in self.running:
+            self.cache.release(job.run)  # of one that waits with its blocks loaded
             return []
         del self.running[job]
         self.cache.release(job.run)
         return self.cache.take_events()
 
+    def loaded(
+        self, job: RunningRequest, contents: Sequence[Sequence[int]] | None, now: float
+    ) -> None:
+        """The other engine has been asked for the blocks of `job`: their contents, which are here
+        when the transfer's time is over, or None if they cannot be had."""
+        if job in self.loading and self.transfer is not None:
+            job.contents = contents
+            job.due = now + self.transfer.begin(contents)
+
     def next_due(self, now: float) -> float | None:
         """Return when `step` has something to do, or None if that is not before a request is
         added."""
-        if not self.running:
-            return now if self.waiting else None
-        return min(job.due for job in self.running)
+        if self.waiting and not self.running and self._refused_at != self.cache.num_free_blocks:
+            return now
+        due = min((job.due for job in self.running), default=inf)
+        if self.transfer is not None:
+            loaded = min((job.due for job in self.loading), default=inf)
+            due = min(due, loaded, self.transfer.next_expiry)
+        return None if due == inf else due
 
     def step(self, now: float) -> Step:
-        """Let out what is due at `now`, then plan what comes next."""
+        """Let out what is due at `now`, then plan what comes next. Raises CoreDiedError for what
+        ends vLLM's engine core."""
         emitted = [self._emit(job) for job in self.running if job.due <= now]
         for item in emitted:
             if item.is_last:
                 del self.running[item.job]
-                self.cache.release(item.job.run)
+                self._end(item.job, now)
         events = self.cache.take_events() if emitted else []
+        failed = [] if self.transfer is None else self._end_transfers(self.transfer, now)
         preempted = self._continue([item.job for item in emitted if not item.is_last])
-        if not preempted:
-            self._admit(now)
-        return Step(events, emitted)
+        loads = [] if preempted else self._admit(now)
+        return Step(events, emitted, loads, failed)
+
+    def _end(self, job: RunningRequest, now: float) -> None:
+        """A request has said all it had to say."""
+        if self.transfer is not None and job.transfer is not None and job.transfer.keep_as:
+            self.transfer.keep(job.transfer, job.run, job.num_cached_tokens, now)
+        else:
+            self.cache.release(job.run)
+
+    def _end_transfers(self, transfer: KvTransfer, now: float) -> list[RunningRequest]:
+        """What came, or is over: requests whose blocks are here are the next to run. Returns those
+        whose blocks could not be had."""
+        transfer.expire(now)
+        failed = []
+        for job in [job for job in self.loading if job.due <= now]:
+            del self.loading[job]
+            if job.contents is not None:
+                job.num_external_tokens = len(job.run.tokens) - job.run.num_written
+                self.cache.fill(job.run, job.contents)
+                self._drop_fetch(job)
+                self.waiting.appendleft(job)
+                continue
+            self.cache.release(job.run)
+            self._drop_fetch(job)
+            if transfer.config.load_failure_policy == "recompute":
+                self.waiting.appendleft(job)
+            else:
+                failed.append(job)
+        return failed
+
+    def _drop_fetch(self, job: RunningRequest) -> None:
+        """What was to be fetched has been, or is not wanted any more: the other engine is told."""
+        if self.transfer is not None and job.transfer is not None:
+            self.transfer.drop(job.transfer)
 
     def _emit(self, job: RunningRequest) -> Emitted:
         token = job.planned[job.num_emitted]
@@ -149,12 +223,23 @@ class Scheduler:
         self.waiting.appendleft(job)
         self.totals.preemptions += 1
 
-    def _admit(self, now: float) -> None:
+    def _admit(self, now: float) -> list[RunningRequest]:
+        """Returns those of them whose blocks are to be fetched first."""
+        loads = []
         while self.waiting and len(self.running) < self.max_num_seqs:
             job = self.waiting[0]
-            num_cached = self.cache.admit(job.run)
+            if self.transfer is not None and self.transfer.is_to_fetch(job.transfer):
+                if not self.cache.await_content(job.run):
+                    break
+                assert job.transfer is not None
+                self.transfer.check_size(job.transfer, job.num_missing_blocks)
+                loads.append(self.waiting.popleft())
+                job.due = inf
+                self.loading[job] = None
+                continue
+            num_cached = self._take_blocks(job)
             if num_cached is None:
-                return
+                break
             self.waiting.popleft()
             ready = self._when_computed(job.run, now)
             self.running[job] = None
@@ -162,6 +247,23 @@ class Scheduler:
             self.prefilled = begin + self._prefill(len(job.run.tokens) - num_cached)
             job.due = max(ready, self.prefilled)
             self._count(job, num_cached)
+        else:
+            return loads
+        self._refused_at = self.cache.num_free_blocks
+        return loads
+
+    def _take_blocks(self, job: RunningRequest) -> int | None:
+        """Returns how many tokens need not be computed; None if there is no room. What it says
+        follows from what its blocks hold."""
+        if job.run.blocks:  # loaded: its last token is computed all the same
+            num_cached: int | None = len(job.run.tokens) - 1
+        else:
+            num_cached = self.cache.admit(job.run)
+        if num_cached is not None and job.retell is not None and not job.was_admitted:
+            held = self.cache.held_tokens(job.run)
+            if held != job.run.tokens:
+                job.retell(held)
+        return num_cached
 
     def _when_computed(self, run: Run, now: float) -> float:
         """When the last block that `run` reuses is there: another may be computing it."""
@@ -180,10 +282,15 @@ class Scheduler:
         if job.was_admitted:
             return
         job.was_admitted = True
+        if job.num_external_tokens:
+            num_cached = len(job.run.tokens)  # the last one is computed, and not counted so
         job.num_cached_tokens = num_cached
-        job.num_stored_tokens = self.cache.num_kept_tokens(job.run) - num_cached
+        job.num_stored_tokens = max(0, self.cache.num_kept_tokens(job.run) - num_cached)
         self.totals.prompt_tokens += len(job.run.tokens)
         self.totals.prompt_tokens_cached += num_cached
+        self.totals.prompt_tokens_external += job.num_external_tokens
+        if job.transfer is not None and job.transfer.num_cached_tokens is not None:
+            job.num_cached_tokens = job.transfer.num_cached_tokens
 
     def _prefill(self, num_uncached: int) -> float:
         latency = self.latency

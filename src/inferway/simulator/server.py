@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from http import HTTPStatus
@@ -14,6 +15,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from inferway import __version__
 from inferway.errors import InferwayError, InvalidRequestError, RenderError, RequestError
 from inferway.openai_api.requests import (
+    ChatRequest,
     PromptBody,
     decode_fields,
     parse_chat,
@@ -35,10 +37,10 @@ from inferway.simulator.publisher import EventSourceEntry
 from inferway.simulator.responses import ResponsesAnswer
 from inferway.simulator.scale_out import DISABLED, rendered
 from inferway.simulator.scheduler import Emitted
+from inferway.simulator.server_info import VLLM_VERSION, ServerInfo
 from inferway.simulator.structured import Structured
 from inferway.simulator.text import TextModel
 
-VLLM_VERSION = "0.32.0"
 _MAX_BODY_BYTES = 64 << 20
 _ERROR_TYPES: dict[int, str] = {
     HTTPStatus.BAD_REQUEST: "BadRequestError",
@@ -61,6 +63,7 @@ class Server:
         event_source: EventSourceEntry | None,
         reset_cache: Callable[[], bool],
         max_model_len: int,
+        info: ServerInfo,
         scale_out: bool = False,
         structured: Structured | None = None,
     ) -> None:
@@ -72,6 +75,7 @@ class Server:
         self._event_source = event_source
         self._reset_cache = reset_cache
         self._max_model_len = max_model_len
+        self._info = info
         self._scale_out = scale_out
         self._structured = structured
 
@@ -95,6 +99,7 @@ class Server:
                 web.get("/metrics", self.show_metrics),
                 web.get("/metrics/", self.show_some_metrics),
                 web.get("/health", self.health),
+                web.get("/server_info", self.server_info),
                 web.get("/version", self.version),
                 *(() if self._structured is None else self._structured.routes()),
             ]
@@ -112,7 +117,8 @@ class Server:
         raw = await request.read()
         body = parse_responses(raw)
         options = read_options(decode_fields(raw))
-        (turn,) = await self._planner.plan(as_chat(body), options, self._core.now)
+        id = _request_id(request, "resp")
+        (turn,) = await self._planner.plan(as_chat(body), options, self._core.now, id)
         answer = ResponsesAnswer(self._names.answered_name(body.model), body)
         events = partial(_response_events, answer, turn) if body.stream else None
         return await self._answer(request, turn, events, answer.whole)
@@ -125,12 +131,13 @@ class Server:
         options = Options(vllm_xargs=body.vllm_xargs)
         try:
             chat = await self._model.chat_of(body)
-            (turn,) = await self._planner.plan(chat, options, self._core.now)
+            id = _request_id(request, "chatcmpl")
+            (turn,) = await self._planner.plan(chat, options, self._core.now, id)
+            answer = MessagesAnswer(self._names.answered_name(body.model))
+            events = partial(_message_events, answer, turn) if body.stream else None
+            return await self._answer(request, turn, events, answer.whole)
         except RequestError as e:
             return _json(message_error(e, _kind(e.status)), e.status)
-        answer = MessagesAnswer(self._names.answered_name(body.model))
-        events = partial(_message_events, answer, turn) if body.stream else None
-        return await self._answer(request, turn, events, answer.whole)
 
     async def count_tokens(self, request: web.Request) -> web.Response:
         body = parse_count_tokens(await request.read())
@@ -205,7 +212,13 @@ class Server:
         return _page(self._metrics.text(request.query.getall("name[]", [])))
 
     async def health(self, _: web.Request) -> web.Response:
-        return web.Response()
+        return web.Response(
+            status=HTTPStatus.SERVICE_UNAVAILABLE if self._core.is_dead else HTTPStatus.OK
+        )
+
+    async def server_info(self, request: web.Request) -> web.Response:
+        """The engine's configuration, as vLLM tells it in its development mode."""
+        return _json(self._info(as_json=request.query.get("config_format") == "json"))
 
     async def version(self, _: web.Request) -> web.Response:
         """The vLLM that is simulated, in the form of vLLM's own builds."""
@@ -221,7 +234,10 @@ class Server:
         raw = await request.read()
         body = parse(raw)
         options = read_options(decode_fields(raw))
-        turns = await self._planner.plan(body, options, self._core.now)
+        id = _request_id(request, "chatcmpl" if isinstance(body, ChatRequest) else "cmpl")
+        if not isinstance(body, ChatRequest):
+            id += "-0"
+        turns = await self._planner.plan(body, options, self._core.now, id)
         answer = answers(self._names.answered_name(body.model), options)
         with self._core.submit([turn.job for turn in turns]) as tokens:
             if body.stream:
@@ -284,14 +300,20 @@ async def _message_events(
     answer: MessagesAnswer, turn: PlannedReply, tokens: AsyncIterator[Emitted]
 ) -> AsyncIterator[bytes]:
     is_open = False
-    async for item in tokens:
+    try:
+        async for item in tokens:
+            if not is_open:
+                is_open = True
+                yield answer.opening(turn)
+            text = _text_of(turn, item)
+            if text:
+                for event in answer.delta(text):
+                    yield event
+    except RequestError as e:
         if not is_open:
-            is_open = True
             yield answer.opening(turn)
-        text = _text_of(turn, item)
-        if text:
-            for event in answer.delta(text):
-                yield event
+        yield answer.failure(e)
+        return
     for event in answer.closing(turn):
         yield event
 
@@ -306,6 +328,10 @@ async def _send(request: web.Request, events: AsyncIterator[bytes]) -> web.Strea
         await response.write_eof()
     except ConnectionResetError:
         pass  # the client left; the caller aborts what it asked for
+    except RequestError:
+        # vLLM has no event for it here: the stream breaks off.
+        if request.transport is not None:
+            request.transport.abort()
     return response
 
 
@@ -317,15 +343,23 @@ async def _events(
 ) -> AsyncIterator[bytes]:
     by_job = {turn.job: turn for turn in turns}
     is_open = False
-    async for item in tokens:
+    try:
+        async for item in tokens:
+            if not is_open:
+                is_open = True
+                for chunk in answer.opening(turns):
+                    yield msgspec.json.encode(chunk)
+            turn = by_job[item.job]
+            finish_reason = turn.finish_reason if item.is_last else None
+            text = _text_of(turn, item)
+            yield msgspec.json.encode(answer.chunk(turn, text, item.token, finish_reason))
+    except RequestError as e:
         if not is_open:
-            is_open = True
             for chunk in answer.opening(turns):
                 yield msgspec.json.encode(chunk)
-        turn = by_job[item.job]
-        finish_reason = turn.finish_reason if item.is_last else None
-        text = _text_of(turn, item)
-        yield msgspec.json.encode(answer.chunk(turn, text, item.token, finish_reason))
+        yield msgspec.json.encode(_error_body(e, e.status, e.param))
+        yield b"[DONE]"
+        return
     if options.stream_options is not None and options.stream_options.include_usage:
         yield msgspec.json.encode(answer.usage_chunk(turns))
     yield b"[DONE]"
@@ -368,8 +402,17 @@ async def _answer_errors(
 
 
 def _error(error: InferwayError, status: int, param: str | None = None) -> web.Response:
+    return _json(_error_body(error, status, param), status)
+
+
+def _error_body(error: InferwayError, status: int, param: str | None) -> dict[str, Any]:
     body = {"message": str(error), "type": _kind(status), "param": param, "code": status}
-    return _json({"error": body}, status)
+    return {"error": body}
+
+
+def _request_id(request: web.Request, kind: str) -> str:
+    """The id under which the engine knows the request."""
+    return f"{kind}-{request.headers.get('X-Request-Id') or uuid.uuid4().hex}"
 
 
 def _kind(status: int) -> str:
