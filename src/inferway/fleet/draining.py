@@ -137,26 +137,27 @@ class Draining:
         outcomes = {key: number for key, number in counts.items() if key[1] != _TOKENS}
         yield counter(
             "hand_over_prefixes",
-            "Warm prefixes of a drained engine by whether another engine has fetched them"
-            " (handed-over), or has them already, or they are gone (skipped).",
+            "Warm prefixes of a drained engine, by outcome: another engine has fetched them"
+            " (handed-over), or has them already or they are gone (skipped), or has not got them"
+            " (failed).",
             ["engine", "outcome"],
             outcomes,
         )
         yield counter(
             "hand_over_tokens",
-            "Tokens of warm prefixes that other engines have fetched from a drained one.",
+            "Tokens of warm prefixes that other engines have fetched from the drained engine.",
             ["engine"],
             tokens,
         )
         yield gauge(
             "hand_over_left",
-            "Warm prefixes that a drained engine has not handed over yet.",
+            "Warm prefixes that the drained engine has not handed over.",
             ["engine"],
             {(name,): progress.left for name, progress in self._of.items()},
         )
         yield gauge(
             "warm_prefixes",
-            "Recent prompts that are kept as token ids, for an engine that is drained.",
+            "Recent prompts that are kept as token ids, for an engine that will be drained.",
             value=len(self._warm),
         )
         yield gauge(
