@@ -47,6 +47,14 @@ class RequestHead(msgspec.Struct, frozen=True):
     headers: Headers
 
 
+ROLE = "llm-d.ai/role"  # an endpoint's label, in disaggregated serving
+# its values that stand for prefilling, and for decoding (llm-d-router ebab687, filter/bylabel)
+PREFILL_ROLES = frozenset(
+    {"prefill", "encode-prefill", "prefill-decode", "both", "encode-prefill-decode"}
+)
+DECODE_ROLES = frozenset({"decode", "prefill-decode", "both", "encode-prefill-decode"})
+
+
 class KvConnector(StrEnum):
     """The ways in which an engine gets KV blocks that another one has computed: vLLM's connectors,
     and SGLang's bootstrap."""
@@ -69,6 +77,19 @@ class KvTransfer(msgspec.Struct, frozen=True):
     lease_seconds: float = 30.0  # so long it keeps blocks that nobody has fetched
     bootstrap: str = ""  # host:port where both sides meet: of Mooncake and SGLang
     hosts: tuple[str, ...] = ()  # where its side channel may be; empty: at the host of its URL
+
+    @property
+    def role(self) -> str:
+        """Which legs of a request it may have: prefill, decode, both or none."""
+        if self.gives:
+            return "both" if self.takes else "prefill"
+        return "decode" if self.takes else "none"
+
+    def hands_to(self, other: KvTransfer | None) -> bool:
+        """Return whether `other` may decode what this one has computed."""
+        if other is None or not (self.gives and other.takes):
+            return False
+        return (self.connector, self.group) == (other.connector, other.group)
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,7 +130,7 @@ def test_of_keys_all_that_may_be_are_named() -> None:
     said = fault({"url": "http://h:1", "modell": "m"}, EngineSettings)
 
     known = "url, name, events, replay, block_size, api_key_env, labels, role, kv_connector, "
-    known += "kv_bootstrap"
+    known += "kv_bootstrap, kv_host"
     assert said == f"f: object contains unknown field `modell`; known: {known}"
 
 

@@ -142,7 +142,7 @@ async def test_its_metrics_are_read_once_and_given_along(serve: Serve) -> None:
         _, metrics = await discover(session, url, {})
 
     assert metrics == HEALTHY["/metrics"]
-    assert sorted(asked) == sorted([*HEALTHY, "/v1/structured/warm"])
+    assert sorted(asked) == sorted([*HEALTHY, "/v1/structured/warm", "/server_info"])
 
 
 BUSY = "vllm:num_requests_running 1\nvllm:kv_cache_usage_perc 0.5\n"

@@ -20,8 +20,9 @@ ENGINE: Any = option(
     multiple=True,
     metavar="URL[,KEY=VALUE…]",
     help="Use this engine, as a plain ENGINE_URL does: http://HOST:PORT or unix:/PATH. Repeat the "
-    "flag for each engine. The keys are name, events, replay, block_size, api_key_env and "
-    "label.NAME; the engine itself is asked for what is left out.",
+    "flag for each engine. The keys are name, events, replay, block_size, api_key_env, "
+    "role, kv_connector, kv_bootstrap, kv_host and label.NAME; the engine itself is asked for what "
+    "is left out.",
 )
 
 ENGINE_CA: Any = key_option(

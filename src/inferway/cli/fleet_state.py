@@ -27,6 +27,16 @@ class CannotAskError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class TransferState:
+    """How an engine hands KV blocks to others."""
+
+    connector: str
+    role: str  # prefill, decode, both, none
+    lease_seconds: float
+    hands_to: list[str]  # names of engines
+
+
+@dataclass(frozen=True, slots=True)
 class EngineState:
     """The state of one engine as the gateway knows it. Shares are of prompt tokens; None means
     unknown."""
@@ -45,6 +55,7 @@ class EngineState:
     delivered_share: float | None
     event_age_seconds: float | None  # of several ranks the oldest
     problems: list[str]
+    kv_transfer: TransferState | None = None  # None: it is not known to hand KV blocks to others
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +202,18 @@ def _engine(told: Mapping[str, Any], samples: Samples) -> EngineState:
         delivered_share=tokens("delivered") / sent if sent else None,
         event_age_seconds=max((age for age in ages if age is not None), default=None),
         problems=list(told["problems"]),
+        kv_transfer=_transfer(told.get("kv_transfer")),
+    )
+
+
+def _transfer(told: Mapping[str, Any] | None) -> TransferState | None:
+    if told is None:
+        return None
+    return TransferState(
+        connector=str(told["connector"]),
+        role=str(told["role"]),
+        lease_seconds=float(told["lease_seconds"]),
+        hands_to=[str(name) for name in told["hands_to"]],
     )
 
 

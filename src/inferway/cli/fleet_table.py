@@ -13,6 +13,7 @@ from inferway.cli.fleet_state import EngineState, FleetState, ModelState
 
 _WIDE = 110
 _LEAST_NAME = 8
+_MOST_NAMES = 40  # characters of engines' names in one cell
 _COLORS = {
     **dict.fromkeys(("up", "exact", "kv-aware"), "green"),
     **dict.fromkeys(("draining", "drained", "half-open", "partial", "repairing"), "yellow"),
@@ -54,6 +55,8 @@ def fleet_table(state: FleetState, width: int, rate: Rates | None = None) -> Ren
     if not state.ready:
         parts.append(Text(f"not ready: {state.why or 'the gateway does not say why'}", "bold red"))
     parts.append(_engines(state.engines, width, rate))
+    if any(engine.kv_transfer for engine in state.engines):
+        parts.append(_transfers(state.engines, width))
     if state.models:
         parts.append(_models(state.models, width, rate))
     parts += [
@@ -93,6 +96,20 @@ def _engines(engines: list[EngineState], width: int, rate: Rates | None) -> Tabl
             row += [str(engine.in_flight), f"{engine.prompt_tokens:,}", engine.url]
         rows.append(row)
     return _table(heads, rows, width, texts={"engine", "state", "cache", "url"})
+
+
+def _transfers(engines: list[EngineState], width: int) -> Table:
+    """Who computes prompts for whom."""
+    heads = ["engine", "role", "connector", "lease", "hands blocks to"]
+    rows = []
+    for engine in engines:
+        hands = engine.kv_transfer
+        if hands is not None:
+            others = ", ".join(hands.hands_to) or "nobody"
+            others = others if len(others) <= _MOST_NAMES else f"{len(hands.hands_to)} engines"
+            lease = f"{hands.lease_seconds:g}s"
+            rows.append([engine.name, hands.role, hands.connector, lease, others])
+    return _table(heads, rows, width, texts={"engine", "role", "connector", "hands blocks to"})
 
 
 def _models(models: list[ModelState], width: int, rate: Rates | None) -> Table:

@@ -173,6 +173,14 @@ _SECTIONS = (
             **OFF,
             help="Do not look at prompts, and choose an engine by load only.",
         ),
+        key_option(
+            "--prefill-legs",
+            "kv_transfer.legs",
+            type=click.Choice(["auto", "gateway", "sidecar", "off"]),
+            help="Say who asks an engine to compute a prompt that another one answers: the "
+            "gateway, llm-d's sidecar beside the other, the gateway where it knows the engines' "
+            "connector, or nobody.  [default: auto]",
+        ),
         example="inferway serve http://10.0.0.5:8000 http://10.0.0.6:8000 --policy least-load",
     ),
     LIMITS,

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from inferway.config.settings import UNIX, EngineSettings, KubernetesSettings, ServeSettings
 from inferway.config.shown import without_password
 from inferway.errors import ConfigError
+from inferway.model import ROLE
 
 # [METHOD ]/path, as `allow_paths` has them
 ALLOWED_PATH = re.compile(r"(?:(GET|POST|PUT|PATCH|DELETE) )?(/[^\s?#]*)")
@@ -110,6 +111,7 @@ def check_engines(engines: list[EngineSettings]) -> None:
     for engine in engines:
         _check_url(engine.url)
         _check_sources(engine)
+        _check_transfer(engine)
     for label, count in Counter(engine.label for engine in engines).items():
         if count > 1:
             raise ConfigError(f"engine {label!r} is given twice; each needs a name of its own")
@@ -130,6 +132,37 @@ def _check_sources(engine: EngineSettings) -> None:
             "replay and do not tell the block size: give block_size=N (its tokens_per_block), and "
             "no replay"
         )
+
+
+_BOOTSTRAPPED = ("mooncake", "sglang")  # both sides meet at the prefill engine's server
+_HOST = r"(?:[\w.-]+|\[[0-9A-Fa-f:.]+\])"
+_HOST_PORT = re.compile(rf"{_HOST}:\d{{1,5}}")
+_HOST_ALONE = re.compile(r"[\w.-]+|[0-9A-Fa-f:.]+")
+
+
+def _check_transfer(engine: EngineSettings) -> None:
+    place, label = f"engine {engine.label}", engine.labels.get(ROLE)
+    if engine.role is not None and label not in (None, engine.role):
+        raise ConfigError(
+            f"{place}: role {engine.role!r} and label {ROLE}: {label!r} contradict each other; "
+            "leave one of them out"
+        )
+    bootstrap, connector = engine.kv_bootstrap, engine.kv_connector
+    if bootstrap is not None and connector not in _BOOTSTRAPPED:
+        raise ConfigError(
+            f"{place}: kv_bootstrap {bootstrap!r} with kv_connector {connector!r}: only mooncake "
+            "and sglang have a bootstrap server; give one of them as kv_connector, or leave "
+            "kv_bootstrap out"
+        )
+    if bootstrap is None and connector in _BOOTSTRAPPED and engine.role != "decode":
+        raise ConfigError(
+            f"{place}: kv_connector {connector!r} needs kv_bootstrap=HOST:PORT, the bootstrap "
+            "server of the engine, or role=decode if it computes no prompts for others"
+        )
+    if bootstrap is not None and not _HOST_PORT.fullmatch(bootstrap):
+        raise ConfigError(f"{place}: kv_bootstrap {bootstrap!r}: expected HOST:PORT")
+    if engine.kv_host is not None and not _HOST_ALONE.fullmatch(engine.kv_host):
+        raise ConfigError(f"{place}: kv_host {engine.kv_host!r}: expected a host without a port")
 
 
 def _check_url(url: str) -> None:

@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from inferway.errors import ConfigError
+from inferway.model import ROLE
 
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
@@ -43,6 +44,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     # how it hands KV blocks to others, if it does not tell
     kv_connector: Literal["nixl", "nixl-push", "mooncake", "sglang"] | None = None
     kv_bootstrap: str | None = None  # host:port of Mooncake's or SGLang's bootstrap server
+    kv_host: str | None = None  # of its NIXL side channel, if that is another than the URL's
 
     @property
     def label(self) -> str:
@@ -58,6 +60,11 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         if self.url.startswith(UNIX):
             return "http://" + quote(self.url.removeprefix(UNIX), safe="")
         return self.url.rstrip("/")
+
+    @property
+    def all_labels(self) -> dict[str, str]:
+        """Its labels, with the one that `role` is short for."""
+        return self.labels if self.role is None else {**self.labels, ROLE: self.role}
 
     def authorization(self) -> tuple[tuple[bytes, bytes], ...]:
         """The header that carries the engine's API key. Raises ConfigError if it is unset."""

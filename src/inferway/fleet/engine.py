@@ -10,12 +10,13 @@ from typing import Any
 
 from inferway.config import EngineSettings
 from inferway.fleet.engine_facts import EngineFacts, EventSource, ModelCard, given_source
+from inferway.fleet.kv_transfer import side_channel_finding
 from inferway.fleet.load import Load
 from inferway.fleet.silent_zero import StreamEvidence
 from inferway.fleet.subscriber import EventSubscriber
 from inferway.kv.events.dialect_finder import DialectFinder
 from inferway.kv.events.stream import StreamState
-from inferway.model import Endpoint, Headers
+from inferway.model import Endpoint, Headers, KvTransfer
 from inferway.prompts.served import ModelSource
 
 # An engine that computes on the CPU may leave its metrics unanswered for seconds: a refused
@@ -110,6 +111,11 @@ class Engine:
         return ranks if len(ranks) > 1 else [None]
 
     @property
+    def kv_transfer(self) -> KvTransfer | None:
+        """How it hands KV blocks to others; None if it is not known to."""
+        return self.endpoints[0].kv_transfer if self.endpoints else None
+
+    @property
     def is_cut_off(self) -> bool:
         """Whether the connection of one of its event streams is lost."""
         return any(subscriber.state is StreamState.STALE for subscriber in self.subscribers)
@@ -191,11 +197,19 @@ class Engine:
             for model, proof in self.proofs.items()
         }
 
+    @property
+    def findings(self) -> list[str]:
+        """What it tells that cannot be used, in sentences with their cures."""
+        if self.facts is None:
+            return []
+        side_channel = side_channel_finding(self.settings, self.facts)
+        found = list(self.facts.findings) if self.settings.events is None else []
+        return found if side_channel is None else [*found, side_channel]
+
     def problems(self) -> list[str]:
         """Return sentences that say what is wrong."""
         found = [] if self.healthy else ["it does not answer"]
-        if self.facts is not None and self.settings.events is None:
-            found += self.facts.findings
+        found += self.findings
         if self.facts is not None and self.block_size is None:
             found.append("its block size is unknown; give block_size=N by hand")
         findings = [finder.finding for finder in self.dialects.values()]

@@ -5,6 +5,7 @@
     GET /kv_event_sources   vLLM's publisher per data-parallel rank, with `*` for its own host
     GET /metrics            `vllm:cache_config_info{block_size=…}`, nowhere else to be had
     GET /metrics/?name[]=…  the load alone, where that is cheaper (`_load_path`)
+    GET /server_info        how it hands KV blocks to others (`kv_transfer`)
     GET /v1/structured/warm 405 of engines with our plugin: there is such a path, for POST
 
 What an engine says about *where* its events are is not trusted beyond its own host: an engine
@@ -15,16 +16,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
 
-from inferway.config import EngineSettings, unix_path
+from inferway.config import EngineSettings
 from inferway.errors import UpstreamError
 from inferway.fleet.http_client import MAX_PAGE_BYTES, StatusError, fetch
+from inferway.fleet.kv_transfer import LOOPBACK, KvTransferFacts, ask_kv_transfer, host_of
 from inferway.fleet.load import load_names, samples
 from inferway_structured.decoding import UNREADABLE
 
@@ -78,6 +79,7 @@ class EngineFacts:
     version: str | None = None  # vLLM's, as it says
     has_plugin: bool = False  # our structured output (inferway_structured.vllm)
     load_path: str = METRICS  # where its load is asked for, again and again
+    kv_transfer: KvTransferFacts | None = None  # None: it tells of no connector
 
     @cached_property
     def base_models(self) -> Sequence[ModelCard]:
@@ -110,12 +112,15 @@ class NoEngineError(UpstreamError):
 
 
 async def discover(
-    session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]
+    session: aiohttp.ClientSession,
+    url: str,
+    headers: Mapping[str, str],
+    before: EngineFacts | None = None,
 ) -> tuple[EngineFacts, str]:
     """Ask the engine what it is; its metrics are given along, for who reads its load in them.
     Raises UpstreamError when it does not answer, or not as an engine, or says itself that it is not
     well: an engine whose core has died still lists its models. A path that it does not have is a
-    finding, a question without an answer never is."""
+    finding, a question without an answer never is. `before`: what it has told earlier."""
     try:
         await fetch(session, f"{url}/health", headers)
     except StatusError as e:
@@ -128,7 +133,7 @@ async def discover(
     except StatusError as e:
         raw_sources = b"{}"
         findings.append(f"{e}; its KV events cannot be discovered (vLLM >= 0.16 has this path)")
-    sources, source_findings = resolve_sources(_host(url), raw_sources)
+    sources, source_findings = resolve_sources(host_of(url), raw_sources)
     metrics = await fetch_metrics(session, url, headers)
     if not metrics:
         findings.append(f"{url}{METRICS} has nothing to say; give block_size=N by hand")
@@ -141,7 +146,9 @@ async def discover(
         await _has_plugin(session, url, headers),
         await _load_path(session, url, headers, metrics),
     )
-    return facts, metrics
+    told = before.kv_transfer if before is not None else None
+    transfer = await ask_kv_transfer(session, url, headers, metrics, facts.vllm_version, told)
+    return replace(facts, kv_transfer=transfer), metrics
 
 
 async def _load_path(
@@ -200,12 +207,6 @@ async def fetch_metrics(
         if e.answered != 404:
             raise
         return ""
-
-
-def _host(url: str) -> str:
-    """Whose sockets are meant where an engine says `*`."""
-    parts = urlsplit(url)
-    return "127.0.0.1" if unix_path(parts.netloc) else parts.hostname or ""
 
 
 def whole_lines(page: bytes) -> bytes:
@@ -307,13 +308,12 @@ def resolve_sources(host: str, raw: bytes) -> tuple[tuple[EventSource, ...], tup
 
 
 _TCP = re.compile(r"^tcp://(?P<host>\*|\[[^\]]*\]|[^:/]+):(?P<port>\d+)$")
-_LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 
 
 def _resolve(host: str, endpoint: str, what: str) -> tuple[str | None, str | None]:
     """An endpoint as the engine wrote it -> one we can connect to, or a finding, or both."""
     if endpoint.startswith("ipc://"):
-        if host in _LOOPBACK:
+        if host in LOOPBACK:
             return endpoint, None
         return None, f"its {what} socket {endpoint} is on its own machine; use tcp://*:PORT there"
     match = _TCP.match(endpoint)
@@ -322,7 +322,7 @@ def _resolve(host: str, endpoint: str, what: str) -> tuple[str | None, str | Non
     named, port = match["host"].strip("[]"), match["port"]
     if named in ("*", "::", "0.0.0.0"):
         return f"tcp://{f'[{host}]' if ':' in host else host}:{port}", None
-    if named == host or {named, host} <= _LOOPBACK:
+    if named == host or {named, host} <= LOOPBACK:
         return endpoint, (
             f"its {what} socket {endpoint} has no wildcard: vLLM connects to such an endpoint "
             f"instead of binding it. If nothing arrives, let us bind: --engine "

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -26,6 +27,7 @@ from inferway.fleet.engine import SILENT_SCRAPES, Engine
 from inferway.fleet.engine_facts import METRICS, EventSource, NoEngineError, discover
 from inferway.fleet.full_reports import FullReporter
 from inferway.fleet.http_client import EngineConnector
+from inferway.fleet.kv_transfer import kv_transfer_of, warn_of_legs
 from inferway.fleet.load import parse_load
 from inferway.fleet.metrics_client import MetricsClient
 from inferway.fleet.prober import Prober
@@ -102,6 +104,7 @@ class Fleet:
             async with asyncio.timeout(TOKENIZER_SECONDS):
                 while (tasks := self._tasks.running) and self._served.is_loading:
                     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        warn_of_legs(self._settings.kv_transfer.legs, self.engines)
         self._spread_rediscovery()
         self.scraper.start()
 
@@ -274,7 +277,9 @@ class Fleet:
         """Asks what the engine is; what changed is applied and logged once. Whether it answered."""
         assert self._session is not None
         try:
-            facts, metrics = await discover(self._session, engine.url, engine.http_headers)
+            facts, metrics = await discover(
+                self._session, engine.url, engine.http_headers, engine.facts
+            )
         except UpstreamError as e:
             self._on_down(engine, e)
             return False
@@ -283,9 +288,8 @@ class Fleet:
         engine.facts = facts
         if changed:
             self._served.learn(engine)
-            for finding in facts.findings:
-                if engine.settings.events is None:
-                    log.warning("engine %s: %s", engine.name, finding)
+            for finding in engine.findings:
+                log.warning("engine %s: %s", engine.name, finding)
             await self._admit(engine)
             self._served.name_unserved(self.engines)
         if first or back:
@@ -356,12 +360,16 @@ class Fleet:
     def _on_up(self, engine: Engine) -> None:
         engine.healthy, engine.warned, engine.failures = True, False, 0
         events = ", ".join(source.endpoint for source in engine.sources) or "none"
+        hands = engine.kv_transfer
         log.info(
-            "engine %s serves %s, with block size %s and KV events %s",
+            "engine %s serves %s, with block size %s and KV events %s%s",
             engine.name,
             ", ".join(engine.model_names),
             engine.block_size or "unknown (give block_size=N)",
             events,
+            ""
+            if hands is None
+            else f"; it hands over KV blocks by {hands.connector}: {hands.role}",
         )
         for subscriber in engine.subscribers:
             subscriber.resync()
@@ -379,7 +387,15 @@ class Fleet:
             engine.endpoints = [self.table.add(engine, source) for source in sources]
         if [subscriber.source for subscriber in engine.subscribers] != list(engine.sources):
             await self._resubscribe(engine)
+        self._hand_over(engine)
         self._refresh()
+
+    def _hand_over(self, engine: Engine) -> None:
+        """Its endpoints know how it hands blocks to others, as it has just told."""
+        if engine.facts is not None:
+            lease = self._settings.kv_transfer.lease_seconds
+            told = kv_transfer_of(engine.settings, engine.facts, lease)
+            engine.endpoints = [replace(each, kv_transfer=told) for each in engine.endpoints]
 
     async def _resubscribe(self, engine: Engine) -> None:
         """To the sockets that the engine names now; what others told is forgotten."""

@@ -127,7 +127,7 @@ class EndpointTable:
         holder = self._numbers.take()
         endpoint = Endpoint(
             *(engine.name, engine.url, holder, rank, tuple(headers)),
-            labels=engine.settings.labels,
+            labels=engine.settings.all_labels,
         )
         if holder == len(self._columns):
             self._columns.grow(self._numbers.given)

@@ -23,7 +23,7 @@ from inferway.fleet.journal.journal import HolderJournal
 from inferway.http.message import Request
 from inferway.http.responder import JSON, Responder
 from inferway.kv.index.protocol import Index
-from inferway.model import SCRAPED, Endpoint
+from inferway.model import ROLE, SCRAPED, Endpoint
 from inferway.routing.limits.failover import FailoverPolicy
 from inferway.telemetry.traffic_counts import TrafficCounts
 
@@ -91,6 +91,8 @@ class AdminPages:
             "version": facts.version if facts else None,
             "models": engine.model_names,
             "block_size": engine.block_size,
+            "role": engine.settings.all_labels.get(ROLE),
+            "kv_transfer": self._kv_transfer(engine),
             "load": {
                 "in_flight": self._fleet.in_flight(engine),
                 **{name: load[name] for name in SCRAPED},
@@ -101,6 +103,19 @@ class AdminPages:
                 {**self._endpoint(endpoint), "stream": self._stream(engine, endpoint)}
                 for endpoint in engine.endpoints
             ],
+        }
+
+    def _kv_transfer(self, engine: Engine) -> dict[str, Any] | None:
+        hands = engine.kv_transfer
+        if hands is None:
+            return None
+        others = [other for other in self._fleet.engines if other is not engine and other.healthy]
+        return {
+            "connector": hands.connector,
+            "role": hands.role,
+            "group": hands.group,
+            "lease_seconds": hands.lease_seconds,
+            "hands_to": [other.name for other in others if hands.hands_to(other.kv_transfer)],
         }
 
     def _endpoint(self, endpoint: Endpoint) -> dict[str, Any]:

@@ -16,16 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferway.errors import NoEndpointError
-from inferway.model import Candidates, Endpoint
+from inferway.model import DECODE_ROLES, PREFILL_ROLES, ROLE, Candidates, Endpoint
 from inferway.routing.limits.queue import Waiter
-from inferway.scheduling.filters.label import ROLE
 from inferway.scheduling.flow_control.flow import FlowControl
 from inferway.scheduling.flow_control.policies import Arrival, ChoosesFlow
 from inferway.scheduling.per_endpoint import PerEndpoint
 
-_PREFILL = frozenset({"prefill", "encode-prefill", "prefill-decode", "both"})
-_PREFILL |= {"encode-prefill-decode"}
-_DECODE = frozenset({"decode", "", "prefill-decode", "both", "encode-prefill-decode"})
+_NO_ROLE = ""  # without the label; such endpoints decode
 
 Stage = NDArray[np.bool_]
 
@@ -110,7 +107,7 @@ class SaturationGate:
 
 def _stages(endpoints: Sequence[Endpoint]) -> Sequence[Stage]:
     """Who prefills, and who decodes."""
-    return [_mask(endpoints, roles) for roles in (_PREFILL, _DECODE)]
+    return [_mask(endpoints, roles) for roles in (PREFILL_ROLES, DECODE_ROLES | {_NO_ROLE})]
 
 
 def _mask(endpoints: Sequence[Endpoint], roles: frozenset[str]) -> Stage:
@@ -118,4 +115,4 @@ def _mask(endpoints: Sequence[Endpoint], roles: frozenset[str]) -> Stage:
 
 
 def _role(labels: Mapping[str, str]) -> str:
-    return labels.get(ROLE, "")
+    return labels.get(ROLE, _NO_ROLE)

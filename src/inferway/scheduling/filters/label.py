@@ -10,14 +10,14 @@ from msgspec import Meta, field
 from numpy.typing import NDArray
 
 from inferway.errors import ConfigError
-from inferway.model import Candidates, Endpoint
+from inferway.model import ROLE, Candidates, Endpoint
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.scheduling.per_endpoint import PerEndpoint
 from inferway.scheduling.registry import Building, NoParameters, Parameters, PluginType
 
 Labels = Mapping[str, str]
 
-ROLE = "llm-d.ai/role"  # in disaggregated serving (llm-d-router ebab687, filter/bylabel)
+# values of the label ROLE (llm-d-router ebab687, filter/bylabel)
 _ALL = "encode-prefill-decode"
 _TWO = ("prefill-decode", "both")  # the second is the older word
 
