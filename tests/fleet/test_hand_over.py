@@ -340,9 +340,9 @@ PREFILL = KvTransfer(KvConnector.NIXL, "g", takes=False)
         (NIXL, [NIXL, None], "b"),
         (NIXL, [KvTransfer(KvConnector.NIXL, "other"), NIXL], "c"),
         (NIXL, [KvTransfer(KvConnector.NIXL_PUSH, "g")], ""),
-        (PREFILL, [DECODE, PREFILL], "c"),
-        (DECODE, [DECODE, NIXL, PREFILL], "b"),
-        (DECODE, [PREFILL], "b"),
+        (PREFILL, [DECODE, PREFILL], "b"),  # where blocks of others are not safe
+        (DECODE, [NIXL, DECODE, PREFILL], "c"),
+        (DECODE, [PREFILL, NIXL], "c"),
         (None, [NIXL], ""),
     ],
 )

@@ -7,7 +7,7 @@ for the same with the reference, fetches the blocks, and tells in its events tha
 From then on the prefix's next requests find them there.
 
 value     tokens that no other engine holds, times how warm the prefix is (routing.warm_prefixes)
-target    an engine of the same group and role, if there is one: that with the fewest requests, and
+target    an engine of the same group, and role if there is one: that with the fewest requests, and
           of equal ones that which would have been given least. None in which blocks are scarce
 at once   MOVES in all, MOVES_PER_TARGET to one engine. They are booked as other requests are, so
           that scheduling sees them
@@ -30,7 +30,6 @@ from typing import Any, Protocol
 from uuid import uuid4
 
 import msgspec
-from yarl import URL
 
 from inferway.errors import (
     IndexAwayError,
@@ -40,6 +39,7 @@ from inferway.errors import (
     UpstreamTimeoutError,
 )
 from inferway.fleet.engine import Engine
+from inferway.fleet.kv_transfer import host_of
 from inferway.kv.index.speculative import SpeculativeOverlay
 from inferway.model import (
     Candidates,
@@ -131,25 +131,21 @@ class _LegFailedError(Exception):
 
 def takers(source: Endpoint, endpoints: Sequence[Endpoint]) -> list[Endpoint]:
     """Return those of the endpoints that can take the blocks of `source`: of its role, where there
-    are such, for there its prefixes are looked for. An engine may do either leg whatever its role,
-    which is the operator's word for what it is asked for."""
+    are such, for there its prefixes are looked for. With NIXL each engine gives blocks when it is
+    asked to, whatever its role; but not each may take some (fleet/kv_transfer.py)."""
     own = source.kv_transfer
     if own is None:
         return []
     able = [
-        each
+        (each, there.gives == own.gives and there.takes == own.takes)
         for each in endpoints
         if each.engine != source.engine
         and (there := each.kv_transfer) is not None
+        and there.takes
         and (there.connector, there.group) == (own.connector, own.group)
     ]
-    alike = [
-        each
-        for each in able
-        if (there := each.kv_transfer) is not None
-        and (there.gives, there.takes) == (own.gives, own.takes)
-    ]
-    return alike or able
+    alike = [each for each, is_alike in able if is_alike]
+    return alike or [each for each, _ in able]
 
 
 def why_none(director: Director, engine: Engine) -> str | None:
@@ -357,7 +353,7 @@ class HandOver:
         item = Matched(Prompt(ids, keys), held.matched.found)
         request_id = f"hand-over-{uuid4().hex}"
         answer = await self._leg(source, item, _body(prefix, ids, NIXL_PREFILL), request_id)
-        hosts = transfer.hosts or (URL(source.url, encoded=True).host or "",)
+        hosts = transfer.hosts or (host_of(source.url),)
         try:
             reference = read_reference(answer, hosts, transfer.connector)
         except BadReferenceError as e:
