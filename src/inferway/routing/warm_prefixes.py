@@ -22,7 +22,7 @@ MAX_BYTES = 64 * 1024 * 1024  # 2,000 conversations of 8,000 tokens
 HALF_LIFE_SECONDS = 300.0  # in which a use loses half of its weight
 
 _OWN_BYTES = 500  # of one prefix, beside its token ids
-_MOST_STEPS = 2_048  # blocks that are looked at for the turn before
+_MOST_STEPS = 512  # blocks that are looked at for the end of the turn before
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -79,12 +79,12 @@ class WarmPrefixes:
             self.num_bytes -= oldest.num_bytes
 
     def _taken(self, model: str, item: Matched) -> WarmPrefix | None:
-        """Take out the longest prompt that this one begins with, or is: an engine has computed it,
-        and so it ends within what some holder has of this one."""
+        """Take out the longest prompt that this one begins with, or is. An engine has computed it:
+        so it ends where some holder's part of this one does, but for the answer to it."""
         keys, kept = item.prompt.block_keys, self._kept
-        held = max(item.found.blocks.values(), default=0)
         prefix = kept.pop((model, keys[-1]), None)
-        for key in islice(reversed(keys[:held]), _MOST_STEPS):
+        unheld = len(keys) - max(item.found.blocks.values(), default=0)
+        for key in islice(reversed(keys), unheld, unheld + _MOST_STEPS):
             if prefix is not None:
                 break
             prefix = kept.pop((model, key), None)
