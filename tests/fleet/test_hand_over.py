@@ -8,7 +8,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -41,12 +41,14 @@ from inferway.kv.index.speculative import SpeculativeOverlay
 from inferway.model import (
     BlockKey,
     Candidates,
+    ContextLengths,
     Endpoint,
     HolderId,
     KvConnector,
     KvTransfer,
     TokenIds,
 )
+from inferway.prompts.served import ServedModel
 from inferway.routing.director import Director
 from inferway.routing.limits.outlier_detection import OutlierDetection
 from inferway.routing.match import Matcher
@@ -67,9 +69,14 @@ class Group(TwoEngines):
     """A fleet of engines that hand blocks to each other; the first is the one to be drained."""
 
     usage: float = 0.0  # of the blocks of each
+    lengths: dict[str, int] = field(default_factory=dict)  # contexts, in tokens
     at_once: Counter[int] = field(default_factory=Counter)
     most: Counter[int] = field(default_factory=Counter)
     most_in_all: int = 0
+
+    def model(self, name: str) -> ServedModel:
+        contexts = ContextLengths(by_engine=self.lengths)
+        return replace(super().model(name), contexts=contexts)
 
     def candidates(self, model: str) -> Candidates:  # noqa: ARG002
         candidates = idle(self.endpoints, BLOCK)
@@ -101,8 +108,8 @@ class Engines:
     faults: dict[str, Callable[[dict[str, Any]], Answer | None]] = field(default_factory=dict)
     pause: asyncio.Event | None = None
 
-    async def __call__(self, at: Endpoint, body: bytes, request_id: str) -> Answer:
-        asked = json.loads(body)
+    async def __call__(self, endpoint: Endpoint, body: bytes, request_id: str) -> Answer:
+        asked, at = json.loads(body), endpoint
         self.asked.append((at.engine, asked, request_id))
         await asyncio.sleep(0)
         if self.pause is not None:
@@ -427,6 +434,28 @@ async def test_a_reference_that_is_not_whole_reaches_nobody(fields: dict[str, An
     progress = await world.hand_over()
 
     assert (progress.handed_over, progress.failed) == (0, 1)
+    assert not world.engines.legs_of("b")
+
+
+async def test_a_reference_that_may_be_older_than_its_lease_is_not_used() -> None:
+    world = World(KvTransfer(KvConnector.NIXL, "g", lease_seconds=5.5), NIXL)
+    world.warms(1)
+
+    progress = await world.hand_over()  # each leg takes a second, and the margin is 5
+
+    assert (progress.handed_over, progress.failed) == (0, 1)
+    assert not world.engines.legs_of("b")
+
+
+async def test_a_prefix_that_no_engine_has_room_for_in_its_context_stays() -> None:
+    world = World(NIXL, NIXL, NIXL)
+    world.fleet.lengths = {"a": 4 * TOKENS, "b": TOKENS, "c": 2 * TOKENS + 1}
+    world.warms(1, tokens=TOKENS)
+    world.warms(2, tokens=2 * TOKENS)
+
+    progress = await world.hand_over()
+
+    assert progress.handed_over == 2
     assert not world.engines.legs_of("b")
 
 

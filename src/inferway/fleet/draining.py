@@ -29,7 +29,7 @@ log = logging.getLogger("inferway.admin")
 
 
 class EngineClient:
-    """Asks engines, by hand_over.Ask. Nothing is open before it is asked first."""
+    """Asks engines, by hand_over.AskEngine. Nothing is open before it is asked first."""
 
     def __init__(self, settings: ServeSettings) -> None:
         self._settings = settings
@@ -66,6 +66,7 @@ class Draining:
         self._warm = warm
         self._client = EngineClient(settings)
         self._seconds = settings.kv_transfer.hand_over_seconds  # 0: no prompts are kept
+        self._margin = settings.kv_transfer.lease_margin_seconds
         self._of: dict[str, Progress] = {}  # by engine, of the last time
         self._tasks: dict[str, Tasks] = {}  # by engine
         self._past: Counter[tuple[str, str]] = Counter()  # counts of earlier times

@@ -12,9 +12,11 @@ target    an engine of the same group, and role if there is one: that with the f
 at once   MOVES in all, MOVES_PER_TARGET to one engine. They are booked as other requests are, so
           that scheduling sees them
 
-Nothing is moved after the time is up; what is under way ends. An engine that fails STRIKES moves in
-a row is not asked again: the drained one, and the hand-over has ended; another, and the rest goes
-elsewhere. A connection that the drained engine does not take is as good as all of them.
+Nothing is moved after the time is up; what is under way ends. A reference is used at once, once, on
+the one target, and not at all if it took longer to come than its lease may last.
+
+An engine that fails STRIKES moves in a row is not asked again: the drained one, and the hand-over
+has ended; another, and the rest goes elsewhere. A refused connection is as good as all of them.
 """
 
 from __future__ import annotations
@@ -97,7 +99,7 @@ class Progress:
         return self.state is HandOverState.RUNNING
 
 
-class Ask(Protocol):
+class AskEngine(Protocol):
     """POSTs a body to an endpoint's /v1/completions; returns status and body of the answer. Raises
     UpstreamError."""
 
@@ -172,8 +174,9 @@ class HandOver:
 
     engine: Engine
     director: Director
-    ask: Ask
+    ask: AskEngine
     progress: Progress
+    lease_margin: float = 5.0  # seconds before its end in which a lease is not used
     _queue: deque[WarmPrefix] = field(default_factory=deque)
     _tried_again: set[WarmPrefix] = field(default_factory=set)
     _moving: Counter[HolderId] = field(default_factory=Counter)  # to each
@@ -188,6 +191,8 @@ class HandOver:
             self._queue += await self._ranked(prefixes)
             progress.left = len(self._queue)
             log.info("engine %s hands over %d warm prefixes", name, progress.left)
+            if not self._queue and progress.is_running:
+                progress.why = "it alone holds no recent prompt"
             async with asyncio.TaskGroup() as group:
                 for _ in range(MOVES):
                     group.create_task(self._work())
@@ -223,6 +228,8 @@ class HandOver:
         try:
             model = director.fleet.model(prefix.model)
             candidates = director.candidates(model.name)
+            num_tokens = len(prefix.token_ids) + 1
+            candidates = director.eligible.fitting(candidates, model, num_tokens)
         except (UnknownModelError, NoEndpointError):
             return None
         tokenized = Tokenized([prefix.token_ids])
@@ -342,8 +349,7 @@ class HandOver:
         self.progress.left -= 1
 
     async def _two_legs(self, prefix: WarmPrefix, held: _Held, target: Endpoint) -> None:
-        """Raises _LegFailedError. A reference is used at once, on the one target, and never
-        again."""
+        """Raises _LegFailedError."""
         source, size = held.source, self.engine.block_size or 0
         transfer = source.kv_transfer
         assert transfer is not None
@@ -352,7 +358,11 @@ class HandOver:
         ids = prefix.token_ids[: len(keys) * size + 1]
         item = Matched(Prompt(ids, keys), held.matched.found)
         request_id = f"hand-over-{uuid4().hex}"
+        sent_at = self.director.clock()
         answer = await self._leg(source, item, _body(prefix, ids, NIXL_PREFILL), request_id)
+        # Of that time it is not known when the lease began: an old reference names others' blocks.
+        if self.director.clock() - sent_at > transfer.lease_seconds - self.lease_margin:
+            raise _LegFailedError(source, f"engine {source.name} took too long for its lease")
         hosts = transfer.hosts or (host_of(source.url),)
         try:
             reference = read_reference(answer, hosts, transfer.connector)
