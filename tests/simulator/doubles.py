@@ -1,17 +1,24 @@
-"""Text models small enough to check by eye."""
+"""Text models small enough to check by eye, and what an engine has published."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
+import zmq
+import zmq.asyncio
 
 from inferway.model import TokenIds
 from inferway.openai_api.requests import ChatRequest, CountTokensRequest, PromptBody
 from inferway.prompts.chat.messages_input import as_chat
+from inferway.simulator.engine import SimulatedEngine
+from inferway.simulator.publisher import END_OF_REPLAY
 
 
 class ByteModel:
@@ -76,3 +83,40 @@ def named_events(text: str) -> list[dict[str, Any]]:
         found.append(json.loads(data.removeprefix("data: ")))
         assert name == f"event: {found[-1]['type']}"
     return found
+
+
+async def all_events(engine: SimulatedEngine) -> list[Any]:
+    """Everything it ever published, by replay."""
+    context = zmq.asyncio.Context()
+    try:
+        socket = context.socket(zmq.DEALER)
+        assert engine.replay_endpoint is not None
+        socket.connect(engine.replay_endpoint)
+        await socket.send_multipart([b"", bytes(8)])
+        events: list[Any] = []
+        while True:
+            _, _, seq, payload = await asyncio.wait_for(socket.recv_multipart(), 10)
+            if seq == END_OF_REPLAY:
+                return events
+            events += msgspec.msgpack.decode(payload)[1]
+    finally:
+        context.destroy(linger=0)
+
+
+def believed(events: list[Any]) -> set[int]:
+    """What a reader of maps, or of arrays, makes of them; copies counted."""
+    held: Counter[int] = Counter()
+    for event in events:
+        kind, hashes = (
+            (event["type"], event.get("block_hashes"))
+            if isinstance(event, dict)
+            else (event[0], event[1] if len(event) > 1 else None)
+        )
+        match kind:
+            case "BlockStored":
+                held.update(hashes)
+            case "BlockRemoved":
+                held.subtract(hashes)
+            case "AllBlocksCleared":
+                held.clear()
+    return set(+held)

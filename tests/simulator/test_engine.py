@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import Counter
 from typing import Any
 
 import aiohttp
-import msgspec
 import pytest
-import zmq
-import zmq.asyncio
-from tests.simulator.doubles import ByteModel
+from tests.simulator.doubles import ByteModel, all_events, believed
 
 from inferway.errors import ConfigError
 from inferway.simulator.config import EventsConfig, SimulatorConfig
 from inferway.simulator.engine import SimulatedEngine
-from inferway.simulator.publisher import END_OF_REPLAY
 
 
 def engine(**settings: Any) -> SimulatedEngine:
@@ -32,43 +27,6 @@ async def complete(engine: SimulatedEngine, prompt: str, max_tokens: int = 8) ->
     ):
         assert response.status == 200
         await response.read()
-
-
-async def all_events(engine: SimulatedEngine) -> list[Any]:
-    """Everything it ever published, by replay."""
-    context = zmq.asyncio.Context()
-    try:
-        socket = context.socket(zmq.DEALER)
-        assert engine.replay_endpoint is not None
-        socket.connect(engine.replay_endpoint)
-        await socket.send_multipart([b"", bytes(8)])
-        events: list[Any] = []
-        while True:
-            _, _, seq, payload = await asyncio.wait_for(socket.recv_multipart(), 10)
-            if seq == END_OF_REPLAY:
-                return events
-            events += msgspec.msgpack.decode(payload)[1]
-    finally:
-        context.destroy(linger=0)
-
-
-def believed(events: list[Any]) -> set[int]:
-    """What a reader of maps, or of arrays, makes of them; copies counted."""
-    held: Counter[int] = Counter()
-    for event in events:
-        kind, hashes = (
-            (event["type"], event.get("block_hashes"))
-            if isinstance(event, dict)
-            else (event[0], event[1] if len(event) > 1 else None)
-        )
-        match kind:
-            case "BlockStored":
-                held.update(hashes)
-            case "BlockRemoved":
-                held.subtract(hashes)
-            case "AllBlocksCleared":
-                held.clear()
-    return set(+held)
 
 
 @pytest.mark.parametrize("format", ["map", "array"])

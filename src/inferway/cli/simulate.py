@@ -20,7 +20,7 @@ from inferway.kv.blocks.dialects import DEFAULT_SEED
 from inferway.prompts.files.prepare import prepare_smollm2
 from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest
 from inferway.prompts.renderer import Renderer
-from inferway.simulator.config import EventsConfig, LatencyModel, SimulatorConfig
+from inferway.simulator.config import EventsConfig, LatencyModel, SimulatorConfig, TransferConfig
 from inferway.simulator.engine import SimulatedEngine
 from inferway.simulator.rendered import RenderedModel
 
@@ -226,6 +226,57 @@ _FROM_0 = Whole(min=0)
     example="inferway simulate --zmq-endpoint tcp://*:5557",
 )
 @section(
+    "KV transfer",
+    option(
+        "--kv-transfer",
+        type=click.Choice(["nixl", "nixl-push", "mooncake", "sglang"]),
+        help="Hand KV blocks to other simulated engines and take theirs, as engines with this "
+        "connector do.  [default: hand blocks to nobody]",
+    ),
+    option(
+        "--kv-role",
+        type=click.Choice(["producer", "consumer", "both"]),
+        default="both",
+        help="Compute prompts for others, decode what others have computed, or both.",
+    ),
+    option(
+        "--kv-transfer-port",
+        type=Whole(min=0, max=65535),
+        default=0,
+        metavar="PORT",
+        help="Let other engines fetch blocks at this port; 0 takes a free one. For mooncake and "
+        "sglang it is the bootstrap port.",
+    ),
+    option(
+        "--kv-lease",
+        type=Duration(),
+        default="30s",
+        metavar="TIME",
+        help="Keep blocks this long for an engine that fetches them.",
+    ),
+    option(
+        "--kv-transfer-overhead",
+        type=Duration(),
+        default="0",
+        metavar="TIME",
+        help="Take this time for each transfer, in addition to its blocks' time.",
+    ),
+    option(
+        "--kv-transfer-time-per-block",
+        type=Duration(),
+        default="0",
+        metavar="TIME",
+        help="Take this time for each KV block that is fetched.",
+    ),
+    option(
+        "--kv-load-failure-policy",
+        type=click.Choice(["fail", "recompute"]),
+        default="fail",
+        help="Answer with status 500 when blocks cannot be fetched, or compute them.",
+    ),
+    example="inferway simulate --kv-transfer nixl --kv-transfer-time-per-block 100us",
+)
+@section(
     "Abilities of other engines",
     option(
         "--enable-scale-out",
@@ -306,10 +357,11 @@ def make_config(flags: dict[str, Any]) -> SimulatorConfig:
             buffer_steps=flags["kv_events_replay_queue_size"],
             format=flags["event_format"],
         ),
+        kv_transfer=_transfer(flags),
         **{
             name: value
             for name, value in _same(flags, SimulatorConfig).items()
-            if name not in ("model", "lora_modules", "max_model_len")
+            if name not in ("model", "lora_modules", "max_model_len", "kv_transfer")
         },
     )
 
@@ -324,6 +376,21 @@ def _model(model: str | None, names: tuple[str, ...]) -> tuple[str, tuple[str, .
     if model is not None:
         return model, names
     return str(prepare_smollm2()), names or (DEFAULT_NAME,)
+
+
+def _transfer(flags: dict[str, Any]) -> TransferConfig | None:
+    if flags["kv_transfer"] is None:
+        return None
+    return TransferConfig(
+        connector=flags["kv_transfer"],
+        role=flags["kv_role"],
+        lease_seconds=flags["kv_lease"],
+        overhead=flags["kv_transfer_overhead"],
+        time_per_block=flags["kv_transfer_time_per_block"],
+        load_failure_policy=flags["kv_load_failure_policy"],
+        host=flags["host"],
+        port=flags["kv_transfer_port"],
+    )
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -344,4 +411,12 @@ def _ready(engine: SimulatedEngine) -> str:
         f" · block size {config.block_size}"
         f" · KV events {engine.events_endpoint or 'off'}"
         f" · replay {engine.replay_endpoint or 'off'}"
+        f"{_transfer_note(engine)}"
     )
+
+
+def _transfer_note(engine: SimulatedEngine) -> str:
+    transfer = engine.transfer
+    if transfer is None:
+        return ""
+    return f" · KV transfer {transfer.config.connector} at {transfer.host}:{transfer.port}"

@@ -90,6 +90,8 @@ class EngineCore:
         if self.is_dead:
             raise _dead()
         if self._scheduler.is_full:
+            for job in jobs:
+                self._scheduler.abort(job)
             raise EngineQueueFullError(
                 f"max-waiting-queue-length: {self._scheduler.max_waiting} requests wait already; "
                 "try again later"

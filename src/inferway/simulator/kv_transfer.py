@@ -83,7 +83,7 @@ class KvTransfer:
 
     def __init__(self, config: TransferConfig, cache: KvCache) -> None:
         self.config = config
-        self.engine_id = str(uuid.uuid4())  # another one with each start, as vLLM's
+        self.engine_id = ""
         self.host, self.port = config.host, config.port  # of its side channel, as bound
         self.leases: dict[str, Lease] = {}
         self.num_expired = 0
@@ -96,6 +96,11 @@ class KvTransfer:
         self.alter_reference: Callable[[Json], Json | None] = lambda reference: reference
         self.refuses_reads = False
         self._cache = cache
+
+    def start(self, port: int) -> None:
+        """The side channel is open at `port`. Each start has an engine id of its own, as vLLM's."""
+        self.engine_id, self.port = str(uuid.uuid4()), port
+        self.end_leases()
 
     @property
     def next_expiry(self) -> float:
@@ -141,7 +146,7 @@ class KvTransfer:
 
     def check_size(self, transfer: Transfer, num_blocks: int) -> None:
         """Raises CoreDiedError if a reference has fewer blocks than the prompt needs."""
-        ids = transfer.fetch and transfer.fetch.block_ids
+        ids = None if transfer.fetch is None else transfer.fetch.block_ids
         if ids is not None and num_blocks > len(ids):
             raise CoreDiedError
 
@@ -169,6 +174,10 @@ class KvTransfer:
             self.num_late += 1
         else:
             self._cache.free(lease.blocks)
+
+    def end_leases(self) -> None:
+        """Give all that is kept free, as if its time were over."""
+        self.expire(inf)
 
     def expire(self, now: float) -> None:
         """Free what nobody has fetched in time."""
@@ -248,9 +257,9 @@ class KvTransfer:
         }
 
 
-def _first_group(block_ids: object) -> list[int] | None:
+def _first_group(block_ids: Any) -> list[int] | None:
     """The block ids of a model's only KV cache group; None for what is no list of lists of them."""
     match block_ids:
-        case [[*ids], *_] if all(type(id) is int for id in ids):
+        case [list(ids), *_] if all(type(id) is int for id in ids):
             return ids
     return None

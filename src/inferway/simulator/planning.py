@@ -13,9 +13,9 @@ import numpy as np
 from inferway.errors import InvalidRequestError, PromptTooLongError
 from inferway.model import TokenIds
 from inferway.openai_api.lenient import convert_leniently
-from inferway.openai_api.requests import ChatRequest, PromptBody, reads_cache
+from inferway.openai_api.requests import ChatRequest, CompletionRequest, PromptBody, reads_cache
 from inferway.simulator.cache import KvCache, Run
-from inferway.simulator.kv_transfer import Bootstrap, KvTransfer
+from inferway.simulator.kv_transfer import Bootstrap, KvTransfer, Transfer
 from inferway.simulator.models import AdapterNames
 from inferway.simulator.replies import Reply, SimRequest, spoken_text
 from inferway.simulator.scheduler import RunningRequest
@@ -116,11 +116,7 @@ class Planner:
         for the request is then told that they are not wanted."""
         if self._transfer is None:
             return await self._plan(body, options, now)
-        params = body.kv_transfer_params
-        bootstrap = Bootstrap(
-            options.bootstrap_host, options.bootstrap_port, options.bootstrap_room
-        )
-        transfer = self._transfer.read(params, bootstrap, request_id)
+        transfer = self._read_transfer(body, options, request_id, 0)
         try:
             turns = await self._plan(body, options, now)
         except BaseException:
@@ -128,9 +124,32 @@ class Planner:
                 self._transfer.drop(transfer)
             raise
         for turn in turns:
+            if turn.index:
+                transfer = self._read_transfer(body, options, request_id, turn.index)
             turn.job.transfer = transfer
-            transfer = self._transfer.read(params, bootstrap, f"{request_id}-{turn.index + 1}")
+            if transfer is not None:
+                self._settle(transfer, turn)
         return turns
+
+    def _settle(self, transfer: Transfer, turn: PlannedReply) -> None:
+        """Do what connectors do with the prefill leg's answer."""
+        assert self._transfer is not None
+        connector = self._transfer.config.connector
+        if connector == "sglang" and transfer.keep_as:  # its prefill engines say one token
+            turn.job.planned, turn.finish_reason = turn.job.planned[:1], "length"
+        elif connector == "mooncake" and turn.finish_reason != "length":
+            transfer.keep_as = ""
+
+    def _read_transfer(
+        self, body: PromptBody, options: Options, request_id: str, index: int
+    ) -> Transfer | None:
+        assert self._transfer is not None
+        bootstrap = Bootstrap(
+            options.bootstrap_host, options.bootstrap_port, options.bootstrap_room
+        )
+        if isinstance(body, CompletionRequest):
+            request_id += f"-{index}"
+        return self._transfer.read(body.kv_transfer_params, bootstrap, request_id)
 
     async def _plan(self, body: PromptBody, options: Options, now: float) -> list[PlannedReply]:
         self._names.adapter(body.model)  # an unknown model is not worth tokenizing for

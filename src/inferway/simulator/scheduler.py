@@ -13,9 +13,9 @@ Latency, as llm-d-inference-sim has it: prefill takes `time_to_first_token` if t
 `prefill_in_turn`, where a prefill begins when the one before has ended. Without it prefills run
 side by side, and only `max_num_seqs` and the factor make anybody wait.
 
-A request whose blocks another engine has (`kv_transfer`) gets its blocks in its turn, and waits for
+A request whose blocks another engine has (`kv_transfer`) gets blocks in its turn, and waits for
 their content without a place among the running: who runs the scheduler asks for it (`Step.loads`)
-and hands it in (`loaded`). Then it is the first to be admitted, and only its last token is computed.
+and hands it in (`loaded`). Then it is the first to be admitted; only its last token is computed.
 """
 
 from __future__ import annotations

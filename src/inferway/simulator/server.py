@@ -117,7 +117,7 @@ class Server:
         raw = await request.read()
         body = parse_responses(raw)
         options = read_options(decode_fields(raw))
-        id = _request_id(request, "resp")
+        id = _request_id(request, "resp") + "_0"
         (turn,) = await self._planner.plan(as_chat(body), options, self._core.now, id)
         answer = ResponsesAnswer(self._names.answered_name(body.model), body)
         events = partial(_response_events, answer, turn) if body.stream else None
@@ -235,8 +235,6 @@ class Server:
         body = parse(raw)
         options = read_options(decode_fields(raw))
         id = _request_id(request, "chatcmpl" if isinstance(body, ChatRequest) else "cmpl")
-        if not isinstance(body, ChatRequest):
-            id += "-0"
         turns = await self._planner.plan(body, options, self._core.now, id)
         answer = answers(self._names.answered_name(body.model), options)
         with self._core.submit([turn.job for turn in turns]) as tokens:
@@ -412,7 +410,8 @@ def _error_body(error: InferwayError, status: int, param: str | None) -> dict[st
 
 def _request_id(request: web.Request, kind: str) -> str:
     """The id under which the engine knows the request."""
-    return f"{kind}-{request.headers.get('X-Request-Id') or uuid.uuid4().hex}"
+    joint = "_" if kind == "resp" else "-"
+    return f"{kind}{joint}{request.headers.get('X-Request-Id') or uuid.uuid4().hex}"
 
 
 def _kind(status: int) -> str:

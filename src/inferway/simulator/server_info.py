@@ -1,6 +1,9 @@
-"""`GET /server_info`: what vLLM tells of its configuration (VLLM_SERVER_DEV_MODE), those parts of it
-that a simulated engine has. Shapes: entrypoints/serve/dev/server_info/api_router.py of vLLM 0.32,
-which writes its configuration classes out field by field."""
+"""`GET /server_info`: those parts of vLLM's configuration that a simulated engine has.
+
+vLLM answers it with VLLM_SERVER_DEV_MODE alone. Shapes: vLLM 0.32,
+entrypoints/serve/dev/server_info/api_router.py, which writes the configuration's classes out field
+by field.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,7 @@ class ServerInfo:
                 "tokenizer": config.model,
                 "dtype": "torch.bfloat16",
                 "max_model_len": config.max_model_len,
-                "served_model_name": list(config.names),
+                "served_model_name": config.names[0],
             },
             "cache_config": {
                 "block_size": config.block_size,
@@ -70,13 +73,14 @@ class ServerInfo:
         transfer = self._transfer
         if transfer is None or transfer.config.connector not in _CONNECTORS:
             return None  # SGLang has a page of its own
+        lease = transfer.config.lease_seconds
         return {
             "kv_connector": _CONNECTORS[transfer.config.connector],
             "engine_id": transfer.engine_id,
             "kv_buffer_device": "cpu",
             "kv_role": f"kv_{transfer.config.role}",
             "kv_port": 14579,
-            "kv_connector_extra_config": {"kv_lease_duration": transfer.config.lease_seconds},
+            "kv_connector_extra_config": {} if lease == 30 else {"kv_lease_duration": lease},
             "kv_connector_module_path": None,
             "enable_permute_local_kv": False,
             "kv_load_failure_policy": transfer.config.load_failure_policy,

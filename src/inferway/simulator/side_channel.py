@@ -79,7 +79,7 @@ class SideChannel:
                 f"kv-transfer port {transfer.config.port} on {transfer.config.host} cannot be "
                 f"had: {why}; choose another with --kv-transfer-port"
             ) from e
-        transfer.port = self._runner.addresses[0][1]
+        transfer.start(self._runner.addresses[0][1])
         transfer.on_keep = self._tell_kept
         transfer.on_drop = self._tell_dropped
         self._client = aiohttp.ClientSession(
@@ -119,11 +119,11 @@ class SideChannel:
             return
         asked = BlockRequest(self._compatibility, fetch.engine_id, fetch.key, ids)
         found: list[list[int]] | None = None
-        with suppress(aiohttp.ClientError, OSError, TimeoutError, ValueError):
-            assert self._client is not None
-            async with self._client.post(f"{fetch.url}/blocks", data=_encode(asked)) as answer:
-                if answer.status == 200:
-                    found = msgspec.json.decode(await answer.read(), type=list[list[int]])
+        if self._client is not None:
+            with suppress(aiohttp.ClientError, OSError, TimeoutError, ValueError):
+                async with self._client.post(f"{fetch.url}/blocks", data=_encode(asked)) as answer:
+                    if answer.status == 200:
+                        found = msgspec.json.decode(await answer.read(), type=list[list[int]])
         then(None if found is None or len(found) < num_blocks else found[-num_blocks:])
 
     async def _blocks(self, request: web.Request) -> web.Response:
@@ -183,8 +183,9 @@ class SideChannel:
             )
 
     async def _post(self, url: str, value: Any) -> None:
-        """Say something to an engine that may be gone."""
-        assert self._client is not None
+        """Say something to an engine that may be gone, or the client that says it."""
+        if self._client is None:
+            return
         with suppress(aiohttp.ClientError, OSError, TimeoutError, ValueError):
             async with self._client.post(url, data=_encode(value)):
                 pass
