@@ -81,6 +81,34 @@ def test_flags_change_single_settings_of_a_model_in_the_file(tmp_path: Path) -> 
         ("engines: [{url: 'ftp://me:pw@h:1'}]", "engine 'ftp://me:***@h:1': expected http://HOST"),
         ("engines: [{url: 'http://h:1/v1'}]", "expected http://HOST:PORT and nothing after it"),
         ("engines: [{url: 'http://h:1'}, {url: 'http://h:1'}]", "'h:1' is given twice"),
+        (
+            "engines: [{url: 'http://h:1', role: prefill, labels: {llm-d.ai/role: decode}}]",
+            "role 'prefill' and label llm-d.ai/role: 'decode' contradict each other",
+        ),
+        (
+            "engines: [{url: 'http://h:1', kv_connector: mooncake}]",
+            "kv_connector 'mooncake' needs kv_bootstrap=HOST:PORT",
+        ),
+        (
+            "engines: [{url: 'http://h:1', kv_connector: nixl, kv_bootstrap: 'h:1'}]",
+            "only mooncake and sglang have a bootstrap server",
+        ),
+        (
+            "engines: [{url: 'http://h:1', kv_bootstrap: 'h:1'}]",
+            "kv_bootstrap 'h:1' with kv_connector None",
+        ),
+        (
+            "engines: [{url: 'http://h:1', kv_connector: sglang, kv_bootstrap: 'http://h:1'}]",
+            "kv_bootstrap 'http://h:1': expected HOST:PORT",
+        ),
+        (
+            "engines: [{url: 'http://h:1', kv_host: 'h:5600'}]",
+            "kv_host 'h:5600': expected a host without a port",
+        ),
+        (
+            "engines: [{url: 'http://h:1', role: prefiller}]",
+            "role: 'prefiller': expected one of prefill, decode, both",
+        ),
         ("engines: [{url: 'http://h:1', events: 'h:5'}]", "events 'h:5' must start with tcp://"),
         ("engines: [{url: 'http://h:1', events: 'http://h:1/kv_cache_events'}]", "give block_size"),
         (
@@ -125,6 +153,19 @@ def test_a_bad_file_names_the_place(tmp_path: Path, text: str, message: str) -> 
         load_settings(path, {})
 
     assert message in str(e.value)
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        "http://h:1,role=prefill,label.llm-d.ai/role=prefill",
+        "http://h:1,kv_connector=mooncake,role=decode",
+        "http://h:1,kv_connector=mooncake,kv_bootstrap=[fd00::1]:8998",
+        "http://h:1,kv_connector=nixl,kv_host=fd00::1",
+    ],
+)
+def test_what_goes_together_is_taken(engine: str) -> None:
+    load_settings(None, {"engines": [parse_engine(engine)]})
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

@@ -6,20 +6,21 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field
+from typing import Literal
 
 import pytest
 from aiohttp import web
 from tests.fleet.servers import serving
 from tests.fleet.shared_index import SharedMemory
 
-from inferway.config import EngineSettings, ProbeSettings, ServeSettings
+from inferway.config import EngineSettings, KvTransferSettings, ProbeSettings, ServeSettings
 from inferway.fleet.engine import Engine
 from inferway.fleet.engine_facts import EventSource
 from inferway.fleet.fleet import Fleet
 from inferway.fleet.served_models import LoadPrompts
 from inferway.fleet.subscriber import EventSubscriber
 from inferway.kv.index.memory import MemoryIndex
-from inferway.model import Adapters, Candidates, Endpoint, Reason
+from inferway.model import Adapters, Candidates, Endpoint, KvConnector, Reason
 from inferway.prompts import GetOrCreateTokenizerKeyRequest, Renderer
 from inferway.prompts.files.prepare import prepare_smollm2
 from inferway.prompts.model_prompts import ModelPrompts
@@ -81,6 +82,7 @@ async def watched(
     index: MemoryIndex | None = None,
     prompts: LoadPrompts = no_prompts,
     scoring: bool = True,
+    legs: Literal["auto", "gateway"] = "auto",
     **labels: str,
 ) -> AsyncIterator[Fleet]:
     settings = ServeSettings(
@@ -91,6 +93,7 @@ async def watched(
         probe=ProbeSettings(join=False, one_in=0),
         scrape_seconds=INTERVAL,
         scoring=scoring,
+        kv_transfer=KvTransferSettings(legs=legs),
     )
     fleet = Fleet(settings, index or MemoryIndex(), prompts, no_events)
     await fleet.start()
@@ -142,6 +145,47 @@ async def test_endpoints_carry_their_engines_labels() -> None:
         endpoints = fleet.candidates("m").endpoints
 
     assert [endpoint.labels for endpoint in endpoints] == [{"role": "decode"}]
+
+
+NIXL = "vllm:nixl_num_kv_expired_reqs_total 0\n"
+
+
+async def test_endpoints_know_how_their_engine_hands_over_blocks_and_the_log_tells_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    one, other = TellingEngine(NIXL), TellingEngine()
+    caplog.set_level("INFO", "inferway.fleet")
+    async with one.serving(), other.serving(), watched(one, other) as fleet:
+        first, second = fleet.candidates("m").endpoints
+
+    assert first.kv_transfer is not None
+    assert (first.kv_transfer.connector, first.kv_transfer.role) == (KvConnector.NIXL, "both")
+    assert second.kv_transfer is None
+    said = [line for line in caplog.messages if "serves m" in line]
+    assert said[0].endswith("; it hands over KV blocks by nixl: both")
+    assert "hands over" not in said[1]
+
+
+async def test_an_engine_that_comes_back_with_a_connector_is_known_to_have_one() -> None:
+    one = TellingEngine()
+    async with one.serving(), watched(one) as fleet:
+        [before] = fleet.candidates("m").endpoints
+        one.metrics = NIXL
+        fleet.look_soon(fleet.engines[0])
+        after = await until(fleet, lambda table: table.endpoints[0].kv_transfer is not None)
+
+    assert before.kv_transfer is None
+    assert after.endpoints[0] == before  # the same row, and what is learned of it
+
+
+async def test_legs_that_nobody_can_have_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    one = TellingEngine()
+    async with one.serving(), watched(one, legs="gateway"):
+        pass
+
+    said = [line for line in caplog.messages if "--prefill-legs" in line]
+    assert len(said) == 1
+    assert "give the connector by hand: --engine URL,kv_connector=nixl" in said[0]
 
 
 async def test_adapters_are_shown_as_they_are_loaded() -> None:

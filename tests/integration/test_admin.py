@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from tests.integration.conftest import LONG, Fleet, StartFleet, simulated, until
 
+from inferway.cli.fleet_state import GatewayClient, TransferState
+from inferway.config import EngineSettings
 from inferway.doctor.gateway import ask_gateway
 from inferway.doctor.traffic_rules import judge_gateway
 from inferway.simulator.config import EventsConfig
+from inferway.simulator.engine import SimulatedEngine
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "troubleshooting.md"
 
@@ -36,6 +40,28 @@ async def test_its_keys_are_the_documented_ones(start_fleet: StartFleet) -> None
     assert engine.keys() == documented("an engine")
     assert endpoint.keys() == documented("an endpoint")
     assert endpoint["stream"].keys() == documented("a stream")
+
+
+async def test_who_can_hand_blocks_to_whom_is_shown(start_fleet: StartFleet) -> None:
+    roles: list[Literal["prefill", "decode"]] = ["prefill", "decode"]
+
+    def described(engine: SimulatedEngine) -> EngineSettings:
+        role = roles.pop(0)
+        return EngineSettings(url=engine.url, name=role, role=role, kv_connector="nixl")
+
+    fleet = await start_fleet(2, by_hand=described)
+    prefill, decode = await engines(fleet)
+
+    assert (prefill["role"], decode["role"]) == ("prefill", "decode")
+    assert prefill["kv_transfer"].keys() == documented("an engine's transfer")
+    assert prefill["kv_transfer"]["hands_to"] == ["decode"]
+    assert decode["kv_transfer"]["hands_to"] == []
+    done = await asyncio.to_thread(GatewayClient(fleet.url).ask)
+    shown = [each.kv_transfer for each in done.engines]
+    assert shown == [
+        TransferState("nixl", "prefill", 30.0, ["decode"]),
+        TransferState("nixl", "decode", 30.0, []),
+    ]
 
 
 async def test_the_keys_of_the_traffic_are_the_documented_ones(start_fleet: StartFleet) -> None:

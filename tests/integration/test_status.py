@@ -7,13 +7,14 @@ import json
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 from tests.integration.conftest import LONG, StartFleet, until
 
-from inferway.cli.fleet_state import EngineState, FleetState, ModelState, quantile
+from inferway.cli.fleet_state import EngineState, FleetState, ModelState, TransferState, quantile
 from inferway.cli.fleet_table import fleet_table, rates
 
 INFERWAY = str(Path(sys.executable).parent / "inferway")
@@ -121,6 +122,23 @@ async def test_status_exits_1_and_says_why_when_no_engine_answers(
     assert "NOT READY" in done.stdout
     assert "not ready: no engine answers" in done.stdout
     assert " down " in done.stdout
+
+
+def test_the_table_shows_who_hands_blocks_to_whom_where_anybody_does() -> None:
+    many = [f"10.0.0.{n}:8000" for n in range(9)]
+    giver = replace(engine("p"), kv_transfer=TransferState("nixl", "both", 30.0, ["d"]))
+    taker = replace(engine("d"), kv_transfer=TransferState("nixl", "decode", 7.5, []))
+    busy = replace(engine("q"), kv_transfer=TransferState("nixl", "prefill", 30.0, many))
+
+    shown = drawn(state(giver, taker, busy), 80)
+
+    assert [line.split() for line in shown[-4:]] == [
+        ["engine", "role", "connector", "lease", "hands", "blocks", "to"],
+        ["p", "both", "nixl", "30s", "d"],
+        ["d", "decode", "nixl", "7.5s", "nobody"],
+        ["q", "prefill", "nixl", "30s", "9", "engines"],
+    ]
+    assert not any("connector" in line for line in drawn(state(engine()), 80))
 
 
 @pytest.mark.parametrize("command", ["status", "top"])

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from inferway.config import EngineSettings
-from inferway.doctor import machine, rules, tokenizers, traffic_rules
+from inferway.doctor import machine, rules, tokenizers, traffic_rules, transfer_rules
 from inferway.doctor.engines import ask_engines
 from inferway.doctor.gateway import ask_gateway
 from inferway.doctor.hub import ask_hub
@@ -44,10 +44,12 @@ async def examine(
         *(() if gateway else (rules.judge_port(machine.look_at_port(environment)),)),
         *(finding for engine in asked for finding in rules.judge_engine(engine, tools_come)),
         *rules.judge_fleet(asked),
+        *transfer_rules.judge_transfers(asked),
         *(
             finding
             for tokenizer in tried
             for finding in rules.judge_tokenizer(tokenizer, inline_system_comes)
         ),
         *(traffic_rules.judge_gateway(told) if told is not None else ()),
+        *(transfer_rules.judge_legs(told) if told is not None else ()),
     ]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+
 import aiohttp
 import msgspec
 
@@ -11,6 +14,9 @@ from inferway.fleet.http_client import StatusError, fetch
 
 _SECONDS = 5.0
 _PATH = "/admin/traffic"
+_PREFILL_LEGS = re.compile(
+    r'^inferway_prefill_legs_total\{outcome="([\w-]+)"\} ([\d.]+(?:e\+\d+)?)$', re.M
+)
 _CURES = {
     401: "it wants the admin key: give --admin-key-env with the name of the variable that holds it",
     404: "give the URL of a gateway of this version, or of its admin port if it has one",
@@ -28,10 +34,24 @@ async def ask_gateway(url: str | None, admin_key: str | None = None) -> GatewayR
     async with aiohttp.ClientSession(timeout=timeout) as session:
         try:
             said = await fetch(session, url + _PATH, headers)
-            return GatewayReport(url, msgspec.json.decode(said, type=TrafficReport))
+            traffic = msgspec.json.decode(said, type=TrafficReport)
+            return GatewayReport(url, traffic, await _prefill_legs(session, url, headers))
         except StatusError as e:
             return GatewayReport(url, error=f"{e}; {_CURES.get(e.answered, 'its log may say why')}")
         except UpstreamError as e:
             return GatewayReport(url, error=str(e))
         except (msgspec.DecodeError, ValueError) as e:
             return GatewayReport(url, error=f"{url}{_PATH}: no answer of a gateway: {e}")
+
+
+async def _prefill_legs(
+    session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]
+) -> Mapping[str, int]:
+    """Return the outcomes of prompts that one engine computed for another; none if it does not
+    count them."""
+    try:
+        page = await fetch(session, f"{url}/metrics", headers)
+    except UpstreamError:
+        return {}
+    found = _PREFILL_LEGS.findall(page.decode(errors="replace"))
+    return {outcome: int(float(number)) for outcome, number in found}

@@ -253,7 +253,8 @@ def kv_transfer_of(
     lease = told.lease_seconds
     return KvTransfer(
         told.connector,
-        group=_group(facts, told.dtype),
+        # one that tells more than another is not taken for the same
+        group="; ".join(f"{name} {value}" for name, value in must_equal(facts).items()),
         gives=told.gives if role is None else role in PREFILL_ROLES,
         takes=told.takes if role is None else role in DECODE_ROLES,
         lease_seconds=lease_seconds if lease is None else lease,
@@ -299,13 +300,17 @@ def _hosts(settings: EngineSettings, told: KvTransferFacts) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*by_hand, host_of(settings.http_url), *told.hosts)))
 
 
-def _group(facts: EngineFacts, dtype: str) -> str:
-    """What must be equal of two engines, as far as it is known: one that tells more than another
-    is not taken for the same. A vLLM compares these, too, and more (KC/nixl/metadata.py)."""
+def must_equal(facts: EngineFacts) -> Mapping[str, str]:
+    """Return what must be equal of two engines that hand blocks to each other, by its name; `?` is
+    what is not known. A vLLM compares these, and more (KC/nixl/metadata.py)."""
     base = next(iter(facts.base_models), None)
-    model = "?" if base is None else base.root or base.name
-    size = "?" if facts.block_size is None else facts.block_size
-    return f"{model}; {facts.version or '?'}; {dtype or '?'}; blocks of {size} tokens"
+    told = facts.kv_transfer
+    return {
+        "model": "?" if base is None else base.root or base.name,
+        "version": facts.version or "?",
+        "dtype": (told.dtype if told is not None else "") or "?",
+        "block size": "?" if facts.block_size is None else str(facts.block_size),
+    }
 
 
 def _host_port(host: str, port: int) -> str:
