@@ -46,6 +46,7 @@ from inferway.prompts.files.given_files import check_given
 from inferway.prompts.freed_memory import give_back_large
 from inferway.prompts.renderer import Renderer
 from inferway.routing.director import EVENT_SECONDS, Director
+from inferway.routing.kv_legs import build_legs
 from inferway.routing.rewrite import Rewrites
 from inferway.routing.salt import TenantSalt
 from inferway.routing.warm_prefixes import WarmPrefixes
@@ -352,6 +353,7 @@ class Gateway:
                 warm=self._warm,
             ),
             tokens_once=build_tokens_once(settings, self.fleet, picks=self._picks),
+            legs=build_legs(settings.kv_transfer, picks=self._picks),
         )
 
     def _is_busy(self) -> bool:

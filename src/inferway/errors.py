@@ -38,6 +38,7 @@
   x JournalError            a file in `state_dir` is not whole; never reaches a client
   x ConfigError             raised at start only, never while serving
   x WireError               an engine sent bytes we cannot read
+    - BadReferenceError       parameters of a transfer that no engine may get
 * PanicError                a library written in Rust has panicked; `panic_as_error` makes it.
                             No InferwayError: like every fault of ours it ends at a boundary
 
@@ -254,3 +255,8 @@ class JournalError(InferwayError):
 
 class WireError(InferwayError):
     """An engine sent bytes we cannot read."""
+
+
+class BadReferenceError(WireError):
+    """`kv_transfer_params` that no engine may get. The message names a field, and holds no
+    values."""

@@ -113,6 +113,11 @@ class Endpoint:
         return address if has_port else f"{address}:{443 if scheme == 'https' else 80}"
 
     @property
+    def host_port(self) -> bytes:
+        """What of the URL llm-d's headers name."""
+        return self.url.partition("://")[2].encode()
+
+    @property
     def name(self) -> str:
         """Unique in the fleet, and the same after a restart."""
         return self.engine if self.rank is None else f"{self.engine}/{self.rank}"

@@ -96,11 +96,12 @@ def forward(
     explain: bool = True,
     record: Record | None = None,
     passed: Passed | None = None,
+    kind: type[Forwarding] | None = None,
 ) -> None:
     """Sends `request` to the best target that answers, and its answer to the client; with the
     headers that say how it was decided if `explain`, else no error names an engine. `slot` is
     left when all is over; None: nothing is limited. `passed` hears of the events of a stream, for
-    its `record`.
+    its `record`. `kind`: of a request with two legs.
 
     Raises NoEndpointError, with the journey closed, if the decision has no target.
     """
@@ -112,16 +113,18 @@ def forward(
             raise NoEndpointError("the decision has no target")
         return
     attempts = Failover(decision.targets, policy or FailoverPolicy(pool.time), slot)
-    forwarding = _Forwarding(request, responder, journey, pool, attempts, explain, record, passed)
+    forwarding = (kind or Forwarding)(
+        *(request, responder, journey, pool, attempts, explain, record, passed)
+    )
     responder.attach(forwarding)
     try:
-        forwarding.attempt(decision.targets[0])
+        forwarding.begin(decision)
     except BaseException:  # a fault of ours; nothing stays taken
         forwarding.over("error")
         raise
 
 
-class _Forwarding:
+class Forwarding:
     """Sink of the engine's answer, source of the client's (see the module)."""
 
     __slots__ = (
@@ -170,6 +173,10 @@ class _Forwarding:
         self._events: WholeEvents | None = None  # None: the answer is no SSE stream
         self._begun = False  # its first event has come
         self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self, decision: Decision) -> None:
+        """Send the request where it was decided."""
+        self.attempt(decision.targets[0])
 
     def attempt(self, target: Target) -> None:
         """Send the request to `target`."""

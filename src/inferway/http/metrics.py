@@ -53,6 +53,7 @@ class MetricsPage(Collector):
             director.scheduling.families,
             lambda: structured_families(director.gate),
             lambda: () if director.tokens_once is None else director.tokens_once.families(),
+            director.legs.families,
             director.matcher.index.families,
             pool.stats.families,
             partial(fleet_families, fleet),

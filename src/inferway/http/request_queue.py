@@ -24,7 +24,7 @@ from inferway.config import FlowSettings
 from inferway.errors import ClientGoneError, InferwayError
 from inferway.http.responder import Responder
 from inferway.model import Headers
-from inferway.routing.limits.concurrency_limiter import ConcurrencyLimiter, EnginesOf
+from inferway.routing.limits.concurrency_limiter import ConcurrencyLimiter, EnginesOf, Slot
 from inferway.routing.limits.queue import Waiter
 from inferway.routing.limits.saturation_gate import SaturationGate
 from inferway.routing.objectives import TTFT
@@ -209,6 +209,44 @@ class Ticket:
         if self._inside:
             self._inside = False
             self._control.leave(self._place, self._lane)
+
+    def beside(self) -> Slot:
+        return _Beside(self._control)
+
+
+class _Beside:
+    """A second slot of a request that has its turn: at an engine, and none of all."""
+
+    __slots__ = ("_control", "_place")
+
+    waited = 0.0
+    limits_engines = True
+
+    def __init__(self, control: RequestQueue) -> None:
+        self._control = control
+        self._place = ""
+
+    async def enter(self, model: str, headers: Headers, priority: int) -> bool:
+        del model, headers, priority
+        return False
+
+    def takes(self, engine: str) -> bool:
+        return self._control.limiter.takes(engine, self._place)
+
+    def move(self, engine: str) -> None:
+        place, self._place = self._place, engine
+        self._control.limiter.move(place, engine)
+        if place and place != engine:
+            self._control.freed()
+
+    def leave(self) -> None:
+        place, self._place = self._place, ""
+        if place:
+            self._control.limiter.free(place)
+            self._control.freed()
+
+    def beside(self) -> Slot:
+        return _Beside(self._control)
 
 
 def patience(headers: Headers, most: float) -> float:

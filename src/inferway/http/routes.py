@@ -48,6 +48,7 @@ from inferway.http.structured.explain import PATH as EXPLAIN
 from inferway.http.structured.explain import Explain
 from inferway.http.structured.judged import JudgedAnswer
 from inferway.http.token_counts import TokenCounts
+from inferway.http.two_legs import TwoLegs
 from inferway.indexer import Indexer
 from inferway.openai_api.paths import GENERATING, Parse
 from inferway.openai_api.requests import parse_chat, parse_completion
@@ -250,6 +251,7 @@ class Routes:
             explain=caller.admin,
             record=record,
             passed=self._requests.follow(record) if request.path in GENERATING else None,
+            kind=TwoLegs if decision.prefill else None,
         )
 
     def _asker(self, request: Request) -> Asker:

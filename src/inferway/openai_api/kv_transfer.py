@@ -22,7 +22,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from inferway.errors import WireError
+from inferway.errors import BadReferenceError
 from inferway.model import KvConnector
 from inferway.openai_api.edits import with_last_members, with_prompt
 from inferway.openai_api.requests import (
@@ -125,6 +125,12 @@ _SHAPES = ("response_format", "structured_outputs", "structural_tag", "text",
            "guided_json_object", "guided_whitespace_pattern")  # fmt: skip
 
 
+def with_bootstrap(raw: bytes, members: bytes) -> bytes | None:
+    """Return the body of both legs of SGLang, the client's with these members. None if `raw` is
+    JSON that cannot be edited."""
+    return with_last_members(raw, members)
+
+
 def decode_body(raw: bytes, body: Body, reference: bytes, ids: bytes | None = None) -> bytes | None:
     """Return the body of the decode leg, the client's with a reference; the rest is as
     `prefill_body` has it."""
@@ -141,11 +147,6 @@ def _leg(raw: bytes, body: Body, params: bytes, ids: bytes | None, members: byte
         else:
             params = b'%b,"prompt_token_ids":%b}' % (params[:-1], ids)
     return with_last_members(raw, b'%b"kv_transfer_params":%b' % (members, params))
-
-
-class BadReferenceError(WireError):
-    """An engine returned `kv_transfer_params` that no other engine may get. The message names a
-    field, and holds no values."""
 
 
 _Name = Annotated[str, Meta(min_length=1, max_length=1024)]

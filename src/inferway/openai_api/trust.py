@@ -15,8 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from inferway.errors import InvalidRequestError
-from inferway.openai_api.kv_transfer import BadReferenceError, check_given
+from inferway.errors import BadReferenceError, InvalidRequestError
+from inferway.openai_api.kv_transfer import check_given
 from inferway_structured.lax import lax_int
 
 TRANSFERS = ("kv_transfer_params", "ec_transfer_params")

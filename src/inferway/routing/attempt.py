@@ -18,6 +18,7 @@ from inferway.openai_api.requests import REPORT_MODE
 from inferway.routing.match import Matched, MatchedPrompts
 
 TOKENS = b"tokens"  # the edit of a body that carries its prompt's ids
+TRANSFER = b"kv_transfer_params"  # of one that is a leg of two
 
 # What calls it in a moment.
 Later = Callable[[Callable[[], None]], object]
@@ -59,6 +60,7 @@ class Attempt:
         "asks_for_report",
         "body",
         "edits",
+        "is_moved",
         "prompt_tokens",
         "reused_tokens",
         "target",
@@ -72,12 +74,16 @@ class Attempt:
         goes_on: bool,
         book: EndpointBook,
         overlay: SpeculativeOverlay,
+        *,
+        is_moved: bool = False,
     ) -> None:
-        """`goes_on`: the engine's prompts are longer than `matched`, what we know of them."""
+        """`goes_on`: the engine's prompts are longer than `matched`, what we know of them.
+        `is_moved`: it computes none of them, but gets their blocks from another engine."""
         self.target = target
         self.body = body  # that is sent; with what this attempt adds
         self.edits: tuple[bytes, ...] = ()  # what it has added
         self.asks_for_report = False
+        self.is_moved = is_moved
         self._book = book
         self._overlay = overlay
         endpoint = target.endpoint
@@ -101,7 +107,7 @@ class Attempt:
                 self._ask_for_report()
         self.prompt_tokens = num_tokens
         self.reused_tokens = num_reused
-        book.book(endpoint, num_tokens - num_reused)
+        book.book(endpoint, 0 if is_moved else num_tokens - num_reused)
         self._speculations = [
             overlay.add(holder, item.prompt.block_keys, item.found.blocks.get(holder, 0))
             for item in items
@@ -120,6 +126,11 @@ class Attempt:
         if body is not None:
             self.body = body
             self.edits = (*self.edits, TOKENS)
+
+    def carry_transfer(self, body: bytes, *, with_tokens: bool) -> None:
+        """Send `body`, which says what the engine gets from another one, or has for it."""
+        self.body = body
+        self.edits = (*self.edits, TRANSFER, TOKENS) if with_tokens else (*self.edits, TRANSFER)
 
     def has_begun_to_answer(self, later: Later | None) -> None:
         """The engine has computed the prompt, and has told so in its events, or will have when

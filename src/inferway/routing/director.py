@@ -42,6 +42,7 @@ from inferway.routing.attempt import EndpointBook, Later
 from inferway.routing.counts import DirectorStats
 from inferway.routing.eligible import Eligible, Within
 from inferway.routing.journey import Journey, Observer, Routed
+from inferway.routing.kv_legs import KvLegs
 from inferway.routing.limits.concurrency_limiter import Slot
 from inferway.routing.limits.outlier_detection import OutlierDetection
 from inferway.routing.match import Matcher, with_prompts
@@ -109,6 +110,7 @@ class Director:
     standing: OutlierDetection | None = None
     observers: Sequence[Observer] = ()
     tokens_once: TokensOnce | None = None  # None: engines tokenize all prompts themselves
+    legs: KvLegs = field(default_factory=KvLegs)
     random: Random = field(default_factory=Random)  # which of equally loaded endpoints is first
     stats: DirectorStats = field(default_factory=DirectorStats)
     eligible: Eligible = field(default_factory=Eligible)
@@ -230,7 +232,8 @@ class ByPrompt:
             director.scheduling.admit_late(request, candidates)
         choice = director.scheduling.chooser.choose(request, candidates)
         targets = choice.targets if shape is None else choice.targets[: shape.may_try]
-        decision = Decision(targets, reason, choice.headers)
+        headers, prefill = director.legs.split(choice, request.body)
+        decision = Decision(targets, reason, headers, prefill)
         journey.routed = Routed(request, model, journey.matched, decision, candidates)
         journey.record.is_streamed = bool(request.body.stream)
         journey.tells_its_reuse = tells_its_reuse(request.body)

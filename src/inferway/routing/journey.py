@@ -17,7 +17,7 @@ from typing import Protocol
 import msgspec
 
 from inferway.kv.index.speculative import SpeculativeOverlay
-from inferway.model import Candidates, Decision, Endpoint, Headers, Reason, Target
+from inferway.model import Candidates, Decision, Endpoint, Headers, Reason, Target, TokenIds
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.model_name import ModelRenamer
 from inferway.openai_api.requests import asks_for_report
@@ -25,8 +25,10 @@ from inferway.openai_api.usage import Usage, UsageReader
 from inferway.prompts.served import ServedModel
 from inferway.routing.attempt import Attempt, EndpointBook, Later
 from inferway.routing.counts import DirectorStats
+from inferway.routing.kv_legs import KvLegs
 from inferway.routing.limits.concurrency_limiter import Slot
 from inferway.routing.match import MatchedPrompts
+from inferway.routing.prefill_leg import PrefillLeg
 from inferway.routing.record import Record
 from inferway.routing.structured_gate.gate import Gate
 from inferway.routing.structured_gate.shape import Shape
@@ -47,6 +49,7 @@ class EditsTokens(Protocol):
     """Puts the token ids of its prompt into a request (tokens_once.TokensOnce)."""
 
     def edited(self, raw: bytes, routed: Routed, endpoint: Endpoint) -> bytes | None: ...
+    def ids(self, routed: Routed, endpoint: Endpoint) -> bytes | None: ...
 
 
 class Host(Protocol):
@@ -68,6 +71,8 @@ class Host(Protocol):
     def observers(self) -> Sequence[Observer]: ...
     @property
     def tokens_once(self) -> EditsTokens | None: ...
+    @property
+    def legs(self) -> KvLegs: ...
 
 
 class Decides(Protocol):
@@ -84,6 +89,15 @@ class Routed(msgspec.Struct, frozen=True):
     prompts: MatchedPrompts  # empty when not rendered
     decision: Decision
     candidates: Candidates
+
+    @property
+    def whole_prompt(self) -> TokenIds | None:
+        """The ids of the request's only prompt, if we made them; they are the same for each block
+        size."""
+        if self.decision.reason is not Reason.KV_AWARE:
+            return None
+        prompts = next(iter(self.prompts.values()), ())
+        return prompts[0].prompt.token_ids if len(prompts) == 1 else None
 
 
 # Is told of each request that was decided by its prompt, and of the seconds that took; returns who
@@ -108,6 +122,7 @@ class Journey:
         "goes_on",
         "known_body",
         "matched",
+        "prefill",
         "reads_prompt",
         "record",
         "routed",
@@ -131,6 +146,7 @@ class Journey:
         self.reads_prompt = False  # the client is told how many of its blocks match
         self.matched: MatchedPrompts = {}
         self.goes_on = False  # the engine's prompts are longer than what we know of them
+        self.prefill: PrefillLeg | None = None  # None: the engine that answers computes all
         self.tells_its_reuse = False  # the engine says how much of the prompt it has reused
         self._host = host
         self._decides = decides
@@ -171,6 +187,17 @@ class Journey:
                     self._listeners.append(follower)
         return decision
 
+    def split(self) -> PrefillLeg:
+        """Return the prefill legs of a decided request: an engine computes the prompt for the one
+        that answers. Call it once, before any attempt."""
+        self.prefill = PrefillLeg(self, self._host, self._host.legs, self._listeners)
+        return self.prefill
+
+    @property
+    def is_moved(self) -> bool:
+        """Whether the last attempt was sent with the blocks of another engine."""
+        return self._attempt is not None and self._attempt.is_moved
+
     def rename(self, asked: str, body: bytes) -> None:
         """Send the request on as `body`, to another model than was asked for; the answer names the
         one that was."""
@@ -194,10 +221,17 @@ class Journey:
             self._attempt = None
         if self.routed is not None and asks_for_report(self.routed.request.body):
             host.fleet.reports(target.endpoint)
+        prefill = self.prefill
+        is_moved = prefill is not None and prefill.carries(target.endpoint)
         self._attempt = attempt = Attempt(
-            target, self.known_body, self.matched, self.goes_on, host.fleet, host.matcher.overlay
+            *(target, self.known_body, self.matched, self.goes_on, host.fleet),
+            *(host.matcher.overlay,),
+            is_moved=is_moved,
         )
-        if host.tokens_once is not None and self.routed is not None:
+        if is_moved:
+            assert prefill is not None
+            prefill.put_into(attempt)
+        elif host.tokens_once is not None and self.routed is not None:
             edited = host.tokens_once.edited(attempt.body, self.routed, target.endpoint)
             attempt.carry_tokens(edited)
         self.body = attempt.body
@@ -218,12 +252,14 @@ class Journey:
         if attempt is None:
             raise RuntimeError("on_head before attempt")
         target = attempt.target
-        if status < 400 and self.tells_its_reuse:
+        if status < 400 and self.tells_its_reuse and not attempt.is_moved:
             tokens = self._host.stats.tokens_of(target.endpoint.engine)
             tokens.sent(attempt.prompt_tokens, attempt.reused_tokens)
         elif status >= 500:
             self._suspect(target.endpoint)
         told: Headers = ((b"x-inferway-engine", target.endpoint.engine.encode()),)
+        if attempt.is_moved and (computed := self.record.prefill_target) is not None:
+            told = (*told, (b"x-inferway-prefill-engine", computed.endpoint.engine.encode()))
         if self.reads_prompt:
             told = (
                 *told,
@@ -269,6 +305,8 @@ class Journey:
         self.routed = None
         if self._attempt is not None:
             self._attempt.body = b""
+        if self.prefill is not None:
+            self.prefill.body = b""
 
     def close(self, outcome: str) -> None:
         """The journey has ended; free what `attempt` took, and tell who listens. Only the first
@@ -279,12 +317,19 @@ class Journey:
         attempt = self._attempt
         if attempt is not None:
             attempt.end()  # first: what it took is given back, whatever the answer holds
+        if self.prefill is not None:
+            self.prefill.close()
         record = self.record
         record.outcome = outcome
         record.usage = usage = self._usage.usage()
         if attempt is not None:
             endpoint = attempt.target.endpoint
-            if usage is not None and usage.cached is not None and self.tells_its_reuse:
+            if (
+                usage is not None
+                and usage.cached is not None
+                and self.tells_its_reuse
+                and not attempt.is_moved  # then it is what the other engine had in its cache
+            ):
                 tokens = self._host.stats.tokens_of(endpoint.engine)
                 tokens.told(attempt.prompt_tokens, attempt.reused_tokens, usage.cached)
             if outcome == "upstream_error":

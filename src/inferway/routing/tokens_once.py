@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from inferway.metrics import Family, counter
-from inferway.model import Endpoint, Reason, TokenIds
+from inferway.model import Endpoint
 from inferway.openai_api.requests import PromptBody
 from inferway.openai_api.token_ids_json import TokenIdsWriter
 from inferway.openai_api.tokens_once import why_text, with_ids
@@ -45,14 +45,26 @@ class TokensOnce:
 
     def edited(self, raw: bytes, routed: Routed, endpoint: Endpoint) -> bytes | None:
         """Return the body with its prompt's ids, for one attempt; None if it goes as it is."""
-        found = self._edited(raw, routed, endpoint)
-        outcome = found if isinstance(found, str) else SENT
-        self._counts[outcome] = self._counts.get(outcome, 0) + 1
+        found = self._ids(routed, endpoint)
+        edited = None
+        if not isinstance(found, str):
+            edited = with_ids(raw, routed.request.body, found)
+        self._count(found if isinstance(found, str) else SENT if edited else OF_REQUEST)
+        return edited
+
+    def ids(self, routed: Routed, endpoint: Endpoint) -> bytes | None:
+        """Return the ids of the prompt, a JSON array, for a body with more than them; None if it
+        gets none."""
+        found = self._ids(routed, endpoint)
+        self._count(found if isinstance(found, str) else SENT)
         return None if isinstance(found, str) else found
 
-    def _edited(self, raw: bytes, routed: Routed, endpoint: Endpoint) -> bytes | str:
-        """Return the body, or why it has none."""
-        ids = _whole_prompt(routed)
+    def _count(self, outcome: str) -> None:
+        self._counts[outcome] = self._counts.get(outcome, 0) + 1
+
+    def _ids(self, routed: Routed, endpoint: Endpoint) -> bytes | str:
+        """Return the ids, or why there are none."""
+        ids = routed.whole_prompt
         if ids is None:
             return NOT_OURS
         if len(ids) < self._least:
@@ -65,9 +77,7 @@ class TokensOnce:
             return OF_REQUEST
         is_compared = isinstance(body, PromptBody)
         refused = self._refuses(endpoint, routed.model, is_compared=is_compared)
-        if refused is not None:
-            return refused
-        return with_ids(raw, body, self._writer.json(ids)) or OF_REQUEST
+        return self._writer.json(ids) if refused is None else refused
 
     def families(self) -> Iterator[Family]:
         """Yield what /metrics shows of it."""
@@ -78,12 +88,3 @@ class TokensOnce:
             ["outcome"],
             {(outcome,): number for outcome, number in self._counts.items()},
         )
-
-
-def _whole_prompt(routed: Routed) -> TokenIds | None:
-    """The ids of a request's only prompt, if we made them; they are the same for each block
-    size."""
-    if routed.decision.reason is not Reason.KV_AWARE:
-        return None
-    prompts = next(iter(routed.prompts.values()), ())
-    return prompts[0].prompt.token_ids if len(prompts) == 1 else None

@@ -114,9 +114,10 @@ class RequestListener:
     """Told what becomes of one request, by the methods it overrides. Must not fail and not wait:
     it is called in the data path."""
 
-    def on_prefill(self, target: Target, now: float) -> None:
+    def on_prefill(self, target: Target, now: float) -> Headers | None:
         """Note that the prefill leg of the request is sent to `target`, perhaps after others; its
-        `on_attempt` will be the decode leg's."""
+        `on_attempt` will be the decode leg's. Returns headers that the engine gets, if any."""
+        return None
 
     def on_prefilled(self, now: float, usage: Usage | None, *, moved: bool) -> None:
         """Note that the prefill leg has ended. `usage`: what its engine says, if it does; `moved`:

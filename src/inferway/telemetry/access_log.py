@@ -46,6 +46,8 @@ class Line(msgspec.Struct, omit_defaults=True):
     attempts: int = 0
     matched_blocks: int | None = None
     prompt_blocks: int | None = None
+    prefill_engine: str = ""  # whose blocks the engine got
+    prefill_ms: float | None = None  # that its prefill legs took
     ttft_ms: float | None = None
     total_ms: float = -1.0  # always there: none is the default
     prompt_tokens: int | None = None
@@ -117,6 +119,10 @@ def _tell(line: Line, record: Record) -> None:
         line.engine = target.endpoint.engine
         line.matched_blocks = target.matched_blocks
         line.prompt_blocks = target.prompt_blocks
+    if record.prefill_seconds:
+        line.prefill_ms = _milliseconds(record.prefill_seconds)
+        if record.prefill_target is not None:
+            line.prefill_engine = record.prefill_target.endpoint.engine
     if record.begun_at:
         line.ttft_ms = _milliseconds(record.begun_at - record.opened_at)
     if usage is not None:
@@ -167,6 +173,9 @@ def _text(line: Line) -> str:
             f" engine={quoted(line.engine)} attempts={line.attempts}"
             f" matched_blocks={line.matched_blocks} prompt_blocks={line.prompt_blocks}"
         )
+    if line.prefill_ms is not None:
+        computed = f" prefill_engine={quoted(line.prefill_engine)}" if line.prefill_engine else ""
+        text += f"{computed} prefill_ms={line.prefill_ms}"
     if line.ttft_ms is not None:
         text += f" ttft_ms={line.ttft_ms}"
     text += f" total_ms={line.total_ms}"

@@ -3,6 +3,7 @@
 chat MODEL   server    from a complete request to the end of its answer; of paths that are no
                        operation of generative AI: METHOD PATH
   decide     internal  until it was known where it goes, and why
+  prefill    client    one for each engine that was asked to compute the prompt for another one
   attempt    client    one for each engine that was tried, or that a proxy was told; the engine is
                        its child
 
@@ -30,6 +31,7 @@ from inferway.openai_api.requests import (
     MessagesRequest,
     ResponsesRequest,
 )
+from inferway.openai_api.usage import Usage
 from inferway.routing.journey import Journey
 from inferway.routing.record import Record
 from inferway.scheduling.plugin import RequestListener, RequestOutcome
@@ -135,7 +137,15 @@ class Tracing:
 class RequestSpan(RequestListener):
     """The span of one request, and those below it: `decide`, and one for each attempt."""
 
-    __slots__ = ("_attempt", "_context", "_finish_reasons", "_span", "_tracing", "is_root")
+    __slots__ = (
+        "_attempt",
+        "_context",
+        "_finish_reasons",
+        "_prefill",
+        "_span",
+        "_tracing",
+        "is_root",
+    )
 
     def __init__(self, tracing: Tracing, span: Span, *, is_root: bool) -> None:
         from opentelemetry.trace import set_span_in_context
@@ -144,6 +154,7 @@ class RequestSpan(RequestListener):
         self._tracing = tracing
         self._span = span
         self._context = set_span_in_context(span)
+        self._prefill: Span | None = None
         self._attempt: Span | None = None
         self._finish_reasons: Callable[[], Sequence[str]] = lambda: ()
 
@@ -170,13 +181,28 @@ class RequestSpan(RequestListener):
         self._finish_reasons = journey.finish_reasons
         journey.listen(self)
 
+    def on_prefill(self, target: Target, now: float) -> Headers:
+        del now
+        self._end_attempt(self._prefill, "tried another")
+        self._prefill, header = self._begin_attempt("prefill", target)
+        return header
+
+    def on_prefilled(self, now: float, usage: Usage | None, *, moved: bool) -> None:
+        del now, usage
+        self._end_attempt(self._prefill, "ok" if moved else "not moved")
+        self._prefill = None
+
     def on_attempt(self, target: Target, now: float) -> Headers:
+        del now
+        self._end_attempt(self._attempt, "tried another")
+        self._attempt, header = self._begin_attempt("attempt", target)
+        return header
+
+    def _begin_attempt(self, name: str, target: Target) -> tuple[Span, Headers]:
         from opentelemetry.trace import SpanKind
 
-        del now
-        self._end_attempt("tried another")
-        self._attempt = self._tracing.tracer.start_span(
-            "attempt",
+        span = self._tracing.tracer.start_span(
+            name,
             context=self._context,
             kind=SpanKind.CLIENT,
             attributes={
@@ -185,7 +211,7 @@ class RequestSpan(RequestListener):
                 "inferway.prompt_blocks": target.prompt_blocks,
             },
         )
-        return ((TRACEPARENT, _written(self._attempt)),)
+        return span, ((TRACEPARENT, _written(span)),)
 
     def on_head(self, status: int) -> Headers:
         if self._attempt is not None:
@@ -201,10 +227,11 @@ class RequestSpan(RequestListener):
         reasons = self._finish_reasons()
         if reasons:
             self._span.set_attribute("gen_ai.response.finish_reasons", reasons)
-        self._end_attempt(ending.outcome)
+        for span in (self._prefill, self._attempt):
+            self._end_attempt(span, ending.outcome)
+        self._prefill = self._attempt = None
 
-    def _end_attempt(self, outcome: str) -> None:
-        span, self._attempt = self._attempt, None
+    def _end_attempt(self, span: Span | None, outcome: str) -> None:
         if span is not None:
             span.set_attribute("inferway.outcome", outcome)
             if outcome not in ("ok", "client_gone"):

@@ -47,6 +47,15 @@ class UpstreamRequest:
         self.paused = False
         self.retried = False
 
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The names of the machine that answers: as it was asked for, and its address. It is known
+        from the head on."""
+        connection = self.connection
+        peer = None if connection is None else connection.transport.get_extra_info("peername")
+        host = self.origin.host
+        return (host, peer[0]) if isinstance(peer, tuple) and peer else (host,)
+
     def pause(self) -> None:
         """Stop reading the answer; the engine's socket fills up and holds it back."""
         self.paused = True

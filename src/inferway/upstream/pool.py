@@ -86,6 +86,7 @@ class Pool:
         self.stats = PoolStats()
         self.loop = asyncio.get_running_loop()
         self.time = self.loop.time
+        self._swept = self._swept_before = self.time()
         self._tls = tls
         self._origins: dict[str, Origin] = {}
         self._sweep_seconds = min(
@@ -140,8 +141,15 @@ class Pool:
             await origin.close()
         self._origins.clear()
 
+    @property
+    def unread(self) -> float:
+        """For so many seconds at most what has just been read may have been here: normally one or
+        two, but longer if the whole process stood still."""
+        return self.time() - self._swept_before
+
     def _sweep(self) -> None:
         now = self.time()
+        self._swept_before, self._swept = self._swept, now
         for url, origin in list(self._origins.items()):
             for connection in [c for c in origin.connections if c.deadline <= now]:
                 connection.timed_out()

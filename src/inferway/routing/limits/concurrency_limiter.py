@@ -51,6 +51,10 @@ class Slot(Protocol):
     def leave(self) -> None:
         """Give the reservation back, because the request has ended. Only the first call counts."""
 
+    def beside(self) -> Slot:
+        """Return a reservation of the same request at a second engine, which it holds from the
+        first `move` on."""
+
 
 @dataclass(slots=True)
 class FlowStats:
@@ -202,6 +206,10 @@ class ConcurrencyLimiter:
         if place:
             self._give_back(place)
         self._take(engine)
+
+    def free(self, place: str) -> None:
+        """A request that held this place beside another one does not need it any more."""
+        self._give_back(place)
 
     def leave(self, place: str, lane: str = "") -> None:
         """A request of that lane, which held this place, has ended."""

@@ -61,14 +61,14 @@ class Failover:
     """The tries of one request: which engine has it, how that went, and who is next. `over` must be
     called."""
 
-    __slots__ = ("_has_failed", "_is_over", "_left", "_policy", "_slot", "engine", "number")
+    __slots__ = ("_has_failed", "_is_over", "_left", "_policy", "_slot", "number", "target")
 
     def __init__(
         self, targets: tuple[Target, ...], policy: FailoverPolicy, slot: Slot | None
     ) -> None:
         """The request goes to the first of `targets`. Without a `slot` nothing is limited."""
         self.number = 1
-        self.engine = targets[0].endpoint.engine  # that has it
+        self.target = targets[0]  # that has it
         self._left = targets[1:]
         self._has_failed = False
         self._is_over = False
@@ -77,6 +77,19 @@ class Failover:
         policy.retries.active += 1
         if slot is not None or policy.standing.breakers:
             self._moved()
+
+    def beside(self, targets: tuple[Target, ...]) -> Failover | None:
+        """Return the tries of another leg of the same request, at the first of `targets` that has
+        room; None if none has."""
+        slot = None if self._slot is None else self._slot.beside()
+        if slot is not None:
+            targets = tuple([each for each in targets if slot.takes(each.endpoint.engine)])
+        return Failover(targets, self._policy, slot) if targets else None
+
+    @property
+    def engine(self) -> str:
+        """The name of the engine that has it."""
+        return self.target.endpoint.engine
 
     def succeeded(self) -> None:
         """The engine has begun to answer."""
@@ -122,9 +135,13 @@ class Failover:
             retries.retrying += 1
         retries.made += 1
         self.number += 1
-        self.engine, self._left, self._has_failed = left[0].endpoint.engine, left[1:], False
+        self.target, self._left, self._has_failed = left[0], left[1:], False
         self._moved()
         return left[0]
+
+    def again(self) -> None:
+        """The request is sent to the same engine once more, for a fault that was not its own."""
+        self._has_failed = False
 
     def instead_of(self, status: int) -> Target | None:
         """Return the next target after an answer with such a status, as `another` does; None if the

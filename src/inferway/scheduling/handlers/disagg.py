@@ -15,7 +15,7 @@ it once more (`skip_reading_prefix_cache`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -33,7 +33,6 @@ from inferway.scheduling.registry import Building, Parameters, PluginType
 
 _NEAR = frozenset({topology.FILTER_TYPE, topology.SCORER_TYPE})
 
-PREFILLER = b"x-prefiller-host-port"
 ENCODERS = b"x-encoder-hosts-ports"
 
 
@@ -127,9 +126,10 @@ class Disaggregated:
                 prefillers = prefill.run(request, candidates, target)
         return SchedulingResult(
             choice.targets,
-            (*choice.headers, *_headers(prefillers[:1], encoders)),
+            (*choice.headers, *_headers(encoders)),
             self._others(prefillers, encoders),
             self.decode_name,
+            prefillers,
         )
 
     def _others(
@@ -139,14 +139,10 @@ class Disaggregated:
         return {stage.name: targets[0] for stage, targets in stages if stage and targets}
 
 
-def _headers(prefillers: Iterable[Target], encoders: Iterable[Target]) -> Headers:
-    named = ((PREFILLER, prefillers), (ENCODERS, encoders))
-    values = ((name, b",".join(map(_host_port, targets))) for name, targets in named)
-    return tuple((name, value) for name, value in values if value)
-
-
-def _host_port(target: Target) -> bytes:
-    return target.endpoint.url.partition("://")[2].encode()
+def _headers(encoders: tuple[Target, ...]) -> Headers:
+    if not encoders:
+        return ()
+    return ((ENCODERS, b",".join([each.endpoint.host_port for each in encoders])),)
 
 
 def _build(parameters: DisaggParameters, building: Building) -> Disaggregated:

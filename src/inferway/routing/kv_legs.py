@@ -1,0 +1,115 @@
+"""Whether a request is answered in two legs, by whom they are asked, and what became of them.
+
+legs       the prompt's engine is asked by                             the decode engine gets
+gateway    us (prefill_leg)                                            what that engine returned
+sidecar    llm-d's sidecar beside the decode engine                    x-prefiller-host-port
+auto       us where we know how both hand blocks over, else a sidecar
+off        nobody: the prompt is computed where it is answered         nothing
+
+docs/kv-transfer.md has the rules.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from inferway.config import KvTransferSettings
+from inferway.errors import BadReferenceError
+from inferway.metrics import Family, counter
+from inferway.model import Endpoint, Headers, SchedulingResult, Target
+from inferway.openai_api.kv_transfer import why_one_leg
+from inferway.openai_api.requests import Body
+
+log = logging.getLogger("inferway.forward")
+
+PREFILLER = b"x-prefiller-host-port"
+
+# Outcomes of prefill legs.
+MOVED, NO_PARAMETERS, MALFORMED = "ok", "no-parameters", "malformed"
+OTHER_PROMPT, TOO_LATE = "other-prompt", "lease"
+FAILED, REFUSED, TIMED_OUT, TOO_LARGE = "failed", "refused", "timed-out", "too-large"
+FULL, NOT_EDITED, NO_BOOTSTRAP, GONE = "full", "body", "no-bootstrap", "client-gone"
+# Outcomes of decode legs with blocks of another engine.
+ANSWERED, AGAIN = "ok", "recomputed"
+
+
+@dataclass(slots=True)
+class KvLegs:
+    """Says which requests have two legs, and counts those. `lease_margin`: so many seconds before
+    its end a lease is not used any more."""
+
+    by: Literal["auto", "gateway", "sidecar", "off"] = "sidecar"
+    lease_margin: float = 5.0
+    prefills: dict[str, int] = field(default_factory=dict)
+    decodes: dict[str, int] = field(default_factory=dict)
+    engine_ids: dict[str, str] = field(default_factory=dict)  # Mooncake's, of endpoints by name
+    _warned: set[str] = field(default_factory=set)
+
+    def split(self, choice: SchedulingResult, body: Body) -> tuple[Headers, tuple[Target, ...]]:
+        """Return the headers that the decode engine needs, and where we ask for the prompt to be
+        computed for the first target: nowhere, if that is somebody else's task, or is not
+        possible."""
+        prefill = choice.prefill
+        if not prefill or self.by == "off":
+            return choice.headers, ()
+        decode = choice.targets[0].endpoint
+        first = prefill[0].endpoint
+        is_known = decode.kv_transfer is not None and first.kv_transfer is not None
+        if self.by == "sidecar" or (self.by == "auto" and not is_known):
+            return (*choice.headers, (PREFILLER, first.host_port)), ()
+        able = tuple([each for each in prefill if can_hand_over(each.endpoint, decode)])
+        return choice.headers, able if able and why_one_leg(body) is None else ()
+
+    def prefilled(self, outcome: str) -> None:
+        """Count a prefill leg."""
+        self.prefills[outcome] = self.prefills.get(outcome, 0) + 1
+
+    def warn(self, engine: str, error: BadReferenceError) -> None:
+        """Log what an engine returned that no other engine may get; once for each engine."""
+        if engine not in self._warned:
+            self._warned.add(engine)
+            log.warning(
+                "engine %s computed a prompt for another one, and what it returned is not used:"
+                " %s; prompts are computed where they are answered",
+                *(engine, error),
+            )
+
+    def decoded(self, outcome: str) -> None:
+        """Count a decode leg that was to get blocks of another engine."""
+        self.decodes[outcome] = self.decodes.get(outcome, 0) + 1
+
+    def families(self) -> Iterator[Family]:
+        """Yield what /metrics shows of legs."""
+        yield counter(
+            "prefill_legs",
+            "Prompts to be computed by another engine than the one that answers, by what came of it"
+            " (docs/kv-transfer.md).",
+            ["outcome"],
+            {(outcome,): number for outcome, number in self.prefills.items()},
+        )
+        yield counter(
+            "decode_legs",
+            "Requests sent with the blocks of another engine, by whether the engine answered them,"
+            " or computed the prompt itself after a failure.",
+            ["outcome"],
+            {(outcome,): number for outcome, number in self.decodes.items()},
+        )
+
+
+def build_legs(settings: KvTransferSettings, *, picks: bool) -> KvLegs:
+    """Return what the settings ask for. A picker sends nothing itself: its engines have sidecars,
+    or no prefill leg."""
+    by = "sidecar" if picks and settings.legs != "off" else settings.legs
+    return KvLegs(by, settings.lease_margin_seconds)
+
+
+def can_hand_over(prefill: Endpoint, decode: Endpoint) -> bool:
+    """Return whether the one can compute a prompt for the other."""
+    gives, takes = prefill.kv_transfer, decode.kv_transfer
+    if gives is None or takes is None or prefill.engine == decode.engine:
+        return False
+    same = gives.connector is takes.connector and gives.group == takes.group
+    return same and gives.gives and takes.takes
