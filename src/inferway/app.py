@@ -349,8 +349,7 @@ class Gateway:
             standing=self._auth.failover.standing,
             observers=build_observers(
                 *(settings, self._publisher, self.fleet, self._adopter),
-                conversations=self._traffic.conversations,
-                warm=self._warm,
+                *(self._traffic.conversations, self._warm),
             ),
             tokens_once=build_tokens_once(settings, self.fleet, picks=self._picks),
             legs=build_legs(settings.kv_transfer, picks=self._picks),

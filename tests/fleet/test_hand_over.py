@@ -141,7 +141,8 @@ class Engines:
             "remote_port": 5600,
             "tp_size": 1,
         }
-        return json.dumps({"kv_transfer_params": params | fields}).encode()
+        usage = {"prompt_tokens": len(asked["prompt"]), "completion_tokens": 1}
+        return json.dumps({"kv_transfer_params": params | fields, "usage": usage}).encode()
 
     def legs_of(self, engine: str) -> list[dict[str, Any]]:
         return [body for name, body, _ in self.asked if name == engine]
@@ -456,6 +457,19 @@ async def test_a_prefix_that_no_engine_has_room_for_in_its_context_stays() -> No
     progress = await world.hand_over()
 
     assert progress.handed_over == 2
+    assert not world.engines.legs_of("b")
+
+
+async def test_a_reference_to_another_prompt_is_not_used() -> None:
+    world = World(NIXL, NIXL)
+    world.warms(1)
+    at = world.fleet.endpoints[0]
+    other = {"prompt": [1, 2, 3]}
+    world.engines.faults["a"] = lambda _: (200, world.engines.reference(other, at))
+
+    progress = await world.hand_over()
+
+    assert (progress.handed_over, progress.failed) == (0, 1)
     assert not world.engines.legs_of("b")
 
 
