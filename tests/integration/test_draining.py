@@ -10,6 +10,7 @@ from typing import Any, Literal
 import pytest
 from tests.integration.conftest import LONG, Answer, Fleet, StartFleet, simulated, until
 
+from inferway.cli.fleet_state import GatewayClient
 from inferway.config import EngineSettings, KvTransferSettings
 from inferway.simulator.config import TransferConfig
 from inferway.simulator.engine import SimulatedEngine
@@ -155,6 +156,8 @@ async def test_an_engine_that_gets_requests_again_hands_over_no_more(
         return fleet.gateway.fleet.in_flight(engine) == 1
 
     await until(fetches)
+    state = await asyncio.to_thread(GatewayClient(fleet.url).ask)
+    assert {each.name: each.state for each in state.engines} == {a: "draining", b: "up"}
     again = await change(fleet, a, "drain")
     resumed = await change(fleet, a, "resume")
 

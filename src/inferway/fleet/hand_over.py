@@ -34,6 +34,7 @@ from uuid import uuid4
 import msgspec
 
 from inferway.errors import (
+    BadReferenceError,
     IndexAwayError,
     NoEndpointError,
     UnknownModelError,
@@ -53,7 +54,7 @@ from inferway.model import (
     TokenIds,
     Tokenized,
 )
-from inferway.openai_api.kv_transfer import NIXL_PREFILL, BadReferenceError, read_reference
+from inferway.openai_api.kv_transfer import NIXL_PREFILL, read_reference
 from inferway.openai_api.usage import UsageReader
 from inferway.routing.attempt import Attempt
 from inferway.routing.director import Director
