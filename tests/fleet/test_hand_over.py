@@ -9,11 +9,14 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.routing.test_director import BLOCK, TwoEngines
 from tests.scheduling.tables import kv_aware
 
@@ -532,6 +535,57 @@ async def test_a_failure_here_and_there_ends_nothing() -> None:
 
     assert (progress.state, progress.left) == ("done", 0)
     assert progress.handed_over > 20
+
+
+FAULTS = ["", "", "", "500", "400", "refused", "late", "none", "other host"]
+
+
+def faulty(world: World, faults: list[str]) -> Callable[[Endpoint, dict[str, Any]], Answer | None]:
+    """Each leg has the next of these faults, then none."""
+    left = iter(faults)
+
+    def answer(at: Endpoint, asked: dict[str, Any]) -> Answer | None:
+        fault, is_first = next(left, ""), asked["kv_transfer_params"]["do_remote_decode"]
+        match fault:
+            case "500" | "400":
+                return int(fault), b"{}"
+            case "refused":
+                raise UpstreamError("refused")
+            case "late":
+                raise UpstreamTimeoutError("late")
+            case "none" if is_first:
+                return 200, b'{"kv_transfer_params": null}'
+            case "other host" if is_first:
+                return 200, world.engines.reference(asked, at, remote_host="evil")
+        return None
+
+    return answer
+
+
+@settings(max_examples=50)
+@given(
+    faults=st.lists(st.sampled_from(FAULTS), max_size=30),
+    num_others=st.integers(1, 3),
+    seconds=st.sampled_from([3.0, 1e6]),
+)
+def test_whatever_fails_all_is_given_back_and_every_prefix_is_counted(
+    faults: list[str], num_others: int, seconds: float
+) -> None:
+    world = World(*[NIXL] * (1 + num_others))
+    prompts = world.warms(*range(8))
+    fault = faulty(world, faults)
+    for at in world.fleet.endpoints:
+        world.engines.faults[at.engine] = partial(fault, at)
+
+    progress = asyncio.run(world.hand_over(seconds))  # nothing booked, no reference used twice
+
+    counted = progress.handed_over + progress.failed + progress.skipped + progress.left
+    assert counted == len(prompts)
+    assert progress.state in ("done", "failed", "out-of-time")
+    if progress.state == "done":
+        assert not progress.left
+    found = [asyncio.run(world.matched(ids)) for ids in prompts]
+    assert sum(len(holders) > 1 for holders in found) >= progress.handed_over
 
 
 class Away(MemoryIndex):
