@@ -111,6 +111,6 @@ beliefs:  ## whether a belief of an engine's cache is ever too high, after round
 	@./scripts/install.sh dev
 	.venv/bin/python -m tests.soak.beliefs $(ARGS)
 
-clean:  ## removes .venv and every cache; keeps .venv-vllm and the models in ~/.cache/inferway
+clean:  ## removes .venv and every cache; keeps .venv-vllm* and the models in ~/.cache/inferway
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist src/*.egg-info */src/*.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

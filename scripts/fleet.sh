@@ -6,5 +6,6 @@ set -eu
 cd "$(dirname "$0")/.."
 ./scripts/install_vllm.sh
 ./scripts/install_guidellm.sh
+./scripts/install_nixl.sh
 .venv/bin/inferway model prepare smollm2 --weights
 exec .venv/bin/pytest -m fleet --durations=25 tests/engines "$@"

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from tests.engines import client
 from tests.engines.engine import RealEngine, wait_until_ready
+from tests.engines.nixl import NixlEngine, first_layers
 from tests.engines.program import Program
 from tests.engines.waiting import wait_until
 
@@ -34,12 +35,14 @@ Say = Callable[[str], None]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What kills an engine comes last: starting it again takes half a minute."""
+    """What kills an engine comes last: starting it again takes half a minute. Just before comes
+    what has engines of its own until the end."""
     ours = [item for item in items if HERE in item.path.parents]
     for item in ours:
         item.add_marker(pytest.mark.fleet)
         item.add_marker(pytest.mark.timeout(TEST_SECONDS))
-    items.sort(key=lambda item: item.path.name == "test_killed_engine.py")
+    last = ("test_kv_references.py", "test_kv_transfer.py", "test_killed_engine.py")
+    items.sort(key=lambda item: last.index(item.path.name) if item.path.name in last else -1)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -103,6 +106,12 @@ def vllm() -> Path:
 
 
 @pytest.fixture(scope="session")
+def nixl() -> Path:
+    """Its package, in the folder that NixlEngine puts on the engines' PYTHONPATH."""
+    return installed(Path(f"{VLLM_VENV}-nixl") / "nixl", "install_nixl.sh")
+
+
+@pytest.fixture(scope="session")
 def guidellm() -> Path:
     """The command."""
     return installed(Path(f"{VLLM_VENV}-guidellm") / "bin" / "guidellm", "install_guidellm.sh")
@@ -125,6 +134,34 @@ def engines(
         for engine in made:
             engine.start()
         wait_until_ready(made, say)
+        yield made
+    finally:
+        for engine in made:
+            engine.kill()
+
+
+@pytest.fixture(scope="session")
+def nixl_engines(
+    vllm: Path,
+    nixl: Path,  # noqa: ARG001
+    model_dir: Path,
+    new_log: Callable[[str], Path],
+    say: Say,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[NixlEngine, NixlEngine]]:
+    """Two engines that hand KV blocks to each other, ready. The first computes what it cannot get,
+    the second fails then. Tests that ask for them come late: they are there to the end."""
+    model = first_layers(model_dir, tmp_path_factory.mktemp("model") / "smollm2")
+    made = (
+        NixlEngine(vllm, model, new_log("engine-nixl-0")),
+        NixlEngine(vllm, model, new_log("engine-nixl-1"), on_failed_load="fail"),
+    )
+    try:
+        for engine in made:
+            engine.start()
+        wait_until_ready(made, say)
+        for engine in made:
+            engine.use_all_cores()
         yield made
     finally:
         for engine in made:

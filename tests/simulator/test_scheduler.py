@@ -7,9 +7,11 @@ from collections.abc import Sequence
 import pytest
 
 from inferway.kv.blocks.dialects import Dialect
+from inferway.simulator.block_contents import BlockContents
 from inferway.simulator.cache import KvCache, Run
-from inferway.simulator.config import LatencyModel
+from inferway.simulator.config import LatencyModel, TransferConfig
 from inferway.simulator.events import CacheStored, Event
+from inferway.simulator.kv_transfer import Fetch, KvTransfer, Transfer
 from inferway.simulator.scheduler import RunningRequest, Scheduler
 
 BLOCK = 4
@@ -216,3 +218,133 @@ def test_aborting_one_that_ended_or_only_waited_does_no_harm() -> None:
 
     assert engine.abort(ended) == engine.abort(waiting) == []
     assert engine.next_due(0.0) is None
+
+
+def handing(config: TransferConfig, num_blocks: int = 100) -> Scheduler:
+    """A scheduler of an engine that hands blocks to others."""
+    cache = KvCache(num_blocks, BLOCK, Dialect(), BlockContents(BLOCK))
+    latency = LatencyModel(prefill_time_per_token=1.0, inter_token_latency=1.0)
+    return Scheduler(cache, latency, 8, 100, transfer=KvTransfer(config, cache))
+
+
+def prefill_leg(prompt: Sequence[int], key: str) -> RunningRequest:
+    leg = job(prompt)
+    leg.transfer = Transfer(keep_as=key)
+    return leg
+
+
+def decode_leg(prompt: Sequence[int], num_blocks: int, num_tokens: int = 1) -> RunningRequest:
+    leg = job(prompt, num_tokens)
+    fetch = Fetch("http://peer", "engine", "key", range(1, num_blocks + 1))
+    leg.transfer = Transfer(fetch=fetch)
+    return leg
+
+
+def test_kept_blocks_are_free_when_their_lease_ends() -> None:
+    engine = handing(TransferConfig(lease_seconds=30.0))
+    engine.add(prefill_leg(range(10), "key"))
+    engine.step(0.0)
+    engine.step(10.0)
+
+    kept = engine.cache.usage
+    due = engine.next_due(10.0)
+    assert due == 40.0
+    engine.step(due)
+
+    assert kept == pytest.approx(3 / 99)
+    assert engine.cache.usage == 0
+    assert engine.transfer is not None
+    assert engine.transfer.num_expired == 1
+    assert engine.next_due(due) is None
+
+
+def test_heartbeats_make_a_lease_longer_and_never_shorter() -> None:
+    engine = handing(TransferConfig(lease_seconds=30.0))
+    assert engine.transfer is not None
+    engine.add(prefill_leg(range(10), "key"))
+    engine.step(0.0)
+    engine.step(10.0)
+
+    engine.transfer.extend(["key", "unknown"], 11.0)
+    assert engine.transfer.next_expiry == 40.0
+    engine.transfer.extend(["key"], 39.0)
+
+    assert engine.transfer.next_expiry == 59.0
+
+
+def test_a_transfer_takes_its_time_and_then_only_the_last_token_is_computed() -> None:
+    engine = handing(TransferConfig(overhead=2.0, time_per_block=0.5))
+    leg = decode_leg(range(10), 3)
+    engine.add(leg)
+
+    assert engine.step(0.0).loads == [leg]
+    assert (len(engine.running), len(engine.waiting), len(engine.loading)) == (0, 0, 1)
+    assert engine.next_due(0.0) is None
+    engine.loaded(leg, [list(range(4)), list(range(4, 8)), [8, 9]], 1.0)
+
+    assert engine.next_due(1.0) == 4.5
+    assert [(when, token) for when, _, token in run(engine, 4.5)] == [(5.5, 500)]
+    assert engine.totals.prompt_tokens_external == 10
+
+
+def test_others_run_while_blocks_are_fetched_and_cannot_find_them_yet() -> None:
+    engine = handing(TransferConfig())
+    leg, other = decode_leg(range(8), 2), job(range(8))
+    engine.add(leg)
+    engine.step(0.0)
+    engine.add(other)
+    engine.step(0.0)
+
+    assert engine.cache.cached().keys() == set(other.run.hashes[:2])
+    assert other.num_cached_tokens == 0
+
+
+def test_a_prompt_that_finds_no_room_beside_kept_blocks_waits_for_the_lease() -> None:
+    engine = handing(TransferConfig(lease_seconds=30.0), num_blocks=6)
+    engine.add(prefill_leg(range(12), "key"))
+    engine.step(0.0)
+    engine.step(12.0)
+    late = job(range(100, 112))
+    engine.add(late)
+
+    assert engine.next_due(12.0) == 12.0
+    engine.step(12.0)
+    assert engine.next_due(12.0) == 42.0
+    engine.step(42.0)
+
+    assert late in engine.running
+
+
+def test_a_fetched_prompt_that_loses_its_place_is_not_fetched_again() -> None:
+    engine = handing(TransferConfig(), num_blocks=6)
+    first, leg = job(range(100, 107), num_tokens=6), decode_leg(range(8), 2, num_tokens=6)
+    engine.add(first)
+    engine.add(leg)
+    engine.step(0.0)
+    engine.loaded(leg, [list(range(4)), list(range(4, 8))], 0.0)
+
+    tokens = run(engine)
+
+    assert engine.totals.preemptions > 0
+    assert len(tokens) == 12
+    assert engine.cache.usage == 0
+
+
+def test_an_aborted_fetch_gives_its_blocks_back_and_tells_the_other_engine() -> None:
+    engine = handing(TransferConfig())
+    assert engine.transfer is not None
+    told: list[Fetch] = []
+    engine.transfer.on_drop = told.append
+    waiting, loading, loaded = (decode_leg(range(i, i + 8), 2) for i in (0, 100, 200))
+    engine.add(loading)
+    engine.add(loaded)
+    engine.step(0.0)
+    engine.loaded(loaded, [[1] * 4] * 2, 0.0)
+    engine.step(0.0)
+    engine.add(waiting)
+
+    for leg in (waiting, loading, loaded):
+        engine.abort(leg)
+
+    assert len(told) == 3
+    assert engine.cache.usage == 0

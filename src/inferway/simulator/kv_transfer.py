@@ -5,7 +5,7 @@ Rules from vLLM 0.32 (distributed/kv_transfer/kv_connector/v1/nixl and .../moonc
 bootstrap as its gateways use it. Faults are theirs:
 * a reference is bound to no prompt: who names a block gets what it holds now;
 * `do_remote_prefill` without blocks ends NIXL's engine core, and so does a prompt with more blocks
-  than the reference has;
+  than the reference of another engine has;
 * with blocks but without another field that is needed, the request waits for ever: vLLM warns that
   it does without a transfer, but has queued it for one;
 * what is kept for nobody is freed when its lease ends, and may then hold anything.
@@ -143,12 +143,6 @@ class KvTransfer:
         if transfer.is_fatal:
             raise CoreDiedError
         return transfer.fetch is not None or transfer.is_parked
-
-    def check_size(self, transfer: Transfer, num_blocks: int) -> None:
-        """Raises CoreDiedError if a reference has fewer blocks than the prompt needs."""
-        ids = None if transfer.fetch is None else transfer.fetch.block_ids
-        if ids is not None and num_blocks > len(ids):
-            raise CoreDiedError
 
     def keep(self, transfer: Transfer, run: Run, num_cached: int, now: float) -> None:
         """A request has ended whose blocks are for another engine."""

@@ -28,7 +28,7 @@ from math import inf
 from inferway.simulator.cache import KvCache, Run
 from inferway.simulator.config import LatencyModel
 from inferway.simulator.events import Event
-from inferway.simulator.kv_transfer import KvTransfer, Transfer
+from inferway.simulator.kv_transfer import CoreDiedError, KvTransfer, Transfer
 
 
 @dataclass(slots=True, eq=False)
@@ -179,6 +179,8 @@ class Scheduler:
         for job in [job for job in self.loading if job.due <= now]:
             del self.loading[job]
             if job.contents is not None:
+                if len(job.contents) < job.num_missing_blocks:
+                    raise CoreDiedError
                 job.num_external_tokens = len(job.run.tokens) - job.run.num_written
                 self.cache.fill(job.run, job.contents)
                 self._drop_fetch(job)
@@ -231,8 +233,6 @@ class Scheduler:
             if self.transfer is not None and self.transfer.is_to_fetch(job.transfer):
                 if not self.cache.await_content(job.run):
                     break
-                assert job.transfer is not None
-                self.transfer.check_size(job.transfer, job.num_missing_blocks)
                 loads.append(self.waiting.popleft())
                 job.due = inf
                 self.loading[job] = None

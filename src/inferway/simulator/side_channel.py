@@ -107,7 +107,7 @@ class SideChannel:
 
     def fetch(self, fetch: Fetch, num_blocks: int, then: Callable[[Contents | None], None]) -> None:
         """Get the last `num_blocks` of its blocks; `then` gets what they hold, None if they cannot
-        be had, and raises nothing."""
+        be had. A reference may name fewer."""
         self._spawn(self._fetch(fetch, num_blocks, then))
 
     async def _fetch(
@@ -124,7 +124,9 @@ class SideChannel:
                 async with self._client.post(f"{fetch.url}/blocks", data=_encode(asked)) as answer:
                     if answer.status == 200:
                         found = msgspec.json.decode(await answer.read(), type=list[list[int]])
-        then(None if found is None or len(found) < num_blocks else found[-num_blocks:])
+        if ids is None and found is not None:
+            found = found[-num_blocks:] if len(found) >= num_blocks else None
+        then(found)
 
     async def _blocks(self, request: web.Request) -> web.Response:
         """What blocks hold now, whoever they are kept for."""

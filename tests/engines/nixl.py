@@ -1,0 +1,107 @@
+"""Real engines that hand KV blocks to each other by vLLM's NixlConnector, over shared memory.
+
+Their model is the first layers of SmolLM2 in float32: small, and its answers depend on the blocks,
+so that wrong ones show. (With `--load-format dummy` they do not.)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any, Literal
+
+from tests.engines import client
+from tests.engines.engine import RealEngine, free_ports, processes_of
+
+from inferway.prompts.files.prepare import WEIGHTS_FILE
+
+NUM_LAYERS = 4
+CACHE = ("--num-gpu-blocks-override", "256")  # 8,160 tokens
+
+LEASE_SECONDS = 10  # vLLM's own default is 30, and a test waits for its end
+
+PREFILL, DECODE = "kv_producer", "kv_consumer"
+
+# What asks an engine for a reference: the kv_transfer_params of a prefill leg.
+ASKS_FOR_REFERENCE = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+
+
+def first_layers(model_dir: Path, made: Path) -> Path:
+    """Writes the model of NUM_LAYERS into the folder `made`, which is not there yet."""
+    made.mkdir()
+    for file in model_dir.iterdir():
+        if file.name not in ("config.json", WEIGHTS_FILE):
+            shutil.copyfile(file, made / file.name)
+    config = json.loads((model_dir / "config.json").read_text())
+    (made / "config.json").write_text(json.dumps({**config, "num_hidden_layers": NUM_LAYERS}))
+    with (model_dir / WEIGHTS_FILE).open("rb") as source:
+        head_bytes = int.from_bytes(source.read(8), "little")
+        head: dict[str, Any] = json.loads(source.read(head_bytes))
+        kept, data = {"__metadata__": head.pop("__metadata__")}, bytearray()
+        for name, tensor in head.items():
+            if name.startswith("model.layers.") and int(name.split(".")[2]) >= NUM_LAYERS:
+                continue
+            start, end = tensor["data_offsets"]
+            source.seek(8 + head_bytes + start)
+            kept[name] = {**tensor, "data_offsets": [len(data), len(data) + end - start]}
+            data += source.read(end - start)
+    packed = json.dumps(kept).encode()
+    packed += b" " * (-len(packed) % 8)
+    (made / WEIGHTS_FILE).write_bytes(len(packed).to_bytes(8, "little") + packed + data)
+    return made
+
+
+class NixlEngine(RealEngine):
+    """`on_failed_load`: what it does when it cannot get the blocks (kv_load_failure_policy)."""
+
+    def __init__(
+        self,
+        vllm: Path,
+        model_dir: Path,
+        log: Path,
+        role: str = "kv_both",
+        *,
+        on_failed_load: Literal["recompute", "fail"] = "recompute",
+        lease_seconds: int = LEASE_SECONDS,
+        more: tuple[str, ...] = (),
+    ) -> None:
+        self.side_channel = free_ports(1)[0]
+        config = {
+            "kv_connector": "NixlConnector",
+            "kv_role": role,
+            "kv_load_failure_policy": on_failed_load,
+            "kv_connector_extra_config": {"kv_lease_duration": lease_seconds},
+        }
+        flags = ("--dtype", "float32", *CACHE, "--kv-transfer-config", json.dumps(config), *more)
+        environment = {
+            "PYTHONPATH": f"{vllm.parents[1]}-nixl",  # scripts/install_nixl.sh
+            "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
+            "VLLM_NIXL_SIDE_CHANNEL_PORT": str(self.side_channel),
+            "UCX_LOG_LEVEL": "error",
+        }
+        super().__init__(vllm, model_dir, log, flags, environment)
+
+    def use_all_cores(self) -> None:
+        """Once it is ready. vLLM's NIXL worker binds itself to the last core of the machine, where
+        the other engine's is as well."""
+        cores = os.sched_getaffinity(0)
+        for pid in processes_of(session=self.session):
+            for task in Path(f"/proc/{pid}/task").iterdir():
+                os.sched_setaffinity(int(task.name), cores)
+
+
+def metric(engine: RealEngine, name: str, source: str = "") -> float:
+    """A counter's value now, of the series with that label `source` if it is named."""
+    for line in client.get(f"{engine.url}/metrics").raw.decode().splitlines():
+        if line.startswith(f"{name}{{") and (not source or f'source="{source}"' in line):
+            return float(line.rpartition(" ")[2])
+    raise RuntimeError(f"{engine.name} has no metric {name} {source}")
