@@ -83,17 +83,17 @@ class _Extra(msgspec.Struct):
     connectors: list[_Connector] = []  # of a MultiConnector
 
 
-class _Model(msgspec.Struct):
-    dtype: str
+class _ModelConfig(msgspec.Struct):
+    dtype: str = ""
 
 
-class _Cache(msgspec.Struct):
-    cache_dtype: str
+class _CacheConfig(msgspec.Struct):
+    cache_dtype: str = ""
 
 
-class _Config(msgspec.Struct):
-    model_config: _Model
-    cache_config: _Cache
+class _VllmConfig(msgspec.Struct):
+    model_config: _ModelConfig
+    cache_config: _CacheConfig
     kv_transfer_config: _Connector | None = None
 
 
@@ -106,7 +106,7 @@ class _Environment(msgspec.Struct):
 class _ServerInfo(msgspec.Struct):
     """vLLM's page has the first two, SGLang's the others, which are its server's arguments."""
 
-    vllm_config: _Config | None = None
+    vllm_config: _VllmConfig | None = None
     vllm_env: _Environment = msgspec.field(default_factory=_Environment)
     disaggregation_mode: str | None = None
     disaggregation_bootstrap_port: int | None = None
@@ -155,7 +155,7 @@ def parse_server_info(raw: bytes) -> KvTransferFacts | None:
     return _vllm(info.vllm_config, info.vllm_env)
 
 
-def _vllm(config: _Config, environment: _Environment) -> KvTransferFacts | None:
+def _vllm(config: _VllmConfig, environment: _Environment) -> KvTransferFacts | None:
     whole = config.kv_transfer_config
     if whole is None:
         return None
@@ -197,7 +197,9 @@ def _sglang(info: _ServerInfo) -> KvTransferFacts | None:
 
 
 def _dtype(model: str, cache: str) -> str:
-    return f"{model[:_MAX_TEXT].removeprefix('torch.')}, cache {cache[:_MAX_TEXT]}"
+    if not model:
+        return ""
+    return f"{model[:_MAX_TEXT].removeprefix('torch.')}, cache {cache[:_MAX_TEXT] or 'auto'}"
 
 
 def parse_metrics(metrics: str, version: tuple[int, int] | None) -> KvTransferFacts | None:
