@@ -38,3 +38,6 @@ class NotingSlot:
 
     def leave(self) -> None:
         self.left += 1
+
+    def beside(self) -> NotingSlot:
+        return NotingSlot(self.full)

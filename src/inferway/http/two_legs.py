@@ -40,6 +40,7 @@ from inferway.routing.kv_legs import (
     TIMED_OUT,
     TOO_LARGE,
 )
+from inferway.routing.limits.failover import Failover
 from inferway.routing.prefill_leg import PrefillLeg
 from inferway.upstream.exchange import UpstreamRequest
 from inferway.upstream.headers import header_block
@@ -75,6 +76,7 @@ class TwoLegs(Forwarding):
         self._held_bytes = b""
         self._is_over = False
         self._answer: _Collected | None = None  # of the prefill engine, while it is awaited
+        self._tries: Failover | None = None
         self._prefill = self._journey.split()
         self._tries = self._attempts.beside(decision.prefill)
         if self._tries is None:
@@ -97,7 +99,7 @@ class TwoLegs(Forwarding):
             else:
                 self._compute(NO_BOOTSTRAP)
 
-        self._answer = _Collected(self._pool, answered)
+        self._answer = _Collected(self._pool, answered, self._lost)
         self._answer.send(bootstrap, "GET", b"/query", b"", b"")
 
     def _send_prefill_leg(self, target: Target) -> None:
@@ -108,7 +110,7 @@ class TwoLegs(Forwarding):
             return
         dropped = _NOT_FOR_PREFILL | {name for name, _ in extra}
         lines = request_lines(request, dropped) + header_block(extra)
-        self._answer = answer = _Collected(self._pool, self._prefill_ended)
+        self._answer = answer = _Collected(self._pool, self._prefill_ended, self._lost)
         answer.send(target.endpoint.url, request.method, request.target, lines, prefill.body)
         if prefill.is_at_once:
             self.attempt(self._decode)
@@ -117,14 +119,15 @@ class TwoLegs(Forwarding):
         """The prefill engine has answered, or will not."""
         assert self._tries is not None
         self._answer = None
-        if isinstance(answer.error, OurFaultError):
-            self.on_error(answer.error)
-        elif 200 <= answer.status < 300 and not answer.outcome:
+        if 200 <= answer.status < 300 and not answer.outcome:
             self._tries.succeeded()
-            self._prefill.answered(answer.body, answer.age, answer.hosts)
+            pool, url = self._pool, self._decode.endpoint.url
+            # it may take so long until the decode engine has the reference
+            delay = 0.0 if pool.idle(url) else pool.timeouts.connect
+            self._prefill.answered(answer.body, answer.age, delay, answer.hosts)
             self._tries.over()
             if not self._prefill.is_at_once:
-                self._send_decode()
+                self.attempt(self._decode)
         else:
             self._prefill_failed(answer)
 
@@ -157,12 +160,6 @@ class TwoLegs(Forwarding):
             self._again(None)
 
     # --------------------------------------------------------------------------- decode leg
-
-    def _send_decode(self) -> None:
-        pool, url = self._pool, self._decode.endpoint.url
-        # it may take so long until the engine gets it
-        self._prefill.expire(0.0 if pool.idle(url) else pool.timeouts.connect)
-        self.attempt(self._decode)
 
     @property
     def _is_moved(self) -> bool:
@@ -231,6 +228,13 @@ class TwoLegs(Forwarding):
         self._attempts.failed()
         self._again(self._attempts.another())
 
+    def _lost(self, error: OurFaultError) -> None:
+        """What came of the prefill leg is lost, by a fault of ours."""
+        if self._exchange is not None:
+            self._exchange.abort()
+        if not self._is_over:
+            self.on_error(error)
+
     def _let_go(self) -> bytes:
         held, self._held, self._held_bytes = self._held_bytes, None, b""
         return held
@@ -270,11 +274,17 @@ class _Collected:
     """Sink of an answer that is collected, within limits of size and of time; `done` is called once
     with what has come, unless it is dropped before."""
 
-    __slots__ = ("_done", "_exchange", "_pieces", "_pool", "_size", "_timer", "age", "error",
-                 "hosts", "outcome", "status")  # fmt: skip
+    __slots__ = ("_done", "_exchange", "_lost", "_pieces", "_pool", "_size", "_timer",
+                 "age", "error", "hosts", "outcome", "status")  # fmt: skip
 
-    def __init__(self, pool: Pool, done: Callable[[_Collected], None]) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        done: Callable[[_Collected], None],
+        lost: Callable[[OurFaultError], None],
+    ) -> None:
         self._pool = pool
+        self._lost = lost
         self._done: Callable[[_Collected], None] | None = done  # None: it is over
         self._exchange: UpstreamRequest | None = None
         self._pieces: list[bytes] = []
@@ -317,6 +327,9 @@ class _Collected:
         self._over()
 
     def on_error(self, error: UpstreamError) -> None:
+        if isinstance(error, OurFaultError):
+            self._done = None
+            self._lost(error)
         self.error = error
         self.outcome = TIMED_OUT if isinstance(error, UpstreamTimeoutError) else FAILED
         self._over()
@@ -342,5 +355,10 @@ class _Collected:
             self._timer.cancel()
             self._timer = None
         done, self._done = self._done, None
-        if done is not None:
+        if done is None:
+            return
+        try:
             done(self)
+        except Exception as error:  # also from the timer, where nobody would hear of it
+            assert self._exchange is not None
+            self._exchange.crashed(error)

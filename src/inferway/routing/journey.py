@@ -216,7 +216,7 @@ class Journey:
         self.record.target = target
         self.record.attempts += 1
         if self._attempt is not None:
-            self._suspect(self._attempt.target.endpoint)
+            self.suspect(self._attempt.target.endpoint)
             self._attempt.end()
             self._attempt = None
         if self.routed is not None and asks_for_report(self.routed.request.body):
@@ -256,7 +256,7 @@ class Journey:
             tokens = self._host.stats.tokens_of(target.endpoint.engine)
             tokens.sent(attempt.prompt_tokens, attempt.reused_tokens)
         elif status >= 500:
-            self._suspect(target.endpoint)
+            self.suspect(target.endpoint)
         told: Headers = ((b"x-inferway-engine", target.endpoint.engine.encode()),)
         if attempt.is_moved and (computed := self.record.prefill_target) is not None:
             told = (*told, (b"x-inferway-prefill-engine", computed.endpoint.engine.encode()))
@@ -333,14 +333,14 @@ class Journey:
                 tokens = self._host.stats.tokens_of(endpoint.engine)
                 tokens.told(attempt.prompt_tokens, attempt.reused_tokens, usage.cached)
             if outcome == "upstream_error":
-                self._suspect(endpoint)
+                self.suspect(endpoint)
         if self._listeners:
             ending = RequestOutcome(outcome, self._host.clock(), usage, record.is_streamed)
             for listener in self._listeners:
                 listener.on_end(ending)
 
-    def _suspect(self, endpoint: Endpoint) -> None:
-        """The endpoint has failed this request."""
+    def suspect(self, endpoint: Endpoint) -> None:
+        """Note that the endpoint has failed this request."""
         host = self._host
         host.fleet.suspect(endpoint)
         if self.shape is None and host.gate is not None:

@@ -19,13 +19,15 @@ from typing import Literal
 from inferway.config import KvTransferSettings
 from inferway.errors import BadReferenceError
 from inferway.metrics import Family, counter
-from inferway.model import Endpoint, Headers, SchedulingResult, Target
+from inferway.model import Endpoint, Headers, KvConnector, SchedulingResult, Target
 from inferway.openai_api.kv_transfer import why_one_leg
 from inferway.openai_api.requests import Body
 
 log = logging.getLogger("inferway.forward")
 
 PREFILLER = b"x-prefiller-host-port"
+
+_NIXL = frozenset({KvConnector.NIXL, KvConnector.NIXL_PUSH})
 
 # Outcomes of prefill legs.
 MOVED, NO_PARAMETERS, MALFORMED = "ok", "no-parameters", "malformed"
@@ -110,6 +112,8 @@ def can_hand_over(prefill: Endpoint, decode: Endpoint) -> bool:
     """Return whether the one can compute a prompt for the other."""
     gives, takes = prefill.kv_transfer, decode.kv_transfer
     if gives is None or takes is None or prefill.engine == decode.engine:
+        return False
+    if gives.connector not in _NIXL and not gives.bootstrap.rpartition(":")[2].isdigit():
         return False
     same = gives.connector is takes.connector and gives.group == takes.group
     return same and gives.gives and takes.takes

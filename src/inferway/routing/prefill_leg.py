@@ -180,9 +180,10 @@ class PrefillLeg:
         ids = None if once is None else once.ids(routed, prefill)
         return prefill_body(attempt.body, routed.request.body, params, ids), at_once
 
-    def answered(self, answer: bytes, age: float, hosts: Sequence[str]) -> None:
+    def answered(self, answer: bytes, age: float, delay: float, hosts: Sequence[str]) -> None:
         """The prefill engine has computed the prompt. `age`: the answer began no more seconds ago;
-        `hosts`: where the engine's side channel may be."""
+        `delay`: the decode engine has the reference in so many seconds at most; `hosts`: where the
+        engine's side channel may be."""
         journey, attempt = self._journey, self._attempt
         if attempt is None:  # the decode leg was answered meanwhile
             self._legs.prefilled(MOVED)
@@ -196,24 +197,18 @@ class PrefillLeg:
             tokens.sent(attempt.prompt_tokens, attempt.reused_tokens)
             if usage is not None and usage.cached is not None:
                 tokens.told(attempt.prompt_tokens, attempt.reused_tokens, usage.cached)
-        outcome = MOVED
-        if not self.is_at_once:
-            began = max(self._sent_at, self._host.clock() - age)
-            outcome = self._read(answer, usage, began, hosts, attempt)
+        outcome = MOVED if self.is_at_once else self._keep(answer, usage, age, delay, hosts)
         self._ended(outcome, usage)
 
-    def _read(
-        self,
-        answer: bytes,
-        usage: Usage | None,
-        began: float,
-        hosts: Sequence[str],
-        attempt: Attempt,
+    def _keep(
+        self, answer: bytes, usage: Usage | None, age: float, delay: float, hosts: Sequence[str]
     ) -> str:
         """Keep the reference in the answer, if the decode leg may have it; return the outcome."""
+        routed, attempt = self._journey.routed, self._attempt
+        assert routed is not None
+        assert attempt is not None
         transfer = attempt.target.endpoint.kv_transfer
         assert transfer is not None
-        ours = None if self._journey.routed is None else self._journey.routed.whole_prompt
         try:
             params = read_reference(answer, (*transfer.hosts, *hosts), self.connector)
         except BadReferenceError as e:
@@ -221,9 +216,14 @@ class PrefillLeg:
             return MALFORMED
         if params is None:
             return NO_PARAMETERS
+        ours = routed.whole_prompt
         if ours is not None and usage is not None and usage.prompt != len(ours):
             return OTHER_PROMPT
+        now = self._host.clock()
+        began = max(self._sent_at, now - age)
         expires = began + transfer.lease_seconds - self._legs.lease_margin
+        if now + delay >= expires:
+            return TOO_LATE
         self._reference = _Reference(params, self._decode, attempt.target, expires)
         return MOVED
 
@@ -231,7 +231,7 @@ class PrefillLeg:
         """The prefill leg has ended without an answer of use, or was not sent."""
         self._reference = None
         if self._attempt is not None and outcome in _ENGINES_FAULT:
-            self._host.fleet.suspect(self._attempt.target.endpoint)
+            self._journey.suspect(self._attempt.target.endpoint)
         self._ended(outcome, None)
 
     def _ended(self, outcome: str, usage: Usage | None) -> None:
@@ -244,19 +244,12 @@ class PrefillLeg:
         for listener in self._listeners:
             listener.on_prefilled(now, usage, moved=outcome == MOVED)
 
-    def expire(self, seconds: float) -> None:
-        """Give the reference up if it is not good for so many seconds any more."""
-        reference = self._reference
-        if reference is None or reference.expires is None:
-            return
-        if self._host.clock() + seconds >= reference.expires:
-            self._reference = None
-            self._legs.prefilled(TOO_LATE)
-
     def carries(self, endpoint: Endpoint) -> bool:
         """Return whether an attempt on `endpoint` carries the reference."""
-        self.expire(0.0)
-        return self._reference is not None and self._reference.decode == endpoint
+        reference = self._reference
+        if reference is None or reference.decode != endpoint:
+            return False
+        return reference.expires is None or self._host.clock() < reference.expires
 
     def put_into(self, attempt: Attempt) -> None:
         """Let a decode attempt carry the reference, which is gone then."""

@@ -61,11 +61,15 @@ def built(
 BOTH = {"deciders": {"prefill": "always", "encode": "media"}}
 
 
+def prefillers(choice: SchedulingResult) -> list[str]:
+    return [each.endpoint.engine for each in choice.prefill]
+
+
 def test_the_engine_that_decodes_is_told_who_prefills() -> None:
     choice = handler(deciders={"prefill": "always"}).choose(request(), TABLE)
 
     assert [t.endpoint.engine for t in choice.targets] == ["e0", "e1"]
-    assert choice.headers == ((b"x-prefiller-host-port", b"10.0.0.2:8000"),)
+    assert prefillers(choice)[:1] == ["e2"]
     assert choice.others["prefill"].endpoint.engine == "e2"
     assert choice.profile == "decode"
 
@@ -77,16 +81,14 @@ def test_a_prompt_that_is_read_from_no_cache_is_not_prefilled_elsewhere(order: s
 
     choice = handler(stageOrder=order, deciders=deciders).choose(asking, TABLE)
 
-    assert (choice.headers, choice.others) == ((), {})
+    assert (choice.headers, choice.others, choice.prefill) == ((), {}, ())
 
 
 def test_and_who_encodes() -> None:
     choice = handler(**BOTH).choose(IMAGE, TABLE)
 
-    assert dict(choice.headers) == {
-        b"x-prefiller-host-port": b"10.0.0.2:8000",
-        b"x-encoder-hosts-ports": b"10.0.0.4:8000,10.0.0.5:8000",
-    }
+    assert choice.headers == ((b"x-encoder-hosts-ports", b"10.0.0.4:8000,10.0.0.5:8000"),)
+    assert prefillers(choice)[:1] == ["e2"]
 
 
 def test_a_request_without_media_is_not_encoded_apart() -> None:
@@ -96,7 +98,7 @@ def test_a_request_without_media_is_not_encoded_apart() -> None:
 def test_without_a_decider_all_is_done_where_it_is_decoded() -> None:
     choice = handler().choose(IMAGE, TABLE)
 
-    assert (choice.headers, choice.others) == ((), {})
+    assert (choice.headers, choice.others, choice.prefill) == ((), {}, ())
 
 
 def test_a_stage_without_an_endpoint_is_left_out() -> None:
@@ -105,7 +107,7 @@ def test_a_stage_without_an_endpoint_is_left_out() -> None:
 
     choice = built("disagg-profile-handler", profiles, parameters).choose(request(), TABLE)
 
-    assert choice.headers == ()
+    assert (choice.headers, choice.prefill) == ((), ())
 
 
 def test_without_an_endpoint_that_decodes_there_is_none() -> None:
@@ -118,7 +120,7 @@ def test_without_an_endpoint_that_decodes_there_is_none() -> None:
 def test_prefill_first_prefills_always() -> None:
     choice = handler(stageOrder="prefill-first").choose(request(), TABLE)
 
-    assert choice.headers == ((b"x-prefiller-host-port", b"10.0.0.2:8000"),)
+    assert prefillers(choice)[:1] == ["e2"]
 
 
 @pytest.mark.parametrize(
@@ -132,7 +134,7 @@ def test_prefill_first_prefills_always() -> None:
 def test_older_names_say_the_same(kind: str, parameters: dict[str, Any]) -> None:
     choice = handler(kind, **parameters).choose(request(), TABLE)
 
-    assert choice.headers == ((b"x-prefiller-host-port", b"10.0.0.2:8000"),)
+    assert prefillers(choice)[:1] == ["e2"]
 
 
 @pytest.mark.parametrize(
