@@ -73,6 +73,7 @@ class Group(TwoEngines):
 
     usage: float = 0.0  # of the blocks of each
     lengths: dict[str, int] = field(default_factory=dict)  # contexts, in tokens
+    serving: dict[str, list[str]] = field(default_factory=dict)  # engines of a model; else all
     at_once: Counter[int] = field(default_factory=Counter)
     most: Counter[int] = field(default_factory=Counter)
     most_in_all: int = 0
@@ -81,9 +82,11 @@ class Group(TwoEngines):
         contexts = ContextLengths(by_engine=self.lengths)
         return replace(super().model(name), contexts=contexts)
 
-    def candidates(self, model: str) -> Candidates:  # noqa: ARG002
-        candidates = idle(self.endpoints, BLOCK)
-        candidates.in_flight[:] = [self.at_once[each.holder] for each in self.endpoints]
+    def candidates(self, model: str) -> Candidates:
+        engines = self.serving.get(model, "abcdef")
+        endpoints = [each for each in self.endpoints if each.engine in engines]
+        candidates = idle(endpoints, BLOCK)
+        candidates.in_flight[:] = [self.at_once[each.holder] for each in endpoints]
         candidates.kv_usage[:] = self.usage
         return candidates
 
@@ -312,6 +315,19 @@ async def test_a_prefix_that_came_elsewhere_meanwhile_is_skipped() -> None:
 
     assert (progress.handed_over, progress.skipped) == (1, 1)
     assert progress.tokens == 2 * TOKENS
+
+
+async def test_a_model_that_no_other_engine_of_the_group_serves_holds_up_no_other() -> None:
+    world = World(NIXL, None, NIXL)
+    ids = prompt(1)
+    world.index.apply([Store(0, keys_of(ids, lora="a"))])
+    world.uses(ids, model="a", uses=9.0)
+    world.warms(2)
+    world.fleet.serving = {"a": ["a", "b"]}
+
+    progress = await world.hand_over()
+
+    assert (progress.state, progress.handed_over) == ("done", 1)
 
 
 async def test_they_are_spread_and_few_at_a_time() -> None:

@@ -250,7 +250,7 @@ class HandOver:
         coming = director.matcher.overlay.extend(item.prompt.block_keys, found)
         others = max([coming.get(each.holder, 0) for each in candidates.endpoints], default=0)
         gained = num_blocks - others
-        if gained * size < LEAST_TOKENS:
+        if gained * size < LEAST_TOKENS or not takers(source, candidates.endpoints):
             return None
         return _Held(source, item, num_blocks, gained, candidates)
 
@@ -402,8 +402,9 @@ class HandOver:
         finally:
             attempt.end()
         if status != 200:
+            is_refused = 400 <= status < 500 and status != 429
             words = f"engine {endpoint.name} answered {status}"
-            raise _LegFailedError(endpoint, words, is_refused=400 <= status < 500)
+            raise _LegFailedError(endpoint, words, is_refused=is_refused)
         return answer
 
     @property
