@@ -1,83 +1,39 @@
-"""The command: what it prints, how it ends."""
+"""The flags of `inferway simulate` -> its configuration."""
 
 from __future__ import annotations
 
-import json
-import signal
-import socket
-import subprocess
-import sys
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-
-import pytest
-from click.testing import CliRunner
-from tests.simulator.doubles import write_tiny_model
-
-from inferway.cli import main
+from inferway.cli.simulate import make_config, simulate
+from inferway.simulator.config import TransferConfig
 
 
-@pytest.fixture
-def model(tmp_path: Path) -> str:
-    write_tiny_model(tmp_path)
-    return str(tmp_path)
+def transfer(*words: str) -> TransferConfig | None:
+    return make_config(
+        simulate.make_context("simulate", ["--model", "m", *words]).params
+    ).kv_transfer
 
 
-@contextmanager
-def simulating(*args: str) -> Iterator[subprocess.Popen[str]]:
-    code = "from inferway.cli import main; main()"
-    command = [sys.executable, "-c", code, "simulate", *args]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+def test_without_a_connector_an_engine_hands_blocks_to_nobody() -> None:
+    assert transfer() is None
 
 
-@pytest.mark.parametrize("sig", [signal.SIGINT, signal.SIGTERM])
-def test_it_says_where_it_is_serves_and_stops_cleanly(model: str, sig: signal.Signals) -> None:
-    with simulating("--model", model, "--served-model-name", "tiny", "--port", "0") as process:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        url = line.split()[2]
-        with urllib.request.urlopen(f"{url}/v1/models") as response:
-            listing = json.load(response)
-        process.send_signal(sig)
-        rest, errors = process.communicate(timeout=20)
-
-    assert "serves tiny · block size 16 · KV events tcp://127.0.0.1:" in line
-    assert [card["id"] for card in listing["data"]] == ["tiny"]
-    assert (process.returncode, rest, errors) == (0, "", "")
+def test_with_a_connector_the_defaults_are_vllms() -> None:
+    assert transfer("--kv-transfer", "nixl") == TransferConfig()
 
 
-def test_a_taken_port_is_one_line_that_names_it(model: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with simulating("--model", model, "--port", str(port)) as process:
-            _, errors = process.communicate(timeout=20)
-
-    assert process.returncode == 2
-    assert errors == (
-        f"inferway simulate: port {port} on 127.0.0.1 cannot be had: address already in use; "
-        "choose another with --port\n"
+def test_each_flag_of_a_transfer_is_heeded() -> None:
+    words = (
+        "--kv-transfer sglang --kv-role producer --kv-transfer-port 9001 --host 127.0.0.2 "
+        "--kv-lease 10s --kv-transfer-overhead 2ms --kv-transfer-time-per-block 1ms "
+        "--kv-load-failure-policy recompute"
     )
 
-
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (["--lora-modules", "x"], "--lora-modules 'x': expected NAME=PATH"),
-        (["--model", str(Path(__file__).parent)], "no tokenizer.json"),
-        (["--max-model-len", "99999"], "raise --kv-cache-size or lower --max-model-len"),
-        (["--time-to-first-token", "soon"], "expected a time like 250ms"),
-    ],
-)
-def test_a_setting_that_cannot_hold_is_one_clear_line(args: list[str], message: str) -> None:
-    result = CliRunner().invoke(main, ["simulate", "--model", "m", "--port", "0", *args])
-
-    assert result.exit_code == 2
-    assert message in result.output
+    assert transfer(*words.split()) == TransferConfig(
+        connector="sglang",
+        role="producer",
+        lease_seconds=10.0,
+        overhead=0.002,
+        time_per_block=0.001,
+        load_failure_policy="recompute",
+        host="127.0.0.2",
+        port=9001,
+    )
