@@ -133,6 +133,24 @@ async def test_a_routed_request_s_line_says_how_it_was_decided_and_what_it_took(
 
 
 @in_loop
+async def test_a_line_names_the_engine_whose_blocks_were_used(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    moved, computed = record(), record()
+    moved.prefill_target = Target(Endpoint("h:2", "http://h:2", 1), 1.0, 0, 14)
+    moved.prefill_seconds = computed.prefill_seconds = 0.25
+
+    for one in (moved, computed):
+        await lines(told_of(one), post())
+
+    text, encoded, other, _ = caplog.messages
+    assert json.loads(encoded).items() >= {"prefill_engine": "h:2", "prefill_ms": 250.0}.items()
+    assert words(text).items() >= {"prefill_engine": "h:2", "prefill_ms": "250.0"}.items()
+    assert "prefill_engine" not in words(other)
+    assert words(other)["prefill_ms"] == "250.0"
+
+
+@in_loop
 @pytest.mark.parametrize(
     "name",
     [

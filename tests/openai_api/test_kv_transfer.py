@@ -106,7 +106,7 @@ def test_one_engine_answers_alone(path: str, fields: dict[str, Any], why: str) -
     assert why_one_leg(parsed(path, **fields)[1]) == why
 
 
-ONE_TOKEN = {
+ONE_TOKEN: dict[str, dict[str, Any]] = {
     CHAT: {"max_tokens": 1, "max_completion_tokens": 1, "min_tokens": 0, "logprobs": False},
     COMPLETION: {"max_tokens": 1, "min_tokens": 0, "logprobs": None},
     RESPONSE: {"max_output_tokens": 1, "store": False},

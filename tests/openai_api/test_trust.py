@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from inferway.errors import InvalidRequestError
@@ -87,3 +89,15 @@ def test_an_operator_may_trust_clients_with_one_and_not_the_other() -> None:
         Trust(transfers=True).checked(parse)(priority)
     with pytest.raises(InvalidRequestError):
         Trust(priority=True).checked(parse)(transfer)
+
+
+@pytest.mark.parametrize(
+    "at", ['"kv_transfer_params": {}', '"vllm_xargs": {{"kv_transfer_params": {}}}']
+)
+def test_what_ends_an_engine_s_core_is_taken_from_nobody(at: str) -> None:
+    raw = f"{{{REST}, {at.format(json.dumps({'do_remote_prefill': True}))}}}".encode()
+
+    with pytest.raises(InvalidRequestError, match="remote_") as refused:
+        Trust(transfers=True).checked(PARSERS["/v1/chat/completions"])(raw)
+
+    assert refused.value.param == "kv_transfer_params"

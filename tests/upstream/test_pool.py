@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 from tests.upstream.engines import (
@@ -25,6 +26,7 @@ from tests.upstream.sinks import Collected, ask, pool_of, start
 
 from inferway.config import TimeoutSettings
 from inferway.errors import ConfigError, UpstreamError, UpstreamTimeoutError
+from inferway.upstream.pool import Pool
 
 
 async def answered_by(script: Script, method: str = "POST") -> Collected:
@@ -416,3 +418,13 @@ async def test_closing_the_pool_fails_what_is_still_connecting() -> None:
         await pool.close()
 
         assert "shutting down" in str(sink.error)
+
+
+@in_loop
+async def test_after_a_standstill_what_is_read_may_have_been_there_for_as_long() -> None:
+    stood = 0.05
+    pool = Pool(idle_keep_alive=0.04)
+    time.sleep(stood)  # the whole process stands still
+    await asyncio.sleep(0)  # timers that are due come first, then what sockets have
+    assert pool.unread >= stood
+    await pool.close()

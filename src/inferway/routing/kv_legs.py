@@ -87,8 +87,8 @@ class KvLegs:
         """Yield what /metrics shows of legs."""
         yield counter(
             "prefill_legs",
-            "Prompts to be computed by another engine than the one that answers, by what came of it"
-            " (docs/kv-transfer.md).",
+            "Prompts to be computed by another engine than the one that answers, by what came of"
+            " it.",
             ["outcome"],
             {(outcome,): number for outcome, number in self.prefills.items()},
         )

@@ -87,3 +87,27 @@ def test_only_some_statuses_are_tried_elsewhere() -> None:
     assert attempts.instead_of(503) == TARGETS[1]
     assert attempts.engine == "e1"
     attempts.over()
+
+
+def test_another_leg_has_tries_and_a_place_of_its_own() -> None:
+    one, slot = traffic(), NotingSlot({"e0"})
+    attempts = Failover(TARGETS[2:], one, slot)
+
+    beside = attempts.beside(TARGETS)
+    assert beside is not None
+    assert (beside.engine, attempts.engine) == ("e1", "e2")
+    beside.failed()
+    beside.over()
+
+    assert one.standing.failures == {"e1": 1}
+    assert (slot.moves, slot.left, one.retries.active) == (["e2"], 0, 1)
+    attempts.over()
+    assert one.retries.active == 0
+
+
+def test_no_other_leg_where_nobody_has_room() -> None:
+    one = traffic()
+    attempts = Failover(TARGETS, one, NotingSlot({"e1", "e2"}))
+
+    assert attempts.beside(TARGETS[1:]) is None
+    attempts.over()
