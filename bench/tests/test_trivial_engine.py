@@ -189,3 +189,17 @@ def test_with_no_time_between_steps_all_comes_at_once(engine: TrivialEngine) -> 
 
     assert answer.endswith(b"data: [DONE]\n\n")
     assert msgspec.json.decode(written) == {"events": 4}
+
+
+async def test_a_prefill_leg_is_answered_with_a_reference_and_counted(
+    engine: TrivialEngine,
+) -> None:
+    leg = {"messages": [], "kv_transfer_params": {"do_remote_decode": True}}
+    chats = "/v1/chat/completions"
+
+    answers = await ask(engine, (chats, leg), (chats, {"messages": []}), ("/bench/legs", None))
+
+    whole, plain, legs = (msgspec.json.decode(body) for _, body in answers)
+    assert whole["kv_transfer_params"]["do_remote_prefill"] is True
+    assert "kv_transfer_params" not in plain
+    assert legs == {"prefill": 1}

@@ -17,14 +17,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from tests.engines import client
-from tests.engines.engine import MODEL, wait_until_ready
+from tests.engines.engine import MODEL, free_ports, wait_until_ready
 from tests.engines.nixl import (
     ASKS_FOR_REFERENCE,
     DECODE,
     PREFILL,
     NixlEngine,
     first_layers,
-    free_ports,
 )
 from tests.engines.waiting import wait_until
 
@@ -184,9 +183,8 @@ def record_failed_loads(recorder: Recorder, engine: str) -> None:
 def record_incomplete(recorder: Recorder, engine: str) -> None:
     """A reference without one of its fields. Last the one that kills the engine's core."""
     path = "/v1/chat/completions"
-    for number, field in enumerate(
-        ("remote_engine_id", "remote_request_id", "remote_host", "remote_port", "tp_size")
-    ):
+    fields = ("tp_size", "remote_num_tokens", "remote_engine_id")
+    for number, field in enumerate(fields):
         params = recorder.reference(path, 80 + number)
         del params[field]
         body = {**bodies(80 + number, ANSWER_TOKENS)[path], "kv_transfer_params": params}

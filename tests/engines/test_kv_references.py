@@ -191,17 +191,6 @@ def test_a_failed_load_is_an_error_event_after_the_role_of_a_streamed_chat(
     assert events[1].startswith('data: {"error":')
 
 
-@pytest.mark.parametrize("field", ["remote_engine_id", "remote_request_id", "remote_host"])
-def test_a_reference_without_a_field_is_left_aside(nixl_engines: Pair, field: str) -> None:
-    prefill, other = nixl_engines
-    params = reference(prefill, field)
-    del params[field]
-
-    answer = decode(other, field, params)
-
-    assert log_probabilities(answer) == pytest.approx(computed_alone(other, field), abs=1e-4)
-
-
 def test_an_engine_tells_how_it_hands_over_its_blocks(nixl_engines: Pair) -> None:
     told = [
         client.get(f"{engine.url}/server_info?config_format=json").json for engine in nixl_engines

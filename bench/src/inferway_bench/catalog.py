@@ -6,6 +6,7 @@ from typing import Any
 
 from inferway_bench.chat_overhead import CHAT_OVERHEAD
 from inferway_bench.dataplane.benchmark import DATAPLANE
+from inferway_bench.dataplane.legs import LEGS
 from inferway_bench.director import DIRECTOR
 from inferway_bench.epp import EPP
 from inferway_bench.harness import Benchmark
@@ -37,5 +38,5 @@ BENCHMARKS: tuple[Benchmark[Any], ...] = (
         VALIDATE_REAL,
         SCALE,
     ),
-    *(CHAT_OVERHEAD, DATAPLANE, PROMPTS, DIRECTOR, INDEX, STRUCTURED, EPP, LOAD),
+    *(CHAT_OVERHEAD, DATAPLANE, LEGS, PROMPTS, DIRECTOR, INDEX, STRUCTURED, EPP, LOAD),
 )

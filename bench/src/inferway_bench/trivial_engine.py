@@ -8,6 +8,9 @@ with its url when it listens, and serves until it gets SIGTERM. Benchmarks tell 
 - `POST /bench/streams {"tokens": 500, "seconds": 0.004}` sets how streams come: step by step, one
   token for each stream that runs, as from a real engine; with 0 seconds all at once;
 - `GET /bench/written` counts the events of all streams: the role, the tokens, the usage, [DONE].
+
+A request that asks for its blocks to be kept (`do_remote_decode`) is answered with a reference to
+them, as an engine with NIXL does; `GET /bench/legs` counts these.
 """
 
 from __future__ import annotations
@@ -35,7 +38,9 @@ _STREAM_HEAD = (
     f"HTTP/1.1 200 OK\r\n{_SERVER}\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
     "transfer-encoding: chunked\r\n\r\n"
 ).encode()
-_RENDER = "/v1/chat/completions/render"
+_CHATS = "/v1/chat/completions"
+_RENDER = f"{_CHATS}/render"
+_PREFILL_LEG = b'"do_remote_decode":true'
 
 TokenIdsOf = Callable[[bytes], list[int]]
 
@@ -88,8 +93,10 @@ class TrivialEngine:
         self._publisher = publisher
         self._render = render
         self._streams = _Streams(self._words)
-        paths = ("/v1/chat/completions", "/v1/models", "/kv_event_sources", "/server_info")
+        paths = (_CHATS, "/v1/models", "/kv_event_sources", "/server_info")
         self._answers = {path: _json(self._words.fill(path)) for path in (*paths, "/version")}
+        reference = {"kv_transfer_params": self._words.fill("kv_transfer_params")}
+        self._reference, self._legs = _json(self._words.fill(_CHATS) | reference), 0
         self._answers["/health"] = _answer(b"", "text/plain")
         metrics = (FOLDER / "vllm_metrics.txt").read_text()
         metrics = metrics.replace("$MODEL", model).replace("$BLOCK_SIZE", str(block_size))
@@ -106,6 +113,11 @@ class TrivialEngine:
             return _json({})
         if path == "/bench/written":
             return _json({"events": self._streams.written})
+        if path == "/bench/legs":
+            return _json({"prefill": self._legs})
+        if _PREFILL_LEG in body:
+            self._legs += 1
+            return self._reference
         if path == _RENDER and self._render is not None:
             return _json(self._words.fill(path, token_ids=self._render(body)))
         return self._answers.get(path, _REFUSED if path == _RENDER else _NOT_FOUND)

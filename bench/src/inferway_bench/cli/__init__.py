@@ -26,6 +26,10 @@ COMMANDS = {
     "index": (
         "inferway_bench.index.benchmark", "index", "Measure the index beside Dynamo's RadixTree.",
     ),
+    "legs": (
+        "inferway_bench.dataplane.legs", "legs",
+        "Measure what requests in two legs cost beside vllm-router.",
+    ),
     "load": ("inferway_bench.loading.run", "load", "Load an OpenAI endpoint and measure it."),
     "peers": (
         "inferway_bench.peers.benchmark", "peers", "Compare routers in front of one fleet.",
