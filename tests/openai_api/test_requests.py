@@ -178,6 +178,7 @@ OPTIONAL: dict[type[Body], dict[str, Any]] = {
         "priority": 1,
         "cache_salt": "s",
         "max_output_tokens": 9,
+        "background": False,
         "stream": True,
         "vllm_xargs": {"a": 1},
     },

@@ -26,6 +26,7 @@ _METHODS = b"GET, POST, PUT, PATCH, DELETE"  # a path answers to its own alone
 _EXPOSED = b", ".join(
     [
         *[b"x-request-id", b"retry-after", b"x-inferway-engine", b"x-inferway-edited"],
+        b"x-inferway-prefill-engine",
         *[b"x-inferway-attempts", b"x-inferway-matched-blocks", b"x-inferway-prompt-blocks"],
         *[b"x-inferway-expected-ttft-ms", b"x-inferway-expected-ttft-parts"],
         *[b"x-inferway-reason", b"x-inferway-unenforced", b"x-inferway-valid"],

@@ -10,6 +10,7 @@ import asyncio
 import ssl
 from collections.abc import Iterator
 from dataclasses import dataclass
+from time import monotonic
 from urllib.parse import urlsplit
 
 from inferway.config import TimeoutSettings, unix_path
@@ -86,7 +87,7 @@ class Pool:
         self.stats = PoolStats()
         self.loop = asyncio.get_running_loop()
         self.time = self.loop.time
-        self._swept = self._swept_before = self.time()
+        self._swept = self._swept_before = monotonic()
         self._tls = tls
         self._origins: dict[str, Origin] = {}
         self._sweep_seconds = min(
@@ -145,11 +146,11 @@ class Pool:
     def unread(self) -> float:
         """For so many seconds at most what has just been read may have been here: normally one or
         two, but longer if the whole process stood still."""
-        return self.time() - self._swept_before
+        return monotonic() - self._swept_before  # not the loop's time, which stands in between
 
     def _sweep(self) -> None:
         now = self.time()
-        self._swept_before, self._swept = self._swept, now
+        self._swept_before, self._swept = self._swept, monotonic()
         for url, origin in list(self._origins.items()):
             for connection in [c for c in origin.connections if c.deadline <= now]:
                 connection.timed_out()
