@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from tests.engines.program import Program
 from tests.engines.waiting import wait_until
 
 from inferway.prompts.files.prepare import prepare_smollm2
+from inferway_bench.templates import FOLDER
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -41,7 +43,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in ours:
         item.add_marker(pytest.mark.fleet)
         item.add_marker(pytest.mark.timeout(TEST_SECONDS))
-    last = ("test_kv_references.py", "test_kv_transfer.py", "test_killed_engine.py")
+    last = (
+        "test_kv_references.py",
+        "test_kv_transfer.py",
+        "test_killed_prefill.py",
+        "test_killed_engine.py",
+    )
     items.sort(key=lambda item: last.index(item.path.name) if item.path.name in last else -1)
 
 
@@ -169,6 +176,15 @@ def nixl_engines(
 
 
 @pytest.fixture(scope="session")
+def two_legs(
+    nixl_engines: tuple[NixlEngine, NixlEngine], new_log: Callable[[str], Path]
+) -> Iterator[str]:
+    """The URL of `inferway serve` that has the first engine compute all prompts for the second."""
+    with serve_in_two_legs(*nixl_engines, new_log("gateway-two-legs")) as program:
+        yield program.url
+
+
+@pytest.fixture(scope="session")
 def gateway(engines: Sequence[RealEngine], new_log: Callable[[str], Path]) -> Iterator[str]:
     """The URL of `inferway serve` in front of both engines."""
     with serve(engines, new_log("gateway")) as program:
@@ -182,6 +198,26 @@ def serve(
     `reason`: what its models' requests are to be counted under."""
     urls = [word for engine in engines for word in ("--engine", engine.url)]
     return ServingProgram(["serve", *urls, *flags], log, reason)
+
+
+@contextmanager
+def serve_in_two_legs(
+    prefill: RealEngine, decode: RealEngine, log: Path, *flags: str
+) -> Iterator[ServingProgram]:
+    """`inferway serve` that has every prompt computed by the one engine, and answered by the
+    other. It is entered when both have told all of themselves: vLLM's first /server_info takes
+    seconds."""
+    words = ["serve", "--scheduling", str(FOLDER / "legs.yaml"), *flags]
+    for engine, role in ((prefill, "prefill"), (decode, "decode")):
+        words += ["--engine", f"{engine.url},role={role}"]
+
+    def hands_over() -> bool:
+        told = client.get(f"{program.url}/admin/engines").json["engines"]
+        return any((engine["kv_transfer"] or {}).get("hands_to") for engine in told)
+
+    with ServingProgram(words, log, "kv-aware") as program:
+        wait_until(hands_over, "the one engine hands its blocks to the other")
+        yield program
 
 
 def without_replay(engine: RealEngine) -> str:

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -132,6 +133,19 @@ class RealEngine:
         """SIGKILL to the process that computes; the HTTP server lives on for a moment."""
         for pid in self.core():
             os.kill(pid, signal.SIGKILL)
+
+    @contextmanager
+    def core_stopped(self) -> Iterator[None]:
+        """The HTTP server takes requests, and nothing is computed. It may be killed meanwhile."""
+        pids = self.core()
+        try:
+            for pid in pids:
+                os.kill(pid, signal.SIGSTOP)
+            yield
+        finally:
+            for pid in pids:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
 
     def core(self) -> list[int]:
         """Ids of what computes: the scheduler's process and its workers'."""

@@ -28,16 +28,15 @@ from typing import Any
 
 from tests.engines import client
 from tests.engines.chats import COMPLETION
-from tests.engines.conftest import ROOT, ServingProgram
+from tests.engines.conftest import ROOT, serve_in_two_legs
 from tests.engines.engine import MODEL, free_ports, wait_until_ready
-from tests.engines.nixl import NixlEngine, first_layers, metric
+from tests.engines.nixl import NixlEngine, fetched, first_layers
 from tests.engines.waiting import wait_until
 
 from inferway.prompts.files.prepare import prepare_smollm2
 from inferway_bench.dataplane.legs import TwoLegVllmRouter
 from inferway_bench.processes import running
 from inferway_bench.routers import EngineAddress, Place, VllmRouter, all_routers
-from inferway_bench.templates import FOLDER
 
 RESULTS = ROOT / "docs" / "results" / "killed_prefill.json"
 REQUESTS = 500
@@ -121,14 +120,13 @@ def measure(
 ) -> Tally:
     prefill, decode = pair
     tally = Tally()
-    name = "vllm:prompt_tokens_by_source_total"
-    before = metric(decode, name, "external_kv_transfer")
+    before = fetched(decode)
     started = time.monotonic()
     with killing(prefill, tally), ThreadPoolExecutor(32) as pool:
         for number, expected in enumerate(right):
             time.sleep(max(0.0, started + number * GAP_SECONDS - time.monotonic()))
             pool.submit(ask, url, body_of(number, salt), expected, tally)
-    tally.legs = metric(decode, name, "external_kv_transfer") - before
+    tally.legs = fetched(decode) - before
     return tally
 
 
@@ -147,10 +145,7 @@ def vllm_router(pair: tuple[NixlEngine, NixlEngine], directory: Path) -> Iterato
 
 @contextmanager
 def inferway(pair: tuple[NixlEngine, NixlEngine], directory: Path) -> Iterator[str]:
-    words = ["serve", "--scheduling", str(FOLDER / "legs.yaml")]
-    for engine, role in zip(pair, ("prefill", "decode"), strict=True):
-        words += ["--engine", f"{engine.url},role={role}"]
-    with ServingProgram(words, directory / "gateway.log", "kv-aware") as program:
+    with serve_in_two_legs(*pair, directory / "gateway.log") as program:
         yield program.url
 
 

@@ -100,8 +100,13 @@ class NixlEngine(RealEngine):
 
 
 def metric(engine: RealEngine, name: str, source: str = "") -> float:
-    """A counter's value now, of the series with that label `source` if it is named."""
+    """A metric's value now, of the series with that label `source` if it is named."""
     for line in client.get(f"{engine.url}/metrics").raw.decode().splitlines():
         if line.startswith(f"{name}{{") and (not source or f'source="{source}"' in line):
             return float(line.rpartition(" ")[2])
     raise RuntimeError(f"{engine.name} has no metric {name} {source}")
+
+
+def fetched(engine: RealEngine) -> float:
+    """Tokens of prompts that it has got from other engines."""
+    return metric(engine, "vllm:prompt_tokens_by_source_total", "external_kv_transfer")
