@@ -34,6 +34,8 @@ class Roles(msgspec.Struct, frozen=True):
 def roles_of(endpoints: Sequence[Endpoint]) -> Roles | None:
     """Return the roles; None if each endpoint answers requests, and none takes others' blocks."""
     decodes = np.array([_decodes(each) for each in endpoints], np.bool_)
+    if not decodes.any():  # an operator's label is an order; what an engine tells of itself is not
+        decodes = np.array([_may_decode(each) for each in endpoints], np.bool_)
     numbers: dict[str, int] = {}
     engines = np.array([numbers.setdefault(e.engine, len(numbers)) for e in endpoints], np.intp)
     found: dict[tuple[KvConnector, str], tuple[list[int], list[int]]] = {}
@@ -59,5 +61,8 @@ def roles_of(endpoints: Sequence[Endpoint]) -> Roles | None:
 
 def _decodes(endpoint: Endpoint) -> bool:
     transfer = endpoint.kv_transfer
-    takes = transfer is None or transfer.takes
-    return takes and endpoint.labels.get(ROLE, _ANY_ROLE) in DECODE_ROLES
+    return (transfer is None or transfer.takes) and _may_decode(endpoint)
+
+
+def _may_decode(endpoint: Endpoint) -> bool:
+    return endpoint.labels.get(ROLE, _ANY_ROLE) in DECODE_ROLES

@@ -206,8 +206,14 @@ def test_an_engine_that_only_computes_prompts_answers_none(only_computes: Endpoi
     assert {target.endpoint.name for target in by_load.targets} == {"d1", "d2"}
 
 
+def test_engines_that_only_say_that_they_take_no_blocks_answer_if_nobody_else_does() -> None:
+    only_says = endpoints(KvTransfer(KvConnector.NIXL, takes=False))
+    assert Gateway(only_says).where(request()) == ("", "e0")
+
+
 def test_without_anyone_who_answers_the_error_says_what_is_missing() -> None:
-    gateway = Gateway(endpoints(KvTransfer(KvConnector.NIXL, takes=False)))
+    by_hand = Endpoint("p", "http://p", 0, labels={ROLE: "prefill"}, kv_transfer=NIXL)
+    gateway = Gateway([by_hand])
     with pytest.raises(NoEndpointError, match=r"llm-d\.ai/role.*none of 1 decodes; the cure"):
         gateway.choose(request(), gateway.table())
 
