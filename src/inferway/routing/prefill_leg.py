@@ -60,7 +60,7 @@ class _EngineId(msgspec.Struct):
 _ENGINE_IDS = msgspec.json.Decoder(dict[int, _EngineId])
 
 
-class _Reference(msgspec.Struct, frozen=True):
+class _HeldReference(msgspec.Struct, frozen=True):
     """What one decode engine may get, once."""
 
     params: bytes
@@ -96,7 +96,7 @@ class PrefillLeg:
         self._legs = legs
         self._listeners = listeners
         self._attempt: Attempt | None = None
-        self._reference: _Reference | None = None
+        self._reference: _HeldReference | None = None
         self._decode = journey.routed.decision.targets[0].endpoint
         self._sent_at = 0.0
         first = journey.routed.decision.prefill[0].endpoint
@@ -148,7 +148,7 @@ class PrefillLeg:
             self._end_attempt()
             return None
         if at_once is not None:
-            self._reference = _Reference(at_once, self._decode, target, None)
+            self._reference = _HeldReference(at_once, self._decode, target, None)
         self.body = body
         self._sent_at = now = host.clock()
         headers = target.endpoint.headers
@@ -234,7 +234,7 @@ class PrefillLeg:
         expires = began + transfer.lease_seconds - self._legs.lease_margin
         if now + delay >= expires:
             return TOO_LATE
-        self._reference = _Reference(params, self._decode, attempt.target, expires)
+        self._reference = _HeldReference(params, self._decode, attempt.target, expires)
         return MOVED
 
     def failed(self, outcome: str) -> None:
