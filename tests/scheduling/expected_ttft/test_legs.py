@@ -105,6 +105,18 @@ def test_a_prompt_is_computed_where_prompts_are_and_answered_where_answers_are()
     assert (prefill, decode in ("e0", "e1")) == ("e2", True)
 
 
+def test_a_fleet_without_time_to_spare_keeps_nothing_apart() -> None:
+    """The engines that write have to compute prompts, too."""
+    gateway = busy_writing(20, 20, 0)
+    busy_with_prompts(gateway, 2)
+    assert gateway.where(request())[0] == "e2"
+    marginal = gateway.plugin.learning.marginal_cost
+    for _ in range(2000):  # a hundred answers a second, of 200 tokens each
+        marginal.sent(2, 0.0, work=0.0, new_tokens=1.0, tokens=2.0)
+
+    assert gateway.where(request())[0] == ""
+
+
 def test_a_short_prompt_is_not_worth_two_legs() -> None:
     gateway = busy_writing(20, 20, 0)
     busy_with_prompts(gateway, 2)

@@ -18,6 +18,11 @@ the next with one request more, and b the share of its time that the engine is b
 whoever writes there will stand still for prompts to come. So engines that write get no prompts, and
 those that compute prompts write little, as many of each as the requests need.
 
+But prompts and answers can be kept apart only while there are engines enough for both. Prompts take
+the mean of b, answers the tokens a millisecond that are asked for, times a + t0 / FULL_BATCH (t0: a
+token's time without running requests). Where less than SPARE is left of the fleet's time, WRITING
+becomes as much less, down to 1 / m: that is what it is for `marginal_cost`.
+
 No term is of both P and D: the best pair is that of the best P and the best D, unless they are one
 engine.
 """
@@ -47,6 +52,8 @@ from inferway.scheduling.expected_ttft.learning import (
 from inferway.scheduling.roles import Group
 
 WRITING = 0.2
+SPARE = 0.2  # of the fleet's time; with less of it left, writing counts for less
+FULL_BATCH = 64.0  # answers, of an engine that does nothing else
 MOST_PREFILL = 2  # engines that a prefill leg may be tried on
 FULL = 0.9  # of its KV blocks are in use: an engine that gets no decode leg
 
@@ -73,12 +80,18 @@ def add_legs(
 ) -> Column:
     """Add PREFILL_MS, DECODE_MS and TRANSFER_MS. Returns the cost of a request in one leg."""
     now, marginal = candidates.now, learning.marginal_cost
-    weight = WRITING * marginal.answer_tokens
+    busy = marginal.busy(rows, now)
+    slower, fixed = learning.tpot.table[RUNNING, rows], learning.tpot.table[FIXED, rows]
+    each = slower.mean().item() + fixed.mean().item() / FULL_BATCH
+    prompts = busy.mean().item()
+    # as learned, a token's time has the pauses for prompts in it
+    used = prompts + marginal.answer_tokens_each(now) * each * (1.0 - prompts)
+    left = min(max((1.0 - used) / SPARE, 0.0), 1.0)
+    weight = max(WRITING * left * marginal.answer_tokens, 1.0)
     running = features[BATCH] + learning.coming[rows]
     tokens = terms[OWN] + terms[PAIRS]
-    slower = learning.tpot.table[RUNNING, rows]
-    writing = learning.tpot.table[FIXED, rows] + slower * (running + 1.0)
-    writing /= 1.0 - marginal.busy(rows, now)
+    writing = fixed + slower * (running + 1.0)
+    writing /= 1.0 - busy
     writing += running * slower
     writing *= weight
     one = one_token(costs, prompt)

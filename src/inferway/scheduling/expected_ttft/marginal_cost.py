@@ -49,7 +49,8 @@ class MarginalCost:
     _work: Column = field(default_factory=lambda: np.zeros(0))  # ms
     _new: Column = field(default_factory=lambda: np.zeros(0))  # tokens
     # Columns fade as a whole, so what is added grows instead, and they are scaled down at times.
-    _at: float = 0.0  # the first two are as of then
+    _at: float = 0.0  # the first two, and the next, are as of then
+    _answers: float = 0.0  # that are asked for
     _newest: float = 1.0  # what a new token counts by now
 
     def grow(self, slots: int) -> None:
@@ -99,9 +100,18 @@ class MarginalCost:
         share: Column = np.minimum(self._work[rows] / ms, BUSIEST)
         return share
 
+    def answer_tokens_each(self, now: float) -> float:
+        """Return the tokens of answers that are asked for in a millisecond, as of late, divided by
+        the slots that there are."""
+        self._scale(now)
+        ms = RATE_SECONDS * 1000 * exp((now - self._at) / RATE_SECONDS)
+        return self._answers * self.answer_tokens / ms / max(len(self._work), 1)
+
     def sent(self, slot: int, now: float, *, work: float, new_tokens: float, tokens: float) -> None:
         """Count a request of so many tokens that is on its way there."""
         self._newest /= 1.0 - 1.0 / NEW_REQUESTS
+        self._scale(now)
+        self._answers += exp((now - self._at) / RATE_SECONDS)
         self.moved(slot, now, work=work, new_tokens=new_tokens)
         self.new_tokens += (new_tokens - self.new_tokens) / MEAN_REQUESTS
         self.cached_share += (1.0 - new_tokens / tokens - self.cached_share) / MEAN_REQUESTS
@@ -124,6 +134,7 @@ class MarginalCost:
             fade = exp((self._at - now) / RATE_SECONDS)
             self._requests *= fade
             self._work *= fade
+            self._answers *= fade
             self._at = now
         if self._newest > SCALE_NEWEST:
             self._new /= self._newest
