@@ -90,6 +90,21 @@ def read_options(fields: dict[str, Any]) -> Options:
     return options
 
 
+class _Bootstrap(msgspec.Struct):
+    bootstrap_host: str | None = None
+    bootstrap_port: int | None = None
+    bootstrap_room: int | None = None
+
+
+_BOOTSTRAP = msgspec.json.Decoder(_Bootstrap)
+
+
+def read_bootstrap(raw: bytes, options: Options) -> Options:
+    """Return the options with SGLang's fields of a body on a path that knows no other options."""
+    found = _BOOTSTRAP.decode(raw)
+    return msgspec.structs.replace(options, **msgspec.structs.asdict(found))
+
+
 class Planner:
     """Turns requests into jobs. `max_model_len` is in tokens, prompt and reply together."""
 

@@ -32,7 +32,7 @@ from inferway.simulator.embeddings import as_completion, embeddings_answer
 from inferway.simulator.messages import MessagesAnswer, message_error, token_count
 from inferway.simulator.metrics import EngineMetrics
 from inferway.simulator.models import AdapterNames
-from inferway.simulator.planning import Options, PlannedReply, Planner, read_options
+from inferway.simulator.planning import Options, PlannedReply, Planner, read_bootstrap, read_options
 from inferway.simulator.publisher import EventSourceEntry
 from inferway.simulator.responses import ResponsesAnswer
 from inferway.simulator.scale_out import DISABLED, rendered
@@ -125,10 +125,11 @@ class Server:
 
     async def message(self, request: web.Request) -> web.StreamResponse:
         """Answer /v1/messages: they become the chat that the engine would make of them."""
-        body = parse_messages(await request.read())
+        raw = await request.read()
+        body = parse_messages(raw)
         if body.max_tokens is None:
             raise InvalidRequestError("max_tokens: required field is missing", param="max_tokens")
-        options = Options(vllm_xargs=body.vllm_xargs)
+        options = read_bootstrap(raw, Options(vllm_xargs=body.vllm_xargs))
         try:
             chat = await self._model.chat_of(body)
             id = _request_id(request, "chatcmpl")
