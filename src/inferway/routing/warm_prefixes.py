@@ -22,7 +22,7 @@ MAX_BYTES = 64 * 1024 * 1024  # 2,000 conversations of 8,000 tokens
 HALF_LIFE_SECONDS = 300.0  # in which a use loses half of its weight
 
 _OWN_BYTES = 500  # of one prefix, beside its token ids
-_MOST_STEPS = 512  # blocks that are looked at for the end of the turn before
+_MOST_STEPS = 128  # blocks that are looked at for the end of the turn before: an answer's
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -51,8 +51,8 @@ class WarmPrefixes:
 
     max_bytes: int = MAX_BYTES
     num_bytes: int = 0
-    # by model and the key of the last full block, which names all before it; the last used is last
-    _kept: OrderedDict[tuple[str, BlockKey], WarmPrefix] = field(default_factory=OrderedDict)
+    # model -> key of the last full block, which names all before it; the last used is last
+    _kept: dict[str, OrderedDict[BlockKey, WarmPrefix]] = field(default_factory=dict)
 
     def __call__(self, routed: Routed, _: float) -> None:
         if routed.decision.targets[0].endpoint.kv_transfer is None or not routed.prompts:
@@ -63,34 +63,44 @@ class WarmPrefixes:
                 self._keep(routed.model.name, item, salt, now)
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return sum(map(len, self._kept.values()))
 
     def prefixes(self) -> list[WarmPrefix]:
-        return list(self._kept.values())
+        return [prefix for kept in self._kept.values() for prefix in kept.values()]
 
     def _keep(self, model: str, item: Matched, salt: str | None, now: float) -> None:
-        before = self._taken(model, item)
+        kept = self._kept.setdefault(model, OrderedDict())
+        before = self._taken(kept, item)
         uses = 1.0 if before is None else 1.0 + before.warmth(now)
         prefix = WarmPrefix(model, _alone(item.prompt.token_ids), salt, uses, now)
-        self._kept[model, item.prompt.block_keys[-1]] = prefix
+        kept[item.prompt.block_keys[-1]] = prefix
         self.num_bytes += prefix.num_bytes
         while self.num_bytes > self.max_bytes:
-            _, oldest = self._kept.popitem(last=False)
-            self.num_bytes -= oldest.num_bytes
+            self._drop_oldest()
 
-    def _taken(self, model: str, item: Matched) -> WarmPrefix | None:
+    def _taken(self, kept: OrderedDict[BlockKey, WarmPrefix], item: Matched) -> WarmPrefix | None:
         """Take out the longest prompt that this one begins with, or is. An engine has computed it:
         so it ends where some holder's part of this one does, but for the answer to it."""
-        keys, kept = item.prompt.block_keys, self._kept
-        prefix = kept.pop((model, keys[-1]), None)
-        unheld = len(keys) - max(item.found.blocks.values(), default=0)
-        for key in islice(reversed(keys), unheld, unheld + _MOST_STEPS):
-            if prefix is not None:
-                break
-            prefix = kept.pop((model, key), None)
-        if prefix is not None:
-            self.num_bytes -= prefix.num_bytes
+        keys = item.prompt.block_keys
+        found: BlockKey | None = keys[-1]
+        if found not in kept:
+            unheld = len(keys) - max(item.found.blocks.values(), default=0)
+            lately = islice(reversed(keys), unheld, unheld + _MOST_STEPS)
+            found = next(filter(kept.__contains__, lately), None)
+        if found is None:
+            return None
+        prefix = kept.pop(found)
+        self.num_bytes -= prefix.num_bytes
         return prefix
+
+    def _drop_oldest(self) -> None:
+        firsts = [next(iter(kept.values())) for kept in self._kept.values() if kept]
+        oldest = min(firsts, key=lambda prefix: prefix.used_at)
+        kept = self._kept[oldest.model]
+        kept.popitem(last=False)
+        if not kept:
+            del self._kept[oldest.model]
+        self.num_bytes -= oldest.num_bytes
 
 
 def _alone(ids: TokenIds) -> TokenIds:
