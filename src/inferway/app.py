@@ -20,6 +20,7 @@ import zmq
 
 from inferway.config import EngineSettings, ModelRewrite, ServeSettings
 from inferway.fleet.discovery.members import Members, build_members
+from inferway.fleet.draining import Draining
 from inferway.fleet.engine import Engine
 from inferway.fleet.orphan_resolution import OrphanResolver
 from inferway.fleet.structured_gate import FleetGate
@@ -48,6 +49,7 @@ from inferway.routing.director import EVENT_SECONDS, Director
 from inferway.routing.kv_legs import build_legs
 from inferway.routing.rewrite import Rewrites
 from inferway.routing.salt import TenantSalt
+from inferway.routing.warm_prefixes import WarmPrefixes
 from inferway.scheduling.load import scheduling_of
 from inferway.tasks import Later, Tasks
 from inferway.telemetry.access_log import AccessLog
@@ -116,6 +118,7 @@ class Gateway:
         self._admin_server: HttpServer | None = None
         self._requests = RequestCounts(time.monotonic)
         self._traffic = TrafficCounts()
+        self._warm = WarmPrefixes()
         self._logs: list[AnswerLog] = [self._requests, self._traffic, *logs]
         if settings.access_log is not None:
             self._logs.append(AccessLog(settings.log_format, probes=settings.access_log_probes))
@@ -186,15 +189,16 @@ class Gateway:
         self._pool = pool = Pool(settings.timeouts, tls=settings.engine_tls())
         self._closes("engine connections", pool.close)
         self.director = director = self._open_director()
+        draining = Draining(settings, director, self._auth.failover.standing, self._warm)
         metrics = MetricsPage(
             *(director, self.fleet, pool, self.indexer.renderer, self._publisher),
             *(self.indexer.request_templates, self._auth, self._requests),
         )
+        metrics.joined_by(draining.families)
         self._stack.callback(self._auth.control.close)
         routes = Routes(
             *(self.indexer, director, pool, metrics, self._auth, self._entrance()),
-            requests=self._requests,
-            traffic=self._traffic,
+            *(self._requests, self._traffic, draining),
             forwards=not self._picks,
             admin_apart=settings.admin_port is not None,
         )
@@ -209,6 +213,7 @@ class Gateway:
         await server.start()
         self._closes("HTTP server", server.stop)
         self._server = server
+        self._stack.push_async_callback(draining.close)
         self._stack.callback(self.fleet.prober.stop)  # engines have enough to do with the rest
         await self.indexer.start()
         self._adopter.start()
@@ -344,7 +349,7 @@ class Gateway:
             standing=self._auth.failover.standing,
             observers=build_observers(
                 *(settings, self._publisher, self.fleet, self._adopter),
-                conversations=self._traffic.conversations,
+                *(self._traffic.conversations, self._warm),
             ),
             tokens_once=build_tokens_once(settings, self.fleet, picks=self._picks),
             legs=build_legs(settings.kv_transfer, picks=self._picks),

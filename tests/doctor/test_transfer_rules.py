@@ -185,8 +185,8 @@ def test_leases_that_leave_no_time_to_queue_a_request_are_told() -> None:
 def test_a_gateways_prefill_legs_are_read_and_judged_by_outcome() -> None:
     page = (
         "# TYPE inferway_prefill_legs_total counter\n"
-        'inferway_prefill_legs_total{outcome="ok"} 1.0e+06\n'
-        'inferway_prefill_legs_total{outcome="no-parameters"} 3.0\n'
+        'inferway_prefill_legs_total{engine="h:8001",outcome="ok"} 1.0e+06\n'
+        'inferway_prefill_legs_total{engine="h:8002",outcome="no-parameters"} 3.0\n'
     )
 
     async def traffic(_: web.Request) -> web.Response:
@@ -208,7 +208,7 @@ def test_a_gateways_prefill_legs_are_read_and_judged_by_outcome() -> None:
     fine, kept_nothing = judge_legs(told)
     assert "1000000 of 1000003 prompts" in fine.evidence
     assert kept_nothing.level is Level.WARN
-    assert "'no-parameters': the engine computed the prompt and kept" in kept_nothing.evidence
+    assert "3 prefill legs of engine h:8002 ended as 'no-parameters'" in kept_nothing.evidence
 
 
 def test_a_gateway_without_prefill_legs_is_not_spoken_of() -> None:

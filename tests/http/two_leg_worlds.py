@@ -163,7 +163,10 @@ class World:
 
     @property
     def prefills(self) -> dict[str, int]:
-        return self.director.legs.prefills
+        counts: dict[str, int] = {}
+        for (_, outcome), number in self.director.legs.prefills.items():
+            counts[outcome] = counts.get(outcome, 0) + number
+        return counts
 
     @property
     def decodes(self) -> dict[str, int]:

@@ -246,3 +246,29 @@ def test_what_is_not_refused_is_whole(name: str, value: object, connector: KvCon
 def test_an_answer_that_is_something_else_is_refused_or_has_none(junk: bytes) -> None:
     with contextlib.suppress(BadReferenceError):
         assert read_reference(junk, HOSTS) is None
+
+
+@pytest.mark.parametrize(("num_tokens", "block_size"), [(41, 16), (None, None), (41, None)])
+def test_a_reference_of_as_many_tokens_as_the_prompt_has_is_read(
+    num_tokens: int | None, block_size: int | None
+) -> None:
+    assert read_reference(answer(REFERENCE), HOSTS, num_tokens=num_tokens, block_size=block_size)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "block_size", "field"),
+    [
+        (40, 16, "remote_num_tokens"),
+        (41, 32, "remote_block_ids"),  # one too many: vLLM would take the last two
+        (41, 8, "remote_block_ids"),  # too few end its core
+    ],
+)
+def test_one_of_another_extent_is_refused(num_tokens: int, block_size: int, field: str) -> None:
+    with pytest.raises(BadReferenceError, match=field):
+        read_reference(answer(REFERENCE), HOSTS, num_tokens=num_tokens, block_size=block_size)
+
+
+def test_blocks_of_several_kinds_are_not_counted() -> None:
+    mixed = answer({**REFERENCE, "remote_block_ids": [[1, 2, 3], [7]]})
+
+    assert read_reference(mixed, HOSTS, num_tokens=41, block_size=8)

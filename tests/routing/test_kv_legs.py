@@ -129,7 +129,7 @@ def returned(**fields: object) -> bytes:
     reference = {
         "do_remote_prefill": True,
         "do_remote_decode": False,
-        "remote_block_ids": [[1]],
+        "remote_block_ids": [[1, 2, 3]],
         "remote_engine_id": "id",
         "remote_request_id": "r",
         "remote_host": "e1",
@@ -215,7 +215,7 @@ async def test_what_is_refused_is_logged_once_and_without_values(
     assert "e1" in record.message
     assert "remote_host" in record.message
     assert "secret" not in record.message
-    assert to.legs.prefills == {"malformed": 2}
+    assert to.legs.prefills == {("e1", "malformed"): 2}
 
 
 async def test_what_is_taken_is_given_back_whatever_happens() -> None:

@@ -12,9 +12,12 @@ from inferway.model import Adapters, Candidates, Endpoint, Headers, Prompt, Targ
 from inferway.openai_api.llm_request import LLMRequest, Objectives
 from inferway.openai_api.requests import Body, ChatRequest, CompletionRequest
 from inferway.scheduling.adapter_rows import AdapterRows
+from inferway.scheduling.handlers.roles import ByRole
 from inferway.scheduling.idle import idle
 from inferway.scheduling.load import KV_AWARE, load_scheduling
 from inferway.scheduling.plugin import ProfileHandler
+from inferway.scheduling.profile import Profile
+from inferway.scheduling.scheduling import Scheduling
 
 
 def candidates(
@@ -39,6 +42,14 @@ def candidates(
     if adapters is not None:
         made.adapters = AdapterRows(adapters)
     return made
+
+
+def profile_of(scheduling: Scheduling) -> Profile:
+    """Return the only profile of a configuration without a handler."""
+    chooser = scheduling.chooser
+    assert isinstance(chooser, ByRole)
+    assert isinstance(chooser.profile, Profile)
+    return chooser.profile
 
 
 def kv_aware() -> ProfileHandler:

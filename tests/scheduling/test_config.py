@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.scheduling.tables import profile_of
 from tests.scheduling.test_profile import REQUEST, table
 
 from inferway.errors import ConfigError
@@ -20,7 +21,6 @@ from inferway.scheduling.config import build
 from inferway.scheduling.document import parse_config
 from inferway.scheduling.pickers import MaxScore
 from inferway.scheduling.plugin import ProfileHandler, RequestListener
-from inferway.scheduling.profile import Profile
 from inferway.scheduling.registry import Building, PluginType
 from inferway.scheduling.scheduling import Scheduling
 
@@ -119,8 +119,7 @@ def test_profiles_are_made_of_the_plugins_they_name() -> None:
         ],
     )
 
-    assert isinstance(scheduling.chooser, Profile)
-    assert [weighted.weight for weighted in scheduling.chooser.scorers] == [3.0, 1.0]
+    assert [weighted.weight for weighted in profile_of(scheduling).scorers] == [3.0, 1.0]
     assert chosen(scheduling) == "e1"
 
 

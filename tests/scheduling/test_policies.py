@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
-from tests.scheduling.tables import candidates, request
+from typing import Literal
 
-from inferway.config import EngineSettings, Policy, ServeSettings
+import pytest
+from tests.scheduling.tables import candidates, profile_of, request
+
+from inferway.config import EngineSettings, KvTransferSettings, Policy, ServeSettings
 from inferway.scheduling.expected_ttft.plugin import TYPE as EXPECTED_TTFT
+from inferway.scheduling.expected_ttft.plugin import ExpectedTtft
 from inferway.scheduling.load import CONFIGURATIONS, POLICIES, scheduling_of
-from inferway.scheduling.profile import Profile, Weighted
+from inferway.scheduling.profile import Weighted
 from inferway.scheduling.scheduling import Scheduling
 from inferway.scheduling.scorers.load import RecentWork, RelativeLoad
 from inferway.scheduling.scorers.prefix_match import PrefixMatch
@@ -45,8 +48,7 @@ def test_least_load_takes_the_engine_with_the_fewest_requests_whatever_engines_h
 
 
 def test_kv_aware_weighs_the_prefix_load_and_recent_work() -> None:
-    chooser = by("kv-aware").chooser
-    assert isinstance(chooser, Profile)
+    chooser = profile_of(by("kv-aware"))
 
     assert [*chooser.scorers] == [
         Weighted(PrefixMatch(), 1.0),
@@ -59,8 +61,7 @@ def test_kv_aware_weighs_the_prefix_load_and_recent_work() -> None:
 
 @pytest.mark.parametrize("policy", ["expected-ttft", None])
 def test_expected_ttft_is_the_default(policy: Policy | None) -> None:
-    chooser = by(policy).chooser
-    assert isinstance(chooser, Profile)
+    chooser = profile_of(by(policy))
 
     [scorer] = chooser.scorers
     assert type(scorer.scorer).__module__.startswith("inferway.scheduling.expected_ttft")
@@ -69,3 +70,23 @@ def test_expected_ttft_is_the_default(policy: Policy | None) -> None:
 
 def test_without_scoring_and_without_a_word_the_least_loaded_engine_is_taken() -> None:
     assert sent(by(None, scoring=False), 2, held=[8, 0], load=[3, 2]) == ["e1", "e1"]
+
+
+@pytest.mark.parametrize(
+    ("legs", "picks", "has_legs"),
+    [
+        ("auto", False, True),
+        ("gateway", False, True),
+        ("off", False, False),
+        ("sidecar", False, False),
+        ("auto", True, False),
+    ],
+)
+def test_a_request_goes_in_two_legs_where_we_send_both(
+    legs: Literal["auto", "gateway", "sidecar", "off"], picks: bool, has_legs: bool
+) -> None:
+    engines = [EngineSettings(url="http://h:1")]
+    settings = ServeSettings(engines=engines, kv_transfer=KvTransferSettings(legs=legs))
+    [plugin] = scheduling_of(settings, has_queue=not picks).producers
+    assert isinstance(plugin, ExpectedTtft)
+    assert plugin.has_legs == has_legs

@@ -11,7 +11,7 @@ from inferway.simulator.block_contents import BlockContents
 from inferway.simulator.cache import KvCache, Run
 from inferway.simulator.config import LatencyModel, TransferConfig
 from inferway.simulator.events import CacheStored, Event
-from inferway.simulator.kv_transfer import Fetch, KvTransfer, Transfer
+from inferway.simulator.kv_transfer import Connector, Fetch, Transfer
 from inferway.simulator.scheduler import RunningRequest, Scheduler
 
 BLOCK = 4
@@ -224,7 +224,7 @@ def handing(config: TransferConfig, num_blocks: int = 100) -> Scheduler:
     """A scheduler of an engine that hands blocks to others."""
     cache = KvCache(num_blocks, BLOCK, Dialect(), BlockContents(BLOCK))
     latency = LatencyModel(prefill_time_per_token=1.0, inter_token_latency=1.0)
-    return Scheduler(cache, latency, 8, 100, transfer=KvTransfer(config, cache))
+    return Scheduler(cache, latency, 8, 100, transfer=Connector(config, cache))
 
 
 def prefill_leg(prompt: Sequence[int], key: str) -> RunningRequest:

@@ -22,6 +22,7 @@ from inferway_bench.simulate.report import (
     SIMULATE_ENGINES,
     SIMULATE_SEEDS,
 )
+from inferway_bench.simulate.two_legs import KV_TRANSFER
 from inferway_bench.simulate.validate import VALIDATE, VALIDATE_REAL
 from inferway_bench.structured.benchmark import STRUCTURED
 
@@ -31,6 +32,7 @@ BENCHMARKS: tuple[Benchmark[Any], ...] = (
         PEERS_REAL,
         POLICIES,
         POLICIES_FLEET,
+        KV_TRANSFER,
         SIMULATE,
         SIMULATE_ENGINES,
         SIMULATE_SEEDS,

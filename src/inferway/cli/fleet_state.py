@@ -221,7 +221,8 @@ def _standing(told: Mapping[str, Any]) -> str:
     if not told["healthy"]:
         return "down"
     if told["drained"]:
-        return "draining" if told["load"]["in_flight"] else "drained"
+        handing = told["hand_over"] is not None and told["hand_over"]["state"] == "running"
+        return "draining" if handing or told["load"]["in_flight"] else "drained"
     breaker = str(told["breaker"])
     return {"closed": "up", "open": "ejected"}.get(breaker, breaker)
 

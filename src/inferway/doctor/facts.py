@@ -135,7 +135,7 @@ class GatewayReport:
 
     url: str
     traffic: TrafficReport | None = None
-    prefill_legs: Mapping[str, int] = field(default_factory=dict)  # outcome -> requests
+    prefill_legs: Mapping[tuple[str, str], int] = field(default_factory=dict)  # engine, outcome
     error: str | None = None  # why it has said nothing
 
     @property

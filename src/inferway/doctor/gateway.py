@@ -15,7 +15,9 @@ from inferway.fleet.http_client import StatusError, fetch
 _SECONDS = 5.0
 _PATH = "/admin/traffic"
 _PREFILL_LEGS = re.compile(
-    r'^inferway_prefill_legs_total\{outcome="([\w-]+)"\} ([\d.]+(?:e\+\d+)?)$', re.M
+    r'^inferway_prefill_legs_total\{engine="([^"\n]+)",outcome="([\w-]+)"\}'
+    r" ([\d.]+(?:e\+\d+)?)$",
+    re.M,
 )
 _CURES = {
     401: "it wants the admin key: give --admin-key-env with the name of the variable that holds it",
@@ -46,12 +48,12 @@ async def ask_gateway(url: str | None, admin_key: str | None = None) -> GatewayR
 
 async def _prefill_legs(
     session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]
-) -> Mapping[str, int]:
-    """Return the outcomes of prompts that one engine computed for another; none if it does not
-    count them."""
+) -> Mapping[tuple[str, str], int]:
+    """Return how many prompts each engine was to compute for another, by outcome; none if it does
+    not count them."""
     try:
         page = await fetch(session, f"{url}/metrics", headers)
     except UpstreamError:
         return {}
     found = _PREFILL_LEGS.findall(page.decode(errors="replace"))
-    return {outcome: int(float(number)) for outcome, number in found}
+    return {(engine, outcome): int(float(number)) for engine, outcome, number in found}

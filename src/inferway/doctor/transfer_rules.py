@@ -229,9 +229,11 @@ def judge_legs(found: GatewayReport) -> Iterator[CheckResult]:
     subject, legs = f"gateway {found.url}", found.prefill_legs
     every = sum(legs.values())
     if every:
-        evidence = f"{legs.get('ok', 0)} of {every} prompts were computed by one engine for another"
+        fine = sum(number for (_, outcome), number in legs.items() if outcome == "ok")
+        evidence = f"{fine} of {every} prompts were computed by one engine for another"
         yield CheckResult(Level.OK, subject, evidence)
-    for outcome, (what, cure) in _LEG_CURES.items():
-        if legs.get(outcome):
-            evidence = f"{legs[outcome]} of {every} prefill legs ended as {outcome!r}: {what}"
+    for (engine, outcome), number in sorted(legs.items()):
+        if outcome in _LEG_CURES and number:
+            what, cure = _LEG_CURES[outcome]
+            evidence = f"{number} prefill legs of engine {engine} ended as {outcome!r}: {what}"
             yield CheckResult(Level.WARN, subject, evidence, cure)

@@ -7,15 +7,16 @@ described in docs/troubleshooting.md, and stay.
 
 from __future__ import annotations
 
-import logging
+import math
 import time
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import parse_qs, unquote
 
 import msgspec
 
-from inferway.errors import UnknownPathError
+from inferway.errors import InvalidRequestError, UnknownPathError
+from inferway.fleet.draining import Draining
 from inferway.fleet.engine import Engine
 from inferway.fleet.fleet import Fleet
 from inferway.fleet.journal.journal import HolderJournal
@@ -27,8 +28,7 @@ from inferway.routing.limits.failover import FailoverPolicy
 from inferway.telemetry.traffic_counts import TrafficCounts
 
 _PREFIX = "/admin/engines/"
-
-log = logging.getLogger("inferway.admin")
+_MAX_SECONDS = 24 * 60 * 60
 
 
 class AdminPages:
@@ -40,12 +40,14 @@ class AdminPages:
         index: Index,
         failover: FailoverPolicy,
         counts: TrafficCounts,
+        draining: Draining,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._fleet = fleet
         self._index = index
         self._failover = failover
         self._counts = counts
+        self._draining = draining
         self._clock = clock
 
     async def engines(self, _: Request, responder: Responder) -> None:
@@ -58,7 +60,8 @@ class AdminPages:
         responder.send(200, JSON, msgspec.json.encode(self._counts.told()))
 
     async def change(self, request: Request, responder: Responder) -> None:
-        """A drained engine gets no new requests; those that it has, end as they would have."""
+        """A drained engine gets no new requests; those that it has, end as they would have, and its
+        warm prefixes go to others, for `?seconds=` if that is given."""
         name, _, what = request.path.removeprefix(_PREFIX).rpartition("/")
         name = unquote(name)
         if what not in ("drain", "resume"):
@@ -69,12 +72,10 @@ class AdminPages:
         if engine is None:
             known = ", ".join(engine.name for engine in self._fleet.engines)
             raise UnknownPathError(f"no engine is called {name[:200]!r}; known: {known}")
-        drained = self._failover.standing.drained
         if what == "drain":
-            drained.add(name)
+            self._draining.drain(engine, _seconds(request.query))
         else:
-            drained.discard(name)
-        log.info("engine %s %s", name, "is drained" if what == "drain" else "gets requests again")
+            await self._draining.resume(engine)
         responder.send(200, JSON, msgspec.json.encode(self._engine(engine)))
 
     def _engine(self, engine: Engine) -> dict[str, Any]:
@@ -85,6 +86,7 @@ class AdminPages:
             "url": engine.url,
             "healthy": engine.healthy,
             "drained": engine.name in standing.drained,
+            "hand_over": self._draining.told(engine),
             "breaker": standing.state(engine.name, self._failover.clock()),
             "version": facts.version if facts else None,
             "models": engine.model_names,
@@ -162,6 +164,24 @@ class AdminPages:
             "adopted": blocks.stats.adopted,
             "journal": _journal(subscriber.journal),
         }
+
+
+def _seconds(query: str) -> float | None:
+    """For how long a drained engine is to hand over; None if the query does not say. Raises
+    InvalidRequestError."""
+    given = parse_qs(query, keep_blank_values=True).get("seconds")
+    if given is None:
+        return None
+    try:
+        seconds = float(given[-1])
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds <= _MAX_SECONDS:
+        raise InvalidRequestError(
+            f"seconds: {given[-1][:100]!r} is no number of seconds from 0 to {_MAX_SECONDS}",
+            param="seconds",
+        )
+    return seconds
 
 
 def _journal(journal: HolderJournal | None) -> dict[str, Any] | None:

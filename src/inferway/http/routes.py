@@ -30,6 +30,7 @@ from inferway.errors import (
     RequestError,
     UnknownPathError,
 )
+from inferway.fleet.draining import Draining
 from inferway.http.admin import AdminPages
 from inferway.http.auth import Auth, withheld
 from inferway.http.discovery_pages import PathsPage, VersionPage, unknown_path
@@ -87,6 +88,7 @@ class Routes:
         entrance: InferenceIngress,
         requests: RequestCounts,
         traffic: TrafficCounts,
+        draining: Draining,
         *,
         forwards: bool = True,
         admin_apart: bool = False,
@@ -102,7 +104,7 @@ class Routes:
         self._inference = entrance.paths if forwards else {}
         self._token_counts = TokenCounts(director, indexer.fleet, auth)
         self._models = ModelPages(indexer.fleet, lambda: director.rewrites)
-        self._admin = AdminPages(indexer.fleet, indexer.index, auth.failover, traffic)
+        self._admin = AdminPages(*(indexer.fleet, indexer.index, auth.failover, traffic, draining))
         state: Table = {
             "/health": {"GET": self._health},
             "/ping": {"GET": self._health, "POST": self._health},  # vLLM's other name for it

@@ -75,7 +75,7 @@ class TwoLegs(Forwarding):
         self._held: WholeEvents | None = None  # None: nothing is held back
         self._held_bytes = b""
         self._is_over = False
-        self._answer: _Collected | None = None  # of the prefill engine, while it is awaited
+        self._answer: _CollectedAnswer | None = None  # of the prefill engine, while it is awaited
         self._tries: Failover | None = None
         self._prefill = self._journey.split()
         self._tries = self._attempts.beside(decision.prefill)
@@ -92,14 +92,14 @@ class TwoLegs(Forwarding):
             self._send_prefill_leg(target)
             return
 
-        def answered(answer: _Collected) -> None:
+        def answered(answer: _CollectedAnswer) -> None:
             self._answer = None
             if answer.status == 200 and self._prefill.learn_engine_ids(target, answer.body):
                 self._send_prefill_leg(target)
             else:
                 self._compute(NO_BOOTSTRAP)
 
-        self._answer = _Collected(self._pool, answered, self._lost)
+        self._answer = _CollectedAnswer(self._pool, answered, self._lost)
         self._answer.send(bootstrap, "GET", b"/query", b"", b"")
 
     def _send_prefill_leg(self, target: Target) -> None:
@@ -110,12 +110,12 @@ class TwoLegs(Forwarding):
             return
         dropped = _NOT_FOR_PREFILL | {name for name, _ in extra}
         lines = request_lines(request, dropped) + header_block(extra)
-        self._answer = answer = _Collected(self._pool, self._prefill_ended, self._lost)
+        self._answer = answer = _CollectedAnswer(self._pool, self._prefill_ended, self._lost)
         answer.send(target.endpoint.url, request.method, request.target, lines, prefill.body)
         if prefill.is_at_once:
             self.attempt(self._decode)
 
-    def _prefill_ended(self, answer: _Collected) -> None:
+    def _prefill_ended(self, answer: _CollectedAnswer) -> None:
         """The prefill engine has answered, or will not."""
         assert self._tries is not None
         self._answer = None
@@ -131,7 +131,7 @@ class TwoLegs(Forwarding):
         else:
             self._prefill_failed(answer)
 
-    def _prefill_failed(self, answer: _Collected) -> None:
+    def _prefill_failed(self, answer: _CollectedAnswer) -> None:
         assert self._tries is not None
         another = None
         outcome = answer.outcome or (REFUSED if answer.status < 500 else FAILED)
@@ -270,7 +270,7 @@ class TwoLegs(Forwarding):
         super().over(outcome)
 
 
-class _Collected:
+class _CollectedAnswer:
     """Sink of an answer that is collected, within limits of size and of time; `done` is called once
     with what has come, unless it is dropped before."""
 
@@ -280,12 +280,12 @@ class _Collected:
     def __init__(
         self,
         pool: Pool,
-        done: Callable[[_Collected], None],
+        done: Callable[[_CollectedAnswer], None],
         lost: Callable[[OurFaultError], None],
     ) -> None:
         self._pool = pool
         self._lost = lost
-        self._done: Callable[[_Collected], None] | None = done  # None: it is over
+        self._done: Callable[[_CollectedAnswer], None] | None = done  # None: it is over
         self._exchange: UpstreamRequest | None = None
         self._pieces: list[bytes] = []
         self._size = 0

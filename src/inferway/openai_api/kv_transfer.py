@@ -200,11 +200,17 @@ _MOST_UNKNOWN = 16
 
 
 def read_reference(
-    answer: bytes, hosts: Collection[str], connector: KvConnector = KvConnector.NIXL
+    answer: bytes,
+    hosts: Collection[str],
+    connector: KvConnector = KvConnector.NIXL,
+    *,
+    num_tokens: int | None = None,
+    block_size: int | None = None,
 ) -> bytes | None:
     """Return the reference in the answer of a prefill engine, as JSON; None if it has returned no
-    parameters. `hosts`: where the engine's side channel may be. Fields that are not known are sent
-    on if they are numbers, truth values or null. Raises BadReferenceError."""
+    parameters. `hosts`: where the engine's side channel may be; `num_tokens`, `block_size`: of the
+    prompt and in tokens, as far as they are known. Fields that are not known are sent on if they
+    are numbers, truth values or null. Raises BadReferenceError."""
     try:
         given = _ANSWER.decode(answer).kv_transfer_params
     except UNREADABLE as e:
@@ -220,6 +226,7 @@ def read_reference(
     except UNREADABLE as e:
         raise BadReferenceError("kv_transfer_params: cannot be read") from e
     _check(found, mode, hosts)
+    _check_extent(found, num_tokens, block_size)
     if isinstance(found, _Push):
         found.remote_block_ids = UNSET
     known = msgspec.json.encode(found)
@@ -238,6 +245,25 @@ def _check(found: _Reference, mode: str, hosts: Collection[str]) -> None:
         raise BadReferenceError(f"kv_transfer_params.transfer_mode: expected {mode!r}")
     if not is_among(found.remote_host, hosts):
         raise BadReferenceError("kv_transfer_params.remote_host: is not the engine's own host")
+
+
+def _check_extent(found: _Reference, num_tokens: int | None, block_size: int | None) -> None:
+    """vLLM pulls the last blocks that are named: of more or fewer than the prompt has, it would
+    get those of other tokens, or end its core (KC/nixl/base_worker.py, _apply_prefix_caching).
+    Models with several kinds of blocks name others. Raises BadReferenceError."""
+    told = found.remote_num_tokens
+    if num_tokens is not None and told is not UNSET and told != num_tokens:
+        raise BadReferenceError(
+            "kv_transfer_params.remote_num_tokens: is not the number of the prompt's tokens"
+        )
+    if num_tokens is None or block_size is None or not isinstance(found, _Pull):
+        return
+    if len(found.remote_block_ids) > 1 or found.dcp_size not in (UNSET, 1):
+        return
+    if len(found.remote_block_ids[0]) != -(-num_tokens // block_size):
+        raise BadReferenceError(
+            "kv_transfer_params.remote_block_ids: are not as many as the prompt has blocks"
+        )
 
 
 def _unknown(given: msgspec.Raw, known: Iterable[str]) -> list[bytes]:

@@ -216,7 +216,7 @@ class ByPrompt:
             lookup = await director.matcher.match_if_possible(model, request.body)
             journey.matched, reason = lookup.prompts, lookup.reason
             journey.goes_on = not reason.is_whole
-            request = with_prompts(request, lookup.prompts)
+            request = with_prompts(request, lookup.prompts, are_whole=reason.is_whole)
         if director.scoring or waited:
             candidates = director.candidates(model.name, within)
         candidates = self._that_fit(journey, candidates, model, request)

@@ -45,7 +45,7 @@ class KvLegs:
 
     by: Literal["auto", "gateway", "sidecar", "off"] = "sidecar"
     lease_margin: float = 5.0
-    prefills: dict[str, int] = field(default_factory=dict)
+    prefills: dict[tuple[str, str], int] = field(default_factory=dict)  # by engine and outcome
     decodes: dict[str, int] = field(default_factory=dict)
     engine_ids: dict[str, str] = field(default_factory=dict)  # Mooncake's, of endpoints by name
     _warned: set[str] = field(default_factory=set)
@@ -65,9 +65,9 @@ class KvLegs:
         able = tuple([each for each in prefill if can_hand_over(each.endpoint, decode)])
         return choice.headers, able if able and why_one_leg(body) is None else ()
 
-    def prefilled(self, outcome: str) -> None:
-        """Count a prefill leg."""
-        self.prefills[outcome] = self.prefills.get(outcome, 0) + 1
+    def prefilled(self, engine: str, outcome: str) -> None:
+        """Count a prefill leg that was to be the engine's."""
+        self.prefills[engine, outcome] = self.prefills.get((engine, outcome), 0) + 1
 
     def warn(self, engine: str, error: BadReferenceError) -> None:
         """Log what an engine returned that no other engine may get; once for each engine."""
@@ -87,10 +87,9 @@ class KvLegs:
         """Yield what /metrics shows of legs."""
         yield counter(
             "prefill_legs",
-            "Prompts to be computed by another engine than the one that answers, by what came of"
-            " it.",
-            ["outcome"],
-            {(outcome,): number for outcome, number in self.prefills.items()},
+            "Prompts that the engine was to compute for another one, by what came of it.",
+            ["engine", "outcome"],
+            self.prefills,
         )
         yield counter(
             "decode_legs",
@@ -111,9 +110,6 @@ def build_legs(settings: KvTransferSettings, *, picks: bool) -> KvLegs:
 def can_hand_over(prefill: Endpoint, decode: Endpoint) -> bool:
     """Return whether the one can compute a prompt for the other."""
     gives, takes = prefill.kv_transfer, decode.kv_transfer
-    if gives is None or takes is None or prefill.engine == decode.engine:
+    if gives is None or prefill.engine == decode.engine or not gives.hands_to(takes):
         return False
-    if gives.connector not in _NIXL and not gives.bootstrap.rpartition(":")[2].isdigit():
-        return False
-    same = gives.connector is takes.connector and gives.group == takes.group
-    return same and gives.gives and takes.takes
+    return gives.connector in _NIXL or gives.bootstrap.rpartition(":")[2].isdigit()

@@ -198,11 +198,11 @@ class Matcher:
         return keys
 
 
-def with_prompts(request: LLMRequest, matched: MatchedPrompts) -> LLMRequest:
+def with_prompts(request: LLMRequest, matched: MatchedPrompts, *, are_whole: bool) -> LLMRequest:
     if not matched:
         return request
     prompts = {size: [item.prompt for item in items] for size, items in matched.items()}
-    return msgspec.structs.replace(request, prompts=prompts)
+    return msgspec.structs.replace(request, prompts=prompts, prompts_are_whole=are_whole)
 
 
 def _joined(parts: Iterable[tuple[MatchResult, Collection[HolderId]]]) -> MatchResult:

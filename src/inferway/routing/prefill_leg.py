@@ -60,7 +60,7 @@ class _EngineId(msgspec.Struct):
 _ENGINE_IDS = msgspec.json.Decoder(dict[int, _EngineId])
 
 
-class _Reference(msgspec.Struct, frozen=True):
+class _HeldReference(msgspec.Struct, frozen=True):
     """What one decode engine may get, once."""
 
     params: bytes
@@ -75,6 +75,7 @@ class PrefillLeg:
     __slots__ = (
         "_attempt",
         "_decode",
+        "_engine",
         "_host",
         "_journey",
         "_legs",
@@ -95,10 +96,12 @@ class PrefillLeg:
         self._legs = legs
         self._listeners = listeners
         self._attempt: Attempt | None = None
-        self._reference: _Reference | None = None
+        self._reference: _HeldReference | None = None
         self._decode = journey.routed.decision.targets[0].endpoint
         self._sent_at = 0.0
-        transfer = journey.routed.decision.prefill[0].endpoint.kv_transfer
+        first = journey.routed.decision.prefill[0].endpoint
+        self._engine = first.engine  # that was asked last, or was to be
+        transfer = first.kv_transfer
         assert transfer is not None
         self.connector = transfer.connector
         self.body = b""  # that is sent
@@ -134,6 +137,7 @@ class PrefillLeg:
         journey, host, routed = self._journey, self._host, self._journey.routed
         assert routed is not None
         self._end_attempt()
+        self._engine = target.endpoint.engine
         attempt = Attempt(
             *(target, journey.known_body, journey.matched, journey.goes_on),
             *(host.fleet, host.matcher.overlay),
@@ -144,7 +148,7 @@ class PrefillLeg:
             self._end_attempt()
             return None
         if at_once is not None:
-            self._reference = _Reference(at_once, self._decode, target, None)
+            self._reference = _HeldReference(at_once, self._decode, target, None)
         self.body = body
         self._sent_at = now = host.clock()
         headers = target.endpoint.headers
@@ -186,7 +190,7 @@ class PrefillLeg:
         engine's side channel may be."""
         journey, attempt = self._journey, self._attempt
         if attempt is None:  # the decode leg was answered meanwhile
-            self._legs.prefilled(MOVED)
+            self._legs.prefilled(self._engine, MOVED)
             return
         reader = UsageReader()
         reader.feed(answer)
@@ -209,22 +213,28 @@ class PrefillLeg:
         assert attempt is not None
         transfer = attempt.target.endpoint.kv_transfer
         assert transfer is not None
+        ours = routed.whole_prompt
+        theirs = None if usage is None else usage.prompt
+        num_tokens = theirs if ours is None else len(ours)
         try:
-            params = read_reference(answer, (*transfer.hosts, *hosts), self.connector)
+            params = read_reference(
+                *(answer, (*transfer.hosts, *hosts), self.connector),
+                num_tokens=num_tokens,
+                block_size=self._host.fleet.block_size(attempt.target.endpoint.holder),
+            )
         except BadReferenceError as e:
             self._legs.warn(attempt.target.endpoint.engine, e)
             return MALFORMED
         if params is None:
             return NO_PARAMETERS
-        ours = routed.whole_prompt
-        if ours is not None and usage is not None and usage.prompt != len(ours):
+        if theirs is not None and theirs != num_tokens:
             return OTHER_PROMPT
         now = self._host.clock()
         began = max(self._sent_at, now - age)
         expires = began + transfer.lease_seconds - self._legs.lease_margin
         if now + delay >= expires:
             return TOO_LATE
-        self._reference = _Reference(params, self._decode, attempt.target, expires)
+        self._reference = _HeldReference(params, self._decode, attempt.target, expires)
         return MOVED
 
     def failed(self, outcome: str) -> None:
@@ -235,7 +245,7 @@ class PrefillLeg:
         self._ended(outcome, None)
 
     def _ended(self, outcome: str, usage: Usage | None) -> None:
-        self._legs.prefilled(outcome)
+        self._legs.prefilled(self._engine, outcome)
         if self._attempt is None:
             return
         self._end_attempt()

@@ -29,8 +29,10 @@ from inferway.scheduling.document import (
     SchedulingConfig,
     lowered,
 )
+from inferway.scheduling.expected_ttft.plugin import ExpectedTtft
 from inferway.scheduling.flow_control.flow import FlowControl
 from inferway.scheduling.flow_control.section import FlowControlSpec, build_flow_control
+from inferway.scheduling.handlers.roles import ByRole
 from inferway.scheduling.llmd_compat import ELSEWHERE, FLOW_CONTROL, GATES, PROVIDED
 from inferway.scheduling.pickers import MaxScore
 from inferway.scheduling.plugin import (
@@ -301,7 +303,10 @@ class _Build:
                 f"schedulingProfiles: {len(profiles)} profiles need a profile handler among the "
                 "plugins (disagg-profile-handler), or leave all but one out"
             )
-        return next(iter(profiles.values()))
+        profile = next(iter(profiles.values()))
+        scorers = [weighted.scorer for weighted in profile.scorers]
+        by_cost = len(scorers) == 1 and isinstance(scorers[0], ExpectedTtft)
+        return ByRole(profile, has_legs=by_cost and not profile.filters)
 
     # the rest
 

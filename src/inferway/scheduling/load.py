@@ -14,6 +14,8 @@ from inferway.errors import ConfigError
 from inferway.scheduling.builtin import BUILTIN
 from inferway.scheduling.config import build
 from inferway.scheduling.document import parse_config
+from inferway.scheduling.expected_ttft.plugin import ExpectedTtft
+from inferway.scheduling.handlers.roles import ByRole
 from inferway.scheduling.profile import LeastLoaded
 from inferway.scheduling.registry import PluginType
 from inferway.scheduling.scheduling import Scheduling
@@ -59,15 +61,24 @@ CONFIGURATIONS: Final[Mapping[Policy, Mapping[str, Any]]] = {
 
 def scheduling_of(settings: ServeSettings, *, has_queue: bool = True) -> Scheduling:
     """Build the scheduling of the settings, by `policy`, `scheduling` or neither. `has_queue`:
-    requests can wait. Raises ConfigError for a configuration that cannot be built."""
+    requests can wait, and go in two legs. Raises ConfigError for a configuration that cannot be
+    built."""
+    scheduling = _scheduling_of(settings)
+    if not has_queue or settings.kv_transfer.legs not in ("auto", "gateway"):
+        for plugin in scheduling.producers:
+            if isinstance(plugin, ExpectedTtft):
+                plugin.has_legs = False  # nobody would tell it what they take
+    return scheduling if has_queue else scheduling.without_queue()
+
+
+def _scheduling_of(settings: ServeSettings) -> Scheduling:
     if settings.policy == "least-load":
-        return Scheduling(LeastLoaded())
+        return Scheduling(ByRole(LeastLoaded()))
     if settings.policy is not None:
         return load_scheduling(CONFIGURATIONS[settings.policy])
     if settings.scheduling is None and not settings.scoring:
-        return Scheduling(LeastLoaded())
-    scheduling = load_scheduling(settings.scheduling)
-    return scheduling if has_queue else scheduling.without_queue()
+        return Scheduling(ByRole(LeastLoaded()))
+    return load_scheduling(settings.scheduling)
 
 
 def load_scheduling(given: str | Mapping[str, Any] | None) -> Scheduling:

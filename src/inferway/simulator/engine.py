@@ -18,7 +18,7 @@ from inferway.simulator.cache import KvCache
 from inferway.simulator.config import SimulatorConfig
 from inferway.simulator.core import EngineCore
 from inferway.simulator.events import Event, encode_batch
-from inferway.simulator.kv_transfer import KvTransfer
+from inferway.simulator.kv_transfer import Connector
 from inferway.simulator.metrics import EngineMetrics
 from inferway.simulator.models import AdapterNames
 from inferway.simulator.planning import Planner
@@ -47,7 +47,7 @@ class SimulatedEngine:
         contents = None if transfers is None else BlockContents(config.block_size)
         self._cache = KvCache(config.kv_cache_size, config.block_size, dialect, contents)
         # How it hands blocks to others, if it does; tests inject faults there.
-        self.transfer = None if transfers is None else KvTransfer(transfers, self._cache)
+        self.transfer = None if transfers is None else Connector(transfers, self._cache)
         self._scheduler = Scheduler(
             self._cache,
             config.latency,

@@ -77,7 +77,7 @@ class Lease:
     expires: float
 
 
-class KvTransfer:
+class Connector:
     """The connector of one engine. `expire`, `keep` and `release` take the time in seconds; the
     hooks tell what is to be done outside."""
 

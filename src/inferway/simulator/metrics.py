@@ -11,7 +11,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from inferway.simulator.config import SimulatorConfig
-from inferway.simulator.kv_transfer import KvTransfer
+from inferway.simulator.kv_transfer import Connector
 from inferway.simulator.scheduler import Scheduler
 
 _TEXT = "The simulated engine's value of the metric that vLLM has under this name."
@@ -86,7 +86,7 @@ class EngineMetrics(Collector):
         if scheduler.transfer is not None:
             yield from self._transfers(scheduler.transfer, local, external)
 
-    def _transfers(self, transfer: KvTransfer, local: int, external: int) -> Iterator[Metric]:
+    def _transfers(self, transfer: Connector, local: int, external: int) -> Iterator[Metric]:
         scheduler = self._scheduler
         queries = scheduler.totals.prompt_tokens - local
         yield self._counter("external_prefix_cache_queries", queries)
@@ -104,7 +104,7 @@ class EngineMetrics(Collector):
             yield self._counter("nixl_num_kv_expired_reqs", transfer.num_expired)
             yield self._counter("nixl_num_notifications_after_expiry", transfer.num_late)
 
-    def _observe_transfers(self, transfer: KvTransfer) -> None:
+    def _observe_transfers(self, transfer: Connector) -> None:
         """The histograms of NIXL's transfers, with vLLM's buckets (nixl/stats.py)."""
         seconds = self._histogram("nixl_xfer_time_seconds", _XFER_TIME_BUCKETS[1:])
         posting = self._histogram("nixl_post_time_seconds", _XFER_TIME_BUCKETS)

@@ -15,7 +15,7 @@ from inferway.model import TokenIds
 from inferway.openai_api.lenient import convert_leniently
 from inferway.openai_api.requests import ChatRequest, CompletionRequest, PromptBody, reads_cache
 from inferway.simulator.cache import KvCache, Run
-from inferway.simulator.kv_transfer import Bootstrap, KvTransfer, Transfer
+from inferway.simulator.kv_transfer import Bootstrap, Connector, Transfer
 from inferway.simulator.models import AdapterNames
 from inferway.simulator.replies import Reply, SimRequest, spoken_text
 from inferway.simulator.scheduler import RunningRequest
@@ -100,7 +100,7 @@ class Planner:
         cache: KvCache,
         reply: Reply,
         max_model_len: int,
-        transfer: KvTransfer | None = None,
+        transfer: Connector | None = None,
     ) -> None:
         self._model = model
         self._names = names

@@ -28,7 +28,7 @@ from math import inf
 from inferway.simulator.cache import KvCache, Run
 from inferway.simulator.config import LatencyModel
 from inferway.simulator.events import Event
-from inferway.simulator.kv_transfer import CoreDiedError, KvTransfer, Transfer
+from inferway.simulator.kv_transfer import Connector, CoreDiedError, Transfer
 
 
 @dataclass(slots=True, eq=False)
@@ -101,7 +101,7 @@ class Scheduler:
     running: dict[RunningRequest, None] = field(default_factory=dict)  # in the order of admission
     waiting: deque[RunningRequest] = field(default_factory=deque)
     prefilled: float = 0.0  # when the prefill admitted last ends
-    transfer: KvTransfer | None = None
+    transfer: Connector | None = None
     loading: dict[RunningRequest, None] = field(default_factory=dict)
     _refused_at: int | None = None  # so many blocks were free, and the first in the queue not in
 
@@ -171,7 +171,7 @@ class Scheduler:
         else:
             self.cache.release(job.run)
 
-    def _end_transfers(self, transfer: KvTransfer, now: float) -> list[RunningRequest]:
+    def _end_transfers(self, transfer: Connector, now: float) -> list[RunningRequest]:
         """What came, or is over: requests whose blocks are here are the next to run. Returns those
         whose blocks could not be had."""
         transfer.expire(now)

@@ -304,9 +304,8 @@ async def _message_events(
                 is_open = True
                 yield answer.opening(turn)
             text = _text_of(turn, item)
-            if text:
-                for event in answer.delta(text):
-                    yield event
+            for event in answer.delta(text) if text else ():
+                yield event
     except RequestError as e:
         if not is_open:
             yield answer.opening(turn)
@@ -343,18 +342,16 @@ async def _events(
     is_open = False
     try:
         async for item in tokens:
-            if not is_open:
-                is_open = True
-                for chunk in answer.opening(turns):
-                    yield msgspec.json.encode(chunk)
+            for chunk in () if is_open else answer.opening(turns):
+                yield msgspec.json.encode(chunk)
+            is_open = True
             turn = by_job[item.job]
             finish_reason = turn.finish_reason if item.is_last else None
             text = _text_of(turn, item)
             yield msgspec.json.encode(answer.chunk(turn, text, item.token, finish_reason))
     except RequestError as e:
-        if not is_open:
-            for chunk in answer.opening(turns):
-                yield msgspec.json.encode(chunk)
+        for chunk in () if is_open else answer.opening(turns):
+            yield msgspec.json.encode(chunk)
         yield msgspec.json.encode(_error_body(e, e.status, e.param))
         yield b"[DONE]"
         return

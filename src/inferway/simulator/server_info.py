@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from inferway.simulator.config import SimulatorConfig
-from inferway.simulator.kv_transfer import KvTransfer
+from inferway.simulator.kv_transfer import Connector
 
 Json = dict[str, Any]
 
@@ -31,7 +31,7 @@ _PORT = {
 class ServerInfo:
     """Writes the answer; `transfer` knows its side channel's port once that is open."""
 
-    def __init__(self, config: SimulatorConfig, transfer: KvTransfer | None) -> None:
+    def __init__(self, config: SimulatorConfig, transfer: Connector | None) -> None:
         self._config = config
         self._transfer = transfer
 

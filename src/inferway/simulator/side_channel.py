@@ -17,7 +17,7 @@ from aiohttp import web
 
 from inferway.errors import ConfigError
 from inferway.simulator.cache import KvCache
-from inferway.simulator.kv_transfer import Fetch, KvTransfer
+from inferway.simulator.kv_transfer import Connector, Fetch
 
 Contents = Sequence[Sequence[int]]
 
@@ -38,7 +38,7 @@ class SideChannel:
 
     def __init__(
         self,
-        transfer: KvTransfer,
+        transfer: Connector,
         cache: KvCache,
         compatibility: str,
         wake: Callable[[], None],
@@ -118,15 +118,21 @@ class SideChannel:
             then(None)  # vLLM does not shake hands with itself
             return
         asked = BlockRequest(self._compatibility, fetch.engine_id, fetch.key, ids)
-        found: list[list[int]] | None = None
-        if self._client is not None:
-            with suppress(aiohttp.ClientError, OSError, TimeoutError, ValueError):
-                async with self._client.post(f"{fetch.url}/blocks", data=_encode(asked)) as answer:
-                    if answer.status == 200:
-                        found = msgspec.json.decode(await answer.read(), type=list[list[int]])
+        found: Contents | None = None
+        with suppress(aiohttp.ClientError, OSError, TimeoutError, ValueError):
+            found = await self._ask(f"{fetch.url}/blocks", asked)
         if ids is None and found is not None:
             found = found[-num_blocks:] if len(found) >= num_blocks else None
         then(found)
+
+    async def _ask(self, url: str, asked: BlockRequest) -> Contents | None:
+        """Return what another engine says of its blocks; None if it refuses."""
+        if self._client is None:
+            return None
+        async with self._client.post(url, data=_encode(asked)) as answer:
+            if answer.status != 200:
+                return None
+            return msgspec.json.decode(await answer.read(), type=list[list[int]])
 
     async def _blocks(self, request: web.Request) -> web.Response:
         """What blocks hold now, whoever they are kept for."""

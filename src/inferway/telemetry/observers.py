@@ -27,6 +27,7 @@ from inferway.openai_api.requests import (
 from inferway.prompts.fidelity.probe import CHAT, COMPLETION
 from inferway.routing.journey import Observer, Routed
 from inferway.routing.match import Matched
+from inferway.routing.warm_prefixes import WarmPrefixes
 from inferway.scheduling.plugin import RequestListener, RequestOutcome
 from inferway.telemetry.conversations import Conversations
 from inferway.telemetry.publisher import ZmqPublisher, topic_name
@@ -246,6 +247,7 @@ def build_observers(
     fleet: Fleet,
     adopter: OrphanResolver,
     conversations: Conversations,
+    warm: WarmPrefixes,
 ) -> list[Observer]:
     """Return those that the settings ask for. Without scoring there are no prompts to look at."""
     observers: list[Observer] = []
@@ -256,6 +258,8 @@ def build_observers(
         observers.append(LiveProbe(fleet.prober, Random()))
         observers.append(PromptsForOrphans(adopter))
         observers.append(conversations)
+        if settings.kv_transfer.hand_over_seconds:
+            observers.append(warm)
     return observers
 
 

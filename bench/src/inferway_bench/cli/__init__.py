@@ -26,6 +26,10 @@ COMMANDS = {
     "index": (
         "inferway_bench.index.benchmark", "index", "Measure the index beside Dynamo's RadixTree.",
     ),
+    "kv-transfer": (
+        "inferway_bench.simulate.two_legs", "kv_transfer",
+        "Compare when prompts are computed apart from their answers.",
+    ),
     "legs": (
         "inferway_bench.dataplane.legs", "legs",
         "Measure what requests in two legs cost beside vllm-router.",

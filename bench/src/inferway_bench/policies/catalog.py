@@ -3,9 +3,11 @@ builds them, and models of peers' rules."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
+from inferway.model import ROLE, Endpoint, KvConnector, KvTransfer
 from inferway.openai_api.llm_request import BYTES_PER_TOKEN
 from inferway.scheduling.builtin import BUILTIN
 from inferway.scheduling.config import build
@@ -15,10 +17,16 @@ from inferway.scheduling.producers.approx_prefix_cache import ApproxPrefixCacheP
 from inferway.scheduling.producers.sent_blocks import SentBlocks
 from inferway.scheduling.profile import LeastLoaded
 from inferway_bench.policies.deaf import Memory
-from inferway_bench.policies.gateway import Policy
+from inferway_bench.policies.gateway import Policy, endpoints_of
 from inferway_bench.policies.oracle import Oracle
 from inferway_bench.policies.requests import CHARS_A_BLOCK
-from inferway_bench.policies.simple import Anywhere, CacheAware, ConsistentHash, RoundRobin
+from inferway_bench.policies.simple import (
+    Anywhere,
+    CacheAware,
+    ConsistentHash,
+    InTwoLegs,
+    RoundRobin,
+)
 from inferway_bench.policies.simulate import MakePolicy, World
 from inferway_bench.processes import BenchError
 
@@ -26,6 +34,8 @@ OURS = "expected-ttft"
 DEAF = "expected-ttft-deaf"
 ORACLE = "oracle"
 LLM_D = "llm-d-default"
+# Whether prompts are computed apart from where they are answered: see WITH_LEGS.
+NEVER, LEARNED, ALWAYS, THRESHOLD = "never", "learned", "always", "llm-d-pd"
 # Peers' policies that guess what engines hold by what was sent there, and those that are told.
 APPROXIMATE = ("approx-prefix", LLM_D, "llm-d-whole", "cache-aware")
 EVENT_DRIVEN = ("kv-aware",)
@@ -70,6 +80,51 @@ def _deaf(world: World) -> Policy:
     return Policy(ours.chooser, (memory, *ours.producers), (memory, *ours.following))
 
 
+def _endpoints(world: World, prefill: int) -> list[Endpoint]:
+    """Engines that can hand blocks to each other, of which so many only compute prompts."""
+    transfer, made = KvTransfer(KvConnector.NIXL), endpoints_of(len(world.engines))
+    roles = ["prefill"] * prefill + ["decode"] * (len(made) - prefill) if prefill else []
+    labels = [{ROLE: role} for role in roles] or [{}] * len(made)
+    return [
+        replace(each, labels=label, kv_transfer=transfer)
+        for each, label in zip(made, labels, strict=True)
+    ]
+
+
+def _always(world: World, prefill: int) -> Policy:
+    """Of expected-ttft's pairs the cheapest, for each request."""
+    ours = _expected_ttft(world)
+    return replace(ours, chooser=InTwoLegs(ours.chooser), endpoints=_endpoints(world, prefill))
+
+
+def _llm_d_pd(world: World, prefill: int) -> Policy:
+    """deploy/config/pd-epp-config.yaml of llm-d-router ebab687; what is held is known by KV events
+    (precise-prefix-cache-scorer), so that it differs by its decisions alone."""
+    scorers = [
+        {"pluginRef": "max-score-picker"},
+        {"pluginRef": "precise-prefix-cache-scorer", "weight": 2},
+        {"pluginRef": "queue-scorer", "weight": 1},
+    ]
+    decider = "prefix-based-pd-decider"
+    parameters: dict[str, Any] = {
+        "disagg-profile-handler": {"deciders": {"prefill": decider}},
+        decider: {"nonCachedTokens": 16},
+    }
+    names = ("precise-prefix-cache-scorer", "queue-scorer", "prefill-filter", "decode-filter")
+    plugins = [
+        {"type": name, "parameters": parameters.get(name, {})}
+        for name in (*names, "max-score-picker", "disagg-profile-handler", decider)
+    ]
+    profiles = [
+        {"name": each, "plugins": [{"pluginRef": f"{each}-filter"}, *scorers]}
+        for each in ("prefill", "decode")
+    ]
+    config = parse_config({"plugins": plugins, "schedulingProfiles": profiles}, "policy")
+    made = build(config, "policy", BUILTIN, world.random)
+    endpoints = _endpoints(world, prefill or len(world.engines) // 2)
+    return Policy(made.chooser, made.producers, made.following, True, endpoints=endpoints)
+
+
 def _oracle(world: World) -> Policy:
     oracle = Oracle(world.engines, world.requests, world.block_tokens, world.clock)
     return Policy(oracle, sees_truth=True)
@@ -91,11 +146,27 @@ POLICIES: dict[str, MakePolicy] = {
     DEAF: _deaf,
     ORACLE: _oracle,
 }
-_NAMED = {**POLICIES, "least-load": POLICIES["least-request"]}  # as `inferway serve` calls it
+# "least-load" as `inferway serve` calls it
+_NAMED = {**POLICIES, "least-load": POLICIES["least-request"], NEVER: POLICIES[OURS]}
 
 
 def policy_named(name: str) -> MakePolicy:
     """Return how the policy is made. Raises BenchError for one that is not known."""
-    if name not in _NAMED:
-        raise BenchError(f"no policy {name!r}; known: {', '.join(_NAMED)}")
-    return _NAMED[name]
+    kind, _, prefill = name.partition("@")
+    if name in _NAMED:
+        return _NAMED[name]
+    if kind in WITH_LEGS and (prefill.isdecimal() or not prefill):
+        return lambda world: WITH_LEGS[kind](world, int(prefill or 0))
+    known = ", ".join([*_NAMED, *WITH_LEGS])
+    raise BenchError(f"no policy {name!r}; known: {known}, and NAME@PREFILL of the last three")
+
+
+# Policies for engines that can hand blocks to each other. With `prefill` engines that only compute
+# prompts, the others only decode; with 0 each does both, but llm-d's, which then has half of each.
+WITH_LEGS: Mapping[str, Callable[[World, int], Policy]] = {
+    LEARNED: lambda world, prefill: replace(
+        _expected_ttft(world), endpoints=_endpoints(world, prefill)
+    ),
+    ALWAYS: lambda world, prefill: _always(world, prefill),
+    THRESHOLD: lambda world, prefill: _llm_d_pd(world, prefill),
+}

@@ -8,12 +8,18 @@ prefill). A step takes
 (a prompt token costs more the further back it looks, if `attention_tokens` is given, a token of an
 answer if `context_seconds` is; all of it takes longer where engines share a processor, and may
 scatter), and a stretch of steps that only decode is one event, cut short when a request arrives.
+
+A request may come in two legs (NIXL in vLLM 0.32). The prefill leg ends with its first token, and
+its blocks stay in use until they have been fetched. The decode leg fetches what its engine does not
+hold once its turn has come and it has room; then it goes before all who wait, and computes a token.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from dataclasses import dataclass
+from enum import Enum
 from heapq import heappop, heappush
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple
@@ -26,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from inferway.kv.index.speculative import Speculation
+    from inferway.model import Target
     from inferway.scheduling.plugin import RequestListener
     from inferway_bench.policies.gateway import Gateway
     from inferway_bench.policies.requests import SimRequest
@@ -47,6 +54,8 @@ class EngineSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     request_seconds: float = 0.0  # from the gateway until it waits: HTTP, template, tokens
     beside: float = 1.0  # times as long takes a step that begins while another engine computes
     scatter: float = 0.0  # the standard deviation of the logarithm of a step's time
+    transfer_seconds: float = 0.005  # to fetch blocks of another engine, and for each token:
+    transfer_token_seconds: float = 0.000005  # 128 kB at 25 GB/s
 
     @property
     def step_about(self) -> str:
@@ -86,6 +95,14 @@ class EngineSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.request_seconds + seconds
 
 
+class Leg(Enum):
+    """What of a request an engine is to do."""
+
+    WHOLE = 0
+    PREFILL = 1
+    DECODE = 2
+
+
 class Told(NamedTuple):
     """An engine's metrics. vLLM makes them at the end of a step, of what was scheduled for it
     (Scheduler.update_from_output): requests that have come since are not in them."""
@@ -110,6 +127,9 @@ class Job:
     expected_uncached: int = 0  # tokens, by whoever chose
     followers: Sequence[RequestListener] = ()
     speculation: Speculation | None = None  # its prompt counts as held
+    leg: Leg = Leg.WHOLE
+    decodes_on: Target | None = None  # of a prefill leg
+    prefilled: tuple[Engine, Job] | None = None  # of a decode leg: where its blocks are
 
 
 class Engine:
@@ -123,6 +143,11 @@ class Engine:
         self.cache = BlockCache(spec.cache_tokens // block_tokens)
         self.waiting: deque[Job] = deque()
         self.prefilling: deque[Job] = deque()
+        self.fetching: list[tuple[float, Job]] = []  # begun with a stretch: (when it is done, job)
+        self.num_fetching = 0
+        self.fetched: deque[Job] = deque()
+        # The gaps between tokens of answers: when each stretch began, a gap's seconds, the gaps.
+        self.gaps = (array("d"), array("d"), array("d"))
         self.decoding: list[tuple[int, int, Job]] = []  # heap of (last step, index, job)
         self.due = 0.0
         self.version = 0  # of `due`
@@ -149,13 +174,27 @@ class Engine:
         """Return whether a request could ever be admitted."""
         return len(request.blocks) + self._extra(request) <= self.cache.capacity
 
-    def _extra(self, request: SimRequest) -> int:
-        total = request.prompt_tokens + request.output_tokens - 1
+    def _extra(self, request: SimRequest, leg: Leg = Leg.WHOLE) -> int:
+        answer = 0 if leg is Leg.PREFILL else request.output_tokens - 1
+        total = request.prompt_tokens + answer
         return -(-total // self._block_tokens) - len(request.blocks)
 
     def add(self, job: Job, now: float) -> bool:
         """Let a request wait from now on. Return whether `due` has changed."""
         self.waiting.append(job)
+        return self._wake(now)
+
+    def add_fetched(self, job: Job, now: float) -> bool:
+        """Go on with a decode leg that has its blocks. Return whether `due` has changed."""
+        self.num_fetching -= 1
+        self.fetched.append(job)
+        return self._wake(now)
+
+    def free(self, job: Job) -> None:
+        """Let go of the blocks of a prefill leg that has ended."""
+        self.cache.release(job.request.blocks, job.extra)
+
+    def _wake(self, now: float) -> bool:
         if not self._num_steps:
             return self.plan(now)
         if not self._pure:
@@ -173,14 +212,14 @@ class Engine:
         spec, prefilling, decoding = self.spec, self.prefilling, self.decoding
         num_decoding = len(decoding)
         prompts = 0.0  # seconds
-        if prefilling or self.waiting:
+        if prefilling or self.waiting or self.fetched:
             budget = spec.max_batched_tokens - num_decoding
             for job in prefilling:
                 chunk = min(job.left, budget)
                 prompts += self._chunk(job, chunk)
                 budget -= chunk
             if budget > 0:
-                prompts += self._admit(budget)
+                prompts += self._admit(budget, now)
         self._unadmitted = len(self.waiting)
         if not (prompts or num_decoding):
             self._num_steps = 0
@@ -205,33 +244,53 @@ class Engine:
         job.left -= tokens
         return self.spec.prompt_seconds(first, first + tokens)
 
-    def _admit(self, budget: int) -> float:
+    def _admit(self, budget: int, now: float) -> float:
         """The seconds that the step spends on prompts that wait now."""
         waiting, prefilling, cache = self.waiting, self.prefilling, self.cache
         size, room = self._block_tokens, self.spec.max_num_seqs - self.num_running
         seconds = 0.0
+        while self.fetched and budget and room:
+            job = self.fetched.popleft()
+            prefilling.append(job)
+            seconds += self._chunk(job, 1)
+            budget -= 1
+            room -= 1
         while waiting and budget and room:
             job = waiting[0]
             request = job.request
             most = (request.prompt_tokens - 1) // size
-            extra = self._extra(request)
+            extra = self._extra(request, job.leg)
             reused = cache.admit(request.blocks, min(most, len(request.blocks)), extra)
             if reused is None:
                 break
             waiting.popleft()
-            prefilling.append(job)
             job.cached_blocks, job.extra = reused, extra
             job.left = request.prompt_tokens - reused * size
+            if job.leg is Leg.DECODE:
+                self._fetch(job, now)
+                continue
+            prefilling.append(job)
             chunk = min(job.left, budget)
             seconds += self._chunk(job, chunk)
             budget -= chunk
             room -= 1
         return seconds
 
+    def _fetch(self, job: Job, now: float) -> None:
+        spec = self.spec
+        took = spec.transfer_seconds + job.left * spec.transfer_token_seconds
+        job.left = 1
+        self.fetching.append((now + took, job))
+        self.num_fetching += 1
+
     def end(self) -> tuple[list[Job], list[Job]]:
         """End the stretch that ran. Return the jobs whose first token came out, and those that have
         ended; a job may be in both."""
         self._step += self._num_steps
+        if self.decoding:
+            values = (self._start, self._step_seconds, float(len(self.decoding) * self._num_steps))
+            for column, value in zip(self.gaps, values, strict=True):
+                column.append(value)
         step, decoding, prefilling = self._step, self.decoding, self.prefilling
         first: list[Job] = []
         ended: list[Job] = []
@@ -243,7 +302,7 @@ class Engine:
             while prefilling and not prefilling[0].left:
                 job = prefilling.popleft()
                 first.append(job)
-                output = job.request.output_tokens
+                output = 1 if job.leg is Leg.PREFILL else job.request.output_tokens
                 if output > 1:
                     heappush(decoding, (step + output - 1, job.index, job))
                     self._context += _context(job.request)
@@ -251,9 +310,10 @@ class Engine:
                     ended.append(job)
         for job in ended:
             request = job.request
-            self.cache.release(request.blocks, job.extra, request.answer_blocks)
+            if job.leg is not Leg.PREFILL:
+                self.cache.release(request.blocks, job.extra, request.answer_blocks)
         self._num_steps = 0
-        waiting = self._unadmitted
+        waiting = self._unadmitted + self.num_fetching + len(self.fetched)
         awaiting_first_token = len(prefilling) + waiting
         self.told = Told(self.num_running, waiting, awaiting_first_token, self.cache.usage)
         return first, ended

@@ -26,7 +26,7 @@ from inferway.scheduling.plugin import (
     RequestListenerFactory,
     RequestOutcome,
 )
-from inferway_bench.policies.engine import Engine, Job
+from inferway_bench.policies.engine import Engine, Job, Leg
 from inferway_bench.policies.holders import Holders
 
 _FEW = 16  # engines; more are sooner written at once
@@ -42,6 +42,7 @@ class Policy:
     following: Sequence[RequestListenerFactory] = ()
     sees_blocks: bool = False
     sees_truth: bool = False
+    endpoints: Sequence[Endpoint] = ()  # with their roles; empty: engines that hand over nothing
 
     @property
     def hears(self) -> bool:
@@ -88,7 +89,8 @@ class Gateway:
         self.policy = policy
         self.feed = feed
         self.overlay = SpeculativeOverlay()
-        self.table = idle(endpoints_of(len(engines)), block_tokens)  # its load columns are kept
+        endpoints = policy.endpoints or endpoints_of(len(engines))
+        self.table = idle(endpoints, block_tokens)  # its load columns are kept
         self.table.awaiting_first_token[:] = 0
         self._engines = engines
         self._fade = math.exp(-scrape_seconds / RECENT_SECONDS)
@@ -106,7 +108,8 @@ class Gateway:
         table.recent_prefill_tokens *= self._fade**ticks
 
     def route(self, job: Job, llm: LLMRequest, now: float) -> int:
-        """Return the row of the engine that a job goes to; it is in flight from here on."""
+        """Return the row of the engine that a job goes to; it is in flight from here on. A request
+        in two legs goes on with `on_prefilled`."""
         policy, request = self.policy, job.request
         candidates = replace(self.table, added={}, now=now)
         found: Mapping[int, int] = {}
@@ -125,14 +128,34 @@ class Gateway:
             producer.produce(llm, candidates)
         choice = policy.chooser.choose(llm, candidates)
         target = choice.targets[0]
-        row = target.endpoint.holder
+        if choice.prefill:
+            job.leg, job.decodes_on, target = Leg.PREFILL, target, choice.prefill[0]
         if policy.following:
             made = [plugin.follow(llm, candidates, choice) for plugin in policy.following]
             job.followers = [follower for follower in made if follower is not None]
             for follower in job.followers:
-                follower.on_attempt(target, now)
-        self._book(job, row, target.matched_blocks, found)
+                if job.leg is Leg.PREFILL:
+                    follower.on_prefill(target, now)
+                else:
+                    follower.on_attempt(target, now)
+        row = target.endpoint.holder
+        self._book(job, row, target.matched_blocks, found.get(row, 0))
         return row
+
+    def on_prefilled(self, job: Job, engine: Engine, now: float) -> tuple[Job, int]:
+        """Return the decode leg of a prefill leg that has ended, and the row that it goes to."""
+        self.table.in_flight[engine.number] -= 1
+        request, target = job.request, job.decodes_on
+        assert target is not None
+        usage = Usage(request.prompt_tokens, 1, job.cached_blocks * self.block_tokens)
+        for follower in job.followers:
+            follower.on_prefilled(now, usage, moved=True)
+            follower.on_attempt(target, now)
+        decode = Job(job.index, request, job.arrived, self, followers=job.followers)
+        decode.leg, decode.prefilled = Leg.DECODE, (engine, job)
+        row = target.endpoint.holder
+        self._book(decode, row, len(request.blocks), target.matched_blocks)
+        return decode, row
 
     def _column(self, held: Mapping[int, int]) -> Column:
         column, size = np.zeros(len(self._engines)), len(held)
@@ -143,7 +166,7 @@ class Gateway:
             column[row] = blocks
         return column
 
-    def _book(self, job: Job, row: int, matched: int, found: Mapping[int, int]) -> None:
+    def _book(self, job: Job, row: int, matched: int, held: int) -> None:
         """Count the request as in flight, as the director does for an attempt."""
         request, size = job.request, self.block_tokens
         reusable = min(matched, (request.prompt_tokens - 1) // size)
@@ -151,7 +174,7 @@ class Gateway:
         self.table.in_flight[row] += 1
         self.table.recent_prefill_tokens[row] += job.expected_uncached
         if self.policy.hears:
-            job.speculation = self.overlay.add(row, request.blocks, skip=found.get(row, 0))
+            job.speculation = self.overlay.add(row, request.blocks, skip=held)
 
     def on_first_token(self, job: Job, now: float) -> None:
         """Tell the followers of a job that its answer begins to pass through."""

@@ -141,7 +141,9 @@ class Figures(msgspec.Struct, frozen=True):
     ttft_p90: float
     ttft_p99: float
     itl: float
+    itl_p99: float  # of all gaps between tokens
     cached: float
+    two_legs: float  # requests
     cpu_seconds: float  # of the simulation
     cpu_us: float  # of each request
 
@@ -156,6 +158,9 @@ class Outcome:
     cached_tokens: NDArray[np.int64]
     engine: NDArray[np.int32]
     num_ended: NDArray[np.int32]  # how often each ended: once
+    in_two_legs: NDArray[np.bool_]
+    # between tokens, by stretches of equal steps: when it began, a gap's seconds, the gaps
+    gaps: Sequence[NDArray[np.float64]] = ()
     cpu_seconds: float = 0.0
 
     @classmethod
@@ -163,7 +168,8 @@ class Outcome:
         """Return that of requests of which nothing has become yet."""
         ttft, latency, arrived = np.zeros((3, count))
         engine, ended = np.zeros((2, count), np.int32)
-        return cls(ttft, latency, arrived, np.zeros(count, np.int64), engine, ended)
+        legs = np.zeros(count, np.bool_)
+        return cls(ttft, latency, arrived, np.zeros(count, np.int64), engine, ended, legs)
 
     def figures(self, workload: Workload, rate: float, warm_up: float = 0.0) -> Figures:
         """Return the figures of the requests that arrive behind the first share `warm_up` of the
@@ -181,7 +187,20 @@ class Outcome:
             ttft_p90=float(p90),
             ttft_p99=float(p99),
             itl=float(decoded.sum() / max(1, gaps.sum())) * 1e3,
+            itl_p99=self._gap(0.99, warm_up * end, end) * 1e3,
+            two_legs=float(self.in_two_legs[judged].mean()) * 100,
             cached=float(self.cached_tokens[judged].sum() / prompt.sum()) * 100,
             cpu_seconds=self.cpu_seconds,
             cpu_us=self.cpu_seconds / len(workload.requests) * 1e6,
         )
+
+    def _gap(self, share: float, since: float, until: float) -> float:
+        """The seconds that so many of the gaps between tokens are not longer than."""
+        at, seconds, count = self.gaps
+        judged = (at >= since) & (at <= until)
+        if not judged.any():
+            return 0.0
+        seconds, count = seconds[judged], count[judged]
+        order = seconds.argsort()
+        passed = count[order].cumsum()
+        return float(seconds[order[passed.searchsorted(share * passed[-1])]])

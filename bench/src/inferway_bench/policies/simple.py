@@ -11,7 +11,11 @@ import xxhash
 
 from inferway.model import Candidates, SchedulingResult, Target
 from inferway.openai_api.llm_request import LLMRequest
+from inferway.scheduling.expected_ttft.legs import best_pair
+from inferway.scheduling.per_endpoint import PerEndpoint
+from inferway.scheduling.plugin import ProfileHandler
 from inferway.scheduling.producers.sent_blocks import SentBlocks
+from inferway.scheduling.roles import Roles, roles_of
 
 
 def chosen(candidates: Candidates, row: int) -> SchedulingResult:
@@ -98,6 +102,24 @@ class CacheAware:
                 row = best
         self._sent.add(names[row], blocks)
         return chosen(candidates, row)
+
+
+@dataclass(frozen=True, slots=True)
+class InTwoLegs:
+    """Chooses the pair that costs the least, whatever one leg costs; `chooser` where no engine has
+    room to decode."""
+
+    chooser: ProfileHandler
+    _roles: PerEndpoint[Roles | None] = field(default_factory=lambda: PerEndpoint(roles_of))
+
+    def choose(self, request: LLMRequest, candidates: Candidates) -> SchedulingResult:
+        roles = self._roles(candidates.endpoints)
+        pair = None if roles is None else best_pair(candidates, roles.groups, roles.engines)
+        if pair is None:
+            return self.chooser.choose(request, candidates)
+        prefill = [chosen(candidates, row).targets[0] for row in pair.prefill]
+        decode = chosen(candidates, pair.decode).targets
+        return SchedulingResult(decode, prefill=tuple(prefill))
 
 
 @dataclass(frozen=True, slots=True)

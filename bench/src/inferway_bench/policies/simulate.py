@@ -11,13 +11,14 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush
+from itertools import count
 from random import Random
 from time import process_time
 
 import msgspec
 import numpy as np
 
-from inferway_bench.policies.engine import Engine, EngineSpec, Job
+from inferway_bench.policies.engine import Engine, EngineSpec, Job, Leg
 from inferway_bench.policies.gateway import Feed, Gateway, Policy
 from inferway_bench.policies.requests import Outcome, SimRequest, Workload
 from inferway_bench.processes import BenchError
@@ -114,6 +115,9 @@ class _Run:
         self._due: list[tuple[float, int, int]] = []  # heap of (when, engine, version)
         self._delay = fleet.engine.request_seconds
         self._coming: deque[tuple[float, int, Job]] = deque()  # (when, engine, job), in order
+        # heap of (when, number, engine, job): transfers to it
+        self._transfers: list[tuple[float, int, Engine, Job]] = []
+        self._tie = count()
         starts = workload.starts(rate, seed)
         first = np.flatnonzero(workload.columns.follows < 0)
         self._arrivals = list(zip(starts[first].tolist(), first.tolist(), strict=True))
@@ -135,8 +139,14 @@ class _Run:
         began = process_time()
         arrivals, due = self._arrivals, self._due
         coming = self._coming
-        while arrivals or due or coming:
+        transfers = self._transfers
+        while arrivals or due or coming or transfers:
             at = arrivals[0][0] if arrivals else math.inf
+            if transfers and transfers[0][0] <= min(
+                at, due[0][0] if due else at, coming[0][0] if coming else at
+            ):
+                self._end_transfer()
+                continue
             if coming and coming[0][0] <= at and not (due and due[0][0] <= coming[0][0]):
                 self._add(*coming.popleft())
                 continue
@@ -149,7 +159,16 @@ class _Run:
                 self._scrape(tick, at)
             else:
                 self._arrive()
+        if not self._outcome.num_ended.all():
+            raise BenchError(
+                f"{self._workload.name}: requests wait for ever: engines are full of blocks that "
+                "others are to fetch, which have no room for them; the cure: a lower load"
+            )
         self._outcome.cpu_seconds = process_time() - began
+        self._outcome.gaps = tuple(
+            np.concatenate([np.asarray(engine.gaps[which]) for engine in self._engines])
+            for which in range(3)
+        )
         return self._outcome
 
     def _last_tick(self, at: float) -> tuple[float, int]:
@@ -176,17 +195,41 @@ class _Run:
         job = Job(index, self._workload.requests[index], at, gateway)
         row = gateway.route(job, self._workload.llm(index), at)
         self._outcome.arrived[index] = at
-        self._outcome.engine[index] = row
+        self._send(at, row, job)
+
+    def _send(self, now: float, row: int, job: Job) -> None:
         if self._delay:
-            self._coming.append((at + self._delay, row, job))
+            self._coming.append((now + self._delay, row, job))
         else:
-            self._add(at, row, job)
+            self._add(now, row, job)
 
     def _add(self, now: float, row: int, job: Job) -> None:
         self.now = now
         engine = self._engines[row]
         if engine.add(job, now):
             self._planned(engine)
+        self._begin_transfers(engine)
+
+    def _begin_transfers(self, engine: Engine) -> None:
+        begun, engine.fetching = engine.fetching, []
+        for at, job in begun:
+            heappush(self._transfers, (at, next(self._tie), engine, job))
+
+    def _end_transfer(self) -> None:
+        self.now, _, engine, job = heappop(self._transfers)
+        if job.prefilled is not None:
+            source, leg = job.prefilled
+            source.free(leg)
+            self._go_on(source)
+        if engine.add_fetched(job, self.now):
+            self._planned(engine)
+        self._begin_transfers(engine)
+
+    def _go_on(self, engine: Engine) -> None:
+        """Blocks have become free: who waits for them may be admitted."""
+        if engine.waiting and not engine.is_busy and engine.plan(self.now):
+            self._planned(engine)
+            self._begin_transfers(engine)
 
     def _end_stretch(self) -> None:
         now, row, version = heappop(self._due)
@@ -205,19 +248,30 @@ class _Run:
             self._feed.send(now, row, (), removed)
         if engine.plan(now):
             self._planned(engine)
+        self._begin_transfers(engine)
 
     def _planned(self, engine: Engine) -> None:
         heappush(self._due, (engine.due, engine.number, engine.version))
 
     def _begin(self, job: Job, row: int, now: float, removed: Sequence[int]) -> None:
         """Its first token comes out."""
-        self._outcome.ttft[job.index] = now - job.arrived
-        self._outcome.cached_tokens[job.index] = job.cached_blocks * self._workload.block_tokens
+        outcome, index = self._outcome, job.index
+        if job.leg is not Leg.DECODE:
+            outcome.cached_tokens[index] = job.cached_blocks * self._workload.block_tokens
         self._feed.send(now, row, job.request.blocks[job.cached_blocks :], removed, job)
+        if job.leg is Leg.PREFILL:
+            return  # nobody sees it
+        outcome.ttft[index] = now - job.arrived
+        outcome.engine[index] = row
+        outcome.in_two_legs[index] = job.leg is Leg.DECODE
         job.gateway.on_first_token(job, now)
 
     def _finish(self, job: Job, row: int, now: float) -> None:
         """Its last token comes out; who waited for it thinks about it."""
+        if job.leg is Leg.PREFILL:
+            decode, row = job.gateway.on_prefilled(job, self._engines[row], now)
+            self._send(now, row, decode)
+            return
         outcome, index = self._outcome, job.index
         outcome.latency[index] = now - job.arrived
         outcome.num_ended[index] += 1

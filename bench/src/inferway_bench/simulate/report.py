@@ -65,7 +65,7 @@ _TTFT = Column("ttft", "TTFT", "{:,.0f}", "mean", "lower", "ms")
 _P90 = Column("ttft_p90", "p90", "{:,.0f}", "mean alone", "lower", "ms")
 _CACHED = Column("cached", "cached", "{:.1f}%", "mean alone", "higher", "%")
 
-_TRACES = Table(
+TRACES = Table(
     "traces",
     "Traces: tokens of an engine's cache; round-robin's mean TTFT in ms when idle, and the rate in "
     "requests a second at which it doubles",
@@ -140,7 +140,7 @@ SIMULATE = Benchmark(
     "an engine's steps and its KV cache.",
     SimulatePlan,
     measure,
-    (_TRACES, _SIMULATIONS),
+    (TRACES, _SIMULATIONS),
     Chart(
         "{most_requests:,} requests, {most_engines:,} engines",
         (
@@ -213,7 +213,7 @@ POLICIES = Benchmark(
     "and an oracle.",
     PoliciesPlan,
     measure,
-    (_HIGHEST_TTFT, _P90_RATIOS, _HIGHEST_CACHED, _TRACES, _BY_LOAD),
+    (_HIGHEST_TTFT, _P90_RATIOS, _HIGHEST_CACHED, TRACES, _BY_LOAD),
     Chart(
         "One gateway; a mean TTFT above 20 s is cut off",
         (

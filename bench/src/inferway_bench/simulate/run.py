@@ -14,7 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from inferway_bench.doubling import doubling_rate
-from inferway_bench.policies.catalog import OURS, POLICIES, policy_named
+from inferway_bench.policies.catalog import LEARNED, OURS, POLICIES, policy_named
 from inferway_bench.policies.requests import Figures, Workload
 from inferway_bench.policies.simulate import FleetSpec, simulate
 from inferway_bench.processes import BenchError
@@ -109,7 +109,7 @@ def _rows(tasks: Sequence[Task], found: Mapping[Task, Figures]) -> Iterator[Row]
             name: [getattr(found[task], name) for task in seeds]
             for name in Figures.__struct_fields__
         }
-        yield Row("simulations", keys, {"rate": seeds[0].rate, **values}, policy == OURS)
+        yield Row("simulations", keys, {"rate": seeds[0].rate, **values}, policy in (OURS, LEARNED))
 
 
 def perform(task: Task) -> Figures:

@@ -146,6 +146,7 @@ class Costs:
     prior: Column  # one for each feature, in the unit of the times
     table: NDArray[np.float64] = field(init=False)  # features x slots
     is_cold: NDArray[np.bool_] = field(init=False)  # by slot: it has hardly been observed
+    error: Column = field(init=False)  # by slot: the typical |log(observed / expected)|
     num_cold: int = 0  # slots
     speed: float = 1.0  # how many times the usual cost, of all engines
     _engines: list[_Engine | None] = field(default_factory=list)  # by slot; None: nothing observed
@@ -169,6 +170,7 @@ class Costs:
         size = len(self.prior)
         self.table = np.zeros((size, 0))
         self.is_cold = np.zeros(0, np.bool_)
+        self.error = np.zeros(0)
         self._all = _nothing(size)
         self._common = np.ones(size)
         self._ratio, self._y, self._noise = np.zeros((3, 0))
@@ -187,7 +189,7 @@ class Costs:
         new = np.zeros((len(self.prior), missing))
         for name in ("table", "_shape", "_z"):
             setattr(self, name, np.concatenate([getattr(self, name), new], axis=1))
-        for name in ("_ratio", "_y", "_noise"):
+        for name in ("error", "_ratio", "_y", "_noise"):
             setattr(self, name, np.concatenate([getattr(self, name), new[0]]))
         self.is_cold = np.concatenate([self.is_cold, np.zeros(missing, np.bool_)])
         self._engines += [None] * missing
@@ -199,7 +201,7 @@ class Costs:
         self._engines[slot] = None
         self.num_cold += not self.is_cold[slot]
         self.is_cold[slot] = True
-        self._y[slot], self._z[:, slot] = 0.0, 0.0
+        self._y[slot], self._z[:, slot], self.error[slot] = 0.0, 0.0, FIRST_ERROR
         self._ratio[slot], self._shape[:, slot] = 1.0, 0.0
         self._fill(slice(slot, slot + 1))
 
@@ -221,6 +223,7 @@ class Costs:
             if not self.is_known:  # then nothing is too far off
                 engine.error = abs(error)
         y = expected * exp(engine.winsorized(error, self._ratio.item(slot)))
+        self.error[slot] = engine.error
         engine.pending.append((z, y, FADE * exp(-(engine.bias**2))))
         engine.count += 1
         if engine.is_due(now):

@@ -6,35 +6,60 @@ streamed          with its first      TTFT at once; TPOT at the end, if it tells
 in one piece      never: assumed      the sum of both, if it tells its tokens: each is as far off as
                   as expected         the sum is
 an error, or cut  -                   nothing
+of a prefill leg  with the leg's end  TTFT on the engine of that leg
+of a decode leg   as above            in place of TTFT what the transfer takes: the rest of it
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from inferway.model import Candidates, Headers, Target
+import msgspec
+
+from inferway.model import Candidates, Headers, SchedulingResult, Target
 from inferway.openai_api.llm_request import LLMRequest
+from inferway.openai_api.usage import Usage
 from inferway.scheduling.columns import EXPECTED_TTFT_MS
 from inferway.scheduling.expected_ttft.backlog import QueuedRequest
 from inferway.scheduling.expected_ttft.learning import (
+    AHEAD,
     BATCH,
     COST_MS,
+    DECODE_MS,
     FEATURES,
     FIXED,
     OWN,
     PAIRS,
+    PREFILL_MS,
+    REQUESTS,
     TERMS_MS,
+    TRANSFER_MS,
     Learning,
 )
 from inferway.scheduling.per_endpoint import EndpointSlots
 from inferway.scheduling.plugin import RequestListener, RequestOutcome
 
 _LEAST_MS = 1e-3
+_LEAST_TRANSFER = 0.05  # of what was expected of it, if all else has taken longer
 # learning.TTFT_FEATURES, and what is no feature
 _PARTS = (
     b"fixed=%.1f, own=%.1f, pairs=%.1f, waiting=%.1f, queue=%.1f, batch=%.1f, late=%.1f, "
     b"to-others=%.1f"
 )
+_LEGS = b", prefill=%.1f, transfer=%.1f"
+
+
+class _Sent(msgspec.Struct):
+    """A request, or a leg of it, that an engine has got, and what was expected of it."""
+
+    features: list[float]
+    terms: list[float]  # what each made up of `ttft`, in ms
+    ttft: float  # ms
+    cost: float  # ms, with what it costs others
+    at: float  # seconds; of a decode leg, when its blocks were there to be fetched
+    waiting: QueuedRequest
+    moved: float = 0.0  # tokens that a decode leg fetches
+    transfer: float = 0.0  # ms of `ttft`
 
 
 class ExpectedTtftListener(RequestListener):
@@ -43,24 +68,18 @@ class ExpectedTtftListener(RequestListener):
     __slots__ = (
         "_answers",
         "_candidates",
-        "_cost",
-        "_features",
+        "_choice",
+        "_coming",
         "_first",
+        "_has_reference",
         "_learning",
+        "_prefill",
         "_request",
         "_sent",
         "_slots",
         "_streams",
-        "_terms",
-        "_ttft",
-        "_waiting",
-    )  # fmt: skip
+    )
 
-    _features: Sequence[float]  # of the endpoint that it is sent to
-    _terms: Sequence[float]  # what each made up of `_ttft`, in ms
-    _ttft: float
-    _cost: float
-    _sent: float  # seconds
     _first: float | None  # when the first piece of the answer came
     _answers: bool  # it is no error
 
@@ -70,60 +89,94 @@ class ExpectedTtftListener(RequestListener):
         slots: EndpointSlots,
         request: LLMRequest,
         candidates: Candidates,
+        choice: SchedulingResult,
     ) -> None:
         self._learning = learning
         self._slots = slots
         self._request = request
         self._candidates = candidates
+        self._choice = choice
         self._streams = bool(request.body.stream)
-        self._waiting: QueuedRequest | None = None
+        self._sent: _Sent | None = None
+        self._prefill: _Sent | None = None
+        self._has_reference = False  # the next attempt, or the one that runs, gets blocks
+        self._coming: int | None = None  # the slot where it is to be decoded
+
+    def on_prefill(self, target: Target, now: float) -> None:
+        self._withdraw(self._prefill, now)
+        self._prefill = None
+        row = self._candidates.rows.get(target.endpoint.holder)
+        if row is None:
+            return
+        self._has_reference = True
+        self._prefill = prefill = self._expected(row, target, now)
+        prefill.cost = self._candidates.added[PREFILL_MS.name].item(row)
+        self._wait(prefill, now)
+        if self._coming is None:
+            self._coming = slot = self._slots.slot(self._choice.targets[0].endpoint)
+            self._learning.coming[slot] += 1.0
+
+    def on_prefilled(self, now: float, usage: Usage | None, *, moved: bool) -> None:
+        prefill, decode = self._prefill, self._sent
+        if prefill is None:
+            return
+        self._withdraw(prefill, now)
+        if moved or usage is not None:
+            self._learn_ttft(prefill, (now - prefill.at) * 1000, now)
+        self._has_reference = self._has_reference and moved
+        if decode is not None and decode.moved:  # both legs were sent at once
+            decode.at = now
 
     def on_attempt(self, target: Target, now: float) -> Headers:
-        self._withdraw(now)
+        self._withdraw(self._sent, now)
+        self._arrived()
+        self._sent = None
         row = self._candidates.rows.get(target.endpoint.holder)
         if row is None:
             return ()
-        self._sent, self._first, self._answers = now, None, False
-        self._read(row)
-        learning, terms, own = self._learning, self._terms, self._features[OWN]
-        slot = self._slots.slot(target.endpoint)
-        work = terms[OWN] + terms[PAIRS]
-        alone = terms[FIXED] + work + terms[BATCH]
-        # as many as cost the same without pairs: whoever waits for them need not know more
-        tokens_ahead = own * work / terms[OWN]
-        self._waiting = waiting = QueuedRequest(slot, tokens_ahead, alone)
-        learning.backlog.add(waiting, now)
+        self._sent = sent = self._expected(row, target, now)
+        self._first, self._answers = None, False
+        if self._has_reference:
+            self._has_reference = False  # it serves once
+            self._as_decode_leg(sent, row)
+        self._wait(sent, now)
         if not self._streams:
-            learning.backlog.assume_begun_at(waiting, now + self._ttft / 1000)
-        tokens = max(self._request.num_prompt_tokens, 1)
-        learning.marginal_cost.sent(slot, now, work=work, new_tokens=own, tokens=tokens)
+            self._learning.backlog.assume_begun_at(sent.waiting, now + sent.ttft / 1000)
         return ()
 
     def on_head(self, status: int) -> Headers:
         self._answers = status < 400
-        if self._waiting is None:
+        sent, prefill = self._sent, self._prefill
+        if sent is None:
             return ()
-        ttft, terms = self._ttft, self._terms
-        parts = _PARTS % (*terms, max(ttft - sum(terms), 0.0), self._cost - ttft)
+        ttft, cost, terms = sent.ttft, sent.cost, sent.terms
+        late = max(ttft - sent.transfer - sum(terms), 0.0)
+        legs = b""
+        if sent.moved and prefill is not None:
+            legs = _LEGS % (prefill.ttft, sent.transfer)
+            ttft += prefill.ttft
+            cost += prefill.cost
         return (
             (b"x-inferway-expected-ttft-ms", b"%.1f" % ttft),
-            (b"x-inferway-expected-ttft-parts", parts),
+            (b"x-inferway-expected-ttft-parts", _PARTS % (*terms, late, cost - ttft) + legs),
         )
 
     def on_first_chunk(self, now: float) -> None:
-        waiting = self._waiting
+        sent = self._sent
         del self._candidates, self._request  # it is sent nowhere else
-        if waiting is None or not self._streams:
+        if sent is None or not self._streams:
             return
         self._first = now
-        self._learning.backlog.begun(waiting, now)
+        self._learning.backlog.begun(sent.waiting, now)
         if self._answers:
-            self._learn_ttft(waiting.slot, (now - self._sent) * 1000, now)
+            self._learn_ttft(sent, (now - sent.at) * 1000, now)
 
     def on_end(self, ending: RequestOutcome) -> None:
-        waiting, usage = self._waiting, ending.usage
-        self._withdraw(ending.now)
-        if waiting is None or ending.outcome != "ok" or not self._answers or usage is None:
+        sent, usage = self._sent, ending.usage
+        self._withdraw(self._prefill, ending.now)
+        self._withdraw(sent, ending.now)
+        self._arrived()
+        if sent is None or ending.outcome != "ok" or not self._answers or usage is None:
             return
         if usage.completion:  # embeddings write nothing
             self._learning.marginal_cost.answered(usage.completion)
@@ -131,38 +184,82 @@ class ExpectedTtftListener(RequestListener):
         if self._first is not None:
             if more > 0:
                 took = (ending.now - self._first) * 1000 / more
-                self._learn_tpot(waiting.slot, took, ending.now)
+                self._learn_tpot(sent, took, ending.now)
         elif not self._streams:
-            self._learn_sum(waiting.slot, max(more, 0), ending.now)
+            self._learn_sum(sent, max(more, 0), ending.now)
 
-    def _read(self, row: int) -> None:
+    def _expected(self, row: int, target: Target, now: float) -> _Sent:
         added = self._candidates.added
-        self._features = added[FEATURES.name][row].tolist()
-        self._terms = added[TERMS_MS.name][row].tolist()
-        self._ttft = added[EXPECTED_TTFT_MS.name].item(row)
-        self._cost = added[COST_MS.name].item(row)
+        features, terms = added[FEATURES.name][row].tolist(), added[TERMS_MS.name][row].tolist()
+        own, work = features[OWN], terms[OWN] + terms[PAIRS]
+        # as many as cost the same without pairs: whoever waits for them need not know more
+        tokens_ahead = own * work / terms[OWN]
+        waiting = QueuedRequest(
+            self._slots.slot(target.endpoint), tokens_ahead, terms[FIXED] + work + terms[BATCH]
+        )
+        ttft = added[EXPECTED_TTFT_MS.name].item(row)
+        return _Sent(features, terms, ttft, added[COST_MS.name].item(row), now, waiting)
 
-    def _withdraw(self, now: float) -> None:
+    def _as_decode_leg(self, sent: _Sent, row: int) -> None:
+        """It computes one token, and waits for what waits there by now."""
+        added, learning, features = self._candidates.added, self._learning, sent.features
+        waiting, slot = sent.waiting, sent.waiting.slot
+        sent.moved, sent.transfer = features[OWN], added[TRANSFER_MS.name].item(row)
+        features[OWN], features[PAIRS] = 1.0, max(self._request.num_prompt_tokens - 0.5, 0.5)
+        features[AHEAD] = learning.backlog.tokens.item(slot)
+        features[REQUESTS] = learning.backlog.requests.item(slot)
+        costs = learning.ttft.table[:, slot].tolist()
+        sent.terms = [feature * cost for feature, cost in zip(features, costs, strict=True)]
+        sent.ttft = sum(sent.terms) + sent.transfer
+        sent.cost = added[DECODE_MS.name].item(row)
+        waiting.tokens = 1.0
+        waiting.alone_ms = sent.ttft - sent.terms[AHEAD] - sent.terms[REQUESTS]
+
+    def _wait(self, sent: _Sent, now: float) -> None:
+        """Count it as waiting where it is sent, and as work there."""
+        marginal, waiting, own = self._learning.marginal_cost, sent.waiting, sent.features[OWN]
+        self._learning.backlog.add(waiting, now)
+        work = sent.terms[OWN] + sent.terms[PAIRS]
+        if sent.moved:
+            marginal.moved(waiting.slot, now, work=work, new_tokens=sent.moved)
+        else:
+            tokens = max(self._request.num_prompt_tokens, 1)
+            marginal.sent(waiting.slot, now, work=work, new_tokens=own, tokens=tokens)
+
+    def _withdraw(self, sent: _Sent | None, now: float) -> None:
         """It does not wait, not any more."""
-        if self._waiting is not None:
-            self._learning.backlog.begun(self._waiting, now)
+        if sent is not None:
+            self._learning.backlog.begun(sent.waiting, now)
 
-    def _learn_ttft(self, slot: int, took: float, now: float) -> None:
-        learning = self._learning
+    def _arrived(self) -> None:
+        """No decode leg is to come any more."""
+        if self._coming is not None:
+            self._learning.coming[self._coming] -= 1.0
+            self._coming = None
+
+    def _learn_ttft(self, sent: _Sent, took: float, now: float) -> None:
+        learning, slot = self._learning, sent.waiting.slot
         took = max(took, _LEAST_MS)
-        learning.accuracy[slot].observe(took / self._ttft)
-        learning.ttft.learn(slot, self._features, took, now)
+        learning.accuracy[slot].observe(took / sent.ttft)
+        if sent.moved:
+            least = _LEAST_TRANSFER * sent.transfer
+            rest = max(took - sent.ttft + sent.transfer, least)
+            learning.transfer.learn(slot, (1.0, sent.moved), rest, now)
+        else:
+            learning.ttft.learn(slot, sent.features, took, now)
 
-    def _learn_tpot(self, slot: int, took: float, now: float) -> None:
-        self._learning.tpot.learn(slot, self._tpot_features(), max(took, _LEAST_MS), now)
+    def _learn_tpot(self, sent: _Sent, took: float, now: float) -> None:
+        took = max(took, _LEAST_MS)
+        self._learning.tpot.learn(sent.waiting.slot, _tpot_features(sent), took, now)
 
-    def _learn_sum(self, slot: int, more: int, now: float) -> None:
+    def _learn_sum(self, sent: _Sent, more: int, now: float) -> None:
         """An answer in one piece, of `more` tokens behind the first."""
-        each = self._learning.tpot.expected(slot, self._tpot_features())
-        ratio = (now - self._sent) * 1000 / (self._ttft + more * each)
-        self._learn_ttft(slot, ratio * self._ttft, now)
+        each = self._learning.tpot.expected(sent.waiting.slot, _tpot_features(sent))
+        ratio = (now - sent.at) * 1000 / (sent.ttft + more * each)
+        self._learn_ttft(sent, ratio * sent.ttft, now)
         if more:
-            self._learn_tpot(slot, ratio * each, now)
+            self._learn_tpot(sent, ratio * each, now)
 
-    def _tpot_features(self) -> Sequence[float]:
-        return (1.0, self._features[BATCH] + 1)
+
+def _tpot_features(sent: _Sent) -> Sequence[float]:
+    return (1.0, sent.features[BATCH] + 1)

@@ -26,12 +26,20 @@ USUAL_TTFT = (20.0, 0.1, 0.1 / 64_000, 0.1, 5.0, 0.5)
 TPOT_FEATURES = ("tpot_fixed", "tpot_running_request")
 RUNNING = 1
 USUAL_TPOT = (10.0, 0.2)
+# And of what is moved to an engine that decodes: NIXL's 128 kB of an 8B model's token, at 25 GB/s.
+TRANSFER_FEATURES = ("transfer_fixed", "transfer_token")
+USUAL_TRANSFER = (5.0, 0.005)
 
 # What an expectation was made of: columns that `plugin` adds, and it and `follower` read.
 # One row for each endpoint: the features, and what each made up of the expectation.
 FEATURES: ColumnKey[NDArray[np.float64]] = ColumnKey("expected-ttft-features")
 TERMS_MS: ColumnKey[NDArray[np.float64]] = ColumnKey("expected-ttft-terms-ms")
 COST_MS: ColumnKey[Column] = ColumnKey("expected-cost-ms")  # TTFT, and what it costs others
+# The same of the legs of a request, where endpoints can hand blocks to each other: of the prefill
+# leg on each endpoint, and of a decode leg there, with the transfer, that is a part of it.
+PREFILL_MS: ColumnKey[Column] = ColumnKey("expected-prefill-leg-ms")
+DECODE_MS: ColumnKey[Column] = ColumnKey("expected-decode-leg-ms")
+TRANSFER_MS: ColumnKey[Column] = ColumnKey("expected-transfer-ms")
 TRIED: ColumnKey[NDArray[np.bool_]] = ColumnKey(
     "expected-ttft-tried"
 )  # whether it is to be got to know
@@ -46,6 +54,9 @@ class Learning:
 
     ttft: Costs = field(default_factory=lambda: Costs(np.array(USUAL_TTFT)))
     tpot: Costs = field(default_factory=lambda: Costs(np.array(USUAL_TPOT)))
+    transfer: Costs = field(default_factory=lambda: Costs(np.array(USUAL_TRANSFER)))
+    # decode legs of requests whose prefill leg has not ended
+    coming: Column = field(default_factory=lambda: np.zeros(0))
     backlog: Backlog = field(default_factory=Backlog)
     external_load: ExternalLoad = field(default_factory=ExternalLoad)
     marginal_cost: MarginalCost = field(default_factory=MarginalCost)
@@ -55,6 +66,8 @@ class Learning:
         """Have room for so many slots."""
         self.ttft.grow(slots)
         self.tpot.grow(slots)
+        self.transfer.grow(slots)
+        self.coming = np.concatenate([self.coming, np.zeros(slots - len(self.coming))])
         self.backlog.grow(slots)
         self.external_load.grow(slots)
         self.marginal_cost.grow(slots)
@@ -65,6 +78,8 @@ class Learning:
         """Forget a slot that another engine takes; nothing is on its way to the old one."""
         self.ttft.forget(slot)
         self.tpot.forget(slot)
+        self.transfer.forget(slot)
+        self.coming[slot] = 0.0
         self.external_load.forget(slot)
         self.marginal_cost.forget(slot)
         self.accuracy[slot] = Histogram(ACCURACY_BUCKETS)
@@ -74,3 +89,5 @@ class Learning:
         self.backlog.advance(now)
         self.ttft.refresh(now)
         self.tpot.refresh(now)
+        if self.transfer.is_known:
+            self.transfer.refresh(now)

@@ -92,16 +92,27 @@ class MarginalCost:
         each += slowed
         return each
 
+    def busy(self, rows: Rows, now: float) -> Column:
+        """Return the share of its time that each is busy with prompts, as of late."""
+        self._scale(now)
+        ms = RATE_SECONDS * 1000 * exp((now - self._at) / RATE_SECONDS)
+        share: Column = np.minimum(self._work[rows] / ms, BUSIEST)
+        return share
+
     def sent(self, slot: int, now: float, *, work: float, new_tokens: float, tokens: float) -> None:
         """Count a request of so many tokens that is on its way there."""
+        self._newest /= 1.0 - 1.0 / NEW_REQUESTS
+        self.moved(slot, now, work=work, new_tokens=new_tokens)
+        self.new_tokens += (new_tokens - self.new_tokens) / MEAN_REQUESTS
+        self.cached_share += (1.0 - new_tokens / tokens - self.cached_share) / MEAN_REQUESTS
+
+    def moved(self, slot: int, now: float, *, work: float, new_tokens: float) -> None:
+        """Count a decode leg on its way there, of a request whose prefill leg has been counted."""
         self._scale(now)
         newest = exp((now - self._at) / RATE_SECONDS)
         self._requests[slot] += newest
         self._work[slot] += work * newest
-        self._newest /= 1.0 - 1.0 / NEW_REQUESTS
         self._new[slot] += new_tokens * self._newest
-        self.new_tokens += (new_tokens - self.new_tokens) / MEAN_REQUESTS
-        self.cached_share += (1.0 - new_tokens / tokens - self.cached_share) / MEAN_REQUESTS
 
     def answered(self, tokens: int) -> None:
         """Count an answer of so many tokens."""

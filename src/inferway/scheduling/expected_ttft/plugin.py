@@ -3,7 +3,7 @@
     TTFT   = fixed + own tokens + token pairs + tokens and requests waiting ahead + running batch
              + being late
     TPOT   = fixed + running batch
-    choice = the least TTFT + what it costs others (`marginal_cost`)
+    choice = the least TTFT + what it costs others (`marginal_cost`), in one leg or two (`legs`)
 
 Own tokens are the prompt's that the endpoint does not hold; each looks at those before it, which
 makes the pairs. Every term but the last has a cost of
@@ -37,18 +37,25 @@ from inferway.scheduling.expected_ttft.learning import (
     RUNNING,
     TERMS_MS,
     TPOT_FEATURES,
+    TRANSFER_FEATURES,
     TRIED,
     TTFT_FEATURES,
     Learning,
 )
-from inferway.scheduling.per_endpoint import EndpointSlots
+from inferway.scheduling.expected_ttft.legs import add_legs
+from inferway.scheduling.per_endpoint import EndpointSlots, PerEndpoint
 from inferway.scheduling.prefix_source import TRUST
-from inferway.scheduling.registry import Building, NoParameters, PluginType
+from inferway.scheduling.registry import Building, Parameters, PluginType
+from inferway.scheduling.roles import Roles, roles_of
 
 TRY_EVERY = 4  # of so many requests one may go to an engine that is hardly known
 
 # numpy takes half as long to read these as to read floats.
 _ZERO, _HALF, _ONE = np.array(0.0), np.array(0.5), np.array(1.0)
+
+
+class ExpectedTtftParameters(Parameters, frozen=True):
+    legs: bool = True  # a prompt may be computed apart from where it is answered
 
 
 @dataclass(slots=True)
@@ -57,8 +64,10 @@ class ExpectedTtft:
 
     learning: Learning = field(default_factory=Learning)
     is_alone: bool = False  # nobody else reads what it adds
+    has_legs: bool = True
     slots: EndpointSlots = field(init=False)
     _turn: count[int] = field(default_factory=count)
+    _roles: PerEndpoint[Roles | None] = field(default_factory=lambda: PerEndpoint(roles_of))
 
     def __post_init__(self) -> None:
         self.slots = EndpointSlots(self.learning.grow, self.learning.forget)
@@ -78,19 +87,23 @@ class ExpectedTtft:
         terms = features * costs
         ttft: Column = np.add.reduce(terms)
         ttft += late
-        tokens = terms[OWN] + terms[PAIRS]
         slower = learning.tpot.table[RUNNING, rows]
         slowed = slower * features[BATCH]
-        cost = learning.marginal_cost.cost(
-            rows,
-            now,
-            work=tokens + costs[REQUESTS],
-            tokens=tokens,
-            backlog=terms[AHEAD] + terms[REQUESTS],
-            batch=features[BATCH],
-            slowed=slowed,
-        )
-        cost += ttft
+        roles = self._roles(candidates.endpoints) if self.has_legs else None
+        if roles is None or not roles.groups:
+            tokens = terms[OWN] + terms[PAIRS]
+            cost = learning.marginal_cost.cost(
+                rows,
+                now,
+                work=tokens + costs[REQUESTS],
+                tokens=tokens,
+                backlog=terms[AHEAD] + terms[REQUESTS],
+                batch=features[BATCH],
+                slowed=slowed,
+            )
+            cost += ttft
+        else:
+            cost = add_legs(learning, candidates, rows, features, costs, terms, ttft, prompt)
         compiling = candidates.get(COMPILE_MS)
         if compiling is not None:
             cost += np.maximum(compiling - ttft, 0.0)
@@ -124,7 +137,7 @@ class ExpectedTtft:
         """Return who learns from the request."""
         if candidates.get(FEATURES) is None:
             return None
-        return ExpectedTtftListener(self.learning, self.slots, request, candidates)
+        return ExpectedTtftListener(self.learning, self.slots, request, candidates, choice)
 
     def families(self) -> Iterator[Family]:
         """Yield how far expectations were off, and what each part of a request costs, by engine."""
@@ -137,8 +150,12 @@ class ExpectedTtft:
             ["engine"],
             errors,
         )
-        features = (*TTFT_FEATURES, *TPOT_FEATURES)
-        costs = np.concatenate([learning.ttft.table, learning.tpot.table]) / 1000
+        features: tuple[str, ...] = (*TTFT_FEATURES, *TPOT_FEATURES)
+        tables = [learning.ttft.table, learning.tpot.table]
+        if learning.transfer.is_known:
+            features += TRANSFER_FEATURES
+            tables.append(learning.transfer.table)
+        costs = np.concatenate(tables) / 1000
         yield gauge(
             "expected_cost_seconds",
             "Seconds that each part of a request is expected to cost on the engine, as"
@@ -205,8 +222,8 @@ def _own_tokens(prompt: float, candidates: Candidates) -> Column:
     return own
 
 
-def _build(_: NoParameters, building: Building) -> ExpectedTtft:
-    return ExpectedTtft(is_alone=len(building.types) == 1)
+def _build(parameters: ExpectedTtftParameters, building: Building) -> ExpectedTtft:
+    return ExpectedTtft(is_alone=len(building.types) == 1, has_legs=parameters.legs)
 
 
 TYPE = PluginType(
@@ -214,4 +231,5 @@ TYPE = PluginType(
     "prefers the endpoint with the lowest cost in milliseconds, by the expected time to the first "
     "token; learns from the answers, and has no weights",
     _build,
+    ExpectedTtftParameters,
 )

@@ -131,6 +131,9 @@ class _SentBlocksListener(RequestListener):
     choice: SchedulingResult
     prompts: list[list[int]]
 
+    def on_prefill(self, target: Target, now: float) -> None:
+        self.on_attempt(target, now)
+
     def on_attempt(self, target: Target, now: float) -> Headers:
         for used in (target, *self.choice.others.values()):
             for hashes in self.prompts:

@@ -1,0 +1,191 @@
+"""Engines that an operator takes out: no new requests, and first their warm prefixes to others."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import aiohttp
+
+from inferway.config import ServeSettings
+from inferway.fleet.engine import Engine
+from inferway.fleet.hand_over import HandOver, HandOverState, Progress, why_none
+from inferway.fleet.http_client import EngineConnector, post
+from inferway.metrics import Family, counter, gauge
+from inferway.model import Endpoint
+from inferway.routing.director import Director
+from inferway.routing.limits.outlier_detection import OutlierDetection
+from inferway.routing.warm_prefixes import WarmPrefixes
+from inferway.tasks import Tasks
+
+LEG_SECONDS = 30.0  # that one leg of a move may take
+PATH = "/v1/completions"
+
+_TOKENS = "tokens"
+
+log = logging.getLogger("inferway.admin")
+
+
+class EngineClient:
+    """Asks engines, by hand_over.AskEngine. Nothing is open before it is asked first."""
+
+    def __init__(self, settings: ServeSettings) -> None:
+        self._settings = settings
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __call__(self, endpoint: Endpoint, body: bytes, request_id: str) -> tuple[int, bytes]:
+        if self._session is None:
+            connector = EngineConnector(self._settings.engine_tls())
+            self._session = aiohttp.ClientSession(connector=connector)
+        headers = {name.decode(): value.decode() for name, value in endpoint.headers}
+        headers["x-request-id"] = request_id
+        return await post(
+            *(self._session, endpoint.url, PATH, body), headers=headers, seconds=LEG_SECONDS
+        )
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+
+class Draining:
+    """`drain` and `resume` engines; `close` stops what is handed over."""
+
+    def __init__(
+        self,
+        settings: ServeSettings,
+        director: Director,
+        standing: OutlierDetection,
+        warm: WarmPrefixes,
+    ) -> None:
+        """`warm` observes the director's requests, unless the settings are against it."""
+        self.standing = standing
+        self._director = director
+        self._warm = warm
+        self._client = EngineClient(settings)
+        self._seconds = settings.kv_transfer.hand_over_seconds  # 0: no prompts are kept
+        self._margin = settings.kv_transfer.lease_margin_seconds
+        self._of: dict[str, Progress] = {}  # by engine, of the last time
+        self._tasks: dict[str, Tasks] = {}  # by engine
+        self._past: Counter[tuple[str, str]] = Counter()  # counts of earlier times
+
+    def drain(self, engine: Engine, seconds: float | None = None) -> None:
+        """Give the engine no new requests, and let it hand over for so long at most. If it does so
+        already, that goes on as it was."""
+        name, last = engine.name, self._of.get(engine.name)
+        self.standing.drained.add(name)
+        if last is not None and last.is_running:
+            log.info("engine %s is drained already, and hands over its warm prefixes", name)
+            return
+        self._forget(name)
+        given = self._seconds if seconds is None else seconds
+        why = self._why_none(engine, given)
+        if why is not None:
+            self._of[name] = Progress(HandOverState.NONE, why)
+            log.info("engine %s is drained; it hands over nothing: %s", name, why)
+            return
+        ends_at = self._director.clock() + given
+        self._of[name] = progress = Progress(HandOverState.RUNNING, ends_at=ends_at)
+        log.info(
+            "engine %s is drained; it hands over its warm prefixes for %g s at most", name, given
+        )
+        tasks = self._tasks[name] = Tasks(log, f"engine {name} hands over no more, by our fault")
+        tasks.spawn(
+            HandOver(engine, self._director, self._client, progress).run(self._warm.prefixes())
+        )
+
+    async def resume(self, engine: Engine) -> None:
+        """Give the engine new requests; what it was handing over stays with it."""
+        tasks = self._tasks.pop(engine.name, None)
+        if tasks is not None:
+            await tasks.close()
+        self._forget(engine.name)
+        self.standing.drained.discard(engine.name)
+        log.info("engine %s gets requests again", engine.name)
+
+    def told(self, engine: Engine) -> dict[str, Any] | None:
+        """Return what /admin/engines shows of it; None if the engine is not drained."""
+        progress = self._of.get(engine.name)
+        if progress is None or engine.name not in self.standing.drained:
+            return None
+        left = progress.ends_at - self._director.clock() if progress.is_running else 0.0
+        return {
+            "state": progress.state,
+            "why": progress.why or None,
+            "handed_over": progress.handed_over,
+            "left": progress.left,
+            "failed": progress.failed,
+            "skipped": progress.skipped,
+            "tokens": progress.tokens,
+            "seconds_left": round(max(0.0, left), 3),
+        }
+
+    async def close(self) -> None:
+        """Stop what is handed over. Blocks of which only one leg was asked for are kept by their
+        engine until their lease ends."""
+        for tasks in self._tasks.values():
+            await tasks.close()
+        await self._client.close()
+
+    def families(self) -> Iterator[Family]:
+        """Yield what /metrics shows of it."""
+        counts = self._past.copy()
+        for name, progress in self._of.items():
+            counts.update(_counts(name, progress))
+        tokens = {(name,): number for (name, what), number in counts.items() if what == _TOKENS}
+        outcomes = {key: number for key, number in counts.items() if key[1] != _TOKENS}
+        yield counter(
+            "hand_over_prefixes",
+            "Warm prefixes of a drained engine, by outcome: another engine has fetched them"
+            " (handed-over), or has them already or they are gone (skipped), or has not got them"
+            " (failed).",
+            ["engine", "outcome"],
+            outcomes,
+        )
+        yield counter(
+            "hand_over_tokens",
+            "Tokens of warm prefixes that other engines have fetched from the drained engine.",
+            ["engine"],
+            tokens,
+        )
+        yield gauge(
+            "hand_over_left",
+            "Warm prefixes that the drained engine has not handed over.",
+            ["engine"],
+            {(name,): progress.left for name, progress in self._of.items()},
+        )
+        yield gauge(
+            "warm_prefixes",
+            "Recent prompts that are kept as token ids, for an engine that will be drained.",
+            value=len(self._warm),
+        )
+        yield gauge(
+            "warm_prefix_bytes",
+            "Bytes of the recent prompts that are kept as token ids.",
+            value=self._warm.num_bytes,
+        )
+
+    def _forget(self, engine: str) -> None:
+        progress = self._of.pop(engine, None)
+        if progress is not None:
+            self._past.update(_counts(engine, progress))
+
+    def _why_none(self, engine: Engine, seconds: float) -> str | None:
+        if not self._seconds:
+            return "kv_transfer.hand_over_seconds is 0"
+        if not seconds:
+            return "it is given 0 s"
+        return why_none(self._director, engine)
+
+
+def _counts(engine: str, progress: Progress) -> dict[tuple[str, str], int]:
+    """What is counted of it for good."""
+    counts = {
+        "handed-over": progress.handed_over,
+        "failed": progress.failed,
+        "skipped": progress.skipped,
+        _TOKENS: progress.tokens,
+    }
+    return {(engine, what): number for what, number in counts.items()}
