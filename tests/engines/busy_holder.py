@@ -103,12 +103,13 @@ def busy(engine: NixlEngine, streams: int) -> Iterator[None]:
                         return
 
     with ThreadPoolExecutor(streams) as pool:
-        for number in range(streams):
-            pool.submit(write, number)
+        writing = [pool.submit(write, number) for number in range(streams)]
         try:
             yield
         finally:
             over.set()
+        for each in writing:
+            each.result()
 
 
 def forget(engine: NixlEngine, learned: str, prompt: Sequence[int]) -> None:
