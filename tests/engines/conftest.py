@@ -211,13 +211,17 @@ def serve_in_two_legs(
     for engine, role in ((prefill, "prefill"), (decode, "decode")):
         words += ["--engine", f"{engine.url},role={role}"]
 
-    def hands_over() -> bool:
-        told = client.get(f"{program.url}/admin/engines").json["engines"]
+    with ServingProgram(words, log, "kv-aware") as program:
+        wait_until_known_to_hand_over(program.url)
+        yield program
+
+
+def wait_until_known_to_hand_over(gateway: str) -> None:
+    def known() -> bool:
+        told = client.get(f"{gateway}/admin/engines").json["engines"]
         return any((engine["kv_transfer"] or {}).get("hands_to") for engine in told)
 
-    with ServingProgram(words, log, "kv-aware") as program:
-        wait_until(hands_over, "the one engine hands its blocks to the other")
-        yield program
+    wait_until(known, "the gateway knows that an engine hands its blocks to another")
 
 
 def without_replay(engine: RealEngine) -> str:

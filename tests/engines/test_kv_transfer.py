@@ -16,11 +16,11 @@ import anthropic
 import openai
 import pytest
 from tests.engines import client
-from tests.engines.chats import CHAT, COMPLETION, Request, chat
+from tests.engines.chats import CHAT, COMPLETION, Request, assistant, chat, user
 from tests.engines.client import Answer
-from tests.engines.conftest import serve_in_two_legs
+from tests.engines.conftest import serve, serve_in_two_legs, wait_until_known_to_hand_over
 from tests.engines.engine import BLOCK_SIZE, MODEL, RealEngine
-from tests.engines.gateway import ask_directly, cached, scores, wait_until_believed
+from tests.engines.gateway import ask_directly, cached, engine_of, scores, send, wait_until_believed
 from tests.engines.legs import MESSAGES, RESPONSES, counted, log_probabilities, text_of
 from tests.engines.nixl import ASKS_FOR_REFERENCE, LEASE_SECONDS, NixlEngine, fetched, metric
 from tests.engines.record_kv_transfer import bodies, text
@@ -261,3 +261,30 @@ def test_what_is_kept_for_a_client_that_has_gone_is_free_when_the_lease_ends(
         "the blocks are free",
         seconds=LEASE_SECONDS + 30,
     )
+
+
+def test_a_drained_engine_hands_its_sessions_to_the_other_one(
+    nixl_engines: Pair, new_log: Callable[[str], Path]
+) -> None:
+    first = as_chat(240)
+    with serve(nixl_engines, new_log("gateway-drain")) as gateway:
+        wait_until_known_to_hand_over(gateway.url)
+        answer = send(gateway.url, first)
+        drained, blocks = engine_of(answer), cached(answer).prompt_blocks
+        wait_until_believed(gateway.url, first, drained, blocks)
+
+        client.post(f"{gateway.url}/admin/engines/{drained}/drain?seconds=60", {})
+        wait_until(lambda: handed_over(gateway.url, drained) == "done", "it has handed over")
+        said = [*first.body["messages"], assistant(text_of(CHAT, answer)), user("And then?")]
+        turn = send(gateway.url, chat("the next turn", said))
+
+    [other] = [engine.name for engine in nixl_engines if engine.name != drained]
+    assert engine_of(turn) == other
+    assert cached(turn).blocks == blocks > 0
+
+
+def handed_over(gateway: str, drained: str) -> str:
+    """How its hand-over stands."""
+    told = client.get(f"{gateway}/admin/engines").json["engines"]
+    [state] = [engine["hand_over"]["state"] for engine in told if engine["name"] == drained]
+    return str(state)

@@ -105,6 +105,24 @@ async def test_a_second_engine_that_takes_none_gets_the_client_s_own_bytes() -> 
     assert outcomes(to) == {"sent": 1, "engine": 1}
 
 
+async def test_ids_are_written_once_for_both_legs_of_a_request() -> None:
+    taking = Taking()
+    to = sending(taking=taking)
+    journey = open_chat(to, chat(TEXT))
+    first = (await journey.decide()).targets[0].endpoint
+    assert to.tokens_once is not None
+    assert journey.routed is not None
+
+    written = to.tokens_once.ids(journey.routed, first)
+    again = to.tokens_once.ids(journey.routed, first, written)
+    taking.why[first.engine] = "another version"
+    refused = to.tokens_once.ids(journey.routed, first, written)
+
+    assert json.loads(written or b"") == IDS
+    assert again is written
+    assert refused is None
+
+
 async def test_a_report_can_be_asked_for_beside() -> None:
     to = sending(TwoEngines(heals=True))
 

@@ -49,7 +49,9 @@ class EditsTokens(Protocol):
     """Puts the token ids of its prompt into a request (tokens_once.TokensOnce)."""
 
     def edited(self, raw: bytes, routed: Routed, endpoint: Endpoint) -> bytes | None: ...
-    def ids(self, routed: Routed, endpoint: Endpoint) -> bytes | None: ...
+    def ids(
+        self, routed: Routed, endpoint: Endpoint, written: bytes | None = None
+    ) -> bytes | None: ...
 
 
 class Host(Protocol):

@@ -77,6 +77,7 @@ class PrefillLeg:
         "_decode",
         "_engine",
         "_host",
+        "_ids",
         "_journey",
         "_legs",
         "_listeners",
@@ -99,6 +100,7 @@ class PrefillLeg:
         self._reference: _HeldReference | None = None
         self._decode = journey.routed.decision.targets[0].endpoint
         self._sent_at = 0.0
+        self._ids: bytes | None = None  # of the prompt, as the prefill engine got them
         first = journey.routed.decision.prefill[0].endpoint
         self._engine = first.engine  # that was asked last, or was to be
         transfer = first.kv_transfer
@@ -181,8 +183,8 @@ class PrefillLeg:
                 remote_engine_id=self._legs.engine_ids.get(prefill.name, ""),
             )
         once = self._host.tokens_once
-        ids = None if once is None else once.ids(routed, prefill)
-        return prefill_body(attempt.body, routed.request.body, params, ids), at_once
+        self._ids = None if once is None else once.ids(routed, prefill, self._ids)
+        return prefill_body(attempt.body, routed.request.body, params, self._ids), at_once
 
     def answered(self, answer: bytes, age: float, delay: float, hosts: Sequence[str]) -> None:
         """The prefill engine has computed the prompt. `age`: the answer began no more seconds ago;
@@ -271,7 +273,7 @@ class PrefillLeg:
             body, ids = with_bootstrap(attempt.body, reference.params), None
         else:
             once = self._host.tokens_once
-            ids = None if once is None else once.ids(routed, attempt.target.endpoint)
+            ids = None if once is None else once.ids(routed, attempt.target.endpoint, self._ids)
             body = decode_body(attempt.body, routed.request.body, reference.params, ids)
         attempt.is_moved = body is not None
         if body is not None:

@@ -52,17 +52,17 @@ class TokensOnce:
         self._count(found if isinstance(found, str) else SENT if edited else OF_REQUEST)
         return edited
 
-    def ids(self, routed: Routed, endpoint: Endpoint) -> bytes | None:
+    def ids(self, routed: Routed, endpoint: Endpoint, written: bytes | None = None) -> bytes | None:
         """Return the ids of the prompt, a JSON array, for a body with more than them; None if it
-        gets none."""
-        found = self._ids(routed, endpoint)
+        gets none. `written`: the same array, if it has been made for another body."""
+        found = self._ids(routed, endpoint, written)
         self._count(found if isinstance(found, str) else SENT)
         return None if isinstance(found, str) else found
 
     def _count(self, outcome: str) -> None:
         self._counts[outcome] = self._counts.get(outcome, 0) + 1
 
-    def _ids(self, routed: Routed, endpoint: Endpoint) -> bytes | str:
+    def _ids(self, routed: Routed, endpoint: Endpoint, written: bytes | None = None) -> bytes | str:
         """Return the ids, or why there are none."""
         ids = routed.whole_prompt
         if ids is None:
@@ -77,7 +77,9 @@ class TokensOnce:
             return OF_REQUEST
         is_compared = isinstance(body, PromptBody)
         refused = self._refuses(endpoint, routed.model, is_compared=is_compared)
-        return self._writer.json(ids) if refused is None else refused
+        if refused is not None:
+            return refused
+        return self._writer.json(ids) if written is None else written
 
     def families(self) -> Iterator[Family]:
         """Yield what /metrics shows of it."""

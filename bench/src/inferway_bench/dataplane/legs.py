@@ -40,7 +40,7 @@ from inferway_bench.rows import Findings, Goal, Row, Run
 from inferway_bench.spread import ratio_of_medians
 from inferway_bench.templates import FOLDER
 
-PLAIN, CACHE_AWARE = "inferway serve", "inferway serve, cache-aware"
+PLAIN, CACHE_AWARE = "inferway serve --no-scoring", "inferway serve, cache-aware"
 VLLM, VLLM_CACHE = "vllm-router round_robin", "vllm-router cache_aware"
 VLLM_KV = "vllm-router kv_aware"
 
@@ -67,7 +67,7 @@ class TwoLegInferway(Inferway):
 
     def command(self, place: Place) -> list[str]:
         name = "legs_by_cache.yaml" if self.scoring else "legs.yaml"
-        words = Inferway(scoring=True).command(place)
+        words = Inferway(scoring=self.scoring).command(place)
         roles = zip(place.engines, ("prefill", "decode"), strict=True)
         told = {each.url: f"{each.url},role={role},kv_connector=nixl" for each, role in roles}
         return [*(told.get(word, word) for word in words), "--scheduling", str(FOLDER / name)]
@@ -102,7 +102,8 @@ def measure(plan: LegsPlan, on_step: OnStep) -> Findings:
     short, long = conversations.short_chat(model), conversations.chat_of_8k_tokens(model)
     rows: list[Row] = []
     with started_routers(routers, model, on_step) as ready:
-        publish_events(ready, model, on_step)
+        # both have the blocks: the one has computed them, the other one got them
+        publish_events(ready, model, on_step, on_each=True)
         for name, templates in ((SHORT, short), (LONG, long)):
             rows += _cpu_rows(name, Load(templates, plan.connections), ready, plan, on_step)
     about = (
