@@ -16,19 +16,18 @@ RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 
 def counted(gateway: str, leg: str, outcome: str) -> float:
     """How many legs ("prefill" or "decode") have had that outcome."""
-    return _value(gateway, f'inferway_{leg}_legs_total{{outcome="{outcome}"}}')
+    return _total(gateway, f"inferway_{leg}_legs_total", f'outcome="{outcome}"')
 
 
 def in_flight(gateway: str, engine: RealEngine) -> float:
     """How many legs the engine has now."""
-    return _value(gateway, f'inferway_engine_in_flight{{engine="{engine.name}"}}')
+    return _total(gateway, "inferway_engine_in_flight", f'engine="{engine.name}"')
 
 
-def _value(gateway: str, series: str) -> float:
-    for line in client.get(f"{gateway}/metrics").raw.decode().splitlines():
-        if line.startswith(f"{series} "):
-            return float(line.rpartition(" ")[2])
-    return 0.0
+def _total(gateway: str, name: str, label: str) -> float:
+    lines = client.get(f"{gateway}/metrics").raw.decode().splitlines()
+    series = [line for line in lines if line.startswith(f"{name}{{") and label in line]
+    return sum([float(line.rpartition(" ")[2]) for line in series])
 
 
 def events_of(answer: Answer) -> Iterator[Any]:
