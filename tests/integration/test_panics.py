@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.integration.conftest import LONG, StartFleet
+from tests.integration.conftest import LONG, StartFleet, until
 
 from inferway.config import ModelSettings, ProbeSettings
 from inferway.prompts.files.prepare import prepare_smollm2
@@ -28,6 +28,11 @@ async def test_a_text_on_which_the_tokenizer_panics_goes_by_load(
 ) -> None:
     models = {"smollm2": ModelSettings(tokenizer=str(panicking_model(tmp_path)))}
     fleet = await start_fleet(2, models=models, remote_render_ms=0, probe=ProbeSettings(join=False))
+
+    async def ready() -> bool:
+        return (await fleet.get("/ready")).status == 200
+
+    await until(ready, 60)  # the tokenizer is loaded, in a helper process first
     for prompt in (TRIES, LONG):
         answer = await fleet.post("/v1/completions", {"model": "smollm2", "prompt": prompt})
         assert answer.status == 200
