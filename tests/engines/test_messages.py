@@ -77,7 +77,8 @@ def test_drawn_bodies_give_vllms_prompts_with_all_templates(recorded: list[Row])
     for row in templates():
         if row["id"] not in meta["meta"]["found"]:
             continue
-        template = ChatTemplate(row["chat_template"])
+        # on a busy machine any rendering may take longer than it may in the gateway
+        template = ChatTemplate(row["chat_template"], bounded=False)
         theirs = tuple(meta["meta"]["found"][row["id"]])
         ours = found_in(template, tokens)
         if ours[0] is None:  # it is not rendered in this process: such messages go by load
