@@ -253,7 +253,8 @@ def test_what_is_kept_for_a_client_that_has_gone_is_free_when_the_lease_ends(
         body = json.dumps(completion("gone")).encode()
         connection.request("POST", COMPLETION, body, {"content-type": "application/json"})
         wait_until(lambda: counted(two_legs, "prefill", "ok") > done, "leg 1 is over")
-        assert metric(prefill, KV_USAGE) > 0
+        # vLLM tells with the steps that come, while it keeps blocks
+        wait_until(lambda: metric(prefill, KV_USAGE) > 0, "its blocks are kept")
 
     wait_until(lambda: counted(two_legs, "decode", "client_gone") > gone, "leg 2 is aborted")
     wait_until(
