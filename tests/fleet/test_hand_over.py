@@ -129,7 +129,7 @@ class Engines:
             return 200, self.reference(asked, at)
         known = self.references.pop(params["remote_request_id"])
         assert known == (asked["prompt"], asked.get("cache_salt"))
-        assert params["remote_block_ids"] == [[1]]
+        assert params["remote_block_ids"] == [_blocks(asked["prompt"])]
         keys = keys_of(np.array(asked["prompt"], np.uint32), asked.get("cache_salt"))
         self.index.apply([Store(at.holder, keys)])
         return 200, b"{}"
@@ -140,7 +140,7 @@ class Engines:
         params = {
             "do_remote_prefill": True,
             "do_remote_decode": False,
-            "remote_block_ids": [[1]],
+            "remote_block_ids": [_blocks(asked["prompt"])],
             "remote_engine_id": at.engine,
             "remote_request_id": name,
             "remote_host": at.engine,
@@ -152,6 +152,11 @@ class Engines:
 
     def legs_of(self, engine: str) -> list[dict[str, Any]]:
         return [body for name, body, _ in self.asked if name == engine]
+
+
+def _blocks(prompt: Sequence[int]) -> list[int]:
+    """The ids of as many blocks as the prompt has."""
+    return list(range(1, -(-len(prompt) // BLOCK) + 1))
 
 
 def keys_of(ids: TokenIds, salt: str | None = None, lora: str | None = None) -> Sequence[BlockKey]:

@@ -367,7 +367,9 @@ class HandOver:
             raise _LegFailedError(source, f"engine {source.name} took too long for its lease")
         hosts = transfer.hosts or (host_of(source.url),)
         try:
-            reference = read_reference(answer, hosts, transfer.connector)
+            reference = read_reference(
+                answer, hosts, transfer.connector, num_tokens=len(ids), block_size=size
+            )
         except BadReferenceError as e:
             raise _LegFailedError(source, f"engine {source.name}: {e}") from None
         if reference is None:
