@@ -49,7 +49,7 @@ from inferway.upstream.pool import Pool
 from inferway_structured.sse import WholeEvents, is_event_stream, only_comments
 
 # What says that the engine is unwell (routing.limits.circuit_breaker).
-_FAILED = frozenset({502, 503, 504})
+UNWELL = frozenset({502, 503, 504})
 
 
 class RequestLifecycle(Protocol):
@@ -198,7 +198,7 @@ class Forwarding:
 
     def on_head(self, status: int, headers: Headers, length: int | None) -> None:
         if status >= 400:
-            if status in _FAILED:
+            if status in UNWELL:
                 self._attempts.failed()
             if target := self._attempts.instead_of(status):
                 assert self._exchange is not None

@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from inferway.errors import OurFaultError, UpstreamError, UpstreamTimeoutError
-from inferway.http.forward import Forwarding, RequestLifecycle
+from inferway.http.forward import UNWELL, Forwarding, RequestLifecycle
 from inferway.http.headers import request_lines
 from inferway.model import Decision, Headers, Target
 from inferway.openai_api.token_events import bears_tokens
@@ -49,7 +49,6 @@ from inferway_structured.sse import WholeEvents
 
 MAX_ANSWER_BYTES = 8 << 20  # of a prefill engine: the block ids of a million tokens are 0.5 MB
 _MAX_HELD_BYTES = 1 << 20  # of a stream without content
-_UNWELL = frozenset({502, 503, 504})
 _ERROR = re.compile(rb'^(?:event: ?error\b|data: ?\{"error")', re.MULTILINE)
 # The prefill engine's answer must come as we can read it.
 _NOT_FOR_PREFILL = frozenset({b"accept-encoding"})
@@ -135,7 +134,7 @@ class TwoLegs(Forwarding):
         assert self._tries is not None
         another = None
         outcome = answer.outcome or (REFUSED if answer.status < 500 else FAILED)
-        if answer.status in _UNWELL or answer.error is not None:
+        if answer.status in UNWELL or answer.error is not None:
             self._tries.failed()
         if outcome == FAILED and not (self._prefill.is_at_once or self._is_over):
             is_lost = answer.error is not None
@@ -187,7 +186,7 @@ class TwoLegs(Forwarding):
     def on_head(self, status: int, headers: Headers, length: int | None) -> None:
         if status >= 500 and self._is_moved:
             another = None
-            if status in _UNWELL:
+            if status in UNWELL:
                 self._attempts.failed()
                 another = self._attempts.instead_of(status)
             self._again(another)

@@ -31,7 +31,15 @@ class StreamOptions(msgspec.Struct, frozen=True):
     continuous_usage_stats: bool | None = None
 
 
-class Options(msgspec.Struct, frozen=True):
+class _Bootstrap(msgspec.Struct, frozen=True):
+    """SGLang's fields, on every path."""
+
+    bootstrap_host: str | None = None
+    bootstrap_port: int | None = None
+    bootstrap_room: int | None = None
+
+
+class Options(_Bootstrap, frozen=True):
     """Fields that only an engine acts on, and those that a simulated one refuses."""
 
     stream_options: StreamOptions | None = None
@@ -43,9 +51,6 @@ class Options(msgspec.Struct, frozen=True):
     echo: bool | None = None
     logprobs: bool | int | None = None
     vllm_xargs: dict[str, Any] | None = None
-    bootstrap_host: str | None = None  # SGLang's
-    bootstrap_port: int | None = None
-    bootstrap_room: int | None = None
 
     @property
     def report_all(self) -> bool:
@@ -88,12 +93,6 @@ def read_options(fields: dict[str, Any]) -> Options:
     if options.logprobs is not None and options.logprobs is not False:
         _refuse("logprobs")
     return options
-
-
-class _Bootstrap(msgspec.Struct):
-    bootstrap_host: str | None = None
-    bootstrap_port: int | None = None
-    bootstrap_room: int | None = None
 
 
 _BOOTSTRAP = msgspec.json.Decoder(_Bootstrap)

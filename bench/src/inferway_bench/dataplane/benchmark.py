@@ -59,7 +59,7 @@ _STREAMS, _TOKENS = 20, 500  # side by side, and of each
 _WRITTEN = "events written"  # by the engines of a router
 
 
-class DataplanePlan(msgspec.Struct, frozen=True):
+class RoutersPlan(msgspec.Struct, frozen=True):
     """Seconds are of load, for each router and repeat."""
 
     repeats: Annotated[int, flag("Load each router this number of times, in turns.", ge=1)] = 9
@@ -69,6 +69,11 @@ class DataplanePlan(msgspec.Struct, frozen=True):
     ] = 8
     only: OnlyFlag = ()
     peers: PeersFlag = True
+
+
+class DataplanePlan(RoutersPlan, frozen=True):
+    """The same, and what is measured beside the CPU time."""
+
     latency_seconds: int = 5
     held_streams: int = 1000
     memory_repeats: int = 3

@@ -9,16 +9,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated
 
 import msgspec
 
 from inferway.prompts.files.prepare import prepare_smollm2
 from inferway_bench import conversations
-from inferway_bench.dataplane.benchmark import LONG, SHORT
+from inferway_bench.dataplane.benchmark import LONG, SHORT, RoutersPlan
 from inferway_bench.dataplane.testbed import in_turns, publish_events, started_routers
 from inferway_bench.dataplane.wrk import Load
-from inferway_bench.flags import flag
 from inferway_bench.harness import Benchmark
 from inferway_bench.processes import BenchError, get
 from inferway_bench.progress import OnStep
@@ -26,8 +24,6 @@ from inferway_bench.report import Column, Table
 from inferway_bench.routers import (
     Counters,
     Inferway,
-    OnlyFlag,
-    PeersFlag,
     Place,
     Router,
     RunningRouter,
@@ -43,18 +39,6 @@ from inferway_bench.templates import FOLDER
 PLAIN, CACHE_AWARE = "inferway serve --no-scoring", "inferway serve, cache-aware"
 VLLM, VLLM_CACHE = "vllm-router round_robin", "vllm-router cache_aware"
 VLLM_KV = "vllm-router kv_aware"
-
-
-class LegsPlan(msgspec.Struct, frozen=True):
-    """Seconds are of load, for each router and repeat."""
-
-    repeats: Annotated[int, flag("Load each router this number of times, in turns.", ge=1)] = 9
-    seconds: Annotated[int, flag("Load each router for this time in each repeat.", ge=1)] = 4
-    connections: Annotated[
-        int, flag("Send requests over this number of connections at a time.", ge=1)
-    ] = 8
-    only: OnlyFlag = ()
-    peers: PeersFlag = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +75,7 @@ class TwoLegVllmRouter(VllmRouter):
         return [*words, "--prometheus-port", str(place.metrics_port)]
 
 
-def measure(plan: LegsPlan, on_step: OnStep) -> Findings:
+def measure(plan: RoutersPlan, on_step: OnStep) -> Findings:
     """Measure the routers that the plan wants. Raises BenchError when something cannot be started,
     fails a request, or sends one in one leg."""
     known = all_routers(("round_robin", "cache_aware", "kv_aware"), (), plan.peers, on_step)
@@ -116,7 +100,7 @@ def measure(plan: LegsPlan, on_step: OnStep) -> Findings:
 
 
 def _cpu_rows(
-    name: str, load: Load, ready: Sequence[RunningRouter], plan: LegsPlan, on_step: OnStep
+    name: str, load: Load, ready: Sequence[RunningRouter], plan: RoutersPlan, on_step: OnStep
 ) -> Iterator[Row]:
     numbers = iter(range(1, 10**9, 10**6))
     measured = in_turns(
@@ -165,7 +149,7 @@ LEGS = Benchmark(
     "legs",
     "Measure the CPU time of requests that are sent in two legs, prefill and decode, beside "
     "vllm-router. It needs the program wrk.",
-    LegsPlan,
+    RoutersPlan,
     measure,
     [
         Table(
