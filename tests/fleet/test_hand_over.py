@@ -25,7 +25,6 @@ from inferway.errors import IndexAwayError, UpstreamError, UpstreamTimeoutError
 from inferway.fleet.engine import Engine
 from inferway.fleet.engine_facts import EngineFacts, ModelCard
 from inferway.fleet.hand_over import (
-    FULL,
     LEAST_TOKENS,
     MOVES,
     MOVES_PER_TARGET,
@@ -56,6 +55,7 @@ from inferway.routing.director import Director
 from inferway.routing.limits.outlier_detection import OutlierDetection
 from inferway.routing.match import Matcher
 from inferway.routing.warm_prefixes import WarmPrefix
+from inferway.scheduling.expected_ttft.legs import FULL
 from inferway.scheduling.idle import idle
 from inferway.scheduling.scheduling import Scheduling
 

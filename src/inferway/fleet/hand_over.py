@@ -60,6 +60,7 @@ from inferway.routing.attempt import Attempt
 from inferway.routing.director import Director
 from inferway.routing.match import Matched
 from inferway.routing.warm_prefixes import WarmPrefix
+from inferway.scheduling.expected_ttft.legs import FULL
 from inferway.tasks import TimeSlice
 
 MOVES = 4
@@ -68,7 +69,6 @@ STRIKES = 3
 # It is not worth two requests to move less: vLLM fetches no less either when it may choose
 # (kv_recompute_threshold).
 LEAST_TOKENS = 64
-FULL = 0.9  # share of its blocks that running requests use: no room for others
 ROOM_SECONDS = 0.25  # until it is looked again whether an engine has room
 
 log = logging.getLogger("inferway.hand_over")

@@ -55,7 +55,7 @@ WRITING = 0.2
 SPARE = 0.2  # of the fleet's time; with less of it left, writing counts for less
 FULL_BATCH = 64.0  # answers, of an engine that does nothing else
 MOST_PREFILL = 2  # engines that a prefill leg may be tried on
-FULL = 0.9  # of its KV blocks are in use: an engine that gets no decode leg
+FULL = 0.9  # of its KV blocks are in use: an engine that gets no blocks of others
 
 _PREFILL, _DECODE = range(2)
 
