@@ -34,6 +34,7 @@ ROOMS = [
     "fleet/discovery",
     "fleet",
     "indexer",
+    "records",
     "telemetry",
     "http",
     "ext_proc",
