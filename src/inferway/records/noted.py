@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from inferway.model import BlockKey, Column, Endpoint, HolderId
+from inferway.model import BlockKey, Candidates, Column, Endpoint, HolderId
 from inferway.records.packing import CANDIDATE, MOST_BLOCKS, MOST_LOAD, TERMS, Names, halved
 from inferway.records.record import MOST_CANDIDATES, Miss
 from inferway.scheduling.per_endpoint import PerEndpoint
@@ -30,8 +30,7 @@ class Noted(msgspec.Struct):
     at: float  # seconds, by the director's clock
     endpoints: Sequence[Endpoint]
     chosen: int  # row of them
-    # The bytes of columns, as they were: blocks that each holds; running, waiting; costs of all,
-    # TTFT, terms: empty where there are none.
+    # The bytes of columns: blocks that each holds; and, where they are known, costs, TTFT, terms.
     columns: tuple[bytes, ...]
     block_size: int
     keys: Sequence[BlockKey]  # of the only prompt; empty where nothing is compared afterwards
@@ -63,14 +62,18 @@ class CandidatePacker:
     def __init__(self, names: Names) -> None:
         self.names = names
         self._numbers = PerEndpoint(self._numbers_of)
+        self._loads = np.zeros((2, 0), np.uint16)  # running, waiting: by the endpoint's number
 
     def renew(self, names: Names) -> None:
         """Go on with another table of names."""
         self.names = names
         self._numbers.forget()
 
-    def pack(self, noted: Sequence[Noted]) -> None:
-        """Fill in what these lack; equally many candidates at a time are done together."""
+    def pack(self, noted: Sequence[Noted], loads: Iterable[Candidates]) -> None:
+        """Fill in what these lack; equally many candidates at a time are done together. `loads`: a
+        table of each list of endpoints in them, with their load: of all requests of a moment it is
+        the same."""
+        self._note_loads(loads)
         groups: dict[tuple[int, int], list[Noted]] = {}
         for each in noted:
             key = (len(each.endpoints), len(each.columns))
@@ -84,16 +87,26 @@ class CandidatePacker:
     def _numbers_of(self, endpoints: Sequence[Endpoint]) -> bytes:
         return np.array([self.names.add(each.name) for each in endpoints], np.uint16).tobytes()
 
+    def _note_loads(self, loads: Iterable[Candidates]) -> None:
+        numbers = [
+            (np.frombuffer(self._numbers(each.endpoints), np.uint16), each) for each in loads
+        ]
+        if self._loads.shape[1] < len(self.names.names):
+            self._loads = np.zeros((2, 2 * len(self.names.names)), np.uint16)
+        for ids, each in numbers:
+            self._loads[0, ids] = np.minimum(each.running, MOST_LOAD)
+            self._loads[1, ids] = np.minimum(each.waiting, MOST_LOAD)
+
     def _pack(self, group: Sequence[Noted], number: int, *, has_costs: bool) -> None:
         shape = (len(group), number)
         columns = [
             np.frombuffer(b"".join(parts))
             for parts in zip(*[each.columns for each in group], strict=True)
         ]
-        blocks, running, waiting, *costs = columns
+        blocks, *costs = columns
         cost, expected, terms = costs if has_costs else _scored(group, number)
-        first = np.arange(len(group)) * number
-        chosen = first + [each.chosen for each in group]
+        first: Rows = np.arange(len(group)) * number
+        chosen: Rows = first + np.array([each.chosen for each in group])
         longest = first + blocks.reshape(shape).argmax(axis=1)
         rows = _kept_rows(cost, shape, chosen, longest)
         numbers = self._numbers
@@ -101,8 +114,7 @@ class CandidatePacker:
         table = np.zeros(len(rows), CANDIDATE)
         table["endpoint"] = ids.take(rows)
         table["blocks"] = np.minimum(blocks.take(rows), MOST_BLOCKS)
-        table["running"] = np.minimum(running.take(rows), MOST_LOAD)
-        table["waiting"] = np.minimum(waiting.take(rows), MOST_LOAD)
+        table["running"], table["waiting"] = self._loads.take(table["endpoint"], axis=1)
         table["expected"] = halved(expected.take(rows))
         table["cost"] = halved(cost.take(rows))
         if has_costs:
@@ -122,7 +134,8 @@ class CandidatePacker:
                 each.tiers = _tiers(each)
 
 
-_PLAIN = 3  # columns that there are without costs
+Rows = NDArray[np.intp]
+_PLAIN = 1  # columns that there are without costs
 
 
 def _scored(group: Sequence[Noted], number: int) -> tuple[Column, Column, Column]:
@@ -137,9 +150,9 @@ def _scored(group: Sequence[Noted], number: int) -> tuple[Column, Column, Column
 def _kept_rows(
     cost: Column,
     shape: tuple[int, int],
-    chosen: NDArray[np.intp],
-    longest: NDArray[np.intp],
-) -> NDArray[np.intp]:
+    chosen: Rows,
+    longest: Rows,
+) -> Rows:
     """Return the rows to keep of each request: all, or the chosen one, the longest holder, and the
     cheapest."""
     if shape[1] <= MOST_CANDIDATES:

@@ -1,5 +1,5 @@
-"""Records as bytes: many together, as one msgpack array of rows. Names are numbers of a table, times
-are whole microseconds, and the candidates of a row are a table of their own in it, CANDIDATE, whose
+"""Records as bytes: many together, as one msgpack array of rows. Names are numbers of a table,
+times are whole microseconds, and the candidates of a row are a table of their own in it, CANDIDATE, whose
 milliseconds are the upper halves of floats: exact to 0.4 %.
 """
 

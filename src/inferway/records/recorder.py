@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from inferway.metrics import Family, counter, gauge
-from inferway.model import BlockKey, Candidates, HolderId, Prompt
+from inferway.model import BlockKey, Candidates, Endpoint, HolderId, Prompt
 from inferway.openai_api.paths import PARSERS, UNREAD
 from inferway.records.misses import of_decision
 from inferway.records.noted import CandidatePacker, Elsewhere, Noted, Whose
@@ -31,7 +31,7 @@ from inferway.scheduling.columns import EXPECTED_TTFT_MS
 from inferway.scheduling.expected_ttft.learning import COST_MS, TERMS_MS
 from inferway.telemetry.answer_log import CLIENT_GONE, EndedAnswer
 
-TOGETHER = 64  # are packed
+TOGETHER = 256  # are packed
 MOST_CELLS = 16_384  # candidates of all that wait to be packed
 MOST_HASHES = 4_096  # remembered
 OTHER = "other"  # a path that is none of the API's
@@ -92,6 +92,8 @@ class Recorder:
         self._packer = CandidatePacker(ring.names)
         self._noted: list[Noted] = []  # their candidates are not packed yet
         self._cells = 0
+        self._loads: dict[int, Candidates] = {}  # one for each list of endpoints in `_noted`
+        self._last_endpoints: Sequence[Endpoint] = ()
         self._ended: list[Ended] = []
         ring.settle = self.settle
 
@@ -105,15 +107,18 @@ class Recorder:
         if target is None or row is None:
             return None
         added = candidates.added
-        columns: tuple[bytes, ...] = (
-            candidates.matched_blocks.tobytes(),
-            candidates.running.tobytes(),
-            candidates.waiting.tobytes(),
-        )
-        score: float | None = target.score
+        score: float | None = None
+        held = candidates.matched_blocks.tobytes()
+        columns: tuple[bytes, ...]
         if _COST in added:
-            score = None
-            columns += (added[_COST].tobytes(), added[_TTFT].tobytes(), added[_TERMS].tobytes())
+            cost, ttft, terms = added[_COST], added[_TTFT], added[_TERMS]
+            columns = (held, cost.tobytes(), ttft.tobytes(), terms.tobytes())
+        else:
+            columns, score = (held,), target.score
+        endpoints = candidates.endpoints
+        if endpoints is not self._last_endpoints:
+            self._last_endpoints = endpoints
+            self._loads[id(endpoints)] = candidates
         size, items = _of_size(routed, candidates, row)
         keys: Sequence[BlockKey] = ()
         found, lower, elsewhere = _NOTHING, _NOTHING, None
@@ -127,7 +132,7 @@ class Recorder:
                 elsewhere = self._elsewhere(routed, found, blocks)
         noted = Noted(
             candidates.now,
-            candidates.endpoints,
+            endpoints,
             row,
             columns,
             size,
@@ -144,7 +149,7 @@ class Recorder:
             self.others.look(routed, items[0].prompt, noted)
         waiting = self._noted
         waiting.append(noted)
-        self._cells += len(candidates.endpoints)
+        self._cells += len(endpoints)
         if len(waiting) >= TOGETHER or self._cells >= MOST_CELLS:
             self._pack_candidates()
         return noted
@@ -217,7 +222,8 @@ class Recorder:
 
     def _pack_candidates(self) -> None:
         waiting, self._noted, self._cells = self._noted, [], 0
-        self._packer.pack(waiting)
+        self._packer.pack(waiting, self._loads.values())
+        self._loads, self._last_endpoints = {}, ()
 
     def _row(self, ended: Ended, offset: float) -> PackedRow:
         request_id, path, status, outcome, seconds, record, missed = ended
