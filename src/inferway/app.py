@@ -119,7 +119,9 @@ class Gateway:
         self._requests = RequestCounts(time.monotonic)
         self._traffic = TrafficCounts()
         self._warm = WarmPrefixes()
-        self.records = Records(*(settings, self.index, self.fleet, self._auth.failover.standing))
+        self.records = Records(
+            *(settings, self.index, self.fleet, self._auth.failover.standing, self._scheduling)
+        )
         self._logs: list[AnswerLog] = [self._requests, self._traffic, *logs]
         if self.records.is_on:
             self._logs.append(self.records.recorder)
