@@ -1,5 +1,5 @@
-"""SipHash-2-4 (J.-P. Aumasson, D. J. Bernstein, 2012) of many 64-bit numbers at a time: who does not
-know the key cannot tell which number a hash is of, nor try out guesses."""
+"""SipHash-2-4 (J.-P. Aumasson, D. J. Bernstein, 2012) of many 64-bit numbers at a time: who does
+not know the key cannot tell which number a hash is of, nor try out guesses."""
 
 from __future__ import annotations
 
