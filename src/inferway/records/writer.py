@@ -118,6 +118,16 @@ class RecordFiles:
             if raw is not None:
                 raw.close()
 
+    def abandon(self) -> None:
+        """Let the file go, whatever of it is not written."""
+        file, self._file = self._file, None
+        raw, self._raw = self._raw, None
+        self._ids.clear()
+        for each in (file, raw):
+            with suppress(OSError, ValueError):
+                if each is not None:
+                    each.close()
+
     @property
     def _is_full(self) -> bool:
         assert self._raw is not None
@@ -231,6 +241,7 @@ class RecordWriter:
             await asyncio.to_thread(work)
         except Exception as e:
             self.failed = str(e)
+            await asyncio.to_thread(self._files.abandon)
             self._recorder.keeps_keys = False
             self._recorder.keys.clear()
             log.error("requests are no longer recorded in %s: %s", self._files.directory, e)
