@@ -110,7 +110,7 @@ class World:
         return self.now
 
     def engine(self, name: str) -> Engine | None:
-        """The fleet's (records.shortfalls.Fleet)."""
+        """The fleet's (records.shortfalls.KnowsEngines)."""
         return next((each.engine for each in self.places if each.engine.name == name), None)
 
     # what engines do
