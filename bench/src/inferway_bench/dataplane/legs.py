@@ -51,10 +51,17 @@ class TwoLegInferway(Inferway):
 
     def command(self, place: Place) -> list[str]:
         name = "legs_by_cache.yaml" if self.scoring else "legs.yaml"
+        # a trivial engine answers no probe, which otherwise is what token ids are sent after
+        more = ["--tokens-once", "on"] if self.scoring else []
         words = Inferway(scoring=self.scoring).command(place)
         roles = zip(place.engines, ("prefill", "decode"), strict=True)
         told = {each.url: f"{each.url},role={role},kv_connector=nixl" for each, role in roles}
-        return [*(told.get(word, word) for word in words), "--scheduling", str(FOLDER / name)]
+        return [
+            *(told.get(word, word) for word in words),
+            "--scheduling",
+            str(FOLDER / name),
+            *more,
+        ]
 
     def is_ready(self, place: Place) -> bool:
         return Inferway(scoring=self.scoring).is_ready(place)
