@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +15,7 @@ from inferway.errors import NoEndpointError
 from inferway.model import Candidates, Column, Endpoint, HolderId, SchedulingResult, Target
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.scheduling.adapter_rows import adapter_rows
-from inferway.scheduling.plugin import Filter, Picker, Scorer
+from inferway.scheduling.plugin import Filter, Picker, Scorer, TakesTurns
 
 MOST_REMEMBERED = 64  # lists of endpoints that filters have left
 
@@ -84,9 +83,19 @@ class Profile:
         matched, blocks = candidates.matched_blocks, candidates.prompt_blocks
         targets = [
             Target(endpoints[row], scores.item(row), int(matched.item(row)), int(blocks.item(row)))
-            for row in self.picker.pick(scores, self.num_targets)
+            for row in self._picked(request, scores)
         ]
         return SchedulingResult(tuple(targets))
+
+    def _picked(self, request: LLMRequest, scores: Column) -> list[int]:
+        picker = self.picker
+        if not (request.is_hypothetical and isinstance(picker, TakesTurns)):
+            return picker.pick(scores, self.num_targets)
+        turn = picker.turn
+        try:
+            return picker.pick(scores, self.num_targets)
+        finally:
+            picker.turn = turn
 
     def _scores(self, request: LLMRequest, candidates: Candidates) -> Column:
         scores: Column | None = None
@@ -116,7 +125,7 @@ class LeastLoaded:
     In plain lists: that is all it does, and on most fleets they are faster than arrays."""
 
     num_targets: int = 3
-    _turn: count[int] = field(default_factory=count)
+    _turn: int = 0
 
     def choose(self, request: LLMRequest, candidates: Candidates) -> SchedulingResult:
         """Return the targets, best first."""
@@ -124,7 +133,8 @@ class LeastLoaded:
         rows = sorted(range(len(load)), key=load.__getitem__)
         equals = load.count(load[rows[0]])
         if equals > 1:
-            rows.insert(0, rows.pop(next(self._turn) % equals))
+            rows.insert(0, rows.pop(self._turn % equals))
+            self._turn += not request.is_hypothetical
         endpoints = candidates.endpoints
         targets = [Target(endpoints[row], -load[row], 0, 0) for row in rows[: self.num_targets]]
         return SchedulingResult(tuple(targets))
