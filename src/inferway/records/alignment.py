@@ -67,10 +67,13 @@ def shared(left: Hashes, right: Hashes) -> NDArray[np.bool_]:
     return found
 
 
-def is_in_order(left: Hashes, right: Hashes) -> bool:
-    """Return whether what both have comes in the same order in both, nearly everywhere."""
-    _, at, other = np.intersect1d(left, right, return_indices=True)
-    if len(at) < 2:
-        return True
-    steps = np.diff(other[at.argsort()])
-    return bool((steps > 0).sum() >= 0.98 * len(steps))
+def num_moved(left: Hashes, right: Hashes) -> int:
+    """Return how many pieces, of those that stand once in both, come in the right one before others
+    that they come behind in the left one."""
+    ours, at, times = np.unique(left, return_index=True, return_counts=True)
+    theirs, other, other_times = np.unique(right, return_index=True, return_counts=True)
+    ours, at = ours[times == 1], at[times == 1]
+    theirs, other = theirs[other_times == 1], other[other_times == 1]
+    _, first, second = np.intersect1d(ours, theirs, assume_unique=True, return_indices=True)
+    places = other[second][at[first].argsort()]
+    return int((places < np.maximum.accumulate(places)).sum())
