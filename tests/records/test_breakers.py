@@ -15,7 +15,9 @@ from inferway.records.breakers import LOOKS_A_SECOND, CacheBreakers
 
 RULES = "\n".join(
     f"Rule {i}: {verb} what you were given, {i * 7} times if need be, and tell the user why."
-    for i, verb in enumerate(["read", "check", "sort", "keep", "doubt", "count", "weigh", "ask"] * 6)
+    for i, verb in enumerate(
+        ["read", "check", "sort", "keep", "doubt", "count", "weigh", "ask"] * 6
+    )
 )
 ASKED = ["What is the capital of Peru?", "How do whales sleep?", "Sing of rust.", "Why is it dark?"]
 
@@ -130,7 +132,9 @@ def _innocent(turns: int) -> Iterator[list[dict[str, Any]]]:
                 yield said[:end]
 
 
-@pytest.mark.parametrize(("kind", "plant"), PLANTED, ids=[f"{k}-{i}" for i, (k, _) in enumerate(PLANTED)])
+@pytest.mark.parametrize(
+    ("kind", "plant"), PLANTED, ids=[f"{k}-{i}" for i, (k, _) in enumerate(PLANTED)]
+)
 def test_a_planted_breaker_is_named_among_innocent_traffic(
     breakers: CacheBreakers, kind: str, plant: Plant
 ) -> None:

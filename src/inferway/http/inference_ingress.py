@@ -11,11 +11,13 @@ import msgspec
 from inferway.config import ALLOWED_PATH
 from inferway.errors import InvalidRequestError
 from inferway.http.message import Request
+from inferway.model import RequestHead
 from inferway.openai_api.paths import PARSERS, SALTED, UNREAD, UNSALTED, Parse
 from inferway.openai_api.trust import NO_TRUST, Trust
 from inferway.openai_api.unread import UnreadBody, read_unread
-from inferway.routing.director import Director
+from inferway.routing.director import Director, Weighed
 from inferway.routing.journey import Journey
+from inferway.routing.limits.concurrency_limiter import Slot
 from inferway.routing.salt import EDIT, TenantSalt
 
 
@@ -62,6 +64,34 @@ class InferenceIngress:
             parse=parse,
             priority=priority,
             edits=edits,
+            tenant=share or tenant,
+        )
+
+    async def weigh(
+        self,
+        head: RequestHead,
+        body: bytes,
+        slot: Slot | None,
+        *,
+        request_id: str,
+        tenant: str,
+        priority: int | None,
+        share: str,
+    ) -> Weighed:
+        """Return what would be decided of this request, which is sent nowhere. Raises
+        InvalidRequestError, and what deciding it raises."""
+        parse = self._parsers.get(head.path)
+        if parse is None:
+            known = ", ".join(self._parsers)
+            raise InvalidRequestError(
+                f"path: {head.path[:200]!r} carries no prompt that is read here; known: {known}",
+                param="path",
+            )
+        return await self._director.weigh(
+            *(head, self.salted(body, tenant), slot),
+            parse=parse,
+            request_id=request_id,
+            priority=priority,
             tenant=share or tenant,
         )
 

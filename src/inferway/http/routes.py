@@ -5,6 +5,7 @@ POST /v1/chat/completions, /v1/completions, /v1/messages,
 POST /v1/messages/count_tokens                             counted here, or forwarded by load
 POST /tokenize, /score ... (openai_api.paths)              forwarded by load
 POST /v1/load_lora_adapter, /v1/unload_lora_adapter        with an admin key: told to engines
+POST /v1/explain                                           where a request would go, and why
 POST /v1/structured/explain                                what would become of a shape
 POST /score_chat_completions, /score_completions, /query   what each engine holds of a prompt
 GET  /v1/models   /v1/models/NAME   /version   /          what there is
@@ -34,6 +35,8 @@ from inferway.fleet.draining import Draining
 from inferway.http.admin import AdminPages
 from inferway.http.auth import Auth, withheld
 from inferway.http.discovery_pages import PathsPage, VersionPage, unknown_path
+from inferway.http.explain import PATH as EXPLAIN
+from inferway.http.explain import Explain
 from inferway.http.forward import forward
 from inferway.http.inference_ingress import InferenceIngress
 from inferway.http.lora import PATHS as LORA
@@ -44,8 +47,8 @@ from inferway.http.models import PATH as MODELS
 from inferway.http.models import ModelPages
 from inferway.http.query import in_our_fields, parse_query, query_answer
 from inferway.http.responder import JSON, Responder
-from inferway.http.structured.explain import PATH as EXPLAIN
-from inferway.http.structured.explain import Explain
+from inferway.http.structured.explain import PATH as EXPLAIN_SHAPE
+from inferway.http.structured.explain import Explain as ExplainShape
 from inferway.http.structured.judged import JudgedAnswer
 from inferway.http.token_counts import TokenCounts
 from inferway.http.two_legs import TwoLegs
@@ -125,7 +128,8 @@ class Routes:
             "/version": {"GET": VersionPage(indexer.fleet)},
             **{path: dict.fromkeys(how, self._infer) for path, how in self._inference.items()},
             **({COUNT_TOKENS: {"POST": self._count}} if forwards else {}),
-            EXPLAIN: {"POST": Explain(director, self._asker)},
+            EXPLAIN: {"POST": Explain(director, entrance, auth)},
+            EXPLAIN_SHAPE: {"POST": ExplainShape(director, self._asker)},
             MODELS: {"GET": self._models.list},
             **state,
             **({} if admin_apart else for_admins),

@@ -67,7 +67,7 @@ _OWN_BYTES = 600
 _BEFORE, _WIDE = 24, 1_536  # tokens that are made text of: around the place, and of parts in order
 _MOVED = 2 * WINDOW  # pieces that come in another order
 _FEW_LEFT = 4  # tokens, on the side that lacks something
-_PUNCTUATION = " \n,:\"{}[]"
+_PUNCTUATION = ' \n,:"{}[]'
 _LEAST_MOVED = 8  # characters of a part that stands elsewhere
 # What templates write between two messages.
 _TURN = re.compile(r"<[|｜].{1,40}?[|｜]>|\[/?INST\]|<(?:start|end)_of_turn>")
@@ -300,9 +300,7 @@ class CacheBreakers:
             del self._groups[sharers]
 
 
-def _nearest(
-    prompt: _Prompt, group: _Group, other: _Prompt, parted: int
-) -> tuple[_Prompt, int]:
+def _nearest(prompt: _Prompt, group: _Group, other: _Prompt, parted: int) -> tuple[_Prompt, int]:
     """Return which prompt has the most of it from the start, and how many tokens; `other` has it up
     to where they are `parted`."""
     ids = prompt.token_ids
@@ -367,5 +365,3 @@ def _told(
     if found.example is not None:
         told["example"] = {"here": found.example[0], "before": found.example[1]}
     return told
-
-
