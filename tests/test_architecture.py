@@ -36,6 +36,7 @@ ROOMS = [
     "indexer",
     "records",
     "telemetry",
+    "page",
     "http",
     "ext_proc",
     "simulator",
