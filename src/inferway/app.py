@@ -28,7 +28,7 @@ from inferway.fleet.tokens_once import build_tokens_once
 from inferway.fleet.zmq_subscriber import sockets_context
 from inferway.http.auth import build_auth, read_keys
 from inferway.http.cors import Cors
-from inferway.http.inference_ingress import InferenceIngress
+from inferway.http.inference_ingress import build_ingress
 from inferway.http.listening import certificate_of, raise_file_limit, within_file_limit
 from inferway.http.message import Request
 from inferway.http.metrics import MetricsPage
@@ -42,16 +42,15 @@ from inferway.kv.events.adapters.vllm import normalise
 from inferway.kv.events.dialect_finder import SEEDS
 from inferway.kv.events.event import Batch
 from inferway.model import HolderId
-from inferway.openai_api.trust import Trust
 from inferway.page.build import build_hub
 from inferway.page.live import LiveHub
 from inferway.prompts.files.given_files import check_given
 from inferway.prompts.freed_memory import give_back_large
 from inferway.prompts.renderer import Renderer
+from inferway.records.ring import RecordRing
 from inferway.routing.director import EVENT_SECONDS, Director
 from inferway.routing.kv_legs import build_legs
 from inferway.routing.rewrite import Rewrites
-from inferway.routing.salt import TenantSalt
 from inferway.routing.warm_prefixes import WarmPrefixes
 from inferway.scheduling.load import scheduling_of
 from inferway.tasks import Later, Tasks
@@ -118,6 +117,7 @@ class Gateway:
         self._reloading: Reloading | None = None  # once it has started
         self._publisher: ZmqPublisher | None = None
         self._server: HttpServer | None = None
+        self.records = RecordRing()
         self._hub: LiveHub | None = None  # of those who look at the page
         self._admin_server: HttpServer | None = None
         self._requests = RequestCounts(time.monotonic)
@@ -202,7 +202,7 @@ class Gateway:
         self._stack.callback(self._auth.control.close)
         page = self._open_page(draining)
         routes = Routes(
-            *(self.indexer, director, pool, metrics, self._auth, self._entrance()),
+            *(self.indexer, director, pool, metrics, self._auth, build_ingress(settings, director)),
             *(self._requests, self._traffic, draining),
             page=page,
             forwards=not self._picks,
@@ -240,7 +240,7 @@ class Gateway:
             return None
         self._hub = build_hub(
             *(self.fleet, self.index, self._auth.failover, draining),
-            *(None, partial(alarms_of, self._traffic)),
+            *(self.records, partial(alarms_of, self._traffic)),
         )
         return PageRoutes(self._auth, self._hub, secure=self._certificate is not None)
 
@@ -260,16 +260,6 @@ class Gateway:
         if self.settings.cors_origins:
             handler = Cors(handler, self.settings.cors_origins)
         return handler
-
-    def _entrance(self) -> InferenceIngress:
-        settings = self.settings
-        secret = settings.salt_secret()
-        return InferenceIngress(
-            self.director,
-            settings.allow_paths,
-            salt=None if secret is None else TenantSalt(secret),
-            trust=Trust(settings.trust_kv_transfer_params, settings.trust_priority),
-        )
 
     def _http_server(
         self, handler: Handler, awaits_body: Callable[[Request], bool], host: str, port: int
