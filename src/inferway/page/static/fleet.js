@@ -5,6 +5,7 @@ import { ago, ask, byId, make, number, percent, setText, short, whyNot } from ".
 
 const MOST_CARDS = 24;
 const TIERS = ["GPU", "CPU", "storage"];
+const [TILE_WIDTH, TILE_LINE, GAP] = [52, 42, 4]; // pixels, as parts.css has them
 
 /** [sign, word, class] of an engine; the sign is read without colours, too. */
 export function stateOf(row) {
@@ -25,6 +26,7 @@ export class Fleet {
     this.isCompact = false;
     this.focused = null;
     this.holder.addEventListener("keydown", (event) => this.move(event));
+    this.holder.addEventListener("scroll", () => requestAnimationFrame(() => this.show(this.engines, this.now)), { passive: true });
     this.holder.addEventListener("focusin", (event) => this.focus(event.target.closest("[data-name]")));
     this.holder.addEventListener("click", (event) => {
       const found = event.target.closest("[data-name]");
@@ -34,6 +36,7 @@ export class Fleet {
 
   show(engines, now) {
     this.engines = engines;
+    this.now = now;
     const wanted = byId("find").value.trim().toLowerCase();
     const rows = [...engines.values()].filter((row) => !wanted || words(row).includes(wanted));
     const isCompact = engines.size > MOST_CARDS;
@@ -45,11 +48,22 @@ export class Fleet {
       if (!names.has(name)) { element.remove(); this.drawn.delete(name); }
     }
     const added = document.createDocumentFragment();
-    for (const row of rows) this.draw(row, added);
+    const [first, last] = isCompact ? this.inSight(rows.length) : [0, rows.length];
+    rows.forEach((row, place) => {
+      if (!this.drawn.has(row.name) || (place >= first && place < last)) this.draw(row, added);
+    });
     this.holder.append(added);
     this.say(rows, engines, wanted, now);
     if (!this.focused || !this.focused.isConnected) this.focus(this.holder.firstElementChild);
     if (this.opened && byId("drawer").open) this.refresh(engines.get(this.opened), now);
+  }
+
+  /** The places of the tiles that can be seen; the others are drawn when they come into sight. */
+  inSight(length) {
+    const { scrollTop, clientHeight, clientWidth } = this.holder;
+    const columns = Math.max(1, Math.floor((clientWidth - 6 + GAP) / (TILE_WIDTH + GAP)));
+    const line = Math.floor(scrollTop / TILE_LINE);
+    return [line * columns, Math.min(length, (line + Math.ceil((clientHeight || 460) / TILE_LINE) + 1) * columns)];
   }
 
   draw(row, added) {
@@ -190,7 +204,6 @@ function fillTile(element, row) {
   const busy = row.running + row.waiting;
   const said = `${row.name}: ${word}, ${busy} requests, cache ${percent(row.kv)}`;
   element.title = said;
-  element.setAttribute("aria-label", said);
   setText(element.firstChild.children[0], sign);
   setText(element.firstChild.children[1], short(busy));
   element.lastChild.style.width = `${Math.round(row.kv * 100)}%`;
