@@ -3,23 +3,27 @@ engines."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from tests.browser.conftest import OpenTab, many_engines, planted, planted_stream, text_of
-from tests.integration.conftest import LONG, Fleet, StartFleet
+from tests.integration.conftest import LONG, Fleet, StartFleet, simulated
 
 from inferway.app import Gateway
 from inferway.config import EngineSettings, ServeSettings
+from inferway.simulator.config import LatencyModel, SimulatorConfig
 
 pytestmark = [pytest.mark.browser]
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 NAMES = ("alpha", "bravo", "charlie", "delta")
 FRAME_MS = 100
+SLOW = LatencyModel(inter_token_latency=0.05)
 
 
 async def seen(tab: Any, selector: str, text: str) -> None:
@@ -27,11 +31,13 @@ async def seen(tab: Any, selector: str, text: str) -> None:
     await tab.locator(selector, has_text=text).first.wait_for(timeout=15_000)
 
 
-async def busy_fleet(start_fleet: StartFleet, **settings: Any) -> Fleet:
+async def busy_fleet(
+    start_fleet: StartFleet, engines: int | Sequence[SimulatorConfig] = 4, **settings: Any
+) -> Fleet:
     """Four engines that have answered something, and records of ten minutes."""
     names = iter(NAMES)
     fleet = await start_fleet(
-        4, by_hand=lambda engine: EngineSettings(url=engine.url, name=next(names)), **settings
+        engines, by_hand=lambda engine: EngineSettings(url=engine.url, name=next(names)), **settings
     )
     for number in range(12):
         await fleet.chat(LONG * (number % 4 + 1), f"Question {number}")
@@ -239,11 +245,17 @@ async def test_it_fits_a_narrow_screen(start_fleet: StartFleet, open_tab: OpenTa
 @pytest.mark.parametrize("theme", ["light", "dark"])
 async def test_its_picture(start_fleet: StartFleet, open_tab: OpenTab, theme: str) -> None:
     """With SCREENSHOTS=1 it is the one in the docs."""
-    fleet = await busy_fleet(start_fleet)
+    fleet = await busy_fleet(start_fleet, engines=[simulated(latency=SLOW, kv_cache_size=220)] * 4)
+    going = [
+        asyncio.ensure_future(fleet.chat(LONG * 2, f"Write {number}", max_tokens=900))
+        for number in range(13)
+    ]
+    await fleet.post("/admin/engines/delta/drain", b"")
     how = {"color_scheme": theme, "device_scale_factor": 1.5}
     tab = await open_tab(fleet.url, viewport={"width": 1360, "height": 1120}, **how)
     await seen(tab, "#requests", "✓ ok")
     await tab.locator("#flow canvas").wait_for()
+    await seen(tab, '[data-name="delta"]', "drained")
     ground = await tab.evaluate("getComputedStyle(document.body).backgroundColor")
     picture = await tab.screenshot()
 
@@ -255,4 +267,6 @@ async def test_its_picture(start_fleet: StartFleet, open_tab: OpenTab, theme: st
         await tab.locator("tr:has(.tag) button.row").first.click()
         await seen(tab, "#drawer", "The rest")
         await tab.screenshot(path=IMAGES / f"page-request-{theme}.png")
+    for each in going:
+        each.cancel()
     assert tab.faults == []

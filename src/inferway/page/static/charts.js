@@ -49,7 +49,7 @@ class Chart {
       cursor: { drag: { x: false, y: false }, points: { size: 6 } },
       scales: { x: { time: true, auto: false }, y: { range: this.range } },
       axes: [
-        { ...axis, grid: { show: false }, values: (_, ticks) => ticks.map((at) => new Date(at * 1000).toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit" })), space: 70 },
+        { ...axis, size: 28, grid: { show: false }, values: (_, ticks) => ticks.map((at) => new Date(at * 1000).toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit" })), space: 70 },
         { ...axis, size: 58, values: (_, ticks) => ticks.map(this.shown) },
       ],
       series: [{}, ...this.series.map((each) => ({
@@ -79,7 +79,7 @@ export class Charts {
     const buckets = [...timeline.values()].filter((bucket) => bucket[0] >= now - SECONDS - AVERAGED * STEP).sort((a, b) => a[0] - b[0]);
     this.flow.show(shares(buckets), !buckets.some((bucket) => bucket[3] > 0), now);
     const timed = buckets.filter((bucket) => bucket[8] !== null);
-    this.ttft.show([timed.map((b) => b[0]), timed.map((b) => b[7]), timed.map((b) => b[8]), timed.map((b) => b[9])], !timed.length, now);
+    this.ttft.show([timed.map((bucket) => bucket[0]), ...[7, 8, 9].map((part) => medians(timed, part))], !timed.length, now);
   }
 
   restyle() {
@@ -105,4 +105,16 @@ function shares(buckets) {
     for (let part = 1; part < 4; part += 1) data[part].push(sums[0] ? sums[part] / sums[0] : null);
   });
   return data;
+}
+
+/** Of each bucket the median of the ten seconds up to it. */
+function medians(buckets, part) {
+  return buckets.map((bucket, place) => {
+    const lately = [];
+    for (let i = place; i >= 0 && bucket[0] - buckets[i][0] < AVERAGED * STEP; i -= 1) {
+      if (buckets[i][part] !== null) lately.push(buckets[i][part]);
+    }
+    lately.sort((a, b) => a - b);
+    return lately.length ? lately[Math.floor(lately.length / 2)] : null;
+  });
 }

@@ -27,6 +27,7 @@ export const short = (value) => (value < 10000 ? GROUPED.format(Math.round(value
 
 export function milliseconds(ms) {
   if (ms === null || ms === undefined || ms < 0) return "–";
+  if (ms === 0) return "0 ms";
   if (ms < 10) return `${ms.toFixed(1)} ms`;
   if (ms < 1000) return `${Math.round(ms)} ms`;
   return `${(ms / 1000).toFixed(ms < 10000 ? 2 : 1)} s`;
