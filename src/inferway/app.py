@@ -13,12 +13,12 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import zmq
 
 from inferway.config import EngineSettings, ModelRewrite, ServeSettings
+from inferway.doctor.live import alarms_of
 from inferway.fleet.discovery.members import Members, build_members
 from inferway.fleet.draining import Draining
 from inferway.fleet.engine import Engine
@@ -28,10 +28,11 @@ from inferway.fleet.tokens_once import build_tokens_once
 from inferway.fleet.zmq_subscriber import sockets_context
 from inferway.http.auth import build_auth, read_keys
 from inferway.http.cors import Cors
-from inferway.http.inference_ingress import InferenceIngress
-from inferway.http.listening import Certificate, within_file_limit
+from inferway.http.inference_ingress import build_ingress
+from inferway.http.listening import certificate_of, raise_file_limit, within_file_limit
 from inferway.http.message import Request
 from inferway.http.metrics import MetricsPage
+from inferway.http.page import PageRoutes
 from inferway.http.reload import Reloading
 from inferway.http.routes import Routes
 from inferway.http.server import Handler, HttpServer
@@ -41,14 +42,15 @@ from inferway.kv.events.adapters.vllm import normalise
 from inferway.kv.events.dialect_finder import SEEDS
 from inferway.kv.events.event import Batch
 from inferway.model import HolderId
-from inferway.openai_api.trust import Trust
+from inferway.page.build import build_hub
+from inferway.page.live import LiveHub
 from inferway.prompts.files.given_files import check_given
 from inferway.prompts.freed_memory import give_back_large
 from inferway.prompts.renderer import Renderer
+from inferway.records.ring import RecordRing
 from inferway.routing.director import EVENT_SECONDS, Director
 from inferway.routing.kv_legs import build_legs
 from inferway.routing.rewrite import Rewrites
-from inferway.routing.salt import TenantSalt
 from inferway.routing.warm_prefixes import WarmPrefixes
 from inferway.scheduling.load import scheduling_of
 from inferway.tasks import Later, Tasks
@@ -115,6 +117,8 @@ class Gateway:
         self._reloading: Reloading | None = None  # once it has started
         self._publisher: ZmqPublisher | None = None
         self._server: HttpServer | None = None
+        self.records = RecordRing()
+        self._hub: LiveHub | None = None  # of those who look at the page
         self._admin_server: HttpServer | None = None
         self._requests = RequestCounts(time.monotonic)
         self._traffic = TrafficCounts()
@@ -179,7 +183,7 @@ class Gateway:
         self._stack.callback(self._context.destroy, linger=200)
         # What can refuse the settings comes first: nothing has to be stopped then.
         tracing = self._open_tracing()
-        self._certificate = _certificate(settings)
+        self._certificate = certificate_of(settings)
         num_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         num_ports = 1 if settings.admin_port is None else 2
         self._limits = within_file_limit(settings.limits, num_files, num_ports)
@@ -196,9 +200,11 @@ class Gateway:
         )
         metrics.joined_by(draining.families)
         self._stack.callback(self._auth.control.close)
+        page = self._open_page(draining)
         routes = Routes(
-            *(self.indexer, director, pool, metrics, self._auth, self._entrance()),
+            *(self.indexer, director, pool, metrics, self._auth, build_ingress(settings, director)),
             *(self._requests, self._traffic, draining),
+            page=page,
             forwards=not self._picks,
             admin_apart=settings.admin_port is not None,
         )
@@ -213,6 +219,8 @@ class Gateway:
         await server.start()
         self._closes("HTTP server", server.stop)
         self._server = server
+        if self._hub is not None:  # its answers end by themselves never
+            self._stack.push_async_callback(self._hub.close)
         self._stack.push_async_callback(draining.close)
         self._stack.callback(self.fleet.prober.stop)  # engines have enough to do with the rest
         await self.indexer.start()
@@ -226,6 +234,15 @@ class Gateway:
         gc.freeze()
         self._started.set()
         log.info("the gateway is listening on %s", server.url)
+
+    def _open_page(self, draining: Draining) -> PageRoutes | None:
+        if not self.settings.ui:
+            return None
+        self._hub = build_hub(
+            *(self.fleet, self.index, self._auth.failover, draining),
+            *(self.records, partial(alarms_of, self._traffic)),
+        )
+        return PageRoutes(self._auth, self._hub, secure=self._certificate is not None)
 
     def _open_tracing(self) -> Tracing | None:
         if self.settings.otlp is None:
@@ -243,16 +260,6 @@ class Gateway:
         if self.settings.cors_origins:
             handler = Cors(handler, self.settings.cors_origins)
         return handler
-
-    def _entrance(self) -> InferenceIngress:
-        settings = self.settings
-        secret = settings.salt_secret()
-        return InferenceIngress(
-            self.director,
-            settings.allow_paths,
-            salt=None if secret is None else TenantSalt(secret),
-            trust=Trust(settings.trust_kv_transfer_params, settings.trust_priority),
-        )
 
     def _http_server(
         self, handler: Handler, awaits_body: Callable[[Request], bool], host: str, port: int
@@ -384,7 +391,7 @@ async def serve(
     """Run a gateway, or an endpoint picker, until SIGINT or SIGTERM; SIGHUP takes the settings that
     `reread` returns. Raises ConfigError at start only."""
     check_given(settings.models)
-    _raise_file_limit()
+    raise_file_limit()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -429,18 +436,6 @@ async def _start_unless(stop: asyncio.Event, gateway: Gateway) -> bool:
     starting.cancel()
     await asyncio.wait({starting})
     return False
-
-
-def _raise_file_limit() -> None:
-    """Shells give 1,024 descriptors out of habit, for select(2); a request takes two."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def _certificate(settings: ServeSettings) -> Certificate | None:
-    if settings.tls_cert is None or settings.tls_key is None:
-        return None
-    return Certificate(Path(settings.tls_cert), Path(settings.tls_key))
 
 
 def _soon(close: Callable[[], None]) -> Callable[[], Awaitable[None]]:

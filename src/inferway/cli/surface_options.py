@@ -71,6 +71,13 @@ SECURITY: Final = section(
 OBSERVABILITY: Final = section(
     "Observability",
     key_option(
+        "--ui/--no-ui",
+        "ui",
+        default=None,
+        help="Serve the page for operators at /, on the admin port if there is one.  "
+        "[default: --ui]",
+    ),
+    key_option(
         "--access-log",
         "access_log",
         type=click.Path(),

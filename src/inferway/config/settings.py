@@ -262,6 +262,7 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     heal: Share = 0.0  # of the requests to engines that are known in part: report all they reuse
     admin_key_env: str | None = None  # environment variable with the key for scores and admin paths
     admin_port: Port | None = None  # those paths and metrics there, and then not on `port`
+    ui: bool = True  # the page for operators at `/`, where admin paths are
     allow_paths: list[str] = []  # forwarded beside those that are known: [METHOD ]/path
     trust_kv_transfer_params: bool = False  # clients may say where engines fetch blocks from
     trust_priority: bool = False  # clients may say which priority engines give a request

@@ -8,7 +8,7 @@ from functools import partial
 
 import msgspec
 
-from inferway.config import ALLOWED_PATH
+from inferway.config import ALLOWED_PATH, ServeSettings
 from inferway.errors import InvalidRequestError
 from inferway.http.message import Request
 from inferway.model import RequestHead
@@ -122,3 +122,14 @@ class InferenceIngress:
         if raw is None:
             raise InvalidRequestError("cache_salt: expected text or null", param="cache_salt")
         return msgspec.structs.replace(found, raw=raw, edits=(EDIT,))
+
+
+def build_ingress(settings: ServeSettings, director: Director) -> InferenceIngress:
+    """Return the ingress that the settings describe. Raises ConfigError."""
+    secret = settings.salt_secret()
+    return InferenceIngress(
+        director,
+        settings.allow_paths,
+        salt=None if secret is None else TenantSalt(secret),
+        trust=Trust(settings.trust_kv_transfer_params, settings.trust_priority),
+    )

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from inferway.config import LimitSettings
+from inferway.config import LimitSettings, ServeSettings
 from inferway.errors import ConfigError
 
 UNIX = "unix:"
@@ -169,3 +169,16 @@ class Certificate:
 def no_password() -> str:
     """Instead of a question on the terminal."""
     raise ValueError("the key has a password")
+
+
+def certificate_of(settings: ServeSettings) -> Certificate | None:
+    """Return the certificate that clients get; None without TLS. Raises ConfigError."""
+    if settings.tls_cert is None or settings.tls_key is None:
+        return None
+    return Certificate(Path(settings.tls_cert), Path(settings.tls_key))
+
+
+def raise_file_limit() -> None:
+    """Shells give 1,024 descriptors out of habit, for select(2); a request takes two."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
