@@ -33,6 +33,7 @@ from inferway.http.listening import certificate_of, raise_file_limit, within_fil
 from inferway.http.message import Request
 from inferway.http.metrics import MetricsPage
 from inferway.http.page import PageRoutes
+from inferway.http.records import RecordPages
 from inferway.http.reload import Reloading
 from inferway.http.routes import Routes
 from inferway.http.server import Handler, HttpServer
@@ -48,6 +49,7 @@ from inferway.prompts.files.given_files import check_given
 from inferway.prompts.freed_memory import give_back_large
 from inferway.prompts.renderer import Renderer
 from inferway.records.ring import RecordRing
+from inferway.records.watch import PromptWatch
 from inferway.routing.director import EVENT_SECONDS, Director
 from inferway.routing.kv_legs import build_legs
 from inferway.routing.rewrite import Rewrites
@@ -123,6 +125,7 @@ class Gateway:
         self._requests = RequestCounts(time.monotonic)
         self._traffic = TrafficCounts()
         self._warm = WarmPrefixes()
+        self._watch = PromptWatch(with_text=settings.explain_text)
         self._logs: list[AnswerLog] = [self._requests, self._traffic, *logs]
         if settings.access_log is not None:
             self._logs.append(AccessLog(settings.log_format, probes=settings.access_log_probes))
@@ -204,6 +207,7 @@ class Gateway:
         routes = Routes(
             *(self.indexer, director, pool, metrics, self._auth, build_ingress(settings, director)),
             *(self._requests, self._traffic, draining),
+            RecordPages(self.records, self._watch, self._auth),
             page=page,
             forwards=not self._picks,
             admin_apart=settings.admin_port is not None,
@@ -224,6 +228,8 @@ class Gateway:
         self._stack.push_async_callback(draining.close)
         self._stack.callback(self.fleet.prober.stop)  # engines have enough to do with the rest
         await self.indexer.start()
+        self._watch.start()
+        self._closes("search for cache breakers", self._watch.close)
         self._adopter.start()
         self._closes("adoption of orphans", self._adopter.close)
         self._find_engines()
@@ -356,7 +362,7 @@ class Gateway:
             standing=self._auth.failover.standing,
             observers=build_observers(
                 *(settings, self._publisher, self.fleet, self._adopter),
-                *(self._traffic.conversations, self._warm),
+                *(self._traffic.conversations, self._warm, self._watch.observers),
             ),
             tokens_once=build_tokens_once(settings, self.fleet, picks=self._picks),
             legs=build_legs(settings.kv_transfer, picks=self._picks),

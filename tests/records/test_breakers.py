@@ -85,7 +85,7 @@ def _argument(draw: random.Random, _: int) -> tuple[list[dict[str, Any]], dict[s
     return [system(RULES), user(draw.choice(ASKED))], {"chat_template_kwargs": arguments}
 
 
-def _shortened(draw: random.Random, turn: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def _shortened(_: random.Random, turn: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     said = [user(f"Message {i}: {ASKED[i % 4]} And {i * i} more of it, please.") for i in range(60)]
     return [system(RULES), *said[turn : turn + 30]], {}
 

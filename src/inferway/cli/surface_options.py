@@ -124,5 +124,12 @@ OBSERVABILITY: Final = section(
         **ON,
         help="Publish prompts and messages, too. Whoever can connect then reads them.",
     ),
+    key_option(
+        "--explain-text",
+        "explain_text",
+        **ON,
+        help="Keep the last prompts in memory as token ids, and let admins see the text around the "
+        "place where one was not reused. It needs --admin-key-env or --api-keys.",
+    ),
     example="inferway serve http://10.0.0.5:8000 --publish tcp://*:5558 --access-log none",
 )

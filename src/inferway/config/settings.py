@@ -246,6 +246,7 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     trust_request_chat_template: bool = False  # as the engines' flag of that name says
     publish: str | None = None  # ZMQ PUB address; a wildcard binds, else we connect
     publish_text: bool = False  # prompts and messages go onto the published topics too
+    explain_text: bool = False  # admins may see texts of prompts that are in memory
     access_log: str | None = "-"  # a file, "-" for standard error, null for none
     access_log_probes: bool = False  # answers to probes and scrapes have lines, too
     log_format: Literal["text", "json"] = "text"  # of all that is written to standard error

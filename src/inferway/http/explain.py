@@ -46,14 +46,19 @@ _PATHS = (
 )
 
 
+_NONE = msgspec.Raw(b"null")
+
+
 class _Asked(msgspec.Struct, frozen=True):
-    path: str | None = None
-    body: msgspec.Raw | None = None
-    bodies: list[msgspec.Raw] | None = None
-    messages: msgspec.Raw | None = None
-    prompt: msgspec.Raw | None = None
-    prompt_embeds: msgspec.Raw | None = None
-    input: msgspec.Raw | None = None
+    """The fields of a body that say what it is; a null is an absent field."""
+
+    path: msgspec.Raw = _NONE
+    body: msgspec.Raw = _NONE
+    bodies: msgspec.Raw = _NONE
+    messages: msgspec.Raw = _NONE
+    prompt: msgspec.Raw = _NONE
+    prompt_embeds: msgspec.Raw = _NONE
+    input: msgspec.Raw = _NONE
 
 
 class _Question(msgspec.Struct, frozen=True):
@@ -64,6 +69,8 @@ class _Question(msgspec.Struct, frozen=True):
 
 
 _DECODER = msgspec.json.Decoder(_Asked)
+_BODIES = msgspec.json.Decoder(list[msgspec.Raw])
+_TEXT = msgspec.json.Decoder(str)
 
 
 class Explain:
@@ -163,27 +170,38 @@ class Explain:
 def _questions(raw: bytes) -> Sequence[_Question]:
     """Return what is asked about. Raises InvalidRequestError."""
     asked = decode_body(raw, _DECODER)
-    if asked.bodies is None:
+    if not _is_given(asked.bodies):
         return [_question(asked, raw, "body")]
-    if len(asked.bodies) != 2:
-        raise InvalidRequestError(
-            f"bodies: expected two, got {len(asked.bodies)}; {_FORMS}", param="bodies"
-        )
+    try:
+        bodies = _BODIES.decode(asked.bodies)
+    except msgspec.ValidationError:
+        bodies = []
+    if len(bodies) != 2:
+        raise InvalidRequestError(f"bodies: expected a list of two; {_FORMS}", param="bodies")
     return [
         _question(decode_body(bytes(each), _DECODER), bytes(each), f"bodies[{place}]")
-        for place, each in enumerate(asked.bodies)
+        for place, each in enumerate(bodies)
     ]
 
 
 def _question(asked: _Asked, raw: bytes, where: str) -> _Question:
-    body = raw if asked.body is None else bytes(asked.body)
-    if asked.path is not None:
-        return _Question(asked.path, body)
-    given = asked if asked.body is None else decode_body(body, _DECODER)
+    body, given = raw, asked
+    if _is_given(asked.body):
+        body = bytes(asked.body)
+        given = decode_body(body, _DECODER)
+    if _is_given(asked.path):
+        try:
+            return _Question(_TEXT.decode(asked.path), body)
+        except msgspec.ValidationError:
+            raise InvalidRequestError(f"path: expected text; {_FORMS}", param="path") from None
     for name, path in _PATHS:
-        if getattr(given, name) is not None:
+        if _is_given(getattr(given, name)):
             return _Question(path, body)
     raise InvalidRequestError(f"{where}: it has no prompt; {_FORMS}", param=where)
+
+
+def _is_given(value: msgspec.Raw) -> bool:
+    return bytes(value) != b"null"
 
 
 async def _parting(weighed: Sequence[Weighed], questions: Sequence[_Question]) -> Mapping[str, Any]:

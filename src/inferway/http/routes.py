@@ -10,6 +10,7 @@ POST /v1/structured/explain                                what would become of 
 POST /score_chat_completions, /score_completions, /query   what each engine holds of a prompt
 GET  /v1/models   /v1/models/NAME   /version   /          what there is
 GET  /health   /ping   /ready   /metrics   /admin/engines   /admin/traffic
+GET  /admin/requests   /admin/requests/ID   /admin/cache-breakers
 POST /admin/engines/NAME/drain   /admin/engines/NAME/resume
 GET  /   /page/...   /admin/live                           the page, for browsers (http.page)
 
@@ -48,6 +49,7 @@ from inferway.http.models import PATH as MODELS
 from inferway.http.models import ModelPages
 from inferway.http.page import LIVE, PageRoutes, wants_page
 from inferway.http.query import in_our_fields, parse_query, query_answer
+from inferway.http.records import BREAKERS, ONE_REQUEST, REQUESTS, RecordPages
 from inferway.http.responder import JSON, Responder
 from inferway.http.structured.explain import PATH as EXPLAIN_SHAPE
 from inferway.http.structured.explain import Explain as ExplainShape
@@ -94,6 +96,7 @@ class Routes:
         requests: RequestCounts,
         traffic: TrafficCounts,
         draining: Draining,
+        records: RecordPages,
         *,
         page: PageRoutes | None = None,
         forwards: bool = True,
@@ -122,10 +125,13 @@ class Routes:
             "/query": {"POST": self._query},
             "/admin/engines": {"GET": self._admin.engines},
             "/admin/traffic": {"GET": self._admin.traffic},
+            REQUESTS: {"GET": records.requests},
+            BREAKERS: {"GET": records.breakers},
             _METRICS: {"GET": self._page},
             **({} if page is None else {LIVE: {"GET": page.live}}),
         }
         self._web = page
+        self._records = records
         if forwards:
             self._lora = LoraRoutes(indexer.fleet, pool)
             for_admins |= {path: {"POST": self._adapter} for path in LORA}
@@ -216,6 +222,8 @@ class Routes:
             methods = {"POST": self._admin.change}
         if methods is None and self._web is not None and LIVE in table:
             methods = self._web.methods(request.path) if self._web.takes(request.path) else None
+        if methods is None and request.path.startswith(ONE_REQUEST) and REQUESTS in table:
+            methods = {"GET": self._records.one}
         if methods is None and request.path.startswith(_MODEL) and MODELS in table:
             methods = {"GET": self._model}
         if methods is None:

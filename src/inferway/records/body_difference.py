@@ -5,12 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from os.path import commonprefix
 from typing import Any
 
 import msgspec
 
-from inferway.records.differences import DifferenceKind, kind_of
+from inferway.records.differences import DifferenceKind, kind_of, num_same
 
 MOST_DIFFERENCES = 64
 _DEEPEST = 32
@@ -114,7 +113,7 @@ def _names(items: list[Any]) -> list[str]:
 
 
 def _texts(left: str, right: str, where: str) -> FieldDifference:
-    start = len(commonprefix((left, right)))
+    start = num_same(left, right)
     near = slice(max(0, start - _AROUND), start + _AROUND)
     kind = kind_of(left[near], right[near])
     return FieldDifference(where, kind, left[near.start : start], start)

@@ -359,7 +359,7 @@ def _told(
         "block_size": found.block_size,
         "requests": found.requests,
         "lost_tokens": found.lost_tokens,
-        "lost_tokens_a_day": round(found.lost_tokens * times),
+        "tokens_a_day": round(found.lost_tokens * times),
         "last_seconds_ago": round(now - found.last_at, 1),
     }
     if found.example is not None:

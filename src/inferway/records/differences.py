@@ -1,4 +1,4 @@
-"""Two texts that begin alike and then differ -> what kind of thing it is that differs, and the cure.
+"""Two texts that begin alike and then differ -> the kind of what differs, and the cure.
 
 A prompt is reused from its start up to the first token that differs, so a few characters near the
 start cost all that comes after them.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from enum import StrEnum
-from os.path import commonprefix
 
 import msgspec
 
@@ -105,7 +104,8 @@ _NUMBER = re.compile(r"(?<![\w.])[-+$€]?\d[\d,. ]*%?")
 _TOOL_NAME = re.compile(r'"name"\s*:\s*"([^"\n]{1,128})"')
 _KEY = re.compile(r'"([^"\n\\]{1,128})"\s*:')
 _ITEM = re.compile(
-    r"(?:^|\n)[ \t]*(?:[-*•+]|\d{1,4}[.)])[ \t]|(?:^|[,\[])\s*[\"{\[]|[\"}\]]\s*,|<(\w+)[^>]*>.*</\1>",
+    r"(?:^|\n)[ \t]*(?:[-*•+]|\d{1,4}[.)])[ \t]|(?:^|[,\[])\s*[\"{\[]|[\"}\]]\s*,"
+    r"|<(\w+)[^>]*>.*</\1>",
     re.S,
 )
 
@@ -144,12 +144,23 @@ def kind_of(left: str, right: str, *, are_moved: bool = False) -> DifferenceKind
     return DifferenceKind.TEXT
 
 
+def num_same(left: str, right: str) -> int:
+    """Return how many characters both have in common from the start."""
+    low, high = 0, min(len(left), len(right))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if left[low:middle] == right[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
 def _differing(left: str, right: str) -> tuple[int, int, int]:
     """Return where they begin to differ, and where each ends to."""
-    start = len(commonprefix((left, right)))
+    start = num_same(left, right)
     most = min(len(left), len(right)) - start
-    same = len(commonprefix((left[::-1], right[::-1])))
-    same = min(same, most)
+    same = min(num_same(left[::-1], right[::-1]), most)
     return start, len(left) - same, len(right) - same
 
 
