@@ -48,14 +48,13 @@ from inferway.page.live import LiveHub
 from inferway.prompts.files.given_files import check_given
 from inferway.prompts.freed_memory import give_back_large
 from inferway.prompts.renderer import Renderer
-from inferway.records.ring import RecordRing
-from inferway.records.watch import PromptWatch
+from inferway.records.records import Records
 from inferway.routing.director import EVENT_SECONDS, Director
 from inferway.routing.kv_legs import build_legs
 from inferway.routing.rewrite import Rewrites
 from inferway.routing.warm_prefixes import WarmPrefixes
 from inferway.scheduling.load import scheduling_of
-from inferway.tasks import Later, Tasks
+from inferway.tasks import Later, Tasks, soon
 from inferway.telemetry.access_log import AccessLog
 from inferway.telemetry.answer_log import AnswerLog
 from inferway.telemetry.observers import build_observers
@@ -119,14 +118,15 @@ class Gateway:
         self._reloading: Reloading | None = None  # once it has started
         self._publisher: ZmqPublisher | None = None
         self._server: HttpServer | None = None
-        self.records = RecordRing()
         self._hub: LiveHub | None = None  # of those who look at the page
         self._admin_server: HttpServer | None = None
         self._requests = RequestCounts(time.monotonic)
         self._traffic = TrafficCounts()
         self._warm = WarmPrefixes()
-        self._watch = PromptWatch(with_text=settings.explain_text)
-        self._logs: list[AnswerLog] = [self._requests, self._traffic, *logs]
+        self.records = Records(
+            *(settings, self.index, self.fleet, self._auth.failover.standing, self._scheduling)
+        )
+        self._logs: list[AnswerLog] = [self._requests, self._traffic, *logs, *self.records.logs]
         if settings.access_log is not None:
             self._logs.append(AccessLog(settings.log_format, probes=settings.access_log_probes))
 
@@ -192,7 +192,7 @@ class Gateway:
         self._limits = within_file_limit(settings.limits, num_files, num_ports)
         if settings.publish is not None:
             self._publisher = ZmqPublisher(settings.publish, zmq.Context(self._context))
-            self._closes("publisher", _soon(self._publisher.close))
+            self._closes("publisher", soon(self._publisher.close))
         self._pool = pool = Pool(settings.timeouts, tls=settings.engine_tls())
         self._closes("engine connections", pool.close)
         self.director = director = self._open_director()
@@ -202,13 +202,13 @@ class Gateway:
             *(self.indexer.request_templates, self._auth, self._requests),
         )
         metrics.joined_by(draining.families)
+        metrics.joined_by(self.records.families)
         self._stack.callback(self._auth.control.close)
-        page = self._open_page(draining)
         routes = Routes(
             *(self.indexer, director, pool, metrics, self._auth, build_ingress(settings, director)),
             *(self._requests, self._traffic, draining),
-            RecordPages(self.records, self._watch, self._auth),
-            page=page,
+            RecordPages(self.records.ring, self.records.watch, self._auth),
+            page=self._open_page(draining),
             forwards=not self._picks,
             admin_apart=settings.admin_port is not None,
         )
@@ -217,6 +217,8 @@ class Gateway:
         )
         metrics.serve_with(server)
         self._closes("engine watch, event streams and index", self.indexer.close)
+        await self.records.start()
+        self._closes("records", self.records.close)
         # The ports first: an occupied one is known before anything else takes time.
         if settings.admin_port is not None:
             await self._open_admin_port(routes, settings.admin_port)
@@ -228,8 +230,6 @@ class Gateway:
         self._stack.push_async_callback(draining.close)
         self._stack.callback(self.fleet.prober.stop)  # engines have enough to do with the rest
         await self.indexer.start()
-        self._watch.start()
-        self._closes("search for cache breakers", self._watch.close)
         self._adopter.start()
         self._closes("adoption of orphans", self._adopter.close)
         self._find_engines()
@@ -246,7 +246,7 @@ class Gateway:
             return None
         self._hub = build_hub(
             *(self.fleet, self.index, self._auth.failover, draining),
-            *(self.records, partial(alarms_of, self._traffic)),
+            *(self.records.kept, partial(alarms_of, self._traffic)),
         )
         return PageRoutes(self._auth, self._hub, secure=self._certificate is not None)
 
@@ -362,8 +362,9 @@ class Gateway:
             standing=self._auth.failover.standing,
             observers=build_observers(
                 *(settings, self._publisher, self.fleet, self._adopter),
-                *(self._traffic.conversations, self._warm, self._watch.observers),
+                *(self._traffic.conversations, self._warm, self.records.watch.observers),
             ),
+            keeper=self.records.keeper,
             tokens_once=build_tokens_once(settings, self.fleet, picks=self._picks),
             legs=build_legs(settings.kv_transfer, picks=self._picks),
         )
@@ -442,10 +443,3 @@ async def _start_unless(stop: asyncio.Event, gateway: Gateway) -> bool:
     starting.cancel()
     await asyncio.wait({starting})
     return False
-
-
-def _soon(close: Callable[[], None]) -> Callable[[], Awaitable[None]]:
-    async def closing() -> None:
-        close()
-
-    return closing

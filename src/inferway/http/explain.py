@@ -49,7 +49,7 @@ _PATHS = (
 _NONE = msgspec.Raw(b"null")
 
 
-class _Asked(msgspec.Struct, frozen=True):
+class _ExplainBody(msgspec.Struct, frozen=True):
     """The fields of a body that say what it is; a null is an absent field."""
 
     path: msgspec.Raw = _NONE
@@ -68,12 +68,12 @@ class _Question(msgspec.Struct, frozen=True):
     body: bytes
 
 
-_DECODER = msgspec.json.Decoder(_Asked)
+_DECODER = msgspec.json.Decoder(_ExplainBody)
 _BODIES = msgspec.json.Decoder(list[msgspec.Raw])
 _TEXT = msgspec.json.Decoder(str)
 
 
-class Explain:
+class ExplainPath:
     """Answers the path for one gateway."""
 
     def __init__(self, director: Director, entrance: InferenceIngress, auth: Auth) -> None:
@@ -184,7 +184,7 @@ def _questions(raw: bytes) -> Sequence[_Question]:
     ]
 
 
-def _question(asked: _Asked, raw: bytes, where: str) -> _Question:
+def _question(asked: _ExplainBody, raw: bytes, where: str) -> _Question:
     body, given = raw, asked
     if _is_given(asked.body):
         body = bytes(asked.body)

@@ -135,6 +135,12 @@ def within_file_limit(limits: LimitSettings, num_files: int, num_ports: int = 1)
     return msgspec.structs.replace(limits, connections=most)
 
 
+def raise_file_limit() -> None:
+    """Shells give 1,024 descriptors out of habit, for select(2); a request takes two."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 class Certificate:
     """A certificate chain and its key, both PEM, read anew by `reload`. `context` stays the same
     object."""
@@ -176,9 +182,3 @@ def certificate_of(settings: ServeSettings) -> Certificate | None:
     if settings.tls_cert is None or settings.tls_key is None:
         return None
     return Certificate(Path(settings.tls_cert), Path(settings.tls_key))
-
-
-def raise_file_limit() -> None:
-    """Shells give 1,024 descriptors out of habit, for select(2); a request takes two."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

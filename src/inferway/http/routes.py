@@ -38,7 +38,7 @@ from inferway.http.admin import AdminPages
 from inferway.http.auth import Auth, withheld
 from inferway.http.discovery_pages import PathsPage, VersionPage, unknown_path
 from inferway.http.explain import PATH as EXPLAIN
-from inferway.http.explain import Explain
+from inferway.http.explain import ExplainPath
 from inferway.http.forward import forward
 from inferway.http.inference_ingress import InferenceIngress
 from inferway.http.lora import PATHS as LORA
@@ -52,7 +52,7 @@ from inferway.http.query import in_our_fields, parse_query, query_answer
 from inferway.http.records import BREAKERS, ONE_REQUEST, REQUESTS, RecordPages
 from inferway.http.responder import JSON, Responder
 from inferway.http.structured.explain import PATH as EXPLAIN_SHAPE
-from inferway.http.structured.explain import Explain as ExplainShape
+from inferway.http.structured.explain import Explain
 from inferway.http.structured.judged import JudgedAnswer
 from inferway.http.token_counts import TokenCounts
 from inferway.http.two_legs import TwoLegs
@@ -139,8 +139,8 @@ class Routes:
             "/version": {"GET": VersionPage(indexer.fleet)},
             **{path: dict.fromkeys(how, self._infer) for path, how in self._inference.items()},
             **({COUNT_TOKENS: {"POST": self._count}} if forwards else {}),
-            EXPLAIN: {"POST": Explain(director, entrance, auth)},
-            EXPLAIN_SHAPE: {"POST": ExplainShape(director, self._asker)},
+            EXPLAIN: {"POST": ExplainPath(director, entrance, auth)},
+            EXPLAIN_SHAPE: {"POST": Explain(director, self._asker)},
             MODELS: {"GET": self._models.list},
             **state,
             **({} if admin_apart else for_admins),

@@ -87,7 +87,7 @@ class Look(msgspec.Struct, frozen=True):
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class _Prompt:
+class _Remembered:
     token_ids: TokenIds
     pieces: Sequence[int]
     arguments: int  # a hash of what its template was asked for
@@ -101,8 +101,8 @@ class _Prompt:
 class _Group:
     """Prompts that could share blocks."""
 
-    prompts: set[_Prompt] = field(default_factory=set)
-    owners: dict[int, _Prompt] = field(default_factory=dict)  # piece -> the last that has it
+    prompts: set[_Remembered] = field(default_factory=set)
+    owners: dict[int, _Remembered] = field(default_factory=dict)  # piece -> the last that has it
 
 
 @dataclass(slots=True)
@@ -132,7 +132,7 @@ class CacheBreakers:
     _second: int = -1
     _looks: int = 0
     _waiting: deque[Look] = field(default_factory=lambda: deque(maxlen=2 * LOOKS_A_SECOND))
-    _kept: OrderedDict[_Prompt, _Sharers] = field(default_factory=OrderedDict)  # last seen last
+    _kept: OrderedDict[_Remembered, _Sharers] = field(default_factory=OrderedDict)  # last seen last
     _groups: dict[_Sharers, _Group] = field(default_factory=dict)
 
     def __call__(self, routed: Routed, _: float) -> None:
@@ -195,7 +195,7 @@ class CacheBreakers:
         pieces: list[int] = hashes[hashes % _ONE_IN == _NONE].tolist()
         sharers = (look.model.name, look.body.cache_salt)
         group = self._groups.setdefault(sharers, _Group())
-        prompt = _Prompt(ids, pieces, _arguments(look.body))
+        prompt = _Remembered(ids, pieces, _arguments(look.body))
         votes = Counter(filter(None, map(group.owners.get, pieces)))
         for other, _ in votes.most_common(1):
             parted = common_prefix(ids, other.token_ids)
@@ -209,7 +209,7 @@ class CacheBreakers:
         self._keep(sharers, prompt)
 
     def _is_broken(
-        self, look: Look, prompt: _Prompt, hashes: Hashes, beside: tuple[_Prompt, int, int]
+        self, look: Look, prompt: _Remembered, hashes: Hashes, beside: tuple[_Remembered, int, int]
     ) -> bool:
         """Note it if the prompt could have gone on with what the other one has. `beside`: the other
         one, where they part, and how much of it any has."""
@@ -243,7 +243,7 @@ class CacheBreakers:
         return True
 
     def _kind(
-        self, look: Look, prompt: _Prompt, other: _Prompt, parting: tuple[Hashes, Hashes, int]
+        self, look: Look, prompt: _Remembered, other: _Remembered, parting: tuple[Hashes, Hashes, int]
     ) -> tuple[DifferenceKind, tuple[str, str]] | None:
         """Return what differs, and the texts around it; None if it is none of what breaks
         caches."""
@@ -279,7 +279,7 @@ class CacheBreakers:
         is_longer = others <= _FEW_LEFT and kind_of(*around) is DifferenceKind.GROWING_LIST
         return (DifferenceKind.GROWING_LIST, around) if is_longer else None
 
-    def _keep(self, sharers: _Sharers, prompt: _Prompt) -> None:
+    def _keep(self, sharers: _Sharers, prompt: _Remembered) -> None:
         group = self._groups.setdefault(sharers, _Group())
         group.prompts.add(prompt)
         group.owners.update(dict.fromkeys(prompt.pieces, prompt))
@@ -288,7 +288,7 @@ class CacheBreakers:
         while self.num_bytes > self.max_bytes and len(self._kept) > 1:
             self._forget(next(iter(self._kept)))
 
-    def _forget(self, prompt: _Prompt) -> None:
+    def _forget(self, prompt: _Remembered) -> None:
         sharers = self._kept.pop(prompt)
         self.num_bytes -= prompt.num_bytes
         group = self._groups[sharers]
@@ -300,7 +300,7 @@ class CacheBreakers:
             del self._groups[sharers]
 
 
-def _nearest(prompt: _Prompt, group: _Group, other: _Prompt, parted: int) -> tuple[_Prompt, int]:
+def _nearest(prompt: _Remembered, group: _Group, other: _Remembered, parted: int) -> tuple[_Remembered, int]:
     """Return which prompt has the most of it from the start, and how many tokens; `other` has it up
     to where they are `parted`."""
     ids = prompt.token_ids
@@ -318,7 +318,7 @@ def _nearest(prompt: _Prompt, group: _Group, other: _Prompt, parted: int) -> tup
 
 
 def _stands_behind(
-    local: ModelPrompts, prompt: _Prompt, other: _Prompt, parted: int, again: Rejoining
+    local: ModelPrompts, prompt: _Remembered, other: _Remembered, parted: int, again: Rejoining
 ) -> bool:
     """Return whether what only one of them has at the place comes a little later in the other:
     parts that are too short to be pieces, in another order."""

@@ -16,7 +16,8 @@ from inferway.routing.record import Record
 def of_decision(record: Record, noted: Noted, chosen: int) -> Sequence[Miss]:
     """Return why not the endpoint that held the most was chosen, and whether the engine has kept to
     itself what it reused. `chosen`: the blocks that the one held that was tried last."""
-    elsewhere, found = noted.elsewhere, ()
+    elsewhere = noted.elsewhere
+    found: tuple[Miss, ...] = ()
     if elsewhere is not None and elsewhere.blocks > max(chosen, noted.reachable):
         found = (_filtered(elsewhere.blocks - chosen, f"{elsewhere.endpoint}: {elsewhere.why}"),)
     elif noted.reachable > chosen:

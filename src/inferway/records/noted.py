@@ -14,6 +14,8 @@ from inferway.records.packing import CANDIDATE, MOST_BLOCKS, MOST_LOAD, MOST_MS,
 from inferway.records.record import MOST_CANDIDATES, Miss
 from inferway.scheduling.per_endpoint import PerEndpoint
 
+_NO_COLUMN: Column = np.zeros(0)
+
 
 class Whose(msgspec.Struct, frozen=True):
     """What stands in a record as it was noted."""
@@ -134,7 +136,7 @@ class CandidatePacker:
             each.packed = whole[place * width : (place + 1) * width]
             each.names = self.names
             # nothing else of the decision is needed any more
-            each.costs, each.load = None, (b"", b"")
+            each.costs, each.load, each.matched = None, (b"", b""), _NO_COLUMN
             if not each.keys:
                 each.found = {}
 

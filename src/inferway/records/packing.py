@@ -1,5 +1,5 @@
-"""Records as bytes. Names are numbers of a table, milliseconds halves of a float where they need not
-be more exact than to 0.05 %.
+"""Records as bytes. Names are numbers of a table, milliseconds halves of a float where they need
+not be more exact than to 0.05 %.
 
 head    numbers of fixed size
 tail    the id, then the candidates, then what few requests have, as msgpack

@@ -11,10 +11,10 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import MappingProxyType
-from typing import Any, Protocol
 from hashlib import blake2b
 from secrets import token_bytes
+from types import MappingProxyType
+from typing import Any, Protocol
 
 import msgspec
 
@@ -126,7 +126,9 @@ class Recorder:
             return None
         target = decision.targets[0]
         holder = target.endpoint.holder
-        row = candidates.rows[holder]
+        row = candidates.rows.get(holder)
+        if row is None:
+            return None
         added = candidates.added
         costs = None
         if (cost := added.get(COST_MS.name)) is not None:
