@@ -23,7 +23,7 @@ import re
 from collections import Counter, OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -95,6 +95,24 @@ class _Remembered:
     @property
     def num_bytes(self) -> int:
         return int(self.token_ids.nbytes) + len(self.pieces) * _PIECE_BYTES + _OWN_BYTES
+
+
+class _Pair(NamedTuple):
+    """A prompt and one before it, with the hashes of both, and where they part."""
+
+    prompt: _Remembered
+    other: _Remembered
+    hashes: Hashes
+    others: Hashes
+    parted: int
+
+    def texts(self, local: ModelPrompts, left: int, right: int) -> tuple[str, str]:
+        """Return both as text, from a little before the place up to these tokens."""
+        start = max(0, self.parted - _BEFORE)
+        return (
+            local.decode(self.prompt.token_ids[start:left]),
+            local.decode(self.other.token_ids[start:right]),
+        )
 
 
 @dataclass(slots=True)
@@ -204,26 +222,23 @@ class CacheBreakers:
                 self._forget(nearest)  # one of them goes on where the other ends
                 if len(nearest.token_ids) > len(ids):
                     prompt = nearest
-            elif not self._is_broken(look, prompt, hashes, (nearest, longest, longest)):
-                self._is_broken(look, prompt, hashes, (other, parted, longest))
+            elif not self._is_broken(look, _paired(prompt, hashes, nearest, longest), longest):
+                self._is_broken(look, _paired(prompt, hashes, other, parted), longest)
         self._keep(sharers, prompt)
 
-    def _is_broken(
-        self, look: Look, prompt: _Remembered, hashes: Hashes, beside: tuple[_Remembered, int, int]
-    ) -> bool:
-        """Note it if the prompt could have gone on with what the other one has. `beside`: the other
-        one, where they part, and how much of it any has."""
-        other, parted, longest = beside
-        size = look.block_size
+    def _is_broken(self, look: Look, pair: _Pair, longest: int) -> bool:
+        """Note it if the prompt could have gone on with what the other one has. `longest`: so many
+        of its tokens, from the start, any other one has."""
+        size, parted = look.block_size, pair.parted
         held = max(look.found.blocks.values(), default=0) * size
         start = max(longest, held)
-        theirs = window_hashes(other.token_ids)
-        found = shared(hashes[start:], theirs[parted:])
+        found = shared(pair.hashes[start:], pair.others[parted:])
         lost = int(found.sum()) + WINDOW - 1
-        behind = len(prompt.token_ids) - start
+        behind = len(pair.prompt.token_ids) - start
         if lost < LEAST_LOST or lost < LEAST_SHARE * behind:
             return False
-        named = self._kind(look, prompt, other, (hashes, theirs, parted))
+        local = look.model.prompts.local
+        named = None if local is None else _what_differs(pair, local)
         if named is None:
             return False
         kind, example = named
@@ -241,43 +256,6 @@ class CacheBreakers:
         if self.keeps_text:
             breaker.example = example
         return True
-
-    def _kind(
-        self, look: Look, prompt: _Remembered, other: _Remembered, parting: tuple[Hashes, Hashes, int]
-    ) -> tuple[DifferenceKind, tuple[str, str]] | None:
-        """Return what differs, and the texts around it; None if it is none of what breaks
-        caches."""
-        hashes, theirs, parted = parting
-        local = look.model.prompts.local
-        if local is None:
-            return None
-        start = max(0, parted - _BEFORE)
-        again = rejoin(hashes, theirs, parted, MOST_INSERTED)
-        if again is None:
-            return None
-
-        def texts(left: int, right: int) -> tuple[str, str]:
-            return local.decode(prompt.token_ids[start:left]), local.decode(
-                other.token_ids[start:right]
-            )
-
-        ours, others = again.left - parted, again.right - parted
-        around = texts(again.left + WINDOW, again.right + WINDOW)
-        near = slice(parted, parted + _WIDE)
-        if num_moved(hashes[near], theirs[near]) >= _MOVED or _stands_behind(
-            local, prompt, other, parted, again
-        ):
-            wide = texts(parted + _WIDE, parted + _WIDE)
-            return kind_of(*wide, are_moved=True), around
-        if prompt.arguments != other.arguments:
-            return DifferenceKind.TEMPLATE_ARGUMENT, around
-        lacks_turns = ours <= _FEW_LEFT and others > ours
-        if lacks_turns and _TURN.search(local.decode(other.token_ids[parted : again.right])):
-            return DifferenceKind.SHORTENED, around
-        if max(ours, others) <= FEW_TOKENS:
-            return kind_of(*around), around
-        is_longer = others <= _FEW_LEFT and kind_of(*around) is DifferenceKind.GROWING_LIST
-        return (DifferenceKind.GROWING_LIST, around) if is_longer else None
 
     def _keep(self, sharers: _Sharers, prompt: _Remembered) -> None:
         group = self._groups.setdefault(sharers, _Group())
@@ -300,7 +278,9 @@ class CacheBreakers:
             del self._groups[sharers]
 
 
-def _nearest(prompt: _Remembered, group: _Group, other: _Remembered, parted: int) -> tuple[_Remembered, int]:
+def _nearest(
+    prompt: _Remembered, group: _Group, other: _Remembered, parted: int
+) -> tuple[_Remembered, int]:
     """Return which prompt has the most of it from the start, and how many tokens; `other` has it up
     to where they are `parted`."""
     ids = prompt.token_ids
@@ -317,20 +297,51 @@ def _nearest(prompt: _Remembered, group: _Group, other: _Remembered, parted: int
     return nearest, longest
 
 
-def _stands_behind(
-    local: ModelPrompts, prompt: _Remembered, other: _Remembered, parted: int, again: Rejoining
-) -> bool:
+def _paired(prompt: _Remembered, hashes: Hashes, other: _Remembered, parted: int) -> _Pair:
+    return _Pair(prompt, other, hashes, window_hashes(other.token_ids), parted)
+
+
+def _what_differs(
+    pair: _Pair, local: ModelPrompts
+) -> tuple[DifferenceKind, tuple[str, str]] | None:
+    """Return the kind, and the texts around the place; None if it is none of what breaks caches:
+    too much differs."""
+    parted = pair.parted
+    again = rejoin(pair.hashes, pair.others, parted, MOST_INSERTED)
+    if again is None:
+        return None
+    ours, theirs = again.left - parted, again.right - parted
+    around = pair.texts(local, again.left + WINDOW, again.right + WINDOW)
+    near = slice(parted, parted + _WIDE)
+    if num_moved(pair.hashes[near], pair.others[near]) >= _MOVED or _stands_behind(
+        pair, again, local
+    ):
+        wide = pair.texts(local, parted + _WIDE, parted + _WIDE)
+        return kind_of(*wide, are_moved=True), around
+    if pair.prompt.arguments != pair.other.arguments:
+        return DifferenceKind.TEMPLATE_ARGUMENT, around
+    if theirs > ours and ours <= _FEW_LEFT:
+        dropped = local.decode(pair.other.token_ids[parted : again.right])
+        if _TURN.search(dropped):
+            return DifferenceKind.SHORTENED, around
+    if max(ours, theirs) <= FEW_TOKENS:
+        return kind_of(*around), around
+    has_grown = theirs <= _FEW_LEFT and kind_of(*around) is DifferenceKind.GROWING_LIST
+    return (DifferenceKind.GROWING_LIST, around) if has_grown else None
+
+
+def _stands_behind(pair: _Pair, again: Rejoining, local: ModelPrompts) -> bool:
     """Return whether what only one of them has at the place comes a little later in the other:
     parts that are too short to be pieces, in another order."""
-    ours, others = again.left - parted, again.right - parted
-    if min(ours, others) > _FEW_LEFT or max(ours, others) > FEW_TOKENS:
+    ours, theirs = again.left - pair.parted, again.right - pair.parted
+    if min(ours, theirs) > _FEW_LEFT or max(ours, theirs) > FEW_TOKENS:
         return False
-    mine, end, theirs, there = prompt, again.left, other, again.right
-    if others > ours:
-        mine, end, theirs, there = other, again.right, prompt, again.left
-    part = local.decode(mine.token_ids[parted:end]).strip(_PUNCTUATION)
-    behind = local.decode(theirs.token_ids[there : there + 4 * FEW_TOKENS])
-    return len(part) >= _LEAST_MOVED and part in behind
+    longer, end, shorter, behind = pair.prompt, again.left, pair.other, again.right
+    if theirs > ours:
+        longer, end, shorter, behind = pair.other, again.right, pair.prompt, again.left
+    part = local.decode(longer.token_ids[pair.parted : end]).strip(_PUNCTUATION)
+    later = local.decode(shorter.token_ids[behind : behind + 4 * FEW_TOKENS])
+    return len(part) >= _LEAST_MOVED and part in later
 
 
 def _arguments(body: Body) -> int:

@@ -20,7 +20,6 @@ from inferway.records.watch import PromptWatch
 from inferway.routing.director import EVENT_SECONDS
 from inferway.routing.journey import Keeper, Routed
 from inferway.routing.limits.outlier_detection import OutlierDetection
-from inferway.scheduling.scheduling import Scheduling
 from inferway.tasks import Later
 from inferway.telemetry.answer_log import AnswerLog
 
@@ -34,7 +33,6 @@ class Records:
         index: Index,
         fleet: Fleet,
         standing: OutlierDetection,
-        scheduling: Scheduling,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.ring = RecordRing(settings.records.requests)
