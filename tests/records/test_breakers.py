@@ -256,3 +256,14 @@ def test_only_so_many_are_looked_at_in_a_second_and_the_rest_is_counted() -> Non
     breakers.work()
 
     assert (breakers.seen, breakers.looked_at) == (101, LOOKS_A_SECOND)
+
+
+def test_what_there_is_no_time_for_is_let_go() -> None:
+    breakers = CacheBreakers()
+    traffic = Traffic(breakers)
+    for turn in range(5):
+        traffic.chat([system(f"{turn} {RULES}"), user(ASKED[0])])
+
+    breakers.work(lambda: breakers.looked_at == 2)
+
+    assert (breakers.seen, breakers.looked_at, breakers.has_work) == (5, 2, False)

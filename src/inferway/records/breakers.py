@@ -21,7 +21,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter, OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -179,8 +179,8 @@ class CacheBreakers:
         """Whether prompts wait to be looked at."""
         return bool(self._waiting)
 
-    def work(self) -> None:
-        """Look at the prompts that wait."""
+    def work(self, is_over: Callable[[], bool] | None = None) -> None:
+        """Look at the prompts that wait. Once `is_over` says so, those that are left are let go."""
         while self._waiting:
             look = self._waiting.popleft()
             try:
@@ -190,6 +190,8 @@ class CacheBreakers:
             except BaseException as e:
                 report = crash_report(panic_as_error(e))
                 log.error("a prompt could not be compared with others: %s", report)
+            if is_over is not None and is_over():
+                self._waiting.clear()
 
     def told(self, now: float, limit: int = SHOWN) -> dict[str, Any]:
         """Return the causes that cost the most, the most first, for people and programs to read."""

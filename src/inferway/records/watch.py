@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Sequence
 
 from inferway.records.breakers import CacheBreakers
@@ -15,6 +16,7 @@ from inferway.tasks import Tasks
 log = logging.getLogger("inferway")
 
 LOOK_SECONDS = 1.0
+CPU_SECONDS = 0.01  # of each: at most a hundredth of a core, but for what is begun
 
 
 class PromptWatch:
@@ -41,4 +43,8 @@ class PromptWatch:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             if self.breakers.has_work:
-                await asyncio.to_thread(self.breakers.work)
+                await asyncio.to_thread(self._work)
+
+    def _work(self) -> None:
+        end = time.thread_time() + CPU_SECONDS
+        self.breakers.work(lambda: time.thread_time() >= end)
