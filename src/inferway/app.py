@@ -123,7 +123,9 @@ class Gateway:
         self._requests = RequestCounts(time.monotonic)
         self._traffic = TrafficCounts()
         self._warm = WarmPrefixes()
-        self.records = Records(*(settings, self.index, self.fleet, self._auth.failover.standing))
+        self.records = Records(
+            *(settings, self.index, self.fleet, self._auth.failover.standing, self._scheduling)
+        )
         self._logs: list[AnswerLog] = [self._requests, self._traffic, *logs, *self.records.logs]
         if settings.access_log is not None:
             self._logs.append(AccessLog(settings.log_format, probes=settings.access_log_probes))

@@ -23,6 +23,7 @@ COMMANDS = {
     "explain": ("inferway.cli.explain", "explain", "Say why a request went where it went."),
     "keys": ("inferway.cli.keys", "keys", "Make API keys for the gateway's callers."),
     "model": ("inferway.cli.model", "model", "Fetch and prepare a small real model."),
+    "record": ("inferway.cli.record", "record", "Read the records of requests."),
     "serve": ("inferway.cli.serve", "serve", "Route OpenAI requests to a fleet of vLLM engines."),
     "simulate": ("inferway.cli.simulate", "simulate", "Run a simulated vLLM engine."),
     "status": ("inferway.cli.status", "status", "Show the fleet of a running gateway."),

@@ -1,6 +1,6 @@
 """Records as bytes: many together, as one msgpack array of rows. Names are numbers of a table,
-times are whole microseconds, and the candidates of a row are a table of their own in it, CANDIDATE, whose
-milliseconds are the upper halves of floats: exact to 0.4 %.
+times are whole microseconds. The candidates of a row are a table of their own in it, CANDIDATE,
+whose milliseconds are the upper halves of floats: exact to 0.4 %.
 """
 
 from __future__ import annotations

@@ -34,6 +34,7 @@ from inferway.telemetry.answer_log import CLIENT_GONE, EndedAnswer
 TOGETHER = 256  # are packed
 MOST_CELLS = 16_384  # candidates of all that wait to be packed
 MOST_HASHES = 4_096  # remembered
+MOST_KEYS = 20_000  # of requests whose blocks are to be written
 OTHER = "other"  # a path that is none of the API's
 SESSION = b"x-session-id"
 _PATHS = frozenset({*PARSERS, *UNREAD})
@@ -205,6 +206,8 @@ class Recorder:
         first = self.ring.next_seq
         self.ring.extend([self._row(each, offset) for each in ended])
         if self.keeps_keys:
+            if len(self.keys) >= MOST_KEYS:  # the disk is slow: these have no blocks there
+                del self.keys[: MOST_KEYS // 2]
             for number, each in enumerate(ended, first):
                 if isinstance(noted := each[5].kept, Noted) and noted.keys:
                     self.keys.append((number, noted.keys))

@@ -12,14 +12,17 @@ from inferway.fleet.fleet import Fleet
 from inferway.kv.index.protocol import Index
 from inferway.metrics import Family
 from inferway.model import HolderId
+from inferway.records.fleet_lines import FleetLines
 from inferway.records.other_extras import OtherExtras
 from inferway.records.recorder import Recorder
 from inferway.records.ring import RecordRing
 from inferway.records.shortfalls import Shortfalls
 from inferway.records.watch import PromptWatch
+from inferway.records.writer import RecordFiles, RecordWriter
 from inferway.routing.director import EVENT_SECONDS
 from inferway.routing.journey import Keeper, Routed
 from inferway.routing.limits.outlier_detection import OutlierDetection
+from inferway.scheduling.scheduling import Scheduling
 from inferway.tasks import Later
 from inferway.telemetry.answer_log import AnswerLog
 
@@ -33,8 +36,10 @@ class Records:
         index: Index,
         fleet: Fleet,
         standing: OutlierDetection,
+        scheduling: Scheduling,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.writer: RecordWriter | None = None  # None: no files are written
         self.ring = RecordRing(settings.records.requests)
         self.recorder = Recorder(
             self.ring,
@@ -49,6 +54,9 @@ class Records:
             under_other=self._others.under_other,
         )
         self.recorder.others, self.recorder.doubt = self._others, self._shortfalls.look
+        self._settings = settings.records
+        self._policy = _chooser(settings)
+        self._fleet = FleetLines(fleet, standing, scheduling)
         self._stack = AsyncExitStack()
 
     @property
@@ -74,6 +82,11 @@ class Records:
         """Open the files, if they are asked for. Raises ConfigError."""
         self.watch.start()
         self._stack.push_async_callback(self.watch.close)
+        if self._settings.directory is not None:
+            files = RecordFiles(self._settings, self._policy)
+            self.writer = writer = RecordWriter(files, self.recorder, self._fleet)
+            writer.start()
+            self._stack.push_async_callback(writer.close)
         self._stack.push_async_callback(self._others.close)
         self._stack.push_async_callback(self._shortfalls.close)
 

@@ -121,6 +121,16 @@ class RecordRing:
         first = max(seq + 1, self._pages[start].first)
         return first + len(found) - 1, found
 
+    def pages_since(self, seq: int) -> list[tuple[Page, int]]:
+        """Return the pages that have records with numbers above `seq`, oldest first, each with the
+        place of the first of them. They can be read in another thread."""
+        self.settle()
+        return [
+            (page, max(seq + 1 - page.first, 0))
+            for page in self._pages
+            if page.first + page.size > seq + 1
+        ]
+
     def newest(
         self, limit: int = 100, keep: Callable[[RequestRecord], bool] | None = None
     ) -> list[RequestRecord]:
