@@ -228,3 +228,14 @@ async def test_many_questions_at_once_do_not_hold_up_requests(start_fleet: Start
     )
 
     assert {answer.status for answer in answers} == {200}
+
+
+async def test_what_goes_by_load_is_explained_too(start_fleet: StartFleet) -> None:
+    fleet = await start_fleet(2)
+    body = {"model": "smollm2", "input": "a text"}
+
+    told = (await fleet.post(PATH, {"path": "/v1/embeddings", "body": body})).body
+
+    assert (told["reason"], told["prompt_tokens"]) == ("embeddings", None)
+    assert told["goes_to"] in {engine.name for engine in fleet.gateway.fleet.engines}
+    assert "load alone decides" in told["why"]
