@@ -6,7 +6,7 @@
 
 # Tests start hundreds of processes; to compile every module anew in each takes most of their time.
 PYTEST := PYTHONDONTWRITEBYTECODE= .venv/bin/pytest
-.PHONY: help demo detect-python check test test-slow test-tools wheel envoy kube fleet fleet-full newest-vllm hostile fidelity bench performance chaos fuzz resources floods soak beliefs clean
+.PHONY: help demo detect-python check test test-slow test-tools wheel browser envoy kube fleet fleet-full newest-vllm hostile fidelity bench performance chaos fuzz resources floods soak beliefs clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1@\2/p' $(MAKEFILE_LIST) | \
@@ -28,11 +28,11 @@ check:  ## format, lint, types, import order
 
 test:  ## the tests that need python3 and make alone, side by side
 	@./scripts/install.sh dev
-	$(PYTEST) -n auto --maxprocesses 8 --dist worksteal -m "not slow and not tools and not wheel and not fleet and not envoy and not kube" $(ARGS)
+	$(PYTEST) -n auto --maxprocesses 8 --dist worksteal -m "not slow and not tools and not wheel and not fleet and not envoy and not kube and not browser" $(ARGS)
 
 test-slow:  ## tests of the same kind that take longer: miniatures of benchmarks, large drawn histories
 	@./scripts/install.sh dev
-	$(PYTEST) -n auto --maxprocesses 8 --dist worksteal -m "slow and not tools and not wheel and not fleet and not envoy and not kube" $(ARGS)
+	$(PYTEST) -n auto --maxprocesses 8 --dist worksteal -m "slow and not tools and not wheel and not fleet and not envoy and not kube and not browser" $(ARGS)
 
 test-tools:  ## tests that run wrk, h2load, curl, redis-server or prometheus; installs them (root on Debian) or names them
 	@./scripts/install_tools.sh
@@ -42,6 +42,11 @@ test-tools:  ## tests that run wrk, h2load, curl, redis-server or prometheus; in
 wheel:  ## builds the wheel, installs it elsewhere, and runs its commands there (2 minutes)
 	@./scripts/install.sh dev
 	$(PYTEST) -m wheel tests/wheel $(ARGS)
+
+browser:  ## the page in a real Chromium; installs it (root on Debian); SCREENSHOTS=1 makes the pictures of the docs anew
+	@./scripts/install.sh dev
+	@./scripts/install_browser.sh
+	$(PYTEST) -m browser tests/browser $(ARGS)
 
 envoy:  ## the endpoint picker behind a real Envoy
 	@./scripts/install.sh dev

@@ -36,6 +36,7 @@ ROOMS = [
     "indexer",
     "telemetry",
     "records",
+    "page",
     "http",
     "ext_proc",
     "simulator",

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import zmq
 
 from inferway.config import EngineSettings, ModelRewrite, ServeSettings
+from inferway.doctor.live import alarms_of
 from inferway.fleet.discovery.members import Members, build_members
 from inferway.fleet.draining import Draining
 from inferway.fleet.engine import Engine
@@ -27,10 +28,12 @@ from inferway.fleet.tokens_once import build_tokens_once
 from inferway.fleet.zmq_subscriber import sockets_context
 from inferway.http.auth import build_auth, read_keys
 from inferway.http.cors import Cors
-from inferway.http.inference_ingress import InferenceIngress
-from inferway.http.listening import certificate, raise_file_limit, within_file_limit
+from inferway.http.inference_ingress import build_ingress
+from inferway.http.listening import certificate_of, raise_file_limit, within_file_limit
 from inferway.http.message import Request
 from inferway.http.metrics import MetricsPage
+from inferway.http.page import PageRoutes
+from inferway.http.records import RecordPages
 from inferway.http.reload import Reloading
 from inferway.http.routes import Routes
 from inferway.http.server import Handler, HttpServer
@@ -40,7 +43,8 @@ from inferway.kv.events.adapters.vllm import normalise
 from inferway.kv.events.dialect_finder import SEEDS
 from inferway.kv.events.event import Batch
 from inferway.model import HolderId
-from inferway.openai_api.trust import Trust
+from inferway.page.build import build_hub
+from inferway.page.live import LiveHub
 from inferway.prompts.files.given_files import check_given
 from inferway.prompts.freed_memory import give_back_large
 from inferway.prompts.renderer import Renderer
@@ -48,10 +52,9 @@ from inferway.records.records import Records
 from inferway.routing.director import EVENT_SECONDS, Director
 from inferway.routing.kv_legs import build_legs
 from inferway.routing.rewrite import Rewrites
-from inferway.routing.salt import TenantSalt
 from inferway.routing.warm_prefixes import WarmPrefixes
 from inferway.scheduling.load import scheduling_of
-from inferway.tasks import Later, Tasks
+from inferway.tasks import Later, Tasks, soon
 from inferway.telemetry.access_log import AccessLog
 from inferway.telemetry.answer_log import AnswerLog
 from inferway.telemetry.observers import build_observers
@@ -115,6 +118,7 @@ class Gateway:
         self._reloading: Reloading | None = None  # once it has started
         self._publisher: ZmqPublisher | None = None
         self._server: HttpServer | None = None
+        self._hub: LiveHub | None = None  # of those who look at the page
         self._admin_server: HttpServer | None = None
         self._requests = RequestCounts(time.monotonic)
         self._traffic = TrafficCounts()
@@ -122,9 +126,7 @@ class Gateway:
         self.records = Records(
             *(settings, self.index, self.fleet, self._auth.failover.standing, self._scheduling)
         )
-        self._logs: list[AnswerLog] = [self._requests, self._traffic, *logs]
-        if self.records.is_on:
-            self._logs.append(self.records.recorder)
+        self._logs: list[AnswerLog] = [self._requests, self._traffic, *logs, *self.records.logs]
         if settings.access_log is not None:
             self._logs.append(AccessLog(settings.log_format, probes=settings.access_log_probes))
 
@@ -184,13 +186,13 @@ class Gateway:
         self._stack.callback(self._context.destroy, linger=200)
         # What can refuse the settings comes first: nothing has to be stopped then.
         tracing = self._open_tracing()
-        self._certificate = certificate(settings)
+        self._certificate = certificate_of(settings)
         num_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         num_ports = 1 if settings.admin_port is None else 2
         self._limits = within_file_limit(settings.limits, num_files, num_ports)
         if settings.publish is not None:
             self._publisher = ZmqPublisher(settings.publish, zmq.Context(self._context))
-            self._closes("publisher", _soon(self._publisher.close))
+            self._closes("publisher", soon(self._publisher.close))
         self._pool = pool = Pool(settings.timeouts, tls=settings.engine_tls())
         self._closes("engine connections", pool.close)
         self.director = director = self._open_director()
@@ -203,8 +205,10 @@ class Gateway:
         metrics.joined_by(self.records.families)
         self._stack.callback(self._auth.control.close)
         routes = Routes(
-            *(self.indexer, director, pool, metrics, self._auth, self._entrance()),
+            *(self.indexer, director, pool, metrics, self._auth, build_ingress(settings, director)),
             *(self._requests, self._traffic, draining),
+            RecordPages(self.records.ring, self.records.watch, self._auth),
+            page=self._open_page(draining),
             forwards=not self._picks,
             admin_apart=settings.admin_port is not None,
         )
@@ -221,6 +225,8 @@ class Gateway:
         await server.start()
         self._closes("HTTP server", server.stop)
         self._server = server
+        if self._hub is not None:  # its answers end by themselves never
+            self._stack.push_async_callback(self._hub.close)
         self._stack.push_async_callback(draining.close)
         self._stack.callback(self.fleet.prober.stop)  # engines have enough to do with the rest
         await self.indexer.start()
@@ -234,6 +240,15 @@ class Gateway:
         gc.freeze()
         self._started.set()
         log.info("the gateway is listening on %s", server.url)
+
+    def _open_page(self, draining: Draining) -> PageRoutes | None:
+        if not self.settings.ui:
+            return None
+        self._hub = build_hub(
+            *(self.fleet, self.index, self._auth.failover, draining),
+            *(self.records.kept, partial(alarms_of, self._traffic)),
+        )
+        return PageRoutes(self._auth, self._hub, secure=self._certificate is not None)
 
     def _open_tracing(self) -> Tracing | None:
         if self.settings.otlp is None:
@@ -251,16 +266,6 @@ class Gateway:
         if self.settings.cors_origins:
             handler = Cors(handler, self.settings.cors_origins)
         return handler
-
-    def _entrance(self) -> InferenceIngress:
-        settings = self.settings
-        secret = settings.salt_secret()
-        return InferenceIngress(
-            self.director,
-            settings.allow_paths,
-            salt=None if secret is None else TenantSalt(secret),
-            trust=Trust(settings.trust_kv_transfer_params, settings.trust_priority),
-        )
 
     def _http_server(
         self, handler: Handler, awaits_body: Callable[[Request], bool], host: str, port: int
@@ -357,7 +362,7 @@ class Gateway:
             standing=self._auth.failover.standing,
             observers=build_observers(
                 *(settings, self._publisher, self.fleet, self._adopter),
-                *(self._traffic.conversations, self._warm),
+                *(self._traffic.conversations, self._warm, self.records.watch.observers),
             ),
             keeper=self.records.keeper,
             tokens_once=build_tokens_once(settings, self.fleet, picks=self._picks),
@@ -438,10 +443,3 @@ async def _start_unless(stop: asyncio.Event, gateway: Gateway) -> bool:
     starting.cancel()
     await asyncio.wait({starting})
     return False
-
-
-def _soon(close: Callable[[], None]) -> Callable[[], Awaitable[None]]:
-    async def closing() -> None:
-        close()
-
-    return closing

@@ -186,3 +186,8 @@ def test_an_api_key_becomes_the_engines_authorization(monkeypatch: pytest.Monkey
     engine = EngineSettings(url="http://h:1", api_key_env="ENGINE_KEY")
 
     assert engine.authorization() == ((b"authorization", b"Bearer secret"),)
+
+
+def test_texts_are_not_kept_where_nobody_is_known_to_be_an_admin() -> None:
+    with pytest.raises(ConfigError, match=r"explain_text: .*admin_key_env"):
+        load_settings(None, {"engines": [EngineSettings(url="http://a:1")], "explain_text": True})

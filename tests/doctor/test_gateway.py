@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from inferway.doctor.facts import GatewayReport
+from inferway.doctor.facts import BreakerFound, BreakersReport, GatewayReport
 from inferway.doctor.gateway import ask_gateway
 from inferway.doctor.rules import CheckResult, Level
 from inferway.doctor.traffic_rules import judge_gateway
@@ -142,3 +142,20 @@ def test_a_date_in_the_first_block_is_told() -> None:
 
     assert finding.level is Level.WARN
     assert "4 of 10 prompts that were looked at have today's date" in finding.evidence
+
+
+def test_what_breaks_caches_is_told_with_its_cost_and_cure() -> None:
+    found = BreakerFound("m", "time", "a time is new", "leave it out", (1, 3), 12, 3_400_000)
+    report = GatewayReport("http://g", ask(told()).traffic, breakers=BreakersReport(40, [found]))
+
+    [line] = [each for each in judge_gateway(report) if "tokens a day" in each.evidence]
+
+    assert line.level is Level.WARN
+    assert "12 prompts of m" in line.evidence
+    assert "blocks 1 to 3" in line.evidence
+    assert "3,400,000 tokens a day" in line.evidence
+    assert line.cure == "leave it out"
+
+
+def test_a_gateway_that_does_not_look_for_breakers_is_judged_all_the_same() -> None:
+    assert ask(told()).breakers is None

@@ -16,6 +16,7 @@ from inferway.doctor.rules import CheckResult, Level
 from inferway.errors import ConfigError
 from inferway.prompts.files.prepare import cache_dir
 
+LOCAL_GATEWAY = "http://127.0.0.1:8080"
 COLORS = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "red"}
 
 
@@ -32,8 +33,14 @@ COLORS = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "red"}
     option(
         "--gateway",
         metavar="URL",
-        help="Ask this running gateway which requests go by load, and what breaks the caches of "
-        "conversations.",
+        help="Ask this running gateway which requests go by load, what breaks the caches of "
+        "conversations, and which prompts are nearly the same and part early: the ten that cost "
+        "the most.",
+    ),
+    option(
+        "--live",
+        is_flag=True,
+        help=f"The same of the gateway at {LOCAL_GATEWAY}, if --gateway gives no other.",
     ),
     option(
         "--admin-key-env",
@@ -47,6 +54,7 @@ def doctor(
     engines: tuple[str, ...],
     engine_ca: str | None,
     gateway: str | None,
+    live: bool,
     admin_key_env: str | None,
 ) -> None:
     """Check this machine, the hub, the given engines and the traffic of a running gateway, and name
@@ -61,6 +69,8 @@ def doctor(
     except ConfigError as e:
         raise click.ClickException(str(e)) from e
     admin_key = None if admin_key_env is None else _held_by(admin_key_env)
+    if live and gateway is None:
+        gateway = LOCAL_GATEWAY
     found = examine(asked, cache_dir(), os.environ, tls, gateway, admin_key)
     findings = asyncio.run(found)
     for finding in findings:

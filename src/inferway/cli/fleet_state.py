@@ -110,6 +110,14 @@ class GatewayClient:
         except (KeyError, TypeError, ValueError, AttributeError) as e:
             raise self._no_gateway("/admin/engines") from e
 
+    def get(self, path: str) -> dict[str, Any]:
+        """Return the JSON object at an admin path. Raises CannotAskError; of a path that is not
+        there with what the gateway says of it."""
+        try:
+            return self._object(path)
+        except _NotFoundError as e:
+            raise CannotAskError(f"{self.url}: {e}") from None
+
     def _object(self, path: str, *, may_refuse: bool = False) -> dict[str, Any]:
         _, body = self._get(path, may_refuse=may_refuse)
         try:
@@ -128,6 +136,8 @@ class GatewayClient:
         except urllib.error.HTTPError as e:
             if may_refuse and e.code == 503:
                 return e.code, e.read().decode("utf-8", "replace")
+            if path.startswith("/admin/requests/") and e.code in (400, 404):
+                raise _NotFoundError(_said(e)) from None
             raise self._refused(path, e.code) from None
         except (OSError, ValueError) as e:
             why = getattr(e, "reason", None) or e
@@ -155,6 +165,18 @@ class GatewayClient:
             f"{self.url}{path}: this is no answer of an Inferway gateway of this version; give the"
             " URL of one"
         )
+
+
+class _NotFoundError(Exception):
+    """The gateway has not got what was asked for; the message is its own."""
+
+
+def _said(error: urllib.error.HTTPError) -> str:
+    """Return the message of an error's body."""
+    try:
+        return str(json.loads(error.read())["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"status {error.code}"
 
 
 def samples_of(page: str) -> Samples:

@@ -20,6 +20,7 @@ COMMANDS = {
     "demo": ("inferway.cli.demo", "demo", "Show cache-aware routing on three simulated engines."),
     "doctor": ("inferway.cli.doctor", "doctor", "Find what is wrong here, and name the cure."),
     "epp": ("inferway.cli.epp", "epp", "Pick endpoints for Envoy and the Gateway API."),
+    "explain": ("inferway.cli.explain", "explain", "Say why a request went where it went."),
     "keys": ("inferway.cli.keys", "keys", "Make API keys for the gateway's callers."),
     "model": ("inferway.cli.model", "model", "Fetch and prepare a small real model."),
     "record": ("inferway.cli.record", "record", "Read the records of requests."),

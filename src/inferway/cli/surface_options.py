@@ -71,6 +71,13 @@ SECURITY: Final = section(
 OBSERVABILITY: Final = section(
     "Observability",
     key_option(
+        "--ui/--no-ui",
+        "ui",
+        default=None,
+        help="Serve the page for operators at /, on the admin port if there is one.  "
+        "[default: --ui]",
+    ),
+    key_option(
         "--access-log",
         "access_log",
         type=click.Path(),
@@ -124,6 +131,13 @@ OBSERVABILITY: Final = section(
         "publish_text",
         **ON,
         help="Publish prompts and messages, too. Whoever can connect then reads them.",
+    ),
+    key_option(
+        "--explain-text",
+        "explain_text",
+        **ON,
+        help="Keep the last prompts in memory as token ids, and let admins see the text around the "
+        "place where one was not reused. It needs --admin-key-env or --api-keys.",
     ),
     example="inferway serve http://10.0.0.5:8000 --publish tcp://*:5558 --access-log none",
 )

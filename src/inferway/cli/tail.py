@@ -71,8 +71,8 @@ def as_text(message: Message) -> str:
     """`#17 kv.chat.m engine="a:1" matched_blocks=3`, strings quoted, control characters escaped."""
     content = message.content
     fields = content.items() if isinstance(content, dict) else [("content", content)]
-    words = [f"{_escaped(name)}={_short(value)}" for name, value in fields]
-    return " ".join([f"#{message.sequence}", _escaped(message.topic), *words])
+    words = [f"{escaped(name)}={_short(value)}" for name, value in fields]
+    return " ".join([f"#{message.sequence}", escaped(message.topic), *words])
 
 
 def _short(value: object) -> str:
@@ -81,12 +81,13 @@ def _short(value: object) -> str:
     if isinstance(value, list):
         return "[" + ", ".join(_short(item) for item in value) + "]"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{_escaped(k)}: {_short(v)}" for k, v in value.items()) + "}"
-    return _escaped(msgspec.json.encode(value, enc_hook=repr).decode())
+        return "{" + ", ".join(f"{escaped(k)}: {_short(v)}" for k, v in value.items()) + "}"
+    return escaped(msgspec.json.encode(value, enc_hook=repr).decode())
 
 
-def _escaped(text: object) -> str:
-    """What comes from a socket may not steer the terminal."""
+def escaped(text: object) -> str:
+    """Return the text as it may be printed: what comes from a socket may not steer the
+    terminal."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(text))
 
 

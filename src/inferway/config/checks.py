@@ -75,6 +75,11 @@ def _check_surface(settings: ServeSettings) -> None:
             raise ConfigError(
                 f"cors_origins: {origin!r}: expected 'https://HOST' as browsers send it, or '*'"
             )
+    if settings.explain_text and settings.admin_key_env is None and settings.api_keys is None:
+        raise ConfigError(
+            "explain_text: texts of prompts are for admins only, and none is known; give"
+            " admin_key_env (--admin-key-env NAME) or api_keys, or leave it out"
+        )
     if settings.admin_port and settings.admin_port == settings.port:
         raise ConfigError(f"admin_port: {settings.admin_port} is `port`; leave one of them out")
     if settings.otlp is not None and not settings.otlp.startswith(("http://", "https://")):

@@ -255,6 +255,7 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     trust_request_chat_template: bool = False  # as the engines' flag of that name says
     publish: str | None = None  # ZMQ PUB address; a wildcard binds, else we connect
     publish_text: bool = False  # prompts and messages go onto the published topics too
+    explain_text: bool = False  # admins may see texts of prompts that are in memory
     access_log: str | None = "-"  # a file, "-" for standard error, null for none
     access_log_probes: bool = False  # answers to probes and scrapes have lines, too
     log_format: Literal["text", "json"] = "text"  # of all that is written to standard error
@@ -271,6 +272,7 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     heal: Share = 0.0  # of the requests to engines that are known in part: report all they reuse
     admin_key_env: str | None = None  # environment variable with the key for scores and admin paths
     admin_port: Port | None = None  # those paths and metrics there, and then not on `port`
+    ui: bool = True  # the page for operators at `/`, where admin paths are
     allow_paths: list[str] = []  # forwarded beside those that are known: [METHOD ]/path
     trust_kv_transfer_params: bool = False  # clients may say where engines fetch blocks from
     trust_priority: bool = False  # clients may say which priority engines give a request

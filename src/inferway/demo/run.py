@@ -34,6 +34,7 @@ from inferway.demo.measure import MeasuredAnswer, ask
 from inferway.demo.published import PublishedTopics
 from inferway.demo.settings import DemoSettings
 from inferway.demo.table import Row
+from inferway.demo.traffic import DemoTraffic, is_of_traffic
 from inferway.demo.workload import PROMPTS, SYSTEM_PROMPT, TURNS
 from inferway.errors import ConfigError, InferwayError
 from inferway.openai_api.requests import parse_chat
@@ -51,13 +52,15 @@ async def run_demo(settings: DemoSettings, console: Console, *, exit_after: bool
     loop = asyncio.get_running_loop()
     for sig in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(sig, stop.set)
+    if settings.port and not exit_after:
+        console.print(_page_at(settings.port), soft_wrap=True)
     async with AsyncExitStack() as stack:
         demo = await Demo.start(settings, console, stack)
         for phase in (demo.score_prompts, demo.complete_chats):
             if not stop.is_set():
                 await phase()
         if not exit_after and not stop.is_set():
-            demo.serve_on()
+            demo.serve_on(stack)
             await stop.wait()
             demo.end()
     _done(console, "All components shut down successfully")
@@ -171,12 +174,16 @@ class Demo:
         chats_topic = next((topic for topic in counts if topic.startswith("kv.chat.")), "no topic")
         _done(self._console, f"{counts.total()} events published, chats on {chats_topic}")
 
-    def serve_on(self) -> None:
-        """Phase 4: the server lives; what to try on it."""
+    def serve_on(self, stack: AsyncExitStack) -> None:
+        """Phase 4: the server lives, with some traffic until the stack is closed; what to try on
+        it."""
         self._console.rule("Phase 4: live server")
         for line in self._invitation():
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
         self._live.start()
+        traffic = DemoTraffic(self._http, self._base, self._model.name)
+        traffic.start()
+        stack.push_async_callback(traffic.close)
 
     def end(self) -> None:
         """Print what the demo has to say when Ctrl-C ends it."""
@@ -188,6 +195,8 @@ class Demo:
         where = Text(f" http://{base}", style="bold green")
         where.append("  answers as OpenAI's API does. In another terminal:", style="default")
         return [
+            _page_at(self._gateway.port),
+            Text(" Some conversations go on, so that there is something to look at.", style="dim"),
             where,
             Text(" Ask with a long system prompt, twice: then its blocks are held.", style="dim"),
             f"""curl -si {base}/v1/chat/completions -d '{{"model":"{SHORT_NAME}","messages":""",
@@ -273,7 +282,7 @@ class LiveLines:
         self._is_on = False
 
     def add(self, answer: EndedAnswer) -> None:
-        if not self._is_on or answer.record is None:
+        if not self._is_on or answer.record is None or is_of_traffic(answer.request_id):
             return
         line = line_of(answer)
         if not line.model:
@@ -303,6 +312,12 @@ def _held(scores: Mapping[str, int]) -> str:
     """A line of its own: with three holders it would not fit behind another sentence."""
     holders = [f"{name} holds {blocks}" for name, blocks in scores.items() if blocks]
     return f"   {', '.join(holders)} blocks of the last prompt"
+
+
+def _page_at(port: int) -> Text:
+    """Where the page is that shows all of it."""
+    where = Text(f" http://localhost:{port}/", style="bold green")
+    return where.append("  the page: open it in a browser and look on", style="default")
 
 
 def _command() -> str:

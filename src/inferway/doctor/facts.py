@@ -129,6 +129,25 @@ class TrafficReport(msgspec.Struct, frozen=True):
     conversations: ConversationsReport
 
 
+class BreakerFound(msgspec.Struct, frozen=True):
+    """One cause that keeps prompts from being reused, at about one place of a model's."""
+
+    model: str
+    kind: str
+    what: str
+    cure: str
+    blocks: tuple[int, int]  # the first and the last in which prompts part
+    requests: int
+    tokens_a_day: int  # that are computed again
+
+
+class BreakersReport(msgspec.Struct, frozen=True):
+    """The answer of a gateway to /admin/cache-breakers: the most expensive first."""
+
+    looked_at: int
+    breakers: list[BreakerFound]
+
+
 @dataclass(frozen=True, slots=True)
 class GatewayReport:
     """A running gateway, and what it said of its traffic."""
@@ -137,6 +156,7 @@ class GatewayReport:
     traffic: TrafficReport | None = None
     prefill_legs: Mapping[tuple[str, str], int] = field(default_factory=dict)  # engine, outcome
     error: str | None = None  # why it has said nothing
+    breakers: BreakersReport | None = None  # None: it does not look for them
 
     @property
     def has_tools(self) -> bool:

@@ -8,12 +8,13 @@ from collections.abc import Mapping
 import aiohttp
 import msgspec
 
-from inferway.doctor.facts import GatewayReport, TrafficReport
+from inferway.doctor.facts import BreakersReport, GatewayReport, TrafficReport
 from inferway.errors import UpstreamError
 from inferway.fleet.http_client import StatusError, fetch
 
 _SECONDS = 5.0
 _PATH = "/admin/traffic"
+_BREAKERS = "/admin/cache-breakers"
 _PREFILL_LEGS = re.compile(
     r'^inferway_prefill_legs_total\{engine="([^"\n]+)",outcome="([\w-]+)"\}'
     r" ([\d.]+(?:e\+\d+)?)$",
@@ -37,13 +38,27 @@ async def ask_gateway(url: str | None, admin_key: str | None = None) -> GatewayR
         try:
             said = await fetch(session, url + _PATH, headers)
             traffic = msgspec.json.decode(said, type=TrafficReport)
-            return GatewayReport(url, traffic, await _prefill_legs(session, url, headers))
+            legs = await _prefill_legs(session, url, headers)
+            breakers = await _breakers(session, url, headers)
+            return GatewayReport(url, traffic, legs, breakers=breakers)
         except StatusError as e:
             return GatewayReport(url, error=f"{e}; {_CURES.get(e.answered, 'its log may say why')}")
         except UpstreamError as e:
             return GatewayReport(url, error=str(e))
         except (msgspec.DecodeError, ValueError) as e:
             return GatewayReport(url, error=f"{url}{_PATH}: no answer of a gateway: {e}")
+
+
+async def _breakers(
+    session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]
+) -> BreakersReport | None:
+    """Return what breaks caches there; None of a gateway that does not look for it."""
+    try:
+        return msgspec.json.decode(
+            await fetch(session, url + _BREAKERS, headers), type=BreakersReport
+        )
+    except UpstreamError:
+        return None
 
 
 async def _prefill_legs(

@@ -5,10 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from inferway.doctor.facts import BrokenTurns, ConversationsReport, GatewayReport, RequestsByLoad
+from inferway.doctor.facts import (
+    BreakersReport,
+    BrokenTurns,
+    ConversationsReport,
+    GatewayReport,
+    RequestsByLoad,
+)
 from inferway.doctor.rules import CheckResult, Level
 from inferway.openai_api.paths import GENERATING
 
+_MOST_BREAKERS = 10
 _MOST_LINES = 8  # of one kind: what comes most often is first
 
 _REASONS = "docs/api.md#reasons says what it means"
@@ -73,6 +80,8 @@ def judge_gateway(found: GatewayReport) -> Iterator[CheckResult]:
     for each in traffic.by_load[:_MOST_LINES]:
         yield _by_load(subject, each)
     yield from _conversations(subject, traffic.conversations)
+    if found.breakers is not None:
+        yield from _breakers(subject, found.breakers)
 
 
 def _by_load(subject: str, found: RequestsByLoad) -> CheckResult:
@@ -98,6 +107,21 @@ def _conversations(subject: str, found: ConversationsReport) -> Iterator[CheckRe
         )
         cure = "have the client put the date behind what stays, at the end of the system prompt"
         yield CheckResult(Level.WARN, subject, evidence, cure)
+
+
+def _breakers(subject: str, found: BreakersReport) -> Iterator[CheckResult]:
+    if not found.breakers and found.looked_at:
+        evidence = f"of {found.looked_at} prompts that were compared, none is nearly as another one"
+        yield CheckResult(Level.OK, subject, evidence)
+    for each in found.breakers[:_MOST_BREAKERS]:
+        first, last = each.blocks
+        where = f"block {first}" if first == last else f"blocks {first} to {last}"
+        evidence = (
+            f"{each.requests} prompts of {each.model} that were compared part from others in"
+            f" {where}, because {each.what}: about {each.tokens_a_day:,} tokens a day are computed"
+            " again"
+        )
+        yield CheckResult(Level.WARN, subject, evidence, each.cure)
 
 
 def _broken(subject: str, found: BrokenTurns, turns: int) -> CheckResult:

@@ -8,6 +8,10 @@ API keys          401                          who bears the admin key, or a key
 What a key says of tenant and priority holds, and headers that say so count only where there are no
 keys. A key that was checked ends here: it travels to no engine and into no log.
 
+Who has logged in to the page (`http.page`) has a cookie, which stands for the key on paths for
+admins, and nowhere else. A browser sends it by itself; so what changes anything wants a header with
+it that no page of another origin can send.
+
 A cache is an oracle: who may ask how much of a prompt is cached can find out, block by block, what
 others have asked. So scores, and the headers that say how a request was decided, are the
 operator's, once a key is configured. Without keys, whoever reaches the gateway is an admin; the
@@ -38,7 +42,9 @@ from inferway.http.listening import UNIX
 from inferway.http.message import Request
 from inferway.http.request_queue import RequestQueue, Ticket
 from inferway.http.responder import Responder
+from inferway.http.session_cookie import PAGE_HEADER, cookie_of, forget_cookie
 from inferway.model import Candidates
+from inferway.page.sessions import Sessions
 from inferway.routing.eligible import Eligible
 from inferway.routing.limits.callers import (
     CARRIERS,
@@ -78,6 +84,7 @@ class Auth:
     callers: Callers | None = None
     is_local: bool = False  # the gateway listens on loopback alone
     agents: NamesSession | None = None  # who reads which agent a request is of
+    sessions: Sessions = field(default_factory=lambda: Sessions(time.monotonic))
     refused: int = 0  # for want of a key
     requests: dict[str, int] = field(default_factory=dict)  # by name of the key
     reloads: dict[str, int] = field(default_factory=lambda: {"done": 0, "refused": 0})
@@ -95,6 +102,7 @@ class Auth:
     def caller(self, request: Request) -> ApiCaller:
         """Return whose request it is, which does not have the key from then on. Raises
         UnauthorizedError."""
+        forget_cookie(request)
         if self.callers is None:
             if self.admin_key is None:
                 return _EVERYBODY
@@ -120,8 +128,36 @@ class Auth:
             return tenant
         return tenant_name(self.agents.session(request.headers))
 
+    @property
+    def keys(self) -> tuple[object, object]:
+        """What admins are known by now: a session goes on as long as this is the same."""
+        return (self.admin_key, self.callers)
+
+    def is_admins_key(self, key: str) -> bool:
+        """Return whether it is the admin key, or the API key of an admin."""
+        headers = ((CARRIERS[1], key.encode("utf-8", "surrogateescape")),)
+        if self.admin_key is not None and self.admin_key.is_carried(headers):
+            return True
+        try:
+            return self.callers is not None and self.callers.of(headers).admin
+        except UnauthorizedError:
+            return False
+
+    def is_in_session(self, request: Request) -> bool:
+        """Return whether an admin who has logged in asks, from the page itself."""
+        token = cookie_of(request)
+        if token is None or not self.knows_admins or not self.sessions.is_open(token, self.keys):
+            return False
+        try:
+            check_no_web_page(request, is_local=False)
+        except ForbiddenError:
+            return False
+        return request.method in ("GET", "HEAD") or PAGE_HEADER in request.fields
+
     def check_admin(self, request: Request) -> None:
         """Raises UnauthorizedError or ForbiddenError unless it is an admin's."""
+        if self.is_in_session(request):
+            return
         if self.callers is None:
             if self.admin_key is not None:
                 self.admin_key.check(request.headers)
@@ -138,6 +174,8 @@ class Auth:
     def lets_in(self, request: Request, *, admins_only: bool) -> bool:
         """Return whether `check_admin`, or else `check`, would let the request in; nothing is
         counted."""
+        if admins_only and self.is_in_session(request):
+            return True
         if self.callers is None:
             key = self.admin_key if admins_only else None
             return key is None or key.is_carried(request.headers)

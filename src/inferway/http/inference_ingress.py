@@ -8,14 +8,16 @@ from functools import partial
 
 import msgspec
 
-from inferway.config import ALLOWED_PATH
+from inferway.config import ALLOWED_PATH, ServeSettings
 from inferway.errors import InvalidRequestError
 from inferway.http.message import Request
+from inferway.model import RequestHead
 from inferway.openai_api.paths import PARSERS, SALTED, UNREAD, UNSALTED, Parse
 from inferway.openai_api.trust import NO_TRUST, Trust
 from inferway.openai_api.unread import UnreadBody, read_unread
-from inferway.routing.director import Director
+from inferway.routing.director import Director, Weighed
 from inferway.routing.journey import Journey
+from inferway.routing.limits.concurrency_limiter import Slot
 from inferway.routing.salt import EDIT, TenantSalt
 
 
@@ -65,6 +67,34 @@ class InferenceIngress:
             tenant=share or tenant,
         )
 
+    async def weigh(
+        self,
+        head: RequestHead,
+        body: bytes,
+        slot: Slot | None,
+        *,
+        request_id: str,
+        tenant: str,
+        priority: int | None,
+        share: str,
+    ) -> Weighed:
+        """Return what would be decided of this request, which is sent nowhere. Raises
+        InvalidRequestError, and what deciding it raises."""
+        parse = self._parsers.get(head.path)
+        if parse is None:
+            known = ", ".join(self._parsers)
+            raise InvalidRequestError(
+                f"path: {head.path[:200]!r} carries no prompt that is read here; known: {known}",
+                param="path",
+            )
+        return await self._director.weigh(
+            *(head, self.salted(body, tenant), slot),
+            parse=parse,
+            request_id=request_id,
+            priority=priority,
+            tenant=share or tenant,
+        )
+
     def salted(self, body: bytes, tenant: str) -> bytes:
         """Return the body as the engine gets it; `body` itself if it has no salt, or cannot have
         one: then parsing says what is wrong with it."""
@@ -92,3 +122,14 @@ class InferenceIngress:
         if raw is None:
             raise InvalidRequestError("cache_salt: expected text or null", param="cache_salt")
         return msgspec.structs.replace(found, raw=raw, edits=(EDIT,))
+
+
+def build_ingress(settings: ServeSettings, director: Director) -> InferenceIngress:
+    """Return the ingress that the settings describe. Raises ConfigError."""
+    secret = settings.salt_secret()
+    return InferenceIngress(
+        director,
+        settings.allow_paths,
+        salt=None if secret is None else TenantSalt(secret),
+        trust=Trust(settings.trust_kv_transfer_params, settings.trust_priority),
+    )

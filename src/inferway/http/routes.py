@@ -5,11 +5,14 @@ POST /v1/chat/completions, /v1/completions, /v1/messages,
 POST /v1/messages/count_tokens                             counted here, or forwarded by load
 POST /tokenize, /score ... (openai_api.paths)              forwarded by load
 POST /v1/load_lora_adapter, /v1/unload_lora_adapter        with an admin key: told to engines
+POST /v1/explain                                           where a request would go, and why
 POST /v1/structured/explain                                what would become of a shape
 POST /score_chat_completions, /score_completions, /query   what each engine holds of a prompt
 GET  /v1/models   /v1/models/NAME   /version   /          what there is
 GET  /health   /ping   /ready   /metrics   /admin/engines   /admin/traffic
+GET  /admin/requests   /admin/requests/ID   /admin/cache-breakers
 POST /admin/engines/NAME/drain   /admin/engines/NAME/resume
+GET  /   /page/...   /admin/live                           the page, for browsers (http.page)
 
 With an admin key or API keys configured, what the caches hold of a prompt is for admins only:
 and the headers of an answer that say how it was decided, the names of engines in errors and in
@@ -34,6 +37,8 @@ from inferway.fleet.draining import Draining
 from inferway.http.admin import AdminPages
 from inferway.http.auth import Auth, withheld
 from inferway.http.discovery_pages import PathsPage, VersionPage, unknown_path
+from inferway.http.explain import PATH as EXPLAIN
+from inferway.http.explain import ExplainPath
 from inferway.http.forward import forward
 from inferway.http.inference_ingress import InferenceIngress
 from inferway.http.lora import PATHS as LORA
@@ -42,9 +47,11 @@ from inferway.http.message import Request
 from inferway.http.metrics import MetricsPage
 from inferway.http.models import PATH as MODELS
 from inferway.http.models import ModelPages
+from inferway.http.page import LIVE, PageRoutes, wants_page
 from inferway.http.query import in_our_fields, parse_query, query_answer
+from inferway.http.records import BREAKERS, ONE_REQUEST, REQUESTS, RecordPages
 from inferway.http.responder import JSON, Responder
-from inferway.http.structured.explain import PATH as EXPLAIN
+from inferway.http.structured.explain import PATH as EXPLAIN_SHAPE
 from inferway.http.structured.explain import Explain
 from inferway.http.structured.judged import JudgedAnswer
 from inferway.http.token_counts import TokenCounts
@@ -89,11 +96,13 @@ class Routes:
         requests: RequestCounts,
         traffic: TrafficCounts,
         draining: Draining,
+        records: RecordPages,
         *,
+        page: PageRoutes | None = None,
         forwards: bool = True,
         admin_apart: bool = False,
     ) -> None:
-        """`admin_apart`: what is for admins is not answered here, but by `admin`."""
+        """`admin_apart`: what is for admins is not answered here, but by `admin`; `page`, too."""
         self._indexer = indexer
         self._director, self._fleet = director, indexer.fleet
         self._pool = pool
@@ -116,8 +125,13 @@ class Routes:
             "/query": {"POST": self._query},
             "/admin/engines": {"GET": self._admin.engines},
             "/admin/traffic": {"GET": self._admin.traffic},
+            REQUESTS: {"GET": records.requests},
+            BREAKERS: {"GET": records.breakers},
             _METRICS: {"GET": self._page},
+            **({} if page is None else {LIVE: {"GET": page.live}}),
         }
+        self._web = page
+        self._records = records
         if forwards:
             self._lora = LoraRoutes(indexer.fleet, pool)
             for_admins |= {path: {"POST": self._adapter} for path in LORA}
@@ -125,7 +139,8 @@ class Routes:
             "/version": {"GET": VersionPage(indexer.fleet)},
             **{path: dict.fromkeys(how, self._infer) for path, how in self._inference.items()},
             **({COUNT_TOKENS: {"POST": self._count}} if forwards else {}),
-            EXPLAIN: {"POST": Explain(director, self._asker)},
+            EXPLAIN: {"POST": ExplainPath(director, entrance, auth)},
+            EXPLAIN_SHAPE: {"POST": Explain(director, self._asker)},
             MODELS: {"GET": self._models.list},
             **state,
             **({} if admin_apart else for_admins),
@@ -139,7 +154,9 @@ class Routes:
             "/ready": {"GET": self._ready_with_names},
         }
         for table in (self._table, self._admin_table):
-            table.setdefault("/", {"GET": PathsPage(table)})
+            paths: Handler = PathsPage(table)
+            shown = page is not None and LIVE in table
+            table["/"] = {"GET": page.front(paths) if page is not None and shown else paths}
         self._admin_apart = admin_apart
         self._for_clients = forwards  # else an operator's port, and clients are at the proxy
 
@@ -164,15 +181,23 @@ class Routes:
         except RequestError:
             return False
         admins_only = self._is_for_admins(request.path)
-        is_open = request.path in _OPEN and not admins_only
+        is_open = (request.path in _OPEN and not admins_only) or self._is_page(request)
         return is_open or self._auth.lets_in(request, admins_only=admins_only)
 
     def _check(self, request: Request) -> None:
         path, auth = request.path, self._auth
+        if self._is_page(request):
+            return
         if not self._admin_apart and self._is_for_admins(path):
             auth.check_admin(request)
         elif auth.is_guarded and path not in self._inference and path not in _OPEN:
             auth.check(request)
+
+    def _is_page(self, request: Request) -> bool:
+        """Return whether the page answers, which looks itself at who asks."""
+        if self._web is None:
+            return False
+        return self._web.takes(request.path) or (request.path == "/" and wants_page(request))
 
     def _is_for_admins(self, path: str) -> bool:
         """Return whether the path is for admins on the port of clients."""
@@ -192,9 +217,13 @@ class Routes:
         await self._handler(request, self._admin_table)(request, responder)
 
     def _handler(self, request: Request, table: Table) -> Handler:
-        methods = table.get(request.path)
+        methods: Mapping[str, Handler] | None = table.get(request.path)
         if methods is None and request.path.startswith(_CHANGES) and "/admin/engines" in table:
             methods = {"POST": self._admin.change}
+        if methods is None and self._web is not None and LIVE in table:
+            methods = self._web.methods(request.path) if self._web.takes(request.path) else None
+        if methods is None and request.path.startswith(ONE_REQUEST) and REQUESTS in table:
+            methods = {"GET": self._records.one}
         if methods is None and request.path.startswith(_MODEL) and MODELS in table:
             methods = {"GET": self._model}
         if methods is None:

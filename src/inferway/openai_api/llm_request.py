@@ -35,6 +35,7 @@ class LLMRequest(msgspec.Struct, frozen=True, kw_only=True):
     raw: bytes = b""  # the client's bytes, what the engine gets unless an edit is named
     prompts: Mapping[int, Sequence[Prompt]] = {}  # by block size; empty when they are not known
     prompts_are_whole: bool = True  # the known ones are everything that the engine will see
+    is_hypothetical: bool = False  # it is sent nowhere: who counts requests does not count it
 
     def header(self, name: bytes) -> bytes | None:
         """The last value of that name, which is in lower case."""

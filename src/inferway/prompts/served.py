@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import msgspec
@@ -108,6 +108,15 @@ class ServedModel:
     counts_messages: bool = False  # all engines that were asked count their tokens as we do
     contexts: ContextLengths = NO_LENGTHS
     engine_name: str | None = None  # an alias: the name that the engine puts into its answers
+
+    def without_engines(self) -> ServedModel:
+        """Return the same model for requests that no engine may hear of: what of their prompts only
+        an engine can make is not known."""
+        if isinstance(self.prompts, NoPrompts):
+            return self
+        local = self.prompts.local
+        unasked = NoPrompts(Reason.REMOTE_LATE, "an engine makes the prompt, and none is asked")
+        return replace(self, prompts=unasked if local is None else local)
 
     @property
     def lora_path(self) -> str | None:

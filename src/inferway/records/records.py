@@ -1,9 +1,10 @@
-"""What is kept of requests, whole: the ring, who fills it, and who finds out why."""
+"""What is kept of requests, whole: the ring, who fills it, who finds out why, and who looks at what
+their prompts have in common."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 
 from inferway.config import ServeSettings
@@ -16,12 +17,14 @@ from inferway.records.other_extras import OtherExtras
 from inferway.records.recorder import Recorder
 from inferway.records.ring import RecordRing
 from inferway.records.shortfalls import Shortfalls
+from inferway.records.watch import PromptWatch
 from inferway.records.writer import RecordFiles, RecordWriter
 from inferway.routing.director import EVENT_SECONDS
 from inferway.routing.journey import Keeper, Routed
 from inferway.routing.limits.outlier_detection import OutlierDetection
 from inferway.scheduling.scheduling import Scheduling
 from inferway.tasks import Later
+from inferway.telemetry.answer_log import AnswerLog
 
 
 class Records:
@@ -44,6 +47,7 @@ class Records:
             picked_by=_chooser(settings),
             whereabouts=lambda holder, routed: _whereabouts(fleet, standing, holder, routed),
         )
+        self.watch = PromptWatch(with_text=settings.explain_text)
         self._others = OtherExtras(index)
         self._shortfalls = Shortfalls(
             *(self.recorder, index, fleet, Later(EVENT_SECONDS), clock),
@@ -60,12 +64,24 @@ class Records:
         return self.ring.capacity > 0
 
     @property
+    def kept(self) -> RecordRing | None:
+        """The records; None if none are kept."""
+        return self.ring if self.is_on else None
+
+    @property
+    def logs(self) -> Sequence[AnswerLog]:
+        """Who is told of each answer that has ended."""
+        return (self.recorder,) if self.is_on else ()
+
+    @property
     def keeper(self) -> Keeper | None:
         """Who notes what requests were decided by; None if nothing is kept."""
         return self.recorder.decided if self.is_on else None
 
     async def start(self) -> None:
         """Open the files, if they are asked for. Raises ConfigError."""
+        self.watch.start()
+        self._stack.push_async_callback(self.watch.close)
         if self._settings.directory is not None:
             files = RecordFiles(self._settings, self._policy)
             self.writer = writer = RecordWriter(files, self.recorder, self._fleet)

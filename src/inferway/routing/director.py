@@ -29,7 +29,15 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from inferway.errors import InvalidRequestError, SaturatedError, UnknownPathError
-from inferway.model import Candidates, Decision, Endpoint, Reason, RequestHead, Target
+from inferway.model import (
+    Candidates,
+    Decision,
+    Endpoint,
+    Reason,
+    RequestHead,
+    SchedulingResult,
+    Target,
+)
 from inferway.openai_api.edits import with_model
 from inferway.openai_api.llm_request import LLMRequest, Objectives
 from inferway.openai_api.paths import PARSERS, Parse
@@ -45,7 +53,7 @@ from inferway.routing.journey import Journey, Keeper, Observer, Routed
 from inferway.routing.kv_legs import KvLegs
 from inferway.routing.limits.concurrency_limiter import Slot
 from inferway.routing.limits.outlier_detection import OutlierDetection
-from inferway.routing.match import Matcher, with_prompts
+from inferway.routing.match import MatchedPrompts, Matcher, with_prompts
 from inferway.routing.objectives import objectives
 from inferway.routing.rewrite import Rewrites, looked_up
 from inferway.routing.structured_gate.gate import Gate
@@ -153,6 +161,25 @@ class Director:
         asked = objectives(head.headers, self.priorities, priority)
         return Journey(self, body, ByLoad(self, head, read, within, asked, tenant))
 
+    async def weigh(
+        self,
+        head: RequestHead,
+        body: bytes,
+        slot: Slot | None,
+        *,
+        parse: Parse,
+        request_id: str = "",
+        priority: int | None = None,
+        tenant: str = "",
+    ) -> Weighed:
+        """Return what would be decided of a request that is sent nowhere, once it had its turn at
+        `slot`. No engine is asked, nothing is booked, and nobody learns of it. Raises as
+        `Journey.decide` does."""
+        by_prompt = ByPrompt(
+            self, head, parse, request_id, None, priority, tenant, is_hypothetical=True
+        )
+        return await by_prompt.weigh(Journey(self, body, by_prompt), slot)
+
     def follow_rules(self, priorities: Mapping[str, int], rewrites: Rewrites) -> None:
         """Journeys that begin from now on have these: objective -> priority, and models' names."""
         self.priorities, self.rewrites = priorities, rewrites
@@ -177,10 +204,22 @@ class Director:
         return self.eligible.standing(candidates, model, self.standing, self.clock())
 
 
+class Weighed(msgspec.Struct, frozen=True):
+    """What was found out about a request, and where it is to go."""
+
+    request: LLMRequest
+    model: ServedModel
+    prompts: MatchedPrompts
+    candidates: Candidates
+    choice: SchedulingResult
+    reason: Reason
+    shape: Shape | None
+
+
 @dataclass(slots=True)
 class ByPrompt:
     """Decides where a request goes whose body we read: to the engines that hold the most of its
-    prompt, as the scheduling has it."""
+    prompt, as the scheduling has it. `is_hypothetical`: it is weighed, and not sent."""
 
     director: Director
     head: RequestHead
@@ -189,9 +228,30 @@ class ByPrompt:
     within: Within | None
     priority: int | None
     tenant: str
+    is_hypothetical: bool = False
 
     async def decide(self, journey: Journey, slot: Slot | None) -> Decision:
         """Return where the request goes; raises as `Journey.decide` does."""
+        weighed = await self.weigh(journey, slot)
+        director, choice, shape = self.director, weighed.choice, weighed.shape
+        request, candidates = weighed.request, weighed.candidates
+        targets = choice.targets if shape is None else choice.targets[: shape.may_try]
+        headers, prefill = director.legs.split(choice, request.body)
+        decision = Decision(targets, weighed.reason, headers, prefill, choice.profile)
+        journey.routed = Routed(request, weighed.model, journey.matched, decision, candidates)
+        journey.record.is_streamed = bool(request.body.stream)
+        journey.tells_its_reuse = tells_its_reuse(request.body)
+        for plugin in director.scheduling.following:
+            follower = plugin.follow(request, candidates, choice)
+            if follower is not None:
+                journey.listen(follower)
+        if shape is not None:
+            journey.listen(shape)
+        return decision
+
+    async def weigh(self, journey: Journey, slot: Slot | None) -> Weighed:
+        """Return what the candidates are, and which of them are chosen; raises as `Journey.decide`
+        does."""
         director, within = self.director, self.within
         journey.reads_prompt = True
         raw = journey.known_body
@@ -202,6 +262,8 @@ class ByPrompt:
         request = self._request(journey, body, raw)
         asked, target = request.body.model, request.target_model
         model = looked_up(director.fleet.model, asked, target)
+        if self.is_hypothetical:
+            model = model.without_engines()
         journey.record.known_model = director.rewrites.known(asked, target)
         candidates = director.candidates(model.name, within)
         director.scheduling.admit(request, candidates)
@@ -232,19 +294,7 @@ class ByPrompt:
         if director.scheduling.late_admitters:
             director.scheduling.admit_late(request, candidates)
         choice = director.scheduling.chooser.choose(request, candidates)
-        targets = choice.targets if shape is None else choice.targets[: shape.may_try]
-        headers, prefill = director.legs.split(choice, request.body)
-        decision = Decision(targets, reason, headers, prefill, choice.profile)
-        journey.routed = Routed(request, model, journey.matched, decision, candidates)
-        journey.record.is_streamed = bool(request.body.stream)
-        journey.tells_its_reuse = tells_its_reuse(request.body)
-        for plugin in director.scheduling.following:
-            follower = plugin.follow(request, candidates, choice)
-            if follower is not None:
-                journey.listen(follower)
-        if shape is not None:
-            journey.listen(shape)
-        return decision
+        return Weighed(request, model, journey.matched, candidates, choice, reason, shape)
 
     def _request(self, journey: Journey, body: Body, raw: bytes) -> LLMRequest:
         """Return the request as it goes on: to the model that rules or a proxy send it to."""
@@ -270,6 +320,7 @@ class ByPrompt:
             objectives=wanted,
             tenant=self.tenant,
             raw=raw,
+            is_hypothetical=self.is_hypothetical,
         )
 
     def _that_fit(

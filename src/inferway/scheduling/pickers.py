@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import count
 from math import inf
 from random import Random
 from typing import Annotated
@@ -32,7 +31,7 @@ class MaxScore:
 
     tolerance: float = 1e-9
     most: int | None = None
-    _turn: count[int] = field(default_factory=count)
+    turn: int = 0  # the number of choices among equals
 
     def pick(self, scores: Column, count: int) -> list[int]:
         count = _at_most(count, self.most)
@@ -52,7 +51,8 @@ class MaxScore:
         return ranked[:count]
 
     def _in_turns(self, scores: Column, count: int) -> list[int]:
-        turn = next(self._turn)
+        turn = self.turn
+        self.turn += 1
         picked = self._equals(scores, turn, count)
         if len(picked) < count:
             left = scores.copy()

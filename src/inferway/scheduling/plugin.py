@@ -67,6 +67,13 @@ class Picker(Protocol):
 
 
 @runtime_checkable
+class TakesTurns(Protocol):
+    """A Picker that gives equals their turns. A request that is sent nowhere takes none."""
+
+    turn: int
+
+
+@runtime_checkable
 class DataProducer(Protocol):
     """Brings facts that others judge by."""
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +15,7 @@ from inferway.errors import NoEndpointError
 from inferway.model import Candidates, Column, Endpoint, HolderId, SchedulingResult, Target
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.scheduling.adapter_rows import adapter_rows
-from inferway.scheduling.plugin import Filter, Picker, Scorer
+from inferway.scheduling.plugin import Filter, Picker, Scorer, TakesTurns
 
 MOST_REMEMBERED = 64  # lists of endpoints that filters have left
 
@@ -81,7 +80,7 @@ class Profile:
             return self._unscored(request, candidates)
         candidates = self._filtered(request, candidates, self.filters)
         scores = self._scores(request, candidates)
-        picked = self.picker.pick(scores, self.num_targets)
+        picked = self._picked(request, scores)
         return _result(candidates, [(row, scores.item(row)) for row in picked])
 
     def _unscored(self, request: LLMRequest, candidates: Candidates) -> SchedulingResult:
@@ -95,8 +94,18 @@ class Profile:
             rows = last.keep(request, candidates).nonzero()[0].tolist()
             if not rows:
                 raise _nothing_left(last, len(candidates.endpoints))
-        picked = self.picker.pick(np.zeros(len(rows)), self.num_targets)
+        picked = self._picked(request, np.zeros(len(rows)))
         return _result(candidates, [(rows[each], 0.0) for each in picked])
+
+    def _picked(self, request: LLMRequest, scores: Column) -> list[int]:
+        picker = self.picker
+        if not (request.is_hypothetical and isinstance(picker, TakesTurns)):
+            return picker.pick(scores, self.num_targets)
+        turn = picker.turn
+        try:
+            return picker.pick(scores, self.num_targets)
+        finally:
+            picker.turn = turn
 
     def _scores(self, request: LLMRequest, candidates: Candidates) -> Column:
         scores: Column | None = None
@@ -144,7 +153,7 @@ class LeastLoaded:
     In plain lists: that is all it does, and on most fleets they are faster than arrays."""
 
     num_targets: int = 3
-    _turn: count[int] = field(default_factory=count)
+    _turn: int = 0
 
     def choose(self, request: LLMRequest, candidates: Candidates) -> SchedulingResult:
         """Return the targets, best first."""
@@ -152,7 +161,8 @@ class LeastLoaded:
         rows = sorted(range(len(load)), key=load.__getitem__)
         equals = load.count(load[rows[0]])
         if equals > 1:
-            rows.insert(0, rows.pop(next(self._turn) % equals))
+            rows.insert(0, rows.pop(self._turn % equals))
+            self._turn += not request.is_hypothetical
         endpoints = candidates.endpoints
         targets = [Target(endpoints[row], -load[row], 0, 0) for row in rows[: self.num_targets]]
         return SchedulingResult(tuple(targets))

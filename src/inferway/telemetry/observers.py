@@ -248,8 +248,10 @@ def build_observers(
     adopter: OrphanResolver,
     conversations: Conversations,
     warm: WarmPrefixes,
+    watching: Sequence[Observer] = (),
 ) -> list[Observer]:
-    """Return those that the settings ask for. Without scoring there are no prompts to look at."""
+    """Return those that the settings ask for. Without scoring there are no prompts to look at, also
+    for those who are `watching`."""
     observers: list[Observer] = []
     if publisher is not None:
         observers.append(DecisionPublisher(publisher, with_text=settings.publish_text))
@@ -258,6 +260,7 @@ def build_observers(
         observers.append(LiveProbe(fleet.prober, Random()))
         observers.append(PromptsForOrphans(adopter))
         observers.append(conversations)
+        observers += watching
         if settings.kv_transfer.hand_over_seconds:
             observers.append(warm)
     return observers

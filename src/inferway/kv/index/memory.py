@@ -46,6 +46,7 @@ BYTES_PER_BLOCK = 250
 _SLICE = 2048  # blocks that one operation may look at besides its own: about a millisecond
 _WITH_EACH_APPLY = 32  # of what was left over
 _WITH_EACH_MATCH = 1024  # of what keeps a match from halving
+_MOST_COUNTED = 10_000  # different sets of holders: some milliseconds
 
 _NOTHING = MatchResult()
 
@@ -262,6 +263,18 @@ class MemoryIndex:
     def num_blocks(self, holder: HolderId) -> int:
         found = self._holders.get(holder)
         return found.num_blocks if found is not None else 0
+
+    def lower_tiers(self) -> dict[HolderId, list[int]]:
+        states = self._tree.states
+        if not self._holders.tiered or len(states) > _MOST_COUNTED:
+            return {}
+        found: dict[HolderId, list[int]] = {}
+        for state, blocks in enumerate(states.counts):
+            for tier, mask in states.best_tiers(state):
+                for holder in self._holders.of(mask):
+                    counts = found.setdefault(holder.id, [0] * (len(states.tiers) - 1))
+                    counts[tier - 1] += blocks
+        return found
 
     def num_evicted(self, holder: HolderId) -> int:
         found = self._holders.get(holder)

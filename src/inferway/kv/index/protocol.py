@@ -150,6 +150,11 @@ class Index(Holdings, Protocol):
         """Return how many full-attention blocks we believe that `holder` has, detached ones too;
         one that lies in several tiers is one."""
 
+    def lower_tiers(self) -> Mapping[HolderId, Sequence[int]]:
+        """Return, for holders with blocks below the first tier, how many of `num_blocks` lie at
+        best in each tier below it, from the second on. Empty where that is not known, or where it
+        would take more than a few milliseconds to count."""
+
     def families(self) -> Iterable[Family]:
         """Return its metric families (`kv.index.metrics`). Takes a millisecond or two."""
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import count
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,7 +65,7 @@ class ExpectedTtft:
     is_alone: bool = False  # nobody else reads what it adds
     has_legs: bool = True
     slots: EndpointSlots = field(init=False)
-    _turn: count[int] = field(default_factory=count)
+    _turn: int = 0
     _roles: PerEndpoint[Roles | None] = field(default_factory=lambda: PerEndpoint(roles_of))
 
     def __post_init__(self) -> None:
@@ -115,8 +114,10 @@ class ExpectedTtft:
         candidates.add(COST_MS, cost)
         candidates.add(FEATURES, features.T)
         candidates.add(TERMS_MS, terms.T)
-        if learning.ttft.num_cold and next(self._turn) % TRY_EVERY == 0:
-            self._try(candidates, rows, features, cost, prompt)
+        if learning.ttft.num_cold:
+            if self._turn % TRY_EVERY == 0:
+                self._try(candidates, rows, features, cost, prompt)
+            self._turn += not request.is_hypothetical
 
     def score(self, request: LLMRequest, candidates: Candidates) -> Column:
         """Return the least cost of all, divided by the row's; half that where another is to be

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from inferway.kv.index.metrics import index_families
 from inferway.kv.index.protocol import TIER_WEIGHTS, Clear, LastReport, MatchResult, Op, Tier
@@ -156,6 +156,10 @@ class RedisIndex:
             return writer.num_blocks
         standing = self._keeping.standing(holder)
         return 0 if standing is None else standing.num_blocks
+
+    def lower_tiers(self) -> Mapping[HolderId, Sequence[int]]:
+        """Return nothing: the server does not count by tiers."""
+        return {}
 
     def held(
         self, holder: HolderId, keys: Sequence[BlockKey], tier: Tier, group: int

@@ -1,0 +1,118 @@
+"""Pictures to all who look, twice a second at most, and nothing while nobody does.
+
+A reader that does not read gets nothing more until it has: what it missed is not kept, it gets the
+whole picture then. The server closes the connection of one that reads nothing for long
+(timeouts.idle_stream)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from inferway.errors import QueueFullError
+from inferway.page.pictures import Picture, Pictures
+from inferway.tasks import Tasks
+
+INTERVAL_SECONDS = 0.5
+MOST_READERS = 64
+_SHARE = 20  # of the time, at most one part in so many goes into pictures
+_log = logging.getLogger(__name__)
+
+
+class Answer(Protocol):
+    """The answer to one who looks (http.responder.Responder)."""
+
+    def write(self, chunk: bytes) -> None: ...
+    def end(self, chunk: bytes = b"") -> None: ...
+
+
+class Reader:
+    """One who looks: the source of an answer's body (http.responder.BodySource)."""
+
+    def __init__(self, hub: LiveHub, answer: Answer) -> None:
+        self._hub = hub
+        self.answer = answer
+        self._is_paused = False
+        self._has_whole = False
+
+    def show(self, picture: Picture) -> None:
+        """Send it, unless the one before is not read yet."""
+        if self._is_paused:
+            self._has_whole = False
+            return
+        event = picture.changes if self._has_whole else picture.whole
+        self._has_whole = True
+        self.answer.write(event)
+
+    def pause(self) -> None:
+        self._is_paused = True
+
+    def resume(self) -> None:
+        self._is_paused = False
+
+    def client_gone(self) -> None:
+        self._hub.leave(self)
+
+
+class LiveHub:
+    """Those who look. `interval` in seconds."""
+
+    def __init__(
+        self,
+        pictures: Pictures,
+        interval: float = INTERVAL_SECONDS,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._pictures = pictures
+        self._interval = interval
+        self._clock = clock
+        self._readers: set[Reader] = set()
+        self._picture: Picture | None = None  # the last one, while somebody looks
+        self._tasks = Tasks(_log, "the page's live stream ended by a fault of the gateway")
+        self._is_closed = False
+
+    def __len__(self) -> int:
+        return len(self._readers)
+
+    def check_room(self) -> None:
+        """Raises QueueFullError while as many look as may."""
+        if self._is_closed or len(self._readers) >= MOST_READERS:
+            raise QueueFullError(
+                f"{MOST_READERS} pages are open on this gateway, the most that may be; close one"
+            )
+
+    def join(self, answer: Answer) -> Reader:
+        """Return the source of the answer. The last picture is shown at once, the next when it is
+        there."""
+        reader = Reader(self, answer)
+        self._readers.add(reader)
+        if self._picture is not None:
+            reader.show(self._picture)
+        if not self._tasks.running:
+            self._tasks.spawn(self._run())
+        return reader
+
+    def leave(self, reader: Reader) -> None:
+        self._readers.discard(reader)
+
+    async def close(self) -> None:
+        """End all answers."""
+        self._is_closed = True
+        await self._tasks.close()
+        for reader in [*self._readers]:
+            self.leave(reader)
+            reader.answer.end()
+
+    async def _run(self) -> None:
+        try:
+            while self._readers:
+                begun = self._clock()
+                self._picture = await self._pictures.take()
+                for reader in [*self._readers]:
+                    reader.show(self._picture)
+                await asyncio.sleep(max(self._interval, _SHARE * (self._clock() - begun)))
+        finally:
+            self._picture = None

@@ -1,0 +1,272 @@
+"""The page in a real Chromium: every view, live updates, the login, a link that breaks, a thousand
+engines."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.browser.conftest import OpenTab, many_engines, planted, planted_stream, text_of
+from tests.integration.conftest import LONG, Fleet, StartFleet, simulated
+
+from inferway.app import Gateway
+from inferway.config import EngineSettings, ServeSettings
+from inferway.simulator.config import LatencyModel, SimulatorConfig
+
+pytestmark = [pytest.mark.browser]
+IMAGES = Path(__file__).parents[2] / "docs" / "images"
+NAMES = ("alpha", "bravo", "charlie", "delta")
+FRAME_MS = 100
+SLOW = LatencyModel(inter_token_latency=0.05)
+
+
+async def seen(tab: Any, selector: str, text: str) -> None:
+    """Waits until the page shows it."""
+    await tab.locator(selector, has_text=text).first.wait_for(timeout=15_000)
+
+
+async def busy_fleet(
+    start_fleet: StartFleet, engines: int | Sequence[SimulatorConfig] = 4, **settings: Any
+) -> Fleet:
+    """Four engines that have answered something, and records of ten minutes."""
+    names = iter(NAMES)
+    fleet = await start_fleet(
+        engines, by_hand=lambda engine: EngineSettings(url=engine.url, name=next(names)), **settings
+    )
+    for number in range(12):
+        await fleet.chat(LONG * (number % 4 + 1), f"Question {number}")
+    for record in planted(list(NAMES), 420, time.time()):
+        fleet.gateway.records.append(record)
+    return fleet
+
+
+async def answer_records(tab: Any, fleet: Fleet) -> None:
+    """What the gateway keeps of a request, as GET /admin/requests/ID tells it."""
+
+    async def answer(route: Any) -> None:
+        record = fleet.gateway.records.find(route.request.url.rpartition("/")[2])
+        body = msgspec.json.encode(record).decode()
+        await route.fulfill(status=200, content_type="application/json", body=body)
+
+    await tab.route("**/admin/requests/*", answer)
+
+
+async def test_every_view_is_filled(start_fleet: StartFleet, open_tab: OpenTab) -> None:
+    fleet = await busy_fleet(start_fleet)
+    tab = await open_tab(fleet.url)
+    await seen(tab, "#link", "Live")
+
+    await seen(tab, "#fleet", "charlie")
+    await seen(tab, "#requests", "✓ ok")
+    await seen(tab, "#events", "delta")
+    await seen(tab, "#breakers", "")
+    assert await tab.locator("#flow canvas").is_visible()
+    assert await tab.locator("#ttft canvas").is_visible()
+    assert "%" in await text_of(tab, "#figure-cached b")
+    assert "4" in await text_of(tab, "#figure-up")
+    assert "inferway what-if" in await text_of(tab, "#board")
+    assert tab.faults == []
+
+
+async def test_a_request_opens_into_its_explanation(
+    start_fleet: StartFleet, open_tab: OpenTab
+) -> None:
+    fleet = await busy_fleet(start_fleet)
+    tab = await open_tab(fleet.url)
+    await answer_records(tab, fleet)
+    await seen(tab, "#requests", "✓ ok")
+
+    await tab.locator("#requests button.row").first.click()
+    await seen(tab, "#drawer", "What each engine held of the prompt")
+    assert await tab.locator("#drawer svg.held[role=img]").count() == 4
+    assert "prompt tokens from its cache" in await text_of(tab, "#drawer .story")
+
+    await tab.keyboard.press("Escape")
+    await tab.locator("#drawer").wait_for(state="hidden")
+    assert tab.faults == []
+
+
+async def test_what_changes_is_shown_without_a_reload(
+    start_fleet: StartFleet, open_tab: OpenTab
+) -> None:
+    fleet = await busy_fleet(start_fleet)
+    tab = await open_tab(fleet.url)
+    await seen(tab, "#requests", "✓ ok")
+    (record,) = planted(["alpha"], 1, time.time(), 0)
+
+    fleet.gateway.records.append(msgspec.structs.replace(record, id="just-now"))
+
+    await seen(tab, "#requests", "just-now")
+
+
+async def test_an_engine_is_drained_and_gets_requests_again_by_keyboard(
+    start_fleet: StartFleet, open_tab: OpenTab
+) -> None:
+    fleet = await busy_fleet(start_fleet)
+    tab = await open_tab(fleet.url)
+    await seen(tab, "#fleet", "alpha")
+
+    await tab.locator('[data-name="alpha"]').focus()
+    await tab.keyboard.press("ArrowRight")
+    await tab.keyboard.press("Enter")
+    await seen(tab, "#drawer-title", "bravo")
+    await tab.locator("#drawer button.primary").press("Enter")
+    await seen(tab, "#drawer", "Give it requests again")
+    assert "bravo" in fleet.gateway._auth.failover.standing.drained
+    await seen(tab, '[data-name="bravo"]', "drained")
+
+    await tab.locator("#drawer button.primary").press("Enter")
+    await seen(tab, "#drawer .act", "those that it has end")
+    assert not fleet.gateway._auth.failover.standing.drained
+
+
+async def test_one_logs_in_with_the_key_and_out_again(
+    start_fleet: StartFleet, open_tab: OpenTab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ADMIN_KEY", "s3cret")
+    fleet = await start_fleet(2, admin_key_env="ADMIN_KEY")
+    tab = await open_tab(fleet.url)
+
+    await tab.locator("#key").fill("wrong")
+    await tab.keyboard.press("Enter")
+    await seen(tab, "#login-error", "no key of an admin")
+    assert not await tab.locator("#board").is_visible()
+    await tab.locator("#key").fill("s3cret")
+    await tab.keyboard.press("Enter")
+    await seen(tab, "#link", "Live")
+
+    (cookie,) = await tab.context.cookies()
+    assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
+    assert "s3cret" not in str(cookie)
+    assert await tab.evaluate("document.cookie") == ""
+
+    await tab.locator("[data-name]").first.click()
+    await tab.locator("#drawer button.primary").click()
+    await seen(tab, "#drawer", "Give it requests again")
+    await tab.keyboard.press("Escape")
+
+    await tab.locator("#logout").click()
+    await tab.locator("#login").wait_for()
+    await tab.reload()
+    await tab.locator("#login").wait_for()
+    assert tab.faults == []
+
+
+async def test_a_broken_link_is_said_and_comes_back(open_tab: OpenTab) -> None:
+    settings = ServeSettings(
+        engines=[EngineSettings(url="http://127.0.0.1:1")], port=0, access_log=None
+    )
+    first = Gateway(settings)
+    await first.start()
+    port = first.port
+    tab = await open_tab(f"http://127.0.0.1:{port}")
+    await seen(tab, "#link", "Live")
+    await first.close()
+    await seen(tab, "#link", "Link lost")
+
+    second = Gateway(msgspec.structs.replace(settings, port=port))
+    await second.start()
+    try:
+        await seen(tab, "#link", "Live")
+        assert tab.faults == []
+    finally:
+        await second.close()
+
+
+async def test_an_empty_gateway_says_what_to_do(open_tab: OpenTab) -> None:
+    async with planted_stream() as stream:
+        tab = await open_tab(stream.url)
+        await stream.came.wait()
+        assert await text_of(tab, "#link") == "Connecting…"
+        nothing: dict[str, Any] = {
+            name: [] for name in ("engines", "timeline", "requests", "alarms")
+        }
+        await stream.send("whole", version="1", **nothing)
+
+        await seen(tab, "#fleet-empty", "inferway serve http://HOST:PORT")
+        await seen(tab, "#requests-empty", "No request has ended")
+        await seen(tab, "#flow-empty", "No request has ended")
+        assert tab.faults == []
+
+
+async def test_a_thousand_engines_are_drawn_within_a_frame_of_100_ms(open_tab: OpenTab) -> None:
+    """Times are of the page's own thread, so that another process makes no difference."""
+    async with planted_stream() as stream:
+        tab = await open_tab(stream.url)
+        await stream.came.wait()
+        measuring = await tab.context.new_cdp_session(tab)
+        await measuring.send("Performance.enable", {"timeDomain": "threadTicks"})
+
+        async def spent() -> float:
+            told = await measuring.send("Performance.getMetrics")
+            named = {each["name"]: each["value"] for each in told["metrics"]}
+            return float(named["TaskDuration"]) * 1000
+
+        alarms = [{"level": "fail", "subject": "gpu-0005", "evidence": "it does not answer"}]
+        whole = {"timeline": [], "requests": [], "alarms": [alarms[0] | {"cure": ""}]}
+        await stream.send("whole", version="1", engines=many_engines(1000, 0), **whole)
+        await tab.locator('[data-name="gpu-0999"]').wait_for(state="attached")
+        before, ticks = await spent(), 20
+        for tick in range(1, ticks + 1):
+            changed = {"engines": many_engines(1000, tick), "gone": []}
+            await stream.send("changes", **changed, timeline=[], requests=[])
+            await says(tab, "gpu-0001", tick)
+        each = (await spent() - before) / ticks
+
+        await tab.locator("#fleet").evaluate("element => element.scrollTo(0, element.scrollHeight)")
+        await says(tab, "gpu-0999", ticks)  # it was out of sight
+        assert await tab.locator(".tile").count() == 1000
+        assert each <= FRAME_MS, f"{each:.0f} ms a frame"
+        assert tab.faults == []
+
+
+async def says(tab: Any, name: str, tick: int) -> None:
+    """Waits until the engine's tile has the figures of that tick."""
+    row = next(row for row in many_engines(1000, tick) if row.name == name)
+    shown = f"{name}: well, {row.running + row.waiting} requests, cache {row.kv:.0%}"
+    script = "([name, said]) => document.querySelector(`[data-name='${name}']`).title === said"
+    await tab.wait_for_function(script, arg=[name, shown])
+
+
+async def test_it_fits_a_narrow_screen(start_fleet: StartFleet, open_tab: OpenTab) -> None:
+    fleet = await busy_fleet(start_fleet)
+    tab = await open_tab(fleet.url, viewport={"width": 360, "height": 740})
+    await seen(tab, "#requests", "✓ ok")
+
+    assert await tab.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+async def test_its_picture(start_fleet: StartFleet, open_tab: OpenTab, theme: str) -> None:
+    """With SCREENSHOTS=1 it is the one in the docs."""
+    fleet = await busy_fleet(start_fleet, engines=[simulated(latency=SLOW, kv_cache_size=220)] * 4)
+    going = [
+        asyncio.ensure_future(fleet.chat(LONG * 2, f"Write {number}", max_tokens=900))
+        for number in range(13)
+    ]
+    await fleet.post("/admin/engines/delta/drain", b"")
+    how = {"color_scheme": theme, "device_scale_factor": 1.5}
+    tab = await open_tab(fleet.url, viewport={"width": 1360, "height": 1120}, **how)
+    await seen(tab, "#requests", "✓ ok")
+    await tab.locator("#flow canvas").wait_for()
+    await seen(tab, '[data-name="delta"]', "drained")
+    ground = await tab.evaluate("getComputedStyle(document.body).backgroundColor")
+    picture = await tab.screenshot()
+
+    assert (sum(map(int, ground[4:-1].split(","))) < 200) is (theme == "dark")
+    assert picture.startswith(b"\x89PNG")
+    if os.environ.get("SCREENSHOTS"):
+        (IMAGES / f"page-{theme}.png").write_bytes(picture)
+        await answer_records(tab, fleet)
+        await tab.locator("tr:has(.tag) button.row").first.click()
+        await seen(tab, "#drawer", "The rest")
+        await tab.screenshot(path=IMAGES / f"page-request-{theme}.png")
+    for each in going:
+        each.cancel()
+    assert tab.faults == []

@@ -1,0 +1,94 @@
+"""A gateway's observer of prompts, fed with chats that a real model's template and tokenizer make
+tokens of."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from inferway.kv.blocks.keys import BlockHasher
+from inferway.kv.index.protocol import MatchResult
+from inferway.model import Decision, Endpoint, Prompt, Reason
+from inferway.openai_api.llm_request import LLMRequest
+from inferway.openai_api.requests import parse_chat
+from inferway.prompts.files.prepare import prepare_smollm2
+from inferway.prompts.model_prompts import ModelPrompts
+from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest
+from inferway.prompts.renderer import Renderer
+from inferway.prompts.served import ServedModel
+from inferway.routing.journey import Routed
+from inferway.routing.match import Matched
+from inferway.scheduling.idle import idle
+
+BLOCK = 16
+PATH = "/v1/chat/completions"
+
+
+@cache
+def smollm2() -> ServedModel:
+    """A small real model, with a template that writes tools as JSON."""
+    renderer = Renderer()
+    key = renderer.get_or_create_tokenizer_key(
+        GetOrCreateTokenizerKeyRequest(str(prepare_smollm2()))
+    )
+    return ServedModel("smollm2", ModelPrompts(renderer, key, flags=_with_tools()), (BLOCK,))
+
+
+def _with_tools() -> Any:
+    from inferway.config import ModelSettings
+
+    return ModelSettings(chat_template=TEMPLATE)
+
+
+# As Qwen's and Hermes' templates write tools: JSON, with the keys in their order.
+TEMPLATE = """\
+{%- if tools %}<|im_start|>system
+# Tools
+{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}<|im_end|>
+{% endif %}{%- if effort is defined %}<|im_start|>system
+Reasoning: {{ effort }}<|im_end|>
+{% endif %}{%- for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content if m.content else (m.tool_calls | tojson if m.tool_calls else '') }}<|im_end|>
+{% endfor %}<|im_start|>assistant
+"""
+
+
+class Traffic:
+    """Routes chats, one a second."""
+
+    def __init__(self, observe: Callable[[Routed, float], object], block_size: int = BLOCK) -> None:
+        self.now = 0.0
+        self._observe = observe
+        self._block_size = block_size
+
+    def chat(self, messages: list[dict[str, Any]], *, held: int = 0, **fields: Any) -> Routed:
+        """`held`: blocks of the prompt that an engine has."""
+        self.now += 1.0
+        raw = json.dumps({"model": "smollm2", "messages": messages, **fields}).encode()
+        body = parse_chat(raw)
+        [ids] = asyncio.run(smollm2().tokenize(body)).token_ids
+        prompt = Prompt(ids, BlockHasher(self._block_size).keys(ids))
+        request = LLMRequest(
+            request_id=f"r{self.now:g}", target_model="smollm2", body=body, raw=raw
+        )
+        candidates = idle([Endpoint("e0", "http://e0", 0)], self._block_size)
+        candidates.now = self.now
+        found = MatchResult({0: held}) if held else MatchResult()
+        routed = Routed(
+            *(request, smollm2(), {self._block_size: [Matched(prompt, found)]}),
+            *(Decision((), Reason.KV_AWARE), candidates),
+        )
+        self._observe(routed, 0.0)
+        return routed
+
+
+def system(text: str) -> dict[str, Any]:
+    return {"role": "system", "content": text}
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}

@@ -1,0 +1,72 @@
+"""Where prompts part, and come together again."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inferway.records.alignment import (
+    WINDOW,
+    common_prefix,
+    num_moved,
+    rejoin,
+    shared,
+    window_hashes,
+)
+
+IDS = st.lists(st.integers(0, 2**32 - 1), max_size=80).map(lambda ids: np.array(ids, np.uint32))
+DRAW = np.random.default_rng(7)
+
+
+def drawn(count: int) -> np.ndarray:
+    return DRAW.integers(0, 50_000, count).astype(np.uint32)
+
+
+@given(IDS, IDS, IDS)
+def test_the_common_prefix_is_the_longest(
+    start: np.ndarray, left: np.ndarray, right: np.ndarray
+) -> None:
+    one, other = np.concatenate([start, left]), np.concatenate([start, right])
+    same = common_prefix(one, other)
+
+    assert np.array_equal(one[:same], other[:same])
+    assert same >= len(start)
+    assert same in (len(one), len(other)) or one[same] != other[same]
+
+
+@given(IDS, IDS)
+def test_hashes_depend_on_the_window_alone(before: np.ndarray, ids: np.ndarray) -> None:
+    moved = window_hashes(np.concatenate([before, ids]))
+
+    assert np.array_equal(moved[len(before) :], window_hashes(ids)[: len(moved)])
+    assert len(window_hashes(ids)) == max(0, len(ids) - WINDOW + 1)
+
+
+def test_prompts_come_together_again_behind_what_differs() -> None:
+    start, rest = drawn(100), drawn(300)
+    left = np.concatenate([start, drawn(3), rest])
+    right = np.concatenate([start, drawn(7), rest])
+    ours, theirs = window_hashes(left), window_hashes(right)
+
+    again = rejoin(ours, theirs, common_prefix(left, right), 64)
+
+    assert again is not None
+    assert (again.left, again.right) == (103, 107)
+    assert shared(ours[103:], theirs).all()
+    assert num_moved(ours, theirs) == 0
+
+
+def test_others_do_not_come_together() -> None:
+    assert rejoin(window_hashes(drawn(200)), window_hashes(drawn(200)), 0, 200) is None
+
+
+def test_what_is_moved_is_counted() -> None:
+    first, second = drawn(100), drawn(60)
+
+    moved = num_moved(
+        window_hashes(np.concatenate([first, second])),
+        window_hashes(np.concatenate([second, first])),
+    )
+
+    assert moved >= 60 - WINDOW
