@@ -29,7 +29,7 @@ from inferway.fleet.zmq_subscriber import sockets_context
 from inferway.http.auth import build_auth, read_keys
 from inferway.http.cors import Cors
 from inferway.http.inference_ingress import build_ingress
-from inferway.http.listening import certificate_of, raise_file_limit, within_file_limit
+from inferway.http.listening import certificate, raise_file_limit, within_file_limit
 from inferway.http.message import Request
 from inferway.http.metrics import MetricsPage
 from inferway.http.page import PageRoutes
@@ -47,13 +47,13 @@ from inferway.page.live import LiveHub
 from inferway.prompts.files.given_files import check_given
 from inferway.prompts.freed_memory import give_back_large
 from inferway.prompts.renderer import Renderer
-from inferway.records.ring import RecordRing
+from inferway.records.records import Records
 from inferway.routing.director import EVENT_SECONDS, Director
 from inferway.routing.kv_legs import build_legs
 from inferway.routing.rewrite import Rewrites
 from inferway.routing.warm_prefixes import WarmPrefixes
 from inferway.scheduling.load import scheduling_of
-from inferway.tasks import Later, Tasks
+from inferway.tasks import Later, Tasks, soon
 from inferway.telemetry.access_log import AccessLog
 from inferway.telemetry.answer_log import AnswerLog
 from inferway.telemetry.observers import build_observers
@@ -117,13 +117,17 @@ class Gateway:
         self._reloading: Reloading | None = None  # once it has started
         self._publisher: ZmqPublisher | None = None
         self._server: HttpServer | None = None
-        self.records = RecordRing()
         self._hub: LiveHub | None = None  # of those who look at the page
         self._admin_server: HttpServer | None = None
         self._requests = RequestCounts(time.monotonic)
         self._traffic = TrafficCounts()
         self._warm = WarmPrefixes()
+        self.records = Records(
+            *(settings, self.index, self.fleet, self._auth.failover.standing, self._scheduling)
+        )
         self._logs: list[AnswerLog] = [self._requests, self._traffic, *logs]
+        if self.records.is_on:
+            self._logs.append(self.records.recorder)
         if settings.access_log is not None:
             self._logs.append(AccessLog(settings.log_format, probes=settings.access_log_probes))
 
@@ -183,13 +187,13 @@ class Gateway:
         self._stack.callback(self._context.destroy, linger=200)
         # What can refuse the settings comes first: nothing has to be stopped then.
         tracing = self._open_tracing()
-        self._certificate = certificate_of(settings)
+        self._certificate = certificate(settings)
         num_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         num_ports = 1 if settings.admin_port is None else 2
         self._limits = within_file_limit(settings.limits, num_files, num_ports)
         if settings.publish is not None:
             self._publisher = ZmqPublisher(settings.publish, zmq.Context(self._context))
-            self._closes("publisher", _soon(self._publisher.close))
+            self._closes("publisher", soon(self._publisher.close))
         self._pool = pool = Pool(settings.timeouts, tls=settings.engine_tls())
         self._closes("engine connections", pool.close)
         self.director = director = self._open_director()
@@ -199,6 +203,7 @@ class Gateway:
             *(self.indexer.request_templates, self._auth, self._requests),
         )
         metrics.joined_by(draining.families)
+        metrics.joined_by(self.records.families)
         self._stack.callback(self._auth.control.close)
         page = self._open_page(draining)
         routes = Routes(
@@ -213,14 +218,15 @@ class Gateway:
         )
         metrics.serve_with(server)
         self._closes("engine watch, event streams and index", self.indexer.close)
+        await self.records.start()
+        self._closes("records", self.records.close)
         # The ports first: an occupied one is known before anything else takes time.
         if settings.admin_port is not None:
             await self._open_admin_port(routes, settings.admin_port)
         await server.start()
         self._closes("HTTP server", server.stop)
         self._server = server
-        if self._hub is not None:  # its answers end by themselves never
-            self._stack.push_async_callback(self._hub.close)
+        self._stack.push_async_callback(self._close_page)
         self._stack.push_async_callback(draining.close)
         self._stack.callback(self.fleet.prober.stop)  # engines have enough to do with the rest
         await self.indexer.start()
@@ -238,11 +244,13 @@ class Gateway:
     def _open_page(self, draining: Draining) -> PageRoutes | None:
         if not self.settings.ui:
             return None
-        self._hub = build_hub(
-            *(self.fleet, self.index, self._auth.failover, draining),
-            *(self.records, partial(alarms_of, self._traffic)),
-        )
+        parts = (self.fleet, self.index, self._auth.failover, draining, self.records.ring)
+        self._hub = build_hub(*parts, partial(alarms_of, self._traffic))
         return PageRoutes(self._auth, self._hub, secure=self._certificate is not None)
+
+    async def _close_page(self) -> None:
+        if self._hub is not None:  # its answers never end by themselves
+            await self._hub.close()
 
     def _open_tracing(self) -> Tracing | None:
         if self.settings.otlp is None:
@@ -358,6 +366,7 @@ class Gateway:
                 *(settings, self._publisher, self.fleet, self._adopter),
                 *(self._traffic.conversations, self._warm),
             ),
+            keeper=self.records.keeper,
             tokens_once=build_tokens_once(settings, self.fleet, picks=self._picks),
             legs=build_legs(settings.kv_transfer, picks=self._picks),
         )
@@ -436,10 +445,3 @@ async def _start_unless(stop: asyncio.Event, gateway: Gateway) -> bool:
     starting.cancel()
     await asyncio.wait({starting})
     return False
-
-
-def _soon(close: Callable[[], None]) -> Callable[[], Awaitable[None]]:
-    async def closing() -> None:
-        close()
-
-    return closing

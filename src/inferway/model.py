@@ -379,3 +379,4 @@ class Decision(msgspec.Struct, frozen=True):
     reason: Reason
     headers: Headers = ()  # see SchedulingResult
     prefill: tuple[Target, ...] = ()  # see SchedulingResult
+    profile: str = ""  # see SchedulingResult

@@ -21,6 +21,7 @@ from inferway.kv.events.adapters import sglang
 from inferway.kv.events.apply import EngineBlocks
 from inferway.kv.events.event import Batch, EventAdapter
 from inferway.kv.events.event_applier import EventApplier, Steps
+from inferway.kv.events.removals import Removals
 from inferway.kv.events.stream import EventStream, Replay, StreamState
 from inferway.kv.index.protocol import Index, LastReport
 from inferway.model import BlockKey, HolderId
@@ -82,6 +83,7 @@ class EventSubscriber(ABC):
             on_skip=self._warn,
         )
         self.stats = self.follower.stats
+        self.removals = Removals()  # that the engine has told of, of late
         self.last_batch_at: float | None = None  # by `clock`
         self.last_topic: str | None = None  # of the last message, whatever it was
         self.journal = journal
@@ -181,6 +183,7 @@ class EventSubscriber(ABC):
                     self._ask_for(step)
                     continue
                 self._index.apply(step)
+                self.removals.note(step, self.stream.last_seq, self._clock())
                 if self._slice.is_over:
                     await self._slice.rest()
             if self.stats.batches != batches:

@@ -41,7 +41,7 @@ from inferway.prompts.served import ServedModel
 from inferway.routing.attempt import EndpointBook, Later
 from inferway.routing.counts import DirectorStats
 from inferway.routing.eligible import Eligible, Within
-from inferway.routing.journey import Journey, Observer, Routed
+from inferway.routing.journey import Journey, Keeper, Observer, Routed
 from inferway.routing.kv_legs import KvLegs
 from inferway.routing.limits.concurrency_limiter import Slot
 from inferway.routing.limits.outlier_detection import OutlierDetection
@@ -109,6 +109,7 @@ class Director:
     gate: Gate | None = None  # None: shapes of answers are the engines' matter
     standing: OutlierDetection | None = None
     observers: Sequence[Observer] = ()
+    keeper: Keeper | None = None  # None: nothing is kept of requests that have ended
     tokens_once: TokensOnce | None = None  # None: engines tokenize all prompts themselves
     legs: KvLegs = field(default_factory=KvLegs)
     random: Random = field(default_factory=Random)  # which of equally loaded endpoints is first
@@ -233,7 +234,7 @@ class ByPrompt:
         choice = director.scheduling.chooser.choose(request, candidates)
         targets = choice.targets if shape is None else choice.targets[: shape.may_try]
         headers, prefill = director.legs.split(choice, request.body)
-        decision = Decision(targets, reason, headers, prefill)
+        decision = Decision(targets, reason, headers, prefill, choice.profile)
         journey.routed = Routed(request, model, journey.matched, decision, candidates)
         journey.record.is_streamed = bool(request.body.stream)
         journey.tells_its_reuse = tells_its_reuse(request.body)

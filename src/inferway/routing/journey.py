@@ -72,6 +72,8 @@ class Host(Protocol):
     @property
     def observers(self) -> Sequence[Observer]: ...
     @property
+    def keeper(self) -> Keeper | None: ...
+    @property
     def tokens_once(self) -> EditsTokens | None: ...
     @property
     def legs(self) -> KvLegs: ...
@@ -105,6 +107,9 @@ class Routed(msgspec.Struct, frozen=True):
 # Is told of each request that was decided by its prompt, and of the seconds that took; returns who
 # is to be told what becomes of it.
 Observer = Callable[[Routed, float], RequestListener | None]
+
+# The same, for what is kept of requests: what it returns stays in the request's record.
+Keeper = Callable[["Journey", Routed], object]
 
 
 class Journey:
@@ -183,6 +188,8 @@ class Journey:
         record.reason = decision.reason
         host.stats.decided(decision.reason)
         if self.routed is not None:
+            if host.keeper is not None:
+                record.kept = host.keeper(self, self.routed)
             for observe in host.observers:
                 follower = observe(self.routed, record.decided_in)
                 if follower is not None:
@@ -238,6 +245,7 @@ class Journey:
             attempt.carry_tokens(edited)
         self.body = attempt.body
         self.record.prompt_tokens = attempt.prompt_tokens
+        self.record.reused_tokens = attempt.reused_tokens
         return self._attempt_headers(target)
 
     def _attempt_headers(self, target: Target) -> Headers:
@@ -273,6 +281,7 @@ class Journey:
             told = (*told, *by_load)
         edits = [*self.edits, *attempt.edits] if attempt.edits else self.edits
         if edits:
+            self.record.edits = edits
             told = (*told, (b"x-inferway-edited", b", ".join(edits)))
         for listener in self._listeners:
             told = (*told, *listener.on_head(status))

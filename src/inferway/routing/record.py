@@ -7,7 +7,7 @@ answer passed us, `timing` writes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -37,14 +37,19 @@ class Record:
     decided_in: float = 0.0  # seconds, until it was known where it goes, without that wait
     is_streamed: bool = False  # it is to be answered in pieces
     prompt_tokens: int = 0  # as we have counted them; 0: unknown
+    reused_tokens: int = 0  # of these, as many as we believe that the engine can reuse
+    edits: Sequence[bytes] = ()  # what of the client's bytes was changed
     is_timed: bool = False  # something is generated, and `timing` counts it
     # Of a streamed answer, written by `timing`:
     first_at: float = 0.0  # when its first tokens came; 0.0: none have come
     last_at: float = 0.0
     events: int = 0  # that carry tokens: one each, unless the engine speculates
     two_events: int = 0  # bytes: the events of a stream are about equally long
+    longest: float = 0.0  # seconds between two pieces with tokens
+    median: float = 0.0  # an estimate of the same, to some percent; 0.0: there were no two
     usage: Usage | None = None  # what the engine has counted; None: it has not told
     outcome: str = ""  # scheduling.plugin.RequestOutcome; empty: the journey is not closed
+    kept: object = None  # what `journey.Keeper` has noted of it
 
 
 # "These whole events go to the client now", and whose they are.
@@ -53,6 +58,7 @@ Passed = Callable[[Record, bytes], None]
 # The fourth byte from the end of {"choices":[{...}]} and a blank line. Nearly every event with
 # tokens ends so, and of those without only the role's does, which comes first.
 _BRACKET = ord("]")
+_STEP_UP, _STEP_DOWN = 1.05, 1 / 1.05  # of the estimated median
 _SHORTEST = 24  # bytes of an event with a choice: [DONE] has 14
 
 
@@ -70,9 +76,18 @@ def timing(clock: Callable[[], float], firsts: list[float], gaps: list[float]) -
         try:
             if len(events) < record.two_events and events[-4] == _BRACKET:
                 now = clock()
-                gaps.append(now - record.last_at)
+                gap = now - record.last_at
+                gaps.append(gap)
                 record.last_at = now
                 record.events += 1
+                # A step up or down by a share: it comes to where as many are above as below.
+                median = record.median
+                if gap > median:
+                    record.median = median * _STEP_UP or gap
+                    if gap > record.longest:
+                        record.longest = gap
+                else:
+                    record.median = median * _STEP_DOWN
                 return
         except IndexError:  # it is shorter than that
             return
@@ -82,7 +97,10 @@ def timing(clock: Callable[[], float], firsts: list[float], gaps: list[float]) -
         now = clock()
         number = num_events(events) or 1
         if record.first_at:
-            gaps.append(now - record.last_at)
+            gap = now - record.last_at
+            gaps.append(gap)
+            record.longest = max(record.longest, gap)
+            record.median = record.median or gap
         else:
             record.first_at = now
             record.two_events = 2 * len(events) // number
