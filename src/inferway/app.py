@@ -225,8 +225,7 @@ class Gateway:
         await server.start()
         self._closes("HTTP server", server.stop)
         self._server = server
-        if self._hub is not None:  # its answers end by themselves never
-            self._stack.push_async_callback(self._hub.close)
+        self._stack.push_async_callback(self._close_page)
         self._stack.push_async_callback(draining.close)
         self._stack.callback(self.fleet.prober.stop)  # engines have enough to do with the rest
         await self.indexer.start()
@@ -249,6 +248,10 @@ class Gateway:
             *(self.records.kept, partial(alarms_of, self._traffic)),
         )
         return PageRoutes(self._auth, self._hub, secure=self._certificate is not None)
+
+    async def _close_page(self) -> None:
+        if self._hub is not None:  # its answers never end by themselves
+            await self._hub.close()
 
     def _open_tracing(self) -> Tracing | None:
         if self.settings.otlp is None:
