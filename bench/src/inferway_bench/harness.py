@@ -69,6 +69,8 @@ class Benchmark(Generic[P]):
     audience: Literal["user", "maintainer"] = "maintainer"
     times: Literal["this machine", "another machine", "virtual"] = "this machine"
     run_name: Callable[[P], str] | None = None  # what a run is stored as, if not as `name`
+    program: str = "inferway bench"  # that it is a command of
+    terminal: Callable[[Run], list[str]] = _nothing  # lines of a picture, for a terminal alone
 
     def run(self, plan: P, on_step: OnStep) -> Run:
         """Measure, and return the run. Raises BenchError."""
@@ -117,6 +119,9 @@ class Benchmark(Generic[P]):
             console.print(table.terminal())
             for note in table.notes:
                 console.print(f"  {note}", highlight=False)
+        for line in self.terminal(run):
+            shown = line if console.encoding.startswith("utf") else line.replace("█", "#")
+            console.print(f"  {shown}", highlight=False, markup=False)
         machine = run.machine
         for line in (
             *filter(None, run.about),
@@ -127,7 +132,7 @@ class Benchmark(Generic[P]):
     def command(self) -> click.Command:
         """Return the command: the flags of the plan, `--quick`, and those of every benchmark."""
         words = self.help if self.audience == "user" else f"{self.help}\n\n{_FOR_MAINTAINERS}"
-        example = " ".join(filter(None, ("inferway bench", self.name, self.arguments)))
+        example = " ".join(filter(None, (self.program, self.name, self.arguments)))
         quick = "Measure fewer and shorter repeats: a look, not a result."
         own: list[click.Parameter] = list(flags.parameters(self.plan))
         if self.quick:

@@ -12,8 +12,7 @@ Floats = NDArray[np.float64]
 
 
 class Spans(NamedTuple):
-    """Beginnings and ends of intervals, in any order; how many hold at a time is a sum over both.
-    """
+    """The beginnings and the ends of intervals, each in order."""
 
     starts: Floats
     ends: Floats

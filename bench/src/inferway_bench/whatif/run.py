@@ -106,8 +106,7 @@ def recorded_fleet(loaded_: Loaded, one: Callable[[Case], Told] | None = None) -
 
 
 def _constants(loaded_: Loaded, like: EngineSpec) -> tuple[list[Learned], str]:
-    """What can be said of the engines, in each way that says something; and why not in the other.
-    """
+    """What can be said of the engines, in each way that says something; else why it does not."""
     learned = from_costs(loaded_.part.engines, like)
     try:
         own = fitted(loaded_.replay, like)

@@ -82,4 +82,8 @@ def _nice(value: float) -> float:
 
 def duration(ms: float) -> str:
     """Return milliseconds as one reads them."""
-    return f"{ms / 1e3:.3g} s" if ms >= 1e3 else f"{ceil(ms) if ms >= 100 else float(f'{ms:.3g}'):g} ms"
+    return (
+        f"{ms / 1e3:.3g} s"
+        if ms >= 1e3
+        else f"{ceil(ms) if ms >= 100 else float(f'{ms:.3g}'):g} ms"
+    )

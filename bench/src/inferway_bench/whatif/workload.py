@@ -77,8 +77,8 @@ def as_replay(part: Part) -> Replay:
     answers = _answers(part, measured, parents, held)
     roots: list[int] = []
     requests = []
-    for number, each in enumerate(asked):
-        parent, start = parents[number], float(measured.at[number])
+    for number, parent in enumerate(parents):
+        start = float(measured.at[number])
         roots.append(number if parent < 0 else roots[parent])
         think = start - float(measured.at[parent] + measured.latency[parent])
         is_next = parent >= 0 and 0.0 <= think <= _MOST_THINKING
