@@ -18,6 +18,7 @@ from time import process_time
 import msgspec
 import numpy as np
 
+from inferway_bench.policies.beside import BesideEngine
 from inferway_bench.policies.engine import Engine, EngineSpec, Job, Leg
 from inferway_bench.policies.gateway import Feed, Gateway, Policy
 from inferway_bench.policies.requests import Outcome, SimRequest, Workload
@@ -68,7 +69,10 @@ class FleetSpec(msgspec.Struct, frozen=True):
         factors[: len(self.factors)] = self.factors[: self.num_engines]
         specs = [self.engine.slower(f) if f != 1.0 else self.engine for f in factors]
         seeds = [random.random() if spec.scatter else 0.0 for spec in specs]
-        engines = [Engine(i, specs[i], block_tokens, seeds[i]) for i in range(self.num_engines)]
+        kind = BesideEngine if self.engine.prompts_beside else Engine
+        engines: list[Engine] = [
+            kind(i, specs[i], block_tokens, seeds[i]) for i in range(self.num_engines)
+        ]
         if self.engine.beside != 1.0:
             for engine in engines:
                 engine.neighbours = [one for one in engines if one is not engine]

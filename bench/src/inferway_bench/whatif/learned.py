@@ -23,6 +23,7 @@ from inferway_bench.whatif.workload import Measured, Replay, spans_of
 
 _ENOUGH = 30  # requests that had an engine to themselves
 _ENOUGH_OF_ONE = 20  # of an engine, to say that it is slower than others
+_ENOUGH_OF_A_BATCH = 8  # answers, to say how long its tokens take
 _FEW_TOKENS = 4  # of an answer: fewer say nothing of the time between them
 _SLOWER = log(1.1)  # and more: else it is chance
 _QUARTILES = 1.349  # deviations of a normal distribution between its quartiles
@@ -37,9 +38,10 @@ class Learned(NamedTuple):
     factors: tuple[float, ...]
 
 
-def fitted(replay: Replay, like: EngineSpec) -> Learned:
-    """Return `like` with constants that are fitted to the recorded times. Raises BenchError if they
-    do not say enough."""
+def fitted(replay: Replay, like: EngineSpec) -> list[Learned]:
+    """Return `like` with constants that are fitted to the recorded times, in each way that an
+    engine may compute prompts: in steps with the answers, and beside them. Raises BenchError if
+    they do not say enough."""
     measured = replay.measured
     alone, decoding = _loads(measured, len(replay.names))
     use = np.flatnonzero(alone & (decoding < _ALONE))
@@ -52,11 +54,10 @@ def fitted(replay: Replay, like: EngineSpec) -> Learned:
         )
     waits = measured.ttft - measured.waited
     cached = np.where(np.isfinite(measured.cached), measured.cached, 0.0)
-    firsts = [
-        First(int(cached[i]), int(measured.prompt[i]), float(waits[i])) for i in use if waits[i] > 0
-    ]
+    use = use[waits[use] > 0]
+    firsts = [First(int(cached[i]), int(measured.prompt[i]), float(waits[i])) for i in use]
     begin, each, pair = fit_prompts(firsts)
-    step, decode, context = _between(measured, decoding)
+    step, decode, context = _between(measured)
     engine = msgspec.structs.replace(
         like,
         step_seconds=step,
@@ -66,9 +67,19 @@ def fitted(replay: Replay, like: EngineSpec) -> Learned:
         attention_tokens=round(each / pair) if pair > 0 else 0,
         request_seconds=max(0.0, begin - step),
     )
+    beside = msgspec.structs.replace(engine, prompts_beside=1, request_seconds=begin)
+    return [
+        _scattered(each, firsts, measured.row[use], len(replay.names)) for each in (engine, beside)
+    ]
+
+
+def _scattered(
+    engine: EngineSpec, firsts: Sequence[First], rows: np.ndarray, num_engines: int
+) -> Learned:
+    """The constants with what of each engine differs from them, and by how much times scatter."""
     off = np.array([log(f.seconds / engine.idle_ttft(f.prompt, f.cached)) for f in firsts])
-    factors = _factors(off, measured.row[use], len(replay.names))
-    off -= np.log(np.array(factors))[measured.row[use]]
+    factors = _factors(off, rows, num_engines)
+    off -= np.log(np.array(factors))[rows]
     low, high = np.percentile(off, (25, 75))
     scatter = round(float(high - low) / _QUARTILES, 4)
     return Learned(
@@ -120,7 +131,7 @@ def _loads(measured: Measured, num_engines: int) -> tuple[np.ndarray, Floats]:
     return alone, decoding
 
 
-def _between(measured: Measured, _: Floats) -> tuple[float, float, float]:
+def _between(measured: Measured) -> tuple[float, float, float]:
     """The seconds of a step, of each request in it, and of each token that one looks at, as far as
     the gaps between tokens tell them apart."""
     tokens: list[Tokens] = []
@@ -143,10 +154,21 @@ def _of_tokens(tokens: Sequence[Tokens]) -> tuple[float, float, float]:
     default = EngineSpec()
     if not tokens:
         return default.step_seconds, default.decode_seconds, 0.0
-    if len({each.batch for each in tokens}) < 2:
+    # medians: pieces that came late together came in no time one after the other
+    by_batch: dict[tuple[int, bool], list[Tokens]] = {}
+    middle = float(np.median([each.context for each in tokens]))
+    for each in tokens:
+        by_batch.setdefault((each.batch, each.context > middle), []).append(each)
+    usual = [_median(of) for of in by_batch.values() if len(of) >= _ENOUGH_OF_A_BATCH]
+    if len({each.batch for each in usual}) < 2:
         return float(np.median([each.seconds for each in tokens])), 0.0, 0.0
-    step, decode, context = fit_tokens(tokens)
+    step, decode, context = fit_tokens(usual)
     return step, decode, context
+
+
+def _median(tokens: Sequence[Tokens]) -> Tokens:
+    context = float(np.median([each.context for each in tokens]))
+    return Tokens(tokens[0].batch, round(context), float(np.median([t.seconds for t in tokens])))
 
 
 def _factors(off: Floats, rows: np.ndarray, num_engines: int) -> tuple[float, ...]:

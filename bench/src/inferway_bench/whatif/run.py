@@ -115,9 +115,9 @@ def _constants(loaded_: Loaded, like: EngineSpec) -> tuple[list[Learned], str]:
             raise
         return [learned], str(e)
     if learned is None:
-        return [own], ""
-    scatter = msgspec.structs.replace(learned.engine, scatter=own.engine.scatter)
-    return [own, learned._replace(engine=scatter)], ""
+        return own, ""
+    scattered = msgspec.structs.replace(learned.engine, scatter=own[0].engine.scatter)
+    return [*own, learned._replace(engine=scattered)], ""
 
 
 def _fleet(part: Part, learned: Learned) -> FleetSpec:
