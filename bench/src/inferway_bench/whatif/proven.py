@@ -37,7 +37,7 @@ from inferway_bench.whatif.words import mean
 PERCENT, POINTS = 10.0, 2.0  # how far off a prediction may be
 _JUDGED = ("ttft_p50", "ttft_p90", "cached")
 _ENGINES = SimulatedEngines(
-    engines=4, blocks=768, prefill_us_per_token=600.0, inter_token_ms=10.0,
+    engines=4, blocks=768, prefill_us_per_token=1000.0, inter_token_ms=10.0,
     time_factor_under_load=1.0,
 )  # fmt: skip
 _CHATS = ChatSpec(turns=6, systems=8, system_chars=1600, answer_tokens=16)

@@ -126,7 +126,7 @@ def _check(judged: Sequence[Asked], of_model: Sequence[Asked], model: str) -> No
             f"replayed; {FEWEST} are needed at least; the cure: record for longer, or widen --from "
             "and --to"
         )
-    if not any(each.record.ttft_ms > 0 for each in judged):
+    if not any(each.record.streamed and each.record.ttft_ms > 0 for each in judged):
         raise BenchError(
             "no recorded answer was streamed, so no time to the first token is known; the cure: "
             'clients that ask for "stream": true'

@@ -2,7 +2,7 @@
 
 A request that came after the answer to the one before it in its session follows that answer, as
 long after it as it did: where answers come later, so do their clients. Of requests without a
-session, the one before is the one whose whole prompt they begin with.
+session, the one before is the one whose whole prompt they begin with, and nobody else has.
 
 Records name the blocks of prompts alone. Those of an answer are the next turn's, if an engine held
 them when that turn came; whether clients send answers back as they got them is read from the turns
@@ -11,6 +11,7 @@ where that can be told.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -150,6 +151,7 @@ def _parents(asked: Sequence[Asked]) -> list[int]:
     """The request before each in its conversation; -1 for the first one."""
     by_session: dict[str, int] = {}
     by_end: dict[int, int] = {}  # the last block of a prompt -> the request
+    seen: Counter[int] = Counter()  # what many begin with is no turn of one conversation
     found = []
     for number, each in enumerate(asked):
         session, parent = each.record.session, -1
@@ -157,9 +159,12 @@ def _parents(asked: Sequence[Asked]) -> list[int]:
             parent = by_session.get(session, -1)
             by_session[session] = number
         else:
-            parent = next((by_end[block] for block in reversed(each.blocks) if block in by_end), -1)
+            ends = (block for block in reversed(each.blocks) if block in by_end)
+            end = next(ends, None)
+            parent = -1 if end is None or seen[end] > 1 else by_end[end]
         if each.blocks:
             by_end[each.blocks[-1]] = number
+        seen.update(each.blocks)
         found.append(parent)
     return found
 
