@@ -13,7 +13,6 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import zmq
@@ -29,7 +28,7 @@ from inferway.fleet.zmq_subscriber import sockets_context
 from inferway.http.auth import build_auth, read_keys
 from inferway.http.cors import Cors
 from inferway.http.inference_ingress import InferenceIngress
-from inferway.http.listening import Certificate, within_file_limit
+from inferway.http.listening import certificate, raise_file_limit, within_file_limit
 from inferway.http.message import Request
 from inferway.http.metrics import MetricsPage
 from inferway.http.reload import Reloading
@@ -45,6 +44,7 @@ from inferway.openai_api.trust import Trust
 from inferway.prompts.files.given_files import check_given
 from inferway.prompts.freed_memory import give_back_large
 from inferway.prompts.renderer import Renderer
+from inferway.records.records import Records
 from inferway.routing.director import EVENT_SECONDS, Director
 from inferway.routing.kv_legs import build_legs
 from inferway.routing.rewrite import Rewrites
@@ -119,7 +119,12 @@ class Gateway:
         self._requests = RequestCounts(time.monotonic)
         self._traffic = TrafficCounts()
         self._warm = WarmPrefixes()
+        self.records = Records(
+            *(settings, self.index, self.fleet, self._auth.failover.standing, self._scheduling)
+        )
         self._logs: list[AnswerLog] = [self._requests, self._traffic, *logs]
+        if self.records.is_on:
+            self._logs.append(self.records.recorder)
         if settings.access_log is not None:
             self._logs.append(AccessLog(settings.log_format, probes=settings.access_log_probes))
 
@@ -179,7 +184,7 @@ class Gateway:
         self._stack.callback(self._context.destroy, linger=200)
         # What can refuse the settings comes first: nothing has to be stopped then.
         tracing = self._open_tracing()
-        self._certificate = _certificate(settings)
+        self._certificate = certificate(settings)
         num_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         num_ports = 1 if settings.admin_port is None else 2
         self._limits = within_file_limit(settings.limits, num_files, num_ports)
@@ -195,6 +200,7 @@ class Gateway:
             *(self.indexer.request_templates, self._auth, self._requests),
         )
         metrics.joined_by(draining.families)
+        metrics.joined_by(self.records.families)
         self._stack.callback(self._auth.control.close)
         routes = Routes(
             *(self.indexer, director, pool, metrics, self._auth, self._entrance()),
@@ -207,6 +213,8 @@ class Gateway:
         )
         metrics.serve_with(server)
         self._closes("engine watch, event streams and index", self.indexer.close)
+        await self.records.start()
+        self._closes("records", self.records.close)
         # The ports first: an occupied one is known before anything else takes time.
         if settings.admin_port is not None:
             await self._open_admin_port(routes, settings.admin_port)
@@ -351,6 +359,7 @@ class Gateway:
                 *(settings, self._publisher, self.fleet, self._adopter),
                 *(self._traffic.conversations, self._warm),
             ),
+            keeper=self.records.keeper,
             tokens_once=build_tokens_once(settings, self.fleet, picks=self._picks),
             legs=build_legs(settings.kv_transfer, picks=self._picks),
         )
@@ -384,7 +393,7 @@ async def serve(
     """Run a gateway, or an endpoint picker, until SIGINT or SIGTERM; SIGHUP takes the settings that
     `reread` returns. Raises ConfigError at start only."""
     check_given(settings.models)
-    _raise_file_limit()
+    raise_file_limit()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -429,18 +438,6 @@ async def _start_unless(stop: asyncio.Event, gateway: Gateway) -> bool:
     starting.cancel()
     await asyncio.wait({starting})
     return False
-
-
-def _raise_file_limit() -> None:
-    """Shells give 1,024 descriptors out of habit, for select(2); a request takes two."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def _certificate(settings: ServeSettings) -> Certificate | None:
-    if settings.tls_cert is None or settings.tls_key is None:
-        return None
-    return Certificate(Path(settings.tls_cert), Path(settings.tls_key))
 
 
 def _soon(close: Callable[[], None]) -> Callable[[], Awaitable[None]]:

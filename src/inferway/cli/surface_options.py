@@ -105,6 +105,14 @@ OBSERVABILITY: Final = section(
         help="Send OpenTelemetry spans to this URL (OTLP over HTTP): http://HOST:4318/v1/traces.",
     ),
     key_option(
+        "--record",
+        "records.directory",
+        type=click.Path(),
+        metavar="DIR",
+        help="Write a record of each request to compressed files in this directory: times, "
+        "lengths, candidates and hashes of blocks; no text and no token ids.",
+    ),
+    key_option(
         "--publish",
         "publish",
         metavar="tcp://…",

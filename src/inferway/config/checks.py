@@ -43,6 +43,11 @@ def check(settings: ServeSettings) -> None:
         raise ConfigError("tls_cert and tls_key: give both, or neither")
     _check_choice(settings)
     _check_surface(settings)
+    if settings.records.directory is not None and not settings.records.requests:
+        raise ConfigError(
+            "records: directory and requests: 0: files are written from the records in memory;"
+            " leave one of them out"
+        )
 
 
 def _check_choice(settings: ServeSettings) -> None:

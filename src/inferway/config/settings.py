@@ -154,6 +154,15 @@ class EjectionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     max_seconds: Positive = 300.0
 
 
+class RecordSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is kept of requests that have ended: in memory, and in files if there is a directory."""
+
+    requests: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 10_000  # in memory; 0: none
+    directory: str | None = None  # of files, without any text or token ids
+    max_bytes: Annotated[int, msgspec.Meta(ge=1024 * 1024)] = 1024 * 1024 * 1024  # of all files
+    max_age: Positive = 7 * 86_400.0  # seconds, of a file
+
+
 class StructuredSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Requests that ask for the shape of their answer (docs/structured.md)."""
 
@@ -276,6 +285,7 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     retries: RetrySettings = RetrySettings()
     ejection: EjectionSettings = EjectionSettings()
     structured: StructuredSettings = StructuredSettings()
+    records: RecordSettings = RecordSettings()
     discovery: DiscoverySettings = DiscoverySettings()
     picker: PickerSettings = PickerSettings()
     timeouts: TimeoutSettings = TimeoutSettings()

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from inferway.config import LimitSettings
+from inferway.config import LimitSettings, ServeSettings
 from inferway.errors import ConfigError
 
 UNIX = "unix:"
@@ -135,6 +135,12 @@ def within_file_limit(limits: LimitSettings, num_files: int, num_ports: int = 1)
     return msgspec.structs.replace(limits, connections=most)
 
 
+def raise_file_limit() -> None:
+    """Shells give 1,024 descriptors out of habit, for select(2); a request takes two."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 class Certificate:
     """A certificate chain and its key, both PEM, read anew by `reload`. `context` stays the same
     object."""
@@ -169,3 +175,10 @@ class Certificate:
 def no_password() -> str:
     """Instead of a question on the terminal."""
     raise ValueError("the key has a password")
+
+
+def certificate(settings: ServeSettings) -> Certificate | None:
+    """Return the certificate of the settings, or None without one. Raises ConfigError."""
+    if settings.tls_cert is None or settings.tls_key is None:
+        return None
+    return Certificate(Path(settings.tls_cert), Path(settings.tls_key))

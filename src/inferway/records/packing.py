@@ -1,5 +1,5 @@
-"""Records as bytes. Names are numbers of a table, milliseconds halves of a float where they need not
-be more exact than to 0.05 %.
+"""Records as bytes. Names are numbers of a table, milliseconds halves of a float where they need
+not be more exact than to 0.05 %.
 
 head    numbers of fixed size
 tail    the id, then the candidates, then what few requests have, as msgpack
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from struct import Struct as Layout
+from struct import calcsize
 
 import msgspec
 import numpy as np
@@ -42,11 +43,13 @@ CANDIDATE = np.dtype(
 # waited, decided, TTFT, two of ITL, total; attempts, candidates; blocks reachable and chosen;
 # tokens delivered, of prompt and answer; status, flags
 HEAD = Layout("<dBBH9H4s8siIHeefeefBHIIiiiHB")
+_BEHIND_NAMES = 18  # fields
+_TTFT = calcsize("<dBBH9H4s8siIHee")  # where it stands
 LOOKED_AT = np.dtype(
     {
         "names": ["at", "ttft", "flags"],
         "formats": ["<f8", "<f4", "u1"],
-        "offsets": [0, HEAD_TTFT, HEAD.size - 1],
+        "offsets": [0, _TTFT, HEAD.size - 1],
         "itemsize": HEAD.size,
     }
 )
@@ -134,11 +137,12 @@ def tail_size(sizes: tuple[int, int, int]) -> int:
 
 
 def unpack(head: bytes, tail: bytes, names: Sequence[str]) -> RequestRecord:
-    (
-        *(at, size, count, _, model, path, reason, picked, edits, outcome, chosen, prefill),
-        *(reached, tenant, session, tokens, blocks, block_size, waited, decided, ttft, p50, most),
-        *(total, attempts, num, reachable, chosen_blocks, delivered, usage, output, status, flags),
-    ) = HEAD.unpack(head)
+    at, size, count, _, *names_of, tenant, session, tokens, blocks, block_size = (
+        fields := HEAD.unpack(head)
+    )[:_BEHIND_NAMES]
+    model, path, reason, picked, edits, outcome, chosen, prefill, reached = names_of
+    waited, decided, ttft, p50, most, total, attempts, num, *fields_left = fields[_BEHIND_NAMES:]
+    reachable, chosen_blocks, delivered, usage, output, status, flags = fields_left
     end = size + count * CANDIDATE.itemsize
     rest = _REST.decode(tail[end:]) if len(tail) > end else Rest()
     table = np.frombuffer(tail[size:end], CANDIDATE)

@@ -109,6 +109,11 @@ class RecordRing:
         self.settle()
         return self._last_seq
 
+    @property
+    def next_seq(self) -> int:
+        """The number that the next record will have, whatever still waits to be packed."""
+        return self._last_seq + 1
+
     def append(self, record: RequestRecord) -> None:
         """Keep a record, and forget the oldest if there is no more room."""
         self.fresh_names()

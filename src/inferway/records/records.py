@@ -1,0 +1,102 @@
+"""What is kept of requests, whole: the ring, who fills it, and who finds out why."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack
+
+from inferway.config import ServeSettings
+from inferway.fleet.fleet import Fleet
+from inferway.kv.index.protocol import Index
+from inferway.metrics import Family
+from inferway.model import HolderId
+from inferway.records.other_extras import OtherExtras
+from inferway.records.recorder import Recorder
+from inferway.records.ring import RecordRing
+from inferway.records.shortfalls import Shortfalls
+from inferway.routing.director import EVENT_SECONDS
+from inferway.routing.journey import Keeper, Routed
+from inferway.routing.limits.outlier_detection import OutlierDetection
+from inferway.scheduling.scheduling import Scheduling
+from inferway.tasks import Later
+
+
+class Records:
+    """`start` on the event loop, `close` once the last answer has ended."""
+
+    def __init__(
+        self,
+        settings: ServeSettings,
+        index: Index,
+        fleet: Fleet,
+        standing: OutlierDetection,
+        scheduling: Scheduling,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.ring = RecordRing(settings.records.requests)
+        self.recorder = Recorder(
+            self.ring,
+            clock,
+            picked_by=_chooser(settings),
+            whereabouts=lambda holder, routed: _whereabouts(fleet, standing, holder, routed),
+        )
+        self._others = OtherExtras(index)
+        self._shortfalls = Shortfalls(
+            *(self.recorder, index, fleet, Later(EVENT_SECONDS), clock),
+            under_other=self._others.under_other,
+        )
+        self.recorder.others, self.recorder.doubt = self._others, self._shortfalls.look
+        self._stack = AsyncExitStack()
+
+    @property
+    def is_on(self) -> bool:
+        return self.ring.capacity > 0
+
+    @property
+    def keeper(self) -> Keeper | None:
+        """Who notes what requests were decided by; None if nothing is kept."""
+        return self.recorder.decided if self.is_on else None
+
+    async def start(self) -> None:
+        """Open the files, if they are asked for. Raises ConfigError."""
+        self._stack.push_async_callback(self._others.close)
+        self._stack.push_async_callback(self._shortfalls.close)
+
+    async def close(self) -> None:
+        """Record what has ended, and close the files."""
+        await self._stack.aclose()
+
+    def families(self) -> Iterator[Family]:
+        """Yield what /metrics shows of records, and of what was not reused."""
+        if self.is_on:
+            yield from self.recorder.families()
+            yield from self._shortfalls.families()
+
+
+def _chooser(settings: ServeSettings) -> str:
+    if settings.scheduling is not None:
+        return "scheduling"
+    if settings.policy is None and not settings.scoring:
+        return "least-load"
+    return settings.policy or "expected-ttft"
+
+
+def _whereabouts(
+    fleet: Fleet, standing: OutlierDetection, holder: HolderId, routed: Routed
+) -> tuple[str, str] | None:
+    """The name of an endpoint that was no candidate, and why."""
+    for engine in fleet.engines:
+        for endpoint in engine.endpoints:
+            if endpoint.holder != holder:
+                continue
+            if engine.name in standing.drained:
+                return endpoint.name, "drained"
+            if engine.name in standing.ejected:
+                return endpoint.name, "ejected, after failures"
+            if not engine.healthy:
+                return endpoint.name, "it does not answer"
+            if routed.model.name not in engine.model_names:
+                return endpoint.name, "it does not serve the model"
+            return endpoint.name, "full, too short a context, or not allowed by a proxy"
+    return None
