@@ -3,6 +3,9 @@ have recorded it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from inferway.records.record import RequestRecord
 from inferway_bench.policies.catalog import policy_named
 from inferway_bench.policies.chats import ChatSpec, chats
@@ -31,11 +34,11 @@ def drawn(seed: int = 1, spec: ChatSpec = SPEC) -> Workload:
 
 def recording(
     workload: Workload, policy: str = "expected-ttft", fleet: FleetSpec = FLEET, rate: float = 5.0,
-    seed: int = 1, **changed: object,
+    changed: Mapping[str, object] = MappingProxyType({}),
 ) -> Recording:  # fmt: skip
     """What a gateway with this policy would have recorded; `changed` fields are the same in all
     records."""
-    outcome = simulate(workload, rate, fleet, policy_named(policy), seed)
+    outcome = simulate(workload, rate, fleet, policy_named(policy), 1)
     asked = []
     for number in outcome.arrived.argsort(kind="stable").tolist():
         request = workload.requests[number]

@@ -12,10 +12,10 @@ from bench.tests.whatif.recordings import BEGAN, FLEET, MODEL, TRUE, drawn, reco
 from inferway_bench.policies.requests import Workload
 from inferway_bench.policies.simulate import FleetSpec
 from inferway_bench.processes import BenchError
-from inferway_bench.whatif.cases import AS_RECORDED, Case
-from inferway_bench.whatif.figures import Told, error, measured_figures
+from inferway_bench.whatif.cases import AS_RECORDED, Variant
+from inferway_bench.whatif.figures import ReplayFigures, error, measured_figures
 from inferway_bench.whatif.recorded import Asked, Recording, part_of
-from inferway_bench.whatif.run import Loaded, loaded, recorded_fleet, simulated
+from inferway_bench.whatif.run import LoadedPart, loaded, recorded_fleet, simulated
 
 REPLACE = msgspec.structs.replace
 BESIDE = REPLACE(FLEET, engine=REPLACE(TRUE, prompts_beside=1, request_seconds=0.002))
@@ -26,11 +26,11 @@ def workload() -> Workload:
     return drawn()
 
 
-def loaded_of(recorded: Recording) -> Loaded:
+def loaded_of(recorded: Recording) -> LoadedPart:
     return loaded(part_of(recorded))
 
 
-def off(found: Loaded, case: Case, truth: Told) -> dict[str, float]:
+def off(found: LoadedPart, case: Variant, truth: ReplayFigures) -> dict[str, float]:
     runs = [simulated(found.replay, case, seed) for seed in (1, 2, 3)]
     return {
         name: error(fmean(getattr(r, name) for r in runs), getattr(truth, name), name)
@@ -49,7 +49,7 @@ def test_each_of_two_policies_is_predicted_from_a_recording_of_the_other(
     for recorded in policies:
         spec = recorded_fleet(found[recorded]).spec
         for policy in policies:
-            errors = off(found[recorded], Case(policy, policy, spec), truths[policy])
+            errors = off(found[recorded], Variant(policy, policy, spec), truths[policy])
 
             assert abs(errors["ttft_p50"]) < 10, (recorded, policy, errors)
             assert abs(errors["ttft_p90"]) < 10, (recorded, policy, errors)
@@ -85,7 +85,7 @@ def test_the_size_of_caches_that_nobody_told_is_found_by_what_was_reused(
     fleet = recorded_fleet(untold)
 
     assert any("size of its cache" in note for note in fleet.notes)
-    replayed = simulated(untold.replay, Case("", AS_RECORDED, fleet.spec), 1)
+    replayed = simulated(untold.replay, Variant("", AS_RECORDED, fleet.spec), 1)
     assert replayed.cached == pytest.approx(truth.cached, abs=2)
 
 
@@ -123,7 +123,7 @@ def test_a_replay_by_the_recorded_choices_sends_each_request_where_it_went(
     found = loaded_of(recording(workload, "random"))
     truth = measured_figures(found.replay)
 
-    told = simulated(found.replay, Case("", AS_RECORDED, FLEET), 1)
+    told = simulated(found.replay, Variant("", AS_RECORDED, FLEET), 1)
 
     assert told.ttft_p90 == pytest.approx(truth.ttft_p90, rel=0.05)
     assert told.busy == pytest.approx(truth.busy, abs=2)
@@ -171,7 +171,7 @@ def test_a_recording_that_says_too_little_is_refused_with_the_cure(
     workload: Workload, changed: dict[str, object], said: str
 ) -> None:
     with pytest.raises(BenchError, match=said):
-        part_of(recording(workload, **changed))
+        part_of(recording(workload, changed=changed))
 
 
 def test_too_few_requests_are_refused(workload: Workload) -> None:
@@ -190,7 +190,7 @@ def test_engines_that_tell_no_usage_are_replayed_by_what_the_gateway_counted(
 ) -> None:
     silent = {"delivered_tokens": -1, "usage_prompt_tokens": -1, "output_tokens": -1}
 
-    replay = loaded_of(recording(workload, **silent)).replay
+    replay = loaded_of(recording(workload, changed=silent)).replay
 
     assert not replay.measured.has_usage
     assert np.isnan(measured_figures(replay).cached)

@@ -9,19 +9,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferway_bench.processes import BenchError
-from inferway_bench.whatif.figures import Told
+from inferway_bench.whatif.figures import ReplayFigures
 from inferway_bench.whatif.size import holds, parse_slo, sized
 
 
-def told(p90: float) -> Told:
-    return Told(ttft_p50=p90 / 2, ttft_p90=p90, ttft_p99=p90 * 2, ttft=p90, cached=50.0, busy=50.0)
+def told(p90: float) -> ReplayFigures:
+    return ReplayFigures(
+        ttft_p50=p90 / 2, ttft_p90=p90, ttft_p99=p90 * 2, ttft=p90, cached=50.0, busy=50.0
+    )
 
 
 @given(st.integers(1, 300), st.integers(1, 300))
 def test_the_fewest_engines_are_found_from_wherever_one_begins(fewest: int, first: int) -> None:
     asked: list[int] = []
 
-    def ask(numbers: Sequence[int]) -> dict[int, list[Told]]:
+    def ask(numbers: Sequence[int]) -> dict[int, list[ReplayFigures]]:
         asked.extend(numbers)
         return {number: [told(1_000.0 * fewest / number)] for number in numbers}
 
@@ -33,7 +35,7 @@ def test_the_fewest_engines_are_found_from_wherever_one_begins(fewest: int, firs
 
 
 def test_what_no_number_of_engines_holds_is_given_up_soon() -> None:
-    def ask(numbers: Sequence[int]) -> dict[int, list[Told]]:
+    def ask(numbers: Sequence[int]) -> dict[int, list[ReplayFigures]]:
         assert max(numbers) <= 16
         return {number: [told(2_000.0)] for number in numbers}
 

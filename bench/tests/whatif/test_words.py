@@ -6,20 +6,20 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferway_bench.whatif.figures import Told
+from inferway_bench.whatif.figures import ReplayFigures
 from inferway_bench.whatif.words import sentence
 
-MEASURED = Told(
+MEASURED = ReplayFigures(
     ttft_p50=300.0, ttft_p90=700.0, ttft_p99=1_500.0, ttft=400.0, cached=60.0, busy=40.0
 )
 
 
-def times(told: Told, factor: float) -> Told:
+def times(told: ReplayFigures, factor: float) -> ReplayFigures:
     names = ("ttft_p50", "ttft_p90", "ttft_p99", "ttft")
     return msgspec.structs.replace(told, **{name: getattr(told, name) * factor for name in names})
 
 
-def seeds(told: Told, scatter: float = 0.0) -> list[Told]:
+def seeds(told: ReplayFigures, scatter: float = 0.0) -> list[ReplayFigures]:
     return [times(told, 1 + scatter * at) for at in (-1, 0, 1)]
 
 

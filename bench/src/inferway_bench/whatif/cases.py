@@ -72,9 +72,9 @@ class WhatIfPlan(msgspec.Struct, frozen=True):
     # fmt: on
 
     @property
-    def source(self) -> Source:
+    def source(self) -> Selection:
         """Which requests are meant. Raises BenchError for a time that is none."""
-        return Source(
+        return Selection(
             self.directory, self.model, _time("--from", self.since), _time("--to", self.until)
         )
 
@@ -84,7 +84,7 @@ class WhatIfPlan(msgspec.Struct, frozen=True):
         return self.processes or os.cpu_count() or 1
 
 
-class Source(NamedTuple):
+class Selection(NamedTuple):
     """Which requests of which recording."""
 
     directory: Path
@@ -104,7 +104,7 @@ def _time(name: str, text: str | None) -> float | None:
         ) from e
 
 
-class Case(msgspec.Struct, frozen=True):
+class Variant(msgspec.Struct, frozen=True):
     """A fleet behind a policy, and in words what is other than it was."""
 
     name: str
@@ -112,23 +112,25 @@ class Case(msgspec.Struct, frozen=True):
     fleet: FleetSpec
 
 
-class Base(NamedTuple):
+class RecordedCase(NamedTuple):
     """The recorded fleet, as it is simulated, behind the recorded policy."""
 
-    case: Case
+    case: Variant
     is_known: bool  # else the policy is not ours, and its choices are replayed as they were
 
 
-def base_case(policy: str, fleet: FleetSpec) -> Base:
+def base_case(policy: str, fleet: FleetSpec) -> RecordedCase:
     """Return the recorded case; a policy that has no simulation is replayed choice by choice."""
     try:
         policy_named(policy)
     except BenchError:
-        return Base(Case(f"replayed as it went ({policy})", AS_RECORDED, fleet), is_known=False)
-    return Base(Case(f"replayed ({policy})", policy, fleet), is_known=True)
+        return RecordedCase(
+            Variant(f"replayed as it went ({policy})", AS_RECORDED, fleet), is_known=False
+        )
+    return RecordedCase(Variant(f"replayed ({policy})", policy, fleet), is_known=True)
 
 
-def changed_cases(plan: WhatIfPlan, base: Base, block_tokens: int) -> list[Case]:
+def changed_cases(plan: WhatIfPlan, base: RecordedCase, block_tokens: int) -> list[Variant]:
     """Return every combination of what is changed; if nothing is, the policies of `inferway
     serve`. Raises BenchError for what cannot be read."""
     policies: tuple[str, ...] = plan.policy
@@ -140,8 +142,8 @@ def changed_cases(plan: WhatIfPlan, base: Base, block_tokens: int) -> list[Case]
 
 
 def _combined(
-    plan: WhatIfPlan, base: Case, policies: tuple[str, ...], block_tokens: int
-) -> Iterator[Case]:
+    plan: WhatIfPlan, base: Variant, policies: tuple[str, ...], block_tokens: int
+) -> Iterator[Variant]:
     fleet = base.fleet
     for policy, engines, cache, gateways in product(
         policies,
@@ -168,7 +170,7 @@ def _combined(
             fleet, num_engines=engines, num_gateways=gateways, engine=engine
         )
         if words:
-            yield Case(", ".join(words), name, changed)
+            yield Variant(", ".join(words), name, changed)
 
 
 def _apart(policy: str) -> str:

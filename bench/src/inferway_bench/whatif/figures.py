@@ -15,7 +15,7 @@ from inferway_bench.whatif.workload import Replay
 SHARES = ("cached", "busy")  # in %: their errors are points
 
 
-class Told(msgspec.Struct, frozen=True):
+class ReplayFigures(msgspec.Struct, frozen=True):
     """Times in ms, shares in %; NaN where nothing is known."""
 
     ttft_p50: float
@@ -26,17 +26,17 @@ class Told(msgspec.Struct, frozen=True):
     busy: float  # of the engines' time, while they have a request
 
 
-FIGURES = Told.__struct_fields__
+FIGURES = ReplayFigures.__struct_fields__
 
 
-def measured_figures(replay: Replay) -> Told:
+def measured_figures(replay: Replay) -> ReplayFigures:
     """Return what was measured."""
     measured = replay.measured
     return _told(replay, measured.at, measured.ttft, measured.latency, measured.cached,
                  measured.row, len(replay.names))  # fmt: skip
 
 
-def simulated_figures(replay: Replay, outcome: Outcome, num_engines: int) -> Told:
+def simulated_figures(replay: Replay, outcome: Outcome, num_engines: int) -> ReplayFigures:
     """Return what was simulated, of the same requests."""
     return _told(replay, outcome.arrived, outcome.ttft, outcome.latency,
                  outcome.cached_tokens.astype(float), outcome.engine, num_engines)  # fmt: skip
@@ -45,7 +45,7 @@ def simulated_figures(replay: Replay, outcome: Outcome, num_engines: int) -> Tol
 def _told(
     replay: Replay, at: Floats, ttft: Floats, latency: Floats, cached: Floats,
     row: NDArray[np.integer], num_engines: int,
-) -> Told:  # fmt: skip
+) -> ReplayFigures:  # fmt: skip
     measured = replay.measured
     timed = measured.judged & np.isfinite(measured.ttft)
     told = measured.judged & (np.isfinite(measured.cached) if measured.has_usage else True)
@@ -58,7 +58,7 @@ def _told(
         for each in range(num_engines)
         for here in [row == each]
     )
-    return Told(
+    return ReplayFigures(
         ttft_p50=float(p50),
         ttft_p90=float(p90),
         ttft_p99=float(p99),
@@ -75,4 +75,4 @@ def error(simulated: float, measured: float, name: str) -> float:
     return (simulated / measured - 1) * 100
 
 
-Pick = Callable[[Told], float]
+Pick = Callable[[ReplayFigures], float]

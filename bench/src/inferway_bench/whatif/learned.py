@@ -19,7 +19,7 @@ from inferway_bench.processes import BenchError
 from inferway_bench.simulate.fitting import First, Tokens, fit_prompts, fit_tokens
 from inferway_bench.whatif.engines import Floats
 from inferway_bench.whatif.recorded import EngineFacts
-from inferway_bench.whatif.workload import Measured, Replay, spans_of
+from inferway_bench.whatif.workload import MeasuredRequests, Replay, spans_of
 
 _ENOUGH = 30  # requests that had an engine to themselves
 _ENOUGH_OF_ONE = 20  # of an engine, to say that it is slower than others
@@ -117,7 +117,7 @@ def from_costs(engines: Mapping[str, EngineFacts], like: EngineSpec) -> Learned 
     )
 
 
-def _loads(measured: Measured, num_engines: int) -> tuple[np.ndarray, Floats]:
+def _loads(measured: MeasuredRequests, num_engines: int) -> tuple[np.ndarray, Floats]:
     """Whether no other prompt was on its engine until its first token; how many answers were
     written there meanwhile, on average."""
     alone = np.zeros(len(measured.at), bool)
@@ -131,7 +131,7 @@ def _loads(measured: Measured, num_engines: int) -> tuple[np.ndarray, Floats]:
     return alone, decoding
 
 
-def _between(measured: Measured) -> tuple[float, float, float]:
+def _between(measured: MeasuredRequests) -> tuple[float, float, float]:
     """The seconds of a step, of each request in it, and of each token that one looks at, as far as
     the gaps between tokens tell them apart."""
     tokens: list[Tokens] = []

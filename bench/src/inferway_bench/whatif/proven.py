@@ -29,8 +29,8 @@ from inferway_bench.report import Column, Table
 from inferway_bench.routers import Inferway, Place
 from inferway_bench.rows import Findings, Goal, Row, Run, Value
 from inferway_bench.simulate.processes import Processes
-from inferway_bench.whatif.cases import Case, Source
-from inferway_bench.whatif.figures import SHARES, Told, error, measured_figures
+from inferway_bench.whatif.cases import Selection, Variant
+from inferway_bench.whatif.figures import SHARES, ReplayFigures, error, measured_figures
 from inferway_bench.whatif.run import load, of_seeds, recorded_fleet
 from inferway_bench.whatif.words import mean
 
@@ -135,19 +135,24 @@ def _record(plan: ProvenPlan, fleet: Fleet, router: Recorder, place: Path, on_st
 
 def _rows(plan: ProvenPlan, recordings: Sequence[Path], on_step: OnStep) -> Iterator[Row]:
     """A row for each recording and policy."""
-    measured = [measured_figures(load(Source(each)).replay) for each in recordings]
+    measured = [measured_figures(load(Selection(each)).replay) for each in recordings]
     processes = Processes(os.cpu_count() or 1, on_step)
     for recorded, directory in zip(plan.policy, recordings, strict=True):
-        loaded = load(Source(directory))
+        loaded = load(Selection(directory))
         fleet = recorded_fleet(loaded)
-        cases = [Case(policy, policy, fleet.spec) for policy in plan.policy]
-        found = of_seeds(processes, Source(directory), cases, plan.seeds, f"telling {recorded}")
+        cases = [Variant(policy, policy, fleet.spec) for policy in plan.policy]
+        found = of_seeds(processes, Selection(directory), cases, plan.seeds, f"telling {recorded}")
         for policy, runs, truth in zip(plan.policy, found, measured, strict=True):
             yield _row(recorded, policy, runs, truth, len(loaded.part.requests), fleet.how)
 
 
 def _row(
-    recorded: str, policy: str, runs: Sequence[Told], truth: Told, requests: int, how: str
+    recorded: str,
+    policy: str,
+    runs: Sequence[ReplayFigures],
+    truth: ReplayFigures,
+    requests: int,
+    how: str,
 ) -> Row:
     values: dict[str, Value] = {"requests": requests, "constants": how}
     for name in _JUDGED:

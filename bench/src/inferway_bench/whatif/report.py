@@ -15,10 +15,10 @@ from inferway_bench.progress import OnStep
 from inferway_bench.report import Column, Table
 from inferway_bench.rows import Findings, Row, Run, Value
 from inferway_bench.simulate.processes import Processes
-from inferway_bench.whatif.cases import Base, Case, WhatIfPlan, base_case, changed_cases
-from inferway_bench.whatif.figures import FIGURES, SHARES, Told, error, measured_figures
+from inferway_bench.whatif.cases import RecordedCase, Variant, WhatIfPlan, base_case, changed_cases
+from inferway_bench.whatif.figures import FIGURES, SHARES, ReplayFigures, error, measured_figures
 from inferway_bench.whatif.recorded import Part
-from inferway_bench.whatif.run import Fleet, Loaded, load, of_seeds, recorded_fleet
+from inferway_bench.whatif.run import LoadedPart, RecordedFleet, load, of_seeds, recorded_fleet
 from inferway_bench.whatif.size import Limit, Sized, holds, parse_slo, sized
 from inferway_bench.whatif.words import duration, mean, sentence
 from inferway_bench.whatif.workload import Replay
@@ -33,12 +33,12 @@ class _Answer:
 
     part: Part
     replay: Replay
-    fleet: Fleet
-    base: Base
-    measured: Told
-    replayed: Sequence[Told]
-    cases: Sequence[Case]
-    runs: Sequence[Sequence[Told]]
+    fleet: RecordedFleet
+    base: RecordedCase
+    measured: ReplayFigures
+    replayed: Sequence[ReplayFigures]
+    cases: Sequence[Variant]
+    runs: Sequence[Sequence[ReplayFigures]]
     limits: Sequence[Limit] = ()
     size: Sized | None = None
 
@@ -54,7 +54,11 @@ def measure(plan: WhatIfPlan, on_step: OnStep) -> Findings:
 
 
 def answered(
-    plan: WhatIfPlan, loaded: Loaded, fleet: Fleet, limits: Sequence[Limit], on_step: OnStep
+    plan: WhatIfPlan,
+    loaded: LoadedPart,
+    fleet: RecordedFleet,
+    limits: Sequence[Limit],
+    on_step: OnStep,
 ) -> _Answer:
     """Simulate the recorded case and all others."""
     part, replay = loaded.part, loaded.replay
@@ -69,7 +73,7 @@ def answered(
         return answer
     case = cases[0] if cases else base.case
 
-    def ask(numbers: Sequence[int]) -> dict[int, Sequence[Told]]:
+    def ask(numbers: Sequence[int]) -> dict[int, Sequence[ReplayFigures]]:
         asked = [_with_engines(case, number) for number in numbers]
         said = f"{', '.join(map(str, numbers))} engines"
         return dict(zip(numbers, run(asked, what=said), strict=True))
@@ -78,7 +82,7 @@ def answered(
     return replace(answer, size=found)
 
 
-def _with_engines(case: Case, number: int) -> Case:
+def _with_engines(case: Variant, number: int) -> Variant:
     fleet = msgspec.structs.replace(case.fleet, num_engines=number)
     return msgspec.structs.replace(case, fleet=fleet)
 
@@ -128,7 +132,7 @@ def _size_rows(answer: _Answer) -> Iterator[Row]:
         yield Row("sizes", {"engines": number}, {**_values(runs), **held})
 
 
-def _values(runs: Sequence[Told]) -> dict[str, Value]:
+def _values(runs: Sequence[ReplayFigures]) -> dict[str, Value]:
     found: dict[str, Value] = {}
     for name in FIGURES:
         values = [getattr(run, name) for run in runs]

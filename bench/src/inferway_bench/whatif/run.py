@@ -13,8 +13,8 @@ from inferway_bench.policies.requests import Workload
 from inferway_bench.policies.simulate import FleetSpec, simulate
 from inferway_bench.processes import BenchError
 from inferway_bench.simulate.processes import Processes
-from inferway_bench.whatif.cases import AS_RECORDED, Case, Source, maker
-from inferway_bench.whatif.figures import Told, error, measured_figures, simulated_figures
+from inferway_bench.whatif.cases import AS_RECORDED, Selection, Variant, maker
+from inferway_bench.whatif.figures import ReplayFigures, error, measured_figures, simulated_figures
 from inferway_bench.whatif.learned import Learned, fitted, from_costs
 from inferway_bench.whatif.reading import read_recording
 from inferway_bench.whatif.recorded import Part, part_of
@@ -23,40 +23,40 @@ from inferway_bench.whatif.workload import Replay, as_replay
 _HALVINGS = 8  # of a cache whose size nobody has told
 
 
-class Loaded(msgspec.Struct, frozen=True):
+class LoadedPart(msgspec.Struct, frozen=True):
     """A recording, ready to be simulated."""
 
     part: Part
     replay: Replay
 
 
-class Task(msgspec.Struct, frozen=True):
+class ReplayTask(msgspec.Struct, frozen=True):
     """One simulation."""
 
-    source: Source
-    case: Case
+    source: Selection
+    case: Variant
     seed: int
 
 
 @lru_cache(maxsize=2)
-def load(source: Source) -> Loaded:
+def load(source: Selection) -> LoadedPart:
     """Return the requests that are meant; a process keeps those that it has read last. Raises
     BenchError when they are too few, or nothing can be read."""
     recording = read_recording(source.directory)
     return loaded(part_of(recording, source.model, source.since, source.until))
 
 
-def loaded(part: Part) -> Loaded:
+def loaded(part: Part) -> LoadedPart:
     """Return a part of a recording, ready to be simulated."""
-    return Loaded(part, as_replay(part))
+    return LoadedPart(part, as_replay(part))
 
 
-def perform(task: Task) -> Told:
+def perform(task: ReplayTask) -> ReplayFigures:
     """Simulate a task in a process of the pool."""
     return simulated(load(task.source).replay, task.case, task.seed)
 
 
-def simulated(replay: Replay, case: Case, seed: int) -> Told:
+def simulated(replay: Replay, case: Variant, seed: int) -> ReplayFigures:
     """Simulate a case, and return its figures. Raises BenchError."""
     work = replay.workload
     outcome = simulate(work, work.own_rate, case.fleet, maker(case.policy, replay), seed)
@@ -64,15 +64,15 @@ def simulated(replay: Replay, case: Case, seed: int) -> Told:
 
 
 def of_seeds(
-    processes: Processes, source: Source, cases: Sequence[Case], seeds: int, what: str
-) -> list[list[Told]]:
+    processes: Processes, source: Selection, cases: Sequence[Variant], seeds: int, what: str
+) -> list[list[ReplayFigures]]:
     """Return the figures of each case with each seed."""
-    tasks = [Task(source, case, seed) for seed in range(1, seeds + 1) for case in cases]
+    tasks = [ReplayTask(source, case, seed) for seed in range(1, seeds + 1) for case in cases]
     found = processes.map(perform, tasks, what)
     return [found[number :: len(cases)] for number in range(len(cases))]
 
 
-class Fleet(msgspec.Struct, frozen=True):
+class RecordedFleet(msgspec.Struct, frozen=True):
     """The recorded fleet as it is simulated, and in words how its constants were found."""
 
     spec: FleetSpec
@@ -80,7 +80,9 @@ class Fleet(msgspec.Struct, frozen=True):
     notes: Sequence[str] = ()
 
 
-def recorded_fleet(loaded_: Loaded, one: Callable[[Case], Told] | None = None) -> Fleet:
+def recorded_fleet(
+    loaded_: LoadedPart, one: Callable[[Variant], ReplayFigures] | None = None
+) -> RecordedFleet:
     """Return the fleet with the constants that tell the recorded times best. `one` simulates a
     case. Raises BenchError when the recording says too little of them."""
     part, replay = loaded_.part, loaded_.replay
@@ -102,10 +104,10 @@ def recorded_fleet(loaded_: Loaded, one: Callable[[Case], Told] | None = None) -
     if least is None:
         spec, said = _with_cache(replay, spec, one, most * part.block_size)
         notes.append(said)
-    return Fleet(spec, how, notes)
+    return RecordedFleet(spec, how, notes)
 
 
-def _constants(loaded_: Loaded, like: EngineSpec) -> tuple[list[Learned], str]:
+def _constants(loaded_: LoadedPart, like: EngineSpec) -> tuple[list[Learned], str]:
     """What can be said of the engines, in each way that says something; else why it does not."""
     learned = from_costs(loaded_.part.engines, like)
     try:
@@ -124,11 +126,11 @@ def _fleet(part: Part, learned: Learned) -> FleetSpec:
     return FleetSpec(len(part.engines), num_slow=0, engine=learned.engine, factors=learned.factors)
 
 
-def _as_recorded(fleet: FleetSpec) -> Case:
-    return Case(AS_RECORDED, AS_RECORDED, fleet)
+def _as_recorded(fleet: FleetSpec) -> Variant:
+    return Variant(AS_RECORDED, AS_RECORDED, fleet)
 
 
-def _off(replay: Replay, told: Told) -> float:
+def _off(replay: Replay, told: ReplayFigures) -> float:
     """How far the times of a simulation are off, in %."""
     measured = measured_figures(replay)
     names = ("ttft_p50", "ttft_p90")
@@ -142,7 +144,7 @@ def _all_blocks(workload: Workload) -> int:
 
 
 def _with_cache(
-    replay: Replay, fleet: FleetSpec, one: Callable[[Case], Told], most: int
+    replay: Replay, fleet: FleetSpec, one: Callable[[Variant], ReplayFigures], most: int
 ) -> tuple[FleetSpec, str]:
     """The fleet with caches that reuse as much as was reused, and in words how large they are."""
     if not replay.measured.has_usage:

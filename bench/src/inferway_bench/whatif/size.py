@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from inferway_bench.processes import BenchError
-from inferway_bench.whatif.figures import Told
+from inferway_bench.whatif.figures import ReplayFigures
 from inferway_bench.whatif.words import duration, mean
 
 _MOST = 4_096  # engines
@@ -44,7 +44,7 @@ def parse_slo(text: str) -> list[Limit]:
     return found
 
 
-Runs = Mapping[int, Sequence[Told]]  # engines -> a run of each seed
+Runs = Mapping[int, Sequence[ReplayFigures]]  # engines -> a run of each seed
 Ask = Callable[[Sequence[int]], Runs]
 
 
@@ -60,7 +60,9 @@ class Sized(NamedTuple):
         return sorted(self.runs)
 
 
-def holds(runs: Sequence[Told], limits: Sequence[Limit], margin: Mapping[str, float]) -> bool:
+def holds(
+    runs: Sequence[ReplayFigures], limits: Sequence[Limit], margin: Mapping[str, float]
+) -> bool:
     """Return whether all limits are held, on average over seeds, by figures that are so many times
     as large as they were simulated."""
     return all(
@@ -71,7 +73,7 @@ def holds(runs: Sequence[Told], limits: Sequence[Limit], margin: Mapping[str, fl
 def sized(limits: Sequence[Limit], first: int, ask: Ask, margin: Mapping[str, float]) -> Sized:
     """Look for the fewest engines from `first` on, up or down. `ask` simulates numbers of engines;
     `margin` is how far off the model may be."""
-    runs: dict[int, Sequence[Told]] = {}
+    runs: dict[int, Sequence[ReplayFigures]] = {}
 
     def is_enough(number: int) -> bool:
         if number not in runs:

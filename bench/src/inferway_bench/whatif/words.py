@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from math import ceil, floor, isnan, log10, sqrt
 from statistics import fmean, stdev
 
-from inferway_bench.whatif.figures import SHARES, Told, error
+from inferway_bench.whatif.figures import SHARES, ReplayFigures, error
 
 _SIGMAS = 1.96
 NAMES = {"ttft_p50": "p50", "ttft_p90": "p90", "ttft_p99": "p99", "cached": "the cached share"}
@@ -18,12 +18,17 @@ _NICE = (1, 2, 3, 5, 8, 10)
 _FAR = 1.6  # a bound further above says little
 
 
-def mean(runs: Sequence[Told], name: str) -> float:
+def mean(runs: Sequence[ReplayFigures], name: str) -> float:
     """Return the mean of a figure over seeds."""
     return fmean(getattr(run, name) for run in runs)
 
 
-def noise(name: str, base: Sequence[Told], other: Sequence[Told], measured: Told) -> float:
+def noise(
+    name: str,
+    base: Sequence[ReplayFigures],
+    other: Sequence[ReplayFigures],
+    measured: ReplayFigures,
+) -> float:
     """Return what a difference of a figure between two cases must exceed: a share of the first's,
     or points of a share."""
     off = error(mean(base, name), getattr(measured, name), name)
@@ -34,12 +39,17 @@ def noise(name: str, base: Sequence[Told], other: Sequence[Told], measured: Told
     return off / 100 + spread / mean(base, name)
 
 
-def _variance(runs: Sequence[Told], name: str) -> float:
+def _variance(runs: Sequence[ReplayFigures], name: str) -> float:
     values = [getattr(run, name) for run in runs]
     return stdev(values) ** 2 if len(values) > 1 else 0.0
 
 
-def sentence(case: str, base: Sequence[Told], other: Sequence[Told], measured: Told) -> str:
+def sentence(
+    case: str,
+    base: Sequence[ReplayFigures],
+    other: Sequence[ReplayFigures],
+    measured: ReplayFigures,
+) -> str:
     """Say how a case differs from the recorded one, as far as the model can tell."""
     changes = [
         said
@@ -53,7 +63,9 @@ def sentence(case: str, base: Sequence[Told], other: Sequence[Told], measured: T
     return f"with {case} " + "; ".join([*changes, bound] if bound else changes)
 
 
-def _change(name: str, base: Sequence[Told], other: Sequence[Told], least: float) -> str:
+def _change(
+    name: str, base: Sequence[ReplayFigures], other: Sequence[ReplayFigures], least: float
+) -> str:
     before, after = mean(base, name), mean(other, name)
     if isnan(before) or isnan(after):
         return ""
@@ -65,7 +77,9 @@ def _change(name: str, base: Sequence[Told], other: Sequence[Told], least: float
     return f"{NAMES[name]} is {duration(after)} instead of {duration(before)}"
 
 
-def _bound(base: Sequence[Told], other: Sequence[Told], measured: Told) -> str:
+def _bound(
+    base: Sequence[ReplayFigures], other: Sequence[ReplayFigures], measured: ReplayFigures
+) -> str:
     """Where p90 stays, whatever the model is off by; nothing where that would say little."""
     off = noise("ttft_p90", base, other, measured)
     before, after = mean(base, "ttft_p90"), mean(other, "ttft_p90")

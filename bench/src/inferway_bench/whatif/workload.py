@@ -32,7 +32,7 @@ _WARM_UP = 0.2  # of the requests, that then only fill caches
 
 
 @dataclass(frozen=True, eq=False)
-class Measured:
+class MeasuredRequests:
     """What was measured of each request, in the order of the workload. Times are in seconds, NaN
     where they are not known."""
 
@@ -58,7 +58,7 @@ class Replay:
     """A part of a recording as it is simulated. Engine `row` is number `row` of `names`."""
 
     workload: Workload
-    measured: Measured
+    measured: MeasuredRequests
     names: Sequence[str]
     notes: Sequence[str] = ()
 
@@ -106,7 +106,7 @@ def as_replay(part: Part) -> Replay:
     return Replay(workload, measured, names, [*part.notes, *notes])
 
 
-def _measured(part: Part, names: Sequence[str]) -> tuple[Measured, list[str]]:
+def _measured(part: Part, names: Sequence[str]) -> tuple[MeasuredRequests, list[str]]:
     records, notes = [each.record for each in part.requests], []
     rows = {name: row for row, name in enumerate(names)}
 
@@ -133,7 +133,7 @@ def _measured(part: Part, names: Sequence[str]) -> tuple[Measured, list[str]]:
     latency = column([r.total_ms for r in records], 1e-3)
     at = np.array([r.at for r in records])
     median = column([r.itl_p50_ms if r.itl_p50_ms > 0 else -1.0 for r in records], 1e-3)
-    return Measured(
+    return MeasuredRequests(
         at=at - at[0],
         ttft=np.where([r.streamed for r in records], ttft, np.nan),
         latency=latency,
@@ -204,7 +204,7 @@ def _held(part: Part, parents: Sequence[int]) -> _Held:
 
 
 def _answers(
-    part: Part, measured: Measured, parents: Sequence[int], found: _Held
+    part: Part, measured: MeasuredRequests, parents: Sequence[int], found: _Held
 ) -> list[tuple[int, ...]]:
     """The blocks that each answer completes: the next turn's, or some that nobody asks for."""
     size, private = part.block_size, count(1)
@@ -240,7 +240,7 @@ def _answers(
     ]
 
 
-def spans_of(measured: Measured, row: int) -> tuple[NDArray[np.intp], Spans, Spans]:
+def spans_of(measured: MeasuredRequests, row: int) -> tuple[NDArray[np.intp], Spans, Spans]:
     """Return the requests of an engine whose times are known, and the times in which their prompts
     were computed (or waited there) and their answers written."""
     here = np.flatnonzero((measured.row == row) & np.isfinite(measured.ttft + measured.latency))
