@@ -97,7 +97,7 @@ def by_simulation(asked: list[tuple[float, list[int], int]]) -> list[tuple[float
     )
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(st.integers(0, 10**6), st.integers(2, 25))
 def test_it_answers_when_the_simulated_engine_does(seed: int, number: int) -> None:
     asked = prompts(seed, number)

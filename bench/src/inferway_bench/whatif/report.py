@@ -246,7 +246,7 @@ _OVER_ENGINES = Plot(
 )  # fmt: skip
 
 WHAT_IF: Benchmark[WhatIfPlan] = Benchmark(
-    "what-if",
+    "what-if recorded",
     "Replay what inferway serve --record DIR has recorded, in virtual time, on another fleet or by "
     "another policy.\n\nThe engines have the constants that were learned of them. First the "
     "recorded policy is replayed, which shows how far the model is off; then it is said which "
@@ -258,8 +258,8 @@ WHAT_IF: Benchmark[WhatIfPlan] = Benchmark(
     arguments="DIR --engines 6 --size 'p90<1s'",
     audience="user",
     times="virtual",
-    run_name=lambda _: "what-if recorded",
     program="inferway",
+    typed="what-if",
     terminal=bars,
 )
 what_if = WHAT_IF.command()

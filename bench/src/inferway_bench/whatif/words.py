@@ -13,6 +13,7 @@ from statistics import fmean, stdev
 from inferway_bench.whatif.figures import SHARES, ReplayFigures, error
 
 _SIGMAS = 1.96
+_LEAST, _LEAST_POINTS = 0.02, 0.5  # whatever the seeds say, nobody would act on less
 NAMES = {"ttft_p50": "p50", "ttft_p90": "p90", "ttft_p99": "p99", "cached": "the cached share"}
 _NICE = (1, 2, 3, 5, 8, 10)
 _FAR = 1.6  # a bound further above says little
@@ -35,8 +36,8 @@ def noise(
     off = 0.0 if isnan(off) else abs(off)
     spread = sqrt(sum(_variance(runs, name) / len(runs) for runs in (base, other))) * _SIGMAS
     if name in SHARES:
-        return off + spread
-    return off / 100 + spread / mean(base, name)
+        return max(off + spread, _LEAST_POINTS)
+    return max(off / 100 + spread / mean(base, name), _LEAST)
 
 
 def _variance(runs: Sequence[ReplayFigures], name: str) -> float:
@@ -56,7 +57,8 @@ def sentence(
         for name in NAMES
         if (said := _change(name, base, other, noise(name, base, other, measured)))
     ]
-    bound = _bound(base, other, measured)
+    is_said = any(said.startswith(NAMES["ttft_p90"]) for said in changes)
+    bound = "" if is_said else _bound(base, other, measured)
     if not changes:
         said = f"with {case} nothing differs by more than the noise of the model"
         return f"{said}; {bound}" if bound else said
