@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from itertools import product
+from math import inf
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -186,7 +187,7 @@ def cache_tokens(text: str, own: int, block_tokens: int) -> int:
     BenchError."""
     try:
         tokens = float(text[:-1]) * own if text.endswith("x") else int(text) * block_tokens
-        if not tokens >= block_tokens:
+        if not block_tokens <= tokens < inf:
             raise ValueError(text)
     except ValueError as e:
         raise BenchError(

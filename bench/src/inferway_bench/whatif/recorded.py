@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from math import isfinite
 from typing import NamedTuple
 
 import msgspec
@@ -90,10 +91,13 @@ def parse_time(text: str) -> float:
     """Return the Unix time of a number of seconds, or of a date and time as ISO 8601 has it, UTC
     unless it says otherwise. Raises ValueError."""
     try:
-        return float(text)
+        seconds = float(text)
     except ValueError:
         when = datetime.fromisoformat(text)
         return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
+    if not isfinite(seconds):
+        raise ValueError(text)
+    return seconds
 
 
 def _model(asked: Sequence[Asked], model: str) -> str:
