@@ -24,8 +24,8 @@ from inferway_bench.whatif.recorded import parse_time
 SIZE = 128
 
 
-def asked(policy: str = "expected-ttft", **flags: Any) -> list[Variant]:
-    return changed_cases(WhatIfPlan(Path(), **flags), base_case(policy, FLEET), SIZE)
+def asked(recorded: str = "expected-ttft", **flags: Any) -> list[Variant]:
+    return changed_cases(WhatIfPlan(Path(), **flags), base_case(recorded, FLEET), SIZE)
 
 
 def test_without_a_change_the_other_policies_of_serve_are_compared() -> None:
