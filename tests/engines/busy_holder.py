@@ -35,18 +35,18 @@ from tests.engines.conftest import (
     wait_until_known_to_hand_over,
 )
 from tests.engines.engine import MODEL, wait_until_ready
-from tests.engines.nixl import NixlEngine, first_layers
+from tests.engines.nixl import NixlEngine
 from tests.engines.waiting import wait_until
 
 from inferway.prompts.files.prepare import prepare_smollm2
 
 RESULTS = ROOT / "docs" / "results" / "busy_holder.json"
-REPEATS, STREAMS = 9, 16
-LENGTHS = (256, 512, 1024, 2048, 3584)
+REPEATS, STREAMS = 5, 8
+LENGTHS = (64, 256, 512, 1024, 2048)
 OWN_TOKENS = 16  # of each request, behind the prefix
-ANSWER_TOKENS = 32
+ANSWER_TOKENS = 48
 STREAM_TOKENS = 1500
-LEARNED_FROM = 48  # requests
+LEARNED_FROM = 32  # requests
 MORE_BLOCKS = ("--num-gpu-blocks-override", "2048")
 LEASE_SECONDS = 30
 WAIT, COMPUTE, MOVE, LEARNED = "wait", "compute", "move", "learned"
@@ -71,8 +71,17 @@ def tokens(name: str, num: int) -> list[int]:
 
 
 def body_of(prompt: Sequence[int], answer: int) -> dict[str, Any]:
-    asked = {"max_tokens": answer, "ignore_eos": True, "temperature": 0, "stream": True}
-    return {"model": MODEL, "prompt": prompt, **asked}
+    return {
+        "model": MODEL,
+        "prompt": prompt,
+        "max_tokens": answer,
+        "ignore_eos": True,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {
+            "include_usage": True
+        },  # what an answer's tokens cost is learned from it
+    }
 
 
 def ask(url: str, prompt: Sequence[int]) -> tuple[float, float, str, str | None]:
@@ -131,7 +140,7 @@ def forget(engine: NixlEngine, learned: str, prompt: Sequence[int]) -> None:
 def learn(url: str) -> None:
     """Show the learned decision prompts of all lengths, each twice."""
     for number in range(LEARNED_FROM):
-        length = Random(number // 2).randrange(64, 2048)
+        length = Random(number // 2).randrange(64, 1024)
         ask(url, tokens(f"learn {number // 2}", length))
 
 
@@ -165,7 +174,7 @@ def main() -> None:
     vllm = Path(os.environ["INFERWAY_VLLM_VENV"]) / "bin" / "vllm"
     with TemporaryDirectory() as name, ExitStack() as stack:
         directory = Path(name)
-        model = first_layers(prepare_smollm2(weights=True), directory / "model")
+        model = prepare_smollm2(weights=True)
         more: dict[str, Any] = {"lease_seconds": LEASE_SECONDS, "more": MORE_BLOCKS}
         pair = (
             NixlEngine(vllm, model, directory / "holder.log", **more),
@@ -175,8 +184,8 @@ def main() -> None:
             engine.start()
             stack.callback(engine.kill)
         wait_until_ready(pair, print)
-        for engine in pair:
-            engine.use_all_cores()
+        for engine, core in zip(pair, sorted(os.sched_getaffinity(0)), strict=False):
+            engine.use_cores({core})
 
         def serving(way: str, *engines: NixlEngine) -> str:
             words = [word for engine in engines for word in ("--engine", engine.url)]

@@ -93,7 +93,9 @@ class NixlEngine(RealEngine):
     def use_all_cores(self) -> None:
         """Once it is ready. vLLM's NIXL worker binds itself to the last core of the machine, where
         the other engine's is as well."""
-        cores = os.sched_getaffinity(0)
+        self.use_cores(os.sched_getaffinity(0))
+
+    def use_cores(self, cores: set[int]) -> None:
         for pid in processes_of(session=self.session):
             for task in Path(f"/proc/{pid}/task").iterdir():
                 os.sched_setaffinity(int(task.name), cores)

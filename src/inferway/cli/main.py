@@ -22,6 +22,7 @@ COMMANDS = {
     "epp": ("inferway.cli.epp", "epp", "Pick endpoints for Envoy and the Gateway API."),
     "keys": ("inferway.cli.keys", "keys", "Make API keys for the gateway's callers."),
     "model": ("inferway.cli.model", "model", "Fetch and prepare a small real model."),
+    "record": ("inferway.cli.record", "record", "Read the records of requests."),
     "serve": ("inferway.cli.serve", "serve", "Route OpenAI requests to a fleet of vLLM engines."),
     "simulate": ("inferway.cli.simulate", "simulate", "Run a simulated vLLM engine."),
     "status": ("inferway.cli.status", "status", "Show the fleet of a running gateway."),

@@ -80,6 +80,7 @@ class EngineFacts:
     has_plugin: bool = False  # our structured output (inferway_structured.vllm)
     load_path: str = METRICS  # where its load is asked for, again and again
     kv_transfer: KvTransferFacts | None = None  # None: it tells of no connector
+    cache_blocks: int | None = None  # that have room on each of its GPUs
 
     @cached_property
     def base_models(self) -> Sequence[ModelCard]:
@@ -145,6 +146,7 @@ async def discover(
         await _version(session, url, headers),
         await _has_plugin(session, url, headers),
         await _load_path(session, url, headers, metrics),
+        cache_blocks=parse_cache_blocks(metrics),
     )
     told = before.kv_transfer if before is not None else None
     transfer = await ask_kv_transfer(session, url, headers, metrics, facts.vllm_version, told)
@@ -335,11 +337,22 @@ def _resolve(host: str, endpoint: str, what: str) -> tuple[str | None, str | Non
     )
 
 
-_BLOCK_SIZE = re.compile(r'[{,]block_size="(?P<size>\d{1,9})"')
+_BLOCK_SIZE = re.compile(r'[{,]block_size="(?P<number>\d{1,9})"')
+_CACHE_BLOCKS = re.compile(r'[{,]num_gpu_blocks="(?P<number>\d{1,12})"')
 
 
 def parse_block_size(metrics: str) -> int | None:
     """Return the `block_size` label of `vllm:cache_config_info`, in tokens."""
+    return _cache_config(metrics, _BLOCK_SIZE)
+
+
+def parse_cache_blocks(metrics: str) -> int | None:
+    """Return the `num_gpu_blocks` label of `vllm:cache_config_info`: blocks that have room in the
+    GPU's cache of one rank."""
+    return _cache_config(metrics, _CACHE_BLOCKS)
+
+
+def _cache_config(metrics: str, label: re.Pattern[str]) -> int | None:
     configs = samples(metrics, ("vllm:cache_config_info",))
-    found = _BLOCK_SIZE.search(configs[0][0]) if configs else None
-    return int(found["size"]) if found else None
+    found = label.search(configs[0][0]) if configs else None
+    return int(found["number"]) if found else None

@@ -114,6 +114,15 @@ class UsageReader:
         return [_FINISH_REASONS[reason] for reason in _STOP_REASON.findall(end)]
 
 
+def usage_of(answer: bytes) -> Usage | None:
+    """Return the usage that an answer in one piece tells; None if it tells none, or cannot be
+    read."""
+    try:
+        return _told(answer)
+    except UNREADABLE:
+        return None
+
+
 # What stands before a member: of the outermost object, and of an event's `response`.
 _OUTERMOST, _OF_A_RESPONSE = b"{", b'{"response":{'
 

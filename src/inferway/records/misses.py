@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from inferway.kv.events.removals import Removal
-from inferway.model import PARTIAL
 from inferway.records.noted import Noted
 from inferway.records.record import Miss, MissKind
 from inferway.routing.record import Record
@@ -36,7 +35,7 @@ def _not_chosen(record: Record, noted: Noted, blocks: int) -> Miss:
         if noted.reached == noted.chosen:
             return _filtered(blocks, f"{holder.name}: it failed the request")
         return _filtered(blocks, f"{holder.name}: {noted.endpoint.name} failed the request")
-    if noted.scores:
+    if noted.score is not None:
         return Miss(MissKind.MOVED_FOR_LOAD, blocks, f"{holder.name}: others had a higher score")
     if noted.spared_ms > 0:
         return Miss(
@@ -58,6 +57,7 @@ class Evidence(NamedTuple):
     removal: Removal | None  # since, of one of those that were not delivered
     is_under_other: MissKind | None  # its first block was sent there with another salt or adapter
     context: int | None  # tokens that the engine takes
+    is_current: bool = True  # its events are as far as the engine is
 
 
 class Verdict(NamedTuple):
@@ -97,7 +97,7 @@ def _known_to_be_there(
         if removal.keys is None:
             return Miss(MissKind.RESTART, blocks, f"all was dropped, {when}"), False
         return Miss(MissKind.EVICTED, blocks, f"event batch{batch}, {when}"), False
-    if noted.state > PARTIAL:
+    if not evidence.is_current:
         return Miss(MissKind.STALE, blocks, "the engine's events were not up to date"), False
     if evidence.held < evidence.believed and evidence.held <= delivered:
         return Miss(MissKind.EVICTED, blocks, "an event batch that is no longer known"), False

@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from inferway.model import BlockKey, Column, Endpoint, HolderId
-from inferway.records.packing import CANDIDATE, MOST_BLOCKS, MOST_LOAD, MOST_MS, Names
+from inferway.model import BlockKey, Candidates, Column, Endpoint, HolderId
+from inferway.records.packing import CANDIDATE, MOST_BLOCKS, MOST_LOAD, TERMS, Names, halved
 from inferway.records.record import MOST_CANDIDATES, Miss
 from inferway.scheduling.per_endpoint import PerEndpoint
 
-_NO_COLUMN: Column = np.zeros(0)
-
-
-class Whose(msgspec.Struct, frozen=True):
-    """What stands in a record as it was noted."""
-
-    picked_by: str = ""
-    tenant: bytes = b"\0" * 4
-    session: bytes = b"\0" * 8
-    num_candidates: int = 0
-    block_size: int = 0
+Whose = tuple[str, bytes, bytes, int]  # picked by; tenant, session: hashes; candidates
 
 
 class Elsewhere(msgspec.Struct, frozen=True):
@@ -41,14 +30,13 @@ class Noted(msgspec.Struct):
     at: float  # seconds, by the director's clock
     endpoints: Sequence[Endpoint]
     chosen: int  # row of them
-    matched: Column  # blocks that each holds, a row each
-    costs: tuple[Column, Column, NDArray[np.float64]] | None  # of all, TTFT, terms; or none
-    load: tuple[bytes, bytes]  # running, waiting: columns, as they were
+    # The bytes of columns: blocks that each holds; and, where they are known, costs, TTFT, terms.
+    columns: tuple[bytes, ...]
+    block_size: int
     keys: Sequence[BlockKey]  # of the only prompt; empty where nothing is compared afterwards
     found: Mapping[HolderId, int]  # blocks of it, without what was on its way there
     lower: Mapping[HolderId, Mapping[int, int]]  # kv.index.protocol.MatchResult
-    scores: tuple[float, ...]  # of the targets, best first
-    state: int  # of the picture of the chosen one: model.EXACT to BLIND
+    score: float | None  # of the chosen one; None: there are costs
     tells: bool  # what the engine says it reused is of the whole prompt
     may_cut: bool  # the engine may cut the prompt off
     whose: Whose
@@ -56,15 +44,11 @@ class Noted(msgspec.Struct):
     missed: tuple[Miss, ...] = ()  # what was found out meanwhile
     # Once it is packed:
     names: Names | None = None  # with these names
-    packed: bytes | None = None
-    tiers: Mapping[int, tuple[tuple[int, int], ...]] = {}
+    packed: bytes = b""
+    tiers: Mapping[str, tuple[tuple[int, int], ...]] | None = None
     reachable: int = 0  # blocks
     reached: int = 0  # row of the endpoint that held them
     spared_ms: float = 0.0  # the cost there, less that of the chosen one
-
-    @property
-    def block_size(self) -> int:
-        return self.whose.block_size
 
     @property
     def endpoint(self) -> Endpoint:
@@ -78,105 +62,114 @@ class CandidatePacker:
     def __init__(self, names: Names) -> None:
         self.names = names
         self._numbers = PerEndpoint(self._numbers_of)
+        self._loads = np.zeros((2, 0), np.uint16)  # running, waiting: by the endpoint's number
 
     def renew(self, names: Names) -> None:
         """Go on with another table of names."""
         self.names = names
         self._numbers.forget()
 
-    def pack(self, noted: Sequence[Noted]) -> None:
-        """Fill in what these lack; equally many candidates at a time are done together."""
-        groups: dict[tuple[int, bool], list[Noted]] = {}
+    def pack(self, noted: Sequence[Noted], loads: Iterable[Candidates]) -> None:
+        """Fill in what these lack; equally many candidates at a time are done together. `loads`: a
+        table of each list of endpoints in them, with their load: of all requests of a moment it is
+        the same."""
+        self._note_loads(loads)
+        groups: dict[tuple[int, int], list[Noted]] = {}
         for each in noted:
-            key = (len(each.endpoints), each.costs is not None)
-            groups.setdefault(key, []).append(each)
-        for (number, has_costs), group in groups.items():
-            self._pack(group, number, has_costs=has_costs)
+            key = (len(each.endpoints), len(each.columns))
+            if key in groups:
+                groups[key].append(each)
+            else:
+                groups[key] = [each]
+        for (number, num_columns), group in groups.items():
+            self._pack(group, number, has_costs=num_columns > _PLAIN)
 
-    def _numbers_of(self, endpoints: Sequence[Endpoint]) -> NDArray[np.uint16]:
-        return np.array([self.names.add(each.name) for each in endpoints], np.uint16)
+    def _numbers_of(self, endpoints: Sequence[Endpoint]) -> bytes:
+        return np.array([self.names.add(each.name) for each in endpoints], np.uint16).tobytes()
+
+    def _note_loads(self, loads: Iterable[Candidates]) -> None:
+        numbers = [
+            (np.frombuffer(self._numbers(each.endpoints), np.uint16), each) for each in loads
+        ]
+        if self._loads.shape[1] < len(self.names.names):
+            self._loads = np.zeros((2, 2 * len(self.names.names)), np.uint16)
+        for ids, each in numbers:
+            self._loads[0, ids] = np.minimum(each.running, MOST_LOAD)
+            self._loads[1, ids] = np.minimum(each.waiting, MOST_LOAD)
 
     def _pack(self, group: Sequence[Noted], number: int, *, has_costs: bool) -> None:
         shape = (len(group), number)
-        blocks = _joined([each.matched for each in group], shape)
-        chosen = np.array([each.chosen for each in group])
-        longest = blocks.argmax(axis=1)
+        columns = [
+            np.frombuffer(b"".join(parts))
+            for parts in zip(*[each.columns for each in group], strict=True)
+        ]
+        blocks, *costs = columns
+        cost, expected, terms = costs if has_costs else _scored(group, number)
+        first: Rows = np.arange(len(group)) * number
+        chosen: Rows = first + np.array([each.chosen for each in group])
+        longest = first + blocks.reshape(shape).argmax(axis=1)
+        rows = _kept_rows(cost, shape, chosen, longest)
+        numbers = self._numbers
+        ids = np.frombuffer(b"".join([numbers(each.endpoints) for each in group]), np.uint16)
+        table = np.zeros(len(rows), CANDIDATE)
+        table["endpoint"] = ids.take(rows)
+        table["blocks"] = np.minimum(blocks.take(rows), MOST_BLOCKS)
+        table["running"], table["waiting"] = self._loads.take(table["endpoint"], axis=1)
+        table["expected"] = halved(expected.take(rows))
+        table["cost"] = halved(cost.take(rows))
         if has_costs:
-            costs = [each.costs for each in group if each.costs is not None]
-            cost = _joined([each[0] for each in costs], shape)
-            expected = _joined([each[1] for each in costs], shape)
-            terms = _joined([each[2] for each in costs], (*shape, -1))
-        else:
-            cost, expected = _scored(group, shape)
-            terms = np.zeros((*shape, CANDIDATE["terms"].shape[0]))
-        rows = _kept_rows(cost, chosen, longest)
-        table = np.zeros(rows.shape, CANDIDATE)
-        take = np.take_along_axis
-        ids = _joined([self._numbers(each.endpoints) for each in group], shape)
-        table["endpoint"] = take(ids, rows, 1)
-        table["blocks"] = np.minimum(take(blocks, rows, 1), MOST_BLOCKS)
-        table["terms"] = np.minimum(take(terms, rows[:, :, None], 1), MOST_MS)
-        kept = take(expected, rows, 1)
-        table["expected"] = np.minimum(kept, MOST_MS)
-        if has_costs:
-            table["others"] = np.minimum(take(cost, rows, 1) - kept, MOST_MS)
-        for place, name in enumerate(("running", "waiting")):
-            load = np.frombuffer(b"".join([each.load[place] for each in group])).reshape(shape)
-            table[name] = np.minimum(take(load, rows, 1), MOST_LOAD)
-        every = np.arange(len(group))
-        spared = (cost[every, longest] - cost[every, chosen]).tolist()
-        reachable = blocks[every, longest].tolist()
-        reached, width = longest.tolist(), rows.shape[1] * CANDIDATE.itemsize
-        whole = table.tobytes()
+            table["terms"] = halved(terms.reshape(-1, len(TERMS)).take(rows, axis=0))
+        spared = (cost.take(longest) - cost.take(chosen)).tolist() if has_costs else None
+        reachable, reached = blocks.take(longest).tolist(), (longest - first).tolist()
+        width, whole = len(rows) // len(group) * CANDIDATE.itemsize, table.tobytes()
+        end = 0
         for place, each in enumerate(group):
-            each.reachable, each.reached = int(reachable[place]), reached[place]
-            each.spared_ms = spared[place] if has_costs else 0.0
+            start, end = end, end + width
+            each.packed, each.names, each.columns = whole[start:end], self.names, ()
+            if (held := reachable[place]) > 0:
+                each.reachable, each.reached = int(held), reached[place]
+                if spared is not None:
+                    each.spared_ms = spared[place]
             if each.lower:
-                each.tiers = _tiers(each, rows[place].tolist())
-            each.packed = whole[place * width : (place + 1) * width]
-            each.names = self.names
-            # nothing else of the decision is needed any more
-            each.costs, each.load, each.matched = None, (b"", b""), _NO_COLUMN
-            if not each.keys:
-                each.found = {}
+                each.tiers = _tiers(each)
 
 
-def _joined(parts: Sequence[NDArray[Any]], shape: tuple[int, ...]) -> NDArray[Any]:
-    return np.concatenate(parts).reshape(shape)
+Rows = NDArray[np.intp]
+_PLAIN = 1  # columns that there are without costs
 
 
-def _scored(group: Sequence[Noted], shape: tuple[int, int]) -> tuple[Column, Column]:
-    """Of a choice by scores: those of the targets are known. The chosen one comes first anyway."""
-    expected = np.zeros(shape)
-    for row, each in zip(expected, group, strict=True):
-        row[each.chosen] = each.scores[0] if each.scores else 0.0
-    return -expected, expected
+def _scored(group: Sequence[Noted], number: int) -> tuple[Column, Column, Column]:
+    """Of a choice by scores: that of the chosen one is known."""
+    scores = np.zeros((len(group), number))
+    for row, each in zip(scores, group, strict=True):
+        row[each.chosen] = each.score or 0.0
+    flat = scores.reshape(-1)
+    return -flat, flat, flat
 
 
 def _kept_rows(
-    cost: NDArray[np.float64], chosen: NDArray[np.intp], longest: NDArray[np.intp]
-) -> NDArray[np.intp]:
-    """Return the rows to keep of each request: the chosen one, the longest holder, the cheapest."""
+    cost: Column,
+    shape: tuple[int, int],
+    chosen: Rows,
+    longest: Rows,
+) -> Rows:
+    """Return the rows to keep of each request: all, or the chosen one, the longest holder, and the
+    cheapest."""
+    if shape[1] <= MOST_CANDIDATES:
+        return np.arange(len(cost))
     key = cost.copy()
-    every = np.arange(len(key))
-    key[every, longest] = -np.inf
-    order = key.argsort(axis=1)
-    # the chosen one goes to the front, and the others keep their order
-    is_chosen = order != chosen[:, None]
-    return np.take_along_axis(order, is_chosen.argsort(axis=1, kind="stable"), 1)[
-        :, :MOST_CANDIDATES
-    ]
+    key[longest] = key[chosen] = -np.inf
+    kept = key.reshape(shape).argpartition(MOST_CANDIDATES, axis=1)[:, :MOST_CANDIDATES]
+    return (kept + np.arange(0, len(cost), shape[1])[:, None]).reshape(-1)
 
 
-def _tiers(noted: Noted, rows: Sequence[int]) -> dict[int, tuple[tuple[int, int], ...]]:
-    """By place: runs of blocks in each tier, where not all lie in the first."""
-    found = {}
-    for place, row in enumerate(rows):
-        holder = noted.endpoints[row].holder
-        below = noted.lower.get(holder)
-        if below:
-            found[place] = runs(below, noted.found.get(holder, 0))
-    return found
+def _tiers(noted: Noted) -> dict[str, tuple[tuple[int, int], ...]]:
+    """Runs of blocks in each tier, of endpoints where not all lie in the first."""
+    return {
+        each.name: runs(below, noted.found.get(each.holder, 0))
+        for each in noted.endpoints
+        if (below := noted.lower.get(each.holder))
+    }
 
 
 def runs(lower: Mapping[int, int], blocks: int) -> tuple[tuple[int, int], ...]:

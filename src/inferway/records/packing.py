@@ -1,15 +1,12 @@
-"""Records as bytes. Names are numbers of a table, milliseconds halves of a float where they need
-not be more exact than to 0.05 %.
-
-head    numbers of fixed size
-tail    the id, then the candidates, then what few requests have, as msgpack
+"""Records as bytes: many together, as one msgpack array of rows. Names are numbers of a table,
+times are whole microseconds. The candidates of a row are a table of their own in it, CANDIDATE,
+whose milliseconds are the upper halves of floats: exact to 0.4 %.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from struct import Struct as Layout
-from struct import calcsize
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -18,53 +15,72 @@ from numpy.typing import NDArray
 from inferway.records.record import MOST_CANDIDATES, CandidateRecord, Miss, RequestRecord
 
 MOST_NAMES = 65_535
-MOST_ID = 128  # bytes
-MOST_MS = 65_504.0  # the largest half of a float
+MOST_ID = 128  # characters
 MOST_BLOCKS = MOST_LOAD = 65_535  # of a candidate
 
 # learning.TTFT_FEATURES, in the words of x-inferway-expected-ttft-parts
 TERMS = ("fixed", "own", "pairs", "waiting", "queue", "batch")
 LATE, SCORE = "late", "score"
-_ROUNDED = 0.002  # of an expectation: so much may be lost by halves of floats
+_ROUNDED = 0.02  # of an expectation: as much as the sum of its terms may be off
 
 CANDIDATE = np.dtype(
     [
         ("endpoint", "<u2"),
         ("blocks", "<u2"),
-        ("terms", "<f2", (len(TERMS),)),
-        ("expected", "<f2"),  # or the score
-        ("others", "<f2"),
         ("running", "<u2"),
         ("waiting", "<u2"),
+        ("expected", "<u2"),  # or the score
+        ("cost", "<u2"),
+        ("terms", "<u2", (len(TERMS),)),
     ]
 )
-# when it came; sizes of id, candidates, rest; model, path, reason, picked by, edits, outcome,
-# chosen, prefill, reachable at; tenant, session; the prompt's tokens, blocks, and their size;
-# waited, decided, TTFT, two of ITL, total; attempts, candidates; blocks reachable and chosen;
-# tokens delivered, of prompt and answer; status, flags
-HEAD = Layout("<dBBH9H4s8siIHeefeefBHIIiiiHB")
-_BEHIND_NAMES = 18  # fields
-_TTFT = calcsize("<dBBH9H4s8siIHee")  # where it stands
-LOOKED_AT = np.dtype(
-    {
-        "names": ["at", "ttft", "flags"],
-        "formats": ["<f8", "<f4", "u1"],
-        "offsets": [0, _TTFT, HEAD.size - 1],
-        "itemsize": HEAD.size,
-    }
-)
-STREAMED, MISSED, HAS_COSTS = 1, 2, 4  # flags
+STREAMED, HAS_COSTS = 1, 2  # flags
+
+Tiers = Mapping[str, tuple[tuple[int, int], ...]]  # by endpoint, of those with lower ones
 
 
-class Rest(msgspec.Struct, array_like=True, omit_defaults=True):
-    """What few requests have."""
+class Row(msgspec.Struct, frozen=True, array_like=True):
+    """A record as it is packed. It is made as a tuple, in this order."""
 
-    missed: tuple[Miss, ...] = ()
-    tiers: Mapping[int, tuple[tuple[int, int], ...]] = {}  # by the candidate's place
+    at: float
+    id: str
+    model: int
+    path: int
+    reason: int
+    picked_by: int
+    edits: int
+    outcome: int
+    chosen: int
+    prefill: int
+    reachable_at: int
+    tenant: bytes
+    session: bytes
+    prompt_tokens: int
+    prompt_blocks: int
+    block_size: int
+    waited: int  # microseconds, as all times
+    decided: int
+    ttft: int
+    itl_p50: int
+    itl_max: int
+    total: int
+    attempts: int
+    num_candidates: int
+    reachable: int  # blocks
+    chosen_blocks: int
+    delivered: int  # tokens
+    usage_prompt: int
+    output: int
+    status: int
+    flags: int
+    candidates: bytes  # a CANDIDATE each
+    missed: tuple[Miss, ...] | None
+    tiers: Tiers | None
 
 
-_REST = msgspec.msgpack.Decoder(Rest)
-packed_rest = msgspec.msgpack.Encoder().encode
+PackedRow = tuple[Any, ...]  # of the fields of Row
+encode_rows = msgspec.msgpack.Encoder().encode
+decode_rows = msgspec.msgpack.Decoder(list[Row]).decode
 
 
 class Names:
@@ -73,7 +89,7 @@ class Names:
     def __init__(self) -> None:
         self.names = [""]
         self._numbers = {"": 0}
-        self.number = self._numbers.get  # of a name that is known
+        self.known = self._numbers.get  # the number of a name that is known, else None
 
     @property
     def is_full(self) -> bool:
@@ -91,15 +107,19 @@ class Names:
         return number
 
 
-class Packed(msgspec.Struct, frozen=True):
-    """One record."""
+def halved(values: NDArray[np.float64]) -> NDArray[np.uint16]:
+    """Return the upper halves of the values as floats of four bytes, rounded."""
+    bits = values.astype("<f4").view("<u4")
+    bits += np.uint32(0x8000)
+    return bits.view("<u2")[..., 1::2]
 
-    head: bytes
-    tail: bytes
+
+def _whole(halves: NDArray[np.uint16]) -> NDArray[np.float32]:
+    return (halves.astype("<u4") << 16).view("<f4")
 
 
-def pack(record: RequestRecord, names: Names) -> Packed:
-    """Pack a record; of candidates' terms those of TERMS are kept, or a score."""
+def row_of(record: RequestRecord, names: Names) -> PackedRow:
+    """Return a record's row; of candidates' terms those of TERMS are kept, or a score."""
     name = names.add
     kept = record.candidates[:MOST_CANDIDATES]
     has_costs = not any(SCORE in each.terms for each in kept)
@@ -107,117 +127,99 @@ def pack(record: RequestRecord, names: Names) -> Packed:
     for row, each in zip(table, kept, strict=True):
         expected = each.cost - each.others_ms if has_costs else each.terms[SCORE]
         row["endpoint"], row["blocks"] = name(each.endpoint), min(each.blocks, MOST_BLOCKS)
-        row["terms"] = [min(each.terms.get(term, 0.0), MOST_MS) for term in TERMS]
-        row["expected"] = min(expected, MOST_MS)
-        row["others"] = min(each.others_ms, MOST_MS)
         row["running"], row["waiting"] = min(each.running, MOST_LOAD), min(each.waiting, MOST_LOAD)
-    tiers = {place: each.tiers for place, each in enumerate(kept) if _has_lower(each.tiers)}
-    rest = packed_rest(Rest(record.missed, tiers)) if record.missed or tiers else b""
-    request_id = record.id.encode(errors="replace")[:MOST_ID]
-    head = HEAD.pack(
-        *(record.at, len(request_id), len(kept), len(rest)),
-        *map(name, (record.model, record.path, record.reason, record.picked_by)),
-        *map(name, (",".join(record.edits), record.outcome)),
-        *map(name, (record.chosen, record.prefill, record.reachable_at)),
+        row["expected"], row["cost"] = halved(np.array([expected, each.cost]))
+        row["terms"] = halved(np.array([each.terms.get(term, 0.0) for term in TERMS]))
+    tiers = {each.endpoint: each.tiers for each in kept if any(tier for tier, _ in each.tiers)}
+    return (
+        *(record.at, record.id[:MOST_ID], name(record.model), name(record.path)),
+        *(name(record.reason), name(record.picked_by), name(",".join(record.edits))),
+        *(name(record.outcome), name(record.chosen), name(record.prefill)),
+        name(record.reachable_at),
         *(bytes.fromhex(record.tenant), bytes.fromhex(record.session)),
         *(record.prompt_tokens, record.prompt_blocks, record.block_size),
-        *(min(record.waited_ms, MOST_MS), min(record.decided_ms, MOST_MS), record.ttft_ms),
-        *(min(record.itl_p50_ms, MOST_MS), min(record.itl_max_ms, MOST_MS), record.total_ms),
-        *(min(record.attempts, 255), min(record.num_candidates, 65_535)),
-        *(record.reachable_blocks, record.chosen_blocks, record.delivered_tokens),
-        *(record.usage_prompt_tokens, record.output_tokens, record.status),
-        STREAMED * record.streamed | MISSED * record.is_missed | HAS_COSTS * has_costs,
+        *(_microseconds(record.waited_ms), _microseconds(record.decided_ms)),
+        *(_microseconds(record.ttft_ms), _microseconds(record.itl_p50_ms)),
+        *(_microseconds(record.itl_max_ms), _microseconds(record.total_ms)),
+        *(record.attempts, record.num_candidates, record.reachable_blocks, record.chosen_blocks),
+        *(record.delivered_tokens, record.usage_prompt_tokens, record.output_tokens),
+        record.status,
+        STREAMED * record.streamed | HAS_COSTS * has_costs,
+        *(table.tobytes(), record.missed or None, tiers or None),
     )
-    return Packed(head, request_id + table.tobytes() + rest)
 
 
-def tail_size(sizes: tuple[int, int, int]) -> int:
-    """Return the size of a tail, by the sizes that its head names."""
-    return sizes[0] + sizes[1] * CANDIDATE.itemsize + sizes[2]
-
-
-def unpack(head: bytes, tail: bytes, names: Sequence[str]) -> RequestRecord:
-    at, size, count, _, *names_of, tenant, session, tokens, blocks, block_size = (
-        fields := HEAD.unpack(head)
-    )[:_BEHIND_NAMES]
-    model, path, reason, picked, edits, outcome, chosen, prefill, reached = names_of
-    waited, decided, ttft, p50, most, total, attempts, num, *fields_left = fields[_BEHIND_NAMES:]
-    reachable, chosen_blocks, delivered, usage, output, status, flags = fields_left
-    end = size + count * CANDIDATE.itemsize
-    rest = _REST.decode(tail[end:]) if len(tail) > end else Rest()
-    table = np.frombuffer(tail[size:end], CANDIDATE)
-    candidates = tuple(_candidates(table, names, rest.tiers, has_costs=bool(flags & HAS_COSTS)))
-    expected = [each for each in candidates if each.endpoint == names[chosen]]
-    knows = bool(flags & HAS_COSTS) and bool(expected)
+def record_of(row: Row, names: Sequence[str]) -> RequestRecord:
+    """Return the record that the row is of."""
+    chosen, has_costs = names[row.chosen], bool(row.flags & HAS_COSTS)
+    candidates = list(_candidates(row, names, has_costs=has_costs))
+    candidates.sort(key=lambda each: (each.endpoint != chosen, each.cost))
+    is_kept = bool(candidates) and candidates[0].endpoint == chosen
+    expected = candidates[0].cost - candidates[0].others_ms if is_kept and has_costs else -1.0
     return RequestRecord(
-        id=tail[:size].decode(errors="replace"),
-        at=at,
-        model=names[model],
-        path=names[path],
-        tenant=_hex(tenant),
-        session=_hex(session),
-        streamed=bool(flags & STREAMED),
-        prompt_tokens=tokens,
-        prompt_blocks=blocks,
-        block_size=block_size,
-        reason=names[reason],
-        picked_by=names[picked],
-        edits=tuple(names[edits].split(",")) if edits else (),
-        waited_ms=_short(waited),
-        decided_ms=_short(decided),
-        attempts=attempts,
-        candidates=candidates,
-        num_candidates=num,
-        chosen=names[chosen],
-        prefill=names[prefill],
-        reachable_blocks=reachable,
-        reachable_at=names[reached],
-        chosen_blocks=chosen_blocks,
-        delivered_tokens=delivered,
-        usage_prompt_tokens=usage,
-        output_tokens=output,
-        missed=rest.missed,
-        expected_ttft_ms=_short(expected[0].cost - expected[0].others_ms) if knows else -1.0,
-        ttft_ms=_short(ttft),
-        itl_p50_ms=_short(p50),
-        itl_max_ms=_short(most),
-        total_ms=_short(total),
-        status=status,
-        outcome=names[outcome],
+        id=row.id,
+        at=row.at,
+        model=names[row.model],
+        path=names[row.path],
+        tenant=row.tenant.hex(),
+        session=row.session.hex(),
+        streamed=bool(row.flags & STREAMED),
+        prompt_tokens=row.prompt_tokens,
+        prompt_blocks=row.prompt_blocks,
+        block_size=row.block_size,
+        reason=names[row.reason],
+        picked_by=names[row.picked_by],
+        edits=tuple(names[row.edits].split(",")) if row.edits else (),
+        waited_ms=_milliseconds(row.waited),
+        decided_ms=_milliseconds(row.decided),
+        attempts=row.attempts,
+        candidates=tuple(candidates),
+        num_candidates=row.num_candidates,
+        chosen=chosen,
+        prefill=names[row.prefill],
+        reachable_blocks=row.reachable,
+        reachable_at=names[row.reachable_at],
+        chosen_blocks=row.chosen_blocks,
+        delivered_tokens=row.delivered,
+        usage_prompt_tokens=row.usage_prompt,
+        output_tokens=row.output,
+        missed=row.missed or (),
+        expected_ttft_ms=_short(expected),
+        ttft_ms=_milliseconds(row.ttft),
+        itl_p50_ms=_milliseconds(row.itl_p50),
+        itl_max_ms=_milliseconds(row.itl_max),
+        total_ms=_milliseconds(row.total),
+        status=row.status,
+        outcome=names[row.outcome],
     )
 
 
-def _candidates(
-    table: NDArray[np.void],
-    names: Sequence[str],
-    tiers: Mapping[int, tuple[tuple[int, int], ...]],
-    *,
-    has_costs: bool,
-) -> Iterable[CandidateRecord]:
-    for place, row in enumerate(table.tolist()):
-        endpoint, blocks, parts, expected, others, running, waiting = row
-        terms = {SCORE: _short(expected)}
-        cost = -expected
+def _candidates(row: Row, names: Sequence[str], *, has_costs: bool) -> Iterable[CandidateRecord]:
+    table, tiers = np.frombuffer(row.candidates, CANDIDATE), row.tiers or {}
+    expected, costs = _whole(table["expected"]).tolist(), _whole(table["cost"]).tolist()
+    terms = _whole(table["terms"].reshape(-1)).reshape(-1, len(TERMS)).tolist()
+    places = table[["endpoint", "blocks", "running", "waiting"]].tolist()
+    for place, (number, blocks, running, waiting) in enumerate(places):
+        name, others, found = names[number], 0.0, {SCORE: _short(expected[place])}
         if has_costs:
-            terms = {term: _short(part) for term, part in zip(TERMS, parts.tolist(), strict=True)}
-            late = expected - sum(terms.values())
-            if late > max(_ROUNDED * expected, 0.01):
-                terms[LATE] = _short(late)
-            cost = expected + others
-        runs = tiers.get(place, ((0, blocks),) if blocks else ())
-        yield CandidateRecord(
-            *(names[endpoint], blocks, runs, terms, _short(others), _short(cost), running, waiting)
-        )
+            found = dict(zip(TERMS, map(_short, terms[place]), strict=True))
+            late = expected[place] - sum(terms[place])
+            if late > max(_ROUNDED * expected[place], 0.01):
+                found[LATE] = _short(late)
+            others = _short(max(costs[place] - expected[place], 0.0))
+        runs = tiers.get(name, ((0, blocks),) if blocks else ())
+        cost = _short(costs[place])
+        yield CandidateRecord(name, blocks, runs, found, others, cost, running, waiting)
 
 
-def _has_lower(tiers: Sequence[tuple[int, int]]) -> bool:
-    return any(tier for tier, _ in tiers)
+def _microseconds(milliseconds: float) -> int:
+    return -1 if milliseconds < 0 else int(milliseconds * 1000)
 
 
-def _hex(value: bytes) -> str:
-    return value.hex() if any(value) else ""
+def _milliseconds(microseconds: int) -> float:
+    return -1.0 if microseconds < 0 else microseconds / 1000
 
 
 def _short(value: float) -> float:
-    """Milliseconds, or a score, with the digits that they really have."""
-    return float(f"{value:.5g}")
+    """A value with the digits that it really has."""
+    return float(f"{value:.4g}")

@@ -10,66 +10,45 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from secrets import token_bytes
 from types import MappingProxyType
 from typing import Any, Protocol
 
-import msgspec
-
 from inferway.metrics import Family, counter, gauge
-from inferway.model import BlockKey, HolderId, Prompt
+from inferway.model import BlockKey, Candidates, Endpoint, HolderId, Prompt
 from inferway.openai_api.paths import PARSERS, UNREAD
-from inferway.openai_api.usage import Usage
 from inferway.records.misses import of_decision
 from inferway.records.noted import CandidatePacker, Elsewhere, Noted, Whose
-from inferway.records.packing import (
-    CANDIDATE,
-    HAS_COSTS,
-    HEAD,
-    MISSED,
-    MOST_ID,
-    MOST_MS,
-    STREAMED,
-    Packed,
-    Rest,
-    packed_rest,
-)
-from inferway.records.record import Miss, MissKind
+from inferway.records.packing import HAS_COSTS, MOST_ID, STREAMED, PackedRow
+from inferway.records.record import Miss
 from inferway.records.ring import RecordRing
 from inferway.routing.journey import Journey, Routed
+from inferway.routing.match import Matched
 from inferway.routing.record import Record
 from inferway.scheduling.columns import EXPECTED_TTFT_MS
 from inferway.scheduling.expected_ttft.learning import COST_MS, TERMS_MS
 from inferway.telemetry.answer_log import CLIENT_GONE, EndedAnswer
 
-TOGETHER = 64  # are packed
+TOGETHER = 256  # are packed
 MOST_CELLS = 16_384  # candidates of all that wait to be packed
 MOST_HASHES = 4_096  # remembered
+MOST_KEYS = 20_000  # of requests whose blocks are to be written
 OTHER = "other"  # a path that is none of the API's
 SESSION = b"x-session-id"
 _PATHS = frozenset({*PARSERS, *UNREAD})
-_NO_HASH4, _NO_HASH8 = b"\0" * 4, b"\0" * 8
-_EMPTY: tuple[()] = ()
+_COST, _TTFT, _TERMS = COST_MS.name, EXPECTED_TTFT_MS.name, TERMS_MS.name
 
 _NOTHING: Mapping[Any, Any] = MappingProxyType({})
-_NOBODYS = Whose()
+_NOBODYS: Whose = ("", b"", b"", 0)
 
 # Returns the name of a holder that was no candidate for a request, and why; None: it has left.
 Whereabouts = Callable[[HolderId, Routed], tuple[str, str] | None]
 
 
-class Ended(msgspec.Struct, frozen=True):
-    """A request whose answer has ended."""
-
-    request_id: str
-    path: str
-    status: int
-    outcome: str
-    seconds: float
-    record: Record
-    misses: tuple[Miss, ...] = ()  # why less was delivered than was believed
+# Id, path, status, outcome, seconds, record, misses. A tuple: one is made for each request.
+Ended = tuple[str, str, int, str, float, Record, tuple[Miss, ...]]
 
 
 # Takes a request to which so many blocks less were delivered than were believed to be there, and
@@ -114,6 +93,8 @@ class Recorder:
         self._packer = CandidatePacker(ring.names)
         self._noted: list[Noted] = []  # their candidates are not packed yet
         self._cells = 0
+        self._loads: dict[int, Candidates] = {}  # one for each list of endpoints in `_noted`
+        self._last_endpoints: Sequence[Endpoint] = ()
         self._ended: list[Ended] = []
         ring.settle = self.settle
 
@@ -122,43 +103,54 @@ class Recorder:
     def decided(self, journey: Journey, routed: Routed) -> Noted | None:
         """Note what the request was decided by (routing.journey.Keeper)."""
         candidates, decision, request = routed.candidates, routed.decision, routed.request
-        if not decision.targets:
-            return None
-        target = decision.targets[0]
-        holder = target.endpoint.holder
-        row = candidates.rows.get(holder)
-        if row is None:
+        target = decision.targets[0] if decision.targets else None
+        row = None if target is None else candidates.rows.get(target.endpoint.holder)
+        if target is None or row is None:
             return None
         added = candidates.added
-        costs = None
-        if (cost := added.get(COST_MS.name)) is not None:
-            costs = (cost, added[EXPECTED_TTFT_MS.name], added[TERMS_MS.name])
-        size = candidates.block_sizes.item(row)
-        items = routed.prompts.get(size, _EMPTY)
-        keys: Sequence[BlockKey] = _EMPTY
+        score: float | None = None
+        held = candidates.matched_blocks.tobytes()
+        columns: tuple[bytes, ...]
+        if _COST in added:
+            cost, ttft, terms = added[_COST], added[_TTFT], added[_TERMS]
+            columns = (held, cost.tobytes(), ttft.tobytes(), terms.tobytes())
+        else:
+            columns, score = (held,), target.score
+        endpoints = candidates.endpoints
+        if endpoints is not self._last_endpoints:
+            self._last_endpoints = endpoints
+            self._loads[id(endpoints)] = candidates
+        size, items = _of_size(routed, candidates, row)
+        keys: Sequence[BlockKey] = ()
         found, lower, elsewhere = _NOTHING, _NOTHING, None
         if len(items) == 1:
             match = items[0].found
             found, lower = match.blocks, match.lower
-            if target.matched_blocks or self.keeps_keys:
+            blocks = target.matched_blocks
+            if blocks or self.keeps_keys:
                 keys = items[0].prompt.block_keys
-            if found and not found.keys() <= candidates.rows.keys():
-                elsewhere = self._elsewhere(routed, found, target.matched_blocks)
+            if found and max(found.values()) > blocks:
+                elsewhere = self._elsewhere(routed, found, blocks)
         noted = Noted(
-            *(candidates.now, candidates.endpoints, row, candidates.matched_blocks, costs),
-            (candidates.running.tobytes(), candidates.waiting.tobytes()),
-            *(keys, found, lower, _EMPTY if costs else (target.score,)),
-            candidates.states.item(row),
+            candidates.now,
+            endpoints,
+            row,
+            columns,
+            size,
+            keys,
+            found,
+            lower,
+            score,
             journey.tells_its_reuse,
             getattr(request.body, "truncate_prompt_tokens", None) is not None,
-            self._whose(routed, len(candidates.endpoints), size),
+            self._whose(routed),
             elsewhere,
         )
         if not found and items and self.others is not None:
             self.others.look(routed, items[0].prompt, noted)
         waiting = self._noted
         waiting.append(noted)
-        self._cells += len(candidates.endpoints)
+        self._cells += len(endpoints)
         if len(waiting) >= TOGETHER or self._cells >= MOST_CELLS:
             self._pack_candidates()
         return noted
@@ -166,16 +158,16 @@ class Recorder:
     def add(self, answer: EndedAnswer) -> None:
         """Note what has come of a request (telemetry.answer_log.AnswerLog)."""
         record = answer.record
-        if record is None:
-            return
-        self._ended.append(
-            Ended(
-                *(answer.request_id, answer.path, answer.status, answer.outcome),
-                *(answer.seconds, record),
+        if record is not None:
+            ended = self._ended
+            ended.append(
+                (
+                    *(answer.request_id, answer.path, answer.status, answer.outcome),
+                    *(answer.seconds, record, ()),
+                )
             )
-        )
-        if len(self._ended) >= TOGETHER:
-            self.settle()
+            if len(ended) >= TOGETHER:
+                self.settle()
 
     def flush(self) -> None:
         """Pack what waits."""
@@ -195,7 +187,10 @@ class Recorder:
         self.keep(ended)
 
     def _is_doubted(self, ended: Ended) -> bool:
-        record, noted = ended.record, ended.record.kept
+        record: Record = ended[5]
+        usage, noted = record.usage, record.kept
+        if usage is None or usage.cached is None or record.reused_tokens <= usage.cached:
+            return False
         if self.doubt is None or not isinstance(noted, Noted):
             return False
         short = shortfall(record, noted)
@@ -209,10 +204,12 @@ class Recorder:
             self._packer.renew(self.ring.names)
         offset = self._wall_clock() - self._clock()
         first = self.ring.next_seq
-        self.ring.extend([self._packed(each, offset) for each in ended])
+        self.ring.extend([self._row(each, offset) for each in ended])
         if self.keeps_keys:
+            if len(self.keys) >= MOST_KEYS:  # the disk is slow: these have no blocks there
+                del self.keys[: MOST_KEYS // 2]
             for number, each in enumerate(ended, first):
-                if isinstance(noted := each.record.kept, Noted) and noted.keys:
+                if isinstance(noted := each[5].kept, Noted) and noted.keys:
                     self.keys.append((number, noted.keys))
 
     def families(self) -> Iterator[Family]:
@@ -228,78 +225,88 @@ class Recorder:
 
     def _pack_candidates(self) -> None:
         waiting, self._noted, self._cells = self._noted, [], 0
-        self._packer.pack(waiting)
+        self._packer.pack(waiting, self._loads.values())
+        self._loads, self._last_endpoints = {}, ()
 
-    def _packed(self, ended: Ended, offset: float) -> Packed:
-        record, noted, name = ended.record, ended.record.kept, self.ring.names.add
-        request_id = ended.request_id.encode(errors="replace")[:MOST_ID]
-        target, prefill = record.target, record.prefill_target
-        chosen, blocks = (
-            ("", 0) if target is None else (target.endpoint.name, target.matched_blocks)
-        )
+    def _row(self, ended: Ended, offset: float) -> PackedRow:
+        request_id, path, status, outcome, seconds, record, missed = ended
+        names, noted, usage, target = self.ring.names, record.kept, record.usage, record.target
+        number, opened = names.known, record.opened_at
+        chosen, blocks, prompt_blocks = "", 0, 0
+        if target is not None:
+            chosen, blocks = target.endpoint.name, target.matched_blocks
+            prompt_blocks = target.prompt_blocks
         reachable, reached = blocks, chosen
-        flags, table, rest, whose = STREAMED * record.is_streamed, b"", b"", _NOBODYS
-        if isinstance(noted, Noted) and noted.names is self.ring.names:
-            table, whose = noted.packed or b"", noted.whose
-            flags |= HAS_COSTS * (not noted.scores)
-            reachable, reached = _reachable(noted, reachable, reached)
-            missed = (*ended.misses, *noted.missed, *of_decision(record, noted, blocks))
-            if missed or noted.tiers:
-                flags |= self._count(missed)
-                rest = packed_rest(Rest(missed, noted.tiers))
-        head = HEAD.pack(
-            record.opened_at + offset,
-            len(request_id),
-            len(table) // CANDIDATE.itemsize,
-            len(rest),
-            name(record.known_model),
-            name(ended.path if ended.path in _PATHS else OTHER),
-            name(record.reason),
-            name(whose.picked_by),
-            name(b",".join(record.edits).decode("latin-1")) if record.edits else 0,
-            name(ended.outcome or record.outcome or _outcome_of(ended.status)),
-            name(chosen),
-            0 if prefill is None else name(prefill.endpoint.name),
-            name(reached) if reachable else 0,
-            whose.tenant,
-            whose.session,
+        flags = STREAMED if record.is_streamed else 0
+        table, size, tiers, whose = b"", 0, None, _NOBODYS
+        if isinstance(noted, Noted) and noted.names is names:
+            table, size, tiers, whose = noted.packed, noted.block_size, noted.tiers, noted.whose
+            if noted.score is None:
+                flags |= HAS_COSTS
+            if noted.reachable > reachable:
+                reachable, reached = noted.reachable, noted.endpoints[noted.reached].name
+            elsewhere = noted.elsewhere
+            if elsewhere is not None and elsewhere.blocks > reachable:
+                reachable, reached = elsewhere.blocks, elsewhere.endpoint
+            if reachable > blocks or usage is None or usage.cached is None or noted.missed:
+                missed = (*missed, *noted.missed, *of_decision(record, noted, blocks))
+        if missed:
+            self._count(missed)
+        begun = record.first_at or record.begun_at
+        prefill = record.prefill_target
+        return (
+            opened + offset,
+            request_id[:MOST_ID],
+            number(record.known_model) or names.add(record.known_model),
+            number(path) or names.add(path if path in _PATHS else OTHER),
+            number(record.reason) or names.add(record.reason),
+            number(whose[0]) or names.add(whose[0]),
+            names.add(b",".join(record.edits).decode("latin-1")) if record.edits else 0,
+            names.add(outcome or record.outcome or _outcome_of(status)),
+            number(chosen) or names.add(chosen),
+            0 if prefill is None else names.add(prefill.endpoint.name),
+            (number(reached) or names.add(reached)) if reachable else 0,
+            whose[1],
+            whose[2],
             record.prompt_tokens or -1,
-            0 if target is None else target.prompt_blocks,
-            whose.block_size,
-            *_times(record, ended.seconds),
-            min(record.attempts, 255),
-            whose.num_candidates,
+            prompt_blocks,
+            size,
+            int(record.waited * 1e6),
+            int(record.decided_in * 1e6),
+            int((begun - opened) * 1e6) if begun else -1,
+            int(record.median * 1e6) or -1,
+            int(record.longest * 1e6) or -1,
+            int(seconds * 1e6),
+            record.attempts,
+            whose[3],
             reachable,
             blocks,
-            *_counted(record.usage),
-            ended.status,
+            -1 if usage is None or usage.cached is None else usage.cached,
+            -1 if usage is None else usage.prompt,
+            -1 if usage is None else usage.completion,
+            status,
             flags,
+            table,
+            missed or None,
+            tiers,
         )
-        return Packed(head, request_id + table + rest)
 
-    def _count(self, missed: Sequence[Miss]) -> int:
-        """Count the misses; return the flags that say of them."""
-        flags = 0
+    def _count(self, missed: Iterable[Miss]) -> None:
         for miss in missed:
             self.misses[miss.kind] += 1
             self.missed_blocks[miss.kind] += miss.blocks
-            if miss.kind != MissKind.SILENT:
-                flags = MISSED
-        return flags
 
-    def _whose(self, routed: Routed, num_candidates: int, block_size: int) -> Whose:
-        request = routed.request
-        session = _NO_HASH8
+    def _whose(self, routed: Routed) -> Whose:
+        request, session = routed.request, b""
         for name, value in request.headers:
             if name == SESSION:
                 session = self._hash(value.decode("latin-1"), 8)
         tenant = request.tenant or request.body.cache_salt
-        return Whose(
+        return (
             routed.decision.profile or self._picked_by,
-            self._hash(tenant, 4) if tenant else _NO_HASH4,
+            self._hash(tenant, 4) if tenant else b"",
             session,
-            num_candidates,
-            block_size,
+            len(routed.candidates.endpoints),
         )
 
     def _elsewhere(
@@ -335,32 +342,14 @@ def shortfall(record: Record, noted: Noted) -> int:
     return -(-(record.reused_tokens - usage.cached) // noted.block_size)
 
 
-def _reachable(noted: Noted, reachable: int, reached: str) -> tuple[int, str]:
-    """The longest prefix, and who held it: the chosen one, if nobody held more."""
-    if noted.reachable > reachable:
-        reachable, reached = noted.reachable, noted.endpoints[noted.reached].name
-    elsewhere = noted.elsewhere
-    if elsewhere is not None and elsewhere.blocks > reachable:
-        return elsewhere.blocks, elsewhere.endpoint
-    return reachable, reached
-
-
-def _times(record: Record, seconds: float) -> tuple[float, float, float, float, float, float]:
-    """Waited, decided, TTFT, of ITL the median and the longest, total: in ms."""
-    ttft = (record.first_at or record.begun_at) - record.opened_at
-    waited, decided = min(record.waited * 1000, MOST_MS), min(record.decided_in * 1000, MOST_MS)
-    ttft = ttft * 1000 if ttft > 0 else -1.0
-    if not record.longest:
-        return waited, decided, ttft, -1.0, -1.0, seconds * 1000
-    median, longest = min(record.median * 1000, MOST_MS), min(record.longest * 1000, MOST_MS)
-    return waited, decided, ttft, median, longest, seconds * 1000
-
-
-def _counted(usage: Usage | None) -> tuple[int, int, int]:
-    """Tokens delivered, of the prompt, of the answer."""
-    if usage is None:
-        return -1, -1, -1
-    return -1 if usage.cached is None else usage.cached, usage.prompt, usage.completion
+def _of_size(routed: Routed, candidates: Candidates, row: int) -> tuple[int, Sequence[Matched]]:
+    """The block size of the chosen endpoint, and the prompts in it."""
+    prompts = routed.prompts
+    if len(prompts) == 1:
+        for size, items in prompts.items():
+            return size, items
+    size = candidates.block_sizes.item(row)
+    return size, prompts.get(size, ())
 
 
 def _outcome_of(status: int) -> str:

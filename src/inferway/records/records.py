@@ -11,10 +11,12 @@ from inferway.fleet.fleet import Fleet
 from inferway.kv.index.protocol import Index
 from inferway.metrics import Family
 from inferway.model import HolderId
+from inferway.records.fleet_lines import FleetLines
 from inferway.records.other_extras import OtherExtras
 from inferway.records.recorder import Recorder
 from inferway.records.ring import RecordRing
 from inferway.records.shortfalls import Shortfalls
+from inferway.records.writer import RecordFiles, RecordWriter
 from inferway.routing.director import EVENT_SECONDS
 from inferway.routing.journey import Keeper, Routed
 from inferway.routing.limits.outlier_detection import OutlierDetection
@@ -34,6 +36,7 @@ class Records:
         scheduling: Scheduling,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.writer: RecordWriter | None = None  # None: no files are written
         self.ring = RecordRing(settings.records.requests)
         self.recorder = Recorder(
             self.ring,
@@ -47,6 +50,9 @@ class Records:
             under_other=self._others.under_other,
         )
         self.recorder.others, self.recorder.doubt = self._others, self._shortfalls.look
+        self._settings = settings.records
+        self._policy = _chooser(settings)
+        self._fleet = FleetLines(fleet, standing, scheduling)
         self._stack = AsyncExitStack()
 
     @property
@@ -60,6 +66,11 @@ class Records:
 
     async def start(self) -> None:
         """Open the files, if they are asked for. Raises ConfigError."""
+        if self._settings.directory is not None:
+            files = RecordFiles(self._settings, self._policy)
+            self.writer = writer = RecordWriter(files, self.recorder, self._fleet)
+            writer.start()
+            self._stack.push_async_callback(writer.close)
         self._stack.push_async_callback(self._others.close)
         self._stack.push_async_callback(self._shortfalls.close)
 

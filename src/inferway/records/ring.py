@@ -6,27 +6,21 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-
-import numpy as np
-from numpy.typing import NDArray
 
 from inferway.records.packing import (
-    HEAD,
-    LOOKED_AT,
-    MISSED,
     MOST_ID,
     Names,
-    Packed,
-    pack,
-    tail_size,
-    unpack,
+    PackedRow,
+    Row,
+    decode_rows,
+    encode_rows,
+    record_of,
+    row_of,
 )
-from inferway.records.record import RequestRecord
+from inferway.records.record import MissKind, RequestRecord
 
 DEFAULT_REQUESTS = 10_000
-BYTES_A_REQUEST = 1024  # at most, on an average: a typical one has 300 at most
-_SIZES = slice(1, 4)  # of a head
+BYTES_A_REQUEST = 1024  # at most, on an average: a typical one has 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,53 +28,20 @@ class Page:
     """Some records, one behind the other."""
 
     first: int  # the number of its first record
-    heads: bytes
-    tails: bytes
+    size: int  # records
+    packed: bytes
     names: Sequence[str]
 
-    def __len__(self) -> int:
-        return len(self.heads) // HEAD.size
+    def rows(self) -> list[Row]:
+        return decode_rows(self.packed)
 
-    @property
-    def num_bytes(self) -> int:
-        return len(self.heads) + len(self.tails)
-
-    @property
-    def figures(self) -> NDArray[np.void]:
-        """The numbers of LOOKED_AT, a row for each record."""
-        return np.frombuffer(self.heads, LOOKED_AT)
+    def record(self, row: Row) -> RequestRecord:
+        return record_of(row, self.names)
 
     def records(self, start: int = 0) -> Iterator[RequestRecord]:
         """Yield its records from this place on."""
-        places = range(start, len(self))
-        ends = self._ends()
-        for place in places:
-            yield self._unpack(place, ends)
-
-    def record(self, place: int) -> RequestRecord:
-        """Return the record at this place."""
-        return self._unpack(place, self._ends())
-
-    def with_id(self, wanted: bytes) -> RequestRecord | None:
-        """Return the last of its records with this id."""
-        if wanted not in self.tails:
-            return None
-        ends = self._ends()
-        for place in reversed(range(len(self))):
-            size = HEAD.unpack_from(self.heads, place * HEAD.size)[1]
-            start = ends[place - 1] if place else 0
-            if self.tails[start : start + size] == wanted:
-                return self._unpack(place, ends)
-        return None
-
-    def _ends(self) -> list[int]:
-        sizes = [tail_size(head[_SIZES]) for head in HEAD.iter_unpack(self.heads)]
-        return list(accumulate(sizes))
-
-    def _unpack(self, place: int, ends: Sequence[int]) -> RequestRecord:
-        head = self.heads[place * HEAD.size : (place + 1) * HEAD.size]
-        tail = self.tails[ends[place - 1] if place else 0 : ends[place]]
-        return unpack(head, tail, self.names)
+        for row in self.rows()[start:]:
+            yield self.record(row)
 
 
 class RecordRing:
@@ -117,7 +78,7 @@ class RecordRing:
     def append(self, record: RequestRecord) -> None:
         """Keep a record, and forget the oldest if there is no more room."""
         self.fresh_names()
-        self.extend([pack(record, self.names)])
+        self.extend([row_of(record, self.names)])
 
     def fresh_names(self) -> bool:
         """Begin a new table of names if the old one is full; return whether it was."""
@@ -126,21 +87,19 @@ class RecordRing:
         self.names = Names()
         return True
 
-    def extend(self, packed: Sequence[Packed]) -> None:
-        """Keep records that are packed with `names`: a page, which is forgotten as a whole."""
-        if not packed or not self.capacity:
+    def extend(self, rows: Sequence[PackedRow]) -> None:
+        """Keep records whose names are numbers of `names`: a page, forgotten as a whole."""
+        if not rows or not self.capacity:
             return
-        heads = b"".join([each.head for each in packed])
-        tails = b"".join([each.tail for each in packed])
-        page = Page(self._last_seq + 1, heads, tails, self.names.names)
-        self._pages.append(page)
-        self._last_seq += len(page)
-        self._len += len(page)
-        self.num_bytes += page.num_bytes
+        packed = encode_rows(rows)
+        self._pages.append(Page(self._last_seq + 1, len(rows), packed, self.names.names))
+        self._last_seq += len(rows)
+        self._len += len(rows)
+        self.num_bytes += len(packed)
         while self._len > self.capacity or self.num_bytes > self.max_bytes:
             oldest = self._pages.popleft()
-            self._len -= len(oldest)
-            self.num_bytes -= oldest.num_bytes
+            self._len -= oldest.size
+            self.num_bytes -= len(oldest.packed)
 
     def since(self, seq: int, limit: int = 1_000) -> tuple[int, list[RequestRecord]]:
         """Return records with numbers above `seq`, oldest first, `limit` at most, and the number of
@@ -162,6 +121,16 @@ class RecordRing:
         first = max(seq + 1, self._pages[start].first)
         return first + len(found) - 1, found
 
+    def pages_since(self, seq: int) -> list[tuple[Page, int]]:
+        """Return the pages that have records with numbers above `seq`, oldest first, each with the
+        place of the first of them. They can be read in another thread."""
+        self.settle()
+        return [
+            (page, max(seq + 1 - page.first, 0))
+            for page in self._pages
+            if page.first + page.size > seq + 1
+        ]
+
     def newest(
         self, limit: int = 100, keep: Callable[[RequestRecord], bool] | None = None
     ) -> list[RequestRecord]:
@@ -179,22 +148,22 @@ class RecordRing:
     def find(self, request_id: str) -> RequestRecord | None:
         """Return the newest record of this id; None if there is none, or not any more."""
         self.settle()
-        wanted = request_id.encode(errors="replace")[:MOST_ID]
+        wanted = request_id[:MOST_ID]
+        written = wanted.encode(errors="replace")
         for page in reversed(self._pages):
-            record = page.with_id(wanted)
-            if record is not None:
-                return record
+            if written not in page.packed:
+                continue
+            for row in reversed(page.rows()):
+                if row.id == wanted:
+                    return page.record(row)
         return None
 
     def slowest(self, limit: int = 1) -> list[RequestRecord]:
         """Return the records with the longest TTFT, the longest first."""
         self.settle()
-        places = [(page, place) for page in self._pages for place in range(len(page))]
-        if not places:
-            return []
-        ttft = np.concatenate([page.figures["ttft"] for page in self._pages])
-        order = [number for number in ttft.argsort()[::-1][:limit] if ttft[number] >= 0]
-        return [page.record(place) for page, place in map(places.__getitem__, order)]
+        timed = [(row, page) for page in self._pages for row in page.rows() if row.ttft >= 0]
+        timed.sort(key=lambda found: found[0].ttft, reverse=True)
+        return [page.record(row) for row, page in timed[:limit]]
 
     def missed(self, limit: int = 100) -> list[RequestRecord]:
         """Return the newest records of requests that reused less than they could have, newest
@@ -202,17 +171,18 @@ class RecordRing:
         self.settle()
         found: list[RequestRecord] = []
         for page in reversed(self._pages):
-            places = (page.figures["flags"] & MISSED).nonzero()[0].tolist()
-            found += [page.record(place) for place in reversed(places)]
-            if len(found) >= limit:
-                break
-        return found[:limit]
+            for row in reversed(page.rows()):
+                if any(miss.kind != MissKind.SILENT for miss in row.missed or ()):
+                    found.append(page.record(row))
+                    if len(found) >= limit:
+                        return found
+        return found
 
     @property
     def oldest_at(self) -> float | None:
         """When the request of the oldest record came; None without records."""
         self.settle()
-        return float(self._pages[0].figures["at"][0]) if self._pages else None
+        return self._pages[0].rows()[0].at if self._pages else None
 
 
 def _nothing_waits() -> None:

@@ -129,7 +129,7 @@ class Shortfalls:
         self._recorder.keep(finished)
 
     def _judged(self, ended: Ended, noted: Noted, short: int, found: MatchResult) -> Ended:
-        record = ended.record
+        record = ended[5]
         assert record.target is not None
         endpoint = record.target.endpoint
         holder, size = endpoint.holder, noted.block_size
@@ -143,14 +143,12 @@ class Shortfalls:
             removal=None if stream is None else stream.removals.of(missing, noted.at),
             is_under_other=self._under_other and self._under_other(endpoint, noted.keys[0]),
             context=None if engine is None else engine.max_model_len,
+            is_current=stream is not None and stream.state.is_settled,
         )
         verdict = of_delivery(record, noted, short, evidence)
         if verdict.is_wrong and stream is not None:
             self._is_wrong(endpoint, stream, missing)
-        return Ended(
-            *(ended.request_id, ended.path, ended.status, ended.outcome, ended.seconds, record),
-            verdict.misses,
-        )
+        return (*ended[:6], verdict.misses)
 
     def _is_wrong(
         self, endpoint: Endpoint, stream: EventSubscriber, missing: Sequence[BlockKey]

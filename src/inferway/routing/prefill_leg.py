@@ -27,7 +27,7 @@ from inferway.openai_api.kv_transfer import (
     read_reference,
     with_bootstrap,
 )
-from inferway.openai_api.usage import Usage, UsageReader
+from inferway.openai_api.usage import Usage, usage_of
 from inferway.routing.attempt import Attempt
 from inferway.routing.kv_legs import (
     ANSWERED,
@@ -194,9 +194,7 @@ class PrefillLeg:
         if attempt is None:  # the decode leg was answered meanwhile
             self._legs.prefilled(self._engine, MOVED)
             return
-        reader = UsageReader()
-        reader.feed(answer)
-        usage = reader.usage()
+        usage = usage_of(answer)
         attempt.has_begun_to_answer(self._host.later)
         if journey.tells_its_reuse:
             tokens = self._host.stats.tokens_of(attempt.target.endpoint.engine)

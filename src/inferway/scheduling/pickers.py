@@ -81,6 +81,8 @@ class RandomPicker:
 
     def pick(self, scores: Column, count: int) -> list[int]:
         size = len(scores)
+        if size == 1:
+            return [0]
         return self.random.sample(range(size), min(_at_most(count, self.most), size))
 
 

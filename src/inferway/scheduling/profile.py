@@ -77,16 +77,26 @@ class Profile:
     def choose(self, request: LLMRequest, candidates: Candidates) -> SchedulingResult:
         """Return the targets, best first. Raises NoEndpointError naming who removed the last
         one."""
-        if self.filters:
-            candidates = self._filtered(request, candidates)
+        if not self.scorers:
+            return self._unscored(request, candidates)
+        candidates = self._filtered(request, candidates, self.filters)
         scores = self._scores(request, candidates)
-        endpoints = candidates.endpoints
-        matched, blocks = candidates.matched_blocks, candidates.prompt_blocks
-        targets = [
-            Target(endpoints[row], scores.item(row), int(matched.item(row)), int(blocks.item(row)))
-            for row in self.picker.pick(scores, self.num_targets)
-        ]
-        return SchedulingResult(tuple(targets))
+        picked = self.picker.pick(scores, self.num_targets)
+        return _result(candidates, [(row, scores.item(row)) for row in picked])
+
+    def _unscored(self, request: LLMRequest, candidates: Candidates) -> SchedulingResult:
+        """Choose among equals. What the last filter leaves is not made a table, which would take
+        most of the time."""
+        if not self.filters:
+            rows = list(range(len(candidates.endpoints)))
+        else:
+            candidates = self._filtered(request, candidates, self.filters[:-1])
+            last = self.filters[-1]
+            rows = last.keep(request, candidates).nonzero()[0].tolist()
+            if not rows:
+                raise _nothing_left(last, len(candidates.endpoints))
+        picked = self.picker.pick(np.zeros(len(rows)), self.num_targets)
+        return _result(candidates, [(rows[each], 0.0) for each in picked])
 
     def _scores(self, request: LLMRequest, candidates: Candidates) -> Column:
         scores: Column | None = None
@@ -98,16 +108,34 @@ class Profile:
                 scores = rating
             else:
                 scores += rating
-        return np.zeros(len(candidates.endpoints)) if scores is None else scores
+        assert scores is not None
+        return scores
 
-    def _filtered(self, request: LLMRequest, candidates: Candidates) -> Candidates:
-        for item in self.filters:
+    def _filtered(
+        self, request: LLMRequest, candidates: Candidates, filters: Sequence[Filter]
+    ) -> Candidates:
+        for item in filters:
             before = len(candidates.endpoints)
             candidates = self._narrowing.kept(candidates, item.keep(request, candidates))
             if not candidates.endpoints:
-                name = getattr(item, "name", "") or type(item).__name__
-                raise NoEndpointError(f"no endpoint left: {name} removed the last {before}")
+                raise _nothing_left(item, before)
         return candidates
+
+
+def _result(candidates: Candidates, picked: Sequence[tuple[int, float]]) -> SchedulingResult:
+    """`picked`: rows, best first, with their scores."""
+    endpoints = candidates.endpoints
+    matched, blocks = candidates.matched_blocks, candidates.prompt_blocks
+    targets = [
+        Target(endpoints[row], score, int(matched.item(row)), int(blocks.item(row)))
+        for row, score in picked
+    ]
+    return SchedulingResult(tuple(targets))
+
+
+def _nothing_left(item: Filter, before: int) -> NoEndpointError:
+    name = getattr(item, "name", "") or type(item).__name__
+    return NoEndpointError(f"no endpoint left: {name} removed the last {before}")
 
 
 @dataclass(slots=True)

@@ -103,17 +103,16 @@ def _cpu_rows(
     name: str, load: Load, ready: Sequence[RunningRouter], plan: RoutersPlan, on_step: OnStep
 ) -> Iterator[Row]:
     numbers = iter(range(1, 10**9, 10**6))
-    measured = in_turns(
-        ready, load, name, plan.seconds, plan.repeats, numbers, _prefill_legs, on_step
-    )
+    measured = in_turns(ready, load, name, plan.seconds, plan.repeats, numbers, _legs, on_step)
     for one, repeats in zip(ready, measured, strict=True):
         for each in repeats:
             # those that were on their way when the load ended have a leg, and no answer
-            if each.counted["prefill"] < each.result.requests:
-                raise BenchError(
-                    f"{one.label}, {name}: {each.result.requests} answers, "
-                    f"{each.counted['prefill']:.0f} prefill legs; expected one for each"
-                )
+            for leg in ("prefill", "decode"):
+                if each.counted[leg] < each.result.requests:
+                    raise BenchError(
+                        f"{one.label}, {name}: {each.result.requests} answers, "
+                        f"{each.counted[leg]:.0f} {leg} legs; expected one for each"
+                    )
         yield Row(
             "cpu",
             {"load": name, "router": one.label},
@@ -127,8 +126,13 @@ def _cpu_rows(
         )
 
 
-def _prefill_legs(one: RunningRouter) -> Counters:
-    return msgspec.json.decode(get(f"{one.place.engines[0].url}/bench/legs"), type=Counters)
+def _legs(one: RunningRouter) -> Counters:
+    """How many legs the engines have got: the first one prefills, the second one decodes."""
+    prefill, decode = (
+        msgspec.json.decode(get(f"{each.url}/bench/legs"), type=Counters)
+        for each in one.place.engines
+    )
+    return {"prefill": prefill["prefill"], "decode": decode["decode"]}
 
 
 def goals(run: Run) -> list[Goal]:

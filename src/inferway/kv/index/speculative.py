@@ -117,19 +117,17 @@ class SpeculativeOverlay:
     def _remove(self, holder: HolderId, keys: Sequence[BlockKey]) -> None:
         bits, more, bit = self._bits, self._more, 1 << holder
         for key in keys:
-            if more and (holder, key) in more:
-                self._one_less((holder, key))
+            if more and (count := more.get((holder, key))):
+                if count == 1:
+                    del more[holder, key]
+                else:
+                    more[holder, key] = count - 1
                 continue
             left = bits[key] ^ bit
             if left:
                 bits[key] = left
             else:
                 del bits[key]
-
-    def _one_less(self, place: tuple[HolderId, BlockKey]) -> None:
-        self._more[place] -= 1
-        if not self._more[place]:
-            del self._more[place]
 
     def remove_all(self, speculations: Sequence[Speculation]) -> None:
         for speculation in speculations:

@@ -1,0 +1,103 @@
+"""What the record of a request costs: CPU time and bytes, by the number of engines.
+
+PYTHONPATH=src python scripts/record_cost.py
+
+A request is noted when it is decided, its answer is noted at its end, and both are packed with
+others, as in a gateway; the journey around it is not measured.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from inferway.model import FIGURES, Candidates, Decision, Endpoint, Reason, Target
+from inferway.openai_api.usage import Usage
+from inferway.records.recorder import Recorder
+from inferway.records.ring import RecordRing
+from inferway.routing.record import Record
+from inferway.scheduling.columns import EXPECTED_TTFT_MS
+from inferway.scheduling.expected_ttft.learning import COST_MS, TERMS_MS
+
+REQUESTS = 20_000
+BLOCKS = 250
+HEADERS = [(b"host", b"gateway"), (b"content-type", b"application/json")] * 4
+
+
+@dataclass
+class Answer:
+    """telemetry.answer_log.EndedAnswer."""
+
+    request_id: str
+    record: Record
+    path: str = "/v1/chat/completions"
+    status: int = 200
+    outcome: str = ""
+    seconds: float = 1.0
+
+
+def routed(endpoints: list[Endpoint], matched: np.ndarray[Any, Any]) -> Any:
+    number = len(endpoints)
+    columns = {name: np.zeros(number, figure.kind) for name, figure in FIGURES.items()}
+    rows = {each.holder: row for row, each in enumerate(endpoints)}
+    candidates = Candidates(endpoints, rows, [], **columns)
+    candidates.block_sizes[:] = 16
+    candidates.matched_blocks = matched
+    candidates.add(COST_MS, np.random.random(number) * 100 + 20)
+    candidates.add(EXPECTED_TTFT_MS, np.random.random(number) * 20)
+    candidates.add(TERMS_MS, np.random.random((number, 6)))
+    target = Target(endpoints[0], 1.0, int(matched[0]), BLOCKS)
+    body = SimpleNamespace(cache_salt=None, truncate_prompt_tokens=None)
+    request = SimpleNamespace(headers=HEADERS, tenant="team", body=body)
+    blocks = {row: int(held) for row, held in enumerate(matched) if held}
+    prompt = SimpleNamespace(block_keys=list(range(BLOCKS)))
+    found = SimpleNamespace(blocks=blocks, lower={})
+    return SimpleNamespace(
+        candidates=candidates,
+        decision=Decision((target,), Reason.KV_AWARE),
+        request=request,
+        prompts={16: [SimpleNamespace(found=found, prompt=prompt)]},
+    )
+
+
+def measure(number: int) -> tuple[float, float]:
+    """Return microseconds and bytes of a request."""
+    endpoints = [Endpoint(f"10.0.0.{i}:8000", f"http://10.0.0.{i}:8000", i) for i in range(number)]
+    matched = np.floor(np.random.random(number) * BLOCKS)
+    matched[0] = BLOCKS - 1.0  # what typical requests find
+    ring = RecordRing(REQUESTS)
+    recorder = Recorder(ring, time.monotonic)
+    journey: Any = SimpleNamespace(tells_its_reuse=True)
+    all_routed = [routed(endpoints, matched) for _ in range(200)]
+    records = []
+    for i in range(REQUESTS):
+        record = Record(time.monotonic())
+        record.target, record.known_model = all_routed[0].decision.targets[0], "org/model"
+        record.reason, record.is_streamed, record.outcome = Reason.KV_AWARE, True, "ok"
+        record.prompt_tokens, record.usage = 4000, Usage(4000, 200, int(matched[0]) * 16)
+        record.reused_tokens = int(matched[0]) * 16
+        record.first_at, record.median, record.longest = record.opened_at + 0.1, 0.02, 0.05
+        records.append((f"5f0c93d1a2b44e17-{i:x}", record))
+    least = float("inf")
+    for start in range(0, REQUESTS, 1_000):
+        began = time.thread_time()
+        for i, (request_id, record) in enumerate(records[start : start + 1_000]):
+            record.kept = recorder.decided(journey, all_routed[i % 200])
+            recorder.add(Answer(request_id, record))
+        recorder.settle()
+        least = min(least, time.thread_time() - began)
+    own = time.thread_time()
+    for i, (request_id, record) in enumerate(records[:1_000]):
+        Answer(request_id, record), all_routed[i % 200]
+    own = time.thread_time() - own
+    return (least - own) * 1e6 / 1_000, ring.num_bytes / len(ring)
+
+
+if __name__ == "__main__":
+    for number in (2, 4, 8, 16, 64, 1_000):
+        microseconds, size = measure(number)
+        print(f"{number:5} engines  {microseconds:5.2f} µs  {size:4.0f} bytes a request")

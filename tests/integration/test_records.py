@@ -1,0 +1,41 @@
+"""The records of requests that a gateway in front of simulated engines keeps."""
+
+from __future__ import annotations
+
+from tests.integration.conftest import LONG, Fleet, StartFleet, until
+from tests.integration.test_gateway import all_known
+
+from inferway.records.record import RequestRecord
+
+
+async def recorded(fleet: Fleet, request_id: str) -> RequestRecord:
+    """The record of this id, once it is there."""
+    ring = fleet.gateway.records.ring
+
+    async def is_there() -> bool:
+        return ring.find(request_id) is not None
+
+    await until(is_there)
+    record = ring.find(request_id)
+    assert record is not None
+    return record
+
+
+async def test_a_request_has_a_record(start_fleet: StartFleet) -> None:
+    fleet = await start_fleet(2)
+    await fleet.chat(LONG)
+    await all_known(fleet)
+
+    answer = await fleet.chat(LONG)
+    record = await recorded(fleet, answer.headers["X-Request-ID"])
+
+    assert record.chosen == record.reachable_at == answer.engine
+    assert record.chosen_blocks == record.reachable_blocks == answer.matched
+    assert record.delivered_tokens == answer.cached_tokens
+    assert record.prompt_tokens == record.usage_prompt_tokens
+    assert (record.status, record.outcome, record.attempts) == (200, "ok", 1)
+    assert {each.endpoint for each in record.candidates} == {
+        engine.url.removeprefix("http://") for engine in fleet.engines
+    }
+    assert record.candidates[0].blocks == answer.matched
+    assert record.missed == ()
