@@ -3,9 +3,23 @@ have recorded it."""
 
 from __future__ import annotations
 
+import gzip
+from base64 import b64encode
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 
+import msgspec
+
+from inferway.records.files import (
+    FORMAT,
+    PREFIX,
+    SUFFIX,
+    Blocks,
+    FleetLine,
+    Header,
+    RequestLine,
+)
 from inferway.records.record import RequestRecord
 from inferway_bench.policies.catalog import policy_named
 from inferway_bench.policies.chats import ChatSpec, chats
@@ -14,6 +28,7 @@ from inferway_bench.policies.requests import Workload
 from inferway_bench.policies.simulate import FleetSpec, simulate
 from inferway_bench.whatif.recorded import Asked, EngineFacts, Recording
 
+NO_COSTS: Mapping[str, float] = MappingProxyType({})
 BEGAN = 1_700_000_000.0
 MODEL = "llama"
 TRUE = EngineSpec(
@@ -65,3 +80,27 @@ def recording(
     blocks = fleet.engine.cache_tokens // workload.block_tokens
     engines = {f"engine-{i}": EngineFacts(MODEL, blocks) for i in range(fleet.num_engines)}
     return Recording(asked, engines)
+
+
+def written(recorded: Recording, directory: Path, costs: Mapping[str, float] = NO_COSTS) -> Path:
+    """Write a recording as `inferway serve --record` does. Return the file."""
+    path = directory / f"{PREFIX}1{SUFFIX}"
+    ids: dict[int, int] = {}
+    encode = msgspec.json.encode
+    with gzip.open(path, "wb") as file:
+        file.write(encode(Header(FORMAT, BEGAN, "0", (128,), "salt")) + b"\n")
+        for name, facts in recorded.engines.items():
+            line = FleetLine(
+                BEGAN, "joined", name, "up", (facts.model,), (name,), 128, facts.cache_blocks,
+                costs=dict(costs),
+            )  # fmt: skip
+            file.write(encode(line) + b"\n")
+        for each in recorded.requests:
+            known = next((i for i, b in enumerate(each.blocks) if b not in ids), len(each.blocks))
+            after = ids[each.blocks[known - 1]] if known else -1
+            new = each.blocks[known:]
+            ids.update({block: len(ids) + i for i, block in enumerate(new)})
+            raw = b"".join(block.to_bytes(8, "little") for block in new)
+            blocks = Blocks(after, b64encode(raw).decode())
+            file.write(encode(RequestLine(each.record, blocks)) + b"\n")
+    return path
