@@ -125,11 +125,19 @@ def test_a_fleet_is_simulated_without_a_trace_of_ones_own(installed_with_bench: 
     assert "expected-ttft" in done.stdout
 
 
-def test_a_gateway_alone_has_no_benchmarks(installed: Installed) -> None:
-    done = installed.run("bench")
+@pytest.mark.parametrize("command", ["bench", "what-if"])
+def test_a_gateway_alone_says_what_has_the_command(installed: Installed, command: str) -> None:
+    done = installed.run(command)
 
     assert done.returncode == 2
-    assert "no command 'bench'; pip install inferway-bench" in done.stdout
+    assert f"no command '{command}'; pip install inferway-bench" in done.stdout
+
+
+def test_what_if_is_a_command_with_the_benchmarks(installed_with_bench: Installed) -> None:
+    done = installed_with_bench.run("what-if", "nowhere")
+
+    assert done.returncode == 1
+    assert "inferway serve --record DIR writes them" in done.stdout
 
 
 @pytest.mark.parametrize("command", sorted(COMMANDS))

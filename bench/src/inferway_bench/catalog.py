@@ -25,6 +25,7 @@ from inferway_bench.simulate.report import (
 from inferway_bench.simulate.two_legs import KV_TRANSFER
 from inferway_bench.simulate.validate import VALIDATE, VALIDATE_REAL
 from inferway_bench.structured.benchmark import STRUCTURED
+from inferway_bench.whatif.proven import PROVEN
 
 BENCHMARKS: tuple[Benchmark[Any], ...] = (
     *(
@@ -38,6 +39,7 @@ BENCHMARKS: tuple[Benchmark[Any], ...] = (
         SIMULATE_SEEDS,
         VALIDATE,
         VALIDATE_REAL,
+        PROVEN,
         SCALE,
     ),
     *(CHAT_OVERHEAD, DATAPLANE, LEGS, PROMPTS, DIRECTOR, INDEX, STRUCTURED, EPP, LOAD),

@@ -69,6 +69,9 @@ class Benchmark(Generic[P]):
     audience: Literal["user", "maintainer"] = "maintainer"
     times: Literal["this machine", "another machine", "virtual"] = "this machine"
     run_name: Callable[[P], str] | None = None  # what a run is stored as, if not as `name`
+    program: str = "inferway bench"  # that it is a command of,
+    typed: str = ""  # and as which, if not as `name`
+    terminal: Callable[[Run], list[str]] = _nothing  # lines of a picture, for a terminal alone
 
     def run(self, plan: P, on_step: OnStep) -> Run:
         """Measure, and return the run. Raises BenchError."""
@@ -117,6 +120,9 @@ class Benchmark(Generic[P]):
             console.print(table.terminal())
             for note in table.notes:
                 console.print(f"  {note}", highlight=False)
+        for line in self.terminal(run):
+            shown = line if console.encoding.startswith("utf") else line.replace("█", "#")
+            console.print(f"  {shown}", highlight=False, markup=False)
         machine = run.machine
         for line in (
             *filter(None, run.about),
@@ -127,18 +133,21 @@ class Benchmark(Generic[P]):
     def command(self) -> click.Command:
         """Return the command: the flags of the plan, `--quick`, and those of every benchmark."""
         words = self.help if self.audience == "user" else f"{self.help}\n\n{_FOR_MAINTAINERS}"
-        example = " ".join(filter(None, ("inferway bench", self.name, self.arguments)))
+        example = " ".join(filter(None, (self.program, self.typed or self.name, self.arguments)))
         quick = "Measure fewer and shorter repeats: a look, not a result."
         own: list[click.Parameter] = list(flags.parameters(self.plan))
         if self.quick:
             own.insert(0, click.Option(["--quick"], is_flag=True, help=quick))
         common = _common_options(pages.file_of(self.name))
-        measured = Section("What is measured", f"{example}{' --quick' if self.quick else ''}")
+        title = "What is asked" if self.typed else "What is measured"
+        measured = Section(title, f"{example}{' --quick' if self.quick else ''}")
         results = Section("Results", f"{example} --json")
         for option, section in [*((o, measured) for o in own), *((o, results) for o in common)]:
             if not hasattr(option, "section"):
                 option.section = section  # type: ignore[attr-defined]  # as cli.command reads it
-        return Command(self.name, params=[*own, *common], callback=self._main, help=words)
+        return Command(
+            self.typed or self.name, params=[*own, *common], callback=self._main, help=words
+        )
 
     def _main(self, **given: Any) -> None:
         output = {name: given.pop(name) for name in ("as_json", "save", "plot", "old", "tolerance")}

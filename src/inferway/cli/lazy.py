@@ -7,10 +7,13 @@ from difflib import get_close_matches
 from functools import cached_property
 from importlib import import_module
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import CompletionItem
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 # command -> (module, function, one line of help)
 Table = Mapping[str, tuple[str, str, str]]
@@ -22,14 +25,14 @@ class LazyGroup(click.Group):
     `table` has the commands of this distribution. `entry_points` is a group of entry points, each a
     command of another distribution; it is read only if a command is not in the table or all
     commands are listed. `elsewhere` maps commands to the distribution that has them, for users who
-    have not installed it."""
+    have not installed it, and one line of help."""
 
     def __init__(
         self,
         *arguments: Any,
         table: Table,
         entry_points: str | None = None,
-        elsewhere: Mapping[str, str] = MappingProxyType({}),
+        elsewhere: Mapping[str, tuple[str, str]] = MappingProxyType({}),
         **attributes: Any,
     ) -> None:
         super().__init__(*arguments, **attributes)
@@ -45,10 +48,16 @@ class LazyGroup(click.Group):
         from importlib.metadata import entry_points
 
         others = {
-            each.name: (each.module, each.attr, _summary(each.dist))
+            each.name: (each.module, each.attr, self._summary(each))
             for each in entry_points(group=self._entry_points)
         }
         return {**others, **self.table}
+
+    def _summary(self, command: EntryPoint) -> str:
+        """Its own line, or that of its distribution."""
+        if command.name in self._elsewhere:
+            return self._elsewhere[command.name][1]
+        return "" if command.dist is None else str(command.dist.metadata["Summary"] or "")
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return sorted(self.known)
@@ -76,7 +85,7 @@ class LazyGroup(click.Group):
             return
         close = get_close_matches(name, self.known, n=1)
         if name in self._elsewhere:
-            cure = f"pip install {self._elsewhere[name]}"
+            cure = f"pip install {self._elsewhere[name][0]}"
         elif close:
             cure = f"did you mean {close[0]!r}?"
         else:
@@ -92,7 +101,3 @@ class LazyGroup(click.Group):
         names = [name for name in sorted(self.known) if name.startswith(incomplete)]
         items = [CompletionItem(name, help=self.known[name][2]) for name in names]
         return items or click.Command.shell_complete(self, ctx, incomplete)
-
-
-def _summary(distribution: Any) -> str:
-    return "" if distribution is None else str(distribution.metadata["Summary"] or "")

@@ -31,6 +31,11 @@ COMMANDS = {
     "top": ("inferway.cli.status", "top", "Show the fleet of a running gateway, live."),
     "vllm": ("inferway.cli.vllm", "vllm", "Run vLLM with Inferway's structured output."),
 }
+# command -> (the distribution that has it, one line of help)
+ELSEWHERE = {
+    "bench": ("inferway-bench", "Measure gateways, engines and routing policies."),
+    "what-if": ("inferway-bench", "Replay recorded requests on another fleet or policy."),
+}
 
 
 class Program(LazyGroup):
@@ -56,7 +61,7 @@ class Program(LazyGroup):
     cls=Program,
     table=COMMANDS,
     entry_points="inferway.commands",
-    elsewhere={"bench": "inferway-bench"},
+    elsewhere=ELSEWHERE,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Ask `inferway COMMAND --help` for a command's flags, with examples.",
 )

@@ -61,6 +61,10 @@ COMMANDS = {
         "inferway_bench.simulate.validate", "validate",
         "Compare the simulation with real routers and engines.",
     ),
+    "what-if": (
+        "inferway_bench.whatif.proven", "what_if",
+        "Compare what inferway what-if says with what came true.",
+    ),
 }  # fmt: skip
 
 
@@ -68,5 +72,5 @@ COMMANDS = {
 def bench() -> None:
     """Measure gateways, engines and routing policies.
 
-    The commands load, simulate and validate are for users. The others measure Inferway itself, for
-    its maintainers."""
+    The commands load, simulate, validate and what-if are for users. The others measure Inferway
+    itself, for its maintainers."""

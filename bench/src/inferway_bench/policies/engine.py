@@ -54,6 +54,9 @@ class EngineSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     request_seconds: float = 0.0  # from the gateway until it waits: HTTP, template, tokens
     beside: float = 1.0  # times as long takes a step that begins while another engine computes
     scatter: float = 0.0  # the standard deviation of the logarithm of a step's time
+    # 1: prompts are computed beside the answers, one after the other, and hold up no step; see
+    # `beside.BesideEngine`.
+    prompts_beside: int = 0
     transfer_seconds: float = 0.005  # to fetch blocks of another engine, and for each token:
     transfer_token_seconds: float = 0.000005  # 128 kB at 25 GB/s
 
@@ -73,6 +76,8 @@ class EngineSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             said += f"; it takes {self.beside:.4g} times as long while another engine computes"
         if self.scatter:
             said += f"; step times have a standard deviation of {self.scatter:.1%}"
+        if self.prompts_beside:
+            said += "; prompts are computed beside the answers and hold up no step"
         return said
 
     def slower(self, factor: float) -> EngineSpec:
@@ -91,6 +96,7 @@ class EngineSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def idle_ttft(self, prompt_tokens: int, cached_tokens: int = 0) -> float:
         """Return the seconds to the first token on an engine with nothing else to do."""
         steps = -(-(prompt_tokens - cached_tokens) // self.max_batched_tokens)
+        steps *= not self.prompts_beside
         seconds = steps * self.step_seconds + self.prompt_seconds(cached_tokens, prompt_tokens)
         return self.request_seconds + seconds
 

@@ -18,6 +18,7 @@ from time import process_time
 import msgspec
 import numpy as np
 
+from inferway_bench.policies.beside import BesideEngine
 from inferway_bench.policies.engine import Engine, EngineSpec, Job, Leg
 from inferway_bench.policies.gateway import Feed, Gateway, Policy
 from inferway_bench.policies.requests import Outcome, SimRequest, Workload
@@ -31,6 +32,9 @@ class FleetSpec(msgspec.Struct, frozen=True):
     num_slow: int = 1
     slow_factor: float = 3.0
     engine: EngineSpec = EngineSpec()
+    # How many times as slow as `engine` each engine is, whatever is drawn; those behind its end
+    # are as fast.
+    factors: tuple[float, ...] = ()
     num_gateways: int = 1
     event_delay: float = 0.01  # seconds from a step's end until a gateway believes it
 
@@ -44,6 +48,8 @@ class FleetSpec(msgspec.Struct, frozen=True):
         engine, slow = self.engine, "all alike"
         if self.num_slow:
             slow = f"{self.num_slow} of them {self.slow_factor:g} × slower"
+        if any(factor != 1.0 for factor in self.factors):
+            slow = "as slow as " + ", ".join(f"{factor:g}" for factor in self.factors) + " of them"
         return (
             f"{self.num_engines:,} engines, {slow}. A step takes {engine.step_about}. A step has "
             f"at most {engine.max_batched_tokens:,} tokens and {engine.max_num_seqs} requests. "
@@ -59,12 +65,14 @@ class FleetSpec(msgspec.Struct, frozen=True):
     def engines(self, block_tokens: int, random: Random) -> list[Engine]:
         """Return the engines; the slow ones are drawn."""
         slow = set(random.sample(range(self.num_engines), self.num_slow))
-        specs = [
-            self.engine.slower(self.slow_factor) if i in slow else self.engine
-            for i in range(self.num_engines)
-        ]
+        factors = [self.slow_factor if i in slow else 1.0 for i in range(self.num_engines)]
+        factors[: len(self.factors)] = self.factors[: self.num_engines]
+        specs = [self.engine.slower(f) if f != 1.0 else self.engine for f in factors]
         seeds = [random.random() if spec.scatter else 0.0 for spec in specs]
-        engines = [Engine(i, specs[i], block_tokens, seeds[i]) for i in range(self.num_engines)]
+        kind = BesideEngine if self.engine.prompts_beside else Engine
+        engines: list[Engine] = [
+            kind(i, specs[i], block_tokens, seeds[i]) for i in range(self.num_engines)
+        ]
         if self.engine.beside != 1.0:
             for engine in engines:
                 engine.neighbours = [one for one in engines if one is not engine]

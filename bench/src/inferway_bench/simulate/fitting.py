@@ -58,16 +58,8 @@ class Measured(NamedTuple):
 def fit(measured: Sequence[Measured], like: EngineSpec) -> EngineSpec:
     """Return `like` with the constants that were measured, at several times. Raises BenchError if
     too little was measured."""
-    step, decode, context = _between([token for one in measured for token in one.tokens])
-    cases = _by_case(first for one in measured for first in one.firsts)
-    if len(cases) < 3:
-        raise BenchError(f"fitting: prompts of {len(cases)} lengths; three are needed at least")
-    # the tokens that are computed, and the pairs of one of them and one before it
-    rows = [(1.0, p - c, (p * p - c * c) / 2) for c, p in cases]
-    times = [median(seconds) for seconds in cases.values()]
-    begin, each, pair = _least_squares(np.array(rows), np.array(times))
-    if each <= 0:
-        raise BenchError("fitting: longer prompts did not take longer; the cure: a quieter machine")
+    step, decode, context = fit_tokens([token for one in measured for token in one.tokens])
+    begin, each, pair = fit_prompts(first for one in measured for first in one.firsts)
     return msgspec.structs.replace(
         like,
         step_seconds=step,
@@ -119,8 +111,25 @@ def _by_case(firsts: Iterable[First]) -> dict[tuple[int, int], list[float]]:
     return dict(sorted(times.items()))
 
 
-def _between(tokens: Sequence[Tokens]) -> tuple[float, ...]:
-    """The seconds of a step, of each request in it, and of each token that one looks at."""
+def fit_prompts(firsts: Iterable[First]) -> tuple[float, ...]:
+    """Return the seconds until a prompt is begun and its first token told, of each of its tokens
+    that is computed, and of each pair of such a token and one before it. Raises BenchError if too
+    little was measured."""
+    cases = _by_case(firsts)
+    if len(cases) < 3:
+        raise BenchError(f"fitting: prompts of {len(cases)} lengths; three are needed at least")
+    # the tokens that are computed, and the pairs of one of them and one before it
+    rows = [(1.0, p - c, (p * p - c * c) / 2) for c, p in cases]
+    times = [median(seconds) for seconds in cases.values()]
+    found = _least_squares(np.array(rows), np.array(times))
+    if found[1] <= 0:
+        raise BenchError("fitting: longer prompts did not take longer; the cure: a quieter machine")
+    return found
+
+
+def fit_tokens(tokens: Sequence[Tokens]) -> tuple[float, ...]:
+    """Return the seconds of a step, of each request in it, and of each token that one looks at.
+    Raises BenchError if all were measured at one batch size."""
     if len({one.batch for one in tokens}) < 2:
         raise BenchError("fitting: tokens of one batch size; two are needed at least")
     rows = [(1.0, one.batch, one.batch * one.context) for one in tokens]

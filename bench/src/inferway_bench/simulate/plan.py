@@ -114,12 +114,12 @@ class SimulatePlan(msgspec.Struct, frozen=True):
         cache, constants = _split(setting.trace)[1], dict[str, Any]()
         if self.like is not None:
             facts = load_run(self.like).facts
-            if not facts.keys() >= set(_CONSTANTS):
+            if not facts.keys() >= {"step_seconds", "prefill_seconds"}:
                 raise BenchError(
                     f"{self.like}: no constants of engines; the cure: a file that inferway bench "
                     "validate --real --save wrote"
                 )
-            constants = {name: facts[name] for name in _CONSTANTS}
+            constants = {name: facts[name] for name in _CONSTANTS if name in facts}
         constants |= dict(word.partition("=")[::2] for word in self.engine)
         constants |= {"cache_tokens": cache} if cache else {}
         try:

@@ -3,13 +3,10 @@ policy is simulated at each load with each seed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
-from multiprocessing import get_context
 from statistics import fmean
-from typing import TypeVar
 
 import msgspec
 
@@ -21,6 +18,7 @@ from inferway_bench.processes import BenchError
 from inferway_bench.progress import OnStep
 from inferway_bench.rows import Row
 from inferway_bench.simulate.plan import Setting, SimulatePlan
+from inferway_bench.simulate.processes import Processes
 
 _SEARCHED = 2  # seeds whose mean TTFT is to double, and more where they have few requests:
 _SEARCHED_REQUESTS = 1_600
@@ -29,9 +27,6 @@ _MOST_EACH = 25
 _IDLE_GAP = 60.0  # seconds between requests that hardly ever meet
 _FIRST = 0.01  # requests a second for each engine, from which on the search goes up
 _MOST_STEPS = 50
-
-_In = TypeVar("_In")
-_Out = TypeVar("_Out")
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -45,33 +40,6 @@ class Task(msgspec.Struct, frozen=True):
     rate: float
 
 
-class _Processes:
-    """So many processes that compute side by side; the only one is this process."""
-
-    def __init__(self, number: int, on_step: OnStep) -> None:
-        self._number = number
-        self._on_step = on_step
-
-    def map(self, function: Callable[[_In], _Out], given: Sequence[_In], what: str) -> list[_Out]:
-        """Return what the function makes of each, in their order."""
-        if self._number == 1:
-            return [function(one) for one in self._told(given, what, len(given))]
-        # Not forked: a progress display has a thread.
-        with ProcessPoolExecutor(self._number, get_context("spawn")) as pool:
-            futures = [pool.submit(function, one) for one in given]
-            try:
-                for future in self._told(as_completed(futures), what, len(given)):
-                    future.result()
-            finally:
-                pool.shutdown(cancel_futures=True)  # of what has not begun, after an error
-        return [future.result() for future in futures]
-
-    def _told(self, each: Iterable[_In], what: str, total: int) -> Iterator[_In]:
-        for number, one in enumerate(each):
-            self._on_step(f"{what}: {number:,} of {total:,} simulations", number, total)
-            yield one
-
-
 def simulated(plan: SimulatePlan, on_step: OnStep) -> list[Row]:
     """Return a row for each trace with its rate, and one for each policy in each case. Raises
     BenchError when a policy, a trace or a constant is not known."""
@@ -82,7 +50,7 @@ def simulated(plan: SimulatePlan, on_step: OnStep) -> list[Row]:
     firsts = [Setting(trace, plan.engines[0], plan.gateways[0]) for trace in plan.trace]
     for first in firsts:
         plan.workload(first.trace, 1)  # an error is told before processes are started
-    processes = _Processes(plan.num_processes, on_step)
+    processes = Processes(plan.num_processes, on_step)
     traces = processes.map(partial(find_rate, plan), firsts, "finding rates")
     rates = {str(row.keys["trace"]): row.median("rate") for row in traces}
     tasks = list(_tasks(plan, names, rates))
