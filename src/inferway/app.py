@@ -245,7 +245,7 @@ class Gateway:
             return None
         self._hub = build_hub(
             *(self.fleet, self.index, self._auth.failover, draining),
-            *(self.records.kept, partial(alarms_of, self._traffic)),
+            *(self.records.ring, partial(alarms_of, self._traffic)),
         )
         return PageRoutes(self._auth, self._hub, secure=self._certificate is not None)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tests.records.prompts import Traffic, system, user
 
 from inferway.records.prompt_texts import PromptTexts
@@ -10,7 +12,7 @@ from inferway.records.record import RequestRecord
 RULES = " ".join(f"Rule {i} says {i * i}." for i in range(60))
 
 
-def _record(request_id: str, **fields: int) -> RequestRecord:
+def _record(request_id: str, **fields: Any) -> RequestRecord:
     return RequestRecord(id=request_id, at=0.0, **fields)
 
 
