@@ -54,17 +54,6 @@ async def stream(fleet: Fleet, *contents: str) -> None:
         await answer.read()
 
 
-async def answer_records(tab: Any, fleet: Fleet) -> None:
-    """What the gateway keeps of a request, as GET /admin/requests/ID tells it."""
-
-    async def answer(route: Any) -> None:
-        record = fleet.gateway.records.ring.find(route.request.url.rpartition("/")[2])
-        body = msgspec.json.encode(record).decode()
-        await route.fulfill(status=200, content_type="application/json", body=body)
-
-    await tab.route("**/admin/requests/*", answer)
-
-
 async def test_every_view_is_filled(start_fleet: StartFleet, open_tab: OpenTab) -> None:
     fleet = await busy_fleet(start_fleet)
     tab = await open_tab(fleet.url)
@@ -87,7 +76,6 @@ async def test_a_request_opens_into_its_explanation(
 ) -> None:
     fleet = await busy_fleet(start_fleet)
     tab = await open_tab(fleet.url)
-    await answer_records(tab, fleet)
     await seen(tab, "#requests", "✓ ok")
 
     await tab.locator("#requests button.row").first.click()
@@ -272,8 +260,7 @@ async def test_its_picture(start_fleet: StartFleet, open_tab: OpenTab, theme: st
     assert picture.startswith(b"\x89PNG")
     if os.environ.get("SCREENSHOTS"):
         (IMAGES / f"page-{theme}.png").write_bytes(picture)
-        await answer_records(tab, fleet)
-        await tab.locator("tr:has(.tag) button.row").first.click()
+            await tab.locator("tr:has(.tag) button.row").first.click()
         await seen(tab, "#drawer", "The rest")
         await tab.screenshot(path=IMAGES / f"page-request-{theme}.png")
     for each in going:
