@@ -42,7 +42,9 @@ class Answer:
 
 def routed(endpoints: list[Endpoint], matched: np.ndarray[Any, Any]) -> Any:
     number = len(endpoints)
-    columns: dict[str, Any] = {name: np.zeros(number, figure.kind) for name, figure in FIGURES.items()}
+    columns: dict[str, Any] = {
+        name: np.zeros(number, figure.kind) for name, figure in FIGURES.items()
+    }
     rows = {each.holder: row for row, each in enumerate(endpoints)}
     candidates = Candidates(endpoints, rows, [], **columns)
     candidates.block_sizes[:] = 16
