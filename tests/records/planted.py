@@ -95,9 +95,7 @@ class World:
         self.places = [self._place(number) for number in range(2)]
         self.filtered: dict[int, str] = {}  # holder -> why
         self.ring = RecordRing(1000)
-        self.recorder = Recorder(
-            self.ring, self.clock, whereabouts=self._whereabouts, wall_clock=self.clock
-        )
+        self.recorder = Recorder(self.ring, self.clock, whereabouts=self, wall_clock=self.clock)
         self.others = OtherExtras(self.index)
         self.due: list[Callable[[], None]] = []
         self.shortfalls = Shortfalls(
@@ -246,7 +244,11 @@ class World:
         engine.subscribers = [stream]
         return Place(endpoint, engine, stream)
 
-    def _whereabouts(self, holder: int, _: Routed) -> tuple[str, str] | None:
+    def num_endpoints(self) -> int:
+        """The recorder's Whereabouts."""
+        return len(self.places)
+
+    def of(self, holder: int, _: Routed) -> tuple[str, str] | None:
         return f"e{holder}", self.filtered[holder]
 
     async def _settled(self, of: Any) -> None:

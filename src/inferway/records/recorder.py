@@ -43,8 +43,14 @@ _COST, _TTFT, _TERMS = COST_MS.name, EXPECTED_TTFT_MS.name, TERMS_MS.name
 _NOTHING: Mapping[Any, Any] = MappingProxyType({})
 _NOBODYS: Whose = ("", b"", b"", 0)
 
-# Returns the name of a holder that was no candidate for a request, and why; None: it has left.
-Whereabouts = Callable[[HolderId, Routed], tuple[str, str] | None]
+
+class Whereabouts(Protocol):
+    """Knows all endpoints (records.whereabouts)."""
+
+    def num_endpoints(self) -> int: ...
+    def of(self, holder: HolderId, routed: Routed) -> tuple[str, str] | None:
+        """Return the name of a holder that was no candidate for the request, and why it was none;
+        None if it has left."""
 
 
 # Id, path, status, outcome, seconds, record, misses. A tuple: one is made for each request.
@@ -94,7 +100,9 @@ class Recorder:
         self._noted: list[DecidedRequest] = []  # their candidates are not packed yet
         self._cells = 0
         self._loads: dict[int, Candidates] = {}  # one for each list of endpoints in `_noted`
-        self._last_endpoints: Sequence[Endpoint] = ()
+        self._last_endpoints: Sequence[Endpoint] = ()  # of the last request of `_noted`
+        self._last_numbers = b""  # of their names
+        self._are_all = False  # nobody else is in the fleet
         self._ended: list[Ended] = []
         ring.settle = self.settle
 
@@ -110,16 +118,16 @@ class Recorder:
         added = candidates.added
         score: float | None = None
         held = candidates.matched_blocks.tobytes()
+        endpoints = candidates.endpoints
+        if endpoints is not self._last_endpoints:
+            self._come_to(candidates)
         columns: tuple[bytes, ...]
         if _COST in added:
             cost, ttft, terms = added[_COST], added[_TTFT], added[_TERMS]
-            columns = (held, cost.tobytes(), ttft.tobytes(), terms.tobytes())
+            numbers = self._last_numbers
+            columns = (numbers, held, cost.tobytes(), ttft.tobytes(), terms.tobytes())
         else:
-            columns, score = (held,), target.score
-        endpoints = candidates.endpoints
-        if endpoints is not self._last_endpoints:
-            self._last_endpoints = endpoints
-            self._loads[id(endpoints)] = candidates
+            columns, score = (self._last_numbers, held), target.score
         size, items = _of_size(routed, candidates, row)
         keys: Sequence[BlockKey] = ()
         found, lower, elsewhere = _NOTHING, _NOTHING, None
@@ -129,7 +137,7 @@ class Recorder:
             blocks = target.matched_blocks
             if blocks or self.keeps_keys:
                 keys = items[0].prompt.block_keys
-            if found and max(found.values()) > blocks:
+            if not self._are_all and found and max(found.values()) > blocks:
                 elsewhere = self._elsewhere(routed, found, blocks)
         noted = DecidedRequest(
             candidates.now,
@@ -144,6 +152,7 @@ class Recorder:
             journey.tells_its_reuse,
             getattr(request.body, "truncate_prompt_tokens", None) is not None,
             self._whose(routed),
+            self._packer.names,
             elsewhere,
         )
         if not found and items and self.others is not None:
@@ -223,6 +232,14 @@ class Recorder:
         blocks = {(kind,): number for kind, number in self.missed_blocks.items()}
         yield counter("missed_blocks", f"Blocks of requests{text}", ["kind"], blocks)
 
+    def _come_to(self, candidates: Candidates) -> None:
+        """Note what is the same for all requests of a moment that have these endpoints."""
+        endpoints = self._last_endpoints = candidates.endpoints
+        self._last_numbers = self._packer.numbers(endpoints)
+        self._loads[id(endpoints)] = candidates
+        elsewhere = self._whereabouts
+        self._are_all = elsewhere is None or len(endpoints) >= elsewhere.num_endpoints()
+
     def _pack_candidates(self) -> None:
         waiting, self._noted, self._cells = self._noted, [], 0
         self._packer.pack(waiting, self._loads.values())
@@ -297,9 +314,9 @@ class Recorder:
 
     def _whose(self, routed: Routed) -> Whose:
         request, session = routed.request, b""
-        for name, value in request.headers:
-            if name == SESSION:
-                session = self._hash(value.decode("latin-1"), 8)
+        for header in request.headers:
+            if header[0] == SESSION:
+                session = self._hash(header[1].decode("latin-1"), 8)
         tenant = request.tenant or request.body.cache_salt
         return (
             routed.decision.profile or self._picked_by,
@@ -316,7 +333,7 @@ class Recorder:
         blocks, holder = max((blocks, holder) for holder, blocks in found.items())
         if holder in rows or blocks <= chosen or self._whereabouts is None:
             return None
-        where = self._whereabouts(holder, routed)
+        where = self._whereabouts.of(holder, routed)
         return None if where is None else Elsewhere(where[0], blocks, where[1])
 
     def _hash(self, text: str, size: int) -> bytes:
