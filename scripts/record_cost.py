@@ -42,7 +42,7 @@ class Answer:
 
 def routed(endpoints: list[Endpoint], matched: np.ndarray[Any, Any]) -> Any:
     number = len(endpoints)
-    columns = {name: np.zeros(number, figure.kind) for name, figure in FIGURES.items()}
+    columns: dict[str, Any] = {name: np.zeros(number, figure.kind) for name, figure in FIGURES.items()}
     rows = {each.holder: row for row, each in enumerate(endpoints)}
     candidates = Candidates(endpoints, rows, [], **columns)
     candidates.block_sizes[:] = 16
@@ -87,7 +87,8 @@ def measure(number: int) -> tuple[float, float]:
         began = time.thread_time()
         for i, (request_id, record) in enumerate(records[start : start + 1_000]):
             record.kept = recorder.decided(journey, all_routed[i % 200])
-            recorder.add(Answer(request_id, record))
+            answer: Any = Answer(request_id, record)
+            recorder.add(answer)
         recorder.settle()
         least = min(least, time.thread_time() - began)
     own = time.thread_time()

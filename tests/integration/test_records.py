@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
+from pathlib import Path
+
 from tests.integration.conftest import LONG, Fleet, StartFleet, until
 from tests.integration.test_gateway import all_known
 
+from inferway.config import RecordSettings
+from inferway.records.files import FleetLine
+from inferway.records.reader import Recorded, RecordReader
 from inferway.records.record import RequestRecord
 
 
@@ -39,3 +45,34 @@ async def test_a_request_has_a_record(start_fleet: StartFleet) -> None:
     }
     assert record.candidates[0].blocks == answer.matched
     assert record.missed == ()
+
+
+async def test_what_is_recorded_in_files_can_be_read(
+    start_fleet: StartFleet, tmp_path: Path
+) -> None:
+    settings = RecordSettings(directory=str(tmp_path))
+    fleet = await start_fleet(2, records=settings)
+    for question in ("one?", "two?", "one?"):
+        await fleet.chat(LONG + question)
+        await all_known(fleet)
+    await fleet.gateway.records.close()
+
+    reader = RecordReader(tmp_path)
+    found = list(reader)
+    requests = [each for each in found if isinstance(each, Recorded)]
+    lines = [each for each in found if isinstance(each, FleetLine)]
+
+    assert not reader.damaged
+    assert [each.record for each in requests] == fleet.gateway.records.ring.since(0)[1]
+    one, two, again = [each.blocks for each in requests]
+    assert one == again != two
+    assert one is not None
+    assert two is not None
+    assert one[0] == two[0]
+    assert {line.engine for line in lines if line.event == "joined"} == {
+        engine.url.removeprefix("http://") for engine in fleet.engines
+    }
+    [path] = tmp_path.glob("*.gz")
+    text = gzip.decompress(path.read_bytes())
+    assert b"one?" not in text
+    assert LONG.encode() not in text

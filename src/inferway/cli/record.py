@@ -42,8 +42,8 @@ def show(directory: Path) -> None:
         "form",
         type=click.Choice(["mooncake", "jsonl"]),
         required=True,
-        help="Write Mooncake's trace (timestamp, input_length, output_length and hash_ids of blocks "
-        "of 512 tokens), or whole records with the ids of their blocks.",
+        help="Write Mooncake's trace (timestamp, input_length, output_length and hash_ids of "
+        "blocks of 512 tokens), or whole records with the ids of their blocks.",
     ),
     option(
         "--out",

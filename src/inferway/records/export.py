@@ -100,7 +100,8 @@ def summary(recorded: Iterable[Recorded | FleetLine]) -> Iterator[str]:
         yield "no request was recorded"
         return
     first, last = min(r.at for r in records), max(r.at for r in records)
-    yield f"{len(records):,} requests in {last - first:,.0f} s, {len(engines)} engines and endpoints"
+    seconds, number = last - first, len(engines)
+    yield f"{len(records):,} requests in {seconds:,.0f} s, {number} engines and endpoints"
     yield from _counted("models", Counter(record.model or "unknown" for record in records))
     yield from _counted("outcomes", Counter(record.outcome for record in records))
     yield from _counted("reasons", Counter(record.reason or "not decided" for record in records))

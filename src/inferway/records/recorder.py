@@ -19,8 +19,8 @@ from typing import Any, Protocol
 from inferway.metrics import Family, counter, gauge
 from inferway.model import BlockKey, Candidates, Endpoint, HolderId, Prompt
 from inferway.openai_api.paths import PARSERS, UNREAD
+from inferway.records.decided import CandidatePacker, DecidedRequest, Elsewhere, Whose
 from inferway.records.misses import of_decision
-from inferway.records.noted import CandidatePacker, Elsewhere, Noted, Whose
 from inferway.records.packing import HAS_COSTS, MOST_ID, STREAMED, PackedRow
 from inferway.records.record import Miss
 from inferway.records.ring import RecordRing
@@ -53,13 +53,13 @@ Ended = tuple[str, str, int, str, float, Record, tuple[Miss, ...]]
 
 # Takes a request to which so many blocks less were delivered than were believed to be there, and
 # hands it to `keep` later, with the reasons. False: it has too much to do.
-Doubt = Callable[[Ended, Noted, int], bool]
+Doubt = Callable[[Ended, DecidedRequest, int], bool]
 
 
 class LooksElsewhere(Protocol):
     """Finds out whether a prompt that nobody holds is held under another salt or adapter."""
 
-    def look(self, routed: Routed, prompt: Prompt, noted: Noted) -> None: ...
+    def look(self, routed: Routed, prompt: Prompt, noted: DecidedRequest) -> None: ...
 
 
 class Recorder:
@@ -91,7 +91,7 @@ class Recorder:
         self._secret = token_bytes(16) if secret is None else secret
         self._hashes: dict[tuple[str, int], bytes] = {}
         self._packer = CandidatePacker(ring.names)
-        self._noted: list[Noted] = []  # their candidates are not packed yet
+        self._noted: list[DecidedRequest] = []  # their candidates are not packed yet
         self._cells = 0
         self._loads: dict[int, Candidates] = {}  # one for each list of endpoints in `_noted`
         self._last_endpoints: Sequence[Endpoint] = ()
@@ -100,7 +100,7 @@ class Recorder:
 
     # what comes in
 
-    def decided(self, journey: Journey, routed: Routed) -> Noted | None:
+    def decided(self, journey: Journey, routed: Routed) -> DecidedRequest | None:
         """Note what the request was decided by (routing.journey.Keeper)."""
         candidates, decision, request = routed.candidates, routed.decision, routed.request
         target = decision.targets[0] if decision.targets else None
@@ -131,7 +131,7 @@ class Recorder:
                 keys = items[0].prompt.block_keys
             if found and max(found.values()) > blocks:
                 elsewhere = self._elsewhere(routed, found, blocks)
-        noted = Noted(
+        noted = DecidedRequest(
             candidates.now,
             endpoints,
             row,
@@ -191,7 +191,7 @@ class Recorder:
         usage, noted = record.usage, record.kept
         if usage is None or usage.cached is None or record.reused_tokens <= usage.cached:
             return False
-        if self.doubt is None or not isinstance(noted, Noted):
+        if self.doubt is None or not isinstance(noted, DecidedRequest):
             return False
         short = shortfall(record, noted)
         return short > 0 and self.doubt(ended, noted, short)
@@ -209,7 +209,7 @@ class Recorder:
             if len(self.keys) >= MOST_KEYS:  # the disk is slow: these have no blocks there
                 del self.keys[: MOST_KEYS // 2]
             for number, each in enumerate(ended, first):
-                if isinstance(noted := each[5].kept, Noted) and noted.keys:
+                if isinstance(noted := each[5].kept, DecidedRequest) and noted.keys:
                     self.keys.append((number, noted.keys))
 
     def families(self) -> Iterator[Family]:
@@ -230,7 +230,8 @@ class Recorder:
 
     def _row(self, ended: Ended, offset: float) -> PackedRow:
         request_id, path, status, outcome, seconds, record, missed = ended
-        names, noted, usage, target = self.ring.names, record.kept, record.usage, record.target
+        names, noted = self.ring.names, record.kept
+        usage, target, prefill = record.usage, record.target, record.prefill_target
         number, opened = names.known, record.opened_at
         chosen, blocks, prompt_blocks = "", 0, 0
         if target is not None:
@@ -239,7 +240,7 @@ class Recorder:
         reachable, reached = blocks, chosen
         flags = STREAMED if record.is_streamed else 0
         table, size, tiers, whose = b"", 0, None, _NOBODYS
-        if isinstance(noted, Noted) and noted.names is names:
+        if isinstance(noted, DecidedRequest) and noted.names is names:
             table, size, tiers, whose = noted.packed, noted.block_size, noted.tiers, noted.whose
             if noted.score is None:
                 flags |= HAS_COSTS
@@ -250,10 +251,8 @@ class Recorder:
                 reachable, reached = elsewhere.blocks, elsewhere.endpoint
             if reachable > blocks or usage is None or usage.cached is None or noted.missed:
                 missed = (*missed, *noted.missed, *of_decision(record, noted, blocks))
-        if missed:
-            self._count(missed)
+        self._count(missed)
         begun = record.first_at or record.begun_at
-        prefill = record.prefill_target
         return (
             opened + offset,
             request_id[:MOST_ID],
@@ -332,7 +331,7 @@ class Recorder:
         return found
 
 
-def shortfall(record: Record, noted: Noted) -> int:
+def shortfall(record: Record, noted: DecidedRequest) -> int:
     """Return how many blocks less were delivered than were believed to be there."""
     usage = record.usage
     if usage is None or usage.cached is None or not noted.tells or not noted.block_size:

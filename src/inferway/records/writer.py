@@ -34,8 +34,8 @@ from inferway.records.files import (
     SECRET,
     SUFFIX,
     Blocks,
+    FileHeader,
     FleetLine,
-    Header,
     Line,
     RequestLine,
 )
@@ -118,6 +118,16 @@ class RecordFiles:
             if raw is not None:
                 raw.close()
 
+    def abandon(self) -> None:
+        """Let the file go, whatever of it is not written."""
+        file, self._file = self._file, None
+        raw, self._raw = self._raw, None
+        self._ids.clear()
+        for each in (file, raw):
+            with suppress(OSError, ValueError):
+                if each is not None:
+                    each.close()
+
     @property
     def _is_full(self) -> bool:
         assert self._raw is not None
@@ -135,7 +145,8 @@ class RecordFiles:
         sizes = {line.block_size for line in fleet if line.block_size}
         salt = blake2b(self._secret, digest_size=8).hexdigest()
         self._write(
-            file, Header(FORMAT, self._began, __version__, tuple(sorted(sizes)), salt, self._policy)
+            file,
+            FileHeader(FORMAT, self._began, __version__, tuple(sorted(sizes)), salt, self._policy),
         )
         for line in fleet:
             self._write(file, line)
@@ -231,6 +242,7 @@ class RecordWriter:
             await asyncio.to_thread(work)
         except Exception as e:
             self.failed = str(e)
+            await asyncio.to_thread(self._files.abandon)
             self._recorder.keeps_keys = False
             self._recorder.keys.clear()
             log.error("requests are no longer recorded in %s: %s", self._files.directory, e)

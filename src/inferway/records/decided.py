@@ -24,7 +24,7 @@ class Elsewhere(msgspec.Struct, frozen=True):
     why: str  # it was no candidate
 
 
-class Noted(msgspec.Struct):
+class DecidedRequest(msgspec.Struct):
     """A request that was decided, until it is recorded."""
 
     at: float  # seconds, by the director's clock
@@ -69,12 +69,12 @@ class CandidatePacker:
         self.names = names
         self._numbers.forget()
 
-    def pack(self, noted: Sequence[Noted], loads: Iterable[Candidates]) -> None:
+    def pack(self, noted: Sequence[DecidedRequest], loads: Iterable[Candidates]) -> None:
         """Fill in what these lack; equally many candidates at a time are done together. `loads`: a
         table of each list of endpoints in them, with their load: of all requests of a moment it is
         the same."""
         self._note_loads(loads)
-        groups: dict[tuple[int, int], list[Noted]] = {}
+        groups: dict[tuple[int, int], list[DecidedRequest]] = {}
         for each in noted:
             key = (len(each.endpoints), len(each.columns))
             if key in groups:
@@ -97,7 +97,7 @@ class CandidatePacker:
             self._loads[0, ids] = np.minimum(each.running, MOST_LOAD)
             self._loads[1, ids] = np.minimum(each.waiting, MOST_LOAD)
 
-    def _pack(self, group: Sequence[Noted], number: int, *, has_costs: bool) -> None:
+    def _pack(self, group: Sequence[DecidedRequest], number: int, *, has_costs: bool) -> None:
         shape = (len(group), number)
         columns = [
             np.frombuffer(b"".join(parts))
@@ -138,7 +138,7 @@ Rows = NDArray[np.intp]
 _PLAIN = 1  # columns that there are without costs
 
 
-def _scored(group: Sequence[Noted], number: int) -> tuple[Column, Column, Column]:
+def _scored(group: Sequence[DecidedRequest], number: int) -> tuple[Column, Column, Column]:
     """Of a choice by scores: that of the chosen one is known."""
     scores = np.zeros((len(group), number))
     for row, each in zip(scores, group, strict=True):
@@ -163,7 +163,7 @@ def _kept_rows(
     return (kept + np.arange(0, len(cost), shape[1])[:, None]).reshape(-1)
 
 
-def _tiers(noted: Noted) -> dict[str, tuple[tuple[int, int], ...]]:
+def _tiers(noted: DecidedRequest) -> dict[str, tuple[tuple[int, int], ...]]:
     """Runs of blocks in each tier, of endpoints where not all lie in the first."""
     return {
         each.name: runs(below, noted.found.get(each.holder, 0))

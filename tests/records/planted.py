@@ -1,0 +1,427 @@
+"""Misses that are planted: engines with true caches, what is believed of them, and requests that
+reuse less than they could have, for one reason each. What comes of a request passes the recorder's
+own parts; only time, engines and their events are played."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from inferway.config import EngineSettings
+from inferway.fleet.engine import Engine
+from inferway.kv.blocks.extra_keys import request_extras
+from inferway.kv.blocks.keys import BlockHasher
+from inferway.kv.events.apply import EngineBlocks
+from inferway.kv.events.event import AllBlocksCleared, BlockRemoved, BlockStored, Event
+from inferway.kv.events.removals import Removals
+from inferway.kv.events.stream import StreamState
+from inferway.kv.index.memory import MemoryIndex
+from inferway.kv.index.speculative import SpeculativeOverlay
+from inferway.model import BlockKey, Decision, Endpoint, Prompt, Reason, Target, TokenIds
+from inferway.openai_api.llm_request import LLMRequest
+from inferway.openai_api.requests import CompletionRequest
+from inferway.openai_api.usage import Usage
+from inferway.prompts.served import NoPrompts, ServedModel
+from inferway.records.other_extras import OtherExtras
+from inferway.records.record import MissKind, RequestRecord
+from inferway.records.recorder import Recorder
+from inferway.records.ring import RecordRing
+from inferway.records.shortfalls import Shortfalls
+from inferway.routing.journey import Routed
+from inferway.routing.match import Matched
+from inferway.routing.record import Record
+from inferway.scheduling.columns import EXPECTED_TTFT_MS
+from inferway.scheduling.expected_ttft.learning import COST_MS, TERMS_MS
+from inferway.scheduling.idle import idle
+
+SIZE = 16
+MODEL = ServedModel("m", NoPrompts(Reason.NO_TOKENIZER, "these are tokens"), (SIZE,))
+TUNED = ServedModel(
+    "tuned", MODEL.prompts, (SIZE,), lora="tuned", lora_paths={None: frozenset({0, 1})}
+)
+
+
+@dataclass
+class Stream:
+    """What is known of one engine's events (fleet.subscriber.EventSubscriber)."""
+
+    holder: int
+    blocks: EngineBlocks
+    removals: Removals = field(default_factory=Removals)
+    state: StreamState = StreamState.EXACT
+    stream: Any = field(default_factory=lambda: SimpleNamespace(can_replay=True))
+    resyncs: int = 0
+
+    def resync(self) -> None:
+        self.resyncs += 1
+
+
+@dataclass
+class Place:
+    """An engine: its true cache, and the events that it has told."""
+
+    endpoint: Endpoint
+    engine: Engine
+    stream: Stream
+    true: set[BlockKey] = field(default_factory=set)
+    seq: int = 0
+    tells_extras: bool = True
+
+
+@dataclass
+class Asked:
+    """A request on its way."""
+
+    routed: Routed
+    record: Record
+    true_keys: Sequence[BlockKey]
+    place: Place
+
+
+class World:
+    """Two engines, an index, and a recorder."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+        self.now = 1000.0
+        self.index = MemoryIndex()
+        self.overlay = SpeculativeOverlay()
+        self.hasher = BlockHasher(SIZE)
+        self.places = [self._place(number) for number in range(2)]
+        self.filtered: dict[int, str] = {}  # holder -> why
+        self.ring = RecordRing(1000)
+        self.recorder = Recorder(
+            self.ring, self.clock, whereabouts=self._whereabouts, wall_clock=self.clock
+        )
+        self.others = OtherExtras(self.index)
+        self.due: list[Callable[[], None]] = []
+        self.shortfalls = Shortfalls(
+            *(self.recorder, self.index, self, self.due.append, self.clock),
+            under_other=self.others.under_other,
+        )
+        self.recorder.others, self.recorder.doubt = self.others, self.shortfalls.look
+
+    def clock(self) -> float:
+        return self.now
+
+    def engine(self, name: str) -> Engine | None:
+        """The fleet's (records.shortfalls.KnowsEngines)."""
+        return next((each.engine for each in self.places if each.engine.name == name), None)
+
+    # what engines do
+
+    def store(self, place: Place, tokens: TokenIds, **extras: str) -> None:
+        """The engine computes a prompt, keeps its blocks and says so."""
+        keys = self.keys(tokens, **extras)
+        place.true.update(keys)
+        salt = extras.get("salt") if place.tells_extras else None
+        self.tell(
+            place,
+            BlockStored(
+                block_hashes=[_hash(key) for key in keys],
+                parent_hash=None,
+                token_ids=tokens[: len(keys) * SIZE].tolist(),
+                block_size=SIZE,
+                lora_name=extras.get("adapter") if place.tells_extras else None,
+                extra_keys=None if salt is None else [[salt], *[None] * (len(keys) - 1)],
+            ),
+        )
+
+    def drop(self, place: Place, keys: Sequence[BlockKey], *, told: bool = True) -> None:
+        """The engine drops blocks."""
+        place.true.difference_update(keys)
+        if told:
+            self.tell(place, BlockRemoved(block_hashes=[_hash(key) for key in keys]))
+
+    def clear(self, place: Place) -> None:
+        place.true.clear()
+        self.tell(place, AllBlocksCleared())
+
+    def tell(self, place: Place, event: Event) -> None:
+        place.seq += 1
+        ops = place.stream.blocks.apply(event)
+        self.index.apply(ops)
+        place.stream.removals.note(ops, place.seq, self.now)
+
+    # what requests do
+
+    def tokens(self, blocks: int, rest: int = 5) -> TokenIds:
+        number = blocks * SIZE + rest
+        return np.array([self.random.randrange(50_000) for _ in range(number)], np.uint32)
+
+    def keys(
+        self, tokens: TokenIds, salt: str | None = None, adapter: str | None = None
+    ) -> list[BlockKey]:
+        return self.hasher.keys(tokens, request_extras(adapter, salt))
+
+    async def ask(
+        self,
+        tokens: TokenIds,
+        at: int,
+        *,
+        salt: str | None = None,
+        adapter: str | None = None,
+        costs: Sequence[float] = (10.0, 10.0),
+        truncates: int | None = None,
+    ) -> Asked:
+        """A request is decided: it goes to the engine of this number."""
+        place, keys = self.places[at], self.keys(tokens, salt, adapter)
+        prompt = Prompt(tokens, keys)
+        found = await self.index.match(keys)
+        endpoints = [e.endpoint for e in self.places if e.endpoint.holder not in self.filtered]
+        held = self.overlay.extend(keys, found.blocks)
+        table = idle(endpoints, SIZE)
+        table.matched_blocks = np.array([float(held.get(e.holder, 0)) for e in endpoints])
+        table.now = self.now
+        spent = np.array([costs[e.holder] for e in endpoints])
+        table.add(COST_MS, spent)
+        table.add(EXPECTED_TTFT_MS, spent * 0.9)
+        table.add(TERMS_MS, np.full((len(endpoints), 6), 1.0))
+        blocks = held.get(place.endpoint.holder, 0)
+        target = Target(place.endpoint, 1.0, blocks, len(keys))
+        body = CompletionRequest(
+            model="m", prompt="", cache_salt=salt, truncate_prompt_tokens=truncates
+        )
+        model = MODEL if adapter is None else TUNED
+        request = LLMRequest(request_id="", target_model="m", body=body)
+        decision = Decision((target,), Reason.KV_AWARE)
+        matched = {SIZE: [Matched(prompt, found)]}
+        routed = Routed(request, model, matched, decision, table)
+        record = Record(self.now)
+        record.target, record.attempts, record.reason = target, 1, Reason.KV_AWARE
+        record.prompt_tokens = len(tokens)
+        record.reused_tokens = min(blocks, (len(tokens) - 1) // SIZE) * SIZE
+        journey: Any = SimpleNamespace(tells_its_reuse=True)
+        record.kept = self.recorder.decided(journey, routed)
+        await self._settled(self.others)
+        return Asked(routed, record, keys, place)
+
+    async def answered(
+        self,
+        asked: Asked,
+        *,
+        counted: int | None = None,
+        cached: int | None = None,
+        tells: bool = True,
+    ) -> RequestRecord:
+        """The engine answers, with what is true in its cache now."""
+        record, own = asked.record, 0
+        for key in asked.true_keys[: (record.prompt_tokens - 1) // SIZE]:
+            if key not in asked.place.true:
+                break
+            own += SIZE
+        cached = own if cached is None else cached
+        self.now += 0.1
+        usage = Usage(counted or record.prompt_tokens, 10, cached if tells else None)
+        record.usage, record.outcome = usage, "ok"
+        name = f"r{self.ring.next_seq}-{len(self.due)}"
+        answer: Any = SimpleNamespace(
+            request_id=name,
+            path="/v1/completions",
+            status=200,
+            outcome="",
+            seconds=0.1,
+            record=record,
+        )
+        self.recorder.add(answer)
+        self.recorder.settle()
+        for call in self.due:
+            call()
+        self.due.clear()
+        await self._settled(self.shortfalls)
+        found = self.ring.find(name)
+        assert found is not None
+        return found
+
+    def _place(self, number: int) -> Place:
+        endpoint = Endpoint(f"e{number}", f"http://e{number}", number)
+        engine = Engine(EngineSettings(url=endpoint.url, name=endpoint.engine), (), healthy=True)
+        engine.endpoints = [endpoint]
+        stream: Any = Stream(number, EngineBlocks(number, SIZE, holdings=self.index))
+        engine.subscribers = [stream]
+        return Place(endpoint, engine, stream)
+
+    def _whereabouts(self, holder: int, _: Routed) -> tuple[str, str] | None:
+        return f"e{holder}", self.filtered[holder]
+
+    async def _settled(self, of: Any) -> None:
+        """Wait for what it does beside."""
+        while of._tasks.running:
+            for task in list(of._tasks.running):
+                await task
+
+
+def _hash(key: BlockKey) -> int:
+    return key ^ 0x5555
+
+
+# How each kind is planted: returns the record, and how many blocks it must be of.
+Planted = tuple[RequestRecord, int]
+
+
+async def evicted(world: World) -> Planted:
+    tokens, place = await _stored(world)
+    asked = await world.ask(tokens, place)
+    keys = asked.true_keys
+    at = world.random.randrange(len(keys))
+    world.now += 0.01
+    world.drop(world.places[place], keys[at:])
+    return await world.answered(asked), len(keys) - at
+
+
+async def stale(world: World) -> Planted:
+    """It drops blocks, and does not say so."""
+    tokens, place = await _stored(world)
+    keys = world.keys(tokens)
+    at = world.random.randrange(len(keys))
+    world.drop(world.places[place], keys[at:], told=False)
+    asked = await world.ask(tokens, place)
+    return await world.answered(asked), len(keys) - at
+
+
+async def cut_off(world: World) -> Planted:
+    """The same, while its events do not come."""
+    tokens, place = await _stored(world)
+    world.places[place].stream.state = StreamState.STALE
+    keys = world.keys(tokens)
+    world.drop(world.places[place], keys, told=False)
+    asked = await world.ask(tokens, place)
+    return await world.answered(asked), len(keys)
+
+
+async def restart(world: World) -> Planted:
+    tokens, place = await _stored(world)
+    asked = await world.ask(tokens, place)
+    world.clear(world.places[place])
+    return await world.answered(asked), len(asked.true_keys)
+
+
+async def never_stored(world: World) -> Planted:
+    """Another request was to compute it, and was aborted."""
+    tokens, place = world.tokens(world.random.randint(1, 30)), world.random.randrange(2)
+    world.overlay.add(place, world.keys(tokens))
+    asked = await world.ask(tokens, place)
+    return await world.answered(asked), len(asked.true_keys)
+
+
+async def differs(world: World) -> Planted:
+    tokens, place = await _stored(world)
+    asked = await world.ask(tokens, place)
+    short = world.random.randint(1, len(asked.true_keys))
+    left = (len(asked.true_keys) - short) * SIZE
+    counted = len(tokens) + world.random.choice([-3, 2, 7])
+    return await world.answered(asked, counted=counted, cached=left), short
+
+
+async def truncated(world: World) -> Planted:
+    tokens, place = await _stored(world, least=2)
+    asked = await world.ask(tokens, place, truncates=20)
+    return await world.answered(asked, counted=20, cached=0), len(asked.true_keys)
+
+
+async def silent(world: World) -> Planted:
+    tokens, place = await _stored(world)
+    asked = await world.ask(tokens, place)
+    return await world.answered(asked, tells=False), len(asked.true_keys)
+
+
+async def salted(world: World) -> Planted:
+    tokens, place = world.tokens(world.random.randint(1, 30)), world.random.randrange(2)
+    first, second = world.random.sample([None, "a", "b"], 2)
+    if first is not None:  # it went there
+        await world.answered(await world.ask(tokens, place, salt=first))
+    world.store(world.places[place], tokens, **({} if first is None else {"salt": first}))
+    asked = await world.ask(tokens, place, salt=second)
+    return await world.answered(asked), len(asked.true_keys)
+
+
+async def salted_unseen(world: World) -> Planted:
+    """The engine's events do not tell salts."""
+    tokens, place = world.tokens(world.random.randint(1, 30)), world.random.randrange(2)
+    world.places[place].tells_extras = False
+    await world.answered(await world.ask(tokens, place, salt="a"))
+    world.store(world.places[place], tokens, salt="a")
+    asked = await world.ask(tokens, place)
+    return await world.answered(asked), len(asked.true_keys)
+
+
+async def other_adapter(world: World) -> Planted:
+    tokens, place = world.tokens(world.random.randint(1, 30)), world.random.randrange(2)
+    is_base_first = world.random.random() < 0.5
+    first, second = (None, "tuned") if is_base_first else ("tuned", None)
+    await world.answered(await world.ask(tokens, place, adapter=first))
+    world.store(world.places[place], tokens, **({} if first is None else {"adapter": first}))
+    asked = await world.ask(tokens, place, adapter=second)
+    return await world.answered(asked), len(asked.true_keys)
+
+
+async def moved_for_load(world: World) -> Planted:
+    tokens, place = await _stored(world)
+    other = 1 - place
+    some = world.random.randrange(len(world.keys(tokens)))
+    if some:
+        world.store(world.places[other], tokens[: some * SIZE])
+    costs = [50.0, 50.0]
+    costs[place] += world.random.uniform(1, 100)
+    asked = await world.ask(tokens, other, costs=costs)
+    return await world.answered(asked), len(asked.true_keys) - some
+
+
+async def filtered(world: World) -> Planted:
+    tokens, place = await _stored(world)
+    world.filtered[place] = world.random.choice(["drained", "ejected, after failures"])
+    asked = await world.ask(tokens, 1 - place)
+    return await world.answered(asked), len(asked.true_keys)
+
+
+async def failed_first(world: World) -> Planted:
+    """The engine that holds it fails, and another one answers."""
+    tokens, place = await _stored(world)
+    asked = await world.ask(tokens, place)
+    asked.place = world.places[1 - place]
+    asked.record.target = Target(asked.place.endpoint, 0.5, 0, len(asked.true_keys))
+    asked.record.attempts, asked.record.reused_tokens = 2, 0
+    return await world.answered(asked), len(asked.true_keys)
+
+
+async def _stored(world: World, least: int = 1) -> tuple[TokenIds, int]:
+    """A prompt that one of the engines holds whole, and its number."""
+    tokens = world.tokens(world.random.randint(least, 30))
+    place = world.random.randrange(2)
+    world.store(world.places[place], tokens)
+    world.now += 1.0
+    return tokens, place
+
+
+PLANTS: Sequence[tuple[MissKind, Callable[[World], Any]]] = (
+    (MissKind.EVICTED, evicted),
+    (MissKind.STALE, stale),
+    (MissKind.STALE, cut_off),
+    (MissKind.RESTART, restart),
+    (MissKind.NEVER_STORED, never_stored),
+    (MissKind.DIFFERS, differs),
+    (MissKind.TRUNCATED, truncated),
+    (MissKind.SILENT, silent),
+    (MissKind.SALTED, salted),
+    (MissKind.SALTED, salted_unseen),
+    (MissKind.OTHER_ADAPTER, other_adapter),
+    (MissKind.MOVED_FOR_LOAD, moved_for_load),
+    (MissKind.FILTERED, filtered),
+    (MissKind.FILTERED, failed_first),
+)
+
+
+async def wrongly_named(seed: int) -> str | None:
+    """Plant a miss; return what is wrong with its record, None if nothing is."""
+    kind, plant = PLANTS[seed % len(PLANTS)]
+    world = World(seed)
+    record, blocks = await plant(world)
+    found = [(miss.kind, miss.blocks) for miss in record.missed]
+    if found == [(kind, blocks)]:
+        return None
+    return f"seed {seed}, {plant.__name__}: {found} instead of {[(kind.value, blocks)]}"

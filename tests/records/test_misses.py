@@ -1,0 +1,65 @@
+"""Planted misses are named right, and what is wrong with a picture is forgotten."""
+
+from __future__ import annotations
+
+import pytest
+from tests.records.planted import PLANTS, SIZE, World, wrongly_named
+
+from inferway.records.shortfalls import REPAIR_AFTER
+
+PLANTED = 140
+
+
+async def test_planted_misses_are_named_right() -> None:
+    wrong = [await wrongly_named(seed) for seed in range(PLANTED)]
+
+    assert not [each for each in wrong if each is not None]
+
+
+def test_all_kinds_are_planted() -> None:
+    assert PLANTED >= 100
+    assert 2 * len(PLANTS) <= PLANTED
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_what_reuses_all_that_it_could_has_missed_nothing(seed: int) -> None:
+    world = World(seed)
+    tokens = world.tokens(world.random.randint(1, 30))
+    world.store(world.places[0], tokens)
+
+    record = await world.answered(await world.ask(tokens, 0))
+
+    assert record.missed == ()
+    assert record.delivered_tokens == record.chosen_blocks * SIZE
+
+
+async def test_a_picture_that_is_wrong_again_and_again_is_repaired() -> None:
+    world = World(1)
+    place, tokens = world.places[0], world.tokens(8)
+    keys = world.keys(tokens)
+    world.store(place, tokens)
+    world.drop(place, keys[3:], told=False)
+    for _ in range(REPAIR_AFTER - 1):
+        await world.answered(await world.ask(tokens, 0))
+    assert (await world.index.match(keys)).blocks == {0: 8}
+
+    await world.answered(await world.ask(tokens, 0))
+
+    assert (await world.index.match(keys)).blocks == {0: 3}
+    assert place.stream.resyncs == 1
+    assert world.shortfalls.repairs == {"e0": 1}
+    record = await world.answered(await world.ask(tokens, 0))
+    assert record.missed == ()
+
+
+async def test_innocent_misses_do_not_repair_anything() -> None:
+    world = World(2)
+    place, tokens = world.places[0], world.tokens(8)
+    for _ in range(2 * REPAIR_AFTER):
+        world.store(place, tokens)
+        asked = await world.ask(tokens, 0)
+        world.drop(place, asked.true_keys)
+        await world.answered(asked)
+
+    assert place.stream.resyncs == 0
+    assert world.shortfalls.repairs == {}
