@@ -260,7 +260,7 @@ async def test_its_picture(start_fleet: StartFleet, open_tab: OpenTab, theme: st
     assert picture.startswith(b"\x89PNG")
     if os.environ.get("SCREENSHOTS"):
         (IMAGES / f"page-{theme}.png").write_bytes(picture)
-            await tab.locator("tr:has(.tag) button.row").first.click()
+        await tab.locator("tr:has(.tag) button.row").first.click()
         await seen(tab, "#drawer", "The rest")
         await tab.screenshot(path=IMAGES / f"page-request-{theme}.png")
     for each in going:
