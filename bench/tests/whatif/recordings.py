@@ -16,8 +16,8 @@ from inferway.records.files import (
     PREFIX,
     SUFFIX,
     Blocks,
+    FileHeader,
     FleetLine,
-    Header,
     RequestLine,
 )
 from inferway.records.record import RequestRecord
@@ -88,7 +88,7 @@ def written(recorded: Recording, directory: Path, costs: Mapping[str, float] = N
     ids: dict[int, int] = {}
     encode = msgspec.json.encode
     with gzip.open(path, "wb") as file:
-        file.write(encode(Header(FORMAT, BEGAN, "0", (128,), "salt")) + b"\n")
+        file.write(encode(FileHeader(FORMAT, BEGAN, "0", (128,), "salt")) + b"\n")
         for name, facts in recorded.engines.items():
             line = FleetLine(
                 BEGAN, "joined", name, "up", (facts.model,), (name,), 128, facts.cache_blocks,
