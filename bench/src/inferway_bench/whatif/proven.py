@@ -25,7 +25,7 @@ from inferway_bench.peers.workload import ChatSpec, chats
 from inferway_bench.plotting import Chart, Plot
 from inferway_bench.processes import BenchError
 from inferway_bench.progress import OnStep
-from inferway_bench.report import Column, Table
+from inferway_bench.report import Better, Column, Table
 from inferway_bench.routers import Inferway, Place
 from inferway_bench.rows import Findings, Goal, Row, Run, Value
 from inferway_bench.simulate.processes import Processes
@@ -180,9 +180,10 @@ def _goals(run: Run) -> list[Goal]:
 
 
 def _figure(name: str, head: str, form: str) -> tuple[Column, ...]:
+    better: tuple[Better, str] = ("higher", "%") if name in SHARES else ("lower", "ms")
     unit = "{:+.1f}" if name in SHARES else "{:+.1f}%"
     return (
-        Column(name, head, form, "mean alone"),
+        Column(name, head, form, "mean alone", *better),
         Column(f"simulated_{name}", "simulated", form, "mean"),
         Column(f"{name}_error", "error, points" if name in SHARES else "error", unit, "mean alone"),
     )
@@ -196,7 +197,7 @@ _PREDICTIONS = Table(
     (
         Column("requests", form="{:,.0f}"),
         *_figure("ttft_p50", "p50", "{:,.0f}"), *_figure("ttft_p90", "p90", "{:,.0f}"),
-        *_figure("cached", "cached", "{:.1f}%"), Column("constants", "constants of the engines"),
+        *_figure("cached", "cached", "{:.1f}%"),
     ),
 )  # fmt: skip
 _TTFT = Plot(
