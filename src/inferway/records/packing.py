@@ -86,14 +86,15 @@ decode_rows = msgspec.msgpack.Decoder(list[RecordRow]).decode
 class Names:
     """Names and their numbers. 0 is no name, and any name that has no more room."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MOST_NAMES) -> None:
         self.names = [""]
+        self._most = most
         self._numbers = {"": 0}
         self.known = self._numbers.get  # the number of a name that is known, else None
 
     @property
     def is_full(self) -> bool:
-        return len(self.names) > MOST_NAMES
+        return len(self.names) > self._most
 
     def add(self, name: str) -> int:
         """Return the number of a name, new or not."""
