@@ -99,10 +99,10 @@ class RecordRing:
         """Keep records whose names are numbers of `names`: a page, forgotten as a whole."""
         if not rows or not self.capacity:
             return
-        packed = encode_rows(rows)
-        self._pages.append(Page(self._last_seq + 1, len(rows), packed, self.names.names))
-        self._last_seq += len(rows)
-        self._len += len(rows)
+        packed, size = encode_rows(rows)
+        self._pages.append(Page(self._last_seq + 1, size, packed, self.names.names))
+        self._last_seq += size
+        self._len += size
         self.num_bytes += len(packed)
         while self._len > self.capacity or self.num_bytes > self.max_bytes:
             oldest = self._pages.popleft()
