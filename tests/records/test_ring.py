@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferway.records.packing import LATE, MOST_ID, SCORE, TERMS
+from inferway.records.packing import LATE, MOST_ID, SCORE, TERMS, row_of
 from inferway.records.record import CandidateRecord, Miss, MissKind, RequestRecord
 from inferway.records.ring import RecordRing
 
@@ -193,3 +194,27 @@ def test_a_typical_record_takes_300_bytes() -> None:
         )
 
     assert ring.num_bytes / len(ring) <= 300
+
+
+def test_a_number_beyond_all_measure_costs_its_own_record_only() -> None:
+    ring = RecordRing()
+    rows = [
+        row_of(numbered(i, output_tokens=10**30 if i == 1 else 5), ring.names) for i in range(3)
+    ]
+
+    ring.extend(rows)
+
+    assert [each.id for each in ring.newest()] == ["r2", "r0"]
+    assert (len(ring), ring.last_seq) == (2, 2)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_costs_that_are_none_are_unknown(value: float) -> None:
+    ring = RecordRing()
+    strange = CandidateRecord("e", 1, ((0, 1),), {"own": value}, 0.0, value)
+    ring.append(RequestRecord(id="r", at=1.0, candidates=(strange,), chosen="e"))
+
+    [found] = ring.newest()
+
+    assert found.candidates[0].cost == -1
+    assert msgspec.json.decode(msgspec.json.encode(found), type=RequestRecord) == found

@@ -148,6 +148,16 @@ def _scored(group: Sequence[DecidedRequest], number: int) -> tuple[Column, Colum
     return -flat, flat, flat
 
 
+def nearest(cost: Column | None, held: Column, chosen: int) -> Rows:
+    """Return the rows of candidates that may be kept: the chosen one first, the longest holder, and
+    the cheapest."""
+    longest = int(held.argmax())
+    cheapest: list[int] = []
+    if cost is not None:
+        cheapest = cost.argpartition(MOST_CANDIDATES)[:MOST_CANDIDATES].tolist()
+    return np.array(list(dict.fromkeys([chosen, longest, *cheapest])), np.intp)
+
+
 def _kept_rows(
     cost: Column,
     shape: tuple[int, int],

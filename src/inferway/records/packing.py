@@ -6,6 +6,7 @@ whose milliseconds are the upper halves of floats: exact to 0.4 %.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import isfinite
 from typing import Any
 
 import msgspec
@@ -79,21 +80,39 @@ class RecordRow(msgspec.Struct, frozen=True, array_like=True):
 
 
 PackedRow = tuple[Any, ...]  # of the fields of RecordRow
-encode_rows = msgspec.msgpack.Encoder().encode
+_encode = msgspec.msgpack.Encoder().encode
 decode_rows = msgspec.msgpack.Decoder(list[RecordRow]).decode
+
+
+def encode_rows(rows: Sequence[PackedRow]) -> tuple[bytes, int]:
+    """Return the rows as bytes, and how many they are: one with a number that no engine can mean
+    (beyond 64 bits) is left out."""
+    try:
+        return _encode(rows), len(rows)
+    except OverflowError:
+        left = [row for row in rows if _is_encodable(row)]
+        return _encode(left), len(left)
+
+
+def _is_encodable(row: PackedRow) -> bool:
+    try:
+        return bool(_encode(row))
+    except OverflowError:
+        return False
 
 
 class Names:
     """Names and their numbers. 0 is no name, and any name that has no more room."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MOST_NAMES) -> None:
         self.names = [""]
+        self._most = most
         self._numbers = {"": 0}
         self.known = self._numbers.get  # the number of a name that is known, else None
 
     @property
     def is_full(self) -> bool:
-        return len(self.names) > MOST_NAMES
+        return len(self.names) > self._most
 
     def add(self, name: str) -> int:
         """Return the number of a name, new or not."""
@@ -223,5 +242,5 @@ def _milliseconds(microseconds: int) -> float:
 
 
 def _short(value: float) -> float:
-    """A value with the digits that it really has."""
-    return float(f"{value:.4g}")
+    """A value with the digits that it really has; -1 for one that is none."""
+    return float(f"{value:.4g}") if isfinite(value) else -1.0

@@ -16,10 +16,13 @@ from secrets import token_bytes
 from types import MappingProxyType
 from typing import Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from inferway.metrics import Family, counter, gauge
 from inferway.model import BlockKey, Candidates, Endpoint, HolderId, Prompt
 from inferway.openai_api.paths import PARSERS, UNREAD
-from inferway.records.decided import CandidatePacker, DecidedRequest, Elsewhere, Whose
+from inferway.records.decided import CandidatePacker, DecidedRequest, Elsewhere, Whose, nearest
 from inferway.records.misses import of_decision
 from inferway.records.packing import HAS_COSTS, MOST_ID, STREAMED, PackedRow
 from inferway.records.record import Miss
@@ -40,6 +43,8 @@ SESSION = b"x-session-id"
 _PATHS = frozenset({*PARSERS, *UNREAD})
 _COST, _TTFT, _TERMS = COST_MS.name, EXPECTED_TTFT_MS.name, TERMS_MS.name
 
+MANY = 128  # candidates: of more, few are copied
+Columns = tuple[bytes, ...]
 _NOTHING: Mapping[Any, Any] = MappingProxyType({})
 _NOBODYS: Whose = ("", b"", b"", 0)
 
@@ -116,19 +121,19 @@ class Recorder:
         if target is None or row is None:
             return None
         added = candidates.added
-        score: float | None = None
-        held = candidates.matched_blocks.tobytes()
-        endpoints = candidates.endpoints
+        endpoints, score = candidates.endpoints, None if _COST in added else target.score
         if endpoints is not self._last_endpoints:
             self._come_to(candidates)
+        size, items = _of_size(routed, candidates, row)
         columns: tuple[bytes, ...]
-        if _COST in added:
+        if len(endpoints) > MANY:
+            endpoints, row, columns = self._nearest(candidates, row)
+        elif score is None:
             cost, ttft, terms = added[_COST], added[_TTFT], added[_TERMS]
-            numbers = self._last_numbers
+            numbers, held = self._last_numbers, candidates.matched_blocks.tobytes()
             columns = (numbers, held, cost.tobytes(), ttft.tobytes(), terms.tobytes())
         else:
-            columns, score = (self._last_numbers, held), target.score
-        size, items = _of_size(routed, candidates, row)
+            columns = (self._last_numbers, candidates.matched_blocks.tobytes())
         keys: Sequence[BlockKey] = ()
         found, lower, elsewhere = _NOTHING, _NOTHING, None
         if len(items) == 1:
@@ -239,6 +244,18 @@ class Recorder:
         self._loads[id(endpoints)] = candidates
         elsewhere = self._whereabouts
         self._are_all = elsewhere is None or len(endpoints) >= elsewhere.num_endpoints()
+
+    def _nearest(self, candidates: Candidates, row: int) -> tuple[list[Endpoint], int, Columns]:
+        """Of very many candidates, those that may be kept, at once: all others are not copied."""
+        added, held = candidates.added, candidates.matched_blocks
+        cost = added.get(_COST)
+        rows = nearest(cost, held, row)
+        numbers = np.frombuffer(self._last_numbers, np.uint16)
+        columns: list[NDArray[Any]] = [numbers, held]
+        if cost is not None:
+            columns += [cost, added[_TTFT], added[_TERMS]]
+        endpoints = [candidates.endpoints[each] for each in rows.tolist()]
+        return endpoints, 0, tuple([column.take(rows, axis=0).tobytes() for column in columns])
 
     def _pack_candidates(self) -> None:
         waiting, self._noted, self._cells = self._noted, [], 0

@@ -10,6 +10,7 @@ from itertools import islice
 
 from inferway.records.packing import (
     MOST_ID,
+    MOST_NAMES,
     Names,
     PackedRow,
     RecordRow,
@@ -50,11 +51,17 @@ class RecordRing:
     record before it has; whoever follows them asks for those `since` the last number it has
     seen."""
 
-    def __init__(self, capacity: int = DEFAULT_REQUESTS, max_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        capacity: int = DEFAULT_REQUESTS,
+        max_bytes: int | None = None,
+        most_names: int = MOST_NAMES,
+    ) -> None:
         self.capacity = capacity
         self.max_bytes = max_bytes or max(capacity * BYTES_A_REQUEST, 64 * 1024)
         self.num_bytes = 0
-        self.names = Names()  # of the page that is filled now
+        self._most_names = most_names
+        self.names = Names(most_names)  # of the page that is filled now
         # Called before anybody reads: what has ended may wait to be packed.
         self.settle: Callable[[], None] = _nothing_waits
         self._last_seq = 0
@@ -85,17 +92,17 @@ class RecordRing:
         """Begin a new table of names if the old one is full; return whether it was."""
         if not self.names.is_full:
             return False
-        self.names = Names()
+        self.names = Names(self._most_names)
         return True
 
     def extend(self, rows: Sequence[PackedRow]) -> None:
         """Keep records whose names are numbers of `names`: a page, forgotten as a whole."""
         if not rows or not self.capacity:
             return
-        packed = encode_rows(rows)
-        self._pages.append(Page(self._last_seq + 1, len(rows), packed, self.names.names))
-        self._last_seq += len(rows)
-        self._len += len(rows)
+        packed, size = encode_rows(rows)
+        self._pages.append(Page(self._last_seq + 1, size, packed, self.names.names))
+        self._last_seq += size
+        self._len += size
         self.num_bytes += len(packed)
         while self._len > self.capacity or self.num_bytes > self.max_bytes:
             oldest = self._pages.popleft()

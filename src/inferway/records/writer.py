@@ -50,6 +50,7 @@ WRITE_SECONDS = 1.0
 MOST_FILE = 64 * 1024 * 1024  # bytes: it is not to be lost whole
 MOST_FILE_SECONDS = 3600.0
 MOST_BLOCKS = 1_000_000  # that a file names: 100 MB of memory here
+_FACTS = ("joined", "costs")
 _PARTS = 8  # so many files at least, when they are as many as may be
 
 
@@ -129,6 +130,11 @@ class RecordFiles:
                     each.close()
 
     @property
+    def is_closed(self) -> bool:
+        """Whether the next `write` begins a file."""
+        return self._file is None
+
+    @property
     def _is_full(self) -> bool:
         assert self._raw is not None
         is_old = self._clock() - self._began >= self._most_file_age
@@ -205,6 +211,7 @@ class RecordWriter:
         self._clock = clock
         self._seq = recorder.ring.last_seq
         self._task: asyncio.Task[None] | None = None
+        self._lock = asyncio.Lock()  # one thread at a time
         recorder.keeps_keys = True
 
     def start(self) -> None:
@@ -226,11 +233,18 @@ class RecordWriter:
 
     async def write(self) -> None:
         """Write what is new."""
+        async with self._lock:
+            await self._write()
+
+    async def _write(self) -> None:
         recorder, at = self._recorder, self._clock()
-        changes, fleet = self._fleet.changes(at), self._fleet.now(at)
+        changes, fleet = self._fleet.changes(at), list[FleetLine]()
+        if self._files.is_closed:  # then `fleet` says the same
+            changes = [line for line in changes if line.event not in _FACTS]
+            fleet = self._fleet.now(at)
         pages = recorder.ring.pages_since(self._seq)
         keys, recorder.keys = dict(recorder.keys), []
-        if not pages and not changes:
+        if not pages and not changes and not fleet:
             return
         if pages:
             last, _ = pages[-1]
