@@ -308,6 +308,8 @@ class Candidates:
     )
     # requests there without a first token, as last scraped; -1: not told
     awaiting_first_token: Column = field(metadata=_kept(-1.0))
+    # blocks that its GPU cache takes without pushing others out, at the last scrape; -1: not known
+    free_blocks: Column = field(metadata=_kept(-1.0))
     # prompt tokens sent there to be computed; fades within a minute
     recent_prefill_tokens: Column = field(metadata=_kept())
     matched_blocks: Column = field(metadata=_MATCHED)  # blocks of its prompts that it holds

@@ -42,7 +42,7 @@ async def busy_fleet(
     for number in range(12):
         await fleet.chat(LONG * (number % 4 + 1), f"Question {number}")
     for record in planted(list(NAMES), 420, time.time()):
-        fleet.gateway.records.append(record)
+        fleet.gateway.records.ring.append(record)
     return fleet
 
 
@@ -50,7 +50,7 @@ async def answer_records(tab: Any, fleet: Fleet) -> None:
     """What the gateway keeps of a request, as GET /admin/requests/ID tells it."""
 
     async def answer(route: Any) -> None:
-        record = fleet.gateway.records.find(route.request.url.rpartition("/")[2])
+        record = fleet.gateway.records.ring.find(route.request.url.rpartition("/")[2])
         body = msgspec.json.encode(record).decode()
         await route.fulfill(status=200, content_type="application/json", body=body)
 
@@ -100,7 +100,7 @@ async def test_what_changes_is_shown_without_a_reload(
     await seen(tab, "#requests", "✓ ok")
     (record,) = planted(["alpha"], 1, time.time(), 0)
 
-    fleet.gateway.records.append(msgspec.structs.replace(record, id="just-now"))
+    fleet.gateway.records.ring.append(msgspec.structs.replace(record, id="just-now"))
 
     await seen(tab, "#requests", "just-now")
 

@@ -6,6 +6,7 @@ belief.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import multiprocessing
 import os
@@ -19,6 +20,7 @@ from typing import Any
 
 import msgspec
 from tests.chaos.schedules import KINDS, Outcome, Schedule, run, shortest
+from tests.records.planted import wrongly_named
 
 from inferway_bench.machine import this_machine
 
@@ -87,9 +89,19 @@ def main() -> int:
         figures = f"{exact:5} exact {partial:5} partial  {tally.wrong} wrong"
         _say(f"{kind:40} {tally.share_known:6.1%} known {figures}")
     _say(f"{len(plan)} schedules, {len(failures)} with a wrong belief")
+    misnamed = asyncio.run(_misnamed(range(first, last)))
+    for sentence in misnamed[:MAX_FAILURES]:
+        _say(sentence)
+    _say(f"{options.schedules} planted misses, {len(misnamed)} named wrong")
     if options.out is not None:
-        _write(options.out, tallies, first, last, time.monotonic() - started)
-    return bool(failures)
+        _write(options.out, tallies, first, last, time.monotonic() - started, len(misnamed))
+    return bool(failures or misnamed)
+
+
+async def _misnamed(seeds: Iterable[int]) -> list[str]:
+    """What requests are told that reused less than they could have, where that is wrong."""
+    found = [await wrongly_named(seed) for seed in seeds]
+    return [sentence for sentence in found if sentence is not None]
 
 
 def _options() -> argparse.Namespace:
@@ -122,7 +134,9 @@ def _shown(outcomes: Iterable[Outcome], total: int) -> Iterator[Outcome]:
     print(file=sys.stderr)
 
 
-def _write(path: Path, tallies: dict[str, Tally], first: int, last: int, seconds: float) -> None:
+def _write(
+    path: Path, tallies: dict[str, Tally], first: int, last: int, seconds: float, misnamed: int
+) -> None:
     total = Tally()
     for tally in tallies.values():
         total.schedules += tally.schedules
@@ -136,6 +150,7 @@ def _write(path: Path, tallies: dict[str, Tally], first: int, last: int, seconds
         "seeds": [first, last - 1],
         "seconds": round(seconds, 1),
         "total": total.report(),
+        "planted_misses": {"planted": last - first, "named_wrong": misnamed},
         "kinds": {kind: tally.report() for kind, tally in tallies.items()},
     }
     path.write_text(json.dumps(result, indent=1) + "\n")

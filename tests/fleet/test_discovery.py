@@ -15,6 +15,7 @@ from inferway.fleet.engine_facts import (
     ModelCard,
     NoEngineError,
     parse_block_size,
+    parse_cache_blocks,
     parse_models,
     resolve_sources,
 )
@@ -181,11 +182,13 @@ def test_sources_without_end_are_not_read() -> None:
     assert f"expected at most {MAX_SOURCES_BYTES}; give the sockets by hand" in finding
 
 
-def test_the_block_size_is_a_label_and_not_its_namesakes() -> None:
+def test_block_size_and_room_of_a_cache_are_labels_and_not_their_namesakes() -> None:
     metrics = (
         'vllm:cache_config_info{_block_size_resolved="True",block_size="32",engine="0",'
         'mamba_block_size="None",num_gpu_blocks="1456"} 1.0\n'
     )
 
     assert parse_block_size(metrics) == 32
+    assert parse_cache_blocks(metrics) == 1456
     assert parse_block_size("vllm:other 1\n") is None
+    assert parse_cache_blocks('vllm:cache_config_info{num_gpu_blocks="None"} 1.0\n') is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from tests.fleet.shared_index import SharedMemory
 
@@ -95,6 +97,27 @@ def test_of_what_an_engine_tells_our_own_requests_are_not_others() -> None:
     candidates = made.candidates("m")
     assert (candidates.others[0], candidates.running[0], candidates.waiting[0]) == (4, 3, 2)
     assert candidates.kv_usage[0] == 0.5
+
+
+def test_room_in_a_cache_is_known_while_all_that_it_holds_is() -> None:
+    one, index = engine("a", "m"), SharedMemory()
+    made = EndpointTable([one], index)
+    one.endpoints = [made.add(one, None)]
+    serve(made, one)
+    index.apply([Store(0, [1, 2])])
+    index.states[0] = "exact"
+
+    def free_blocks() -> float:
+        made.note_states(one)
+        made.note_load(one, 1.0)
+        return float(made.candidates("m").free_blocks[0])
+
+    assert free_blocks() == -1  # it has not told how large it is
+    assert one.facts is not None
+    one.facts = replace(one.facts, cache_blocks=100)
+    assert free_blocks() == 98
+    index.states[0] = "stale"
+    assert free_blocks() == -1
 
 
 def test_sent_tokens_stop_being_recent() -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import gzip
 from pathlib import Path
 
+import pytest
 from tests.integration.conftest import LONG, Fleet, StartFleet, until
 from tests.integration.test_gateway import all_known
 
 from inferway.config import RecordSettings
 from inferway.records.files import FleetLine
 from inferway.records.reader import Recorded, RecordReader
-from inferway.records.record import RequestRecord
+from inferway.records.record import MissKind, RequestRecord
 
 
 async def recorded(fleet: Fleet, request_id: str) -> RequestRecord:
@@ -76,3 +77,74 @@ async def test_what_is_recorded_in_files_can_be_read(
     text = gzip.decompress(path.read_bytes())
     assert b"one?" not in text
     assert LONG.encode() not in text
+
+
+async def test_a_drained_engine_that_held_more_is_named(start_fleet: StartFleet) -> None:
+    fleet = await start_fleet(2)
+    first = await fleet.chat(LONG)
+    await all_known(fleet)
+    await fleet.post(f"/admin/engines/{first.engine}/drain", b"")
+
+    answer = await fleet.chat(LONG)
+    record = await recorded(fleet, answer.headers["X-Request-ID"])
+
+    [miss] = record.missed
+    assert (miss.kind, miss.detail) == (MissKind.FILTERED, f"{first.engine}: drained")
+    assert record.reachable_at == first.engine
+    assert record.reachable_blocks == miss.blocks > record.chosen_blocks
+    missed = await fleet.metric("inferway_missed_blocks_total", kind="filtered")
+    assert missed == miss.blocks
+
+
+async def test_an_engine_that_says_nothing_is_named(start_fleet: StartFleet) -> None:
+    fleet = await start_fleet(1)
+    await fleet.chat(LONG)
+    await all_known(fleet)
+
+    body = {
+        "model": "smollm2",
+        "messages": [{"role": "user", "content": LONG}],
+        "max_tokens": 4,
+        "stream": True,
+    }
+    async with fleet.http.post(f"{fleet.url}/v1/chat/completions", json=body) as answer:
+        await answer.read()
+        record = await recorded(fleet, answer.headers["X-Request-ID"])
+
+    assert [miss.kind for miss in record.missed] == [MissKind.SILENT]
+    assert record.streamed
+    assert record.delivered_tokens == -1
+    assert 0 < record.itl_p50_ms <= record.itl_max_ms < record.total_ms
+
+
+async def test_a_refused_request_has_a_record(start_fleet: StartFleet) -> None:
+    fleet = await start_fleet(1)
+
+    answer = await fleet.chat("hello", model="nobody-serves-this")
+    [record] = fleet.gateway.records.ring.newest()
+
+    assert answer.status == record.status == 404
+    assert (record.outcome, record.chosen, record.model) == ("refused", "", "")
+
+
+async def test_nothing_is_kept_if_it_is_switched_off(start_fleet: StartFleet) -> None:
+    fleet = await start_fleet(1, records=RecordSettings(requests=0))
+
+    await fleet.chat(LONG)
+
+    assert len(fleet.gateway.records.ring) == 0
+    assert fleet.gateway.director.keeper is None
+
+
+async def test_a_choice_by_expected_ttft_keeps_its_terms(start_fleet: StartFleet) -> None:
+    fleet = await start_fleet(2, scheduling=None)
+
+    answer = await fleet.chat(LONG)
+    record = await recorded(fleet, answer.headers["X-Request-ID"])
+
+    chosen = record.candidates[0]
+    assert record.picked_by == "expected-ttft"
+    assert chosen.terms["own"] > 0
+    assert record.expected_ttft_ms == pytest.approx(
+        float(answer.headers["x-inferway-expected-ttft-ms"]), rel=0.02, abs=0.1
+    )

@@ -95,9 +95,7 @@ class World:
         self.places = [self._place(number) for number in range(2)]
         self.filtered: dict[int, str] = {}  # holder -> why
         self.ring = RecordRing(1000)
-        self.recorder = Recorder(
-            self.ring, self.clock, whereabouts=self._whereabouts, wall_clock=self.clock
-        )
+        self.recorder = Recorder(self.ring, self.clock, whereabouts=self, wall_clock=self.clock)
         self.others = OtherExtras(self.index)
         self.due: list[Callable[[], None]] = []
         self.shortfalls = Shortfalls(
@@ -110,7 +108,7 @@ class World:
         return self.now
 
     def engine(self, name: str) -> Engine | None:
-        """The fleet's (records.shortfalls.Fleet)."""
+        """The fleet's (records.shortfalls.KnowsEngines)."""
         return next((each.engine for each in self.places if each.engine.name == name), None)
 
     # what engines do
@@ -246,7 +244,11 @@ class World:
         engine.subscribers = [stream]
         return Place(endpoint, engine, stream)
 
-    def _whereabouts(self, holder: int, _: Routed) -> tuple[str, str] | None:
+    def num_endpoints(self) -> int:
+        """The recorder's Whereabouts."""
+        return len(self.places)
+
+    def of(self, holder: int, _: Routed) -> tuple[str, str] | None:
         return f"e{holder}", self.filtered[holder]
 
     async def _settled(self, of: Any) -> None:

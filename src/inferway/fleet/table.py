@@ -18,7 +18,7 @@ from inferway.fleet.engine import Engine
 from inferway.fleet.engine_facts import EventSource
 from inferway.kv.events.stream import StreamState
 from inferway.kv.index.protocol import Clear, Index
-from inferway.model import SCRAPED, Candidates, Endpoint, HolderId, Rows
+from inferway.model import EXACT, SCRAPED, Candidates, Endpoint, HolderId, Rows
 
 RECENT_SECONDS = 30.0  # time constant with which sent tokens stop being recent
 # What was scraped longer ago than so many intervals loses its influence, half of it in as many.
@@ -198,6 +198,13 @@ class EndpointTable:
                 running, waiting, told.answering
             )
             table.scraped[row] = now
+            table.free_blocks[row] = self._free_blocks(engine, row)
+
+    def _free_blocks(self, engine: Engine, holder: HolderId) -> float:
+        num_blocks = None if engine.facts is None else engine.facts.cache_blocks
+        if num_blocks is None or self._columns.states[holder] != EXACT:
+            return -1.0
+        return max(0.0, num_blocks - self._index.num_blocks(holder))
 
     def note_states(self, engine: Engine) -> None:
         """Take over how true the picture of the engine's cache is. What `match` answers may be

@@ -101,7 +101,7 @@ def _why_alone(body: Body) -> str | None:
     return None if getattr(body, "n", None) in (None, 1) else "wants several answers"
 
 
-class _Asked(NamedTuple):
+class _AskedFields(NamedTuple):
     """Reads what `why_one_leg` looks at from bodies of one type: getting the fields one by one
     would take five times as long."""
 
@@ -110,10 +110,10 @@ class _Asked(NamedTuple):
     limits: Callable[[Body], tuple[object, ...]]
 
 
-def _asked(of: type[msgspec.Struct]) -> _Asked:
+def _asked(of: type[msgspec.Struct]) -> _AskedFields:
     alone = [name for name in (*_ALONE, "n") if name in of.__struct_fields__]
     limits = [name for name in _LIMITS if name in of.__struct_fields__]
-    return _Asked(_getter(alone), (None,) * len(alone), _getter(limits))
+    return _AskedFields(_getter(alone), (None,) * len(alone), _getter(limits))
 
 
 def _getter(names: list[str]) -> Callable[[Body], tuple[object, ...]]:

@@ -25,7 +25,7 @@ SECRET = "secret"
 PREFIX, SUFFIX = "requests-", ".jsonl.gz"
 
 
-class Header(msgspec.Struct, frozen=True, tag="header", tag_field="type"):
+class FileHeader(msgspec.Struct, frozen=True, tag="header", tag_field="type"):
     """The first line of a file."""
 
     format: int
@@ -62,4 +62,4 @@ class FleetLine(msgspec.Struct, frozen=True, tag="fleet", tag_field="type", omit
     costs: Mapping[str, float] = {}
 
 
-Line = Header | RequestLine | FleetLine
+Line = FileHeader | RequestLine | FleetLine

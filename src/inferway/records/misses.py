@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from inferway.kv.events.removals import Removal
-from inferway.records.noted import Noted
+from inferway.records.decided import DecidedRequest
 from inferway.records.record import Miss, MissKind
 from inferway.routing.record import Record
 
 
-def of_decision(record: Record, noted: Noted, chosen: int) -> Sequence[Miss]:
+def of_decision(record: Record, noted: DecidedRequest, chosen: int) -> Sequence[Miss]:
     """Return why not the endpoint that held the most was chosen, and whether the engine has kept to
     itself what it reused. `chosen`: the blocks that the one held that was tried last."""
     elsewhere = noted.elsewhere
@@ -29,7 +29,7 @@ def of_decision(record: Record, noted: Noted, chosen: int) -> Sequence[Miss]:
     return found
 
 
-def _not_chosen(record: Record, noted: Noted, blocks: int) -> Miss:
+def _not_chosen(record: Record, noted: DecidedRequest, blocks: int) -> Miss:
     holder, target = noted.endpoints[noted.reached], record.target
     if target is not None and target.endpoint is not noted.endpoint:
         if noted.reached == noted.chosen:
@@ -65,7 +65,7 @@ class Verdict(NamedTuple):
     is_wrong: bool  # the picture of the engine, and nothing tells why
 
 
-def of_delivery(record: Record, noted: Noted, short: int, evidence: Evidence) -> Verdict:
+def of_delivery(record: Record, noted: DecidedRequest, short: int, evidence: Evidence) -> Verdict:
     """Return why `short` blocks less were delivered than were believed to be there."""
     usage, size = record.usage, noted.block_size
     if usage is None or usage.cached is None:
@@ -88,7 +88,7 @@ def of_delivery(record: Record, noted: Noted, short: int, evidence: Evidence) ->
 
 
 def _known_to_be_there(
-    noted: Noted, blocks: int, evidence: Evidence, delivered: int
+    noted: DecidedRequest, blocks: int, evidence: Evidence, delivered: int
 ) -> tuple[Miss, bool]:
     removal = evidence.removal
     if removal is not None:
@@ -108,7 +108,7 @@ def _known_to_be_there(
 
 
 def _other_tokens(
-    record: Record, noted: Noted, short: int, counted: int, context: int | None
+    record: Record, noted: DecidedRequest, short: int, counted: int, context: int | None
 ) -> Miss:
     ours = record.prompt_tokens
     detail = f"the engine has counted {counted} tokens, we {ours}"

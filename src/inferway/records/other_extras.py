@@ -19,7 +19,7 @@ from inferway.kv.blocks.extra_keys import BlockExtras, request_extras
 from inferway.kv.blocks.keys import BlockHasher
 from inferway.kv.index.protocol import MatchResult
 from inferway.model import BlockKey, Endpoint, HolderId, Prompt, TokenIds
-from inferway.records.noted import Noted
+from inferway.records.decided import DecidedRequest
 from inferway.records.record import Miss, MissKind
 from inferway.routing.journey import Routed
 from inferway.tasks import Tasks
@@ -88,7 +88,7 @@ class OtherExtras:
                 return PLAIN.kind(extras)
         return None
 
-    def look(self, routed: Routed, prompt: Prompt, noted: Noted) -> None:
+    def look(self, routed: Routed, prompt: Prompt, noted: DecidedRequest) -> None:
         """Find out whether others hold the prompt under another salt or adapter, and note that as
         a miss: a moment later."""
         own, size = _extras(routed), noted.block_size
@@ -113,7 +113,7 @@ class OtherExtras:
         return self._looks <= LOOKS_A_SECOND
 
     async def _look(
-        self, own: Extras, others: Sequence[Extras], ids: TokenIds, noted: Noted
+        self, own: Extras, others: Sequence[Extras], ids: TokenIds, noted: DecidedRequest
     ) -> None:
         best = 0
         for other in others:
@@ -142,7 +142,7 @@ def _extras(routed: Routed) -> Extras:
     return Extras(model.lora, routed.request.body.cache_salt, model.lora_path)
 
 
-def _miss(own: Extras, other: Extras, blocks: int, noted: Noted, holder: HolderId) -> Miss:
+def _miss(own: Extras, other: Extras, blocks: int, noted: DecidedRequest, holder: HolderId) -> Miss:
     kind = own.kind(other)
     names = [each.name for each in noted.endpoints if each.holder == holder]
     what = "without a salt" if other.salt is None else "under another salt"

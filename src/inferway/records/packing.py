@@ -39,7 +39,7 @@ STREAMED, HAS_COSTS = 1, 2  # flags
 Tiers = Mapping[str, tuple[tuple[int, int], ...]]  # by endpoint, of those with lower ones
 
 
-class Row(msgspec.Struct, frozen=True, array_like=True):
+class RecordRow(msgspec.Struct, frozen=True, array_like=True):
     """A record as it is packed. It is made as a tuple, in this order."""
 
     at: float
@@ -78,9 +78,9 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     tiers: Tiers | None
 
 
-PackedRow = tuple[Any, ...]  # of the fields of Row
+PackedRow = tuple[Any, ...]  # of the fields of RecordRow
 encode_rows = msgspec.msgpack.Encoder().encode
-decode_rows = msgspec.msgpack.Decoder(list[Row]).decode
+decode_rows = msgspec.msgpack.Decoder(list[RecordRow]).decode
 
 
 class Names:
@@ -149,7 +149,7 @@ def row_of(record: RequestRecord, names: Names) -> PackedRow:
     )
 
 
-def record_of(row: Row, names: Sequence[str]) -> RequestRecord:
+def record_of(row: RecordRow, names: Sequence[str]) -> RequestRecord:
     """Return the record that the row is of."""
     chosen, has_costs = names[row.chosen], bool(row.flags & HAS_COSTS)
     candidates = list(_candidates(row, names, has_costs=has_costs))
@@ -194,7 +194,9 @@ def record_of(row: Row, names: Sequence[str]) -> RequestRecord:
     )
 
 
-def _candidates(row: Row, names: Sequence[str], *, has_costs: bool) -> Iterable[CandidateRecord]:
+def _candidates(
+    row: RecordRow, names: Sequence[str], *, has_costs: bool
+) -> Iterable[CandidateRecord]:
     table, tiers = np.frombuffer(row.candidates, CANDIDATE), row.tiers or {}
     expected, costs = _whole(table["expected"]).tolist(), _whole(table["cost"]).tolist()
     terms = _whole(table["terms"].reshape(-1)).reshape(-1, len(TERMS)).tolist()

@@ -17,10 +17,9 @@ from inferway.records.files import (
     PREFIX,
     SUFFIX,
     Blocks,
+    FileHeader,
     FleetLine,
-    Header,
     Line,
-    RequestLine,
 )
 from inferway.records.record import RequestRecord
 
@@ -39,7 +38,7 @@ class FileRead(msgspec.Struct):
     """What was found of one file."""
 
     path: Path
-    header: Header | None = None
+    header: FileHeader | None = None
     requests: int = 0
     damaged: str = ""  # where and how, in words; empty: it is whole
 
@@ -73,65 +72,84 @@ class RecordReader:
             yield from self._read(self.files[-1])
 
     def _read(self, file: FileRead) -> Iterator[Recorded | FleetLine]:
-        number, ids, decode = 0, list[int](), msgspec.json.Decoder(Line).decode
-        parents: list[int] = []
+        lines = _Lines(file.path)
+        tree = _Tree(self._ids)
         try:
-            with gzip.open(file.path, "rb") as lines:
-                while raw := lines.readline(MOST_LINE):
-                    number += 1
-                    line = decode(raw)
-                    if isinstance(line, Header):
-                        if line.format != FORMAT:
-                            file.damaged = f"format {line.format} is not known, only {FORMAT}"
-                            return
-                        file.header = line
-                    elif file.header is None:
-                        file.damaged = "its first line is no header"
-                        return
-                    elif isinstance(line, FleetLine):
-                        yield line
-                    else:
-                        blocks = self._blocks(line, file.header.salt, ids, parents)
-                        file.requests += 1
-                        yield Recorded(line.record, blocks)
+            for line in lines:
+                if isinstance(line, FileHeader):
+                    file.header, tree.salt = line, line.salt
+                elif file.header is None:
+                    file.damaged = "its first line is no header"
+                    return
+                elif isinstance(line, FleetLine):
+                    yield line
+                else:
+                    file.requests += 1
+                    yield Recorded(line.record, tree.blocks(line.blocks))
         except (OSError, EOFError, zlib.error) as e:
-            file.damaged = f"it ends after line {number:,}: {str(e) or type(e).__name__}"
-        except (msgspec.MsgspecError, UnicodeDecodeError, _BadBlocksError) as e:
-            file.damaged = f"line {number:,} cannot be read: {e}"
+            file.damaged = f"it ends after line {lines.number:,}: {str(e) or type(e).__name__}"
+        except (msgspec.MsgspecError, UnicodeDecodeError, _UnreadableError) as e:
+            file.damaged = f"line {lines.number:,} cannot be read: {e}"
 
-    def _blocks(
-        self, line: RequestLine, salt: str, ids: list[int], parents: list[int]
-    ) -> Sequence[int] | None:
-        """The ids of the prompt's blocks. `ids` and `parents` are by the file's own ids."""
-        blocks = line.blocks
-        if blocks is None:
+
+class _UnreadableError(ValueError):
+    """A line that says what it cannot say."""
+
+
+class _Lines:
+    """The lines of a file. Raises what `RecordReader` takes for damage."""
+
+    def __init__(self, path: Path) -> None:
+        self.number = 0  # of the last line
+        self._path = path
+
+    def __iter__(self) -> Iterator[Line]:
+        decode = msgspec.json.Decoder(Line).decode
+        with gzip.open(self._path, "rb") as file:
+            while raw := file.readline(MOST_LINE):
+                self.number += 1
+                line = decode(raw)
+                if isinstance(line, FileHeader) and line.format != FORMAT:
+                    raise _UnreadableError(f"format {line.format} is not known, only {FORMAT}")
+                yield line
+
+
+class _Tree:
+    """The blocks that one file has named. `all_ids`: those of all files, by secret and hash."""
+
+    def __init__(self, all_ids: dict[tuple[str, bytes], int]) -> None:
+        self.salt = ""
+        self._all_ids = all_ids
+        self._ids: list[int] = []  # by the file's own ids
+        self._parents: list[int] = []  # the same; file's own ids
+
+    def blocks(self, named: Blocks | None) -> Sequence[int] | None:
+        """Return the ids of a prompt's blocks. Raises _UnreadableError."""
+        if named is None:
             return None
-        if not -1 <= blocks.after < len(ids):
-            raise _BadBlocksError(f"blocks: after {blocks.after} of {len(ids)}")
-        parent, found = blocks.after, list[int]()
+        ids, parents, found = self._ids, self._parents, list[int]()
+        if not -1 <= named.after < len(ids):
+            raise _UnreadableError(f"blocks: after {named.after} of {len(ids)}")
+        parent = named.after
         while parent >= 0:
             found.append(ids[parent])
             parent = parents[parent]
         found.reverse()
-        parent = blocks.after
-        for block in _hashes(blocks):
+        parent = named.after
+        for block in _hashes(named):
             parents.append(parent)
             parent = len(ids)
-            ids.append(self._ids.setdefault((salt, block), len(self._ids)))
+            ids.append(self._all_ids.setdefault((self.salt, block), len(self._all_ids)))
             found.append(ids[-1])
         return found
-
-
-class _BadBlocksError(ValueError):
-    """Blocks that are none."""
 
 
 def _hashes(blocks: Blocks) -> Iterator[bytes]:
     try:
         raw = b64decode(blocks.new, validate=True)
     except Base64Error as e:
-        raise _BadBlocksError(f"blocks: {e}") from e
+        raise _UnreadableError(f"blocks: {e}") from e
     if len(raw) % 8:
-        raise _BadBlocksError(f"blocks: {len(raw)} bytes are no hashes of 8")
+        raise _UnreadableError(f"blocks: {len(raw)} bytes are no hashes of 8")
     for start in range(0, len(raw), 8):
         yield raw[start : start + 8]

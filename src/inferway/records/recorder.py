@@ -19,8 +19,8 @@ from typing import Any, Protocol
 from inferway.metrics import Family, counter, gauge
 from inferway.model import BlockKey, Candidates, Endpoint, HolderId, Prompt
 from inferway.openai_api.paths import PARSERS, UNREAD
+from inferway.records.decided import CandidatePacker, DecidedRequest, Elsewhere, Whose
 from inferway.records.misses import of_decision
-from inferway.records.noted import CandidatePacker, Elsewhere, Noted, Whose
 from inferway.records.packing import HAS_COSTS, MOST_ID, STREAMED, PackedRow
 from inferway.records.record import Miss
 from inferway.records.ring import RecordRing
@@ -43,8 +43,14 @@ _COST, _TTFT, _TERMS = COST_MS.name, EXPECTED_TTFT_MS.name, TERMS_MS.name
 _NOTHING: Mapping[Any, Any] = MappingProxyType({})
 _NOBODYS: Whose = ("", b"", b"", 0)
 
-# Returns the name of a holder that was no candidate for a request, and why; None: it has left.
-Whereabouts = Callable[[HolderId, Routed], tuple[str, str] | None]
+
+class Whereabouts(Protocol):
+    """Knows all endpoints (records.whereabouts)."""
+
+    def num_endpoints(self) -> int: ...
+    def of(self, holder: HolderId, routed: Routed) -> tuple[str, str] | None:
+        """Return the name of a holder that was no candidate for the request, and why it was none;
+        None if it has left."""
 
 
 # Id, path, status, outcome, seconds, record, misses. A tuple: one is made for each request.
@@ -53,13 +59,13 @@ Ended = tuple[str, str, int, str, float, Record, tuple[Miss, ...]]
 
 # Takes a request to which so many blocks less were delivered than were believed to be there, and
 # hands it to `keep` later, with the reasons. False: it has too much to do.
-Doubt = Callable[[Ended, Noted, int], bool]
+Doubt = Callable[[Ended, DecidedRequest, int], bool]
 
 
 class LooksElsewhere(Protocol):
     """Finds out whether a prompt that nobody holds is held under another salt or adapter."""
 
-    def look(self, routed: Routed, prompt: Prompt, noted: Noted) -> None: ...
+    def look(self, routed: Routed, prompt: Prompt, noted: DecidedRequest) -> None: ...
 
 
 class Recorder:
@@ -91,16 +97,18 @@ class Recorder:
         self._secret = token_bytes(16) if secret is None else secret
         self._hashes: dict[tuple[str, int], bytes] = {}
         self._packer = CandidatePacker(ring.names)
-        self._noted: list[Noted] = []  # their candidates are not packed yet
+        self._noted: list[DecidedRequest] = []  # their candidates are not packed yet
         self._cells = 0
         self._loads: dict[int, Candidates] = {}  # one for each list of endpoints in `_noted`
-        self._last_endpoints: Sequence[Endpoint] = ()
+        self._last_endpoints: Sequence[Endpoint] = ()  # of the last request of `_noted`
+        self._last_numbers = b""  # of their names
+        self._are_all = False  # nobody else is in the fleet
         self._ended: list[Ended] = []
         ring.settle = self.settle
 
     # what comes in
 
-    def decided(self, journey: Journey, routed: Routed) -> Noted | None:
+    def decided(self, journey: Journey, routed: Routed) -> DecidedRequest | None:
         """Note what the request was decided by (routing.journey.Keeper)."""
         candidates, decision, request = routed.candidates, routed.decision, routed.request
         target = decision.targets[0] if decision.targets else None
@@ -110,16 +118,16 @@ class Recorder:
         added = candidates.added
         score: float | None = None
         held = candidates.matched_blocks.tobytes()
+        endpoints = candidates.endpoints
+        if endpoints is not self._last_endpoints:
+            self._come_to(candidates)
         columns: tuple[bytes, ...]
         if _COST in added:
             cost, ttft, terms = added[_COST], added[_TTFT], added[_TERMS]
-            columns = (held, cost.tobytes(), ttft.tobytes(), terms.tobytes())
+            numbers = self._last_numbers
+            columns = (numbers, held, cost.tobytes(), ttft.tobytes(), terms.tobytes())
         else:
-            columns, score = (held,), target.score
-        endpoints = candidates.endpoints
-        if endpoints is not self._last_endpoints:
-            self._last_endpoints = endpoints
-            self._loads[id(endpoints)] = candidates
+            columns, score = (self._last_numbers, held), target.score
         size, items = _of_size(routed, candidates, row)
         keys: Sequence[BlockKey] = ()
         found, lower, elsewhere = _NOTHING, _NOTHING, None
@@ -129,9 +137,9 @@ class Recorder:
             blocks = target.matched_blocks
             if blocks or self.keeps_keys:
                 keys = items[0].prompt.block_keys
-            if found and max(found.values()) > blocks:
+            if not self._are_all and found and max(found.values()) > blocks:
                 elsewhere = self._elsewhere(routed, found, blocks)
-        noted = Noted(
+        noted = DecidedRequest(
             candidates.now,
             endpoints,
             row,
@@ -144,6 +152,7 @@ class Recorder:
             journey.tells_its_reuse,
             getattr(request.body, "truncate_prompt_tokens", None) is not None,
             self._whose(routed),
+            self._packer.names,
             elsewhere,
         )
         if not found and items and self.others is not None:
@@ -191,7 +200,7 @@ class Recorder:
         usage, noted = record.usage, record.kept
         if usage is None or usage.cached is None or record.reused_tokens <= usage.cached:
             return False
-        if self.doubt is None or not isinstance(noted, Noted):
+        if self.doubt is None or not isinstance(noted, DecidedRequest):
             return False
         short = shortfall(record, noted)
         return short > 0 and self.doubt(ended, noted, short)
@@ -209,7 +218,7 @@ class Recorder:
             if len(self.keys) >= MOST_KEYS:  # the disk is slow: these have no blocks there
                 del self.keys[: MOST_KEYS // 2]
             for number, each in enumerate(ended, first):
-                if isinstance(noted := each[5].kept, Noted) and noted.keys:
+                if isinstance(noted := each[5].kept, DecidedRequest) and noted.keys:
                     self.keys.append((number, noted.keys))
 
     def families(self) -> Iterator[Family]:
@@ -223,6 +232,14 @@ class Recorder:
         blocks = {(kind,): number for kind, number in self.missed_blocks.items()}
         yield counter("missed_blocks", f"Blocks of requests{text}", ["kind"], blocks)
 
+    def _come_to(self, candidates: Candidates) -> None:
+        """Note what is the same for all requests of a moment that have these endpoints."""
+        endpoints = self._last_endpoints = candidates.endpoints
+        self._last_numbers = self._packer.numbers(endpoints)
+        self._loads[id(endpoints)] = candidates
+        elsewhere = self._whereabouts
+        self._are_all = elsewhere is None or len(endpoints) >= elsewhere.num_endpoints()
+
     def _pack_candidates(self) -> None:
         waiting, self._noted, self._cells = self._noted, [], 0
         self._packer.pack(waiting, self._loads.values())
@@ -230,7 +247,8 @@ class Recorder:
 
     def _row(self, ended: Ended, offset: float) -> PackedRow:
         request_id, path, status, outcome, seconds, record, missed = ended
-        names, noted, usage, target = self.ring.names, record.kept, record.usage, record.target
+        names, noted = self.ring.names, record.kept
+        usage, target, prefill = record.usage, record.target, record.prefill_target
         number, opened = names.known, record.opened_at
         chosen, blocks, prompt_blocks = "", 0, 0
         if target is not None:
@@ -239,7 +257,7 @@ class Recorder:
         reachable, reached = blocks, chosen
         flags = STREAMED if record.is_streamed else 0
         table, size, tiers, whose = b"", 0, None, _NOBODYS
-        if isinstance(noted, Noted) and noted.names is names:
+        if isinstance(noted, DecidedRequest) and noted.names is names:
             table, size, tiers, whose = noted.packed, noted.block_size, noted.tiers, noted.whose
             if noted.score is None:
                 flags |= HAS_COSTS
@@ -250,10 +268,8 @@ class Recorder:
                 reachable, reached = elsewhere.blocks, elsewhere.endpoint
             if reachable > blocks or usage is None or usage.cached is None or noted.missed:
                 missed = (*missed, *noted.missed, *of_decision(record, noted, blocks))
-        if missed:
-            self._count(missed)
+        self._count(missed)
         begun = record.first_at or record.begun_at
-        prefill = record.prefill_target
         return (
             opened + offset,
             request_id[:MOST_ID],
@@ -298,9 +314,9 @@ class Recorder:
 
     def _whose(self, routed: Routed) -> Whose:
         request, session = routed.request, b""
-        for name, value in request.headers:
-            if name == SESSION:
-                session = self._hash(value.decode("latin-1"), 8)
+        for header in request.headers:
+            if header[0] == SESSION:
+                session = self._hash(header[1].decode("latin-1"), 8)
         tenant = request.tenant or request.body.cache_salt
         return (
             routed.decision.profile or self._picked_by,
@@ -317,7 +333,7 @@ class Recorder:
         blocks, holder = max((blocks, holder) for holder, blocks in found.items())
         if holder in rows or blocks <= chosen or self._whereabouts is None:
             return None
-        where = self._whereabouts(holder, routed)
+        where = self._whereabouts.of(holder, routed)
         return None if where is None else Elsewhere(where[0], blocks, where[1])
 
     def _hash(self, text: str, size: int) -> bytes:
@@ -332,7 +348,7 @@ class Recorder:
         return found
 
 
-def shortfall(record: Record, noted: Noted) -> int:
+def shortfall(record: Record, noted: DecidedRequest) -> int:
     """Return how many blocks less were delivered than were believed to be there."""
     usage = record.usage
     if usage is None or usage.cached is None or not noted.tells or not noted.block_size:

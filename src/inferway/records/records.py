@@ -11,16 +11,16 @@ from inferway.config import ServeSettings
 from inferway.fleet.fleet import Fleet
 from inferway.kv.index.protocol import Index
 from inferway.metrics import Family
-from inferway.model import HolderId
 from inferway.records.fleet_lines import FleetLines
 from inferway.records.other_extras import OtherExtras
 from inferway.records.recorder import Recorder
 from inferway.records.ring import RecordRing
 from inferway.records.shortfalls import Shortfalls
 from inferway.records.watch import PromptWatch
+from inferway.records.whereabouts import FleetWhereabouts
 from inferway.records.writer import RecordFiles, RecordWriter
 from inferway.routing.director import EVENT_SECONDS
-from inferway.routing.journey import Keeper, Routed
+from inferway.routing.journey import Keeper
 from inferway.routing.limits.outlier_detection import OutlierDetection
 from inferway.scheduling.scheduling import Scheduling
 from inferway.tasks import Later
@@ -45,7 +45,7 @@ class Records:
             self.ring,
             clock,
             picked_by=_chooser(settings),
-            whereabouts=lambda holder, routed: _whereabouts(fleet, standing, holder, routed),
+            whereabouts=FleetWhereabouts(fleet, standing),
         )
         self.watch = PromptWatch(with_text=settings.explain_text)
         self._others = OtherExtras(index)
@@ -107,23 +107,3 @@ def _chooser(settings: ServeSettings) -> str:
     if settings.policy is None and not settings.scoring:
         return "least-load"
     return settings.policy or "expected-ttft"
-
-
-def _whereabouts(
-    fleet: Fleet, standing: OutlierDetection, holder: HolderId, routed: Routed
-) -> tuple[str, str] | None:
-    """The name of an endpoint that was no candidate, and why."""
-    for engine in fleet.engines:
-        for endpoint in engine.endpoints:
-            if endpoint.holder != holder:
-                continue
-            if engine.name in standing.drained:
-                return endpoint.name, "drained"
-            if engine.name in standing.ejected:
-                return endpoint.name, "ejected, after failures"
-            if not engine.healthy:
-                return endpoint.name, "it does not answer"
-            if routed.model.name not in engine.model_names:
-                return endpoint.name, "it does not serve the model"
-            return endpoint.name, "full, too short a context, or not allowed by a proxy"
-    return None

@@ -6,12 +6,13 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from inferway.records.packing import (
     MOST_ID,
     Names,
     PackedRow,
-    Row,
+    RecordRow,
     decode_rows,
     encode_rows,
     record_of,
@@ -32,10 +33,10 @@ class Page:
     packed: bytes
     names: Sequence[str]
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[RecordRow]:
         return decode_rows(self.packed)
 
-    def record(self, row: Row) -> RequestRecord:
+    def record(self, row: RecordRow) -> RequestRecord:
         return record_of(row, self.names)
 
     def records(self, start: int = 0) -> Iterator[RequestRecord]:
@@ -135,15 +136,9 @@ class RecordRing:
         self, limit: int = 100, keep: Callable[[RequestRecord], bool] | None = None
     ) -> list[RequestRecord]:
         """Return the newest records that `keep` says yes to, newest first."""
-        self.settle()
-        found: list[RequestRecord] = []
-        for page in reversed(self._pages):
-            for record in reversed(list(page.records())):
-                if keep is None or keep(record):
-                    found.append(record)
-                    if len(found) >= limit:
-                        return found
-        return found
+        records = (page.record(row) for page, row in self._newest_rows())
+        kept = records if keep is None else filter(keep, records)
+        return list(islice(kept, limit))
 
     def find(self, request_id: str) -> RequestRecord | None:
         """Return the newest record of this id; None if there is none, or not any more."""
@@ -168,21 +163,24 @@ class RecordRing:
     def missed(self, limit: int = 100) -> list[RequestRecord]:
         """Return the newest records of requests that reused less than they could have, newest
         first."""
-        self.settle()
-        found: list[RequestRecord] = []
-        for page in reversed(self._pages):
-            for row in reversed(page.rows()):
-                if any(miss.kind != MissKind.SILENT for miss in row.missed or ()):
-                    found.append(page.record(row))
-                    if len(found) >= limit:
-                        return found
-        return found
+        rows = ((page, row) for page, row in self._newest_rows() if _is_missed(row))
+        return [page.record(row) for page, row in islice(rows, limit)]
 
     @property
     def oldest_at(self) -> float | None:
         """When the request of the oldest record came; None without records."""
         self.settle()
         return self._pages[0].rows()[0].at if self._pages else None
+
+    def _newest_rows(self) -> Iterator[tuple[Page, RecordRow]]:
+        self.settle()
+        for page in reversed(self._pages):
+            for row in reversed(page.rows()):
+                yield page, row
+
+
+def _is_missed(row: RecordRow) -> bool:
+    return any(miss.kind != MissKind.SILENT for miss in row.missed or ())
 
 
 def _nothing_waits() -> None:

@@ -22,8 +22,8 @@ from inferway.fleet.subscriber import EventSubscriber
 from inferway.kv.index.protocol import CPU, GPU, STORAGE, Index, MatchResult, Remove
 from inferway.metrics import Family, counter
 from inferway.model import BlockKey, Endpoint
+from inferway.records.decided import DecidedRequest
 from inferway.records.misses import Evidence, of_delivery
-from inferway.records.noted import Noted
 from inferway.records.record import MissKind
 from inferway.records.recorder import Ended, Recorder
 from inferway.tasks import Tasks
@@ -36,7 +36,7 @@ REPAIR_SECONDS = 60.0  # within so many
 RECHECK_SECONDS = 60.0  # an engine is compared no more often
 
 
-class Fleet(Protocol):
+class KnowsEngines(Protocol):
     """The part of the fleet that is asked (fleet.Fleet)."""
 
     def engine(self, name: str) -> Engine | None: ...
@@ -66,7 +66,7 @@ class Shortfalls:
         self,
         recorder: Recorder,
         index: Index,
-        fleet: Fleet,
+        fleet: KnowsEngines,
         later: Callable[[Callable[[], None]], object],
         clock: Callable[[], float],
         *,
@@ -79,11 +79,11 @@ class Shortfalls:
         self._later = later
         self._clock = clock
         self._under_other = under_other
-        self._waiting: list[tuple[Ended, Noted, int]] = []
+        self._waiting: list[tuple[Ended, DecidedRequest, int]] = []
         self._wrong: dict[str, _Wrong] = {}  # by endpoint
         self._tasks = Tasks(log, "the records of some requests do not say why they fell short")
 
-    def look(self, ended: Ended, noted: Noted, short: int) -> bool:
+    def look(self, ended: Ended, noted: DecidedRequest, short: int) -> bool:
         """Look into it later; False if too many wait for that."""
         if len(self._waiting) >= MOST_WAITING or not noted.keys:
             return False
@@ -111,11 +111,11 @@ class Shortfalls:
     def _due(self) -> None:
         self._tasks.spawn(self._look_into(self._take()))
 
-    def _take(self) -> list[tuple[Ended, Noted, int]]:
+    def _take(self) -> list[tuple[Ended, DecidedRequest, int]]:
         waiting, self._waiting = self._waiting, []
         return waiting
 
-    async def _look_into(self, waiting: Sequence[tuple[Ended, Noted, int]]) -> None:
+    async def _look_into(self, waiting: Sequence[tuple[Ended, DecidedRequest, int]]) -> None:
         if not waiting:
             return
         try:
@@ -128,7 +128,7 @@ class Shortfalls:
         ]
         self._recorder.keep(finished)
 
-    def _judged(self, ended: Ended, noted: Noted, short: int, found: MatchResult) -> Ended:
+    def _judged(self, ended: Ended, noted: DecidedRequest, short: int, found: MatchResult) -> Ended:
         record = ended[5]
         assert record.target is not None
         endpoint = record.target.endpoint

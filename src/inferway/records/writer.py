@@ -34,8 +34,8 @@ from inferway.records.files import (
     SECRET,
     SUFFIX,
     Blocks,
+    FileHeader,
     FleetLine,
-    Header,
     Line,
     RequestLine,
 )
@@ -145,7 +145,8 @@ class RecordFiles:
         sizes = {line.block_size for line in fleet if line.block_size}
         salt = blake2b(self._secret, digest_size=8).hexdigest()
         self._write(
-            file, Header(FORMAT, self._began, __version__, tuple(sorted(sizes)), salt, self._policy)
+            file,
+            FileHeader(FORMAT, self._began, __version__, tuple(sorted(sizes)), salt, self._policy),
         )
         for line in fleet:
             self._write(file, line)

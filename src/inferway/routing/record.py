@@ -81,13 +81,9 @@ def timing(clock: Callable[[], float], firsts: list[float], gaps: list[float]) -
                 record.last_at = now
                 record.events += 1
                 # A step up or down by a share: it comes to where as many are above as below.
-                median = record.median
-                if gap > median:
-                    record.median = median * _STEP_UP or gap
-                    if gap > record.longest:
-                        record.longest = gap
-                else:
-                    record.median = median * _STEP_DOWN
+                median, longest = record.median, record.longest
+                record.median = (median * _STEP_UP or gap) if gap > median else median * _STEP_DOWN
+                record.longest = gap if gap > longest else longest
                 return
         except IndexError:  # it is shorter than that
             return

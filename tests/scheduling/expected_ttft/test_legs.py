@@ -130,6 +130,20 @@ def test_the_holder_hands_over_what_it_is_too_busy_to_answer() -> None:
     assert gateway.where(request(8000), gateway.table(499)) == ("e0", "e1")
 
 
+def test_blocks_that_find_room_push_none_out() -> None:
+    gateway = busy_writing(20, 1)
+    busy_with_prompts(gateway, 0, 0.5)
+    marginal = gateway.plugin.learning.marginal_cost
+    marginal.cached_share = 0.95
+    marginal.moved(1, 0.0, work=0.0, new_tokens=1e6)  # whatever is there is pushed out soon
+    table = gateway.table(499)
+    assert gateway.where(request(8000), table)[0] == ""
+
+    table.free_blocks[1] = 500
+
+    assert gateway.where(request(8000), table) == ("e0", "e1")
+
+
 def test_the_first_of_the_prefill_engines_is_the_cheapest_and_none_decodes() -> None:
     gateway = busy_writing(20, 20, 0, 1)
     busy_with_prompts(gateway, 2)

@@ -15,7 +15,7 @@ import msgspec
 from inferway.prompts.files.prepare import prepare_smollm2
 from inferway_bench import conversations
 from inferway_bench.dataplane.benchmark import LONG, SHORT, RoutersPlan
-from inferway_bench.dataplane.testbed import in_turns, publish_events, started_routers
+from inferway_bench.dataplane.testbed import Repeat, in_turns, publish_events, started_routers
 from inferway_bench.dataplane.wrk import Load
 from inferway_bench.harness import Benchmark
 from inferway_bench.processes import BenchError, get
@@ -51,10 +51,17 @@ class TwoLegInferway(Inferway):
 
     def command(self, place: Place) -> list[str]:
         name = "legs_by_cache.yaml" if self.scoring else "legs.yaml"
+        # a trivial engine answers no probe, which otherwise is what token ids are sent after
+        more = ["--tokens-once", "on"] if self.scoring else []
         words = Inferway(scoring=self.scoring).command(place)
         roles = zip(place.engines, ("prefill", "decode"), strict=True)
         told = {each.url: f"{each.url},role={role},kv_connector=nixl" for each, role in roles}
-        return [*(told.get(word, word) for word in words), "--scheduling", str(FOLDER / name)]
+        return [
+            *(told.get(word, word) for word in words),
+            "--scheduling",
+            str(FOLDER / name),
+            *more,
+        ]
 
     def is_ready(self, place: Place) -> bool:
         return Inferway(scoring=self.scoring).is_ready(place)
@@ -106,13 +113,7 @@ def _cpu_rows(
     measured = in_turns(ready, load, name, plan.seconds, plan.repeats, numbers, _legs, on_step)
     for one, repeats in zip(ready, measured, strict=True):
         for each in repeats:
-            # those that were on their way when the load ended have a leg, and no answer
-            for leg in ("prefill", "decode"):
-                if each.counted[leg] < each.result.requests:
-                    raise BenchError(
-                        f"{one.label}, {name}: {each.result.requests} answers, "
-                        f"{each.counted[leg]:.0f} {leg} legs; expected one for each"
-                    )
+            _have_both_legs(f"{one.label}, {name}", each)
         yield Row(
             "cpu",
             {"load": name, "router": one.label},
@@ -124,6 +125,17 @@ def _cpu_rows(
             },
             one.router.is_ours,
         )
+
+
+def _have_both_legs(label: str, measured: Repeat) -> None:
+    """Raises BenchError if requests were answered in one leg. Those that were on their way when the
+    load ended have legs, and no answer."""
+    for leg in ("prefill", "decode"):
+        if measured.counted[leg] < measured.result.requests:
+            raise BenchError(
+                f"{label}: {measured.result.requests} answers, "
+                f"{measured.counted[leg]:.0f} {leg} legs; expected one for each"
+            )
 
 
 def _legs(one: RunningRouter) -> Counters:

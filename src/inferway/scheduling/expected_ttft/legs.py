@@ -5,7 +5,8 @@ is written by another, which gets the blocks.
 
 prefill leg    what one leg costs on P, but for the answer's writing
 decode leg     of D's TTFT what is not for tokens, and one token's; what waits there waits for no
-               more; the blocks push out as many; and the answer's writing
+               more; the blocks push out as many, unless there is room for all; and the answer's
+               writing
 transfer       fixed + tokens moved, learned for each engine; as much longer as it is off by
 
 In a fleet where this can be chosen a millisecond of an answer's writing counts WRITING of one
@@ -95,14 +96,18 @@ def add_legs(
     writing += running * slower
     writing *= weight
     one = one_token(costs, prompt)
-    work, writes = np.zeros((2, 2, len(one)))  # of both legs: what numpy does at once takes half
+    # of both legs: what numpy does at once takes half
+    work, writes, pushed = np.zeros((3, 2, len(one)))
     work[_PREFILL], work[_DECODE] = tokens + costs[REQUESTS], one
+    has_room = candidates.free_blocks * candidates.block_sizes >= features[OWN]
+    pushed[_PREFILL], pushed[_DECODE] = tokens, tokens
+    pushed[_DECODE, has_room] = 0.0
     writes[_DECODE] = writing
     both = marginal.cost(
         rows,
         now,
         work=work,
-        tokens=tokens,
+        tokens=pushed,
         backlog=terms[AHEAD] + terms[REQUESTS],
         batch=running * weight,
         slowed=writes,

@@ -24,13 +24,14 @@ class Elsewhere(msgspec.Struct, frozen=True):
     why: str  # it was no candidate
 
 
-class Noted(msgspec.Struct):
+class DecidedRequest(msgspec.Struct):
     """A request that was decided, until it is recorded."""
 
     at: float  # seconds, by the director's clock
     endpoints: Sequence[Endpoint]
     chosen: int  # row of them
-    # The bytes of columns: blocks that each holds; and, where they are known, costs, TTFT, terms.
+    # The bytes of columns: names, blocks that each holds; and, where they are known, costs, TTFT,
+    # terms.
     columns: tuple[bytes, ...]
     block_size: int
     keys: Sequence[BlockKey]  # of the only prompt; empty where nothing is compared afterwards
@@ -40,10 +41,10 @@ class Noted(msgspec.Struct):
     tells: bool  # what the engine says it reused is of the whole prompt
     may_cut: bool  # the engine may cut the prompt off
     whose: Whose
+    names: Names  # those that `columns` has the numbers of
     elsewhere: Elsewhere | None = None  # who held more of it and was no candidate
     missed: tuple[Miss, ...] = ()  # what was found out meanwhile
     # Once it is packed:
-    names: Names | None = None  # with these names
     packed: bytes = b""
     tiers: Mapping[str, tuple[tuple[int, int], ...]] | None = None
     reachable: int = 0  # blocks
@@ -69,48 +70,47 @@ class CandidatePacker:
         self.names = names
         self._numbers.forget()
 
-    def pack(self, noted: Sequence[Noted], loads: Iterable[Candidates]) -> None:
+    def pack(self, noted: Sequence[DecidedRequest], loads: Iterable[Candidates]) -> None:
         """Fill in what these lack; equally many candidates at a time are done together. `loads`: a
         table of each list of endpoints in them, with their load: of all requests of a moment it is
         the same."""
         self._note_loads(loads)
-        groups: dict[tuple[int, int], list[Noted]] = {}
+        groups: dict[tuple[int, int], list[DecidedRequest]] = {}
         for each in noted:
-            key = (len(each.endpoints), len(each.columns))
+            columns = each.columns
+            key = (len(columns[0]), len(columns))
             if key in groups:
                 groups[key].append(each)
             else:
                 groups[key] = [each]
-        for (number, num_columns), group in groups.items():
-            self._pack(group, number, has_costs=num_columns > _PLAIN)
+        for (size, num_columns), group in groups.items():
+            self._pack(group, size // _NUMBER.itemsize, has_costs=num_columns > _PLAIN)
+
+    def numbers(self, endpoints: Sequence[Endpoint]) -> bytes:
+        """Return the first of a request's columns: the numbers of its endpoints' names."""
+        return self._numbers(endpoints)
 
     def _numbers_of(self, endpoints: Sequence[Endpoint]) -> bytes:
-        return np.array([self.names.add(each.name) for each in endpoints], np.uint16).tobytes()
+        return np.array([self.names.add(each.name) for each in endpoints], _NUMBER).tobytes()
 
     def _note_loads(self, loads: Iterable[Candidates]) -> None:
-        numbers = [
-            (np.frombuffer(self._numbers(each.endpoints), np.uint16), each) for each in loads
-        ]
+        numbers = [(np.frombuffer(self._numbers(each.endpoints), _NUMBER), each) for each in loads]
         if self._loads.shape[1] < len(self.names.names):
             self._loads = np.zeros((2, 2 * len(self.names.names)), np.uint16)
         for ids, each in numbers:
             self._loads[0, ids] = np.minimum(each.running, MOST_LOAD)
             self._loads[1, ids] = np.minimum(each.waiting, MOST_LOAD)
 
-    def _pack(self, group: Sequence[Noted], number: int, *, has_costs: bool) -> None:
+    def _pack(self, group: Sequence[DecidedRequest], number: int, *, has_costs: bool) -> None:
         shape = (len(group), number)
-        columns = [
-            np.frombuffer(b"".join(parts))
-            for parts in zip(*[each.columns for each in group], strict=True)
-        ]
-        blocks, *costs = columns
+        numbers, *parts = zip(*[each.columns for each in group], strict=True)
+        blocks, *costs = [np.frombuffer(b"".join(part)) for part in parts]
+        ids = np.frombuffer(b"".join(numbers), _NUMBER)
         cost, expected, terms = costs if has_costs else _scored(group, number)
         first: Rows = np.arange(len(group)) * number
         chosen: Rows = first + np.array([each.chosen for each in group])
         longest = first + blocks.reshape(shape).argmax(axis=1)
         rows = _kept_rows(cost, shape, chosen, longest)
-        numbers = self._numbers
-        ids = np.frombuffer(b"".join([numbers(each.endpoints) for each in group]), np.uint16)
         table = np.zeros(len(rows), CANDIDATE)
         table["endpoint"] = ids.take(rows)
         table["blocks"] = np.minimum(blocks.take(rows), MOST_BLOCKS)
@@ -125,7 +125,7 @@ class CandidatePacker:
         end = 0
         for place, each in enumerate(group):
             start, end = end, end + width
-            each.packed, each.names, each.columns = whole[start:end], self.names, ()
+            each.packed, each.columns = whole[start:end], ()
             if (held := reachable[place]) > 0:
                 each.reachable, each.reached = int(held), reached[place]
                 if spared is not None:
@@ -135,10 +135,11 @@ class CandidatePacker:
 
 
 Rows = NDArray[np.intp]
-_PLAIN = 1  # columns that there are without costs
+_NUMBER = np.dtype(np.uint16)
+_PLAIN = 2  # columns that there are without costs
 
 
-def _scored(group: Sequence[Noted], number: int) -> tuple[Column, Column, Column]:
+def _scored(group: Sequence[DecidedRequest], number: int) -> tuple[Column, Column, Column]:
     """Of a choice by scores: that of the chosen one is known."""
     scores = np.zeros((len(group), number))
     for row, each in zip(scores, group, strict=True):
@@ -163,7 +164,7 @@ def _kept_rows(
     return (kept + np.arange(0, len(cost), shape[1])[:, None]).reshape(-1)
 
 
-def _tiers(noted: Noted) -> dict[str, tuple[tuple[int, int], ...]]:
+def _tiers(noted: DecidedRequest) -> dict[str, tuple[tuple[int, int], ...]]:
     """Runs of blocks in each tier, of endpoints where not all lie in the first."""
     return {
         each.name: runs(below, noted.found.get(each.holder, 0))
