@@ -29,7 +29,7 @@ from inferway.fleet.zmq_subscriber import sockets_context
 from inferway.http.auth import build_auth, read_keys
 from inferway.http.cors import Cors
 from inferway.http.inference_ingress import build_ingress
-from inferway.http.listening import certificate_of, raise_file_limit, within_file_limit
+from inferway.http.listening import certificate, raise_file_limit, within_file_limit
 from inferway.http.message import Request
 from inferway.http.metrics import MetricsPage
 from inferway.http.page import PageRoutes
@@ -186,7 +186,7 @@ class Gateway:
         self._stack.callback(self._context.destroy, linger=200)
         # What can refuse the settings comes first: nothing has to be stopped then.
         tracing = self._open_tracing()
-        self._certificate = certificate_of(settings)
+        self._certificate = certificate(settings)
         num_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         num_ports = 1 if settings.admin_port is None else 2
         self._limits = within_file_limit(settings.limits, num_files, num_ports)
@@ -225,8 +225,7 @@ class Gateway:
         await server.start()
         self._closes("HTTP server", server.stop)
         self._server = server
-        if self._hub is not None:  # its answers end by themselves never
-            self._stack.push_async_callback(self._hub.close)
+        self._stack.push_async_callback(self._close_page)
         self._stack.push_async_callback(draining.close)
         self._stack.callback(self.fleet.prober.stop)  # engines have enough to do with the rest
         await self.indexer.start()
@@ -244,11 +243,13 @@ class Gateway:
     def _open_page(self, draining: Draining) -> PageRoutes | None:
         if not self.settings.ui:
             return None
-        self._hub = build_hub(
-            *(self.fleet, self.index, self._auth.failover, draining),
-            *(self.records.kept, partial(alarms_of, self._traffic)),
-        )
+        parts = (self.fleet, self.index, self._auth.failover, draining, self.records.kept)
+        self._hub = build_hub(*parts, partial(alarms_of, self._traffic))
         return PageRoutes(self._auth, self._hub, secure=self._certificate is not None)
+
+    async def _close_page(self) -> None:
+        if self._hub is not None:  # its answers never end by themselves
+            await self._hub.close()
 
     def _open_tracing(self) -> Tracing | None:
         if self.settings.otlp is None:

@@ -30,6 +30,15 @@ class TimeSlice:
         self._end = self._clock() + SLICE_SECONDS
 
 
+def soon(call: Callable[[], None]) -> Callable[[], Awaitable[None]]:
+    """Return the call as one that is awaited."""
+
+    async def calling() -> None:
+        call()
+
+    return calling
+
+
 class Tasks:
     """The background tasks of one owner. A task that ends by an error is logged with the text
     `failed`."""

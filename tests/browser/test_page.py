@@ -46,6 +46,14 @@ async def busy_fleet(
     return fleet
 
 
+async def stream(fleet: Fleet, *contents: str) -> None:
+    """Reads a long answer to its end."""
+    messages = [{"role": "user", "content": content} for content in contents]
+    body = {"model": "smollm2", "messages": messages, "max_tokens": 900, "stream": True}
+    async with fleet.http.post(f"{fleet.url}/v1/chat/completions", json=body) as answer:
+        await answer.read()
+
+
 async def answer_records(tab: Any, fleet: Fleet) -> None:
     """What the gateway keeps of a request, as GET /admin/requests/ID tells it."""
 
@@ -245,10 +253,11 @@ async def test_it_fits_a_narrow_screen(start_fleet: StartFleet, open_tab: OpenTa
 @pytest.mark.parametrize("theme", ["light", "dark"])
 async def test_its_picture(start_fleet: StartFleet, open_tab: OpenTab, theme: str) -> None:
     """With SCREENSHOTS=1 it is the one in the docs."""
-    fleet = await busy_fleet(start_fleet, engines=[simulated(latency=SLOW, kv_cache_size=220)] * 4)
+    fleet = await busy_fleet(
+        start_fleet, engines=[simulated(latency=SLOW, kv_cache_size=220, max_model_len=2048)] * 4
+    )
     going = [
-        asyncio.ensure_future(fleet.chat(LONG * 2, f"Write {number}", max_tokens=900))
-        for number in range(13)
+        asyncio.ensure_future(stream(fleet, LONG * 2, f"Write {number}")) for number in range(13)
     ]
     await fleet.post("/admin/engines/delta/drain", b"")
     how = {"color_scheme": theme, "device_scale_factor": 1.5}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
@@ -528,6 +529,10 @@ class Plain:
     def num_blocks(self, holder: HolderId) -> int:
         return len({k for h, k, _, g in self.blocks if (h, g) == (holder, FULL_ATTENTION)})
 
+    def lower_tiers(self) -> Counter[tuple[HolderId, Tier]]:
+        keys = {(h, k) for h, k, _, g in self.blocks if g == FULL_ATTENTION}
+        return Counter((h, tier) for h, k in keys if (tier := self.tiers(h, k)[0]))
+
     def matched(self, holder: HolderId, prompt: Sequence[BlockKey]) -> int:
         walked = next((i for i, k in enumerate(prompt) if not self.tiers(holder, k)), len(prompt))
         return next(n for n in range(walked, -1, -1) if self.is_covered(holder, prompt[:n]))
@@ -557,6 +562,11 @@ class Plain:
         return {tier: best.index(tier) for tier in set(best) if tier != GPU}
 
 
+def lower_tiers(index: Index) -> Counter[tuple[HolderId, Tier]]:
+    told = index.lower_tiers().items()
+    return Counter({(h, t): n for h, counts in told for t, n in enumerate(counts, 1) if n})
+
+
 def prompts(ways: Sequence[list[BlockKey]]) -> Iterator[list[BlockKey]]:
     """All ways, and one that leads on to a block that nobody has."""
     yield from ways
@@ -576,5 +586,7 @@ def test_match_equals_a_plain_walk_of_each_holder(
             plain.apply(op)
 
         assert [index.num_blocks(h) for h in range(4)] == [plain.num_blocks(h) for h in range(4)]
+        if name != "redis":  # which does not count them
+            assert lower_tiers(index) == plain.lower_tiers()
         for prompt in prompts(ways):
             assert find(index, prompt) == plain.found(prompt)

@@ -13,7 +13,14 @@ from inferway.records.record import RequestRecord
 
 def record(at: float = 1000.0, **fields: Any) -> RequestRecord:
     known = {"prompt_tokens": 100, "prompt_blocks": 6, "block_size": 16, "delivered_tokens": 32}
-    fields = {**known, "reachable_blocks": 4, "chosen_blocks": 3, "status": 200, **fields}
+    fields = {
+        **known,
+        "reachable_blocks": 4,
+        "chosen_blocks": 3,
+        "status": 200,
+        "streamed": True,
+        **fields,
+    }
     return RequestRecord(id="r", at=at, outcome="ok", **fields)
 
 
@@ -61,6 +68,13 @@ def test_times_are_quantiles_of_those_that_are_known() -> None:
         timeline.add(record(ttft_ms=ms, expected_ttft_ms=-1.0))
 
     assert timeline.whole()[0][7:] == [None, 20.0, 30.0]
+
+
+def test_an_answer_in_one_piece_has_no_first_token() -> None:
+    timeline = Timeline()
+    timeline.add(record(ttft_ms=900.0, streamed=False))
+
+    assert timeline.whole()[0][7:] == [None, None, None]
 
 
 @given(st.lists(st.integers(0, 5_000), max_size=400), st.integers(0, 3))

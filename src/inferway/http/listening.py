@@ -177,8 +177,8 @@ def no_password() -> str:
     raise ValueError("the key has a password")
 
 
-def certificate_of(settings: ServeSettings) -> Certificate | None:
-    """Return the certificate that clients get; None without TLS. Raises ConfigError."""
+def certificate(settings: ServeSettings) -> Certificate | None:
+    """Return the certificate of the settings, or None without one. Raises ConfigError."""
     if settings.tls_cert is None or settings.tls_key is None:
         return None
     return Certificate(Path(settings.tls_cert), Path(settings.tls_key))

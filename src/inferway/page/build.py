@@ -19,10 +19,11 @@ def build_hub(
     index: Index,
     failover: FailoverPolicy,
     draining: Draining,
-    ring: RecordRing | None,
+    ring: RecordRing,
     judge: Judge,
 ) -> LiveHub:
     """Return what shows the fleet and the ring's records to all who look."""
     wall = time.time() - time.monotonic()  # event streams are noted by the monotonic clock
     engines = EngineRows(fleet, index, failover, draining, wall)
-    return LiveHub(Pictures(engines, ring, judge, time.monotonic, time.time))
+    kept = ring if ring.capacity else None
+    return LiveHub(Pictures(engines, kept, judge, time.monotonic, time.time))

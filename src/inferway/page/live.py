@@ -18,7 +18,8 @@ from inferway.tasks import Tasks
 
 INTERVAL_SECONDS = 0.5
 MOST_READERS = 64
-_SHARE = 20  # of the time, at most one part in so many goes into pictures
+_SHARE = 20  # of the time, at most one part in so many goes into pictures ...
+_MOST_SECONDS = 5.0  # ... unless they would come more rarely than this
 _log = logging.getLogger(__name__)
 
 
@@ -113,6 +114,7 @@ class LiveHub:
                 self._picture = await self._pictures.take()
                 for reader in [*self._readers]:
                     reader.show(self._picture)
-                await asyncio.sleep(max(self._interval, _SHARE * (self._clock() - begun)))
+                rest = min(_SHARE * (self._clock() - begun), _MOST_SECONDS)
+                await asyncio.sleep(max(self._interval, rest))
         finally:
             self._picture = None

@@ -55,6 +55,7 @@ class RequestRow(msgspec.Struct, frozen=True):
     at: float
     model: str
     chosen: str
+    streamed: bool
     prompt_tokens: int
     prompt_blocks: int
     block_size: int

@@ -40,8 +40,9 @@ class Bucket:
             self.reachable += min(whole, record.reachable_blocks * size)
             self.chosen += min(whole, record.chosen_blocks * size)
             self.delivered += min(whole, record.delivered_tokens)
-        _note(self.expected, record.expected_ttft_ms)
-        _note(self.came, record.ttft_ms)
+        if record.streamed:  # else the first token comes with the last
+            _note(self.expected, record.expected_ttft_ms)
+            _note(self.came, record.ttft_ms)
 
     def told(self, start: int) -> list[float | None]:
         """Return its figures in the order in which the page reads them."""

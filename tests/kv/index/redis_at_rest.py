@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import count
 from typing import TypeVar
@@ -51,6 +51,9 @@ class AtRest:
         self, holder: HolderId, keys: Sequence[BlockKey], tier: Tier, group: int
     ) -> list[BlockKey]:
         return self._index.held(holder, keys, tier, group)
+
+    def lower_tiers(self) -> Mapping[HolderId, Sequence[int]]:
+        return self._index.lower_tiers()
 
     def num_evicted(self, holder: HolderId) -> int:
         return self._index.num_evicted(holder)

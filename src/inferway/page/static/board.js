@@ -35,7 +35,7 @@ export function showFigures(state) {
   const waiting = engines.reduce((total, row) => total + row.waiting, 0);
   figure("rate", "Requests a second", (requests / 60).toFixed(requests < 600 ? 1 : 0), failed ? `${number(failed)} failed in the last minute` : "none failed in the last minute");
   figure("flying", "On their way", number(flying), `${number(waiting)} wait in engines`);
-  figure("cached", "Taken from caches", prompt ? percent(delivered / prompt) : "–", prompt ? `of prompt tokens; ${percent(reachable / prompt)} could be reached` : "no prompt in the last minute");
+  figure("cached", "Taken from caches", prompt ? percent(delivered / prompt) : "–", prompt ? `of prompt tokens; ${percent(reachable / prompt)} reachable` : "no prompt in the last minute");
   figure("first", "First token", milliseconds(ttft), "median of the last minute");
   figure("up", "Engines", `${number(up)}`, up === engines.length ? "all answer" : `of ${number(engines.length)} answer`);
 }

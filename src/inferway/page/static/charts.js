@@ -11,8 +11,8 @@ const FLOW = [
   { label: "delivered", colour: "--delivered", width: 2.5, fill: true },
 ];
 const TTFT = [
-  { label: "expected (median)", colour: "--chosen", width: 1.5, dash: [7, 4] },
-  { label: "came (median)", colour: "--delivered", width: 2.5 },
+  { label: "expected", colour: "--chosen", width: 1.5, dash: [7, 4] },
+  { label: "came", colour: "--delivered", width: 2.5 },
   { label: "90% came within", colour: "--reachable", width: 1.5, dash: [2, 4] },
 ];
 const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();

@@ -6,7 +6,7 @@ import { ask, byId, setText, whyNot } from "./dom.js";
 import { Fleet } from "./fleet.js";
 import { Requests } from "./requests.js";
 
-const QUIET_MS = 8000; // without an event the link counts as broken: there are two a second
+const QUIET_MS = 15000; // without an event the link counts as broken: there is one in five seconds
 const BREAKERS_MS = 10000;
 
 const state = { engines: new Map(), timeline: new Map(), requests: [], alarms: [], records: null, now: 0 };

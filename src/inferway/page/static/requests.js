@@ -57,7 +57,7 @@ export class Requests {
     return make("tr", { "data-seq": row.seq, class: isWell ? null : "bad" },
       make("td", {}, clockTime(row.at)), make("td", {}, button, make("span", { class: "muted model" }, row.model)),
       make("td", {}, row.chosen || "–"), make("td", { class: "wide" }, ...blocksBar(row)),
-      make("td", { class: "number" }, milliseconds(row.ttft_ms)), make("td", { class: "number" }, milliseconds(row.expected_ttft_ms)),
+      make("td", { class: "number" }, row.streamed ? milliseconds(row.ttft_ms) : "in one piece"), make("td", { class: "number" }, milliseconds(row.expected_ttft_ms)),
       make("td", { class: "number" }, milliseconds(row.total_ms)),
       make("td", {}, isWell ? "✓ ok" : `✕ ${row.status || ""} ${row.outcome}`, ...missed.slice(0, 1).map((miss) => make("span", { class: "tag" }, miss.kind))));
   }

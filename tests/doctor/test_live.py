@@ -1,0 +1,21 @@
+"""The doctor's rules for the traffic of the gateway in this process."""
+
+from __future__ import annotations
+
+from inferway.doctor.live import alarms_of
+from inferway.telemetry.traffic_counts import TrafficCounts
+
+
+def test_traffic_that_is_well_is_no_alarm() -> None:
+    assert alarms_of(TrafficCounts(by_prompt=10)) == []
+
+
+def test_requests_that_go_by_load_are_an_alarm_with_its_cure() -> None:
+    traffic = TrafficCounts()
+    traffic.by_load["/v1/chat/completions", "curl", "no-template"] = 12
+
+    (alarm,) = alarms_of(traffic)
+
+    assert (alarm.level, alarm.subject) == ("warn", "traffic")
+    assert "12 requests of curl" in alarm.evidence
+    assert "--chat-template" in alarm.cure
