@@ -135,10 +135,11 @@ def _innocent(turns: int) -> Iterator[list[dict[str, Any]]]:
 @pytest.mark.parametrize(
     ("kind", "plant"), PLANTED, ids=[f"{k}-{i}" for i, (k, _) in enumerate(PLANTED)]
 )
+@pytest.mark.parametrize("seed", [7, 8, 9])
 def test_a_planted_breaker_is_named_among_innocent_traffic(
-    breakers: CacheBreakers, kind: str, plant: Plant
+    breakers: CacheBreakers, kind: str, plant: Plant, seed: int
 ) -> None:
-    traffic, draw = Traffic(breakers), random.Random(7)
+    traffic, draw = Traffic(breakers), random.Random(seed)
     innocent = _innocent(6)
     for turn in range(16):
         messages, fields = plant(draw, turn)

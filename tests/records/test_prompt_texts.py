@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tests.records.prompts import Traffic, system, user
 
 from inferway.records.prompt_texts import PromptTexts
@@ -12,8 +10,10 @@ from inferway.records.record import RequestRecord
 RULES = " ".join(f"Rule {i} says {i * i}." for i in range(60))
 
 
-def _record(request_id: str, **fields: Any) -> RequestRecord:
-    return RequestRecord(id=request_id, at=0.0, **fields)
+def _record(request_id: str, chosen_blocks: int = 0, delivered_tokens: int = -1) -> RequestRecord:
+    return RequestRecord(
+        id=request_id, at=0.0, chosen_blocks=chosen_blocks, delivered_tokens=delivered_tokens
+    )
 
 
 def test_the_first_block_that_was_not_delivered_is_shown() -> None:

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from inferway.errors import InferwayError, crash_report, panic_as_error
 from inferway.kv.index.protocol import MatchResult
@@ -37,7 +38,6 @@ from inferway.prompts.served import ServedModel
 from inferway.records.alignment import (
     WINDOW,
     Hashes,
-    Rejoining,
     common_prefix,
     num_moved,
     rejoin,
@@ -67,8 +67,8 @@ _OWN_BYTES = 600
 _BEFORE, _WIDE = 24, 1_536  # tokens that are made text of: around the place, and of parts in order
 _MOVED = 2 * WINDOW  # pieces that come in another order
 _FEW_LEFT = 4  # tokens, on the side that lacks something
-_PUNCTUATION = ' \n,:"{}[]'
-_LEAST_MOVED = 8  # characters of a part that stands elsewhere
+_NEAR = 512  # tokens, in which shorter parts may have been moved
+_PERMUTED = 0.9  # of the tokens that differ are the same
 # What templates write between two messages.
 _TURN = re.compile(r"<[|｜].{1,40}?[|｜]>|\[/?INST\]|<(?:start|end)_of_turn>")
 
@@ -315,9 +315,7 @@ def _what_differs(
     ours, theirs = again.left - parted, again.right - parted
     around = pair.texts(local, again.left + WINDOW, again.right + WINDOW)
     near = slice(parted, parted + _WIDE)
-    if num_moved(pair.hashes[near], pair.others[near]) >= _MOVED or _stands_behind(
-        pair, again, local
-    ):
+    if num_moved(pair.hashes[near], pair.others[near]) >= _MOVED or _is_permuted(pair):
         wide = pair.texts(local, parted + _WIDE, parted + _WIDE)
         return kind_of(*wide, are_moved=True), around
     if pair.prompt.arguments != pair.other.arguments:
@@ -332,18 +330,26 @@ def _what_differs(
     return (DifferenceKind.GROWING_LIST, around) if has_grown else None
 
 
-def _stands_behind(pair: _Pair, again: Rejoining, local: ModelPrompts) -> bool:
-    """Return whether what only one of them has at the place comes a little later in the other:
-    parts that are too short to be pieces, in another order."""
-    ours, theirs = again.left - pair.parted, again.right - pair.parted
-    if min(ours, theirs) > _FEW_LEFT or max(ours, theirs) > FEW_TOKENS:
+def _is_permuted(pair: _Pair) -> bool:
+    """Return whether what differs near the place is nearly the same tokens in both, in another
+    order: parts that are too short to be pieces have been moved."""
+    parted = pair.parted
+    near = slice(parted, parted + _NEAR)
+    _, at, other = np.intersect1d(pair.hashes[near], pair.others[near], return_indices=True)
+    steady = np.abs(at - other) <= _FEW_LEFT  # what stands side by side
+    if not steady.any():
         return False
-    longer, end, shorter, behind = pair.prompt, again.left, pair.other, again.right
-    if theirs > ours:
-        longer, end, shorter, behind = pair.other, again.right, pair.prompt, again.left
-    part = local.decode(longer.token_ids[pair.parted : end]).strip(_PUNCTUATION)
-    later = local.decode(shorter.token_ids[behind : behind + 4 * FEW_TOKENS])
-    return len(part) >= _LEAST_MOVED and part in later
+    ours = _apart(pair.prompt.token_ids[parted:], at[steady])
+    theirs = _apart(pair.other.token_ids[parted:], other[steady])
+    most = max(ours.total(), theirs.total())
+    return most >= WINDOW and (ours & theirs).total() >= _PERMUTED * most
+
+
+def _apart(ids: TokenIds, places: NDArray[np.intp]) -> Counter[int]:
+    """Return the tokens up to the last of these pieces that are in none of them."""
+    is_apart = np.ones(int(places.max()) + WINDOW, np.bool_)
+    is_apart[(places[:, None] + np.arange(WINDOW)).ravel()] = False
+    return Counter(ids[: len(is_apart)][is_apart].tolist())
 
 
 def _arguments(body: Body) -> int:
