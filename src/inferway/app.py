@@ -243,7 +243,7 @@ class Gateway:
     def _open_page(self, draining: Draining) -> PageRoutes | None:
         if not self.settings.ui:
             return None
-        parts = (self.fleet, self.index, self._auth.failover, draining, self.records.kept)
+        parts = (self.fleet, self.index, self._auth.failover, draining, self.records.ring)
         self._hub = build_hub(*parts, partial(alarms_of, self._traffic))
         return PageRoutes(self._auth, self._hub, secure=self._certificate is not None)
 

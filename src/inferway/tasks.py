@@ -91,12 +91,3 @@ class Later:
             self._is_timed = bool(waiting)
             if waiting:
                 loop.call_later(max(waiting[0][0] - now, self._seconds / 10), self._due)
-
-
-def soon(close: Callable[[], None]) -> Callable[[], Awaitable[None]]:
-    """Return `close` for those who wait for what they close; it waits for nothing."""
-
-    async def closing() -> None:
-        close()
-
-    return closing
