@@ -197,7 +197,8 @@ class CacheBreakers:
         """Return the causes that cost the most, the most first, for people and programs to read."""
         seconds = max(now - (now if self._began is None else self._began), 60.0)
         times = self.seen / max(self.looked_at, 1) * 86_400 / seconds
-        known = [item for item in self.breakers.items() if item[1].requests >= LEAST_REQUESTS]
+        items = list(self.breakers.items())  # `work` may add to them meanwhile
+        known = [item for item in items if item[1].requests >= LEAST_REQUESTS]
         known.sort(key=lambda item: -item[1].lost_tokens)
         return {
             "requests": self.seen,

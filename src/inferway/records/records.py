@@ -64,11 +64,6 @@ class Records:
         return self.ring.capacity > 0
 
     @property
-    def kept(self) -> RecordRing | None:
-        """The records; None if none are kept."""
-        return self.ring if self.is_on else None
-
-    @property
     def logs(self) -> Sequence[AnswerLog]:
         """Who is told of each answer that has ended."""
         return (self.recorder,) if self.is_on else ()
