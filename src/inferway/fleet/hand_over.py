@@ -55,7 +55,7 @@ from inferway.model import (
     Tokenized,
 )
 from inferway.openai_api.kv_transfer import NIXL_PREFILL, read_reference
-from inferway.openai_api.usage import UsageReader
+from inferway.openai_api.usage import usage_of
 from inferway.routing.attempt import Attempt
 from inferway.routing.director import Director
 from inferway.routing.match import Matched
@@ -375,9 +375,7 @@ class HandOver:
         if reference is None:
             words = f"engine {source.name} returned no kv_transfer_params"
             raise _LegFailedError(source, words)
-        usage = UsageReader()
-        usage.feed(answer)
-        if (told := usage.usage()) is not None and told.prompt != len(ids):
+        if (told := usage_of(answer)) is not None and told.prompt != len(ids):
             raise _LegFailedError(source, f"engine {source.name} computed another prompt")
         await self._leg(target, item, _body(prefix, ids, reference), request_id)
 

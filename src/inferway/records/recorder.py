@@ -174,12 +174,8 @@ class Recorder:
         record = answer.record
         if record is not None:
             ended = self._ended
-            ended.append(
-                (
-                    *(answer.request_id, answer.path, answer.status, answer.outcome),
-                    *(answer.seconds, record, ()),
-                )
-            )
+            request_id, path, status = answer.request_id, answer.path, answer.status
+            ended.append((request_id, path, status, answer.outcome, answer.seconds, record, ()))
             if len(ended) >= TOGETHER:
                 self.settle()
 

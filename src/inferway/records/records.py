@@ -40,11 +40,12 @@ class Records:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.writer: RecordWriter | None = None  # None: no files are written
+        self._policy = _chooser(settings)
         self.ring = RecordRing(settings.records.requests)
         self.recorder = Recorder(
             self.ring,
             clock,
-            picked_by=_chooser(settings),
+            picked_by=self._policy,
             whereabouts=FleetWhereabouts(fleet, standing),
         )
         self.watch = PromptWatch(with_text=settings.explain_text)
@@ -55,7 +56,6 @@ class Records:
         )
         self.recorder.others, self.recorder.doubt = self._others, self._shortfalls.look
         self._settings = settings.records
-        self._policy = _chooser(settings)
         self._fleet = FleetLines(fleet, standing, scheduling)
         self._stack = AsyncExitStack()
 

@@ -58,8 +58,18 @@ class Measured(NamedTuple):
 def fit(measured: Sequence[Measured], like: EngineSpec) -> EngineSpec:
     """Return `like` with the constants that were measured, at several times. Raises BenchError if
     too little was measured."""
-    step, decode, context = fit_tokens([token for one in measured for token in one.tokens])
-    begin, each, pair = fit_prompts(first for one in measured for first in one.firsts)
+    tokens = fit_tokens([token for one in measured for token in one.tokens])
+    prompts = fit_prompts(first for one in measured for first in one.firsts)
+    fitted = with_constants(like, tokens, prompts)
+    return msgspec.structs.replace(fitted, scatter=round(_scatter(measured), 4))
+
+
+def with_constants(
+    like: EngineSpec, tokens: Sequence[float], prompts: Sequence[float]
+) -> EngineSpec:
+    """Return `like` with what `fit_tokens` and `fit_prompts` have found."""
+    step, decode, context = tokens
+    begin, each, pair = prompts
     return msgspec.structs.replace(
         like,
         step_seconds=step,
@@ -68,7 +78,6 @@ def fit(measured: Sequence[Measured], like: EngineSpec) -> EngineSpec:
         prefill_seconds=each,
         attention_tokens=round(each / pair) if pair > 0 else 0,
         request_seconds=max(0.0, begin - step),
-        scatter=round(_scatter(measured), 4),
     )
 
 

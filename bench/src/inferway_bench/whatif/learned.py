@@ -16,7 +16,7 @@ import numpy as np
 
 from inferway_bench.policies.engine import EngineSpec
 from inferway_bench.processes import BenchError
-from inferway_bench.simulate.fitting import First, Tokens, fit_prompts, fit_tokens
+from inferway_bench.simulate.fitting import First, Tokens, fit_prompts, fit_tokens, with_constants
 from inferway_bench.whatif.engines import Floats
 from inferway_bench.whatif.recorded import EngineFacts
 from inferway_bench.whatif.workload import MeasuredRequests, Replay, spans_of
@@ -56,17 +56,9 @@ def fitted(replay: Replay, like: EngineSpec) -> list[Learned]:
     cached = np.where(np.isfinite(measured.cached), measured.cached, 0.0)
     use = use[waits[use] > 0]
     firsts = [First(int(cached[i]), int(measured.prompt[i]), float(waits[i])) for i in use]
-    begin, each, pair = fit_prompts(firsts)
-    step, decode, context = _between(measured)
-    engine = msgspec.structs.replace(
-        like,
-        step_seconds=step,
-        decode_seconds=decode,
-        context_seconds=context,
-        prefill_seconds=each,
-        attention_tokens=round(each / pair) if pair > 0 else 0,
-        request_seconds=max(0.0, begin - step),
-    )
+    prompts = fit_prompts(firsts)
+    engine = with_constants(like, _between(measured), prompts)
+    begin, _, _ = prompts
     beside = msgspec.structs.replace(engine, prompts_beside=1, request_seconds=begin)
     return [
         _scattered(each, firsts, measured.row[use], len(replay.names)) for each in (engine, beside)
