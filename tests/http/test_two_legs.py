@@ -392,6 +392,56 @@ async def test_a_decode_leg_that_waits_for_a_dead_engine_is_sent_again() -> None
         assert w.is_at_rest()
 
 
+UNAVAILABLE = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n"
+
+
+def pairing(body: dict[str, Any]) -> object:
+    """What both legs have in common, and no others."""
+    return body.get("bootstrap_room") or body["kv_transfer_params"]["transfer_id"]
+
+
+@in_loop
+@pytest.mark.parametrize("meet", [KvConnector.SGLANG, KvConnector.MOONCAKE])
+@pytest.mark.parametrize("dying", [raw(close=True), raw(UNAVAILABLE)])
+async def test_both_legs_are_sent_again_if_the_first_prefill_engine_is_lost(
+    meet: KvConnector, dying: Script
+) -> None:
+    told = answer(b'{"0": {"engine_id": "mc-1", "worker_addr": {}}}')
+    hanging = one_after_the_other(raw(), answer(WHOLE))
+    async with running(told) as server:
+        at = server.url.removeprefix("http://")
+        two = [dying, answer(b"{}")]
+        async with world([hanging], two, connector=meet, bootstrap=at) as w:
+            got = await w.ask()
+
+            assert (got.status, got.body) == (200, WHOLE)
+            await wait_until(lambda: w.prefills == {"failed": 1, "ok": 1})
+            assert w.decodes == {"other-engine": 1, "ok": 1}
+            before, after = (pairing(sent(w.decode[0], number)) for number in range(2))
+            assert pairing(sent(w.prefill[1])) == after != before
+            assert w.is_at_rest()
+
+
+@in_loop
+async def test_a_decode_leg_that_answers_needs_no_other_prefill_engine() -> None:
+    lost_late = asyncio.Event()
+
+    async def dying(seen: Seen, talk: Talk) -> None:
+        del seen
+        await lost_late.wait()
+        talk.reset()
+
+    meet = KvConnector.SGLANG
+    decode = streamed(ROLE, TOKEN, DONE)
+    async with world([decode], [dying, answer(b"{}")], connector=meet, bootstrap="p:8998") as w:
+        got = await w.ask(stream=True)
+        lost_late.set()
+
+        assert got.body == ROLE + TOKEN + DONE
+        await wait_until(w.is_at_rest)
+        assert w.prefill[1].seen == []
+
+
 @in_loop
 async def test_without_a_bootstrap_server_one_engine_answers() -> None:
     async with world(

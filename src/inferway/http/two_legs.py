@@ -31,6 +31,7 @@ from inferway.openai_api.token_events import bears_tokens
 from inferway.routing.kv_legs import (
     AGAIN,
     ANSWERED,
+    ELSEWHERE,
     FAILED,
     FULL,
     GONE,
@@ -136,14 +137,23 @@ class TwoLegs(Forwarding):
         outcome = answer.outcome or (REFUSED if answer.status < 500 else FAILED)
         if answer.status in UNWELL or answer.error is not None:
             self._tries.failed()
-        if outcome == FAILED and not (self._prefill.is_at_once or self._is_over):
+        if outcome == FAILED and self._can_be_another_s:
             is_lost = answer.error is not None
             another = self._tries.another() if is_lost else self._tries.instead_of(answer.status)
         if another is None:
             self._compute(outcome)
         else:
             self._prefill.failed(outcome)
+            if self._exchange is not None:
+                self._withdraw(ELSEWHERE)
             self._send_prefill(another)
+
+    @property
+    def _can_be_another_s(self) -> bool:
+        """Whether it is of use that another engine computes the prompt."""
+        if self._is_over:
+            return False
+        return self._exchange is None or (self._is_moved and not self._responder.started)
 
     def _compute(self, outcome: str) -> None:
         """The engine that answers computes the prompt; it is asked once more if it waits for blocks
@@ -174,14 +184,19 @@ class TwoLegs(Forwarding):
     def _again(self, another: Target | None) -> None:
         """Send the decode leg once more, without blocks of another engine: to the same one, unless
         that is lost."""
-        self._stop_timer()
-        if self._exchange is not None:
-            self._exchange.abort()
-        self._prefill.decoded(AGAIN)
+        self._withdraw(AGAIN)
         self._drop_answer()
         if another is None:
             self._attempts.again()
         self.attempt(another or self._decode)
+
+    def _withdraw(self, outcome: str) -> None:
+        """Take back the decode leg that is under way."""
+        self._stop_timer()
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            exchange.abort()
+        self._prefill.decoded(outcome)
 
     def on_head(self, status: int, headers: Headers, length: int | None) -> None:
         if status >= 500 and self._is_moved:

@@ -35,7 +35,7 @@ OTHER_PROMPT, TOO_LATE = "other-prompt", "lease"
 FAILED, REFUSED, TIMED_OUT, TOO_LARGE = "failed", "refused", "timed-out", "too-large"
 FULL, NOT_EDITED, NO_BOOTSTRAP, GONE = "full", "body", "no-bootstrap", "client-gone"
 # Outcomes of decode legs with blocks of another engine.
-ANSWERED, AGAIN = "ok", "recomputed"
+ANSWERED, AGAIN, ELSEWHERE = "ok", "recomputed", "other-engine"
 
 
 @dataclass(slots=True)
@@ -94,7 +94,7 @@ class KvLegs:
         yield counter(
             "decode_legs",
             "Requests sent with the blocks of another engine, by whether the engine answered them,"
-            " or computed the prompt itself after a failure.",
+            " got them from a third one, or computed the prompt itself after a failure.",
             ["outcome"],
             {(outcome,): number for outcome, number in self.decodes.items()},
         )
