@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 from tests.engines import client
 from tests.engines.engine import RealEngine, wait_until_ready
-from tests.engines.nixl import NixlEngine, first_layers
+from tests.engines.nixl import NixlEngine
 from tests.engines.program import Program
+from tests.engines.small_model import first_layers
 from tests.engines.waiting import wait_until
 
 from inferway.prompts.files.prepare import prepare_smollm2
@@ -99,8 +100,21 @@ def new_log(
 
 
 @pytest.fixture(scope="session")
-def model_dir() -> Path:
+def whole_model() -> Path:
+    """SmolLM2: for tests that need answers which mean something."""
     return prepare_smollm2(weights=True)
+
+
+@pytest.fixture(scope="session")
+def small_model(whole_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its first layers, which take a fraction of the time."""
+    return first_layers(whole_model, tmp_path_factory.mktemp("model") / "smollm2")
+
+
+@pytest.fixture(scope="session")
+def model_dir(whole_model: Path, small_model: Path) -> Path:
+    """What most engines serve: with `make fleet-full` the whole model."""
+    return whole_model if FULL else small_model
 
 
 VLLM_VENV = os.environ.get("INFERWAY_VLLM_VENV", str(ROOT / ".venv-vllm"))
@@ -151,17 +165,15 @@ def engines(
 def nixl_engines(
     vllm: Path,
     nixl: Path,  # noqa: ARG001
-    model_dir: Path,
+    small_model: Path,
     new_log: Callable[[str], Path],
     say: Say,
-    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[tuple[NixlEngine, NixlEngine]]:
     """Two engines that hand KV blocks to each other, ready. The first computes what it cannot get,
     the second fails then. Tests that ask for them come late: they are there to the end."""
-    model = first_layers(model_dir, tmp_path_factory.mktemp("model") / "smollm2")
     made = (
-        NixlEngine(vllm, model, new_log("engine-nixl-0")),
-        NixlEngine(vllm, model, new_log("engine-nixl-1"), on_failed_load="fail"),
+        NixlEngine(vllm, small_model, new_log("engine-nixl-0")),
+        NixlEngine(vllm, small_model, new_log("engine-nixl-1"), on_failed_load="fail"),
     )
     try:
         for engine in made:

@@ -30,7 +30,8 @@ from tests.engines import client
 from tests.engines.chats import COMPLETION
 from tests.engines.conftest import ROOT, serve_in_two_legs
 from tests.engines.engine import MODEL, free_ports, wait_until_ready
-from tests.engines.nixl import NixlEngine, fetched, first_layers
+from tests.engines.nixl import NixlEngine, fetched
+from tests.engines.small_model import first_layers
 from tests.engines.waiting import wait_until
 
 from inferway.prompts.files.prepare import prepare_smollm2

@@ -1,26 +1,18 @@
-"""Real engines that hand KV blocks to each other by vLLM's NixlConnector, over shared memory.
-
-Their model is the first layers of SmolLM2 in float32: small, and its answers depend on the blocks,
-so that wrong ones show. (With `--load-format dummy` they do not.)
-"""
+"""Real engines that hand KV blocks to each other by vLLM's NixlConnector, over shared memory."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from tests.engines import client
 from tests.engines.engine import RealEngine, free_ports, processes_of
 
-from inferway.prompts.files.prepare import WEIGHTS_FILE
-
-NUM_LAYERS = 4
 CACHE = ("--num-gpu-blocks-override", "256")  # 8,160 tokens
 
-LEASE_SECONDS = 10  # vLLM's own default is 30, and a test waits for its end
+LEASE_SECONDS = 20  # vLLM's own default is 30, and tests wait for its end
 
 PREFILL, DECODE = "kv_producer", "kv_consumer"
 
@@ -33,31 +25,6 @@ ASKS_FOR_REFERENCE = {
     "remote_host": None,
     "remote_port": None,
 }
-
-
-def first_layers(model_dir: Path, made: Path) -> Path:
-    """Writes the model of NUM_LAYERS into the folder `made`, which is not there yet."""
-    made.mkdir()
-    for file in model_dir.iterdir():
-        if file.name not in ("config.json", WEIGHTS_FILE):
-            shutil.copyfile(file, made / file.name)
-    config = json.loads((model_dir / "config.json").read_text())
-    (made / "config.json").write_text(json.dumps({**config, "num_hidden_layers": NUM_LAYERS}))
-    with (model_dir / WEIGHTS_FILE).open("rb") as source:
-        head_bytes = int.from_bytes(source.read(8), "little")
-        head: dict[str, Any] = json.loads(source.read(head_bytes))
-        kept, data = {"__metadata__": head.pop("__metadata__")}, bytearray()
-        for name, tensor in head.items():
-            if name.startswith("model.layers.") and int(name.split(".")[2]) >= NUM_LAYERS:
-                continue
-            start, end = tensor["data_offsets"]
-            source.seek(8 + head_bytes + start)
-            kept[name] = {**tensor, "data_offsets": [len(data), len(data) + end - start]}
-            data += source.read(end - start)
-    packed = json.dumps(kept).encode()
-    packed += b" " * (-len(packed) % 8)
-    (made / WEIGHTS_FILE).write_bytes(len(packed).to_bytes(8, "little") + packed + data)
-    return made
 
 
 class NixlEngine(RealEngine):

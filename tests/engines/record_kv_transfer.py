@@ -18,13 +18,8 @@ from typing import Any
 
 from tests.engines import client
 from tests.engines.engine import MODEL, free_ports, wait_until_ready
-from tests.engines.nixl import (
-    ASKS_FOR_REFERENCE,
-    DECODE,
-    PREFILL,
-    NixlEngine,
-    first_layers,
-)
+from tests.engines.nixl import ASKS_FOR_REFERENCE, DECODE, PREFILL, NixlEngine
+from tests.engines.small_model import first_layers
 from tests.engines.waiting import wait_until
 
 from inferway.prompts.files.prepare import prepare_smollm2

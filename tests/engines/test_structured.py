@@ -72,14 +72,14 @@ SET: Fields = {
 
 @pytest.fixture(scope="module")
 def engine(
-    vllm: Path, model_dir: Path, new_log: Callable[[str], Path], say: Say
+    vllm: Path, whole_model: Path, new_log: Callable[[str], Path], say: Say
 ) -> Iterator[RealEngine]:
     """An engine of its own, by our own command, with a user's own logits processor."""
     flags = ("--report-validity", "--logits-processors", "tests.engines.steering:Steering")
     log = new_log("engine-structured")
     dotvllm = vllm.with_name("dotvllm")
     path = f"{ROOT}:{ROOT}/structured/src"
-    engine = RealEngine(dotvllm, model_dir, log, flags, {"PYTHONPATH": path})
+    engine = RealEngine(dotvllm, whole_model, log, flags, {"PYTHONPATH": path})
     try:
         engine.start()
         wait_until_ready([engine], say)

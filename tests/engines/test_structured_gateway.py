@@ -39,13 +39,13 @@ SET = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True, "maxI
 
 @pytest.fixture(scope="module")
 def engine(
-    vllm: Path, model_dir: Path, new_log: Callable[[str], Path], say: Say
+    vllm: Path, whole_model: Path, new_log: Callable[[str], Path], say: Say
 ) -> Iterator[RealEngine]:
     """With our plugin, which leaves streams as they are."""
     flags = ("--additional-config", json.dumps(SETTINGS))
     made = RealEngine(
         vllm,
-        model_dir,
+        whole_model,
         new_log("engine-ours"),
         flags,
         {"PYTHONPATH": str(ROOT / "structured/src")},

@@ -165,7 +165,7 @@ def num_tokens(ids: Any) -> int:
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "config.json"])
-def test_the_packaged_tokenizer_is_the_one_that_engines_load(model_dir: Path, name: str) -> None:
+def test_the_packaged_tokenizer_is_the_one_that_engines_load(whole_model: Path, name: str) -> None:
     packaged = json.loads((prepare_smollm2() / name).read_text())
 
-    assert packaged == json.loads((model_dir / name).read_text())
+    assert packaged == json.loads((whole_model / name).read_text())

@@ -25,7 +25,7 @@ from inferway_bench.simulate.report import (
 from inferway_bench.simulate.two_legs import KV_TRANSFER
 from inferway_bench.simulate.validate import VALIDATE, VALIDATE_REAL
 from inferway_bench.structured.benchmark import STRUCTURED
-from inferway_bench.whatif.proven import PROVEN
+from inferway_bench.whatif.proven import PROVEN, PROVEN_REAL
 
 BENCHMARKS: tuple[Benchmark[Any], ...] = (
     *(
@@ -40,6 +40,7 @@ BENCHMARKS: tuple[Benchmark[Any], ...] = (
         VALIDATE,
         VALIDATE_REAL,
         PROVEN,
+        PROVEN_REAL,
         SCALE,
     ),
     *(CHAT_OVERHEAD, DATAPLANE, LEGS, PROMPTS, DIRECTOR, INDEX, STRUCTURED, EPP, LOAD),

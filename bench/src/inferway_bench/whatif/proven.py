@@ -18,9 +18,9 @@ import msgspec
 from inferway_bench.flags import flag
 from inferway_bench.harness import Benchmark
 from inferway_bench.loading.workload import Session
-from inferway_bench.peers.fleets import Fleet, started
+from inferway_bench.peers.fleets import Fleet, real_engines, started
 from inferway_bench.peers.measuring import standing
-from inferway_bench.peers.plan import SimulatedEngines
+from inferway_bench.peers.plan import LayersFlag, RealEngines, SimulatedEngines, VllmFlag
 from inferway_bench.peers.workload import ChatSpec, chats
 from inferway_bench.plotting import Chart, Plot
 from inferway_bench.processes import BenchError
@@ -41,17 +41,23 @@ _ENGINES = SimulatedEngines(
     time_factor_under_load=1.0,
 )  # fmt: skip
 _CHATS = ChatSpec(turns=6, systems=8, system_chars=1600, answer_tokens=16)
+_RATE, _REAL_RATE = 6.0, 2.0
 
 
 class ProvenPlan(msgspec.Struct, frozen=True):
     """The flags of `inferway bench what-if`."""
 
     # fmt: off
+    real: Annotated[bool, flag("Send the chats to two real vLLM on the CPU.")] = False
+    vllm: VllmFlag = None
+    layers: LayersFlag = None
     policy: Annotated[tuple[str, ...], flag(
         "Record this policy of inferway serve.", metavar="NAME",
     )] = ("expected-ttft", "round-robin")
     minutes: Annotated[float, flag("Send chats for this time through each.", gt=0)] = 4.0
-    rate: Annotated[float, flag("Send this number of requests a second.", gt=0)] = 6.0
+    rate: Annotated[float | None, flag(
+        "Send this number of requests a second, by default 6, or 2 with --real.", gt=0,
+    )] = None
     think: Annotated[float, flag(
         "Let this number of seconds pass between an answer and the next turn, on average.", gt=0,
     )] = 12.0
@@ -61,6 +67,14 @@ class ProvenPlan(msgspec.Struct, frozen=True):
         "Keep the recordings in this folder, one a policy.", metavar="DIR",
     )] = None
     # fmt: on
+
+    @property
+    def engines(self) -> SimulatedEngines | RealEngines:
+        return real_engines(self.layers) if self.real else _ENGINES
+
+    @property
+    def requests_a_second(self) -> float:
+        return self.rate or (_REAL_RATE if self.real else _RATE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +97,7 @@ class Recorder(Inferway):
 def drawn_sessions(plan: ProvenPlan, spec: ChatSpec = _CHATS) -> list[Session]:
     """Return chats that begin at random times, so many that there are `rate` requests a second, and
     whose turns come a while after the answer before them."""
-    number = max(2, round(plan.rate * plan.minutes * 60 / spec.turns))
+    number = max(2, round(plan.requests_a_second * plan.minutes * 60 / spec.turns))
     rng = Random(plan.seed)
     made = chats(msgspec.structs.replace(spec, sessions=number), plan.seed, f"{plan.seed}", 1.0)
     begins = sorted(rng.uniform(0, plan.minutes * 60) for _ in made)
@@ -103,16 +117,16 @@ def measure(plan: ProvenPlan, on_step: OnStep) -> Findings:
     with TemporaryDirectory(prefix="inferway-what-if-") as name:
         place = Path(name)
         recordings = [(plan.keep or place) / policy for policy in plan.policy]
-        with started(_ENGINES, None, place, on_step) as fleet:
+        with started(plan.engines, plan.vllm, place, on_step) as fleet:
             for policy, directory in zip(plan.policy, recordings, strict=True):
                 directory.mkdir(parents=True, exist_ok=True)
                 _record(plan, fleet, Recorder(policy=policy, directory=directory), place, on_step)
         rows = list(_rows(plan, recordings, on_step))
     about = [
-        f"- {_ENGINES.about}",
+        f"- {plan.engines.about}",
         f"- The same chats of {_CHATS.turns} turns that share {_CHATS.systems} system prompts, "
-        f"{plan.rate:g} requests a second for {plan.minutes:g} minutes, through a gateway with "
-        "each policy, whose recording is told by both.",
+        f"{plan.requests_a_second:g} requests a second for {plan.minutes:g} minutes, through a "
+        "gateway with each policy, whose recording is told by both.",
         f"- Each case is simulated with {plan.seeds} seeds; load average {os.getloadavg()[0]:.2f} "
         "after the run.",
     ]
@@ -228,5 +242,13 @@ PROVEN = Benchmark(
     question="how close what-if comes to what another policy was then measured to do",
     takes="10 minutes",
     audience="user",
+    run_name=lambda plan: "what-if --real" if plan.real else "what-if",
 )  # fmt: skip
+PROVEN_REAL = replace(
+    PROVEN,
+    name="what-if --real",
+    question="how close what-if comes on two real engines",
+    arguments="--minutes 35 --layers 4",
+    takes="75 minutes",
+)
 what_if = PROVEN.command()
