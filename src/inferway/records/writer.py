@@ -214,6 +214,11 @@ class RecordWriter:
         self._lock = asyncio.Lock()  # one thread at a time
         recorder.keeps_keys = True
 
+    @property
+    def directory(self) -> Path:
+        """Where the files are."""
+        return self._files.directory
+
     def start(self) -> None:
         self._task = asyncio.create_task(self._run())
 
