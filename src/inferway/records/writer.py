@@ -260,7 +260,7 @@ class RecordWriter:
         try:
             await asyncio.to_thread(work)
         except Exception as e:
-            self.failed = str(e)
+            self.failed = (e.strerror if isinstance(e, OSError) else None) or str(e) or repr(e)
             await asyncio.to_thread(self._files.abandon)
             self._recorder.keeps_keys = False
             self._recorder.keys.clear()
