@@ -46,6 +46,16 @@ async def busy_fleet(
     return fleet
 
 
+async def busy_page(
+    start_fleet: StartFleet, open_tab: OpenTab, *, fleet: Fleet | None = None, **context: Any
+) -> tuple[Fleet, Any]:
+    """The fleet, and its page, which shows the last requests."""
+    fleet = fleet or await busy_fleet(start_fleet)
+    tab = await open_tab(fleet.url, **context)
+    await seen(tab, "#requests", "✓ ok")
+    return fleet, tab
+
+
 async def stream(fleet: Fleet, *contents: str) -> None:
     """Reads a long answer to its end."""
     messages = [{"role": "user", "content": content} for content in contents]
@@ -55,28 +65,24 @@ async def stream(fleet: Fleet, *contents: str) -> None:
 
 
 async def test_every_view_is_filled(start_fleet: StartFleet, open_tab: OpenTab) -> None:
-    fleet = await busy_fleet(start_fleet)
-    tab = await open_tab(fleet.url)
-    await seen(tab, "#link", "Live")
+    _, tab = await busy_page(start_fleet, open_tab)
 
+    await seen(tab, "#link", "Live")
     await seen(tab, "#fleet", "charlie")
-    await seen(tab, "#requests", "✓ ok")
     await seen(tab, "#events", "delta")
-    await seen(tab, "#breakers", "")
+    await seen(tab, "#breakers", "None so far")
+    await seen(tab, "#whatif-record", "--record DIR")
     assert await tab.locator("#flow canvas").is_visible()
     assert await tab.locator("#ttft canvas").is_visible()
     assert "%" in await text_of(tab, "#figure-cached b")
     assert "4" in await text_of(tab, "#figure-up")
-    assert "inferway what-if" in await text_of(tab, "#board")
     assert tab.faults == []
 
 
 async def test_a_request_opens_into_its_explanation(
     start_fleet: StartFleet, open_tab: OpenTab
 ) -> None:
-    fleet = await busy_fleet(start_fleet)
-    tab = await open_tab(fleet.url)
-    await seen(tab, "#requests", "✓ ok")
+    _, tab = await busy_page(start_fleet, open_tab)
 
     await tab.locator("#requests button.row").first.click()
     await seen(tab, "#drawer", "What each engine held of the prompt")
@@ -91,9 +97,7 @@ async def test_a_request_opens_into_its_explanation(
 async def test_what_changes_is_shown_without_a_reload(
     start_fleet: StartFleet, open_tab: OpenTab
 ) -> None:
-    fleet = await busy_fleet(start_fleet)
-    tab = await open_tab(fleet.url)
-    await seen(tab, "#requests", "✓ ok")
+    fleet, tab = await busy_page(start_fleet, open_tab)
     (record,) = planted(["alpha"], 1, time.time(), 0)
 
     fleet.gateway.records.ring.append(msgspec.structs.replace(record, id="just-now"))
@@ -104,9 +108,7 @@ async def test_what_changes_is_shown_without_a_reload(
 async def test_an_engine_is_drained_and_gets_requests_again_by_keyboard(
     start_fleet: StartFleet, open_tab: OpenTab
 ) -> None:
-    fleet = await busy_fleet(start_fleet)
-    tab = await open_tab(fleet.url)
-    await seen(tab, "#fleet", "alpha")
+    fleet, tab = await busy_page(start_fleet, open_tab)
 
     await tab.locator('[data-name="alpha"]').focus()
     await tab.keyboard.press("ArrowRight")
@@ -231,9 +233,7 @@ async def says(tab: Any, name: str, tick: int) -> None:
 
 
 async def test_it_fits_a_narrow_screen(start_fleet: StartFleet, open_tab: OpenTab) -> None:
-    fleet = await busy_fleet(start_fleet)
-    tab = await open_tab(fleet.url, viewport={"width": 360, "height": 740})
-    await seen(tab, "#requests", "✓ ok")
+    _, tab = await busy_page(start_fleet, open_tab, viewport={"width": 360, "height": 740})
 
     assert await tab.evaluate("document.documentElement.scrollWidth") <= 360
 
@@ -248,9 +248,9 @@ async def test_its_picture(start_fleet: StartFleet, open_tab: OpenTab, theme: st
         asyncio.ensure_future(stream(fleet, LONG * 2, f"Write {number}")) for number in range(13)
     ]
     await fleet.post("/admin/engines/delta/drain", b"")
-    how = {"color_scheme": theme, "device_scale_factor": 1.5}
-    tab = await open_tab(fleet.url, viewport={"width": 1360, "height": 1120}, **how)
-    await seen(tab, "#requests", "✓ ok")
+    how: dict[str, Any] = {"color_scheme": theme, "device_scale_factor": 1.5}
+    how["viewport"] = {"width": 1360, "height": 1120}
+    _, tab = await busy_page(start_fleet, open_tab, fleet=fleet, **how)
     await tab.locator("#flow canvas").wait_for()
     await seen(tab, '[data-name="delta"]', "drained")
     ground = await tab.evaluate("getComputedStyle(document.body).backgroundColor")
