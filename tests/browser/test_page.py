@@ -1,34 +1,39 @@
 """The page in a real Chromium: every view, live updates, the login, a link that breaks, a thousand
-engines."""
+engines, what-if."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import re
 import time
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from bench.tests.whatif.recordings import drawn, recording, written
 from tests.browser.conftest import OpenTab, many_engines, planted, planted_stream, text_of
-from tests.integration.conftest import LONG, Fleet, StartFleet, simulated
+from tests.integration.conftest import LONG, Fleet, StartFleet, simulated, until
 
 from inferway.app import Gateway
-from inferway.config import EngineSettings, ServeSettings
+from inferway.config import EngineSettings, RecordSettings, ServeSettings
 from inferway.simulator.config import LatencyModel, SimulatorConfig
 
 pytestmark = [pytest.mark.browser]
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 NAMES = ("alpha", "bravo", "charlie", "delta")
 FRAME_MS = 100
+QUESTION = {"role": "user", "content": "How do whales sleep?"}
+RULES = "\n".join(f"Rule {i}: count to {i * i} before you answer, and say so." for i in range(40))
 SLOW = LatencyModel(inter_token_latency=0.05)
 
 
-async def seen(tab: Any, selector: str, text: str) -> None:
+async def seen(tab: Any, selector: str, text: str, seconds: float = 15) -> None:
     """Waits until the page shows it."""
-    await tab.locator(selector, has_text=text).first.wait_for(timeout=15_000)
+    await tab.locator(selector, has_text=text).first.wait_for(timeout=seconds * 1000)
 
 
 async def busy_fleet(
@@ -230,6 +235,77 @@ async def says(tab: Any, name: str, tick: int) -> None:
     shown = f"{name}: well, {row.running + row.waiting} requests, cache {row.kv:.0%}"
     script = "([name, said]) => document.querySelector(`[data-name='${name}']`).title === said"
     await tab.wait_for_function(script, arg=[name, shown])
+
+
+async def test_a_cache_breaker_is_named_with_what_it_costs_and_its_cure(
+    start_fleet: StartFleet, open_tab: OpenTab
+) -> None:
+    """A time at the beginning of each system prompt."""
+    fleet = await start_fleet(2)
+    minutes = count()
+
+    async def are_found() -> bool:
+        now = time.strftime("%H:%M:%S", time.gmtime(61 * next(minutes)))
+        messages = [{"role": "system", "content": f"It is {now}. {RULES}"}, QUESTION]
+        body = {"model": "smollm2", "messages": messages, "max_tokens": 4}
+        assert (await fleet.post("/v1/chat/completions", body)).status == 200
+        return bool((await fleet.get("/admin/cache-breakers")).body["breakers"])
+
+    await until(are_found, 60)
+    tab = await open_tab(fleet.url)
+
+    await seen(tab, "#breakers li", "time")
+    assert "tokens a day are computed again" in await text_of(tab, "#breakers li")
+    assert "at the end of the prompt" in await text_of(tab, "#breakers li .cure")
+    await seen(tab, "#alarms .alarm", "of its prompt tokens")
+    assert "at the end of the prompt" in await text_of(tab, "#alarms .alarm .cure")
+    assert tab.faults == []
+
+
+async def test_what_if_is_asked_of_what_was_recorded(
+    start_fleet: StartFleet, open_tab: OpenTab, tmp_path: Path
+) -> None:
+    """By the real `inferway what-if`, beside the gateway."""
+    fleet = await start_fleet(1, records=RecordSettings(directory=str(tmp_path)))
+    written(recording(drawn()), tmp_path)
+    tab = await open_tab(fleet.url)
+
+    await tab.locator("#whatif-form [name=engines]").fill("2")
+    await tab.locator("#whatif-form [name=cache]").select_option("2x")
+    await tab.locator("#whatif-form [name=run]").click()
+    await seen(tab, "#whatif-progress", "2 engines, caches of 2x, on all that is recorded")
+    async with fleet.http.post(f"{fleet.url}/admin/what-if", data=b"{}") as second:
+        assert second.status == 409
+    await seen(tab, "#whatif-result", "With 2 engines instead of 4", seconds=300)
+
+    cases = await tab.locator("#whatif-result tbody th").all_inner_texts()
+    assert cases[0] == "measured"
+    assert cases[2] == "the model is off by"
+    assert "2 engines instead of 4, caches of 2x" in cases[3]
+    assert await tab.locator("#whatif-result .case .beam").count() == 6
+    assert re.fullmatch(r"[\d.]+ m?s", await text_of(tab, ".case:last-child .beam:last-child .value"))
+    assert await tab.locator("#whatif-running").is_hidden()
+    assert tab.faults == []
+
+
+async def test_a_replay_is_stopped_and_one_that_fails_says_why(
+    start_fleet: StartFleet, open_tab: OpenTab, tmp_path: Path
+) -> None:
+    fleet = await start_fleet(1, records=RecordSettings(directory=str(tmp_path)))
+    tab = await open_tab(fleet.url)
+
+    run, stop = tab.locator("#whatif-form [name=run]"), tab.locator("#whatif-stop")
+    await run.click()
+    await seen(tab, "#whatif-error", "50 are needed at least", seconds=300)
+    written(recording(drawn()), tmp_path)
+    await run.click()
+    await seen(tab, "#whatif-progress", "the other policies")
+    await stop.click()
+
+    await stop.wait_for(state="hidden")
+    assert await run.is_enabled()
+    assert await text_of(tab, "#whatif-error") == ""
+    assert tab.faults == []
 
 
 async def test_it_fits_a_narrow_screen(start_fleet: StartFleet, open_tab: OpenTab) -> None:
