@@ -268,12 +268,12 @@ async def test_what_if_is_asked_of_what_was_recorded(
     """By the real `inferway what-if`, beside the gateway."""
     fleet = await start_fleet(1, records=RecordSettings(directory=str(tmp_path)))
     written(recording(drawn()), tmp_path)
-    tab = await open_tab(fleet.url)
+    tab = await open_tab(fleet.url, device_scale_factor=1.25, color_scheme="light")
 
     await tab.locator("#whatif-form [name=engines]").fill("2")
     await tab.locator("#whatif-form [name=cache]").select_option("2x")
     await tab.locator("#whatif-form [name=run]").click()
-    await seen(tab, "#whatif-progress", "2 engines, caches of 2x, on all that is recorded")
+    await seen(tab, "#whatif-progress", "2 engines, caches of 2x, on all recorded hours")
     async with fleet.http.post(f"{fleet.url}/admin/what-if", data=b"{}") as second:
         assert second.status == 409
     await seen(tab, "#whatif-result", "With 2 engines instead of 4", seconds=300)
@@ -283,8 +283,13 @@ async def test_what_if_is_asked_of_what_was_recorded(
     assert cases[2] == "the model is off by"
     assert "2 engines instead of 4, caches of 2x" in cases[3]
     assert await tab.locator("#whatif-result .case .beam").count() == 6
-    assert re.fullmatch(r"[\d.]+ m?s", await text_of(tab, ".case:last-child .beam:last-child .value"))
+    assert re.fullmatch(
+        r"[\d.]+ m?s", await text_of(tab, ".case:last-child .beam:last-child .value")
+    )
     assert await tab.locator("#whatif-running").is_hidden()
+    if os.environ.get("SCREENSHOTS"):
+        card = tab.locator("section:has(#whatif-title)")
+        await card.screenshot(path=IMAGES / "page-what-if-light.png")
     assert tab.faults == []
 
 
@@ -324,7 +329,7 @@ async def test_its_picture(start_fleet: StartFleet, open_tab: OpenTab, theme: st
         asyncio.ensure_future(stream(fleet, LONG * 2, f"Write {number}")) for number in range(13)
     ]
     await fleet.post("/admin/engines/delta/drain", b"")
-    how: dict[str, Any] = {"color_scheme": theme, "device_scale_factor": 1.5}
+    how: dict[str, Any] = {"color_scheme": theme, "device_scale_factor": 1.25}
     how["viewport"] = {"width": 1360, "height": 1120}
     _, tab = await busy_page(start_fleet, open_tab, fleet=fleet, **how)
     await tab.locator("#flow canvas").wait_for()

@@ -10,7 +10,7 @@ export function explain(record) {
   return [
     make("p", { class: "story" }, ...story(record)),
     ...record.missed.map((miss) => make("p", { class: "alarm warn" }, make("b", { class: "sign", "aria-label": "Missed" }, "!"),
-      make("span", {}, make("strong", {}, miss.kind), `: ${number(miss.blocks)} blocks`, miss.detail ? `; ${miss.detail}` : ""))),
+      make("span", {}, make("strong", {}, `${miss.kind}:`), ` ${number(miss.blocks)} blocks`, miss.detail ? `; ${miss.detail}` : ""))),
     make("h3", {}, "What each engine held of the prompt"), picture(record), key(),
     make("h3", {}, "What each would have cost"), costs(record), make("h3", {}, "The rest"), facts(record),
   ];
@@ -71,7 +71,7 @@ function costs(record) {
     make("td", { class: "number" }, `${number(each.running)}, ${number(each.waiting)}`)));
   return make("div", { class: "scroll" }, make("table", { class: "small" },
     make("thead", {}, make("tr", {}, ...head.map((name, place) => make("th", { scope: "col", class: place ? "number" : null }, name)))), make("tbody", {}, ...rows)),
-  make("p", { class: "muted" }, "Milliseconds; the fewest win."));
+  make("p", { class: "muted unit" }, "Milliseconds; the fewest win."));
 }
 
 function facts(record) {

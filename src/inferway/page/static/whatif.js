@@ -73,7 +73,7 @@ function offer(select, policies) {
 }
 
 function showProgress({ seconds, progress, question }) {
-  setText(byId("whatif-progress"), `${asked(question)}: ${progress} (${Math.round(seconds)} s)`);
+  setText(byId("whatif-progress"), `${capital(asked(question))}: ${progress}, for ${Math.round(seconds)} s`);
   const counted = /([\d,]+) of ([\d,]+)/.exec(progress);
   const bar = byId("whatif-bar");
   if (counted) {
@@ -91,7 +91,7 @@ function asked(question) {
     question.cache !== "1x" && `caches of ${question.cache}`,
     question.prefill_apart && "prefill apart",
   ].filter(Boolean);
-  const when = question.hours ? `the last ${question.hours === 1 ? "hour" : `${question.hours} hours`}` : "all that is recorded";
+  const when = question.hours ? `the last ${question.hours === 1 ? "hour" : `${question.hours} hours`}` : "all recorded hours";
   return `${words.length ? words.join(", ") : "the other policies"}, on ${when}`;
 }
 
@@ -115,7 +115,7 @@ function picture(cases) {
   const bar = (name, ms) => {
     const filled = make("i", { class: name });
     filled.style.width = `${Math.max(0.5, (100 * ms) / most)}%`;
-    return make("div", { class: "beam" }, make("span", { class: "name" }, name), make("span", { class: "track" }, filled), make("span", { class: "value" }, milliseconds(ms)));
+    return make("div", { class: "beam" }, make("span", { class: "name" }, name), make("span", { class: "track" }, filled, make("span", { class: "value" }, milliseconds(ms))));
   };
   return make("figure", { class: "cases" },
     make("figcaption", { class: "muted" }, "Time to the first token: half of the requests (p50) and nine of ten (p90) had it within"),
