@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from inferway.errors import ConflictError
 from inferway.page.what_if import MOST_BYTES, WhatIfQuestion, WhatIfReplays, WhatIfState
 
-HEAD = {"about": ["- 60 requests", "- with 6 engines p90 is 2 s instead of 1 s"], "plan": {}}
+SENTENCES = ["60 requests", "with 6 engines p90 is 2 s instead of 1 s"]
+HEAD = {"about": [f"- {each}" for each in SENTENCES], "plan": {}}
 ROWS = [
     {"table": "cases", "keys": {"case": "measured"}, "values": {"ttft_p50": [10.0], "engines": 4}},
     {"table": "cases", "keys": {"case": "six"}, "values": {"ttft_p50": [8.0, 10.0], "cost": 2.5}},
@@ -73,7 +74,7 @@ def test_what_it_prints_is_told(replaying: Make) -> None:
 
     assert (told.state, told.message) == ("done", "")
     assert told.result is not None
-    assert told.result.sentences == ["60 requests", HEAD["about"][1][2:]]
+    assert told.result.sentences == SENTENCES
     assert [case.name for case in told.result.cases] == ["measured", "six", "the model is off by"]
     assert [case.ttft_p50 for case in told.result.cases] == [10.0, 9.0, "+1%"]
     assert [case.cost for case in told.result.cases] == [None, 2.5, None]

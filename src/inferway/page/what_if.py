@@ -129,6 +129,7 @@ class _Replay:
         self._command = command
         self._clock = clock
         self._most_seconds = most_seconds
+        self._said = b""  # the end of it
         self._began = clock()
         self._ended: float | None = None
         self._lock = threading.Lock()
@@ -198,23 +199,21 @@ class _Replay:
         """Return what it prints, to the end; meanwhile note what it says of its progress."""
         assert process.stdout is not None
         assert process.stderr is not None
-        out, self._said = bytearray(), b""
+        out = bytearray()
+        takes = {process.stdout.fileno(): out.extend, process.stderr.fileno(): self._note}
         with selectors.DefaultSelector() as selector:
-            for stream in (process.stdout, process.stderr):
+            for stream in takes:
                 selector.register(stream, selectors.EVENT_READ)
             while selector.get_map():
                 left = self._left
                 ready = selector.select(left) if left > 0 else []
                 if not ready:
                     raise _Failed(_too_long(self._most_seconds))
-                for key, _ in ready:
-                    piece = os.read(key.fd, _PIECE)
+                for stream in [key.fd for key, _ in ready]:
+                    piece = os.read(stream, _PIECE)
+                    takes[stream](piece)
                     if not piece:
-                        selector.unregister(key.fileobj)
-                    elif key.fileobj is process.stdout:
-                        out += piece
-                    else:
-                        self._note(piece)
+                        selector.unregister(stream)
                 if len(out) > MOST_BYTES:
                     raise _Failed(f"it printed more than {MOST_BYTES:,} bytes; ask for less")
         return bytes(out)
