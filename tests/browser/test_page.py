@@ -65,6 +65,7 @@ async def stream(fleet: Fleet, *contents: str) -> None:
     """Reads a long answer to its end."""
     messages = [{"role": "user", "content": content} for content in contents]
     body = {"model": "smollm2", "messages": messages, "max_tokens": 900, "stream": True}
+    body["stream_options"] = {"include_usage": True}
     async with fleet.http.post(f"{fleet.url}/v1/chat/completions", json=body) as answer:
         await answer.read()
 
@@ -323,7 +324,9 @@ async def test_it_fits_a_narrow_screen(start_fleet: StartFleet, open_tab: OpenTa
 async def test_its_picture(start_fleet: StartFleet, open_tab: OpenTab, theme: str) -> None:
     """With SCREENSHOTS=1 it is the one in the docs."""
     fleet = await busy_fleet(
-        start_fleet, engines=[simulated(latency=SLOW, kv_cache_size=220, max_model_len=2048)] * 4
+        start_fleet,
+        engines=[simulated(latency=SLOW, kv_cache_size=220, max_model_len=2048)] * 4,
+        scheduling=None,
     )
     going = [
         asyncio.ensure_future(stream(fleet, LONG * 2, f"Write {number}")) for number in range(13)

@@ -205,18 +205,22 @@ class _Replay:
             for stream in takes:
                 selector.register(stream, selectors.EVENT_READ)
             while selector.get_map():
-                left = self._left
-                ready = selector.select(left) if left > 0 else []
-                if not ready:
-                    raise _Failed(_too_long(self._most_seconds))
-                for stream in [key.fd for key, _ in ready]:
-                    piece = os.read(stream, _PIECE)
-                    takes[stream](piece)
-                    if not piece:
-                        selector.unregister(stream)
+                stream = self._next(selector)
+                piece = os.read(stream, _PIECE)
+                takes[stream](piece)
+                if not piece:
+                    selector.unregister(stream)
                 if len(out) > MOST_BYTES:
                     raise _Failed(f"it printed more than {MOST_BYTES:,} bytes; ask for less")
         return bytes(out)
+
+    def _next(self, selector: selectors.BaseSelector) -> int:
+        """Wait for a stream that can be read. Raises _Failed when it takes too long."""
+        left = self._left
+        ready = selector.select(left) if left > 0 else []
+        if not ready:
+            raise _Failed(_too_long(self._most_seconds))
+        return ready[0][0].fd
 
     def _note(self, piece: bytes) -> None:
         self._said = (self._said + piece)[-_TAIL:]
