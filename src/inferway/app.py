@@ -44,7 +44,7 @@ from inferway.kv.events.dialect_finder import SEEDS
 from inferway.kv.events.event import Batch
 from inferway.model import HolderId
 from inferway.page.build import build_hub
-from inferway.page.live import LiveHub
+from inferway.page.what_if import WhatIfReplays
 from inferway.prompts.files.given_files import check_given
 from inferway.prompts.freed_memory import give_back_large
 from inferway.prompts.renderer import Renderer
@@ -118,7 +118,7 @@ class Gateway:
         self._reloading: Reloading | None = None  # once it has started
         self._publisher: ZmqPublisher | None = None
         self._server: HttpServer | None = None
-        self._hub: LiveHub | None = None  # of those who look at the page
+        self._web: PageRoutes | None = None  # of the page
         self._admin_server: HttpServer | None = None
         self._requests = RequestCounts(time.monotonic)
         self._traffic = TrafficCounts()
@@ -225,7 +225,8 @@ class Gateway:
         await server.start()
         self._closes("HTTP server", server.stop)
         self._server = server
-        self._stack.push_async_callback(self._close_page)
+        if self._web is not None:  # its answers never end by themselves
+            self._stack.push_async_callback(self._web.close)
         self._stack.push_async_callback(draining.close)
         self._stack.callback(self.fleet.prober.stop)  # engines have enough to do with the rest
         await self.indexer.start()
@@ -243,15 +244,14 @@ class Gateway:
     def _open_page(self, draining: Draining) -> PageRoutes | None:
         if not self.settings.ui:
             return None
-        self._hub = build_hub(
+        hub = build_hub(
             *(self.fleet, self.index, self._auth.failover, draining),
-            *(self.records.ring, partial(alarms_of, self._traffic)),
+            *(self.records.ring, partial(alarms_of, self._traffic, self.records)),
         )
-        return PageRoutes(self._auth, self._hub, secure=self._certificate is not None)
-
-    async def _close_page(self) -> None:
-        if self._hub is not None:  # its answers never end by themselves
-            await self._hub.close()
+        replays = WhatIfReplays(self.settings.records.directory)
+        is_secure = self._certificate is not None
+        self._web = PageRoutes(self._auth, hub, replays, secure=is_secure)
+        return self._web
 
     def _open_tracing(self) -> Tracing | None:
         if self.settings.otlp is None:

@@ -11,11 +11,13 @@
     - UnknownModelError       404  no engine serves this model
     - UnknownPathError        404  no such route
     - MethodNotAllowedError   405
+    - ConflictError           409  not now: something that is so, or under way, forbids it
     - BodyTooLargeError       413  the body is over the configured limit
     - SaturatedError          429  the engines are full, and the request may be refused then
       + BodiesFullError       429  the bodies of all requests are over the configured limit
       + QueueFullError        429  they are full, and so is the queue
       + WaitTooLongError      429  its turn would come, or has come, too late for it
+      + TooManyGuessesError   429  too many wrong keys have come from there
     - BadHttpError            400  the bytes are not an HTTP request (or over a limit of ours)
   x FleetError              ours or the engines' fault; `status` is 5xx
     - NoEndpointError         503  no engine can take the request now
@@ -158,6 +160,13 @@ class MethodNotAllowedError(RequestError):
         self.allowed = allowed
 
 
+class ConflictError(RequestError):
+    """It cannot be done as things are; the message says what would have to be otherwise."""
+
+    status = 409
+    code = "conflict"
+
+
 class BodiesFullError(SaturatedError):
     """The bodies of all requests together are over the configured limit."""
 
@@ -174,6 +183,12 @@ class WaitTooLongError(SaturatedError):
     """The request would have to wait longer than it may."""
 
     code = "wait_too_long"
+
+
+class TooManyGuessesError(SaturatedError):
+    """Too many wrong keys have come from there, or in all."""
+
+    code = "too_many_guesses"
 
 
 class BadHttpError(RequestError):

@@ -1,34 +1,39 @@
 """The page in a real Chromium: every view, live updates, the login, a link that breaks, a thousand
-engines."""
+engines, what-if."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import re
 import time
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from bench.tests.whatif.recordings import drawn, recording, written
 from tests.browser.conftest import OpenTab, many_engines, planted, planted_stream, text_of
-from tests.integration.conftest import LONG, Fleet, StartFleet, simulated
+from tests.integration.conftest import LONG, Fleet, StartFleet, simulated, until
 
 from inferway.app import Gateway
-from inferway.config import EngineSettings, ServeSettings
+from inferway.config import EngineSettings, RecordSettings, ServeSettings
 from inferway.simulator.config import LatencyModel, SimulatorConfig
 
 pytestmark = [pytest.mark.browser]
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 NAMES = ("alpha", "bravo", "charlie", "delta")
 FRAME_MS = 100
+QUESTION = {"role": "user", "content": "How do whales sleep?"}
+RULES = "\n".join(f"Rule {i}: count to {i * i} before you answer, and say so." for i in range(40))
 SLOW = LatencyModel(inter_token_latency=0.05)
 
 
-async def seen(tab: Any, selector: str, text: str) -> None:
+async def seen(tab: Any, selector: str, text: str, seconds: float = 15) -> None:
     """Waits until the page shows it."""
-    await tab.locator(selector, has_text=text).first.wait_for(timeout=15_000)
+    await tab.locator(selector, has_text=text).first.wait_for(timeout=seconds * 1000)
 
 
 async def busy_fleet(
@@ -46,37 +51,44 @@ async def busy_fleet(
     return fleet
 
 
+async def busy_page(
+    start_fleet: StartFleet, open_tab: OpenTab, *, fleet: Fleet | None = None, **context: Any
+) -> tuple[Fleet, Any]:
+    """The fleet, and its page, which shows the last requests."""
+    fleet = fleet or await busy_fleet(start_fleet)
+    tab = await open_tab(fleet.url, **context)
+    await seen(tab, "#requests", "✓ ok")
+    return fleet, tab
+
+
 async def stream(fleet: Fleet, *contents: str) -> None:
     """Reads a long answer to its end."""
     messages = [{"role": "user", "content": content} for content in contents]
     body = {"model": "smollm2", "messages": messages, "max_tokens": 900, "stream": True}
+    body["stream_options"] = {"include_usage": True}
     async with fleet.http.post(f"{fleet.url}/v1/chat/completions", json=body) as answer:
         await answer.read()
 
 
 async def test_every_view_is_filled(start_fleet: StartFleet, open_tab: OpenTab) -> None:
-    fleet = await busy_fleet(start_fleet)
-    tab = await open_tab(fleet.url)
-    await seen(tab, "#link", "Live")
+    _, tab = await busy_page(start_fleet, open_tab)
 
+    await seen(tab, "#link", "Live")
     await seen(tab, "#fleet", "charlie")
-    await seen(tab, "#requests", "✓ ok")
     await seen(tab, "#events", "delta")
-    await seen(tab, "#breakers", "")
+    await seen(tab, "#breakers", "None so far")
+    await seen(tab, "#whatif-record", "--record DIR")
     assert await tab.locator("#flow canvas").is_visible()
     assert await tab.locator("#ttft canvas").is_visible()
     assert "%" in await text_of(tab, "#figure-cached b")
     assert "4" in await text_of(tab, "#figure-up")
-    assert "inferway what-if" in await text_of(tab, "#board")
     assert tab.faults == []
 
 
 async def test_a_request_opens_into_its_explanation(
     start_fleet: StartFleet, open_tab: OpenTab
 ) -> None:
-    fleet = await busy_fleet(start_fleet)
-    tab = await open_tab(fleet.url)
-    await seen(tab, "#requests", "✓ ok")
+    _, tab = await busy_page(start_fleet, open_tab)
 
     await tab.locator("#requests button.row").first.click()
     await seen(tab, "#drawer", "What each engine held of the prompt")
@@ -91,9 +103,7 @@ async def test_a_request_opens_into_its_explanation(
 async def test_what_changes_is_shown_without_a_reload(
     start_fleet: StartFleet, open_tab: OpenTab
 ) -> None:
-    fleet = await busy_fleet(start_fleet)
-    tab = await open_tab(fleet.url)
-    await seen(tab, "#requests", "✓ ok")
+    fleet, tab = await busy_page(start_fleet, open_tab)
     (record,) = planted(["alpha"], 1, time.time(), 0)
 
     fleet.gateway.records.ring.append(msgspec.structs.replace(record, id="just-now"))
@@ -104,9 +114,7 @@ async def test_what_changes_is_shown_without_a_reload(
 async def test_an_engine_is_drained_and_gets_requests_again_by_keyboard(
     start_fleet: StartFleet, open_tab: OpenTab
 ) -> None:
-    fleet = await busy_fleet(start_fleet)
-    tab = await open_tab(fleet.url)
-    await seen(tab, "#fleet", "alpha")
+    fleet, tab = await busy_page(start_fleet, open_tab)
 
     await tab.locator('[data-name="alpha"]').focus()
     await tab.keyboard.press("ArrowRight")
@@ -230,10 +238,84 @@ async def says(tab: Any, name: str, tick: int) -> None:
     await tab.wait_for_function(script, arg=[name, shown])
 
 
+async def test_a_cache_breaker_is_named_with_what_it_costs_and_its_cure(
+    start_fleet: StartFleet, open_tab: OpenTab
+) -> None:
+    """A time at the beginning of each system prompt."""
+    fleet = await start_fleet(2)
+    minutes = count()
+
+    async def are_found() -> bool:
+        now = time.strftime("%H:%M:%S", time.gmtime(61 * next(minutes)))
+        messages = [{"role": "system", "content": f"It is {now}. {RULES}"}, QUESTION]
+        body = {"model": "smollm2", "messages": messages, "max_tokens": 4}
+        assert (await fleet.post("/v1/chat/completions", body)).status == 200
+        return bool((await fleet.get("/admin/cache-breakers")).body["breakers"])
+
+    await until(are_found, 60)
+    tab = await open_tab(fleet.url)
+
+    await seen(tab, "#breakers li", "time")
+    assert "tokens a day are computed again" in await text_of(tab, "#breakers li")
+    assert "at the end of the prompt" in await text_of(tab, "#breakers li .cure")
+    await seen(tab, "#alarms .alarm", "of its prompt tokens")
+    assert "at the end of the prompt" in await text_of(tab, "#alarms .alarm .cure")
+    assert tab.faults == []
+
+
+async def test_what_if_is_asked_of_what_was_recorded(
+    start_fleet: StartFleet, open_tab: OpenTab, tmp_path: Path
+) -> None:
+    """By the real `inferway what-if`, beside the gateway."""
+    fleet = await start_fleet(1, records=RecordSettings(directory=str(tmp_path)))
+    written(recording(drawn()), tmp_path)
+    tab = await open_tab(fleet.url, device_scale_factor=1.25, color_scheme="light")
+
+    await tab.locator("#whatif-form [name=engines]").fill("2")
+    await tab.locator("#whatif-form [name=cache]").select_option("2x")
+    await tab.locator("#whatif-form [name=run]").click()
+    await seen(tab, "#whatif-progress", "2 engines, caches of 2x, on all recorded hours")
+    async with fleet.http.post(f"{fleet.url}/admin/what-if", data=b"{}") as second:
+        assert second.status == 409
+    await seen(tab, "#whatif-result", "With 2 engines instead of 4", seconds=300)
+
+    cases = await tab.locator("#whatif-result tbody th").all_inner_texts()
+    assert cases[0] == "measured"
+    assert cases[2] == "the model is off by"
+    assert "2 engines instead of 4, caches of 2x" in cases[3]
+    assert await tab.locator("#whatif-result .case .beam").count() == 6
+    assert re.fullmatch(
+        r"[\d.]+ m?s", await text_of(tab, ".case:last-child .beam:last-child .value")
+    )
+    assert await tab.locator("#whatif-running").is_hidden()
+    if os.environ.get("SCREENSHOTS"):
+        card = tab.locator("section:has(#whatif-title)")
+        await card.screenshot(path=IMAGES / "page-what-if-light.png")
+    assert tab.faults == []
+
+
+async def test_a_replay_is_stopped_and_one_that_fails_says_why(
+    start_fleet: StartFleet, open_tab: OpenTab, tmp_path: Path
+) -> None:
+    fleet = await start_fleet(1, records=RecordSettings(directory=str(tmp_path)))
+    tab = await open_tab(fleet.url)
+
+    run, stop = tab.locator("#whatif-form [name=run]"), tab.locator("#whatif-stop")
+    await run.click()
+    await seen(tab, "#whatif-error", "50 are needed at least", seconds=300)
+    written(recording(drawn()), tmp_path)
+    await run.click()
+    await seen(tab, "#whatif-progress", "the other policies")
+    await stop.click()
+
+    await stop.wait_for(state="hidden")
+    assert await run.is_enabled()
+    assert await text_of(tab, "#whatif-error") == ""
+    assert tab.faults == []
+
+
 async def test_it_fits_a_narrow_screen(start_fleet: StartFleet, open_tab: OpenTab) -> None:
-    fleet = await busy_fleet(start_fleet)
-    tab = await open_tab(fleet.url, viewport={"width": 360, "height": 740})
-    await seen(tab, "#requests", "✓ ok")
+    _, tab = await busy_page(start_fleet, open_tab, viewport={"width": 360, "height": 740})
 
     assert await tab.evaluate("document.documentElement.scrollWidth") <= 360
 
@@ -242,15 +324,17 @@ async def test_it_fits_a_narrow_screen(start_fleet: StartFleet, open_tab: OpenTa
 async def test_its_picture(start_fleet: StartFleet, open_tab: OpenTab, theme: str) -> None:
     """With SCREENSHOTS=1 it is the one in the docs."""
     fleet = await busy_fleet(
-        start_fleet, engines=[simulated(latency=SLOW, kv_cache_size=220, max_model_len=2048)] * 4
+        start_fleet,
+        engines=[simulated(latency=SLOW, kv_cache_size=220, max_model_len=2048)] * 4,
+        scheduling=None,
     )
     going = [
         asyncio.ensure_future(stream(fleet, LONG * 2, f"Write {number}")) for number in range(13)
     ]
     await fleet.post("/admin/engines/delta/drain", b"")
-    how = {"color_scheme": theme, "device_scale_factor": 1.5}
-    tab = await open_tab(fleet.url, viewport={"width": 1360, "height": 1120}, **how)
-    await seen(tab, "#requests", "✓ ok")
+    how: dict[str, Any] = {"color_scheme": theme, "device_scale_factor": 1.25}
+    how["viewport"] = {"width": 1360, "height": 1120}
+    _, tab = await busy_page(start_fleet, open_tab, fleet=fleet, **how)
     await tab.locator("#flow canvas").wait_for()
     await seen(tab, '[data-name="delta"]', "drained")
     ground = await tab.evaluate("getComputedStyle(document.body).backgroundColor")

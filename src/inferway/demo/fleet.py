@@ -10,7 +10,7 @@ from functools import partial
 
 from rich.console import Console
 
-from inferway.config import EngineSettings, ServeSettings
+from inferway.config import EngineSettings, RecordSettings, ServeSettings
 from inferway.demo.settings import DemoSettings
 from inferway.errors import InferwayError
 from inferway.prompts.files.prepare import prepare_smollm2
@@ -93,13 +93,14 @@ def _reply(block_size: int, request: SimRequest) -> str:
     )
 
 
-def ours(settings: DemoSettings, engines: Sequence[SimulatedEngine]) -> ServeSettings:
-    """Return the settings of the gateway that the demo shows."""
+def ours(settings: DemoSettings, engines: Sequence[SimulatedEngine], records: str) -> ServeSettings:
+    """Return the settings of the gateway that the demo shows; it records requests in a folder."""
     return ServeSettings(
         engines=_listed(engines),
         port=settings.port,
         publish=PUBLISHED,
         publish_text=True,
+        records=RecordSettings(directory=records),
         scrape_seconds=0.2,
         access_log=None,
     )

@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from itertools import count
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import aiohttp
@@ -111,7 +112,8 @@ class Demo:
             f" {milliseconds:g} ms for each prompt token",
         )
         live = LiveLines(console)
-        gateway = Gateway(ours(settings, engines), renderer, logs=[live])
+        records = stack.enter_context(TemporaryDirectory(prefix="inferway-demo-"))
+        gateway = Gateway(ours(settings, engines, records), renderer, logs=[live])
         try:
             await gateway.start()
         except ConfigError as e:

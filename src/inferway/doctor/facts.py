@@ -139,6 +139,8 @@ class BreakerFound(msgspec.Struct, frozen=True):
     blocks: tuple[int, int]  # the first and the last in which prompts part
     requests: int
     tokens_a_day: int  # that are computed again
+    share: float = 0.0  # of the model's prompt tokens, that these are
+    last_seconds_ago: float = 0.0
 
 
 class BreakersReport(msgspec.Struct, frozen=True):

@@ -119,7 +119,7 @@ def _breakers(subject: str, found: BreakersReport) -> Iterator[CheckResult]:
         evidence = (
             f"{each.requests} prompts of {each.model} that were compared part from others in"
             f" {where}, because {each.what}: about {each.tokens_a_day:,} tokens a day are computed"
-            " again"
+            f" again, {each.share:.1%} of its prompt tokens"
         )
         yield CheckResult(Level.WARN, subject, evidence, each.cure)
 

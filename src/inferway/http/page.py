@@ -5,6 +5,7 @@ GET  /page/session      whether who asks is let in, and if not, what is wanted
 POST /page/login        the key once, as {"key": ...}; a cookie with a random token comes back
 POST /page/logout
 GET  /admin/live        what the page shows, as server-sent events
+GET, POST, DELETE /admin/what-if       (http.what_if)
 
 Where a key is configured, the page is for who shows one of an admin. Without any, it is for
 browsers on this machine alone: not for a proxy's clients, who come from it, too. The cookie counts
@@ -13,8 +14,9 @@ on paths for admins only (`auth`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping
-from typing import Any
+import asyncio
+import time
+from collections.abc import Mapping
 
 import msgspec
 
@@ -28,10 +30,14 @@ from inferway.http.auth import Auth, check_no_web_page
 from inferway.http.message import Request
 from inferway.http.responder import JSON, Responder
 from inferway.http.session_cookie import PAGE_HEADER, cookie, cookie_of
+from inferway.http.what_if import PATH as WHAT_IF
+from inferway.http.what_if import Handler, WhatIfPath
 from inferway.model import Headers
 from inferway.page.files import INDEX, StaticFile, static_files
+from inferway.page.guesses import Guesses
 from inferway.page.live import LiveHub
 from inferway.page.sessions import SECONDS
+from inferway.page.what_if import WhatIfReplays
 
 LIVE = "/admin/live"
 PREFIX = "/page/"
@@ -56,8 +62,6 @@ _STREAM: Headers = (
     (b"x-accel-buffering", b"no"),  # nginx would hold events back
 )
 
-Handler = Callable[[Request, Responder], Coroutine[Any, Any, None]]
-
 
 class Login(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the form of the page sends."""
@@ -68,15 +72,27 @@ class Login(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class PageRoutes:
     """The paths of the page. `secure`: the gateway speaks TLS, and so will the cookie."""
 
-    def __init__(self, auth: Auth, hub: LiveHub, *, secure: bool) -> None:
+    def __init__(self, auth: Auth, hub: LiveHub, replays: WhatIfReplays, *, secure: bool) -> None:
         self._auth = auth
         self._hub = hub
+        self._replays = replays
         self._secure = secure
+        self._guesses = Guesses(time.monotonic)
+        what_if = WhatIfPath(replays, self._check_peer)
+        self.for_admins: Mapping[str, Mapping[str, Handler]] = {
+            LIVE: {"GET": self.live},
+            WHAT_IF: what_if.methods,
+        }
         self._methods: Mapping[str, Mapping[str, Handler]] = {
             "session": {"GET": self._session},
             "login": {"POST": self._login},
             "logout": {"POST": self._logout},
         }
+
+    async def close(self) -> None:
+        """End the answers that never end by themselves, and what runs beside the gateway."""
+        await self._hub.close()
+        await asyncio.to_thread(self._replays.close)
 
     @staticmethod
     def takes(path: str) -> bool:
@@ -138,7 +154,9 @@ class PageRoutes:
             key = msgspec.json.decode(request.body, type=Login).key
         except (msgspec.DecodeError, UnicodeDecodeError) as e:
             raise InvalidRequestError('body: expected {"key": "..."}', param="key") from e
+        self._guesses.check(responder.client)
         if not auth.is_admins_key(key.strip()):
+            self._guesses.note(responder.client)
             raise UnauthorizedError("this is no key of an admin of this gateway")
         token = auth.sessions.open(auth.keys)
         self._send_cookie(request, responder, token, SECONDS)

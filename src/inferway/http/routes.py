@@ -13,6 +13,7 @@ GET  /health   /ping   /ready   /metrics   /admin/engines   /admin/traffic
 GET  /admin/requests   /admin/requests/ID   /admin/cache-breakers
 POST /admin/engines/NAME/drain   /admin/engines/NAME/resume
 GET  /   /page/...   /admin/live                           the page, for browsers (http.page)
+GET, POST, DELETE /admin/what-if                           of the recorded hours (http.what_if)
 
 With an admin key or API keys configured, what the caches hold of a prompt is for admins only:
 and the headers of an answer that say how it was decided, the names of engines in errors and in
@@ -128,7 +129,7 @@ class Routes:
             REQUESTS: {"GET": records.requests},
             BREAKERS: {"GET": records.breakers},
             _METRICS: {"GET": self._page},
-            **({} if page is None else {LIVE: {"GET": page.live}}),
+            **({} if page is None else {path: {**how} for path, how in page.for_admins.items()}),
         }
         self._web = page
         self._records = records

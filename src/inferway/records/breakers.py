@@ -144,6 +144,7 @@ class CacheBreakers:
     max_bytes: int = MAX_BYTES
     seen: int = 0  # requests with a prompt
     looked_at: int = 0
+    tokens: Counter[str] = field(default_factory=Counter)  # by model, of what was looked at
     num_bytes: int = 0
     breakers: dict[tuple[str, DifferenceKind, int], Breaker] = field(default_factory=dict)
     _began: float | None = None
@@ -204,13 +205,21 @@ class CacheBreakers:
             "requests": self.seen,
             "looked_at": self.looked_at,
             "seconds": round(seconds, 1),
-            "breakers": [_told(key, each, times, now) for key, each in known[:limit]],
+            "breakers": [
+                {**_told(key, each, times, now), "share": self._share(key[0], each)}
+                for key, each in known[:limit]
+            ],
         }
+
+    def _share(self, model: str, found: Breaker) -> float:
+        """Which part of the model's prompt tokens it has cost."""
+        return round(found.lost_tokens / max(self.tokens[model], 1), 4)
 
     def _look(self, look: Look) -> None:
         if self._began is None:
             self._began = look.at
         self.looked_at += 1
+        self.tokens[look.model.name] += len(look.token_ids)
         ids = look.token_ids[:MOST_TOKENS].copy()
         hashes = window_hashes(ids)
         pieces: list[int] = hashes[hashes % _ONE_IN == _NONE].tolist()

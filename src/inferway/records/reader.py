@@ -86,7 +86,10 @@ class RecordReader:
                 else:
                     file.requests += 1
                     yield Recorded(line.record, tree.blocks(line.blocks))
-        except (OSError, EOFError, zlib.error) as e:
+        except EOFError:
+            why = "its gateway still writes it, or could not end it"
+            file.damaged = f"it ends after line {lines.number:,}: {why}"
+        except (OSError, zlib.error) as e:
             file.damaged = f"it ends after line {lines.number:,}: {str(e) or type(e).__name__}"
         except (msgspec.MsgspecError, UnicodeDecodeError, _UnreadableError) as e:
             file.damaged = f"line {lines.number:,} cannot be read: {e}"

@@ -214,6 +214,11 @@ class RecordWriter:
         self._lock = asyncio.Lock()  # one thread at a time
         recorder.keeps_keys = True
 
+    @property
+    def directory(self) -> Path:
+        """Where the files are."""
+        return self._files.directory
+
     def start(self) -> None:
         self._task = asyncio.create_task(self._run())
 
@@ -255,7 +260,7 @@ class RecordWriter:
         try:
             await asyncio.to_thread(work)
         except Exception as e:
-            self.failed = str(e)
+            self.failed = (e.strerror if isinstance(e, OSError) else None) or str(e) or repr(e)
             await asyncio.to_thread(self._files.abandon)
             self._recorder.keeps_keys = False
             self._recorder.keys.clear()

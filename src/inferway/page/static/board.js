@@ -52,7 +52,7 @@ function figure(id, name, value, about) {
 
 export function showBreakers(status, body) {
   const holder = byId("breakers");
-  const found = body && (body.breakers || body.cache_breakers || body.classes || []);
+  const found = body && body.breakers;
   if (status !== 200) {
     holder.replaceChildren(make("p", { class: "empty" }, status === 404 ? "This gateway does not look for them." : `Not known: ${whyNot(status, body)}.`));
     return;
@@ -62,18 +62,13 @@ export function showBreakers(status, body) {
     return;
   }
   holder.replaceChildren(make("ol", { class: "breakers" }, ...found.slice(0, 10).map((each) => make("li", {},
-    make("p", {}, make("strong", {}, String(each.what || each.kind || each.differs)), make("span", { class: "muted" }, ` ${each.model || ""}`)),
-    make("p", { class: "muted" }, lost(each)),
-    each.cure ? make("p", { class: "cure" }, make("b", {}, "Cure: "), each.cure) : ""))));
+    make("p", {}, make("strong", {}, each.kind), make("span", { class: "muted" }, ` ${each.model}`)),
+    make("p", {}, capital(each.what)),
+    make("p", { class: "muted" }, `About ${short(each.tokens_a_day)} tokens a day are computed again, ${percent(each.share)} of the model's; ${number(each.requests)} prompts, last ${ago(each.last_seconds_ago)}`),
+    make("p", { class: "cure" }, make("b", {}, "Cure: "), each.cure)))));
 }
 
-function lost(each) {
-  const tokens = each.tokens_a_day ?? each.tokens_per_day ?? each.lost_tokens ?? each.tokens;
-  const parts = [];
-  if (tokens !== undefined) parts.push(`about ${short(tokens)} tokens a day are computed again`);
-  if (each.requests !== undefined) parts.push(`${number(each.requests)} requests`);
-  return parts.join(", ");
-}
+const capital = (text) => text[0].toUpperCase() + text.slice(1);
 
 const TRUST = { exact: "known exactly", partial: "known in part", repairing: "being repaired", stale: "link lost", blind: "not known" };
 const ORDER = ["blind", "stale", "repairing", "partial", "exact"];

@@ -10,9 +10,9 @@ export function explain(record) {
   return [
     make("p", { class: "story" }, ...story(record)),
     ...record.missed.map((miss) => make("p", { class: "alarm warn" }, make("b", { class: "sign", "aria-label": "Missed" }, "!"),
-      make("span", {}, make("strong", {}, miss.kind), `: ${number(miss.blocks)} blocks`, miss.detail ? `; ${miss.detail}` : ""))),
+      make("span", {}, make("strong", {}, `${miss.kind}:`), ` ${number(miss.blocks)} blocks`, miss.detail ? `; ${miss.detail}` : ""))),
     make("h3", {}, "What each engine held of the prompt"), picture(record), key(),
-    make("h3", {}, "What each would have cost"), costs(record), make("h3", {}, "The rest"), facts(record),
+    make("h3", {}, isScored(record) ? "What it was chosen by" : "What each would have cost"), costs(record), make("h3", {}, "The rest"), facts(record),
   ];
 }
 
@@ -60,9 +60,23 @@ function key() {
 
 const TERMS = { fixed: "of any request", own: "own tokens", pairs: "attention", waiting: "waiting", queue: "queue", batch: "batch", late: "late scrape", prefill: "prefill leg", transfer: "transfer" };
 
+const isScored = (record) => record.candidates.some((each) => each.terms.score !== undefined);
+
+/** By weights: the score of the chosen one is kept, and none of the others'. */
+function scores(record) {
+  const rows = record.candidates.map((each) => make("tr", { class: each.endpoint === record.chosen ? "chosen" : null },
+    make("th", { scope: "row" }, each.endpoint === record.chosen ? "▸ " : "", each.endpoint),
+    make("td", { class: "number" }, each.endpoint === record.chosen ? (each.terms.score ?? 0).toFixed(2) : "–"),
+    make("td", { class: "number" }, `${number(each.running)}, ${number(each.waiting)}`)));
+  const head = ["Engine", "score", "running, waiting"].map((name, place) => make("th", { scope: "col", class: place ? "number" : null }, name));
+  return make("div", {}, make("table", { class: "small" }, make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...rows)),
+    make("p", { class: "muted unit" }, "The highest score wins; only that of the chosen engine is kept."));
+}
+
 function costs(record) {
   const names = [...new Set(record.candidates.flatMap((each) => Object.keys(each.terms)))];
   if (!names.length) return make("p", { class: "empty" }, "It was not chosen by expected time.");
+  if (isScored(record)) return scores(record);
   const head = ["Engine", ...names.map((name) => TERMS[name] || name), "to others", "in all", "running, waiting"];
   const rows = record.candidates.map((each) => make("tr", { class: each.endpoint === record.chosen ? "chosen" : null },
     make("th", { scope: "row" }, each.endpoint === record.chosen ? "▸ " : "", each.endpoint),
@@ -71,7 +85,7 @@ function costs(record) {
     make("td", { class: "number" }, `${number(each.running)}, ${number(each.waiting)}`)));
   return make("div", { class: "scroll" }, make("table", { class: "small" },
     make("thead", {}, make("tr", {}, ...head.map((name, place) => make("th", { scope: "col", class: place ? "number" : null }, name)))), make("tbody", {}, ...rows)),
-  make("p", { class: "muted" }, "Milliseconds; the fewest win."));
+  make("p", { class: "muted unit" }, "Milliseconds; the fewest win."));
 }
 
 function facts(record) {

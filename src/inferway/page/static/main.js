@@ -5,6 +5,7 @@ import { Charts } from "./charts.js";
 import { ask, byId, setText, whyNot } from "./dom.js";
 import { Fleet } from "./fleet.js";
 import { Requests } from "./requests.js";
+import { followWhatIf, readWhatIf } from "./whatif.js";
 
 const QUIET_MS = 15000; // without an event the link counts as broken: there is one in five seconds
 const BREAKERS_MS = 10000;
@@ -55,7 +56,9 @@ function came(take) {
     lastEvent = performance.now();
     retry = 0;
     link("live", "Live");
+    const begins = byId("board").hidden;
     show("board");
+    if (begins) { readWhatIf(); readBreakers(); }
     if (!drawn) drawn = requestAnimationFrame(draw);
   };
 }
@@ -124,7 +127,6 @@ async function begin() {
   if (status === 200 && session.wants_key && !session.in) return askForKey();
   byId("logout").hidden = !(session && session.wants_key);
   connect();
-  readBreakers();
 }
 
 async function readBreakers() {
@@ -165,5 +167,5 @@ setInterval(() => {
   if (document.body.dataset.state === "live" && performance.now() - lastEvent > QUIET_MS) lost();
 }, 1000);
 setInterval(readBreakers, BREAKERS_MS);
-setTimeout(readBreakers, 1500);
+followWhatIf();
 begin();
