@@ -38,7 +38,9 @@ from inferway.prompts.served import ServedModel
 from inferway.records.alignment import (
     WINDOW,
     Hashes,
+    Rejoining,
     common_prefix,
+    going_on,
     num_moved,
     rejoin,
     shared,
@@ -55,20 +57,25 @@ MOST_TOKENS = 16_384  # of a prompt are looked at
 LEAST_LOST = 256  # tokens: less is not worth a word
 LEAST_SHARE = 0.5  # of what comes behind the place where they part
 FEW_TOKENS = 96  # that differ
-MOST_INSERTED = 2_048  # tokens of a list that has grown, or of a turn that was dropped
+MOST_INSERTED = 2_048  # tokens of a list that has grown
+MOST_DROPPED = 8_192
 MOST_BREAKERS = 256
 SHOWN = 10
 LEAST_REQUESTS = 3  # once is chance, twice may be a trial
 
+_CANDIDATES = 4  # prompts that have the most of another one's pieces
 _ONE_IN = np.uint64(32)  # of the pieces are remembered
 _NONE = np.uint64(0)
 _PIECE_BYTES = 140  # a number in a dict and in a list
 _OWN_BYTES = 600
 _BEFORE, _WIDE = 24, 1_536  # tokens that are made text of: around the place, and of parts in order
 _MOVED = 2 * WINDOW  # pieces that come in another order
+_STUB, _BEHIND = 48, 96  # tokens: of what stands in the place of dropped ones, and behind it
+_LEFT_OF_DROPPED = 0.9  # of its pieces: else it was moved
 _FEW_LEFT = 4  # tokens, on the side that lacks something
 _NEAR = 512  # tokens, in which shorter parts may have been moved
 _PERMUTED = 0.9  # of the tokens that differ are the same
+_ORDERS = (DifferenceKind.TOOL_ORDER, DifferenceKind.KEY_ORDER, DifferenceKind.ORDER)
 # What templates write between two messages.
 _TURN = re.compile(r"<[|｜].{1,40}?[|｜]>|\[/?INST\]|<(?:start|end)_of_turn>")
 
@@ -119,7 +126,7 @@ class _Pair(NamedTuple):
 class _Group:
     """Prompts that could share blocks."""
 
-    prompts: set[_Remembered] = field(default_factory=set)
+    prompts: dict[_Remembered, None] = field(default_factory=dict)  # a set; the newest is the last
     owners: dict[int, _Remembered] = field(default_factory=dict)  # piece -> the last that has it
 
 
@@ -217,34 +224,46 @@ class CacheBreakers:
         sharers = (look.model.name, look.body.cache_salt)
         group = self._groups.setdefault(sharers, _Group())
         prompt = _Remembered(ids, pieces, _arguments(look.body))
-        votes = Counter(filter(None, map(group.owners.get, pieces)))
-        for other, _ in votes.most_common(1):
-            parted = common_prefix(ids, other.token_ids)
-            nearest, longest = _nearest(prompt, group, other, parted)
+        other = _most_alike(prompt, group)
+        if other is not None:
+            pair = _paired(prompt, hashes, other, common_prefix(ids, other.token_ids))
+            nearest, longest = _nearest(prompt, group, other, pair.parted)
             if longest >= min(len(ids), len(nearest.token_ids)) - WINDOW:
                 self._forget(nearest)  # one of them goes on where the other ends
                 if len(nearest.token_ids) > len(ids):
                     prompt = nearest
-            elif not self._is_broken(look, _paired(prompt, hashes, nearest, longest), longest):
-                self._is_broken(look, _paired(prompt, hashes, other, parted), longest)
+            else:
+                self._note(look, _paired(prompt, hashes, nearest, longest), pair)
         self._keep(sharers, prompt)
 
-    def _is_broken(self, look: Look, pair: _Pair, longest: int) -> bool:
-        """Note it if the prompt could have gone on with what the other one has. `longest`: so many
-        of its tokens, from the start, any other one has."""
-        size, parted = look.block_size, pair.parted
-        held = max(look.found.blocks.values(), default=0) * size
-        start = max(longest, held)
-        found = shared(pair.hashes[start:], pair.others[parted:])
-        lost = int(found.sum()) + WINDOW - 1
-        behind = len(pair.prompt.token_ids) - start
-        if lost < LEAST_LOST or lost < LEAST_SHARE * behind:
-            return False
+    def _note(self, look: Look, nearest: _Pair, most_alike: _Pair) -> None:
+        """Note it if the prompt could have gone on with what the one nearest to it has, or the one
+        that is the most alike."""
+        held = max(look.found.blocks.values(), default=0) * look.block_size
+        start = max(nearest.parted, held)
+        behind = len(nearest.prompt.token_ids) - start
+        least = max(LEAST_LOST, LEAST_SHARE * behind)
+        most = _num_lost(most_alike, start)
         local = look.model.prompts.local
-        named = None if local is None else _what_differs(pair, local)
-        if named is None:
-            return False
-        kind, example = named
+        if most < least or local is None:
+            return
+        shortened = _shortened(most_alike, local)
+        if shortened is not None:
+            self._add(look, most_alike.parted, most, *shortened)
+            return
+        for pair in (nearest, most_alike):
+            lost = most if pair is most_alike else _num_lost(pair, start)
+            named = _what_differs(pair, local) if lost >= least else None
+            if named is not None:
+                if named[0] in _ORDERS:  # parts may be shorter than pieces
+                    most = max(most, _num_common(pair, start))
+                self._add(look, pair.parted, max(lost, most), *named)
+                return
+
+    def _add(
+        self, look: Look, parted: int, lost: int, kind: DifferenceKind, example: tuple[str, str]
+    ) -> None:
+        size = look.block_size
         place = _place_class(parted // size)
         key = (look.model.name, kind, place)
         breaker = self.breakers.get(key)
@@ -258,11 +277,10 @@ class CacheBreakers:
         breaker.first_token = min(breaker.first_token, parted)
         if self.keeps_text:
             breaker.example = example
-        return True
 
     def _keep(self, sharers: _Sharers, prompt: _Remembered) -> None:
         group = self._groups.setdefault(sharers, _Group())
-        group.prompts.add(prompt)
+        group.prompts[prompt] = None
         group.owners.update(dict.fromkeys(prompt.pieces, prompt))
         self._kept[prompt] = sharers
         self.num_bytes += prompt.num_bytes
@@ -273,12 +291,33 @@ class CacheBreakers:
         sharers = self._kept.pop(prompt)
         self.num_bytes -= prompt.num_bytes
         group = self._groups[sharers]
-        group.prompts.discard(prompt)
+        group.prompts.pop(prompt, None)
         for piece in prompt.pieces:
             if group.owners.get(piece) is prompt:
                 del group.owners[piece]
         if not group.prompts:
             del self._groups[sharers]
+
+
+def _most_alike(prompt: _Remembered, group: _Group) -> _Remembered | None:
+    """Return who has the most of its pieces; None: nobody has any. What many have belongs to the
+    last of them alone, so that a few are compared."""
+    votes = Counter(filter(None, map(group.owners.get, prompt.pieces)))
+    own = set(prompt.pieces)
+    candidates = [each for each, _ in votes.most_common(_CANDIDATES)]
+    return max(candidates, key=lambda each: len(own.intersection(each.pieces)), default=None)
+
+
+def _num_lost(pair: _Pair, start: int) -> int:
+    """Return how many tokens behind `start` the other one has, too."""
+    return int(shared(pair.hashes[start:], pair.others[pair.parted :]).sum()) + WINDOW - 1
+
+
+def _num_common(pair: _Pair, start: int) -> int:
+    """Return how many tokens behind `start` the other one has behind where they part, in any
+    order."""
+    ours = Counter(pair.prompt.token_ids[start:].tolist())
+    return (ours & Counter(pair.other.token_ids[pair.parted :].tolist())).total()
 
 
 def _nearest(
@@ -291,7 +330,7 @@ def _nearest(
         return other, parted
     nearest, longest = other, parted
     following = ids[parted]
-    for each in group.prompts:
+    for each in reversed(group.prompts):
         theirs = each.token_ids
         if len(theirs) > parted and theirs[parted] == following:
             same = common_prefix(ids, theirs)
@@ -321,14 +360,43 @@ def _what_differs(
         return kind_of(*wide, are_moved=True), around
     if pair.prompt.arguments != pair.other.arguments:
         return DifferenceKind.TEMPLATE_ARGUMENT, around
-    if theirs > ours and ours <= _FEW_LEFT:
-        dropped = local.decode(pair.other.token_ids[parted : again.right])
-        if _TURN.search(dropped):
-            return DifferenceKind.SHORTENED, around
     if max(ours, theirs) <= FEW_TOKENS:
         return kind_of(*around), around
     has_grown = theirs <= _FEW_LEFT and kind_of(*around) is DifferenceKind.GROWING_LIST
     return (DifferenceKind.GROWING_LIST, around) if has_grown else None
+
+
+def _shortened(
+    pair: _Pair, local: ModelPrompts
+) -> tuple[DifferenceKind, tuple[str, str]] | None:
+    """Return the texts around the place where turns have been dropped, or a long part of one; None
+    if none have."""
+    dropped, parted = _dropped(pair), pair.parted
+    if dropped is None:
+        return None
+    if dropped.left - parted <= _FEW_LEFT:
+        text = local.decode(pair.other.token_ids[parted : dropped.right])
+        if not _TURN.search(text):
+            return None
+    around = pair.texts(local, dropped.left + WINDOW, min(dropped.right, parted + _WIDE))
+    return DifferenceKind.SHORTENED, around
+
+
+def _dropped(pair: _Pair) -> Rejoining | None:
+    """Return where the prompt goes on with what comes later in the other one, and what comes there
+    first is not in it any more: a note stands in its place, at most."""
+    parted = pair.parted
+    near = pair.hashes[parted : parted + _STUB + _BEHIND]
+    if len(near) < WINDOW:
+        return None
+    found = going_on(near, pair.others[parted : parted + MOST_DROPPED])
+    if found is None or found.left > _STUB:
+        return None
+    again = Rejoining(parted + found.left, parted + found.right)
+    dropped = pair.others[parted : max(again.right - WINDOW, parted) + 1]
+    is_gone = shared(dropped, pair.hashes[parted:]).mean() < _LEFT_OF_DROPPED
+    is_note = found.left <= _FEW_LEFT or found.right - found.left > FEW_TOKENS
+    return again if is_gone and is_note else None
 
 
 def _is_permuted(pair: _Pair) -> bool:
