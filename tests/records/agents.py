@@ -18,6 +18,7 @@ from inferway.records.alignment import common_prefix
 from inferway.records.breakers import CacheBreakers
 
 SIDE_BY_SIDE = 4  # sessions
+MOST_MESSAGES = 24  # of a session
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,8 @@ class Agents:
 
     @property
     def true_tokens_a_day(self) -> float:
-        return sum(self.lost) * 86_400 / self.told["seconds"]
+        seconds: float = self.told["seconds"]
+        return sum(self.lost) * 86_400 / seconds
 
 
 def in_turns(sessions: Sequence[Sequence[Chat]]) -> Iterator[tuple[int, Chat]]:
@@ -119,15 +121,18 @@ def in_turns(sessions: Sequence[Sequence[Chat]]) -> Iterator[tuple[int, Chat]]:
             running[place : place + 1] = [waiting.pop(0)] if waiting else []
 
 
-def sessions_of(source: str, part: slice, most: int = 24, **fields: Any) -> list[list[Chat]]:
-    """Real sessions, each as its requests: one for each message that the model has written."""
+def sessions_of(
+    source: str, part: slice, given: list[dict[str, Any]] | None = None
+) -> list[list[Chat]]:
+    """Real sessions, each as its requests: one for each message that the model has written.
+    `given`: tools, in place of their own."""
     found = []
     for row in conversations(source)[part]:
         said = row["messages"]
         ends = [end for end, message in enumerate(said) if message["role"] == "assistant"]
-        own = {"tools": [_wrapped(tool) for tool in row["tools"]]} if row.get("tools") else {}
-        mine = {**own, **fields}
-        found.append([Chat(said[:end], mine) for end in ends if 0 < end <= most])
+        own = given or [_wrapped(tool) for tool in row.get("tools", ())]
+        fields = {"tools": own} if own else {}
+        found.append([Chat(said[:end], fields) for end in ends if 0 < end <= MOST_MESSAGES])
     return found
 
 

@@ -87,11 +87,13 @@ _DATE = re.compile(
     r"\b\d{4}[-/.]\d{1,2}[-/.]\d{1,2}(?!\d)|\b\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4}\b"
     rf"|\b{_MONTH} \d{{1,2}}(?:st|nd|rd|th)?(?:,? \d{{4}})?\b"
     rf"|\b\d{{1,2}}(?:st|nd|rd|th)? {_MONTH}(?:,? \d{{4}})?\b"
-    r"|\b(?:mon|tues|wednes|thurs|fri|satur|sun)day\b|\b(?:mon|tue|wed|thu|fri|sat|sun)\b,",
+    r"|\b(?:mon|tues|wednes|thurs|fri|satur|sun)day\b"
+    rf"|\b(?:mon|tue|wed|thu|fri|sat|sun)\b(?:,| (?={_MONTH} \d))",
     re.I,
 )
 _TIME = re.compile(
     r"(?<!\d)\d{1,2}:\d\d(?::\d\d)?(?:[.,]\d+)?(?: ?[ap]\.?m\b)?(?:Z|[+-]\d\d:?\d\d)?"
+    r"|\b\d{8}T\d{4,6}(?:Z|[+-]\d{4})?(?!\w)"
     r"|\b1[5-9]\d{8}(?:\.\d+|\d{3}|\d{6})?\b"
     r"|\b\d+ (?:seconds?|minutes?|hours?) ago\b",
     re.I,
