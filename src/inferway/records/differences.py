@@ -69,7 +69,7 @@ REMEDIES: dict[DifferenceKind, Remedy] = {
         "append what is new as a message at the end, or put the list behind all that stays",
     ),
     DifferenceKind.SHORTENED: Remedy(
-        "the oldest part of a conversation is dropped",
+        "the oldest part of a conversation is dropped or cut short",
         "shorten seldom and by much (compact at a limit), not a little at each turn",
     ),
     DifferenceKind.TEMPLATE_ARGUMENT: Remedy(
