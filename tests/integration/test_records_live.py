@@ -93,6 +93,7 @@ class Front:
 
     engine: SimulatedEngine
     resets: bool = False
+    drives_out: str = ""  # what else is asked there, first
     tokens_more: int = 0
 
     async def answer(self, request: web.Request) -> web.Response:
@@ -103,6 +104,11 @@ class Front:
             if is_chat and self.resets:
                 async with http.post(f"{url}/reset_prefix_cache") as reset:
                     assert (await reset.json())["success"]
+            if is_chat and self.drives_out:
+                said = [{"role": "user", "content": self.drives_out}]
+                first = {"model": "smollm2", "messages": said, "max_tokens": 1}
+                async with http.post(url + path, json=first) as driven:
+                    assert driven.status == 200
             async with http.request(
                 request.method, url + request.path_qs, data=body, headers=types
             ) as got:
@@ -118,7 +124,8 @@ class Front:
 
 @pytest.fixture
 async def fronted(start_fleet: StartFleet) -> AsyncIterator[tuple[Fleet, Front]]:
-    front = Front((await start_fleet(1)).engines[0])
+    small = simulated(kv_cache_size=65, max_model_len=1024)
+    front = Front((await start_fleet([small])).engines[0])
     async with answering(front.answer) as url:
         yield await start_fleet([], more=[EngineSettings(url=url)]), front
 
@@ -139,21 +146,17 @@ async def test_moved_for_load(start_fleet: StartFleet) -> None:
     assert miss.blocks == record.reachable_blocks > 5
 
 
-async def test_evicted_meanwhile(start_fleet: StartFleet) -> None:
-    """It waits in the engine behind one that takes all of its cache."""
-    small = simulated(kv_cache_size=65, max_model_len=1024, **ONE_BY_ONE)
-    fleet = await start_fleet([small])
+async def test_evicted_meanwhile(fronted: tuple[Fleet, Front]) -> None:
+    """Another one takes the cache while the request is on its way."""
+    fleet, front = fronted
     await _known(fleet)
-    running = await _occupied(fleet)
-    large = _later(fleet, " ".join(map(str, range(220))), max_tokens=1)
-    await _under_way(fleet, 2)
+    front.drives_out = " ".join(map(str, range(240)))
 
     answer = await fleet.chat(TEXT)
 
     record, miss = await _only(fleet, answer, MissKind.EVICTED)
     assert 0 < miss.blocks <= record.chosen_blocks
     assert "event batch" in miss.detail
-    assert {(await each).status for each in (running, large)} == {200}
 
 
 async def test_restart(fronted: tuple[Fleet, Front]) -> None:
