@@ -13,7 +13,7 @@ from inferway.kv.blocks.keys import BlockHasher
 from inferway.kv.index.protocol import MatchResult
 from inferway.model import Decision, Endpoint, Prompt, Reason
 from inferway.openai_api.llm_request import LLMRequest
-from inferway.openai_api.requests import parse_chat
+from inferway.openai_api.requests import ChatRequest, parse_chat
 from inferway.prompts.files.prepare import prepare_smollm2
 from inferway.prompts.model_prompts import ModelPrompts
 from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest
@@ -22,6 +22,8 @@ from inferway.prompts.served import ServedModel
 from inferway.routing.journey import Routed
 from inferway.routing.match import Matched
 from inferway.scheduling.idle import idle
+
+Messages = list[dict[str, Any]]
 
 BLOCK = 16
 PATH = "/v1/chat/completions"
@@ -65,15 +67,22 @@ class Traffic:
         self._observe = observe
         self._block_size = block_size
 
-    def chat(self, messages: list[dict[str, Any]], *, held: int = 0, **fields: Any) -> Routed:
-        """`held`: blocks of the prompt that an engine has."""
-        self.now += 1.0
+    def prompt(self, messages: Messages, **fields: Any) -> tuple[ChatRequest, Prompt]:
+        """The chat's prompt, as a request for it has it."""
         raw = json.dumps({"model": "smollm2", "messages": messages, **fields}).encode()
         body = parse_chat(raw)
         [ids] = asyncio.run(smollm2().tokenize(body)).token_ids
-        prompt = Prompt(ids, BlockHasher(self._block_size).keys(ids))
+        return body, Prompt(ids, BlockHasher(self._block_size).keys(ids))
+
+    def chat(self, messages: Messages, *, held: int = 0, **fields: Any) -> Routed:
+        """`held`: blocks of the prompt that an engine has."""
+        return self.send(*self.prompt(messages, **fields), held)
+
+    def send(self, body: ChatRequest, prompt: Prompt, held: int = 0) -> Routed:
+        """The same of a prompt that has been made."""
+        self.now += 1.0
         request = LLMRequest(
-            request_id=f"r{self.now:g}", target_model="smollm2", body=body, raw=raw
+            request_id=f"r{self.now:g}", target_model="smollm2", body=body, raw=b""
         )
         candidates = idle([Endpoint("e0", "http://e0", 0)], self._block_size)
         candidates.now = self.now

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from inferway.records.alignment import (
     WINDOW,
     common_prefix,
+    going_on,
     num_moved,
     rejoin,
     shared,
@@ -70,3 +71,23 @@ def test_what_is_moved_is_counted() -> None:
     )
 
     assert moved >= 60 - WINDOW
+
+
+@given(st.integers(1, 200), st.integers(0, 30))
+def test_a_prompt_goes_on_with_what_comes_later_in_the_other(dropped: int, note: int) -> None:
+    rest = drawn(160)
+    left = window_hashes(np.concatenate([drawn(note), rest]))
+    right = window_hashes(np.concatenate([drawn(dropped + note), rest]))
+
+    found = going_on(left, right)
+
+    assert found is not None
+    assert (found.left, found.right) == (note, dropped + note)
+
+
+def test_it_does_not_where_less_than_half_of_it_stands_there() -> None:
+    rest = drawn(60)
+    left = window_hashes(np.concatenate([rest, drawn(100)]))
+
+    assert going_on(left, window_hashes(np.concatenate([drawn(9), rest]))) is None
+    assert going_on(left, window_hashes(drawn(0))) is None

@@ -175,19 +175,6 @@ def test_real_conversations_have_none(breakers: CacheBreakers, source: str) -> N
     assert _found(breakers, traffic.now) == {}
 
 
-def test_in_real_agents_prompts_the_format_of_the_flag_is_found() -> None:
-    """SWE-agent's demonstrations name it in their 43rd token (FLAG{...}, flag{...}, HTB{...}), and
-    two thousand tokens that they share stand behind it."""
-    breakers = CacheBreakers(keeps_text=True)
-
-    traffic = _replay(breakers, "swe_agent_demos")
-
-    [found] = breakers.told(traffic.now)["breakers"]
-    assert found["kind"] == "text"
-    assert found["first_token"] == 42
-    assert "The flag format for this CTF is" in found["example"]["here"]
-
-
 def test_of_an_agent_that_is_told_the_time_all_conversations_are_broken() -> None:
     breakers = CacheBreakers()
     traffic = Traffic(breakers)

@@ -190,6 +190,40 @@ def test_blocks_that_are_none_are_damage(tmp_path: Path, blocks: str) -> None:
     assert "blocks" in reader.damaged[0]
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        '"at":1e308',
+        '"at":1.0,"block_size":-16',
+        '"at":1.0,"prompt_tokens":900000000000000',
+        '"at":1.0,"usage_prompt_tokens":9223372036854775807',
+        '"at":1.0,"output_tokens":-2',
+    ],
+)
+def test_numbers_that_no_request_has_are_damage(tmp_path: Path, fields: str) -> None:
+    files = opened(tmp_path)
+    write(files, [[1]])
+    files.close()
+    [path] = tmp_path.glob("*.gz")
+    with gzip.open(path) as file:
+        lines = file.read()
+    line = '{"type":"request","record":{"id":"x",' + fields + "}}\n"
+    path.write_bytes(gzip.compress(lines + line.encode()))
+    reader = RecordReader(tmp_path)
+
+    assert len(Mooncake().requests(reader)) == 1
+    assert " is not from " in reader.damaged[0]
+
+
+def test_a_file_of_another_kind_is_named_as_one(tmp_path: Path) -> None:
+    path = tmp_path / "requests-1.jsonl.gz"
+    path.write_bytes(b"plain text")
+    reader = RecordReader(path)
+
+    assert list(reader) == []
+    assert "it is none of gzip's" in reader.damaged[0]
+
+
 def test_old_files_go(tmp_path: Path) -> None:
     clock = Clock()
     files = opened(tmp_path, clock, max_age=80.0)

@@ -61,6 +61,24 @@ def rejoin(left: Hashes, right: Hashes, parted_at: int, within: int) -> Rejoinin
     return Rejoining(parted_at + int(at[first]), parted_at + int(other[first]))
 
 
+def going_on(left: Hashes, right: Hashes) -> Rejoining | None:
+    """Return where `left` goes on with what comes later in `right`: half of its pieces stand there
+    side by side, as far behind their places in `left`; None if it does not."""
+    theirs, other, times = np.unique(right, return_index=True, return_counts=True)
+    theirs, other = theirs[times == 1], other[times == 1]
+    if not len(theirs):
+        return None
+    found = np.minimum(theirs.searchsorted(left), len(theirs) - 1)
+    places = np.flatnonzero(theirs[found] == left)
+    shifts = other[found[places]] - places
+    later, count = np.unique(shifts[shifts > 0], return_counts=True)
+    if not len(later) or 2 * count.max() < len(left):
+        return None
+    shift = int(later[count.argmax()])
+    first = int(places[(shifts == shift).argmax()])
+    return Rejoining(first, first + shift)
+
+
 def shared(left: Hashes, right: Hashes) -> NDArray[np.bool_]:
     """Return, for each WINDOW tokens of `left`, whether `right` has them anywhere."""
     found: NDArray[np.bool_] = np.isin(left, right)

@@ -19,32 +19,31 @@ The texts themselves are kept only where an operator has asked for that.
 from __future__ import annotations
 
 import logging
-import re
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from inferway.errors import InferwayError, crash_report, panic_as_error
 from inferway.kv.index.protocol import MatchResult
 from inferway.model import TokenIds
 from inferway.openai_api.requests import Body
-from inferway.prompts.model_prompts import ModelPrompts
 from inferway.prompts.served import ServedModel
-from inferway.records.alignment import (
-    WINDOW,
-    Hashes,
-    common_prefix,
-    num_moved,
-    rejoin,
-    shared,
-    window_hashes,
+from inferway.records.alignment import WINDOW, common_prefix, window_hashes
+from inferway.records.differences import REMEDIES, DifferenceKind
+from inferway.records.prompt_pair import (
+    ORDERS,
+    PromptPair,
+    RememberedPrompt,
+    num_common,
+    num_lost,
+    paired,
+    shortened,
+    what_differs,
 )
-from inferway.records.differences import REMEDIES, DifferenceKind, kind_of
 from inferway.routing.journey import Routed
 
 log = logging.getLogger("inferway")
@@ -54,24 +53,13 @@ LOOKS_A_SECOND = 10
 MOST_TOKENS = 16_384  # of a prompt are looked at
 LEAST_LOST = 256  # tokens: less is not worth a word
 LEAST_SHARE = 0.5  # of what comes behind the place where they part
-FEW_TOKENS = 96  # that differ
-MOST_INSERTED = 2_048  # tokens of a list that has grown, or of a turn that was dropped
 MOST_BREAKERS = 256
 SHOWN = 10
 LEAST_REQUESTS = 3  # once is chance, twice may be a trial
 
+_CANDIDATES = 4  # prompts that have the most of another one's pieces
 _ONE_IN = np.uint64(32)  # of the pieces are remembered
 _NONE = np.uint64(0)
-_PIECE_BYTES = 140  # a number in a dict and in a list
-_OWN_BYTES = 600
-_BEFORE, _WIDE = 24, 1_536  # tokens that are made text of: around the place, and of parts in order
-_MOVED = 2 * WINDOW  # pieces that come in another order
-_FEW_LEFT = 4  # tokens, on the side that lacks something
-_NEAR = 512  # tokens, in which shorter parts may have been moved
-_PERMUTED = 0.9  # of the tokens that differ are the same
-# What templates write between two messages.
-_TURN = re.compile(r"<[|｜].{1,40}?[|｜]>|\[/?INST\]|<(?:start|end)_of_turn>")
-
 _Sharers = tuple[str, str | None]  # model, and cache salt
 
 
@@ -86,41 +74,16 @@ class Look(msgspec.Struct, frozen=True):
     at: float
 
 
-@dataclass(slots=True, eq=False, repr=False)
-class _Remembered:
-    token_ids: TokenIds
-    pieces: Sequence[int]
-    arguments: int  # a hash of what its template was asked for
-
-    @property
-    def num_bytes(self) -> int:
-        return int(self.token_ids.nbytes) + len(self.pieces) * _PIECE_BYTES + _OWN_BYTES
-
-
-class _Pair(NamedTuple):
-    """A prompt and one before it, with the hashes of both, and where they part."""
-
-    prompt: _Remembered
-    other: _Remembered
-    hashes: Hashes
-    others: Hashes
-    parted: int
-
-    def texts(self, local: ModelPrompts, left: int, right: int) -> tuple[str, str]:
-        """Return both as text, from a little before the place up to these tokens."""
-        start = max(0, self.parted - _BEFORE)
-        return (
-            local.decode(self.prompt.token_ids[start:left]),
-            local.decode(self.other.token_ids[start:right]),
-        )
-
-
 @dataclass(slots=True)
 class _Group:
     """Prompts that could share blocks."""
 
-    prompts: set[_Remembered] = field(default_factory=set)
-    owners: dict[int, _Remembered] = field(default_factory=dict)  # piece -> the last that has it
+    prompts: dict[RememberedPrompt, None] = field(
+        default_factory=dict
+    )  # a set; the newest is the last
+    owners: dict[int, RememberedPrompt] = field(
+        default_factory=dict
+    )  # piece -> the last that has it
 
 
 @dataclass(slots=True)
@@ -151,7 +114,9 @@ class CacheBreakers:
     _second: int = -1
     _looks: int = 0
     _waiting: deque[Look] = field(default_factory=lambda: deque(maxlen=2 * LOOKS_A_SECOND))
-    _kept: OrderedDict[_Remembered, _Sharers] = field(default_factory=OrderedDict)  # last seen last
+    _kept: OrderedDict[RememberedPrompt, _Sharers] = field(
+        default_factory=OrderedDict
+    )  # last seen last
     _groups: dict[_Sharers, _Group] = field(default_factory=dict)
 
     def __call__(self, routed: Routed, _: float) -> None:
@@ -225,35 +190,49 @@ class CacheBreakers:
         pieces: list[int] = hashes[hashes % _ONE_IN == _NONE].tolist()
         sharers = (look.model.name, look.body.cache_salt)
         group = self._groups.setdefault(sharers, _Group())
-        prompt = _Remembered(ids, pieces, _arguments(look.body))
-        votes = Counter(filter(None, map(group.owners.get, pieces)))
-        for other, _ in votes.most_common(1):
-            parted = common_prefix(ids, other.token_ids)
-            nearest, longest = _nearest(prompt, group, other, parted)
-            if longest >= min(len(ids), len(nearest.token_ids)) - WINDOW:
-                self._forget(nearest)  # one of them goes on where the other ends
+        prompt = RememberedPrompt(ids, pieces, _arguments(look.body))
+        other = _most_alike(prompt, group)
+        if other is not None:
+            pair = paired(prompt, hashes, other, common_prefix(ids, other.token_ids))
+            nearest, longest = _nearest(prompt, group, other, pair.parted)
+            goes_on = longest >= min(len(ids), len(nearest.token_ids)) - WINDOW
+            if not goes_on or nearest is not other:
+                self._note(look, paired(prompt, hashes, nearest, longest), pair)
+            if goes_on:  # one of them, where the other ends
+                self._forget(nearest)
                 if len(nearest.token_ids) > len(ids):
                     prompt = nearest
-            elif not self._is_broken(look, _paired(prompt, hashes, nearest, longest), longest):
-                self._is_broken(look, _paired(prompt, hashes, other, parted), longest)
         self._keep(sharers, prompt)
 
-    def _is_broken(self, look: Look, pair: _Pair, longest: int) -> bool:
-        """Note it if the prompt could have gone on with what the other one has. `longest`: so many
-        of its tokens, from the start, any other one has."""
-        size, parted = look.block_size, pair.parted
-        held = max(look.found.blocks.values(), default=0) * size
-        start = max(longest, held)
-        found = shared(pair.hashes[start:], pair.others[parted:])
-        lost = int(found.sum()) + WINDOW - 1
-        behind = len(pair.prompt.token_ids) - start
-        if lost < LEAST_LOST or lost < LEAST_SHARE * behind:
-            return False
+    def _note(self, look: Look, nearest: PromptPair, most_alike: PromptPair) -> None:
+        """Note it if the prompt could have gone on with what the one nearest to it has, or the one
+        that is the most alike."""
+        held = max(look.found.blocks.values(), default=0) * look.block_size
+        start = max(nearest.parted, held)
+        behind = len(nearest.prompt.token_ids) - start
+        least = max(LEAST_LOST, LEAST_SHARE * behind)
+        most = num_lost(most_alike, start)
         local = look.model.prompts.local
-        named = None if local is None else _what_differs(pair, local)
-        if named is None:
-            return False
-        kind, example = named
+        if most < least or local is None:
+            return
+        dropped = shortened(most_alike, local)
+        if dropped is not None:
+            self._add(look, most_alike.parted, most, *dropped)
+            return
+        asked = _first_asked(look.body)
+        for pair in (nearest, most_alike):
+            lost = most if pair is most_alike else num_lost(pair, start)
+            named = what_differs(pair, local, asked) if lost >= least else None
+            if named is not None:
+                if named[0] in ORDERS:  # parts may be shorter than pieces
+                    most = max(most, num_common(pair, start))
+                self._add(look, pair.parted, max(lost, most), *named)
+                return
+
+    def _add(
+        self, look: Look, parted: int, lost: int, kind: DifferenceKind, example: tuple[str, str]
+    ) -> None:
+        size = look.block_size
         place = _place_class(parted // size)
         key = (look.model.name, kind, place)
         breaker = self.breakers.get(key)
@@ -267,22 +246,21 @@ class CacheBreakers:
         breaker.first_token = min(breaker.first_token, parted)
         if self.keeps_text:
             breaker.example = example
-        return True
 
-    def _keep(self, sharers: _Sharers, prompt: _Remembered) -> None:
+    def _keep(self, sharers: _Sharers, prompt: RememberedPrompt) -> None:
         group = self._groups.setdefault(sharers, _Group())
-        group.prompts.add(prompt)
+        group.prompts[prompt] = None
         group.owners.update(dict.fromkeys(prompt.pieces, prompt))
         self._kept[prompt] = sharers
         self.num_bytes += prompt.num_bytes
         while self.num_bytes > self.max_bytes and len(self._kept) > 1:
             self._forget(next(iter(self._kept)))
 
-    def _forget(self, prompt: _Remembered) -> None:
+    def _forget(self, prompt: RememberedPrompt) -> None:
         sharers = self._kept.pop(prompt)
         self.num_bytes -= prompt.num_bytes
         group = self._groups[sharers]
-        group.prompts.discard(prompt)
+        group.prompts.pop(prompt, None)
         for piece in prompt.pieces:
             if group.owners.get(piece) is prompt:
                 del group.owners[piece]
@@ -290,9 +268,18 @@ class CacheBreakers:
             del self._groups[sharers]
 
 
+def _most_alike(prompt: RememberedPrompt, group: _Group) -> RememberedPrompt | None:
+    """Return who has the most of its pieces; None: nobody has any. What many have belongs to the
+    last of them alone, so that a few are compared."""
+    votes = Counter(filter(None, map(group.owners.get, prompt.pieces)))
+    own = set(prompt.pieces)
+    candidates = [each for each, _ in votes.most_common(_CANDIDATES)]
+    return max(candidates, key=lambda each: len(own.intersection(each.pieces)), default=None)
+
+
 def _nearest(
-    prompt: _Remembered, group: _Group, other: _Remembered, parted: int
-) -> tuple[_Remembered, int]:
+    prompt: RememberedPrompt, group: _Group, other: RememberedPrompt, parted: int
+) -> tuple[RememberedPrompt, int]:
     """Return which prompt has the most of it from the start, and how many tokens; `other` has it up
     to where they are `parted`."""
     ids = prompt.token_ids
@@ -300,7 +287,7 @@ def _nearest(
         return other, parted
     nearest, longest = other, parted
     following = ids[parted]
-    for each in group.prompts:
+    for each in reversed(group.prompts):
         theirs = each.token_ids
         if len(theirs) > parted and theirs[parted] == following:
             same = common_prefix(ids, theirs)
@@ -309,63 +296,19 @@ def _nearest(
     return nearest, longest
 
 
-def _paired(prompt: _Remembered, hashes: Hashes, other: _Remembered, parted: int) -> _Pair:
-    return _Pair(prompt, other, hashes, window_hashes(other.token_ids), parted)
-
-
-def _what_differs(
-    pair: _Pair, local: ModelPrompts
-) -> tuple[DifferenceKind, tuple[str, str]] | None:
-    """Return the kind, and the texts around the place; None if it is none of what breaks caches:
-    too much differs."""
-    parted = pair.parted
-    again = rejoin(pair.hashes, pair.others, parted, MOST_INSERTED)
-    if again is None:
-        return None
-    ours, theirs = again.left - parted, again.right - parted
-    around = pair.texts(local, again.left + WINDOW, again.right + WINDOW)
-    near = slice(parted, parted + _WIDE)
-    if num_moved(pair.hashes[near], pair.others[near]) >= _MOVED or _is_permuted(pair):
-        wide = pair.texts(local, parted + _WIDE, parted + _WIDE)
-        return kind_of(*wide, are_moved=True), around
-    if pair.prompt.arguments != pair.other.arguments:
-        return DifferenceKind.TEMPLATE_ARGUMENT, around
-    if theirs > ours and ours <= _FEW_LEFT:
-        dropped = local.decode(pair.other.token_ids[parted : again.right])
-        if _TURN.search(dropped):
-            return DifferenceKind.SHORTENED, around
-    if max(ours, theirs) <= FEW_TOKENS:
-        return kind_of(*around), around
-    has_grown = theirs <= _FEW_LEFT and kind_of(*around) is DifferenceKind.GROWING_LIST
-    return (DifferenceKind.GROWING_LIST, around) if has_grown else None
-
-
-def _is_permuted(pair: _Pair) -> bool:
-    """Return whether what differs near the place is nearly the same tokens in both, in another
-    order: parts that are too short to be pieces have been moved."""
-    parted = pair.parted
-    near = slice(parted, parted + _NEAR)
-    _, at, other = np.intersect1d(pair.hashes[near], pair.others[near], return_indices=True)
-    steady = np.abs(at - other) <= _FEW_LEFT  # what stands side by side
-    if not steady.any():
-        return False
-    ours = _apart(pair.prompt.token_ids[parted:], at[steady])
-    theirs = _apart(pair.other.token_ids[parted:], other[steady])
-    most = max(ours.total(), theirs.total())
-    return most >= WINDOW and (ours & theirs).total() >= _PERMUTED * most
-
-
-def _apart(ids: TokenIds, places: NDArray[np.intp]) -> Counter[int]:
-    """Return the tokens up to the last of these pieces that are in none of them."""
-    is_apart = np.ones(int(places.max()) + WINDOW, np.bool_)
-    is_apart[(places[:, None] + np.arange(WINDOW)).ravel()] = False
-    return Counter(ids[: len(is_apart)][is_apart].tolist())
-
-
 def _arguments(body: Body) -> int:
     """Return a hash of what asks the template for something else than messages and tools do."""
     named = ("chat_template_kwargs", "reasoning_effort", "reasoning", "thinking", "output_config")
     return hash(repr([getattr(body, name, None) for name in named]))
+
+
+def _first_asked(body: Body) -> str:
+    """Return the text of a user's first message; nothing if there is none."""
+    for message in getattr(body, "messages", ()):
+        if isinstance(message, dict) and message.get("role") == "user":
+            text = message.get("content")
+            return text.strip() if isinstance(text, str) else ""
+    return ""
 
 
 def _place_class(block: int) -> int:

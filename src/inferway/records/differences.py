@@ -69,7 +69,7 @@ REMEDIES: dict[DifferenceKind, Remedy] = {
         "append what is new as a message at the end, or put the list behind all that stays",
     ),
     DifferenceKind.SHORTENED: Remedy(
-        "the oldest part of a conversation is dropped",
+        "the oldest part of a conversation is dropped or cut short",
         "shorten seldom and by much (compact at a limit), not a little at each turn",
     ),
     DifferenceKind.TEMPLATE_ARGUMENT: Remedy(
@@ -80,17 +80,20 @@ REMEDIES: dict[DifferenceKind, Remedy] = {
     DifferenceKind.TEXT: Remedy("a short text differs", _LATER),
 }
 
+_AROUND = 80  # characters, in which what differs in a part may begin and end
 _MONTH = r"(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\.?"
 _UUID = re.compile(r"\b[0-9a-f]{8}-?(?:[0-9a-f]{4}-?){3}[0-9a-f]{12}\b", re.I)
 _DATE = re.compile(
     r"\b\d{4}[-/.]\d{1,2}[-/.]\d{1,2}(?!\d)|\b\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4}\b"
     rf"|\b{_MONTH} \d{{1,2}}(?:st|nd|rd|th)?(?:,? \d{{4}})?\b"
     rf"|\b\d{{1,2}}(?:st|nd|rd|th)? {_MONTH}(?:,? \d{{4}})?\b"
-    r"|\b(?:mon|tues|wednes|thurs|fri|satur|sun)day\b|\b(?:mon|tue|wed|thu|fri|sat|sun)\b,",
+    r"|\b(?:mon|tues|wednes|thurs|fri|satur|sun)day\b"
+    rf"|\b(?:mon|tue|wed|thu|fri|sat|sun)\b(?:,| (?={_MONTH} \d))",
     re.I,
 )
 _TIME = re.compile(
     r"(?<!\d)\d{1,2}:\d\d(?::\d\d)?(?:[.,]\d+)?(?: ?[ap]\.?m\b)?(?:Z|[+-]\d\d:?\d\d)?"
+    r"|\b\d{8}T\d{4,6}(?:Z|[+-]\d{4})?(?!\w)"
     r"|\b1[5-9]\d{8}(?:\.\d+|\d{3}|\d{6})?\b"
     r"|\b\d+ (?:seconds?|minutes?|hours?) ago\b",
     re.I,
@@ -135,6 +138,9 @@ def kind_of(left: str, right: str, *, are_moved: bool = False) -> DifferenceKind
         if _stands_at(pattern, left, start, left_end) and _stands_at(
             pattern, right, start, right_end
         ):
+            if kind is DifferenceKind.DATE:
+                times = (_time_in(left, start, left_end), _time_in(right, start, right_end))
+                return DifferenceKind.TIME if None not in times and len(set(times)) > 1 else kind
             return kind
     if not ours.strip() or not theirs.strip():
         longer = _with_line(left, start, left_end) if ours.strip() else None
@@ -167,8 +173,8 @@ def _differing(left: str, right: str) -> tuple[int, int, int]:
 def _stands_at(pattern: re.Pattern[str], text: str, start: int, end: int) -> bool:
     """Return whether a match of the pattern has the first character that differs, or touches what
     differs where nothing is left of it on this side."""
-    first = max(0, start - 80)
-    for found in pattern.finditer(text, first, min(len(text), end + 80)):
+    first = max(0, start - _AROUND)
+    for found in pattern.finditer(text, first, min(len(text), end + _AROUND)):
         if found.start() <= start < found.end():
             return True
         if start == end and found.start() <= start <= found.end():
@@ -176,6 +182,13 @@ def _stands_at(pattern: re.Pattern[str], text: str, start: int, end: int) -> boo
         if found.start() > start:
             break
     return False
+
+
+def _time_in(text: str, start: int, end: int) -> str | None:
+    """Return the first time that begins in what differs. Where it stands behind a date it is new in
+    each request; a date alone is new each day."""
+    found = _TIME.search(text, start, min(len(text), end + _AROUND))
+    return found.group() if found is not None and found.start() < end else None
 
 
 def _letters(text: str) -> list[str]:

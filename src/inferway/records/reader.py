@@ -23,6 +23,9 @@ from inferway.records.files import (
 )
 from inferway.records.record import RequestRecord
 
+MOST_TOKENS = 1 << 28  # of a request: more are no prompt
+MOST_BLOCK = 1 << 20  # tokens
+LATEST = 1e11  # Unix time in seconds
 MOST_LINE = 64 * 1024 * 1024  # bytes: a longer line is no record
 
 
@@ -84,11 +87,16 @@ class RecordReader:
                 elif isinstance(line, FleetLine):
                     yield line
                 else:
+                    _check(line.record)
                     file.requests += 1
                     yield Recorded(line.record, tree.blocks(line.blocks))
         except EOFError:
             why = "its gateway still writes it, or could not end it"
             file.damaged = f"it ends after line {lines.number:,}: {why}"
+        except gzip.BadGzipFile as e:
+            begins = f"it is none of gzip's, as {PREFIX}*{SUFFIX} are"
+            goes_wrong = f"it goes wrong after line {lines.number:,}"
+            file.damaged = f"{goes_wrong if lines.number else begins}: {e}"
         except (OSError, zlib.error) as e:
             file.damaged = f"it ends after line {lines.number:,}: {str(e) or type(e).__name__}"
         except (msgspec.MsgspecError, UnicodeDecodeError, _UnreadableError) as e:
@@ -97,6 +105,22 @@ class RecordReader:
 
 class _UnreadableError(ValueError):
     """A line that says what it cannot say."""
+
+
+def _check(record: RequestRecord) -> None:
+    """Raises _UnreadableError for a number that no request has: what follows from it would fill the
+    memory of whoever reads it."""
+    bounds = (
+        ("at", 0.0, LATEST),
+        ("block_size", 0, MOST_BLOCK),
+        ("prompt_tokens", -1, MOST_TOKENS),
+        ("usage_prompt_tokens", -1, MOST_TOKENS),
+        ("output_tokens", -1, MOST_TOKENS),
+    )
+    for name, least, most in bounds:
+        value = getattr(record, name)
+        if not least <= value <= most:
+            raise _UnreadableError(f"{name}: {value!r} is not from {least:g} to {most:g}")
 
 
 class _Lines:
