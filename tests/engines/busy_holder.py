@@ -1,11 +1,13 @@
 """A prompt's prefix lies on an engine that is busy: wait there, compute it again, or move it?
 
-INFERWAY_VLLM_VENV=/path .venv/bin/python -m tests.engines.busy_holder [REPEATS [STREAMS]]
+INFERWAY_VLLM_VENV=/path .venv/bin/python -m tests.engines.busy_holder \\
+    [REPEATS [STREAMS [TOKENS ...]]]
 
 The holder writes long answers all the time; the other engine is idle, and has nothing of the
 prompt. Four gateways stand before the two: one knows the holder alone (wait), one the other engine
 alone (compute), one sends all prompts to the holder and has the other one answer (move), and one
-decides by what it has learned. They take turns.
+decides by what it has learned. They take turns. With TOKENS, only prefixes of these lengths are
+measured, and what comes of it is not stored.
 """
 
 from __future__ import annotations
@@ -144,11 +146,11 @@ def learn(url: str) -> None:
         ask(url, tokens(f"learn {number // 2}", length))
 
 
-def measure(pair: Pair, urls: dict[str, str], repeats: int) -> list[Row]:
+def measure(pair: Pair, urls: dict[str, str], repeats: int, lengths: Sequence[int]) -> list[Row]:
     holder, other = pair
     learn(urls[LEARNED])
     found: list[Row] = []
-    for length in LENGTHS:
+    for length in lengths:
         prefix = tokens(f"prefix {length}", length)
         rows = [Row(length, way) for way in (WAIT, COMPUTE, MOVE, LEARNED)]
         for repeat in range(repeats):
@@ -171,6 +173,7 @@ def measure(pair: Pair, urls: dict[str, str], repeats: int) -> list[Row]:
 def main() -> None:
     repeats = int(sys.argv[1]) if len(sys.argv) > 1 else REPEATS
     streams = int(sys.argv[2]) if len(sys.argv) > 2 else STREAMS
+    lengths = tuple(map(int, sys.argv[3:])) or LENGTHS
     vllm = Path(os.environ["INFERWAY_VLLM_VENV"]) / "bin" / "vllm"
     with TemporaryDirectory() as name, ExitStack() as stack:
         directory = Path(name)
@@ -201,13 +204,14 @@ def main() -> None:
         }
         wait_until_known_to_hand_over(urls[LEARNED])
         with busy(pair[0], streams):
-            rows = measure(pair, urls, repeats)
+            rows = measure(pair, urls, repeats, lengths)
     found = {
         "streams": streams,
         "load_average": os.getloadavg()[0],
         "rows": list(map(asdict, rows)),
     }
-    RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+    if lengths == LENGTHS:
+        RESULTS.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":
