@@ -8,7 +8,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-SECONDS = 30
+SECONDS = 120  # the threads of four engines leave little of two cores
 POLL_SECONDS = 0.02
 
 
