@@ -41,7 +41,7 @@ _ENGINES = SimulatedEngines(
     time_factor_under_load=1.0,
 )  # fmt: skip
 _CHATS = ChatSpec(turns=6, systems=8, system_chars=1600, answer_tokens=16)
-_RATE, _REAL_RATE = 6.0, 2.0
+_RATE, _REAL_RATE = 6.0, 1.5
 
 
 class ProvenPlan(msgspec.Struct, frozen=True):
@@ -56,7 +56,7 @@ class ProvenPlan(msgspec.Struct, frozen=True):
     )] = ("expected-ttft", "round-robin")
     minutes: Annotated[float, flag("Send chats for this time through each.", gt=0)] = 4.0
     rate: Annotated[float | None, flag(
-        "Send this number of requests a second, by default 6, or 2 with --real.", gt=0,
+        "Send this number of requests a second, by default 6, or 1.5 with --real.", gt=0,
     )] = None
     think: Annotated[float, flag(
         "Let this number of seconds pass between an answer and the next turn, on average.", gt=0,
@@ -248,7 +248,7 @@ PROVEN_REAL = replace(
     PROVEN,
     name="what-if --real",
     question="how close what-if comes on two real engines",
-    arguments="--minutes 35 --layers 4",
-    takes="75 minutes",
+    arguments="--layers 4 --minutes 13",
+    takes="30 minutes",
 )
 what_if = PROVEN.command()
