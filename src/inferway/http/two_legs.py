@@ -137,7 +137,7 @@ class TwoLegs(Forwarding):
         outcome = answer.outcome or (REFUSED if answer.status < 500 else FAILED)
         if answer.status in UNWELL or answer.error is not None:
             self._tries.failed()
-        if outcome == FAILED and self._can_be_another_s:
+        if outcome == FAILED and self._wants_blocks:
             is_lost = answer.error is not None
             another = self._tries.another() if is_lost else self._tries.instead_of(answer.status)
         if another is None:
@@ -149,8 +149,8 @@ class TwoLegs(Forwarding):
             self._send_prefill(another)
 
     @property
-    def _can_be_another_s(self) -> bool:
-        """Whether it is of use that another engine computes the prompt."""
+    def _wants_blocks(self) -> bool:
+        """Whether the decode leg has not been sent, or waits for blocks."""
         if self._is_over:
             return False
         return self._exchange is None or (self._is_moved and not self._responder.started)
@@ -161,11 +161,11 @@ class TwoLegs(Forwarding):
         self._prefill.failed(outcome)
         if self._tries is not None:
             self._tries.over()
-        if self._is_over:
+        if not self._wants_blocks:
             return
         if self._exchange is None:
             self.attempt(self._decode)
-        elif self._is_moved and not self._responder.started:
+        else:
             self._again(None)
 
     # --------------------------------------------------------------------------- decode leg

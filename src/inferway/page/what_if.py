@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -280,13 +280,10 @@ class WhatIfReplays:
         replay, lacks = self._replay, self._lacks()
         if replay is None:
             return WhatIfState("idle", lacks, _CURES.get(lacks, ""))
-        how: Mapping[str, object] = {
-            "question": replay.question,
-            "seconds": round(replay.seconds, 1),
-        }
         if not replay.is_over:
-            return msgspec.convert(
-                {"state": "running", "progress": replay.progress, **how}, WhatIfState
+            seconds, question = round(replay.seconds, 1), replay.question
+            return WhatIfState(
+                "running", question=question, seconds=seconds, progress=replay.progress
             )
         if replay.result is None:
             return WhatIfState("failed", lacks, replay.failed, replay.question)

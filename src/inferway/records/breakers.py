@@ -78,12 +78,10 @@ class Look(msgspec.Struct, frozen=True):
 class _Group:
     """Prompts that could share blocks."""
 
-    prompts: dict[RememberedPrompt, None] = field(
-        default_factory=dict
-    )  # a set; the newest is the last
-    owners: dict[int, RememberedPrompt] = field(
-        default_factory=dict
-    )  # piece -> the last that has it
+    # a set; the newest is the last
+    prompts: dict[RememberedPrompt, None] = field(default_factory=dict)
+    # piece -> the last that has it
+    owners: dict[int, RememberedPrompt] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -114,9 +112,8 @@ class CacheBreakers:
     _second: int = -1
     _looks: int = 0
     _waiting: deque[Look] = field(default_factory=lambda: deque(maxlen=2 * LOOKS_A_SECOND))
-    _kept: OrderedDict[RememberedPrompt, _Sharers] = field(
-        default_factory=OrderedDict
-    )  # last seen last
+    # last seen last
+    _kept: OrderedDict[RememberedPrompt, _Sharers] = field(default_factory=OrderedDict)
     _groups: dict[_Sharers, _Group] = field(default_factory=dict)
 
     def __call__(self, routed: Routed, _: float) -> None:
