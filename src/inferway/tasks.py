@@ -23,11 +23,15 @@ class TimeSlice:
         """Whether others should get a turn now."""
         return self._clock() >= self._end
 
+    def begin(self) -> None:
+        """Begin a slice."""
+        self._end = self._clock() + SLICE_SECONDS
+
     async def rest(self) -> None:
         """Give others a turn, and begin the next slice. Reading what is there already never gives
         up the event loop by itself."""
         await asyncio.sleep(0)
-        self._end = self._clock() + SLICE_SECONDS
+        self.begin()
 
 
 def soon(call: Callable[[], None]) -> Callable[[], Awaitable[None]]:

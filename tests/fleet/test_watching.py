@@ -19,6 +19,7 @@ from inferway.fleet.engine_facts import EventSource
 from inferway.fleet.fleet import Fleet
 from inferway.fleet.served_models import LoadPrompts
 from inferway.fleet.subscriber import EventSubscriber
+from inferway.fleet.watch import EngineWatch
 from inferway.kv.index.memory import MemoryIndex
 from inferway.model import Adapters, Candidates, Endpoint, KvConnector, Reason
 from inferway.prompts import GetOrCreateTokenizerKeyRequest, Renderer
@@ -255,7 +256,9 @@ async def test_an_engine_that_answers_again_is_believed_at_once() -> None:
         idle.hang = True
         await until(fleet, lambda table: bool(table.running[0] > 4))
         fleet.engines[0].looked = asyncio.get_running_loop().time()
-        turn = fleet.scraper.turns["e0"]
+        watch = fleet.watch
+        assert isinstance(watch, EngineWatch)
+        turn = watch.scraper.turns["e0"]
         assert turn.task is not None
         turn.task.cancel()  # as its timeout would, seconds later
         idle.hang = False

@@ -41,6 +41,23 @@ class EndpointColumns(Candidates):
             setattr(self, name, column)
         self.scraped = np.concatenate([self.scraped, np.zeros(new)])
 
+    def book(self, holder: HolderId, new_tokens: int) -> None:
+        """Count a request on its way to the holder, of which so many tokens must be computed."""
+        self.in_flight[holder] += 1
+        self.recent_prefill_tokens[holder] += new_tokens
+
+    def release(self, holder: HolderId) -> None:
+        """Count a request no more, which has ended."""
+        self.in_flight[holder] -= 1
+
+    def add_up(self) -> None:
+        """Let `in_flight` and `recent_prefill_tokens` be what all processes count by now. This one
+        is alone."""
+
+    def fade(self, share: float) -> None:
+        """Leave this share of the recent tokens that this process counts."""
+        self.recent_prefill_tokens *= share
+
     def clear(self, holder: HolderId) -> None:
         """Forget what is known of a holder whose number is another endpoint's now."""
         for name, figure in FIGURES.items():
@@ -98,6 +115,7 @@ class ModelRows:
 
     def candidates(self, columns: EndpointColumns) -> Candidates:
         """Return the table of these endpoints; its matched columns are empty."""
+        columns.add_up()
         if not isinstance(self.rows, slice):
             return columns.narrowed(self.rows, self._endpoints, self._row_of, self._adapters)
         if self._viewed is not columns.block_sizes:  # the columns have grown: other arrays

@@ -1,7 +1,7 @@
 """The engines: who is there, what they serve, how busy they are. Owns and closes the rest.
 
-Each engine is asked for what it is (discovery), then for its load, again and again (scraper).
-An engine that is not there yet, or goes away, is a warning and a metric, never a crash.
+What the engines tell comes from `watch`, which asks them again and again. An engine that is not
+there yet, or goes away, is a warning and a metric, never a crash.
 """
 
 from __future__ import annotations
@@ -17,26 +17,21 @@ from typing import Any
 import aiohttp
 
 from inferway.config import EngineSettings, ServeSettings
-from inferway.errors import (
-    NoEndpointError,
-    UnknownModelError,
-    UpstreamError,
-    UpstreamTimeoutError,
-)
-from inferway.fleet.engine import SILENT_SCRAPES, Engine
-from inferway.fleet.engine_facts import METRICS, EventSource, NoEngineError, discover
+from inferway.errors import NoEndpointError, UnknownModelError
+from inferway.fleet.columns import EndpointColumns
+from inferway.fleet.engine import Engine
+from inferway.fleet.engine_facts import EngineFacts, EventSource
 from inferway.fleet.full_reports import FullReporter
 from inferway.fleet.http_client import EngineConnector
 from inferway.fleet.kv_transfer import kv_transfer_of, warn_of_legs
 from inferway.fleet.load import parse_load
-from inferway.fleet.metrics_client import MetricsClient
 from inferway.fleet.prober import Prober
 from inferway.fleet.remote.remote_prompts import RemoteRenderers
-from inferway.fleet.scraper import Scraper
 from inferway.fleet.served_models import LoadPrompts, ServedModels
 from inferway.fleet.silent_zero import StreamEvidence
 from inferway.fleet.subscriber import EventSubscriber
 from inferway.fleet.table import EndpointTable
+from inferway.fleet.watch import ANSWER_SECONDS, EngineWatch, Watch
 from inferway.kv.index.protocol import Clear, Index
 from inferway.model import ContextLengths, Endpoint, Reason
 from inferway.prompts.served import ModelSource, NoPrompts, PromptSource, ServedModel
@@ -44,8 +39,6 @@ from inferway.tasks import Tasks
 
 log = logging.getLogger("inferway.fleet")
 
-REDISCOVER_SECONDS = 10.0  # how often an engine is asked for its models again
-SCRAPE_TIMEOUT_SECONDS = 5.0
 MAX_SHOWN = 200  # characters of a name that a client made up
 TOKENIZER_SECONDS = 15.0  # how long the start waits for tokenizers
 
@@ -61,12 +54,17 @@ class Fleet:
         index: Index,
         load_prompts: LoadPrompts,
         subscribe: Subscribe,
+        *,
+        columns: EndpointColumns | None = None,
+        watch: Callable[[Fleet, ServeSettings], Watch] = EngineWatch,
     ) -> None:
+        """`columns`: those that the table is kept in; None: its own. `watch`: who hears of the
+        engines."""
         self.engines = [Engine(e, e.authorization()) for e in settings.engines]
         self._settings = settings
         self._index = index
         self._subscribe = subscribe
-        self.table = table = EndpointTable(self.engines, index)
+        self.table = table = EndpointTable(self.engines, index, columns)
         # What requests ask: the table's own methods, a call less for each of them.
         self.candidates, self.everyone = table.candidates, table.everyone
         self.sole_model, self.engines_of = table.sole_model, table.engines_of
@@ -74,7 +72,6 @@ class Fleet:
         self.in_flight, self.state = table.in_flight, table.state
         self._tasks = Tasks(log, "a task of the fleet ended")
         self._session: aiohttp.ClientSession | None = None
-        self._pages = MetricsClient(settings.engine_tls(), SCRAPE_TIMEOUT_SECONDS)
         self._by_name = {engine.name: engine for engine in self.engines}
         self._served = ServedModels(
             settings.models, load_prompts, self._wrap, self._tasks.spawn, self._prompts_came
@@ -87,33 +84,30 @@ class Fleet:
         budget = settings.remote_render_ms / 1000
         self.remote = RemoteRenderers(self.engines, self._served.subjects, budget)
         self.healer = FullReporter(settings.heal)
-        self.scraper = Scraper(self.engines, self._ask, self._after_round, settings.scrape_seconds)
+        self.watch = watch(self, settings)
         self._changing = asyncio.Lock()
 
     async def start(self) -> None:
-        """Ask every engine once, side by side, then go on watching them."""
-        timeout = aiohttp.ClientTimeout(total=SCRAPE_TIMEOUT_SECONDS)
+        """Hear once of every engine, then go on watching them. Raises ConfigError."""
+        timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS)
         connector = EngineConnector(self._settings.engine_tls())
-        self._session = aiohttp.ClientSession(timeout=timeout, connector=connector)
-        self._pages.open()
+        self._session = session = aiohttp.ClientSession(timeout=timeout, connector=connector)
         if self._settings.scoring:
-            self.prober.open(self._session)
-            self.remote.open(self._session)
-        await asyncio.gather(*(self._rediscover(engine) for engine in self.engines))
+            self.prober.open(session)
+            self.remote.open(session)
+        await self.watch.start(session)
         with suppress(TimeoutError):  # what comes before tokenizers would go by load only
             async with asyncio.timeout(TOKENIZER_SECONDS):
                 while (tasks := self._tasks.running) and self._served.is_loading:
                     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         warn_of_legs(self._settings.kv_transfer.legs, self.engines)
-        self._spread_rediscovery()
-        self.scraper.start()
+        self.watch.go_on()
 
     async def close(self) -> None:
         """Stop watching, and close every subscriber."""
         await self.prober.close()
         await self.remote.close()
-        await self.scraper.close()
-        await self._pages.close()
+        await self.watch.close()
         await self._tasks.close()
         for engine in self.engines:
             for subscriber in engine.subscribers:
@@ -141,20 +135,20 @@ class Fleet:
                     "engine %s has come to the list of engines, at %s", engine.name, engine.url
                 )
                 self._by_name[engine.name] = engine
-            await asyncio.gather(*(self._rediscover(engine) for engine in coming))
-            for engine in coming:
-                self.scraper.add(engine)
+            await self.watch.come(coming)
 
     async def _dismiss(self, engine: Engine) -> None:
         log.info("engine %s is no longer in the list of engines", engine.name)
         engine.healthy = False
-        self.scraper.remove(engine)
+        self.watch.leave(engine)
         for model in list(engine.proofs):
             self.prober.leave(engine, model)
         await self._unsubscribe(engine)
         self.table.retire(engine, asyncio.get_running_loop().time())
 
-    def _forget_those_who_left(self, now: float) -> None:
+    def forget_those_who_left(self, now: float) -> None:
+        """Forget engines that have left, once nothing of theirs runs any more. `now`: seconds, by
+        the loop's clock."""
         for engine in self.table.rested(now):
             is_there = any(each is engine for each in self.engines)  # as other endpoints now
             if self._by_name.get(engine.name) is engine and not is_there:
@@ -207,11 +201,11 @@ class Fleet:
 
     def suspect(self, endpoint: Endpoint) -> None:
         """Ask the engine at once how it is, because a request has just failed there."""
-        self.scraper.suspect(endpoint.engine)
+        self.watch.suspect(endpoint.engine)
 
     def look_soon(self, engine: Engine) -> None:
         """Ask the engine at once what it is, because it is something else than it has told."""
-        self.scraper.suspect(engine.name)
+        self.watch.suspect(engine.name)
 
     def evidence(self, model: str) -> list[StreamEvidence]:
         """Return what the event streams of a model's engines have brought, for the silent-zero
@@ -256,33 +250,10 @@ class Fleet:
         shared = self._index.shared
         return Reason.INDEX_AWAY if shared is not None and shared.away else None
 
-    # how the engines are watched
+    # what the watch has heard
 
-    def _spread_rediscovery(self) -> None:
-        """Over the time in which each has one, as if some had been looked at earlier."""
-        now = asyncio.get_running_loop().time()
-        for number, engine in enumerate(self.engines):
-            engine.looked = now - REDISCOVER_SECONDS * number / len(self.engines)
-
-    async def _ask(self, engine: Engine, suspected: bool) -> bool:
-        # what was away may have been started anew, as something else
-        away = not engine.healthy or engine.is_cut_off
-        now = asyncio.get_running_loop().time()
-        if suspected or away or now - engine.looked > REDISCOVER_SECONDS:
-            engine.looked = now
-            return await self._rediscover(engine)
-        return await self._scrape(engine)
-
-    async def _rediscover(self, engine: Engine) -> bool:
-        """Asks what the engine is; what changed is applied and logged once. Whether it answered."""
-        assert self._session is not None
-        try:
-            facts, metrics = await discover(
-                self._session, engine.url, engine.http_headers, engine.facts
-            )
-        except UpstreamError as e:
-            self._on_down(engine, e)
-            return False
+    async def told(self, engine: Engine, facts: EngineFacts) -> None:
+        """Take over what the engine has told of itself. What has changed is logged once."""
         first, back = engine.facts is None, engine.facts is not None and not engine.healthy
         changed, others = engine.facts != facts, engine.base_models
         engine.facts = facts
@@ -293,29 +264,23 @@ class Fleet:
             await self._admit(engine)
             self._served.name_unserved(self.engines)
         if first or back:
-            self._on_up(engine)
+            self.is_up(engine)
         elif engine.base_models != others:
             self._probe(engine)
         if back:
             self._served.look_again(engine)
             self.remote.look_again(engine)
-        self._loaded(engine, metrics)
-        return True
 
-    async def _scrape(self, engine: Engine) -> bool:
-        path = METRICS if engine.facts is None else engine.facts.load_path
-        try:
-            metrics = await self._pages.get(engine.url, path, engine.headers)
-        except UpstreamError as e:
-            self._on_down(engine, e)
-            return False
-        if not engine.healthy:
-            self._on_up(engine)
-        self._loaded(engine, metrics)
-        return True
+    def is_down(self, engine: Engine) -> None:
+        """Give the engine no more requests."""
+        if engine.healthy:
+            engine.healthy = False
+            for model in engine.proofs:
+                self.prober.leave(engine, model)
+            self._refresh()
 
-    def _loaded(self, engine: Engine, metrics: str) -> None:
-        """Its load, as its metrics tell."""
+    def loaded(self, engine: Engine, metrics: str) -> None:
+        """Take over the engine's load, as its metrics tell."""
         adapters = engine.load.adapters
         engine.load = load = parse_load(metrics)
         engine.failures = 0
@@ -325,10 +290,6 @@ class Fleet:
         elif load.adapters != adapters:
             self.table.note_adapters(engine)
         self.table.note_load(engine, asyncio.get_running_loop().time())
-
-    def _after_round(self, now: float) -> None:
-        self._forget_those_who_left(now)
-        self.table.age(now, self.scraper.interval)
 
     def _resized(self, engine: Engine) -> None:
         """Its events show blocks of another size than it, or somebody, had told."""
@@ -341,23 +302,8 @@ class Fleet:
             )
         self._refresh()
 
-    def _on_down(self, engine: Engine, error: UpstreamError) -> None:
-        engine.failures += 1
-        patient = isinstance(error, UpstreamTimeoutError) and engine.failures < SILENT_SCRAPES
-        if engine.healthy and patient:
-            return
-        if engine.healthy or not engine.warned:
-            engine.warned = True
-            readable = not isinstance(error, NoEngineError)
-            fault = "does not answer" if readable else "answers, but not as an engine does"
-            log.warning("engine %s %s: %s; the gateway asks it again", engine.name, fault, error)
-        if engine.healthy:
-            engine.healthy = False
-            for model in engine.proofs:
-                self.prober.leave(engine, model)
-            self._refresh()
-
-    def _on_up(self, engine: Engine) -> None:
+    def is_up(self, engine: Engine) -> None:
+        """Give the engine requests."""
         engine.healthy, engine.warned, engine.failures = True, False, 0
         events = ", ".join(source.endpoint for source in engine.sources) or "none"
         hands = engine.kv_transfer

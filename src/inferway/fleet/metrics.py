@@ -3,14 +3,10 @@ far the gateway's prompts agree with theirs."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
-
-from prometheus_client.core import SummaryMetricFamily
 
 from inferway.fleet.engine import ProofState
 from inferway.fleet.fleet import Fleet
-from inferway.fleet.scraper import Scraper
 from inferway.fleet.stream_metrics import journal_families, stream_families
 from inferway.metrics import Family, counter, gauge
 from inferway.model import SCRAPED
@@ -46,52 +42,12 @@ def fleet_families(fleet: Fleet) -> Iterator[Family]:
         _ENGINE,
         {key: fleet.table.num_blocks(engine) for key, engine in engines.items()},
     )
-    yield from _scrapes(fleet.scraper)
+    yield from fleet.watch.families()
     yield from stream_families(fleet)
     yield from journal_families(fleet)
     yield from _models(fleet)
     yield from _remote(fleet)
     yield from _proofs(fleet)
-
-
-def _scrapes(scraper: Scraper) -> Iterator[Family]:
-    turns = {(name,): turn for name, turn in scraper.turns.items()}
-    yield gauge(
-        "scrape_interval_seconds",
-        "Seconds between two scrapes of an engine's load, as planned.",
-        value=scraper.interval,
-    )
-    yield gauge(
-        "scrape_lag_seconds",
-        "Seconds by which scrapes of engines came later than planned, at worst, in the last round.",
-        value=scraper.lag,
-    )
-    took = SummaryMetricFamily(
-        "inferway_scrape_seconds",
-        "Seconds that the engine took to answer a scrape of its load.",
-        labels=_ENGINE,
-    )
-    for key, turn in turns.items():
-        took.add_metric(key, turn.answers, turn.took)
-    yield took
-    yield counter(
-        "scrapes_passed_over",
-        "Scrapes of the engine's load that were left out because it had not"
-        " answered the one before.",
-        _ENGINE,
-        {key: turn.passed_over for key, turn in turns.items()},
-    )
-    now = time.monotonic()  # which is the loop's clock, too
-    yield gauge(
-        "engine_load_age_seconds",
-        "Seconds since the engine last reported its load.",
-        _ENGINE,
-        {
-            key: max(0.0, now - turn.answered)
-            for key, turn in turns.items()
-            if turn.answered is not None
-        },
-    )
 
 
 def _models(fleet: Fleet) -> Iterator[Family]:

@@ -15,11 +15,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+
+from prometheus_client.core import SummaryMetricFamily
 
 from inferway.errors import crash_report
 from inferway.fleet.engine import Engine
+from inferway.metrics import Family, counter, gauge
+
+_ENGINE = ["engine"]  # labels
 
 LEAST_SECONDS = 0.2
 SECONDS_PER_ENGINE = 0.002
@@ -74,6 +80,46 @@ class Scraper:
     def interval(self) -> float:
         """The seconds between two turns of an engine."""
         return self.given_interval or interval_of(len(self.turns))
+
+    def families(self) -> Iterator[Family]:
+        """Yield what /metrics shows of how loads come to be known."""
+        turns = {(name,): turn for name, turn in self.turns.items()}
+        yield gauge(
+            "scrape_interval_seconds",
+            "Seconds between two scrapes of an engine's load, as planned.",
+            value=self.interval,
+        )
+        yield gauge(
+            "scrape_lag_seconds",
+            "Seconds by which scrapes of engines came later than planned, at worst, in the last round.",
+            value=self.lag,
+        )
+        took = SummaryMetricFamily(
+            "inferway_scrape_seconds",
+            "Seconds that the engine took to answer a scrape of its load.",
+            labels=_ENGINE,
+        )
+        for key, turn in turns.items():
+            took.add_metric(key, turn.answers, turn.took)
+        yield took
+        yield counter(
+            "scrapes_passed_over",
+            "Scrapes of the engine's load that were left out because it had not"
+            " answered the one before.",
+            _ENGINE,
+            {key: turn.passed_over for key, turn in turns.items()},
+        )
+        now = time.monotonic()  # which is the loop's clock, too
+        yield gauge(
+            "engine_load_age_seconds",
+            "Seconds since the engine last reported its load.",
+            _ENGINE,
+            {
+                key: max(0.0, now - turn.answered)
+                for key, turn in turns.items()
+                if turn.answered is not None
+            },
+        )
 
     def add(self, engine: Engine) -> None:
         """Ask the engine from the next round on, instead of another of its name."""

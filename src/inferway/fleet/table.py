@@ -34,13 +34,15 @@ WINDOW_SCRAPES = (
 class EndpointTable:
     """`engines`: those of the fleet, whenever one asks."""
 
-    def __init__(self, engines: Sequence[Engine], index: Index) -> None:
+    def __init__(
+        self, engines: Sequence[Engine], index: Index, columns: EndpointColumns | None = None
+    ) -> None:
         self._engines = engines
         self._index = index
         self._numbers = HolderIds()
         self._left: dict[HolderId, Engine] = {}  # whose number rests
         self._unbegun: dict[HolderId, FirstTokenCounter] = {}
-        self._columns = EndpointColumns()
+        self._columns = columns if columns is not None else EndpointColumns()
         self._rows: dict[str, ModelRows] = {}  # of models with a live endpoint
         self._everyone: ModelRows | None = None  # the live endpoints of all models
         self._peers: list[Rows] = []  # of the columns: endpoints of the same model
@@ -91,15 +93,14 @@ class EndpointTable:
 
     def book(self, endpoint: Endpoint, new_tokens: int) -> None:
         """Count a request that is on its way there, of which so many tokens must be computed."""
-        columns, row = self._columns, endpoint.holder
-        columns.in_flight[row] += 1
-        columns.recent_prefill_tokens[row] += new_tokens
+        self._columns.book(endpoint.holder, new_tokens)
 
     def release(self, endpoint: Endpoint) -> None:
         """Count a request no more, which has ended."""
-        self._columns.in_flight[endpoint.holder] -= 1
+        self._columns.release(endpoint.holder)
 
     def in_flight(self, engine: Engine) -> int:
+        self._columns.add_up()
         return int(sum(self._columns.in_flight[e.holder] for e in engine.endpoints))
 
     def num_blocks(self, engine: Engine) -> int:
@@ -150,6 +151,7 @@ class EndpointTable:
 
     def rested(self, now: float) -> list[Engine]:
         """Return whose it was for each number that is free from now on."""
+        self._columns.add_up()
         freed = self._numbers.rested(now, lambda row: not self._columns.in_flight[row])
         return [self._left.pop(holder) for holder in freed]
 
@@ -188,6 +190,7 @@ class EndpointTable:
     def note_load(self, engine: Engine, now: float) -> None:
         """Take over the load that the engine's metrics have just told."""
         table = self._columns
+        table.add_up()
         for endpoint in engine.endpoints:
             row, told = endpoint.holder, engine.load.of(endpoint.rank, len(engine.endpoints))
             for name in SCRAPED:
@@ -221,7 +224,7 @@ class EndpointTable:
         """Let recent tokens and old scrapes fade; `interval` seconds are between two looks at an
         engine's load."""
         table = self._columns
-        table.recent_prefill_tokens *= math.exp((self._faded - now) / RECENT_SECONDS)
+        table.fade(math.exp((self._faded - now) / RECENT_SECONDS))
         self._faded = now
         for rows in self._peers:
             table.toward_the_mean(rows, now - STALE_INTERVALS * interval, STALE_SHARE)

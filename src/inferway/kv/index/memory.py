@@ -35,6 +35,7 @@ from inferway.kv.index.protocol import (
     Tier,
     Window,
 )
+from inferway.kv.index.snapshot import snapshot
 from inferway.kv.index.tree import Tree
 from inferway.metrics import Family
 from inferway.model import BlockKey, HolderId
@@ -145,6 +146,10 @@ class MemoryIndex:
         if holder is not None:
             self._tree.states.dead |= holder.bit
             self._tree.forget(holder.bit)
+
+    def snapshot(self) -> Iterator[list[Op]]:
+        """Yield all that it holds, in pieces of a millisecond (`kv.index.snapshot`)."""
+        return snapshot(self._tree, self._holders)
 
     # nobody else looks at this index
 

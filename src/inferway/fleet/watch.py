@@ -1,0 +1,146 @@
+"""Hears of the engines, by asking each what it is (discovery), then for its load, again and again
+(scraper). An engine that does not answer is a warning in the log, once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import aiohttp
+
+from inferway.config import ServeSettings
+from inferway.errors import UpstreamError, UpstreamTimeoutError
+from inferway.fleet.engine import SILENT_SCRAPES, Engine
+from inferway.fleet.engine_facts import METRICS, NoEngineError, discover
+from inferway.fleet.metrics_client import MetricsClient
+from inferway.fleet.scraper import Scraper
+from inferway.metrics import Family
+
+if TYPE_CHECKING:
+    from inferway.fleet.fleet import Fleet
+
+log = logging.getLogger("inferway.fleet")
+
+ANSWER_SECONDS = 5.0  # that an engine may take to answer
+REDISCOVER_SECONDS = 10.0  # how often an engine is asked for its models again
+
+
+class Watch(Protocol):
+    """Tells the fleet what it hears of the engines (`Fleet.told`, `is_down`, `loaded`)."""
+
+    async def start(self, session: aiohttp.ClientSession) -> None:
+        """Hear once of every engine. Raises ConfigError."""
+
+    def go_on(self) -> None:
+        """Hear of them from now on."""
+
+    async def close(self) -> None: ...
+
+    async def come(self, engines: Sequence[Engine]) -> None:
+        """Hear of these as well; once, before it returns."""
+
+    def leave(self, engine: Engine) -> None:
+        """Hear no more of the engine."""
+
+    def suspect(self, name: str) -> None:
+        """Hear at once how the engine of that name is."""
+
+    def families(self) -> Iterable[Family]:
+        """Return what /metrics shows of how they are heard of."""
+
+
+class EngineWatch:
+    """Asks the engines themselves."""
+
+    def __init__(self, fleet: Fleet, settings: ServeSettings) -> None:
+        self._fleet = fleet
+        self._session: aiohttp.ClientSession | None = None
+        self._pages = MetricsClient(settings.engine_tls(), ANSWER_SECONDS)
+        self.scraper = Scraper(fleet.engines, self._ask, self._after_round, settings.scrape_seconds)
+
+    async def start(self, session: aiohttp.ClientSession) -> None:
+        self._session = session
+        self._pages.open()
+        await asyncio.gather(*(self._rediscover(engine) for engine in self._fleet.engines))
+
+    def go_on(self) -> None:
+        self._spread_rediscovery()
+        self.scraper.start()
+
+    async def close(self) -> None:
+        await self.scraper.close()
+        await self._pages.close()
+
+    async def come(self, engines: Sequence[Engine]) -> None:
+        await asyncio.gather(*(self._rediscover(engine) for engine in engines))
+        for engine in engines:
+            self.scraper.add(engine)
+
+    def leave(self, engine: Engine) -> None:
+        self.scraper.remove(engine)
+
+    def suspect(self, name: str) -> None:
+        self.scraper.suspect(name)
+
+    def families(self) -> Iterable[Family]:
+        return self.scraper.families()
+
+    def _spread_rediscovery(self) -> None:
+        """Over the time in which each has one, as if some had been looked at earlier."""
+        now, engines = asyncio.get_running_loop().time(), self._fleet.engines
+        for number, engine in enumerate(engines):
+            engine.looked = now - REDISCOVER_SECONDS * number / len(engines)
+
+    async def _ask(self, engine: Engine, suspected: bool) -> bool:
+        # what was away may have been started anew, as something else
+        away = not engine.healthy or engine.is_cut_off
+        now = asyncio.get_running_loop().time()
+        if suspected or away or now - engine.looked > REDISCOVER_SECONDS:
+            engine.looked = now
+            return await self._rediscover(engine)
+        return await self._scrape(engine)
+
+    async def _rediscover(self, engine: Engine) -> bool:
+        """Asks what the engine is. Returns whether it answered."""
+        assert self._session is not None
+        try:
+            facts, metrics = await discover(
+                self._session, engine.url, engine.http_headers, engine.facts
+            )
+        except UpstreamError as e:
+            self._unanswered(engine, e)
+            return False
+        await self._fleet.told(engine, facts)
+        self._fleet.loaded(engine, metrics)
+        return True
+
+    async def _scrape(self, engine: Engine) -> bool:
+        path = METRICS if engine.facts is None else engine.facts.load_path
+        try:
+            metrics = await self._pages.get(engine.url, path, engine.headers)
+        except UpstreamError as e:
+            self._unanswered(engine, e)
+            return False
+        if not engine.healthy:
+            self._fleet.is_up(engine)
+        self._fleet.loaded(engine, metrics)
+        return True
+
+    def _unanswered(self, engine: Engine, error: UpstreamError) -> None:
+        engine.failures += 1
+        patient = isinstance(error, UpstreamTimeoutError) and engine.failures < SILENT_SCRAPES
+        if engine.healthy and patient:
+            return
+        if engine.healthy or not engine.warned:
+            engine.warned = True
+            readable = not isinstance(error, NoEngineError)
+            fault = "does not answer" if readable else "answers, but not as an engine does"
+            log.warning("engine %s %s: %s; the gateway asks it again", engine.name, fault, error)
+        self._fleet.is_down(engine)
+
+    def _after_round(self, now: float) -> None:
+        self._fleet.forget_those_who_left(now)
+        self._fleet.table.age(now, self.scraper.interval)
