@@ -41,7 +41,9 @@ ROOMS = [
     "ext_proc",
     "simulator",
     "doctor",
+    "serving",
     "app",
+    "workers",
     "demo",
     "cli",
 ]

@@ -7,11 +7,11 @@ import gc
 import logging
 import os
 import resource
-import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ import zmq
 
 from inferway.config import EngineSettings, ModelRewrite, ServeSettings
 from inferway.doctor.live import alarms_of
-from inferway.fleet.discovery.members import Members, build_members
+from inferway.fleet.discovery.members import Members, Rules, build_members
 from inferway.fleet.draining import Draining
 from inferway.fleet.engine import Engine
 from inferway.fleet.orphan_resolution import OrphanResolver
@@ -28,8 +28,9 @@ from inferway.fleet.tokens_once import build_tokens_once
 from inferway.fleet.zmq_subscriber import sockets_context
 from inferway.http.auth import build_auth, read_keys
 from inferway.http.cors import Cors
+from inferway.http.hub import asking_hub, from_workers
 from inferway.http.inference_ingress import build_ingress
-from inferway.http.listening import certificate_of, raise_file_limit, within_file_limit
+from inferway.http.listening import UNIX, certificate_of, within_file_limit
 from inferway.http.message import Request
 from inferway.http.metrics import MetricsPage
 from inferway.http.page import PageRoutes
@@ -38,7 +39,7 @@ from inferway.http.reload import Reloading
 from inferway.http.routes import Routes
 from inferway.http.server import Handler, HttpServer
 from inferway.http.traced import traced
-from inferway.indexer import Indexer
+from inferway.indexer import FleetParts, Indexer
 from inferway.kv.events.adapters.vllm import normalise
 from inferway.kv.events.dialect_finder import SEEDS
 from inferway.kv.events.event import Batch
@@ -51,10 +52,11 @@ from inferway.prompts.renderer import Renderer
 from inferway.records.records import Records
 from inferway.routing.director import EVENT_SECONDS, Director
 from inferway.routing.kv_legs import build_legs
+from inferway.routing.limits.outlier_detection import OutlierDetection
 from inferway.routing.rewrite import Rewrites
 from inferway.routing.warm_prefixes import WarmPrefixes
 from inferway.scheduling.load import scheduling_of
-from inferway.tasks import Later, Tasks, soon
+from inferway.tasks import Later, soon
 from inferway.telemetry.access_log import AccessLog
 from inferway.telemetry.answer_log import AnswerLog
 from inferway.telemetry.observers import build_observers
@@ -79,6 +81,17 @@ LOOPBACK = "127.0.0.1"
 BUSY_WITH_ANSWERS = 1000
 
 
+@dataclass(frozen=True, slots=True)
+class Process:
+    """What a gateway is of several processes that serve together: the hub, which follows the
+    engines and answers admins, or a worker, which answers requests and asks the hub for the rest at
+    its Unix socket."""
+
+    parts: FleetParts
+    hub: str  # the socket's path
+    is_hub: bool
+
+
 class Gateway:
     """`inferway serve` as an object: `start`, then `port`; `close` ends it. A `renderer` that
     is given stays the giver's, who closes it."""
@@ -90,10 +103,14 @@ class Gateway:
         *,
         picks: bool = False,
         logs: Sequence[AnswerLog] = (),
+        process: Process | None = None,
     ) -> None:
         """`picks`: it forwards nothing, but says to a proxy where requests go (`inferway epp`).
-        `logs` are told of each answer, beside those of the settings. Raises ConfigError."""
+        `logs` are told of each answer, beside those of the settings. `process`: what it is of
+        several that serve together; None: it is alone. Raises ConfigError."""
+        check_given(settings.models)
         self.settings = settings
+        self._process = process
         keys = read_keys(settings)
         self.picker: PickerServer | None = None
         self.members: Members | None = None
@@ -106,8 +123,10 @@ class Gateway:
             renderer=renderer,
             context=self._context,
             on_batch=self._republish if settings.publish is not None else None,
+            parts=None if process is None else process.parts,
         )
         self.index, self.fleet = self.indexer.index, self.indexer.fleet
+        self.on_rules: Rules = _nobody  # is told what Kubernetes says, too
         # an engine may have been given the same seed as we
         seeds = [*SEEDS, *filter(None, [os.environ.get("PYTHONHASHSEED")])]
         self._adopter = OrphanResolver(
@@ -115,7 +134,6 @@ class Gateway:
         )
         self._auth = build_auth(settings, keys, self.fleet, self._scheduling)
         self._started = asyncio.Event()
-        self._reloading: Reloading | None = None  # once it has started
         self._publisher: ZmqPublisher | None = None
         self._server: HttpServer | None = None
         self._web: PageRoutes | None = None  # of the page
@@ -129,6 +147,15 @@ class Gateway:
         self._logs: list[AnswerLog] = [self._requests, self._traffic, *logs, *self.records.logs]
         if settings.access_log is not None:
             self._logs.append(AccessLog(settings.log_format, probes=settings.access_log_probes))
+
+    @property
+    def _is_worker(self) -> bool:
+        return self._process is not None and not self._process.is_hub
+
+    @property
+    def standing(self) -> OutlierDetection:
+        """Which engines get new requests."""
+        return self._auth.failover.standing
 
     @property
     def port(self) -> int:
@@ -163,8 +190,7 @@ class Gateway:
         """Go on with the settings that `read` returns, or raise ConfigError, once the gateway has
         started. If they cannot hold, all is as it was, and the log says why."""
         await self._started.wait()
-        assert self._reloading is not None
-        await self._reloading.reload(read)
+        await self.reloading.reload(read)
 
     def stop_accepting(self) -> None:
         """Take no more connections; what runs goes on until `close`."""
@@ -196,8 +222,10 @@ class Gateway:
         self._pool = pool = Pool(settings.timeouts, tls=settings.engine_tls())
         self._closes("engine connections", pool.close)
         self.director = director = self._open_director()
-        draining = Draining(settings, director, self._auth.failover.standing, self._warm)
-        metrics = MetricsPage(
+        self.draining = draining = Draining(
+            settings, director, self._auth.failover.standing, self._warm
+        )
+        self.metrics = metrics = MetricsPage(
             *(director, self.fleet, pool, self.indexer.renderer, self._publisher),
             *(self.indexer.request_templates, self._auth, self._requests),
         )
@@ -212,9 +240,7 @@ class Gateway:
             forwards=not self._picks,
             admin_apart=settings.admin_port is not None,
         )
-        server = self._http_server(
-            self._wrapped(routes, tracing), routes.awaits_body, settings.host, settings.port
-        )
+        server = self._public_server(routes, tracing)
         metrics.serve_with(server)
         self._closes("engine watch, event streams and index", self.indexer.close)
         await self.records.start()
@@ -222,14 +248,15 @@ class Gateway:
         # The ports first: an occupied one is known before anything else takes time.
         if settings.admin_port is not None:
             await self._open_admin_port(routes, settings.admin_port)
-        await server.start()
-        self._closes("HTTP server", server.stop)
-        self._server = server
+        if not self._is_worker:
+            await self._listen(server)
         if self._web is not None:  # its answers never end by themselves
             self._stack.push_async_callback(self._web.close)
         self._stack.push_async_callback(draining.close)
         self._stack.callback(self.fleet.prober.stop)  # engines have enough to do with the rest
         await self.indexer.start()
+        if self._is_worker:  # others take the requests until it knows where they go
+            await self._listen(server)
         self._adopter.start()
         self._closes("adoption of orphans", self._adopter.close)
         self._find_engines()
@@ -239,7 +266,13 @@ class Gateway:
         gc.collect()
         gc.freeze()
         self._started.set()
-        log.info("the gateway is listening on %s", server.url)
+        if self._process is None:
+            log.info("the gateway is listening on %s", server.url)
+
+    async def _listen(self, server: HttpServer) -> None:
+        await server.start()
+        self._closes("HTTP server", server.stop)
+        self._server = server
 
     def _open_page(self, draining: Draining) -> PageRoutes | None:
         if not self.settings.ui:
@@ -260,6 +293,21 @@ class Gateway:
         self._closes("tracing", tracing.close)
         self._logs.append(tracing)
         return tracing
+
+    def _public_server(self, routes: Routes, tracing: Tracing | None) -> HttpServer:
+        """Return the server of clients; of a hub, that of its workers."""
+        settings, process = self.settings, self._process
+        if process is not None and process.is_hub:
+            return HttpServer(
+                from_workers(routes),
+                host=f"{UNIX}{process.hub}",
+                limits=settings.limits,
+                timeouts=settings.timeouts,
+            )
+        handler = self._wrapped(routes, tracing)
+        if process is not None:
+            handler = asking_hub(handler, self._pool, process.hub)
+        return self._http_server(handler, routes.awaits_body, settings.host, settings.port)
 
     def _wrapped(self, routes: Routes, tracing: Tracing | None) -> Handler:
         """Return the routes' handler within those that stand before it: spans, then CORS."""
@@ -283,6 +331,7 @@ class Gateway:
             logs=self._logs,
             awaits_body=awaits_body,
             certificate=self._certificate,
+            reuse_port=self._is_worker,
         )
 
     async def _open_admin_port(self, routes: Routes, port: int) -> None:
@@ -303,12 +352,12 @@ class Gateway:
         """Begin to look for engines that the settings do not list."""
         settings = self.settings
         self.members = members = build_members(
-            settings.discovery, settings.engines, self._set_engines, self._follow_rules
+            settings.discovery, settings.engines, self._set_engines, self.follow_rules
         )
         members.start()
         self._closes("search for engines", members.close)
         servers = [each for each in (self._server, self._admin_server) if each is not None]
-        self._reloading = Reloading(*(settings, self._auth, self._pool, servers, members.relist))
+        self.reloading = Reloading(*(settings, self._auth, self._pool, servers, members.relist))
 
     async def _set_engines(self, engines: Sequence[EngineSettings]) -> None:
         await self.fleet.set_engines(engines)
@@ -316,8 +365,9 @@ class Gateway:
         self._auth.failover.standing.forget_others(there)
         self.director.stats.forget_others(there)
 
-    def _follow_rules(self, objectives: dict[str, int], rewrites: list[ModelRewrite]) -> None:
+    def follow_rules(self, objectives: dict[str, int], rewrites: list[ModelRewrite]) -> None:
         """Let what Kubernetes says go before what the settings do."""
+        self.on_rules(objectives, rewrites)
         rewriting = Rewrites([*rewrites, *self.settings.model_rewrites])
         self.director.follow_rules({**self.settings.objectives, **objectives}, rewriting)
 
@@ -392,57 +442,5 @@ class Gateway:
             self._publisher.publish(topic, {"engine": engine.name, **normalise(event)})
 
 
-async def serve(
-    settings: ServeSettings,
-    *,
-    picks: bool = False,
-    reread: Callable[[], ServeSettings] | None = None,
-) -> None:
-    """Run a gateway, or an endpoint picker, until SIGINT or SIGTERM; SIGHUP takes the settings that
-    `reread` returns. Raises ConfigError at start only."""
-    check_given(settings.models)
-    raise_file_limit()
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    def on_signal() -> None:  # in the loop, so not before there is a gateway
-        if stop.is_set():
-            gateway.cut_connections()
-        else:
-            stop.set()
-            gateway.stop_accepting()
-
-    for sig in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(sig, on_signal)
-    gateway = Gateway(settings, picks=picks)
-    reloads = Tasks(log, "the settings could not be reloaded, by a fault of the gateway")
-    if reread is not None:
-        loop.add_signal_handler(signal.SIGHUP, lambda: reloads.spawn(gateway.reload(reread)))
-    try:
-        if not await _start_unless(stop, gateway):
-            return
-        await stop.wait()
-    finally:
-        await reloads.close()
-    drain = settings.timeouts.drain
-    log.info(
-        "the gateway is shutting down; running answers have %g s, another Ctrl-C cuts them off",
-        drain,
-    )
-    await gateway.close()
-    log.info("all components stopped")
-
-
-async def _start_unless(stop: asyncio.Event, gateway: Gateway) -> bool:
-    """Return whether the gateway has started; False if it was stopped first, with what had been
-    opened closed again."""
-    starting = asyncio.ensure_future(gateway.start())
-    stopped = asyncio.ensure_future(stop.wait())
-    await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
-    if starting.done():
-        await starting
-        return True
-    log.info("the gateway was stopped before everything had started")
-    starting.cancel()
-    await asyncio.wait({starting})
-    return False
+def _nobody(_: dict[str, int], __: list[ModelRewrite]) -> None:
+    """Nobody else wants to know."""

@@ -210,6 +210,15 @@ class NoEndpointError(FleetError):
     in_public = "no engine can take the request now"
 
 
+class HubAwayError(FleetError):
+    """The process that answers the path has ended; those that answer requests go on."""
+
+    status = 503
+    code = "hub_away"
+    retry_after = 1
+    in_public = "this path cannot be answered now"
+
+
 class UpstreamError(FleetError):
     """The engine's connection failed before an answer began. `attempts` is how many engines were
     tried for the request in all."""

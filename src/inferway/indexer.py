@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -27,6 +28,7 @@ from inferway.errors import (
     PromptTooLongError,
     SandboxError,
 )
+from inferway.fleet.columns import EndpointColumns
 from inferway.fleet.engine import Engine
 from inferway.fleet.engine_facts import EventSource
 from inferway.fleet.fleet import Fleet
@@ -34,9 +36,11 @@ from inferway.fleet.journal.state_dir import StateDir
 from inferway.fleet.polling_subscriber import PollingSubscriber
 from inferway.fleet.scores import Scores, scores_of, served_model
 from inferway.fleet.subscriber import EventSubscriber, Subscription
+from inferway.fleet.watch import EngineWatch, Watch
 from inferway.fleet.zmq_subscriber import REPLAYS_AT_ONCE, ZmqSubscriber, sockets_context
 from inferway.kv.events.event import Batch
 from inferway.kv.index.build import build_index
+from inferway.kv.index.protocol import Index
 from inferway.kv.index.speculative import SpeculativeOverlay
 from inferway.model import Endpoint, HolderId, TokenIds, Tokenized
 from inferway.openai_api.requests import Body, parse_chat, parse_completion
@@ -60,6 +64,15 @@ _Parsed = TypeVar("_Parsed")
 OnEngineBatch = Callable[[Engine, HolderId, Batch], None]
 
 
+@dataclass(frozen=True, slots=True)
+class FleetParts:
+    """What an indexer is given that is one of several processes which share a fleet."""
+
+    index: Index
+    columns: EndpointColumns
+    watch: Callable[[Fleet, ServeSettings], Watch] = EngineWatch
+
+
 class Indexer:
     """Knows what engines hold: engines given by URL (as `--engine` takes it) or by settings; or
     ServeSettings, for all the rest that can be said. It owns the index, the fleet and the matcher;
@@ -73,10 +86,12 @@ class Indexer:
         renderer: Renderer | None = None,
         context: zmq.asyncio.Context | None = None,
         on_batch: OnEngineBatch | None = None,
+        parts: FleetParts | None = None,
     ) -> None:
-        """`on_batch` sees each batch of events that was applied. Raises ConfigError."""
+        """`on_batch` sees each batch of events that was applied. `parts`: in place of its own.
+        Raises ConfigError."""
         self.settings = engines if isinstance(engines, ServeSettings) else _settings(engines)
-        self.index = build_index(self.settings.index)
+        self.index = build_index(self.settings.index) if parts is None else parts.index
         self.state_dir = StateDir.of(self.settings)
         self._own_renderer = renderer is None
         self.renderer = renderer or Renderer()
@@ -92,6 +107,8 @@ class Indexer:
             self.index,
             self._load_prompts,
             self._subscribe,
+            columns=None if parts is None else parts.columns,
+            watch=EngineWatch if parts is None else parts.watch,
         )
         self.matcher = Matcher(
             self.index, SpeculativeOverlay(_next_turn), breathe=partial(asyncio.sleep, 0)
@@ -126,7 +143,7 @@ class Indexer:
             subscriber.state.is_settled
             for engine in self.fleet.engines
             if engine.healthy
-            for subscriber in engine.subscribers
+            for subscriber in engine.streams
         )
 
     async def close(self) -> None:

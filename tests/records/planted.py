@@ -54,11 +54,10 @@ class Stream:
     blocks: EngineBlocks
     removals: Removals = field(default_factory=Removals)
     state: StreamState = StreamState.EXACT
-    stream: Any = field(default_factory=lambda: SimpleNamespace(can_replay=True))
-    resyncs: int = 0
+    rechecks: int = 0
 
-    def resync(self) -> None:
-        self.resyncs += 1
+    def recheck(self) -> None:
+        self.rechecks += 1
 
 
 @dataclass

@@ -46,7 +46,7 @@ async def test_a_picture_that_is_wrong_again_and_again_is_repaired() -> None:
     await world.answered(await world.ask(tokens, 0))
 
     assert (await world.index.match(keys)).blocks == {0: 3}
-    assert place.stream.resyncs == 1
+    assert place.stream.rechecks == 1
     assert world.shortfalls.repairs == {"e0": 1}
     record = await world.answered(await world.ask(tokens, 0))
     assert record.missed == ()
@@ -61,5 +61,5 @@ async def test_innocent_misses_do_not_repair_anything() -> None:
         world.drop(place, asked.true_keys)
         await world.answered(asked)
 
-    assert place.stream.resyncs == 0
+    assert place.stream.rechecks == 0
     assert world.shortfalls.repairs == {}

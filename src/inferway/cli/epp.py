@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -225,9 +226,16 @@ def _run(config: Path | None, flags: dict[str, Any]) -> None:
             f"the picker needs packages that are not installed ({e.name} is one of them): "
             "pip install 'inferway[epp]'"
         ) from None
-    from inferway.app import serve as run
+    from inferway.serving import serve as run
+    from inferway.workers.build import built
 
-    uvloop.run(run(settings, picks=True, reread=lambda: picker_settings(config, flags)[0]))
+    reread = partial(_settings_alone, config, flags)
+    uvloop.run(run(partial(built, settings, picks=True), reread=reread))
+
+
+def _settings_alone(config: Path | None, flags: dict[str, Any]) -> ServeSettings:
+    settings, _ = picker_settings(config, flags)
+    return settings
 
 
 def picker_settings(config: Path | None, flags: dict[str, Any]) -> tuple[ServeSettings, list[str]]:

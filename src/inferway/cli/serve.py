@@ -38,10 +38,12 @@ def serve(config: Path | None, **flags: Any) -> None:
 def _run(config: Path | None, given: dict[str, object]) -> None:
     import uvloop
 
-    from inferway.app import serve as run
+    from inferway.serving import serve as run
+    from inferway.workers.build import built
 
     settings = load_settings(config, given)
     set_up(settings.log_level, settings.access_log, settings.log_format)
     for warning in warnings_of(click.get_current_context()):
         log.warning("%s", warning)
-    uvloop.run(run(settings, reread=partial(load_settings, config, given)))
+    reread = partial(load_settings, config, given)
+    uvloop.run(run(partial(built, settings), reread=reread))

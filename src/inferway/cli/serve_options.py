@@ -64,6 +64,13 @@ _SECTIONS = (
             "Listen on this port; 0 takes a free one, which the log names.",
             "PORT",
         ),
+        key_option(
+            "--workers",
+            "workers",
+            metavar="N|auto",
+            help="Answer requests in this many processes; auto: one for each core but one, which "
+            "follows the engines.  [default: 1]",
+        ),
         number_option(
             "--admin-port",
             "admin_port",
@@ -231,6 +238,8 @@ def overrides(
     pods = given.get("discovery", {}).get("kubernetes", {})
     if "ports" in pods:
         pods["ports"] = ports(pods["ports"])
+    if str(given.get("workers")).isdecimal():
+        given["workers"] = int(given["workers"])
     if given.get("access_log") == "none":
         given["access_log"] = None
     return given

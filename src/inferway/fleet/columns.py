@@ -10,7 +10,17 @@ from typing import Any
 import numpy as np
 
 from inferway.kv.events.stream import StreamState
-from inferway.model import FIGURES, Adapters, Candidates, Column, Endpoint, HolderId, Rows
+from inferway.model import (
+    BLIND,
+    FIGURES,
+    STALE,
+    Adapters,
+    Candidates,
+    Column,
+    Endpoint,
+    HolderId,
+    Rows,
+)
 from inferway.scheduling.adapter_rows import AdapterRows
 from inferway.scheduling.per_endpoint import as_rows
 
@@ -49,6 +59,14 @@ class EndpointColumns(Candidates):
     def release(self, holder: HolderId) -> None:
         """Count a request no more, which has ended."""
         self.in_flight[holder] -= 1
+
+    def note_block_size(self, holder: HolderId, block_size: int) -> None:
+        """Take over the block size of the holder's engine, in tokens; 0: it is not known."""
+        self.block_sizes[holder] = block_size
+
+    def nobody_follows(self) -> None:
+        """Take the states of all pictures for stale that somebody followed."""
+        self.states[self.states != BLIND] = STALE
 
     def add_up(self) -> None:
         """Let `in_flight` and `recent_prefill_tokens` be what all processes count by now. This one

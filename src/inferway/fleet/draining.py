@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import aiohttp
@@ -62,6 +62,7 @@ class Draining:
     ) -> None:
         """`warm` observes the director's requests, unless the settings are against it."""
         self.standing = standing
+        self.on_change: Callable[[], None] = _nothing  # who is drained has changed
         self._director = director
         self._warm = warm
         self._client = EngineClient(settings)
@@ -76,6 +77,7 @@ class Draining:
         already, that goes on as it was."""
         name, last = engine.name, self._of.get(engine.name)
         self.standing.drained.add(name)
+        self.on_change()
         if last is not None and last.is_running:
             log.info("engine %s is drained already, and hands over its warm prefixes", name)
             return
@@ -103,6 +105,7 @@ class Draining:
             await tasks.close()
         self._forget(engine.name)
         self.standing.drained.discard(engine.name)
+        self.on_change()
         log.info("engine %s gets requests again", engine.name)
 
     def told(self, engine: Engine) -> dict[str, Any] | None:
@@ -189,3 +192,7 @@ def _counts(engine: str, progress: Progress) -> dict[tuple[str, str], int]:
         _TOKENS: progress.tokens,
     }
     return {(engine, what): number for what, number in counts.items()}
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""

@@ -6,18 +6,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from inferway.config import EngineSettings
 from inferway.fleet.engine_facts import EngineFacts, EventSource, ModelCard, given_source
 from inferway.fleet.kv_transfer import side_channel_finding
 from inferway.fleet.load import Load
 from inferway.fleet.silent_zero import StreamEvidence
-from inferway.fleet.subscriber import EventSubscriber
 from inferway.kv.events.dialect_finder import DialectFinder
+from inferway.kv.events.removals import Removals
 from inferway.kv.events.stream import StreamState
-from inferway.model import Endpoint, Headers, KvTransfer
+from inferway.model import Endpoint, Headers, HolderId, KvTransfer
 from inferway.prompts.served import ModelSource
+
+if TYPE_CHECKING:
+    from inferway.fleet.subscriber import EventSubscriber
 
 # An engine that computes on the CPU may leave its metrics unanswered for seconds: a refused
 # connection means that it is gone at once, silence only after this many scrapes.
@@ -51,6 +54,41 @@ class ProbeState:
         return self.why if self.state is ProofState.DIFFERS else self.live
 
 
+class StreamView(Protocol):
+    """An event stream, as those see it who do not follow it themselves."""
+
+    removals: Removals  # that the engine has told of, of late
+
+    @property
+    def source(self) -> EventSource: ...
+
+    @property
+    def holder(self) -> HolderId: ...
+
+    @property
+    def state(self) -> StreamState:
+        """The state of the picture of the engine's cache: how true it is."""
+
+    @property
+    def block_size_seen(self) -> int | None:
+        """The block size in tokens that the engine's last event had; None before the first."""
+
+    @property
+    def may_report(self) -> bool:
+        """Whether a report of what the engine reuses would tell something that is not known, and
+        nothing wrong (`fleet.full_reports`)."""
+
+    def evidence(self, engine: Engine) -> StreamEvidence:
+        """Return what the stream has brought, for the silent-zero alarm."""
+
+    def recheck(self) -> None:
+        """Compare with the engine now, because something does not add up; unless that would cost
+        all that is believed."""
+
+    def count_no_copies(self) -> None:
+        """Let any removal remove a block from here on (`EngineBlocks.count_no_copies`)."""
+
+
 @dataclass(slots=True)
 class Engine:
     """An engine of the fleet, as it was configured, as it tells, and as it is."""
@@ -64,7 +102,8 @@ class Engine:
     looked: float = 0.0  # when it was last asked what it is, by the loop's clock
     load: Load = field(default_factory=Load)
     endpoints: list[Endpoint] = field(default_factory=list)
-    subscribers: list[EventSubscriber] = field(default_factory=list)
+    subscribers: list[EventSubscriber] = field(default_factory=list)  # of streams followed here
+    followed: list[StreamView] = field(default_factory=list)  # of streams that another process does
     offers: dict[str, ModelSource] = field(default_factory=dict)  # by model; `served_models` writes
     proofs: dict[str, ProbeState] = field(default_factory=dict)  # by base model
     dialects: dict[int, DialectFinder] = field(default_factory=dict)  # by rank; `adoption` writes
@@ -84,9 +123,9 @@ class Engine:
     @property
     def block_size(self) -> int | None:
         """The block size in tokens: as its events show, else by hand, else as its metrics told."""
-        for subscriber in self.subscribers:
-            if subscriber.block_size_seen is not None:
-                return subscriber.block_size_seen
+        for stream in self.streams:
+            if stream.block_size_seen is not None:
+                return stream.block_size_seen
         return self.block_size_told
 
     @property
@@ -105,6 +144,11 @@ class Engine:
         return self.facts.sources if self.facts else ()
 
     @property
+    def streams(self) -> Sequence[StreamView]:
+        """The streams of its events, whoever follows them."""
+        return self.subscribers or self.followed
+
+    @property
     def ranks(self) -> list[int | None]:
         """The ranks of its endpoints: its data-parallel ranks, if it lets us choose one."""
         ranks: list[int | None] = [source.rank for source in self.sources]
@@ -118,7 +162,7 @@ class Engine:
     @property
     def is_cut_off(self) -> bool:
         """Whether the connection of one of its event streams is lost."""
-        return any(subscriber.state is StreamState.STALE for subscriber in self.subscribers)
+        return any(stream.state is StreamState.STALE for stream in self.streams)
 
     @property
     def _cards(self) -> Sequence[ModelCard]:
@@ -145,30 +189,18 @@ class Engine:
     def evidence(self) -> list[StreamEvidence]:
         """Return what each of its event streams has brought; one without a socket if there is
         none."""
-        if not self.subscribers:
+        if not self.streams:
             none = StreamEvidence(engine=self.name, block_size=self.block_size)
             return [none]
-        return [
-            StreamEvidence(
-                engine=self.name,
-                connected=True,
-                batches=subscriber.stats.batches,
-                stored_blocks=subscriber.blocks.stats.stored,
-                skipped=sum(subscriber.stats.skipped.values()),
-                block_size=self.block_size_told,
-                block_size_seen=subscriber.block_size_seen,
-                topic=subscriber.last_topic,
-                first_tokens=subscriber.blocks.first_tokens,
-            )
-            for subscriber in self.subscribers
-        ]
+        return [stream.evidence(self) for stream in self.streams]
 
-    def stream(self, endpoint: Endpoint) -> EventSubscriber | None:
+    def stream(self, endpoint: Endpoint) -> StreamView | None:
         """Return the stream that tells of this endpoint; None if none does."""
-        for subscriber in self.subscribers:
-            if subscriber.holder == endpoint.holder:
-                return subscriber
-        return None
+        return next((each for each in self.streams if each.holder == endpoint.holder), None)
+
+    def subscriber(self, endpoint: Endpoint) -> EventSubscriber | None:
+        """Return who follows the stream that tells of this endpoint here; None if nobody does."""
+        return next((each for each in self.subscribers if each.holder == endpoint.holder), None)
 
     def report(self) -> dict[str, Any]:
         """Return what /ready shows of it."""

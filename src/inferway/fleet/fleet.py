@@ -60,6 +60,7 @@ class Fleet:
     ) -> None:
         """`columns`: those that the table is kept in; None: its own. `watch`: who hears of the
         engines."""
+        self.on_change: Callable[[], None] = _nothing  # what is known of an engine has changed
         self.engines = [Engine(e, e.authorization()) for e in settings.engines]
         self._settings = settings
         self._index = index
@@ -93,7 +94,6 @@ class Fleet:
         connector = EngineConnector(self._settings.engine_tls())
         self._session = session = aiohttp.ClientSession(timeout=timeout, connector=connector)
         if self._settings.scoring:
-            self.prober.open(session)
             self.remote.open(session)
         await self.watch.start(session)
         with suppress(TimeoutError):  # what comes before tokenizers would go by load only
@@ -146,6 +146,22 @@ class Fleet:
         await self._unsubscribe(engine)
         self.table.retire(engine, asyncio.get_running_loop().time())
 
+    def follow(self, engine: Engine) -> None:
+        """Take over an engine as another process knows it: all that it tells is in it already."""
+        if not any(each is engine for each in self.engines):
+            self.engines.append(engine)
+        self._by_name[engine.name] = engine
+        self.table.make_room(engine.endpoints)
+        self._served.learn(engine)
+        self._refresh()
+        self.table.note_adapters(engine)
+
+    def follow_no_more(self, engine: Engine) -> None:
+        """Forget an engine that has left, as another process says."""
+        engine.healthy = False
+        self.engines.remove(engine)
+        self._refresh()
+
     def forget_those_who_left(self, now: float) -> None:
         """Forget engines that have left, once nothing of theirs runs any more. `now`: seconds, by
         the loop's clock."""
@@ -196,8 +212,8 @@ class Fleet:
     def reports(self, endpoint: Endpoint) -> None:
         """Tell that a request is about to go there that asks by itself for a report of what it
         reuses."""
-        for subscriber in self._by_name[endpoint.engine].subscribers:
-            subscriber.count_no_copies()
+        for stream in self._by_name[endpoint.engine].streams:
+            stream.count_no_copies()
 
     def suspect(self, endpoint: Endpoint) -> None:
         """Ask the engine at once how it is, because a request has just failed there."""
@@ -289,6 +305,7 @@ class Fleet:
             self._resized(engine)
         elif load.adapters != adapters:
             self.table.note_adapters(engine)
+            self.on_change()
         self.table.note_load(engine, asyncio.get_running_loop().time())
 
     def _resized(self, engine: Engine) -> None:
@@ -350,8 +367,12 @@ class Fleet:
             subscriber = self._subscribe(engine, source, endpoint)
             self.healer.attend(subscriber.blocks)
             engine.subscribers.append(subscriber)
-            subscriber.start(on_state=partial(self.table.note_states, engine))
+            subscriber.start(on_state=partial(self._state_changed, engine))
         self.table.note_states(engine)
+
+    def _state_changed(self, engine: Engine) -> None:
+        self.table.note_states(engine)
+        self.on_change()
 
     async def _unsubscribe(self, engine: Engine) -> None:
         for subscriber in engine.subscribers:
@@ -393,3 +414,8 @@ class Fleet:
         )
         self._served.refresh(offering)
         self.remote.forget_others(self._served.keys)
+        self.on_change()
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""

@@ -19,9 +19,7 @@ from __future__ import annotations
 import re
 
 from inferway.fleet.engine import Engine
-from inferway.fleet.subscriber import EventSubscriber
 from inferway.kv.events.apply import EngineBlocks
-from inferway.kv.events.stream import StreamState
 from inferway.model import Endpoint, HolderId
 
 FIRST_VERSION = (0, 26)  # of vLLM; its 0.25.0 does not know the mode (pull request 45261)
@@ -50,8 +48,8 @@ class FullReporter:
         holder = endpoint.holder
         if not self._share or holder in self._asked:
             return False
-        stream = engine.stream(endpoint)
-        if stream is None or not self._may_heal(engine, stream):
+        stream, version = engine.stream(endpoint), engine.facts.version if engine.facts else None
+        if stream is None or not stream.may_report or not knows_the_mode(version):
             return False
         credit = self._credit.get(holder, 1 - self._share) + self._share
         is_due = credit > 1 - 1e-9
@@ -64,17 +62,6 @@ class FullReporter:
 
     def asked(self, endpoint: Endpoint) -> None:
         self._asked.discard(endpoint.holder)
-
-    def _may_heal(self, engine: Engine, stream: EventSubscriber) -> bool:
-        blocks = stream.blocks
-        return (
-            stream.state is StreamState.PARTIAL
-            and not stream.stream.from_start
-            and blocks.block_size_seen is not None  # else its groups are not known yet
-            and not blocks.num_windows
-            and not blocks.stats.skipped.get("other_group")
-            and knows_the_mode(engine.facts.version if engine.facts else None)
-        )
 
 
 def knows_the_mode(version: str | None) -> bool:

@@ -91,7 +91,8 @@ class Scraper:
         )
         yield gauge(
             "scrape_lag_seconds",
-            "Seconds by which scrapes of engines came later than planned, at worst, in the last round.",
+            "Seconds by which scrapes of engines came later than planned, at worst, in the last"
+            " round.",
             value=self.lag,
         )
         took = SummaryMetricFamily(

@@ -77,6 +77,18 @@ class SharedColumns(EndpointColumns):
         in_flight[holder] += 1
         recent[holder] += new_tokens
 
+    def note_block_size(self, holder: HolderId, block_size: int) -> None:
+        if self._writes:
+            super().note_block_size(holder, block_size)
+
+    def nobody_follows(self) -> None:
+        """The process that wrote the states has ended: the others each have their own from now
+        on."""
+        self._heard["states"] = self._heard["states"].copy()
+        self.grow(len(self))
+        self.states.setflags(write=True)
+        super().nobody_follows()
+
     def release(self, holder: HolderId) -> None:
         self._own[0, holder] -= 1
 

@@ -15,8 +15,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from inferway.fleet.engine import Engine
 from inferway.fleet.engine_facts import EventSource
 from inferway.fleet.journal.journal import HolderJournal
+from inferway.fleet.silent_zero import StreamEvidence
 from inferway.kv.events.adapters import sglang
 from inferway.kv.events.apply import EngineBlocks
 from inferway.kv.events.event import Batch, EventAdapter
@@ -136,6 +138,38 @@ class EventSubscriber(ABC):
         await self._tasks.close()
         if self.journal is not None:
             await self.journal.close()
+
+    @property
+    def may_report(self) -> bool:
+        """As `engine.StreamView` has it."""
+        blocks = self.blocks
+        return (
+            self.state is StreamState.PARTIAL
+            and not self.stream.from_start
+            and blocks.block_size_seen is not None  # else its groups are not known yet
+            and not blocks.num_windows
+            and not blocks.stats.skipped.get("other_group")
+        )
+
+    def evidence(self, engine: Engine) -> StreamEvidence:
+        """Return what the stream has brought, for the silent-zero alarm."""
+        return StreamEvidence(
+            engine=engine.name,
+            connected=True,
+            batches=self.stats.batches,
+            stored_blocks=self.blocks.stats.stored,
+            skipped=sum(self.stats.skipped.values()),
+            block_size=engine.block_size_told,
+            block_size_seen=self.block_size_seen,
+            topic=self.last_topic,
+            first_tokens=self.blocks.first_tokens,
+        )
+
+    def recheck(self) -> None:
+        """Compare with the engine now, because something does not add up; unless that would cost
+        all that is believed."""
+        if self.stream.can_replay:
+            self.resync()
 
     def resync(self) -> None:
         """Compare with the engine now: it was away, or something does not add up."""

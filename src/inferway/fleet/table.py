@@ -134,11 +134,17 @@ class EndpointTable:
             self._columns.grow(self._numbers.given)
         else:
             self._columns.clear(holder)
-        self._columns.block_sizes[holder] = engine.block_size or 0
+        self._columns.note_block_size(holder, engine.block_size or 0)
         self._unbegun[holder] = FirstTokenCounter()
         if self._index.shared is not None:
             self._index.shared.introduce(endpoint.holder, endpoint.name)
         return endpoint
+
+    def make_room(self, endpoints: Sequence[Endpoint]) -> None:
+        """Have rows for endpoints whose numbers another process has given them."""
+        size = max([endpoint.holder + 1 for endpoint in endpoints], default=0)
+        if size > len(self._columns):
+            self._columns.grow(size)
 
     def retire(self, engine: Engine, now: float) -> None:
         """Take the engine's endpoints out of the table."""
@@ -160,7 +166,7 @@ class EndpointTable:
         any loses its rows."""
         for engine in self._engines:
             for endpoint in engine.endpoints:
-                self._columns.block_sizes[endpoint.holder] = engine.block_size or 0
+                self._columns.note_block_size(endpoint.holder, engine.block_size or 0)
         rows = {name: self._rows_of(engines) for name, engines in serving.items()}
         self._rows = {name: found for name, found in rows.items() if found is not None}
         peers = {found.holders: found.rows for found in self._rows.values()}
@@ -220,12 +226,20 @@ class EndpointTable:
             state = theirs or own
             self._columns.states[endpoint.holder] = STATES.index(StreamState(state))
 
+    def fade(self, now: float) -> None:
+        """Let the tokens fade that this process has sent."""
+        self._columns.fade(math.exp((self._faded - now) / RECENT_SECONDS))
+        self._faded = now
+
+    def nobody_follows(self) -> None:
+        """Take all that is believed of caches as from before the link was lost."""
+        self._columns.nobody_follows()
+
     def age(self, now: float, interval: float) -> None:
         """Let recent tokens and old scrapes fade; `interval` seconds are between two looks at an
         engine's load."""
+        self.fade(now)
         table = self._columns
-        table.fade(math.exp((self._faded - now) / RECENT_SECONDS))
-        self._faded = now
         for rows in self._peers:
             table.toward_the_mean(rows, now - STALE_INTERVALS * interval, STALE_SHARE)
 

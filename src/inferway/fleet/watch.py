@@ -57,6 +57,7 @@ class EngineWatch:
 
     def __init__(self, fleet: Fleet, settings: ServeSettings) -> None:
         self._fleet = fleet
+        self._settings = settings
         self._session: aiohttp.ClientSession | None = None
         self._pages = MetricsClient(settings.engine_tls(), ANSWER_SECONDS)
         self.scraper = Scraper(fleet.engines, self._ask, self._after_round, settings.scrape_seconds)
@@ -64,6 +65,8 @@ class EngineWatch:
     async def start(self, session: aiohttp.ClientSession) -> None:
         self._session = session
         self._pages.open()
+        if self._settings.scoring:
+            self._fleet.prober.open(session)
         await asyncio.gather(*(self._rediscover(engine) for engine in self._fleet.engines))
 
     def go_on(self) -> None:

@@ -130,7 +130,7 @@ class AdminPages:
         }
 
     def _stream(self, engine: Engine, endpoint: Endpoint) -> dict[str, Any] | None:
-        subscriber = engine.stream(endpoint)
+        subscriber = engine.subscriber(endpoint)
         if subscriber is None:
             return None
         finder = engine.dialects.get(subscriber.source.rank)

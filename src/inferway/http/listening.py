@@ -30,7 +30,12 @@ Make = Callable[[], asyncio.Protocol]
 class Listener:
     """Listens from `open` to `close`. `port` is 0 for a Unix socket."""
 
-    def __init__(self, host: str, port: int, tls: ssl.SSLContext | None) -> None:
+    def __init__(
+        self, host: str, port: int, tls: ssl.SSLContext | None, *, reuse_port: bool = False
+    ) -> None:
+        """`reuse_port`: other processes listen there as well, and the system gives each connection
+        to one of them."""
+        self.reuse_port = reuse_port
         self.host = host
         self.port = port
         self._tls = tls
@@ -59,6 +64,7 @@ class Listener:
                     ssl=self._tls,
                     ssl_handshake_timeout=seconds[0],
                     ssl_shutdown_timeout=seconds[1],
+                    reuse_port=self.reuse_port or None,
                 )
                 self.port = self._server.sockets[0].getsockname()[1]
                 return
@@ -150,6 +156,10 @@ class Certificate:
         self._chain = chain
         self._key = key
         self.context = self._read()
+
+    def check(self) -> None:
+        """Raises ConfigError if what the files say now cannot be used."""
+        self._read()
 
     def reload(self) -> None:
         """Connections from now on see what the files say now. Raises ConfigError, and then goes

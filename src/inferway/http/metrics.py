@@ -5,8 +5,10 @@ docs/metrics.md lists every name (a test keeps it true).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
+from itertools import chain
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -32,6 +34,16 @@ from inferway.upstream.pool import Pool
 DECISION_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 2.5)
 
 
+class OtherProcesses(Protocol):
+    """Those that serve beside this one, and count for themselves."""
+
+    async def ask(self) -> None:
+        """Ask them for their numbers."""
+
+    def added_up(self, families: Iterable[Family]) -> Iterator[Family]:
+        """Yield these families with what the others have told last."""
+
+
 class MetricsPage(Collector):
     """Puts together what the parts bring; counts only what nobody else counts."""
 
@@ -47,6 +59,7 @@ class MetricsPage(Collector):
         requests: RequestCounts | None = None,
     ) -> None:
         self._decisions = Histogram(DECISION_BUCKETS)
+        self._others: OtherProcesses | None = None
         self._parts: list[Families] = [
             self._own,
             director.stats.families,
@@ -67,7 +80,7 @@ class MetricsPage(Collector):
             self._parts.append(requests.families)
         self._registry = CollectorRegistry()
         self._registry.register(self)
-        ProcessCollector(registry=self._registry)
+        self._process = ProcessCollector(registry=None)
 
     def serve_with(self, server: HttpServer) -> None:
         """Show the numbers of the server, which is made after its routes."""
@@ -76,6 +89,15 @@ class MetricsPage(Collector):
     def joined_by(self, families: Families) -> None:
         """Have another part's numbers on the page, too."""
         self._parts.append(families)
+
+    def added_to(self, others: OtherProcesses) -> None:
+        """Add the numbers of other processes that serve beside this one."""
+        self._others = others
+
+    async def ready(self) -> None:
+        """Return when the page can be made."""
+        if self._others is not None:
+            await self._others.ask()
 
     def decided_in(self, seconds: float) -> None:
         """Count a decision that took so long, parsing and rendering included."""
@@ -87,7 +109,11 @@ class MetricsPage(Collector):
 
     def collect(self) -> Iterator[Family]:
         """Yield the families of all parts; those of one name are one family."""
-        return merged(family for families in self._parts for family in families())
+        families = chain(
+            merged(family for families in self._parts for family in families()),
+            self._process.collect(),
+        )
+        return families if self._others is None else self._others.added_up(families)
 
     def _own(self) -> Iterator[Family]:
         yield gauge(

@@ -11,12 +11,13 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 
 from inferway.config import EngineSettings, ServeSettings
 from inferway.errors import ConfigError
-from inferway.http.auth import Auth, read_keys
+from inferway.http.auth import Auth, Keys, read_keys
 from inferway.http.server import HttpServer
 from inferway.upstream.pool import Pool
 
@@ -25,6 +26,10 @@ log = logging.getLogger("inferway.reload")
 _TAKEN = frozenset(
     {"engines", "api_keys", "admin_key_env", "limits", "flow", "retries", "ejection", "timeouts"}
 )
+
+
+# Go on with what was prepared.
+Apply = Callable[[], Awaitable[None]]
 
 
 @dataclass(slots=True)
@@ -36,6 +41,8 @@ class Reloading:
     pool: Pool
     servers: Sequence[HttpServer]
     relist: Callable[[Sequence[EngineSettings]], Awaitable[None]]
+    # Other processes that serve beside this one are prepared, too; what is returned has them go on
+    others: Callable[[ServeSettings], Awaitable[Apply]] | None = None
     _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def reload(self, read: Callable[[], ServeSettings]) -> None:
@@ -43,19 +50,30 @@ class Reloading:
         counts = self.auth.reloads
         async with self._one_at_a_time:
             try:
-                await self._apply(read())
+                new = read()
+                steps = [self.prepare(new)]
+                if self.others is not None:
+                    steps.append(await self.others(new))
             except ConfigError as e:
                 counts["refused"] += 1
                 log.error("the settings were not reloaded, and all stays as it was: %s", e)
-            else:
-                counts["done"] += 1
+                return
+            for step in steps:
+                await step()
+            counts["done"] += 1
 
-    async def _apply(self, new: ServeSettings) -> None:
-        """Raises ConfigError before anything has changed."""
+    def prepare(self, new: ServeSettings) -> Apply:
+        """Return what goes on with these settings. Raises ConfigError if they cannot hold; nothing
+        has changed then, or until it is called."""
         keys = read_keys(new)
         for engine in new.engines:
             engine.authorization()
         new.read_engine_ca()
+        for server in self.servers:
+            server.check_tls()
+        return partial(self._apply, new, keys)
+
+    async def _apply(self, new: ServeSettings, keys: Keys) -> None:
         for server in self.servers:
             server.reload_tls()
         new.engine_tls()

@@ -62,6 +62,7 @@ class Responder:
         "cut",
         "ended",
         "extra",
+        "peer",
         "record",
         "request",
         "source",
@@ -84,6 +85,7 @@ class Responder:
         self.record: Record | None = None  # None: no journey has begun
         self.span: RequestSpan | None = None  # None: no span has begun
         self.cut = ""  # the outcome of an answer that is not whole
+        self.peer = ""  # the client's address, if another process has its connection
         self.extra: Headers = ()  # that any answer gets, whoever answers
 
     def attach(self, source: BodySource) -> None:
@@ -250,7 +252,7 @@ class Responder:
     @property
     def client(self) -> str:
         """The client's address, without its port; `unix` on a Unix socket."""
-        return self._connection.client
+        return self.peer or self._connection.client
 
     @property
     def method(self) -> str:

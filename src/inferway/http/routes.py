@@ -352,6 +352,7 @@ class Routes:
         _send_ready(responder, self._fleet.why_not_ready(), self._fleet.report())
 
     async def _page(self, _: Request, responder: Responder) -> None:
+        await self._metrics.ready()
         content_type, body = self._metrics.render()
         responder.send(200, ((b"content-type", content_type),), body)
 

@@ -123,10 +123,12 @@ class HttpServer:
         logs: Sequence[AnswerLog] = (),
         awaits_body: Callable[[Request], bool] = lambda _: True,
         certificate: Certificate | None = None,
+        reuse_port: bool = False,
     ) -> None:
         self.handler = handler
         self._certificate = certificate
-        self._listener = Listener(host, port, certificate.context if certificate else None)
+        tls = certificate.context if certificate else None
+        self._listener = Listener(host, port, tls, reuse_port=reuse_port)
         self.limits = limits or LimitSettings()
         self.timeouts = timeouts or TimeoutSettings()
         self.bodies = BodyMemory(self.limits.bodies_bytes)
@@ -180,6 +182,11 @@ class HttpServer:
     def url(self) -> str:
         """The URL of this server, as a client writes it."""
         return self._listener.url
+
+    def check_tls(self) -> None:
+        """Raises ConfigError if the certificate in its files cannot be used."""
+        if self._certificate is not None:
+            self._certificate.check()
 
     def reload_tls(self) -> None:
         """New connections see the certificate that is in its files now. Raises ConfigError, and

@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from inferway.errors import InferwayError
-from inferway.fleet.engine import Engine
-from inferway.fleet.subscriber import EventSubscriber
+from inferway.fleet.engine import Engine, StreamView
 from inferway.kv.index.protocol import CPU, GPU, STORAGE, Index, MatchResult, Remove
 from inferway.metrics import Family, counter
 from inferway.model import BlockKey, Endpoint
@@ -151,7 +150,7 @@ class Shortfalls:
         return (*ended[:6], verdict.misses)
 
     def _is_wrong(
-        self, endpoint: Endpoint, stream: EventSubscriber, missing: Sequence[BlockKey]
+        self, endpoint: Endpoint, stream: StreamView, missing: Sequence[BlockKey]
     ) -> None:
         """Nothing explains that these blocks were not there."""
         now = self._clock()
@@ -170,5 +169,4 @@ class Shortfalls:
             " event of it says why: they are forgotten, and its cache is compared anew",
             *(endpoint.name, REPAIR_AFTER, REPAIR_SECONDS),
         )
-        if stream.stream.can_replay:  # else all that is believed would be dropped
-            stream.resync()
+        stream.recheck()

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from inferway.config import IndexSettings
 from inferway.errors import ConfigError
 from inferway.kv.index.memory import MemoryIndex
 from inferway.kv.index.protocol import Index
+
+_IndexT = TypeVar("_IndexT", bound=MemoryIndex)
+
+
+def memory_index(settings: IndexSettings, kind: type[_IndexT]) -> _IndexT:
+    """Return an index of this process alone, as the settings have it, of this kind."""
+    return kind(
+        weights=settings.tier_weights,
+        max_blocks=settings.max_blocks,
+        max_bytes=settings.max_bytes,
+    )
 
 
 def build_index(settings: IndexSettings) -> Index:
     """Return the index that the settings ask for; it is not started yet. Raises ConfigError for a
     URL that cannot hold, or if redis-py is missing."""
     if settings.url is None:
-        return MemoryIndex(
-            weights=settings.tier_weights,
-            max_blocks=settings.max_blocks,
-            max_bytes=settings.max_bytes,
-        )
+        return memory_index(settings, MemoryIndex)
     try:
         from inferway.kv.index.redis import RedisIndex  # an extra: not everybody has it
     except ModuleNotFoundError as e:

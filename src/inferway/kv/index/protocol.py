@@ -35,7 +35,7 @@ TIER_WEIGHTS = (1.0, 0.8, 0.5)
 # Structs and not dataclasses: one is made for every event, and a frozen dataclass takes 5 x longer.
 
 
-class Store(msgspec.Struct, frozen=True, gc=False):
+class Store(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):
     """`holder` now has these blocks in `tier`. They are a chain: each is the child of the one
     before it, the first the child of `parent` (None: it begins a prompt). Storing a block twice
     is storing it once; a block may lie in several tiers."""
@@ -47,7 +47,7 @@ class Store(msgspec.Struct, frozen=True, gc=False):
     group: int = FULL_ATTENTION
 
 
-class Copy(msgspec.Struct, frozen=True, gc=False):
+class Copy(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):
     """`holder` has these blocks already, in whatever tier and group, and now in this one as well;
     any blocks, in any order. Those it has nowhere are ignored."""
 
@@ -57,7 +57,7 @@ class Copy(msgspec.Struct, frozen=True, gc=False):
     group: int = FULL_ATTENTION
 
 
-class Remove(msgspec.Struct, frozen=True, gc=False):
+class Remove(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):
     """`holder` no longer has these blocks in `tier`; any blocks, in any order. Removing what it
     never had does nothing."""
 
@@ -67,13 +67,13 @@ class Remove(msgspec.Struct, frozen=True, gc=False):
     group: int = FULL_ATTENTION
 
 
-class Clear(msgspec.Struct, frozen=True, gc=False):
+class Clear(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):
     """`holder` has nothing any more, and no windows either."""
 
     holder: HolderId
 
 
-class Window(msgspec.Struct, frozen=True, gc=False):
+class Window(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):
     """`holder` has a sliding-window group as well: it reuses a prefix only if that group holds
     the prefix's last `blocks` blocks (or all of them, if it has fewer), in any tier. 0 blocks
     take the window back."""

@@ -1,0 +1,219 @@
+"""A worker's side: knows of the engines what the hub tells."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import aiohttp
+
+from inferway.errors import ConfigError
+from inferway.fleet.engine import Engine, ProbeState
+from inferway.fleet.engine_facts import EventSource
+from inferway.fleet.fleet import Fleet
+from inferway.fleet.load import Load
+from inferway.fleet.silent_zero import StreamEvidence
+from inferway.kv.events.removals import Removals
+from inferway.kv.events.stream import StreamState
+from inferway.kv.index.memory import MemoryIndex
+from inferway.kv.index.protocol import Op
+from inferway.metrics import Family
+from inferway.model import HolderId
+from inferway.workers.messages import (
+    Doubt,
+    Engines,
+    EngineTold,
+    Message,
+    Operations,
+    ProofTold,
+    Recheck,
+    Reports,
+    StreamTold,
+    Suspect,
+)
+
+Send = Callable[[Message], None]
+
+FADE_SECONDS = 0.5  # between two looks at what has faded
+_AWAY = "the hub ended before it had told of all engines"
+
+
+class HeardIndex(MemoryIndex):
+    """A memory index that holds what the hub's does. What this process would change by itself, it
+    asks the hub for, which tells all workers."""
+
+    send: Send
+
+    def apply(self, ops: Iterable[Op]) -> None:
+        self.send(Doubt(list(ops)))
+
+    def hear(self, ops: Iterable[Op]) -> None:
+        """Take over what the hub's index has applied."""
+        super().apply(ops)
+
+
+@dataclass(slots=True)
+class FollowedStream:
+    """An event stream that the hub follows (`fleet.engine.StreamView`)."""
+
+    engine: str
+    told: StreamTold
+    block_size: int | None
+    send: Send
+    removals: Removals = field(default_factory=Removals)
+    is_hub_there: bool = True
+
+    @property
+    def source(self) -> EventSource:
+        return self.told.source
+
+    @property
+    def holder(self) -> HolderId:
+        return self.told.holder
+
+    @property
+    def state(self) -> StreamState:
+        return self.told.state if self.is_hub_there else StreamState.STALE
+
+    @property
+    def block_size_seen(self) -> int | None:
+        return self.block_size
+
+    @property
+    def may_report(self) -> bool:
+        return self.told.may_report
+
+    def evidence(self, engine: Engine) -> StreamEvidence:
+        told = self.told
+        return StreamEvidence(
+            engine=engine.name,
+            connected=True,
+            batches=told.batches,
+            stored_blocks=told.stored_blocks,
+            skipped=told.skipped,
+            block_size=engine.block_size_told,
+            block_size_seen=self.block_size,
+            topic=told.topic,
+        )
+
+    def recheck(self) -> None:
+        self.send(Recheck(self.engine, self.holder))
+
+    def count_no_copies(self) -> None:
+        self.send(Reports(self.engine, self.holder))
+
+
+class HubWatch:
+    """Tells the fleet what the hub tells (`fleet.watch.Watch`)."""
+
+    def __init__(
+        self, fleet: Fleet, index: HeardIndex, send: Send, listening: Callable[[], None]
+    ) -> None:
+        """`listening` is called when the hub may be heard: then all else is there."""
+        self._listening = listening
+        self._fleet = fleet
+        self._index = index
+        self._send = send
+        self._streams: dict[HolderId, FollowedStream] = {}
+        self._settled: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self.drained: set[str] = set()
+
+    # what the fleet asks
+
+    async def start(self, session: aiohttp.ClientSession) -> None:
+        del session
+        self._settled = asyncio.get_running_loop().create_future()
+        self._listening()
+        await self._settled
+
+    def go_on(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._fleet.table.fade(loop.time())
+        self._timer = loop.call_later(FADE_SECONDS, self.go_on)
+
+    async def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    async def come(self, engines: Sequence[Engine]) -> None:
+        """Nothing: the hub finds the engines."""
+
+    def leave(self, engine: Engine) -> None:
+        """Nothing: the hub finds the engines."""
+
+    def suspect(self, name: str) -> None:
+        self._send(Suspect(name))
+
+    def families(self) -> Iterable[Family]:
+        return ()
+
+    # what the hub tells
+
+    def settled(self) -> None:
+        """All that the hub knows has been told."""
+        if self._settled is not None and not self._settled.done():
+            self._settled.set_result(None)
+
+    def hub_has_gone(self) -> None:
+        """Nothing confirms any more what is believed."""
+        if self._settled is not None and not self._settled.done():
+            self._settled.set_exception(ConfigError(_AWAY))
+        for stream in self._streams.values():
+            stream.is_hub_there = False
+        self._fleet.table.nobody_follows()
+
+    def operations(self, told: Operations) -> None:
+        self._index.hear(told.ops)
+        now = time.monotonic()
+        for op in told.ops:
+            stream = self._streams.get(op.holder)
+            if stream is not None:
+                stream.removals.note((op,), told.seq, now)
+
+    def engines(self, told: Engines) -> None:
+        fleet = self._fleet
+        names = set(told.names)
+        for engine in [engine for engine in fleet.engines if engine.name not in names]:
+            self._forget(engine)
+        for each in told.changed:
+            self._engine(each)
+        fleet.prober.differed.update(told.differed)
+
+    def _engine(self, told: EngineTold) -> None:
+        fleet, name = self._fleet, told.settings.label
+        engine = next((e for e in fleet.engines if e.name == name), None)
+        if engine is not None and engine.settings != told.settings:
+            self._forget(engine)
+            engine = None
+        if engine is None:
+            engine = Engine(told.settings, told.settings.authorization())
+        engine.facts, engine.healthy = told.facts, told.healthy
+        engine.load = Load(adapters=told.adapters)
+        engine.endpoints = [replace(e, headers=tuple(e.headers)) for e in told.endpoints]
+        engine.proofs = {model: _proof(proof) for model, proof in told.proofs.items()}
+        engine.followed = [self._stream(name, stream, told.block_size) for stream in told.streams]
+        (self.drained.add if told.is_drained else self.drained.discard)(name)
+        fleet.follow(engine)
+
+    def _stream(self, engine: str, told: StreamTold, block_size: int | None) -> FollowedStream:
+        before = self._streams.get(told.holder)
+        if before is not None and before.engine == engine:
+            before.told, before.block_size = told, block_size
+            return before
+        stream = FollowedStream(engine, told, block_size, self._send)
+        self._streams[told.holder] = stream
+        return stream
+
+    def _forget(self, engine: Engine) -> None:
+        self._fleet.follow_no_more(engine)
+        self.drained.discard(engine.name)
+        for stream in engine.followed:
+            if self._streams.get(stream.holder) is stream:
+                del self._streams[stream.holder]
+
+
+def _proof(told: ProofTold) -> ProbeState:
+    return ProbeState(told.state, told.why, told.messages, told.messages_why, told.live)

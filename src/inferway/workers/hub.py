@@ -1,0 +1,319 @@
+"""`inferway serve --workers N`: the hub.
+
+It follows the engines, as one gateway alone does, and tells its workers what they are and hold;
+workers answer requests. A worker that ends, or hangs, is replaced; the connections that it had end
+as any lost server's. The kernel gives each new connection to one of the workers, which all listen
+on the same port (SO_REUSEPORT).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import itertools
+import logging
+import os
+import shutil
+import signal
+import socket
+import tempfile
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from inferway.app import Gateway, Process
+from inferway.config import DiscoverySettings, ModelRewrite, ServeSettings
+from inferway.errors import ConfigError
+from inferway.fleet.shared_columns import SharedColumns, shared_memory
+from inferway.http.listening import UNIX
+from inferway.indexer import FleetParts
+from inferway.kv.index.build import memory_index
+from inferway.metrics import Family
+from inferway.tasks import Tasks
+from inferway.workers.link import Link
+from inferway.workers.messages import (
+    Ask,
+    Begin,
+    Commit,
+    Doubt,
+    FamilyTold,
+    Message,
+    Numbers,
+    Ping,
+    Prepare,
+    Prepared,
+    Recheck,
+    Reports,
+    Rules,
+    Settled,
+    Suspect,
+)
+from inferway.workers.numbers import added_up
+from inferway.workers.seat import Seat
+from inferway.workers.teller import FleetTeller, ToldIndex
+
+START_SECONDS = 60.0  # for all workers, with their tokenizers
+PING_SECONDS = 1.0
+ANSWER_SECONDS = 2.0  # that a worker has to tell its numbers, or whether settings can hold
+
+log = logging.getLogger("inferway")
+
+
+class Hub:
+    """`serving.Served`: the gateway that follows the engines, and the workers beside it."""
+
+    def __init__(self, settings: ServeSettings, workers: int, *, picks: bool = False) -> None:
+        """Raises ConfigError."""
+        _check(settings)
+        self.settings = settings
+        self.port = settings.port  # that the workers listen on; 0 on a Unix socket
+        self._picks = picks
+        self._directory = Path(tempfile.mkdtemp(prefix="inferway-"))
+        self._memory = shared_memory(workers + 1)
+        self._columns = SharedColumns(self._memory, 0)
+        self._index = memory_index(settings.index, ToldIndex)
+        process = Process(FleetParts(self._index, self._columns), self._socket, is_hub=True)
+        try:
+            self.gateway = Gateway(settings, picks=picks, process=process)
+        except BaseException:
+            self._forget_files()
+            raise
+        self.seats = [
+            Seat(place, self._memory, self._tell_all, self._heard, self._ended)
+            for place in range(1, workers + 1)
+        ]
+        self._rules = Rules({}, [])
+        self._teller: FleetTeller | None = None
+        self._reserved: socket.socket | None = None
+        self._tasks = Tasks(log, "a worker is no longer looked after, by a fault of the gateway")
+        self._asked = itertools.count(1)
+        self._answers: dict[tuple[int, int], asyncio.Future[Message]] = {}  # place, number
+        self._numbers: Sequence[Sequence[FamilyTold]] = ()
+
+    # serving.Served
+
+    async def start(self) -> None:
+        """Start the gateway, then all workers. Raises ConfigError, with all closed again."""
+        gateway = self.gateway
+        try:
+            self._reserve_port()
+            gateway.on_rules = self._tell_rules
+            await gateway.start()
+            is_drained = gateway.standing.drained.__contains__
+            self._teller = teller = FleetTeller(gateway.fleet, self._index, is_drained, self._tell)
+            gateway.draining.on_change = teller.look_soon
+            gateway.metrics.added_to(self)
+            gateway.reloading.others = self._prepare
+            teller.look()
+            for seat in self.seats:
+                self._tasks.spawn(seat.keep())
+            await asyncio.gather(*map(_ready, self.seats))
+            self._tasks.spawn(self._ping())
+        except BaseException:
+            await self.close()
+            raise
+        log.info("the gateway is listening on %s, with %d workers", self._url, len(self.seats))
+
+    async def close(self) -> None:
+        """Let running answers end, then close the rest."""
+        self.stop_accepting()
+        await asyncio.gather(*[seat.left(self.settings.timeouts.drain) for seat in self.seats])
+        await self._tasks.close()
+        if self._teller is not None:
+            self._teller.close()
+        await self.gateway.close()
+        self._forget_files()
+
+    async def reload(self, read: Callable[[], ServeSettings]) -> None:
+        """Have all processes go on with the settings that `read` returns, or none."""
+        await self.gateway.reload(read)
+
+    def stop_accepting(self) -> None:
+        for seat in self.seats:
+            seat.leave()
+        if self._reserved is not None:
+            self._reserved.close()
+
+    def cut_connections(self) -> None:
+        for seat in self.seats:
+            seat.signal(signal.SIGTERM)  # the second one cuts them
+        self.gateway.cut_connections()
+
+    # http.metrics.OtherProcesses
+
+    async def ask(self) -> None:
+        answers = await self._ask_all(Ask)
+        self._numbers = [told.families for told in answers if isinstance(told, Numbers)]
+
+    def added_up(self, families: Iterable[Family]) -> Iterator[Family]:
+        return added_up(families, self._numbers)
+
+    # what is told
+
+    async def _tell_all(self, seat: Seat, link: Link) -> None:
+        """All that a new worker must know. What changes meanwhile it hears as the others do."""
+        assert self._teller is not None
+        settings = worker_settings(self.settings, self.port)
+        processes = len(self.seats) + 1
+        link.send(Begin(settings, seat.place, processes, self._socket, picks=self._picks))
+        link.send(self._rules)
+        seat.hears = True
+        link.send(self._teller.engines())
+        for operations in self._teller.snapshot():
+            link.send(operations)
+            await link.drained()
+            await asyncio.sleep(0)  # others have their turn
+        link.send(Settled())
+
+    def _tell(self, message: Message) -> None:
+        for seat in self.seats:
+            seat.send(message)
+
+    def _tell_rules(self, objectives: dict[str, int], rewrites: list[ModelRewrite]) -> None:
+        self._rules = Rules(objectives, rewrites)
+        self._tell(self._rules)
+
+    async def _prepare(self, settings: ServeSettings) -> Callable[[], Awaitable[None]]:
+        """As `http.reload.Reloading.others` has it."""
+        told = partial(Prepare, settings=worker_settings(settings, self.port))
+        for answer in await self._ask_all(told):
+            if isinstance(answer, Prepared) and answer.error is not None:
+                raise ConfigError(answer.error)
+        return partial(self._commit, settings)
+
+    async def _commit(self, settings: ServeSettings) -> None:
+        self.settings = settings
+        self._tell(Commit())
+
+    async def _ask_all(self, ask: Callable[[int], Message]) -> list[Message]:
+        """The answers of the workers that give one in time."""
+        loop, asked = asyncio.get_running_loop(), []
+        for seat in self.seats:
+            if seat.ready.is_set():
+                number = next(self._asked)
+                future: asyncio.Future[Message] = loop.create_future()
+                self._answers[seat.place, number] = future
+                asked.append((seat.place, number, future))
+                seat.send(ask(number))
+        if not asked:
+            return []
+        done, _ = await asyncio.wait([each for *_, each in asked], timeout=ANSWER_SECONDS)
+        for place, number, _ in asked:
+            self._answers.pop((place, number), None)
+        return [future.result() for *_, future in asked if future in done]
+
+    async def _ping(self) -> None:
+        while True:
+            await asyncio.sleep(PING_SECONDS)
+            self._tell(Ping())
+            for seat in self.seats:
+                seat.kill_if_it_hangs()
+
+    # what workers say
+
+    def _heard(self, seat: Seat, message: Message) -> None:
+        fleet = self.gateway.fleet
+        match message:
+            case Ping():
+                pass
+            case Prepared() | Numbers():
+                answer = self._answers.get((seat.place, message.number))
+                if answer is not None and not answer.done():
+                    answer.set_result(message)
+            case Suspect():
+                fleet.watch.suspect(message.engine)
+            case Doubt():
+                self._index.apply(message.ops)
+            case Recheck() | Reports():
+                engine = fleet.engine(message.engine)
+                for stream in () if engine is None else engine.subscribers:
+                    if stream.holder == message.holder:
+                        recheck = isinstance(message, Recheck)
+                        (stream.recheck if recheck else stream.count_no_copies)()
+            case _:
+                log.error("worker %d said %s, which is not for the hub", seat.place, type(message))
+
+    def _ended(self, seat: Seat) -> None:
+        self._columns.process_ended(seat.place)
+
+    # where the workers listen
+
+    @property
+    def _socket(self) -> str:
+        return str(self._directory / "hub.sock")
+
+    @property
+    def _url(self) -> str:
+        host = self.settings.host
+        scheme = "http" if self.settings.tls_cert is None else "https"
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
+
+    def _reserve_port(self) -> None:
+        """Raises ConfigError if somebody else listens there. A port that is reserved is listened on
+        by workers alone."""
+        host, port = self.settings.host, self.settings.port
+        try:
+            family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            with socket.socket(family, socket.SOCK_STREAM) as probe:  # would refuse our kind, too
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(address)
+                self.port = probe.getsockname()[1]
+            self._reserved = reserved = socket.socket(family, socket.SOCK_STREAM)
+            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            reserved.bind((address[0], self.port, *address[2:]))
+        except OSError as e:
+            if e.errno == errno.EADDRINUSE:
+                raise ConfigError(
+                    f"port {port} on {host} is in use; stop what listens there or choose another"
+                ) from e
+            raise ConfigError(f"cannot listen on {host}:{port}: {e.strerror or e}") from e
+
+    def _forget_files(self) -> None:
+        if self._memory != -1:
+            os.close(self._memory)
+            self._memory = -1
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def worker_settings(settings: ServeSettings, port: int) -> ServeSettings:
+    """Return the settings of a worker, which listens on that port: all that exists once is the
+    hub's."""
+    return msgspec.structs.replace(
+        settings,
+        engines=[],
+        discovery=DiscoverySettings(),
+        port=port,
+        admin_port=None,
+        publish=None,
+        state_dir=None,
+    )
+
+
+async def _ready(seat: Seat) -> None:
+    """Raises ConfigError if the worker is not ready in time."""
+    ready = asyncio.ensure_future(seat.ready.wait())
+    gave_up = asyncio.ensure_future(seat.gave_up.wait())
+    await asyncio.wait({ready, gave_up}, timeout=START_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+    ready.cancel()
+    gave_up.cancel()
+    if seat.gave_up.is_set():
+        raise ConfigError(f"worker {seat.place} ended before it was ready; its log says why")
+    if not seat.ready.is_set():
+        raise ConfigError(f"worker {seat.place} was not ready within {START_SECONDS:g} s")
+
+
+def _check(settings: ServeSettings) -> None:
+    """Raises ConfigError for what workers cannot serve together."""
+    if settings.host.startswith(UNIX):
+        raise ConfigError(
+            f"workers: several processes cannot share the Unix socket {settings.host!r}; listen on"
+            " a port (host: 127.0.0.1), or serve with one worker"
+        )
+    if settings.index.url is not None:
+        raise ConfigError(
+            "workers: an index on a server (index.url) is shared already; start one gateway for"
+            " each core, or leave index.url out"
+        )

@@ -1,0 +1,227 @@
+"""What the hub and its workers tell each other.
+
+The hub tells a worker what it is to do (`Begin`), what the engines are and hold (`Engines`,
+`Operations`), and that all it knew has been told (`Settled`). A worker tells the hub what it has
+seen of engines that the hub should look into.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from inferway.config import EngineSettings, ModelRewrite, ServeSettings
+from inferway.fleet.engine import ProofState
+from inferway.fleet.engine_facts import EngineFacts, EventSource
+from inferway.kv.events.stream import StreamState
+from inferway.kv.index.protocol import Op
+from inferway.model import Adapters, Endpoint, HolderId
+
+
+class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The sockets' two ends are of one program: fields are told by their places."""
+
+
+# hub -> worker
+
+
+class Begin(_Message, frozen=True):
+    """The first message: what the worker is to serve, and where it sends what is the hub's."""
+
+    settings: ServeSettings
+    place: int  # among the processes that share columns
+    num_processes: int
+    hub: str  # the path of the Unix socket where the hub answers by HTTP
+    picks: bool = False
+
+
+class StreamTold(_Message, frozen=True):
+    """An engine's event stream, as the hub follows it."""
+
+    source: EventSource
+    holder: HolderId
+    state: StreamState
+    may_report: bool
+    batches: int
+    stored_blocks: int
+    skipped: int
+    topic: str | None
+
+
+class ProofTold(_Message, frozen=True):
+    """What the probe has found out of an engine and a model."""
+
+    state: ProofState
+    why: str
+    messages: ProofState
+    messages_why: str
+    live: str | None
+
+
+class EngineTold(_Message, frozen=True):
+    """An engine, as the hub knows it; instead of what was told of it before."""
+
+    settings: EngineSettings
+    facts: EngineFacts | None
+    healthy: bool
+    block_size: int | None
+    endpoints: list[Endpoint]
+    streams: list[StreamTold]
+    proofs: dict[str, ProofTold]
+    adapters: Adapters
+    is_drained: bool
+
+
+class Engines(_Message, frozen=True):
+    """Engines of which something has changed, and the names of all that there are."""
+
+    changed: list[EngineTold]
+    names: list[str]
+    differed: list[str]  # models whose token ids engines do not get
+
+
+class Operations(_Message, frozen=True):
+    """What engines did, in order; or pieces of a snapshot. `seq`: of the engine's batch."""
+
+    ops: list[Op]
+    seq: int | None = None
+
+
+class Settled(_Message, frozen=True):
+    """All that was known at the worker's start has been told."""
+
+
+class Rules(_Message, frozen=True):
+    """What Kubernetes says of objectives, and of models' names."""
+
+    objectives: Mapping[str, int]
+    rewrites: Sequence[ModelRewrite]
+
+
+class Prepare(_Message, frozen=True):
+    """Get ready to go on with these settings; a `Prepared` of that number answers."""
+
+    number: int
+    settings: ServeSettings
+
+
+class Commit(_Message, frozen=True):
+    """Go on with the settings that were prepared last."""
+
+
+class Ask(_Message, frozen=True):
+    """Ask for the worker's numbers; a `Numbers` of that number answers."""
+
+    number: int
+
+
+class Ping(_Message, frozen=True):
+    """Ask whether the worker goes on; the same comes back."""
+
+
+# worker -> hub
+
+
+class Ready(_Message, frozen=True):
+    """The worker answers requests."""
+
+
+class Prepared(_Message, frozen=True):
+    number: int
+    error: str | None = None  # why the settings cannot hold
+
+
+class FamilyTold(_Message, frozen=True):
+    """A metric family: its samples are (name, labels, value)."""
+
+    name: str
+    text: str
+    kind: str
+    samples: list[tuple[str, dict[str, str], float]]
+
+
+class Numbers(_Message, frozen=True):
+    """The worker's metric families."""
+
+    number: int
+    families: list[FamilyTold]
+
+
+class Suspect(_Message, frozen=True):
+    """A request has just failed there, or the engine is something else than it has told."""
+
+    engine: str
+
+
+class Reports(_Message, frozen=True):
+    """A request that asks for a report of what it reuses is about to go there."""
+
+    engine: str
+    holder: HolderId
+
+
+class Doubt(_Message, frozen=True):
+    """The engine has not delivered these blocks, and nothing says why."""
+
+    ops: list[Op]
+
+
+class Recheck(_Message, frozen=True):
+    """What is believed of the holder's cache does not add up."""
+
+    engine: str
+    holder: HolderId
+
+
+# worker -> hub -> the other workers
+
+
+class Failed(_Message, frozen=True):
+    """A request has failed at the engine (`OutlierDetection.failed`)."""
+
+    engine: str
+
+
+class Succeeded(_Message, frozen=True):
+    """An answer has come from an engine that has failed of late."""
+
+    engine: str
+
+
+class OnItsWay(_Message, frozen=True):
+    """Prompts on their way to a holder: their blocks count as held there."""
+
+    number: int  # of the speculation, among those of its worker
+    holder: HolderId
+    keys: list[int]
+
+
+class Arrived(_Message, frozen=True):
+    """Speculations that count no more."""
+
+    numbers: list[int]
+
+
+Message = (
+    Begin
+    | Engines
+    | Operations
+    | Settled
+    | Rules
+    | Prepare
+    | Commit
+    | Ask
+    | Ping
+    | Ready
+    | Prepared
+    | Numbers
+    | Suspect
+    | Reports
+    | Doubt
+    | Recheck
+    | Failed
+    | Succeeded
+    | OnItsWay
+    | Arrived
+)

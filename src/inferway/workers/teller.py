@@ -1,0 +1,152 @@
+"""The hub's side: tells workers what the engines are and hold."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+
+from inferway.fleet.engine import Engine
+from inferway.fleet.fleet import Fleet
+from inferway.fleet.subscriber import EventSubscriber
+from inferway.kv.index.memory import MemoryIndex
+from inferway.kv.index.protocol import Op
+from inferway.model import HolderId
+from inferway.workers.messages import (
+    Engines,
+    EngineTold,
+    Message,
+    Operations,
+    ProofTold,
+    StreamTold,
+)
+
+# Changes of engines are told together: at the start there are thousands.
+TOGETHER_SECONDS = 0.02
+
+# Most blocks of one message: what a worker does at a time.
+MOST_BLOCKS = 1024
+
+
+class ToldIndex(MemoryIndex):
+    """A memory index whose operations others are told of as well."""
+
+    tell: Callable[[list[Op]], None] | None = None
+
+    def apply(self, ops: Iterable[Op]) -> None:
+        ops = list(ops)
+        super().apply(ops)
+        if self.tell is not None and ops:
+            self.tell(ops)
+
+
+class FleetTeller:
+    """Tells `send`, which passes it on to all workers, what has changed. `engines` and `snapshot`
+    are what a new worker is told first."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        index: ToldIndex,
+        is_drained: Callable[[str], bool],
+        send: Callable[[Message], None],
+    ) -> None:
+        self._fleet = fleet
+        self._index = index
+        self._is_drained = is_drained
+        self._send = send
+        self._told: dict[str, EngineTold] = {}
+        self._differed: list[str] = []
+        self._subscribers: dict[HolderId, EventSubscriber] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        fleet.on_change = self.look_soon
+        index.tell = self._operations
+
+    def close(self) -> None:
+        self._fleet.on_change, self._index.tell = _nothing, None
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def look_soon(self) -> None:
+        """Tell of engines that have changed, a little later."""
+        if self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(TOGETHER_SECONDS, self.look)
+
+    def look(self) -> None:
+        """Tell of engines that have changed since they were told."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        engines = self._fleet.engines
+        self._subscribers = {each.holder: each for engine in engines for each in engine.subscribers}
+        now = {engine.name: self._engine(engine) for engine in engines}
+        changed = [told for name, told in now.items() if self._told.get(name) != told]
+        differed = sorted(self._fleet.prober.differed)
+        if changed or now.keys() != self._told.keys() or differed != self._differed:
+            self._told, self._differed = now, differed
+            self._send(Engines(changed, list(now), differed))
+
+    def engines(self) -> Engines:
+        """Return all that was told of engines so far."""
+        return Engines(list(self._told.values()), list(self._told), self._differed)
+
+    def snapshot(self) -> Iterator[Operations]:
+        """Yield what makes a worker's index equal, a millisecond's work at a time; what is applied
+        meanwhile must be told as well."""
+        for ops in self._index.snapshot():
+            yield from map(Operations, _pieces(ops))
+
+    def _operations(self, ops: list[Op]) -> None:
+        stream = self._subscribers.get(ops[0].holder)
+        seq = None if stream is None else stream.stream.last_seq
+        for piece in _pieces(ops):
+            self._send(Operations(piece, seq))
+
+    def _engine(self, engine: Engine) -> EngineTold:
+        return EngineTold(
+            engine.settings,
+            engine.facts,
+            engine.healthy,
+            engine.block_size,
+            list(engine.endpoints),
+            [_stream(each) for each in engine.subscribers],
+            {
+                model: ProofTold(
+                    proof.state, proof.why, proof.messages, proof.messages_why, proof.live
+                )
+                for model, proof in engine.proofs.items()
+            },
+            engine.load.adapters,
+            self._is_drained(engine.name),
+        )
+
+
+def _stream(subscriber: EventSubscriber) -> StreamTold:
+    return StreamTold(
+        subscriber.source,
+        subscriber.holder,
+        subscriber.state,
+        subscriber.may_report,
+        min(subscriber.stats.batches, 1),
+        min(subscriber.blocks.stats.stored, 1),
+        min(sum(subscriber.stats.skipped.values()), 1),
+        subscriber.last_topic,
+    )
+
+
+def _pieces(ops: list[Op]) -> Iterator[list[Op]]:
+    """Yield the operations a millisecond's work at a time."""
+    piece: list[Op] = []
+    blocks = 0
+    for op in ops:
+        piece.append(op)
+        blocks += len(getattr(op, "keys", ()))
+        if blocks >= MOST_BLOCKS:
+            yield piece
+            piece, blocks = [], 0
+    if piece:
+        yield piece
+
+
+def _nothing() -> None:
+    """Nobody is told any more."""

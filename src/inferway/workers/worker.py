@@ -1,0 +1,215 @@
+"""`python -m inferway.workers.worker LINK MEMORY`: a process that answers requests, started by the
+hub, which tells it the rest over the socket with the file descriptor LINK. MEMORY is that of the
+columns that all processes share.
+
+When the hub has ended, a worker goes on with what it knows for LINGER_SECONDS, and ends then: who
+looks after the hub has started another one by then, with workers of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+
+import uvloop
+
+from inferway.app import Gateway, Process
+from inferway.cli.logs import set_up
+from inferway.config import ServeSettings
+from inferway.errors import ConfigError
+from inferway.fleet.fleet import Fleet
+from inferway.fleet.shared_columns import SharedColumns
+from inferway.http.reload import Apply
+from inferway.indexer import FleetParts
+from inferway.kv.index.build import memory_index
+from inferway.serving import serve
+from inferway.tasks import Tasks
+from inferway.workers.follower import HeardIndex, HubWatch
+from inferway.workers.link import Link
+from inferway.workers.messages import (
+    Ask,
+    Begin,
+    Commit,
+    Engines,
+    Message,
+    Numbers,
+    Operations,
+    Ping,
+    Prepare,
+    Prepared,
+    Ready,
+    Rules,
+    Settled,
+)
+from inferway.workers.numbers import told
+
+LINGER_SECONDS = 10.0
+
+# A hub says them for all.
+_QUIET = ("inferway.http.listening",)
+
+log = logging.getLogger("inferway")
+
+
+class Worker:
+    """A gateway whose fleet is the hub's (`serving.Served`)."""
+
+    def __init__(self, begin: Begin, link: Link, memory: int) -> None:
+        """Raises ConfigError."""
+        self.settings = begin.settings
+        self._link = link
+        self._tasks = Tasks(log, "new settings could not be taken, by a fault of the gateway")
+        self._watch: HubWatch | None = None
+        self._prepared: Apply | None = None
+        self._waiting: list[Message] = []
+        index = memory_index(begin.settings.index, HeardIndex)
+        index.send = link.send
+        self._index = index
+        columns = SharedColumns(memory, begin.place)
+        os.close(memory)
+        parts = FleetParts(index, columns, self._watched)
+        self.gateway = Gateway(
+            begin.settings, picks=begin.picks, process=Process(parts, begin.hub, is_hub=False)
+        )
+
+    def _watched(self, fleet: Fleet, settings: ServeSettings) -> HubWatch:
+        del settings
+        return HubWatch(fleet, self._index, self._link.send, self._listen)
+
+    def _listen(self) -> None:
+        """Everything is there that a message may be about."""
+        watch = self.gateway.fleet.watch
+        assert isinstance(watch, HubWatch)
+        self._watch = watch
+        for message in self._waiting:
+            self.heard(message)
+        self._waiting.clear()
+
+    async def start(self) -> None:
+        await self.gateway.start()
+        self._link.send(Ready())
+
+    async def close(self) -> None:
+        await self._tasks.close()
+        await self.gateway.close()
+        self._link.close()
+
+    async def reload(self, read: Callable[[], ServeSettings]) -> None:
+        """Nothing: the hub tells when, and what."""
+
+    def stop_accepting(self) -> None:
+        self.gateway.stop_accepting()
+
+    def cut_connections(self) -> None:
+        self.gateway.cut_connections()
+
+    def heard(self, message: Message) -> None:
+        """Do what the hub tells, once everything is there."""
+        watch, gateway = self._watch, self.gateway
+        if watch is None:
+            self._waiting.append(message)
+            return
+        match message:
+            case Operations():
+                watch.operations(message)
+            case Engines():
+                watch.engines(message)
+                gateway.standing.drained = watch.drained
+            case Settled():
+                watch.settled()
+            case Rules():
+                gateway.follow_rules(dict(message.objectives), list(message.rewrites))
+            case Prepare():
+                self._link.send(Prepared(message.number, self._why_not(message.settings)))
+            case Commit():
+                self._commit()
+            case Ask():
+                self._link.send(Numbers(message.number, told(gateway.metrics.collect())))
+            case Ping():
+                self._link.send(message)
+            case _:
+                log.error("the hub sent %s, which is no message to a worker", type(message))
+
+    def hub_has_gone(self) -> None:
+        log.warning(
+            "the hub has ended; this worker goes on with what it knows for %g s, and ends then",
+            LINGER_SECONDS,
+        )
+        loop = asyncio.get_running_loop()
+        if self._watch is None:
+            loop.call_soon(signal.raise_signal, signal.SIGTERM)
+            return
+        self._watch.hub_has_gone()
+        loop.call_later(LINGER_SECONDS, signal.raise_signal, signal.SIGTERM)
+
+    def _why_not(self, settings: ServeSettings) -> str | None:
+        try:
+            self._prepared = self.gateway.reloading.prepare(settings)
+        except ConfigError as e:
+            return str(e)
+        return None
+
+    def _commit(self) -> None:
+        prepared, self._prepared = self._prepared, None
+        if prepared is not None:
+            self._tasks.spawn(prepared())
+
+
+async def _run(end: socket.socket, memory: int) -> None:
+    loop = asyncio.get_running_loop()
+    begun: asyncio.Future[Begin] = loop.create_future()
+    waiting: list[Message] = []
+    worker: Worker | None = None
+
+    def heard(message: Message) -> None:
+        if worker is not None:
+            worker.heard(message)
+        elif isinstance(message, Begin):
+            begun.set_result(message)
+        else:
+            waiting.append(message)
+
+    def lost() -> None:
+        if worker is not None:
+            worker.hub_has_gone()
+        elif not begun.done():
+            begun.cancel()
+
+    link = Link(heard, lost)
+    await link.open(end)
+    begin = await begun
+    settings = begin.settings
+    set_up(settings.log_level, settings.access_log, settings.log_format)
+    for name in _QUIET:
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+    def make() -> Worker:
+        nonlocal worker
+        worker = Worker(begin, link, memory)
+        for message in waiting:
+            worker.heard(message)
+        waiting.clear()
+        return worker
+
+    await serve(make)
+
+
+def main() -> None:
+    link, memory = map(int, sys.argv[1:])
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the hub's to listen to
+    try:
+        uvloop.run(_run(socket.socket(fileno=link), memory))
+    except ConfigError as e:
+        log.error("a worker could not start: %s", e)
+        sys.exit(2)
+    except asyncio.CancelledError:  # the hub ended before it had said anything
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
