@@ -117,7 +117,7 @@ class Gateway:
         self._picks = picks
         self._stack = AsyncExitStack()
         self._context = sockets_context()
-        self._scheduling = scheduling_of(settings, has_queue=not picks)
+        self.scheduling = scheduling_of(settings, has_queue=not picks)
         self.indexer = Indexer(
             settings,
             renderer=renderer,
@@ -132,7 +132,7 @@ class Gateway:
         self._adopter = OrphanResolver(
             self.fleet.engines, seeds=seeds, on_moved=self.fleet.look_soon
         )
-        self._auth = build_auth(settings, keys, self.fleet, self._scheduling)
+        self._auth = build_auth(settings, keys, self.fleet, self.scheduling)
         self._started = asyncio.Event()
         self._publisher: ZmqPublisher | None = None
         self._server: HttpServer | None = None
@@ -142,7 +142,7 @@ class Gateway:
         self._traffic = TrafficCounts()
         self._warm = WarmPrefixes()
         self.records = Records(
-            *(settings, self.index, self.fleet, self._auth.failover.standing, self._scheduling)
+            *(settings, self.index, self.fleet, self._auth.failover.standing, self.scheduling)
         )
         self._logs: list[AnswerLog] = [self._requests, self._traffic, *logs, *self.records.logs]
         if settings.access_log is not None:
@@ -398,12 +398,12 @@ class Gateway:
         settings = self.settings
         gate = FleetGate(settings, self.fleet, self._is_busy)
         self._closes("checks of structured output", gate.close)
-        for note in self._scheduling.notes:
+        for note in self.scheduling.notes:
             log.info("%s", note)
         return Director(
             self.fleet,
             self.indexer.matcher,
-            self._scheduling,
+            self.scheduling,
             time.monotonic,
             rewrites=Rewrites(settings.model_rewrites),
             priorities=settings.objectives,

@@ -111,7 +111,7 @@ class Indexer:
             watch=EngineWatch if parts is None else parts.watch,
         )
         self.matcher = Matcher(
-            self.index, SpeculativeOverlay(_next_turn), breathe=partial(asyncio.sleep, 0)
+            self.index, SpeculativeOverlay(next_turn), breathe=partial(asyncio.sleep, 0)
         )
 
     async def start(self) -> None:
@@ -287,5 +287,6 @@ async def _parsed(parse: Callable[[bytes], _Parsed], body: bytes) -> _Parsed:
     return await asyncio.to_thread(parse, body)
 
 
-def _next_turn(call: Callable[[], None]) -> None:
+def next_turn(call: Callable[[], None]) -> None:
+    """Call it in the next turn of the event loop."""
     asyncio.get_running_loop().call_soon(call)

@@ -87,6 +87,19 @@ class EndpointSlots:
         """Return the slot of an endpoint that was among candidates."""
         return self._slot[endpoint.name]
 
+    def name(self, slot: int) -> str:
+        """Return the name of the endpoint that has the slot."""
+        return self._names[slot]
+
+    def slot_of(self, name: str, now: float) -> int:
+        """Return the slot of the endpoint of that name, which may not have been among candidates
+        here; then it gets one."""
+        slot = self._slot.get(name)
+        if slot is None:
+            slot = self._of(name, [], now)
+            self._grow(len(self._names))
+        return slot
+
     def names(self) -> dict[str, int]:
         """Return name -> slot, of all that are known."""
         return self._slot

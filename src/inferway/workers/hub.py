@@ -39,8 +39,11 @@ from inferway.workers.messages import (
     Commit,
     Doubt,
     FamilyTold,
+    FromOther,
     Message,
     Numbers,
+    OtherEnded,
+    Outcome,
     Ping,
     Prepare,
     Prepared,
@@ -49,6 +52,7 @@ from inferway.workers.messages import (
     Rules,
     Settled,
     Suspect,
+    ToOthers,
 )
 from inferway.workers.numbers import added_up
 from inferway.workers.seat import Seat
@@ -171,6 +175,11 @@ class Hub:
         for seat in self.seats:
             seat.send(message)
 
+    def _tell_others(self, seat: Seat, message: Message) -> None:
+        for other in self.seats:
+            if other is not seat:
+                other.send(message)
+
     def _tell_rules(self, objectives: dict[str, int], rewrites: list[ModelRewrite]) -> None:
         self._rules = Rules(objectives, rewrites)
         self._tell(self._rules)
@@ -222,6 +231,13 @@ class Hub:
                 answer = self._answers.get((seat.place, message.number))
                 if answer is not None and not answer.done():
                     answer.set_result(message)
+            case ToOthers():
+                passed_on = FromOther(seat.place, message.payload)
+                self._tell_others(seat, passed_on)
+            case Outcome():
+                standing, now = self.gateway.standing, asyncio.get_running_loop().time()
+                standing.hear(message.engine, message.has_failed, now)
+                self._tell_others(seat, message)
             case Suspect():
                 fleet.watch.suspect(message.engine)
             case Doubt():
@@ -237,6 +253,7 @@ class Hub:
 
     def _ended(self, seat: Seat) -> None:
         self._columns.process_ended(seat.place)
+        self._tell_others(seat, OtherEnded(seat.place))
 
     # where the workers listen
 

@@ -177,30 +177,33 @@ class Recheck(_Message, frozen=True):
 # worker -> hub -> the other workers
 
 
-class Failed(_Message, frozen=True):
-    """A request has failed at the engine (`OutlierDetection.failed`)."""
+class ToOthers(_Message, frozen=True):
+    """What the hub passes on unread (`workers.peers`)."""
+
+    payload: bytes
+
+
+class FromOther(_Message, frozen=True):
+    """What the worker in that place has told."""
+
+    place: int
+    payload: bytes
+
+
+class OtherEnded(_Message, frozen=True):
+    """The process in that place has ended, and its requests with it."""
+
+    place: int
+
+
+# both ways
+
+
+class Outcome(_Message, frozen=True):
+    """What has come from an engine that has failed of late (`OutlierDetection.hear`)."""
 
     engine: str
-
-
-class Succeeded(_Message, frozen=True):
-    """An answer has come from an engine that has failed of late."""
-
-    engine: str
-
-
-class OnItsWay(_Message, frozen=True):
-    """Prompts on their way to a holder: their blocks count as held there."""
-
-    number: int  # of the speculation, among those of its worker
-    holder: HolderId
-    keys: list[int]
-
-
-class Arrived(_Message, frozen=True):
-    """Speculations that count no more."""
-
-    numbers: list[int]
+    has_failed: bool
 
 
 Message = (
@@ -220,8 +223,8 @@ Message = (
     | Reports
     | Doubt
     | Recheck
-    | Failed
-    | Succeeded
-    | OnItsWay
-    | Arrived
+    | ToOthers
+    | FromOther
+    | OtherEnded
+    | Outcome
 )

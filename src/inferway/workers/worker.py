@@ -14,7 +14,9 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable
+from typing import Any
 
 import uvloop
 
@@ -25,8 +27,9 @@ from inferway.errors import ConfigError
 from inferway.fleet.fleet import Fleet
 from inferway.fleet.shared_columns import SharedColumns
 from inferway.http.reload import Apply
-from inferway.indexer import FleetParts
+from inferway.indexer import FleetParts, next_turn
 from inferway.kv.index.build import memory_index
+from inferway.scheduling.expected_ttft.plugin import ExpectedTtft
 from inferway.serving import serve
 from inferway.tasks import Tasks
 from inferway.workers.follower import HeardIndex, HubWatch
@@ -36,9 +39,12 @@ from inferway.workers.messages import (
     Begin,
     Commit,
     Engines,
+    FromOther,
     Message,
     Numbers,
     Operations,
+    OtherEnded,
+    Outcome,
     Ping,
     Prepare,
     Prepared,
@@ -46,7 +52,8 @@ from inferway.workers.messages import (
     Rules,
     Settled,
 )
-from inferway.workers.numbers import told
+from inferway.workers.numbers import told as numbers_told
+from inferway.workers.peers import Peers
 
 LINGER_SECONDS = 10.0
 
@@ -77,6 +84,18 @@ class Worker:
             begin.settings, picks=begin.picks, process=Process(parts, begin.hub, is_hub=False)
         )
 
+        plugins = [
+            plugin
+            for plugin in self.gateway.scheduling.producers
+            if isinstance(plugin, ExpectedTtft)
+        ]
+        self._peers = Peers(link.send, plugins, soon=next_turn)
+        self.gateway.indexer.matcher.overlay = self._peers.overlay
+        self.gateway.standing.tell = self._tell_outcome
+
+    def _tell_outcome(self, engine: str, has_failed: bool) -> None:
+        self._link.send(Outcome(engine, has_failed))
+
     def _watched(self, fleet: Fleet, settings: ServeSettings) -> HubWatch:
         del settings
         return HubWatch(fleet, self._index, self._link.send, self._listen)
@@ -85,6 +104,8 @@ class Worker:
         """Everything is there that a message may be about."""
         watch = self.gateway.fleet.watch
         assert isinstance(watch, HubWatch)
+        watch.drained = self.gateway.standing.drained
+        self._does = self._what_to_do(watch)
         self._watch = watch
         for message in self._waiting:
             self.heard(message)
@@ -110,30 +131,34 @@ class Worker:
 
     def heard(self, message: Message) -> None:
         """Do what the hub tells, once everything is there."""
-        watch, gateway = self._watch, self.gateway
-        if watch is None:
+        if self._watch is None:
             self._waiting.append(message)
             return
-        match message:
-            case Operations():
-                watch.operations(message)
-            case Engines():
-                watch.engines(message)
-                gateway.standing.drained = watch.drained
-            case Settled():
-                watch.settled()
-            case Rules():
-                gateway.follow_rules(dict(message.objectives), list(message.rewrites))
-            case Prepare():
-                self._link.send(Prepared(message.number, self._why_not(message.settings)))
-            case Commit():
-                self._commit()
-            case Ask():
-                self._link.send(Numbers(message.number, told(gateway.metrics.collect())))
-            case Ping():
-                self._link.send(message)
-            case _:
-                log.error("the hub sent %s, which is no message to a worker", type(message))
+        do = self._does.get(type(message))
+        if do is None:
+            log.error("the hub sent %s, which is no message to a worker", type(message))
+        else:
+            do(message)
+
+    def _what_to_do(self, watch: HubWatch) -> dict[type[Message], Callable[[Any], None]]:
+        gateway, link, peers = self.gateway, self._link, self._peers
+        return {
+            Operations: watch.operations,
+            Engines: watch.engines,
+            Settled: lambda _: watch.settled(),
+            Rules: lambda told: gateway.follow_rules(dict(told.objectives), list(told.rewrites)),
+            FromOther: peers.hear,
+            OtherEnded: lambda told: peers.gone(told.place, time.monotonic()),
+            Outcome: lambda told: gateway.standing.hear(
+                told.engine, told.has_failed, time.monotonic()
+            ),
+            Prepare: lambda told: link.send(Prepared(told.number, self._why_not(told.settings))),
+            Commit: lambda _: self._commit(),
+            Ask: lambda told: link.send(
+                Numbers(told.number, numbers_told(gateway.metrics.collect()))
+            ),
+            Ping: link.send,
+        }
 
     def hub_has_gone(self) -> None:
         log.warning(

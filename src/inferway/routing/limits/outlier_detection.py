@@ -6,7 +6,7 @@ ejected    by its breaker: it gets requests after all if every other one is drai
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from inferway.config import EjectionSettings
@@ -23,6 +23,9 @@ class OutlierDetection:
     breakers: dict[str, CircuitBreaker] = field(default_factory=dict)  # of those that have failed
     failures: dict[str, int] = field(default_factory=dict)
     ejections: dict[str, int] = field(default_factory=dict)
+    # Others that send to the same engines are told of what has come from one that has a breaker:
+    # its name, and whether it failed
+    tell: Callable[[str, bool], None] | None = None
 
     @property
     def is_plain(self) -> bool:
@@ -49,6 +52,13 @@ class OutlierDetection:
 
     def succeeded(self, engine: str, now: float) -> bool:
         """An answer has come from the engine; return whether that has brought it back."""
+        if engine not in self.breakers:
+            return False
+        if self.tell is not None:
+            self.tell(engine, False)
+        return self._succeeded(engine, now)
+
+    def _succeeded(self, engine: str, now: float) -> bool:
         breaker = self.breakers.get(engine)
         if breaker is None:
             return False
@@ -62,14 +72,25 @@ class OutlierDetection:
     def failed(self, engine: str, now: float) -> bool:
         """A request has failed at the engine; return whether that has put it out."""
         self.failures[engine] = self.failures.get(engine, 0) + 1
+        if self.tell is not None:
+            self.tell(engine, True)
+        ejected = self._failed(engine, now)
+        if ejected:
+            self.ejections[engine] = self.ejections.get(engine, 0) + 1
+        return ejected
+
+    def _failed(self, engine: str, now: float) -> bool:
         breaker = self.breakers.get(engine)
         if breaker is None:
             breaker = self.breakers[engine] = CircuitBreaker(self.settings)
         ejected = breaker.failed(now)
         if ejected:
             self.ejected.add(engine)
-            self.ejections[engine] = self.ejections.get(engine, 0) + 1
         return ejected
+
+    def hear(self, engine: str, has_failed: bool, now: float) -> None:
+        """Take over what another one has told; nothing is counted."""
+        (self._failed if has_failed else self._succeeded)(engine, now)
 
     def state(self, engine: str, now: float) -> BreakerState:
         breaker = self.breakers.get(engine)

@@ -38,6 +38,7 @@ class QueuedRequest:
     slot: int
     tokens: float  # of its prompt, that must be computed; more, if each costs more
     alone_ms: float  # its time to the first token, if nothing has to be done before it
+    number: int = 0  # that others know it by
 
 
 @dataclass(slots=True)

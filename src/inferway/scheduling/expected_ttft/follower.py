@@ -36,6 +36,7 @@ from inferway.scheduling.expected_ttft.learning import (
     TRANSFER_MS,
     Learning,
 )
+from inferway.scheduling.expected_ttft.sharing import Kind
 from inferway.scheduling.per_endpoint import EndpointSlots
 from inferway.scheduling.plugin import RequestListener, RequestOutcome
 
@@ -114,7 +115,7 @@ class ExpectedTtftListener(RequestListener):
         self._wait(prefill, now)
         if self._coming is None:
             self._coming = slot = self._slots.slot(self._choice.targets[0].endpoint)
-            self._learning.coming[slot] += 1.0
+            self._learning.comes(slot, 1.0)
 
     def on_prefilled(self, now: float, usage: Usage | None, *, moved: bool) -> None:
         prefill, decode = self._prefill, self._sent
@@ -141,7 +142,7 @@ class ExpectedTtftListener(RequestListener):
             self._as_decode_leg(sent, row)
         self._wait(sent, now)
         if not self._streams:
-            self._learning.backlog.assume_begun_at(sent.waiting, now + sent.ttft / 1000)
+            self._learning.assume_begun_at(sent.waiting, now + sent.ttft / 1000)
         return ()
 
     def on_head(self, status: int) -> Headers:
@@ -167,7 +168,7 @@ class ExpectedTtftListener(RequestListener):
         if sent is None or not self._streams:
             return
         self._first = now
-        self._learning.backlog.begun(sent.waiting, now)
+        self._learning.begun(sent.waiting, now)
         if self._answers:
             self._learn_ttft(sent, (now - sent.at) * 1000, now)
 
@@ -179,7 +180,7 @@ class ExpectedTtftListener(RequestListener):
         if sent is None or ending.outcome != "ok" or not self._answers or usage is None:
             return
         if usage.completion:  # embeddings write nothing
-            self._learning.marginal_cost.answered(usage.completion)
+            self._learning.answered(usage.completion)
         more = usage.completion - 1
         if self._first is not None:
             if more > 0:
@@ -217,24 +218,23 @@ class ExpectedTtftListener(RequestListener):
 
     def _wait(self, sent: _Sent, now: float) -> None:
         """Count it as waiting where it is sent, and as work there."""
-        marginal, waiting, own = self._learning.marginal_cost, sent.waiting, sent.features[OWN]
-        self._learning.backlog.add(waiting, now)
-        work = sent.terms[OWN] + sent.terms[PAIRS]
-        if sent.moved:
-            marginal.moved(waiting.slot, now, work=work, new_tokens=sent.moved)
-        else:
-            tokens = max(self._request.num_prompt_tokens, 1)
-            marginal.sent(waiting.slot, now, work=work, new_tokens=own, tokens=tokens)
+        self._learning.waits(
+            sent.waiting,
+            now,
+            work=sent.terms[OWN] + sent.terms[PAIRS],
+            new_tokens=sent.moved or sent.features[OWN],
+            prompt_tokens=None if sent.moved else max(self._request.num_prompt_tokens, 1),
+        )
 
     def _withdraw(self, sent: _Sent | None, now: float) -> None:
         """It does not wait, not any more."""
         if sent is not None:
-            self._learning.backlog.begun(sent.waiting, now)
+            self._learning.begun(sent.waiting, now)
 
     def _arrived(self) -> None:
         """No decode leg is to come any more."""
         if self._coming is not None:
-            self._learning.coming[self._coming] -= 1.0
+            self._learning.comes(self._coming, -1.0)
             self._coming = None
 
     def _learn_ttft(self, sent: _Sent, took: float, now: float) -> None:
@@ -244,13 +244,13 @@ class ExpectedTtftListener(RequestListener):
         if sent.moved:
             least = _LEAST_TRANSFER * sent.transfer
             rest = max(took - sent.ttft + sent.transfer, least)
-            learning.transfer.learn(slot, (1.0, sent.moved), rest, now)
+            learning.took(Kind.TRANSFER, slot, (1.0, sent.moved), rest, now)
         else:
-            learning.ttft.learn(slot, sent.features, took, now)
+            learning.took(Kind.TTFT, slot, sent.features, took, now)
 
     def _learn_tpot(self, sent: _Sent, took: float, now: float) -> None:
         took = max(took, _LEAST_MS)
-        self._learning.tpot.learn(sent.waiting.slot, _tpot_features(sent), took, now)
+        self._learning.took(Kind.TPOT, sent.waiting.slot, _tpot_features(sent), took, now)
 
     def _learn_sum(self, sent: _Sent, more: int, now: float) -> None:
         """An answer in one piece, of `more` tokens behind the first."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -9,9 +10,18 @@ from numpy.typing import NDArray
 
 from inferway.metrics import Histogram
 from inferway.model import Column, ColumnKey
-from inferway.scheduling.expected_ttft.backlog import Backlog, ExternalLoad
+from inferway.scheduling.expected_ttft.backlog import Backlog, ExternalLoad, QueuedRequest
 from inferway.scheduling.expected_ttft.costs import Costs
 from inferway.scheduling.expected_ttft.marginal_cost import MarginalCost
+from inferway.scheduling.expected_ttft.sharing import (
+    Answered,
+    Begins,
+    Comes,
+    Kind,
+    Sharing,
+    Took,
+    Waits,
+)
 
 # The features of a time to the first token, and what they cost before anything is known, in ms:
 # about an 8B model on one GPU. Only how they stand to each other matters, and not for long.
@@ -61,6 +71,8 @@ class Learning:
     external_load: ExternalLoad = field(default_factory=ExternalLoad)
     marginal_cost: MarginalCost = field(default_factory=MarginalCost)
     accuracy: list[Histogram] = field(default_factory=list)
+    sharing: Sharing | None = None  # None: nobody else is told
+    now: float = 0.0  # seconds, as of the last `advance`
 
     def grow(self, slots: int) -> None:
         """Have room for so many slots."""
@@ -84,8 +96,87 @@ class Learning:
         self.marginal_cost.forget(slot)
         self.accuracy[slot] = Histogram(ACCURACY_BUCKETS)
 
+    # what requests tell; others are told of it, if there are any
+
+    def waits(
+        self,
+        waiting: QueuedRequest,
+        now: float,
+        *,
+        work: float,
+        new_tokens: float,
+        prompt_tokens: float | None,
+    ) -> None:
+        """Count a request on its way to an endpoint: `work` ms of its prompt's tokens there, of
+        which `new_tokens` are not in its cache. `prompt_tokens`: of the whole; None: it is the
+        decode leg of a request that has been counted."""
+        self.add(waiting, now, work, new_tokens, prompt_tokens)
+        if self.sharing is not None:
+            waiting.number = self.sharing.next_number()
+            self.sharing.tell(
+                Waits(
+                    self.sharing.name(waiting.slot),
+                    waiting.number,
+                    waiting.tokens,
+                    waiting.alone_ms,
+                    now,
+                    work,
+                    new_tokens,
+                    prompt_tokens,
+                )
+            )
+
+    def add(
+        self,
+        waiting: QueuedRequest,
+        now: float,
+        work: float,
+        new_tokens: float,
+        prompt_tokens: float | None,
+    ) -> None:
+        """Count a request as `waits` does, without telling others."""
+        marginal, slot = self.marginal_cost, waiting.slot
+        self.backlog.add(waiting, now)
+        if prompt_tokens is None:
+            marginal.moved(slot, now, work=work, new_tokens=new_tokens)
+        else:
+            marginal.sent(slot, now, work=work, new_tokens=new_tokens, tokens=prompt_tokens)
+
+    def assume_begun_at(self, waiting: QueuedRequest, then: float) -> None:
+        """Take the request's answer for begun then: nobody will tell."""
+        self.backlog.assume_begun_at(waiting, then)
+        if self.sharing is not None:
+            self.sharing.tell(Begins(waiting.number, then, is_assumed=True))
+
+    def begun(self, waiting: QueuedRequest, now: float) -> None:
+        """Take out a request that answers, or has gone. A second call does nothing."""
+        if self.backlog.begun(waiting, now) and self.sharing is not None:
+            self.sharing.tell(Begins(waiting.number, now, is_assumed=False))
+
+    def took(self, kind: Kind, slot: int, features: Sequence[float], ms: float, now: float) -> None:
+        """Learn how long something took, from what it was made of."""
+        self.costs(kind).learn(slot, features, ms, now)
+        if self.sharing is not None:
+            self.sharing.tell(Took(kind, self.sharing.name(slot), features, ms, now))
+
+    def answered(self, tokens: int) -> None:
+        """Count an answer of so many tokens."""
+        self.marginal_cost.answered(tokens)
+        if self.sharing is not None:
+            self.sharing.tell(Answered(tokens))
+
+    def comes(self, slot: int, by: float) -> None:
+        """Count so many decode legs more that are to come there."""
+        self.coming[slot] += by
+        if self.sharing is not None:
+            self.sharing.tell(Comes(self.sharing.name(slot), by))
+
+    def costs(self, kind: Kind) -> Costs:
+        return (self.ttft, self.tpot, self.transfer)[kind]
+
     def advance(self, now: float) -> None:
         """Let everything know what time it is."""
+        self.now = now
         self.backlog.advance(now)
         self.ttft.refresh(now)
         self.tpot.refresh(now)

@@ -13,7 +13,7 @@ not so.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -42,6 +42,7 @@ from inferway.scheduling.expected_ttft.learning import (
     Learning,
 )
 from inferway.scheduling.expected_ttft.legs import add_legs
+from inferway.scheduling.expected_ttft.sharing import Event, Sharing
 from inferway.scheduling.per_endpoint import EndpointSlots, PerEndpoint
 from inferway.scheduling.prefix_source import TRUST
 from inferway.scheduling.registry import Building, Parameters, PluginType
@@ -139,6 +140,11 @@ class ExpectedTtft:
         if candidates.get(FEATURES) is None:
             return None
         return ExpectedTtftListener(self.learning, self.slots, request, candidates, choice)
+
+    def share(self, tell: Callable[[Event], None]) -> Sharing:
+        """Tell others what is learned here, and return who takes over what they tell."""
+        self.learning.sharing = sharing = Sharing(self.learning, self.slots, tell)
+        return sharing
 
     def families(self) -> Iterator[Family]:
         """Yield how far expectations were off, and what each part of a request costs, by engine."""

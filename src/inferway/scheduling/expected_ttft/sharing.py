@@ -1,0 +1,135 @@
+"""What several gateways tell each other of what they learn, so that each knows what all do.
+
+Each tells what it has sent, what has begun to answer, and how long that took; the others take it
+over as if it were their own. Endpoints are told by their names, for each gateway has its own slots.
+Times are seconds of one clock: of this machine, which its processes share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from itertools import count
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from inferway.scheduling.expected_ttft.backlog import QueuedRequest
+from inferway.scheduling.per_endpoint import EndpointSlots
+
+if TYPE_CHECKING:
+    from inferway.scheduling.expected_ttft.learning import Learning
+
+MOST_WAITING = 100_000  # requests of others that are remembered until they begin to answer
+
+
+class Kind(IntEnum):
+    """Of what a time was learned."""
+
+    TTFT = 0
+    TPOT = 1
+    TRANSFER = 2
+
+
+class _Event(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
+    """What one gateway tells."""
+
+
+class Waits(_Event, frozen=True, gc=False):
+    """A request, or a leg of one, is on its way to an endpoint. See `Learning.waits`."""
+
+    endpoint: str
+    number: int  # among those of the gateway
+    tokens: float
+    alone_ms: float
+    at: float
+    work: float
+    new_tokens: float
+    prompt_tokens: float | None
+
+
+class Begins(_Event, frozen=True, gc=False):
+    """It has begun to answer, or has gone; or will be taken for that (`is_assumed`)."""
+
+    number: int
+    at: float
+    is_assumed: bool
+
+
+class Took(_Event, frozen=True, gc=False):
+    """How long something took on an endpoint, and what it was made of."""
+
+    kind: Kind
+    endpoint: str
+    features: Sequence[float]
+    ms: float
+    at: float
+
+
+class Answered(_Event, frozen=True, gc=False):
+    """An answer had so many tokens."""
+
+    tokens: int
+
+
+class Comes(_Event, frozen=True, gc=False):
+    """So many decode legs more are to come to the endpoint."""
+
+    endpoint: str
+    by: float
+
+
+Event = Waits | Begins | Took | Answered | Comes
+
+
+@dataclass(slots=True)
+class Sharing:
+    """Tells others of what is learned here, and takes over what they tell."""
+
+    learning: Learning
+    slots: EndpointSlots
+    tell: Callable[[Event], None]
+    _numbers: count[int] = field(default_factory=lambda: count(1))
+    # of others: (who, number) -> the request that waits
+    _waiting: dict[tuple[int, int], QueuedRequest] = field(default_factory=dict)
+
+    def next_number(self) -> int:
+        """Return a number for a request that is told of."""
+        return next(self._numbers)
+
+    def name(self, slot: int) -> str:
+        return self.slots.name(slot)
+
+    def hear(self, who: int, event: Event) -> None:
+        """Take over what another gateway, whose number is `who`, has told."""
+        learning = self.learning
+        match event:
+            case Waits():
+                if len(self._waiting) < MOST_WAITING:
+                    slot = self.slots.slot_of(event.endpoint, event.at)
+                    waiting = QueuedRequest(slot, event.tokens, event.alone_ms)
+                    self._waiting[who, event.number] = waiting
+                    learning.add(
+                        waiting, event.at, event.work, event.new_tokens, event.prompt_tokens
+                    )
+            case Begins():
+                begun = self._waiting.pop((who, event.number), None)
+                if begun is not None and event.is_assumed:
+                    learning.backlog.assume_begun_at(begun, event.at)
+                    self._waiting[who, event.number] = begun
+                elif begun is not None:
+                    learning.backlog.begun(begun, event.at)
+            case Took():
+                slot = self.slots.slot_of(event.endpoint, event.at)
+                learning.costs(event.kind).learn(slot, event.features, event.ms, event.at)
+            case Answered():
+                learning.marginal_cost.answered(event.tokens)
+            case Comes():
+                slot = self.slots.slot_of(event.endpoint, learning.now)  # columns may grow
+                learning.coming[slot] += event.by
+
+    def gone(self, who: int, now: float) -> None:
+        """Forget what of a gateway waits that has ended: its requests have ended with it."""
+        for key in [key for key in self._waiting if key[0] == who]:
+            self.learning.backlog.begun(self._waiting.pop(key), now)

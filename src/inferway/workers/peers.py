@@ -1,0 +1,125 @@
+"""What workers tell each other of their requests, so that each decides as if it had sent them all.
+
+The hub passes it on unread: whoever tells many thousand times a second must not cost it much.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from itertools import count
+
+import msgspec
+
+from inferway.kv.index.speculative import Speculation, SpeculativeOverlay
+from inferway.model import BlockKey, HolderId
+from inferway.scheduling.expected_ttft.plugin import ExpectedTtft
+from inferway.scheduling.expected_ttft.sharing import Event
+from inferway.workers.messages import FromOther, Message, ToOthers
+
+
+class OnItsWay(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A prompt is on its way to a holder, and its blocks count as held there."""
+
+    number: int  # among those of its worker
+    holder: HolderId
+    keys: Sequence[BlockKey]
+
+
+class Arrived(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """They count no more."""
+
+    number: int
+
+
+class Learned(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """What one of the scheduling's plugins has learned, by its place among them."""
+
+    plugin: int
+    event: Event
+
+
+PeerMessage = OnItsWay | Arrived | Learned
+
+
+class ToldOverlay(SpeculativeOverlay):
+    """An overlay whose prompts others are told of as well."""
+
+    def __init__(
+        self,
+        tell: Callable[[PeerMessage], None],
+        soon: Callable[[Callable[[], None]], object] | None = None,
+    ) -> None:
+        super().__init__(soon)
+        self._tell = tell
+        self._numbers = count(1)
+        self._told: dict[Speculation, int] = {}
+
+    def add(self, holder: HolderId, keys: Sequence[BlockKey], skip: int = 0) -> Speculation:
+        speculation = super().add(holder, keys, skip)
+        if speculation.active:
+            number = self._told[speculation] = next(self._numbers)
+            self._tell(OnItsWay(number, holder, speculation.keys))
+        return speculation
+
+    def remove(self, speculation: Speculation) -> None:
+        super().remove(speculation)
+        number = self._told.pop(speculation, None)
+        if number is not None:
+            self._tell(Arrived(number))
+
+    def hear(self, holder: HolderId, keys: Sequence[BlockKey]) -> Speculation:
+        """Count a prompt that another worker has sent. `remove` it."""
+        return super().add(holder, keys)
+
+
+class Peers:
+    """`tell` the other workers, and `hear` them."""
+
+    def __init__(
+        self,
+        send: Callable[[Message], None],
+        plugins: Sequence[ExpectedTtft],
+        soon: Callable[[Callable[[], None]], object] | None = None,
+    ) -> None:
+        """`plugins`: those of the scheduling that learn. `soon`: as the overlay takes it."""
+        self.overlay = ToldOverlay(self.tell, soon)
+        self._send = send
+        self._sharing = [
+            plugin.share(lambda event, number=number: self.tell(Learned(number, event)))  # type: ignore[misc]
+            for number, plugin in enumerate(plugins)
+        ]
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(list[PeerMessage])
+        self._outgoing: list[PeerMessage] = []
+        self._heard: dict[tuple[int, int], Speculation] = {}  # (place, number)
+
+    def tell(self, message: PeerMessage) -> None:
+        if not self._outgoing:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._outgoing.append(message)
+
+    def hear(self, told: FromOther) -> None:
+        """Take over what another worker has told."""
+        for message in self._decoder.decode(told.payload):
+            match message:
+                case Learned():
+                    self._sharing[message.plugin].hear(told.place, message.event)
+                case OnItsWay():
+                    heard = self.overlay.hear(message.holder, message.keys)
+                    self._heard[told.place, message.number] = heard
+                case Arrived():
+                    speculation = self._heard.pop((told.place, message.number), None)
+                    if speculation is not None:
+                        self.overlay.remove(speculation)
+
+    def gone(self, place: int, now: float) -> None:
+        """Forget what is on its way from a worker that has ended."""
+        for key in [key for key in self._heard if key[0] == place]:
+            self.overlay.remove(self._heard.pop(key))
+        for sharing in self._sharing:
+            sharing.gone(place, now)
+
+    def _flush(self) -> None:
+        messages, self._outgoing = self._outgoing, []
+        self._send(ToOthers(self._encoder.encode(messages)))

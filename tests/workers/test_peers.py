@@ -1,0 +1,54 @@
+"""What a worker hears of the others' requests."""
+
+from __future__ import annotations
+
+import asyncio
+
+from inferway.scheduling.expected_ttft.plugin import ExpectedTtft
+from inferway.workers.messages import FromOther, Message, ToOthers
+from inferway.workers.peers import Peers
+
+HOLDER = 3
+KEYS = [11, 12, 13]
+
+
+class Two:
+    """Two workers, the first of which the second hears."""
+
+    def __init__(self) -> None:
+        self.one = Peers(self._sent, [ExpectedTtft()])
+        self.other = Peers(lambda _: None, [ExpectedTtft()])
+
+    def _sent(self, message: Message) -> None:
+        assert isinstance(message, ToOthers)
+        self.other.hear(FromOther(1, message.payload))
+
+    def elsewhere(self) -> dict[int, int]:
+        """What the other believes to be on its way, of the prompt."""
+        return self.other.overlay.extend(KEYS, {})
+
+
+async def test_a_prompt_on_its_way_counts_with_all_workers_until_it_has_arrived() -> None:
+    two = Two()
+    coming = two.one.overlay.add(HOLDER, KEYS, skip=0)
+    assert two.elsewhere() == {}
+    await asyncio.sleep(0)
+    assert two.elsewhere() == {HOLDER: 3}
+
+    two.one.overlay.remove(coming)
+    two.one.overlay.remove(coming)
+    await asyncio.sleep(0)
+
+    assert two.elsewhere() == {}
+
+
+async def test_a_worker_that_ends_brings_nothing_any_more() -> None:
+    two = Two()
+    two.one.overlay.add(HOLDER, KEYS)
+    await asyncio.sleep(0)
+
+    two.other.gone(2, 0.0)  # another one
+    assert two.elsewhere() == {HOLDER: 3}
+    two.other.gone(1, 0.0)
+
+    assert two.elsewhere() == {}
