@@ -26,7 +26,7 @@ from inferway.fleet.orphan_resolution import OrphanResolver
 from inferway.fleet.structured_gate import FleetGate
 from inferway.fleet.tokens_once import build_tokens_once
 from inferway.fleet.zmq_subscriber import sockets_context
-from inferway.http.auth import build_auth, read_keys
+from inferway.http.auth import Auth, build_auth, read_keys
 from inferway.http.cors import Cors
 from inferway.http.hub import asking_hub, from_workers
 from inferway.http.inference_ingress import build_ingress
@@ -151,6 +151,11 @@ class Gateway:
     @property
     def _is_worker(self) -> bool:
         return self._process is not None and not self._process.is_hub
+
+    @property
+    def auth(self) -> Auth:
+        """Who is let in, and how many requests at a time."""
+        return self._auth
 
     @property
     def standing(self) -> OutlierDetection:

@@ -40,7 +40,7 @@ from inferway.errors import FleetError, ForbiddenError, InferwayError, Unauthori
 from inferway.fleet.fleet import Fleet
 from inferway.http.listening import UNIX
 from inferway.http.message import Request
-from inferway.http.request_queue import RequestQueue, Ticket
+from inferway.http.request_queue import RequestQueue
 from inferway.http.responder import Responder
 from inferway.http.session_cookie import PAGE_HEADER, cookie_of, forget_cookie
 from inferway.model import Candidates
@@ -54,6 +54,7 @@ from inferway.routing.limits.callers import (
     read_callers,
     without_credentials,
 )
+from inferway.routing.limits.concurrency_limiter import Slot
 from inferway.routing.limits.failover import FailoverPolicy, Retries
 from inferway.routing.limits.outlier_detection import OutlierDetection
 from inferway.routing.limits.saturation_gate import SaturationGate
@@ -86,8 +87,13 @@ class Auth:
     agents: NamesSession | None = None  # who reads which agent a request is of
     sessions: Sessions = field(default_factory=lambda: Sessions(time.monotonic))
     refused: int = 0  # for want of a key
+    # gives requests their slots: the queue, or another process has it for this one as well
+    turns: Callable[[Responder, str], Slot] = field(init=False)
     requests: dict[str, int] = field(default_factory=dict)  # by name of the key
     reloads: dict[str, int] = field(default_factory=lambda: {"done": 0, "refused": 0})
+
+    def __post_init__(self) -> None:
+        self.turns = self.control.ticket
 
     @property
     def is_guarded(self) -> bool:
@@ -184,11 +190,9 @@ class Auth:
         except UnauthorizedError:
             return False
 
-    def ticket(self, responder: Responder, tenant: str) -> Ticket | None:
+    def ticket(self, responder: Responder, tenant: str) -> Slot | None:
         """Return a slot for the request; None while nothing is limited."""
-        if not self.control.is_on:
-            return None
-        return Ticket(self.control, responder, tenant)
+        return self.turns(responder, tenant) if self.control.is_on else None
 
     def _known(self, callers: Callers, request: Request) -> ApiCaller:
         try:

@@ -19,10 +19,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from math import isfinite
+from typing import Protocol
 
 from inferway.config import FlowSettings
 from inferway.errors import ClientGoneError, InferwayError
-from inferway.http.responder import Responder
+from inferway.http.responder import BodySource, Responder
 from inferway.model import Headers
 from inferway.routing.limits.concurrency_limiter import ConcurrencyLimiter, EnginesOf, Slot
 from inferway.routing.limits.queue import Waiter
@@ -36,6 +37,14 @@ _UNITS = {  # in seconds
     b"x-request-timeout-ms": 0.001,
     b"x-stainless-read-timeout": 1.0,
 }
+
+
+class WaitingClient(Protocol):
+    """The client of a request that waits (responder.Responder)."""
+
+    @property
+    def ended(self) -> bool: ...
+    def attach(self, source: BodySource) -> None: ...
 
 
 class RequestQueue:
@@ -64,6 +73,10 @@ class RequestQueue:
             or self.limiter.gate is not None
         )
 
+    def ticket(self, responder: Responder, tenant: str) -> Slot:
+        """Return a slot for a request."""
+        return Ticket(self, responder, tenant)
+
     def set_settings(self, settings: FlowSettings) -> None:
         """Keep these limits from now on; those who wait may have their turn."""
         self.limiter.set_settings(settings)
@@ -80,7 +93,7 @@ class RequestQueue:
                     continue
                 future.set_result(place)
 
-    async def wait(self, responder: Responder, waiter: Waiter) -> str:
+    async def wait(self, responder: WaitingClient, waiter: Waiter) -> str:
         """Wait for the turn of a request; return its place. Raises SaturatedError or
         ClientGoneError."""
         if responder.ended:

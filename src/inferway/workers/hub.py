@@ -20,6 +20,7 @@ import tempfile
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -27,6 +28,7 @@ from inferway.app import Gateway, Process
 from inferway.config import DiscoverySettings, ModelRewrite, ServeSettings
 from inferway.errors import ConfigError
 from inferway.fleet.shared_columns import SharedColumns, shared_memory
+from inferway.fleet.subscriber import EventSubscriber
 from inferway.http.listening import UNIX
 from inferway.indexer import FleetParts
 from inferway.kv.index.build import memory_index
@@ -38,9 +40,12 @@ from inferway.workers.messages import (
     Begin,
     Commit,
     Doubt,
+    Enter,
     FamilyTold,
     FromOther,
+    Leave,
     Message,
+    Move,
     Numbers,
     OtherEnded,
     Outcome,
@@ -57,6 +62,7 @@ from inferway.workers.messages import (
 from inferway.workers.numbers import added_up
 from inferway.workers.seat import Seat
 from inferway.workers.teller import FleetTeller, ToldIndex
+from inferway.workers.turns import Turns
 
 START_SECONDS = 60.0  # for all workers, with their tokenizers
 PING_SECONDS = 1.0
@@ -88,6 +94,7 @@ class Hub:
             Seat(place, self._memory, self._tell_all, self._heard, self._ended)
             for place in range(1, workers + 1)
         ]
+        self._turns: Turns | None = None
         self._rules = Rules({}, [])
         self._teller: FleetTeller | None = None
         self._reserved: socket.socket | None = None
@@ -108,6 +115,8 @@ class Hub:
             is_drained = gateway.standing.drained.__contains__
             self._teller = teller = FleetTeller(gateway.fleet, self._index, is_drained, self._tell)
             gateway.draining.on_change = teller.look_soon
+            self._turns = Turns(gateway.auth.control, self._tell_one, self._tell, self._tasks)
+            self._does = self._what_to_do()
             gateway.metrics.added_to(self)
             gateway.reloading.others = self._prepare
             teller.look()
@@ -165,6 +174,8 @@ class Hub:
         link.send(self._rules)
         seat.hears = True
         link.send(self._teller.engines())
+        if self._turns is not None:
+            self._turns.tell_full_to(seat.place)
         for operations in self._teller.snapshot():
             link.send(operations)
             await link.drained()
@@ -174,6 +185,9 @@ class Hub:
     def _tell(self, message: Message) -> None:
         for seat in self.seats:
             seat.send(message)
+
+    def _tell_one(self, place: int, message: Message) -> None:
+        self.seats[place - 1].send(message)
 
     def _tell_others(self, seat: Seat, message: Message) -> None:
         for other in self.seats:
@@ -223,37 +237,53 @@ class Hub:
     # what workers say
 
     def _heard(self, seat: Seat, message: Message) -> None:
-        fleet = self.gateway.fleet
-        match message:
-            case Ping():
-                pass
-            case Prepared() | Numbers():
-                answer = self._answers.get((seat.place, message.number))
-                if answer is not None and not answer.done():
-                    answer.set_result(message)
-            case ToOthers():
-                passed_on = FromOther(seat.place, message.payload)
-                self._tell_others(seat, passed_on)
-            case Outcome():
-                standing, now = self.gateway.standing, asyncio.get_running_loop().time()
-                standing.hear(message.engine, message.has_failed, now)
-                self._tell_others(seat, message)
-            case Suspect():
-                fleet.watch.suspect(message.engine)
-            case Doubt():
-                self._index.apply(message.ops)
-            case Recheck() | Reports():
-                engine = fleet.engine(message.engine)
-                for stream in () if engine is None else engine.subscribers:
-                    if stream.holder == message.holder:
-                        recheck = isinstance(message, Recheck)
-                        (stream.recheck if recheck else stream.count_no_copies)()
-            case _:
-                log.error("worker %d said %s, which is not for the hub", seat.place, type(message))
+        do = self._does.get(type(message))
+        if do is None:
+            log.error("worker %d said %s, which is not for the hub", seat.place, type(message))
+        else:
+            do(seat, message)
+
+    def _what_to_do(self) -> dict[type[Message], Callable[[Seat, Any], None]]:
+        fleet, turns = self.gateway.fleet, self._turns
+        assert turns is not None
+        return {
+            Ping: lambda *_: None,
+            Prepared: self._answered,
+            Numbers: self._answered,
+            ToOthers: lambda seat, told: self._tell_others(
+                seat, FromOther(seat.place, told.payload)
+            ),
+            Outcome: self._outcome,
+            Enter: lambda seat, told: turns.enter(seat.place, told),
+            Move: lambda seat, told: turns.move(seat.place, told),
+            Leave: lambda seat, told: turns.leave(seat.place, told.number),
+            Suspect: lambda _, told: fleet.watch.suspect(told.engine),
+            Doubt: lambda _, told: self._index.apply(told.ops),
+            Recheck: lambda _, told: self._of_stream(told, EventSubscriber.recheck),
+            Reports: lambda _, told: self._of_stream(told, EventSubscriber.count_no_copies),
+        }
+
+    def _answered(self, seat: Seat, message: Prepared | Numbers) -> None:
+        answer = self._answers.get((seat.place, message.number))
+        if answer is not None and not answer.done():
+            answer.set_result(message)
+
+    def _outcome(self, seat: Seat, told: Outcome) -> None:
+        now = asyncio.get_running_loop().time()
+        self.gateway.standing.hear(told.engine, told.has_failed, now)
+        self._tell_others(seat, told)
+
+    def _of_stream(self, told: Recheck | Reports, do: Callable[[EventSubscriber], None]) -> None:
+        engine = self.gateway.fleet.engine(told.engine)
+        for stream in () if engine is None else engine.subscribers:
+            if stream.holder == told.holder:
+                do(stream)
 
     def _ended(self, seat: Seat) -> None:
         self._columns.process_ended(seat.place)
         self._tell_others(seat, OtherEnded(seat.place))
+        if self._turns is not None:
+            self._turns.ended(seat.place)
 
     # where the workers listen
 

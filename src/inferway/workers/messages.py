@@ -177,6 +177,47 @@ class Recheck(_Message, frozen=True):
 # worker -> hub -> the other workers
 
 
+class Enter(_Message, frozen=True):
+    """A request asks for its turn (`workers.turns`)."""
+
+    number: int  # among those of its worker
+    model: str
+    tenant: str
+    priority: int
+    most_seconds: float  # that it would wait by what its headers say; infinite: they do not say
+    ttft_seconds: float | None
+
+
+class Turn(_Message, frozen=True):
+    """It is the request's turn, or it is refused."""
+
+    number: int
+    place: str = ""  # the engine that a place is held with
+    has_waited: bool = False
+    refusal: str | None = None
+    code: str = ""  # of the refusal
+    retry_after: int = 1
+
+
+class Move(_Message, frozen=True):
+    """The request goes to this engine."""
+
+    number: int
+    engine: str
+
+
+class Leave(_Message, frozen=True):
+    """The request has ended, or waits no longer."""
+
+    number: int
+
+
+class Full(_Message, frozen=True):
+    """The engines that have as many requests as they may."""
+
+    engines: list[str]
+
+
 class ToOthers(_Message, frozen=True):
     """What the hub passes on unread (`workers.peers`)."""
 
@@ -223,6 +264,11 @@ Message = (
     | Reports
     | Doubt
     | Recheck
+    | Enter
+    | Turn
+    | Move
+    | Leave
+    | Full
     | ToOthers
     | FromOther
     | OtherEnded

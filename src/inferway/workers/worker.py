@@ -40,6 +40,7 @@ from inferway.workers.messages import (
     Commit,
     Engines,
     FromOther,
+    Full,
     Message,
     Numbers,
     Operations,
@@ -51,9 +52,11 @@ from inferway.workers.messages import (
     Ready,
     Rules,
     Settled,
+    Turn,
 )
 from inferway.workers.numbers import told as numbers_told
 from inferway.workers.peers import Peers
+from inferway.workers.turns import HubQueue
 
 LINGER_SECONDS = 10.0
 
@@ -92,6 +95,8 @@ class Worker:
         self._peers = Peers(link.send, plugins, soon=next_turn)
         self.gateway.indexer.matcher.overlay = self._peers.overlay
         self.gateway.standing.tell = self._tell_outcome
+        self._turns = HubQueue(link.send)
+        self.gateway.auth.turns = self._turns.ticket
 
     def _tell_outcome(self, engine: str, has_failed: bool) -> None:
         self._link.send(Outcome(engine, has_failed))
@@ -148,6 +153,8 @@ class Worker:
             Settled: lambda _: watch.settled(),
             Rules: lambda told: gateway.follow_rules(dict(told.objectives), list(told.rewrites)),
             FromOther: peers.hear,
+            Turn: self._turns.heard,
+            Full: self._turns.heard_full,
             OtherEnded: lambda told: peers.gone(told.place, time.monotonic()),
             Outcome: lambda told: gateway.standing.hear(
                 told.engine, told.has_failed, time.monotonic()
@@ -170,6 +177,7 @@ class Worker:
             loop.call_soon(signal.raise_signal, signal.SIGTERM)
             return
         self._watch.hub_has_gone()
+        self._turns.hub_has_gone()
         loop.call_later(LINGER_SECONDS, signal.raise_signal, signal.SIGTERM)
 
     def _why_not(self, settings: ServeSettings) -> str | None:
