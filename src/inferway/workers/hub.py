@@ -116,6 +116,7 @@ class Hub:
             self._teller = teller = FleetTeller(gateway.fleet, self._index, is_drained, self._tell)
             gateway.draining.on_change = teller.look_soon
             self._turns = Turns(gateway.auth.control, self._tell_one, self._tell, self._tasks)
+            self._turns.set_settings(self.settings.flow, len(self.seats))
             self._does = self._what_to_do()
             gateway.metrics.added_to(self)
             gateway.reloading.others = self._prepare
@@ -208,6 +209,8 @@ class Hub:
 
     async def _commit(self, settings: ServeSettings) -> None:
         self.settings = settings
+        if self._turns is not None:
+            self._turns.set_settings(settings.flow, len(self.seats))
         self._tell(Commit())
 
     async def _ask_all(self, ask: Callable[[int], Message]) -> list[Message]:

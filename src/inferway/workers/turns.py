@@ -1,8 +1,10 @@
 """Limits of requests under way, and the queue before them, which the hub has for all workers.
 
-A worker asks for each request's turn, but only where something is limited; the hub's answer takes a
-fraction of a millisecond if there is room. Two workers may give an engine its last place at the
-same moment: then it has one request more than its limit until the first of them has ended.
+Where only the number of all requests is limited, each worker has a few places of its own, which it
+need not ask for (`own_places`); beyond them, and where engines have limits, it asks for each
+request's turn. The hub's answer takes a fraction of a millisecond if there is room. Two workers may
+give an engine its last place at the same moment: then it has one request more than its limit until
+the first of them has ended.
 """
 
 from __future__ import annotations
@@ -12,6 +14,9 @@ import math
 from collections.abc import Callable, Mapping
 from itertools import count
 
+import msgspec
+
+from inferway.config import FlowSettings
 from inferway.errors import (
     ClientGoneError,
     QueueFullError,
@@ -34,6 +39,17 @@ _HUB_AWAY = "the gateway's hub is away, which counts the requests under way"
 Send = Callable[[Message], None]
 
 
+OWN_SHARE = 4  # workers have one place in so many, all together
+
+
+def own_places(flow: FlowSettings, workers: int, *, has_gate: bool) -> int:
+    """Return how many places each worker has of its own. The hub has the rest for all, so that at
+    least three quarters of all places can be with one worker, and never more than all are taken."""
+    if flow.in_flight is None or flow.engine_in_flight is not None or has_gate:
+        return 0
+    return flow.in_flight // (OWN_SHARE * workers)
+
+
 # a worker's side
 
 
@@ -42,6 +58,8 @@ class HubQueue:
 
     def __init__(self, send: Send) -> None:
         self.full: frozenset[str] = frozenset()
+        self.own = 0  # places of this worker's
+        self._taken = 0  # of them
         self._send = send
         self._numbers = count(1)
         self._asked: dict[int, asyncio.Future[Turn]] = {}
@@ -71,6 +89,26 @@ class HubQueue:
             kind = _REFUSALS.get(turn.code, SaturatedError)
             raise kind(turn.refusal, retry_after=turn.retry_after)
         return turn
+
+    def takes_own(self) -> bool:
+        """Take one of this worker's own places, unless none is free or others wait already."""
+        if self._taken >= self.own or self._asked:
+            return False
+        self._taken += 1
+        return True
+
+    def give_back(self) -> None:
+        """Give back one of this worker's own places, to whoever waits longest."""
+        number = next(iter(self._asked), None)
+        if number is None or self._taken > self.own:
+            self._taken -= 1
+            return
+        future = self._asked.pop(number)
+        self.leave(number)  # it does not need the hub's any more
+        if future.done():
+            self._taken -= 1
+        else:
+            future.set_result(_OWN_TURN)
 
     def next_number(self) -> int:
         return next(self._numbers)
@@ -108,6 +146,9 @@ class HubQueue:
         self._send(Leave(number))
 
 
+_OWN_TURN = Turn(0, has_waited=True)  # one of the worker's own
+
+
 class _InHubQueue:
     """The source of an answer whose request has no engine yet."""
 
@@ -127,7 +168,16 @@ class _InHubQueue:
 class HubTicket:
     """A request's slot within the hub's limits (routing.limits.concurrency_limiter.Slot)."""
 
-    __slots__ = ("_is_beside", "_number", "_place", "_queue", "_responder", "_tenant", "waited")
+    __slots__ = (
+        "_is_beside",
+        "_is_own",
+        "_number",
+        "_place",
+        "_queue",
+        "_responder",
+        "_tenant",
+        "waited",
+    )
 
     def __init__(
         self, queue: HubQueue, responder: Responder, tenant: str, *, is_beside: bool = False
@@ -136,7 +186,8 @@ class HubTicket:
         self._responder = responder
         self._tenant = tenant
         self._is_beside = is_beside
-        self._number = 0  # 0: it is not inside
+        self._is_own = False  # its place is one of the worker's own
+        self._number = 0  # 0: it is not inside the hub's limits
         self._place = ""
         self.waited = 0.0
 
@@ -146,6 +197,9 @@ class HubTicket:
 
     async def enter(self, model: str, headers: Headers, priority: int) -> bool:
         if self._is_beside:
+            return False
+        if self._queue.takes_own():
+            self._is_own = True
             return False
         loop = asyncio.get_running_loop()
         asked = loop.time()
@@ -158,7 +212,8 @@ class HubTicket:
             ttft_seconds(headers),
         )
         turn = await self._queue.turn(self._responder, ask)
-        self._number, self._place = ask.number, turn.place
+        self._is_own = turn is _OWN_TURN
+        self._number, self._place = turn.number, turn.place
         self.waited = loop.time() - asked if turn.has_waited else 0.0
         return turn.has_waited
 
@@ -166,7 +221,7 @@ class HubTicket:
         return engine not in self._queue.full or engine == self._place
 
     def move(self, engine: str) -> None:
-        if engine == self._place:
+        if engine == self._place or self._is_own:
             return
         if not self._number:  # beside: it is inside from here on
             self._number = -self._queue.next_number()
@@ -175,7 +230,10 @@ class HubTicket:
 
     def leave(self) -> None:
         number, self._number = self._number, 0
-        if number:
+        if self._is_own:
+            self._is_own = False
+            self._queue.give_back()
+        elif number:
             self._queue.leave(number)
 
     def beside(self) -> Slot:
@@ -203,6 +261,14 @@ class Turns:
         self._inside: dict[tuple[int, int], _Inside] = {}  # (place of the worker, number)
         self._waiting: dict[tuple[int, int], Waiter] = {}
         self._full: frozenset[str] = frozenset()
+
+    def set_settings(self, flow: FlowSettings, workers: int) -> None:
+        """Keep these limits from now on, but for what the workers have themselves."""
+        queue = self._queue
+        own = own_places(flow, workers, has_gate=queue.limiter.gate is not None)
+        if flow.in_flight is not None:
+            flow = msgspec.structs.replace(flow, in_flight=flow.in_flight - own * workers)
+        queue.set_settings(flow)
 
     def enter(self, place: int, ask: Enter) -> None:
         """A worker's request asks for its turn."""

@@ -56,7 +56,7 @@ from inferway.workers.messages import (
 )
 from inferway.workers.numbers import told as numbers_told
 from inferway.workers.peers import Peers
-from inferway.workers.turns import HubQueue
+from inferway.workers.turns import HubQueue, own_places
 
 LINGER_SECONDS = 10.0
 
@@ -96,7 +96,13 @@ class Worker:
         self.gateway.indexer.matcher.overlay = self._peers.overlay
         self.gateway.standing.tell = self._tell_outcome
         self._turns = HubQueue(link.send)
+        self._workers = begin.num_processes - 1
+        self._set_own_places(begin.settings)
         self.gateway.auth.turns = self._turns.ticket
+
+    def _set_own_places(self, settings: ServeSettings) -> None:
+        has_gate = self.gateway.scheduling.flow_control is not None
+        self._turns.own = own_places(settings.flow, self._workers, has_gate=has_gate)
 
     def _tell_outcome(self, engine: str, has_failed: bool) -> None:
         self._link.send(Outcome(engine, has_failed))
@@ -190,7 +196,11 @@ class Worker:
     def _commit(self) -> None:
         prepared, self._prepared = self._prepared, None
         if prepared is not None:
-            self._tasks.spawn(prepared())
+            self._tasks.spawn(self._go_on(prepared))
+
+    async def _go_on(self, apply: Apply) -> None:
+        await apply()
+        self._set_own_places(self.gateway.reloading.settings)
 
 
 async def _run(end: socket.socket, memory: int) -> None:
