@@ -59,8 +59,8 @@ from inferway.scheduling.load import scheduling_of
 from inferway.tasks import Later, soon
 from inferway.telemetry.access_log import AccessLog
 from inferway.telemetry.answer_log import AnswerLog
-from inferway.telemetry.observers import build_observers
-from inferway.telemetry.publisher import ZmqPublisher, topic_name
+from inferway.telemetry.observers import WantsPrompts, build_observers
+from inferway.telemetry.publisher import Publisher, ZmqPublisher, topic_name
 from inferway.telemetry.request_counts import RequestCounts
 from inferway.telemetry.tracing import Tracing, otlp
 from inferway.telemetry.traffic_counts import TrafficCounts
@@ -90,6 +90,9 @@ class Process:
     parts: FleetParts
     hub: str  # the socket's path
     is_hub: bool
+    # of a worker: what the hub does with its requests
+    publisher: Publisher | None = None
+    orphans: WantsPrompts | None = None
 
 
 class Gateway:
@@ -129,7 +132,7 @@ class Gateway:
         self.on_rules: Rules = _nobody  # is told what Kubernetes says, too
         # an engine may have been given the same seed as we
         seeds = [*SEEDS, *filter(None, [os.environ.get("PYTHONHASHSEED")])]
-        self._adopter = OrphanResolver(
+        self.orphans = OrphanResolver(
             self.fleet.engines, seeds=seeds, on_moved=self.fleet.look_soon
         )
         self._auth = build_auth(settings, keys, self.fleet, self.scheduling)
@@ -151,6 +154,22 @@ class Gateway:
     @property
     def _is_worker(self) -> bool:
         return self._process is not None and not self._process.is_hub
+
+    @property
+    def publisher(self) -> ZmqPublisher | None:
+        """Who publishes; None if nothing is published, or another process does it."""
+        return self._publisher
+
+    @property
+    def _publishes(self) -> Publisher | None:
+        return (
+            self._publisher if self._process is None else self._process.publisher or self._publisher
+        )
+
+    @property
+    def _offers(self) -> WantsPrompts:
+        orphans = None if self._process is None else self._process.orphans
+        return self.orphans if orphans is None else orphans
 
     @property
     def auth(self) -> Auth:
@@ -231,7 +250,7 @@ class Gateway:
             settings, director, self._auth.failover.standing, self._warm
         )
         self.metrics = metrics = MetricsPage(
-            *(director, self.fleet, pool, self.indexer.renderer, self._publisher),
+            *(director, self.fleet, pool, self.indexer.renderer, self._publishes),
             *(self.indexer.request_templates, self._auth, self._requests),
         )
         metrics.joined_by(draining.families)
@@ -262,8 +281,8 @@ class Gateway:
         await self.indexer.start()
         if self._is_worker:  # others take the requests until it knows where they go
             await self._listen(server)
-        self._adopter.start()
-        self._closes("adoption of orphans", self._adopter.close)
+        self.orphans.start()
+        self._closes("adoption of orphans", self.orphans.close)
         self._find_engines()
         if self._picks:
             await self._pick(metrics, tracing)
@@ -419,7 +438,7 @@ class Gateway:
             gate=gate.gate,
             standing=self._auth.failover.standing,
             observers=build_observers(
-                *(settings, self._publisher, self.fleet, self._adopter),
+                *(settings, self._publishes, self.fleet, self._offers),
                 *(self._traffic.conversations, self._warm, self.records.watch.observers),
             ),
             keeper=self.records.keeper,

@@ -34,6 +34,7 @@ from inferway.fleet.engine_facts import EventSource
 from inferway.fleet.fleet import Fleet
 from inferway.fleet.journal.state_dir import StateDir
 from inferway.fleet.polling_subscriber import PollingSubscriber
+from inferway.fleet.prober import Prober
 from inferway.fleet.scores import Scores, scores_of, served_model
 from inferway.fleet.subscriber import EventSubscriber, Subscription
 from inferway.fleet.watch import EngineWatch, Watch
@@ -71,6 +72,7 @@ class FleetParts:
     index: Index
     columns: EndpointColumns
     watch: Callable[[Fleet, ServeSettings], Watch] = EngineWatch
+    prober: type[Prober] = Prober
 
 
 class Indexer:
@@ -109,6 +111,7 @@ class Indexer:
             self._subscribe,
             columns=None if parts is None else parts.columns,
             watch=EngineWatch if parts is None else parts.watch,
+            prober=Prober if parts is None else parts.prober,
         )
         self.matcher = Matcher(
             self.index, SpeculativeOverlay(next_turn), breathe=partial(asyncio.sleep, 0)

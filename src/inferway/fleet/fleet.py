@@ -57,6 +57,7 @@ class Fleet:
         *,
         columns: EndpointColumns | None = None,
         watch: Callable[[Fleet, ServeSettings], Watch] = EngineWatch,
+        prober: type[Prober] = Prober,
     ) -> None:
         """`columns`: those that the table is kept in; None: its own. `watch`: who hears of the
         engines."""
@@ -78,7 +79,7 @@ class Fleet:
             settings.models, load_prompts, self._wrap, self._tasks.spawn, self._prompts_came
         )
         self.models = self._served.by_name
-        self.prober = Prober(
+        self.prober = prober(
             *(settings.probe, self._by_name, self._served.subject, self._refresh),
             sends_ids=settings.tokens_once != "off",
         )

@@ -99,6 +99,10 @@ class EndpointTable:
         """Count a request no more, which has ended."""
         self._columns.release(endpoint.holder)
 
+    def num_waiting(self, endpoint: Endpoint) -> float:
+        """Return how many requests wait there, as last scraped."""
+        return float(self._columns.waiting[endpoint.holder])
+
     def in_flight(self, engine: Engine) -> int:
         self._columns.add_up()
         return int(sum(self._columns.in_flight[e.holder] for e in engine.endpoints))

@@ -26,7 +26,7 @@ from inferway.prompts.chat.request_templates import RequestTemplates
 from inferway.prompts.metrics import prompt_families
 from inferway.prompts.renderer import Renderer
 from inferway.routing.director import Director
-from inferway.telemetry.publisher import ZmqPublisher
+from inferway.telemetry.publisher import Publisher
 from inferway.telemetry.request_counts import RequestCounts
 from inferway.upstream.pool import Pool
 
@@ -53,7 +53,7 @@ class MetricsPage(Collector):
         fleet: Fleet,
         pool: Pool,
         renderer: Renderer,
-        publisher: ZmqPublisher | None = None,
+        publisher: Publisher | None = None,
         request_templates: RequestTemplates | None = None,
         auth: Auth | None = None,
         requests: RequestCounts | None = None,

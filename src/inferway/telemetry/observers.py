@@ -5,16 +5,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from random import Random
-from typing import Any
+from typing import Any, Protocol
 
 import xxhash
 
 from inferway.config import ServeSettings
 from inferway.fleet.fleet import Fleet
-from inferway.fleet.orphan_resolution import OrphanResolver
 from inferway.fleet.prober import LivePrompt, Prober
 from inferway.fleet.silent_zero import SilentZeroAlarm, StreamEvidence
 from inferway.model import Candidates, Endpoint, Headers, Prompt, Reason, Target
@@ -30,7 +29,7 @@ from inferway.routing.match import Matched
 from inferway.routing.warm_prefixes import WarmPrefixes
 from inferway.scheduling.plugin import RequestListener, RequestOutcome
 from inferway.telemetry.conversations import Conversations
-from inferway.telemetry.publisher import ZmqPublisher, topic_name
+from inferway.telemetry.publisher import Publisher, topic_name
 
 log = logging.getLogger("inferway.alarm")
 
@@ -53,7 +52,7 @@ class DecisionPublisher:
 
     def __init__(
         self,
-        publisher: ZmqPublisher,
+        publisher: Publisher,
         *,
         with_text: bool,
     ) -> None:
@@ -131,10 +130,25 @@ class AlarmObserver:
             log.warning("%s", warning)
 
 
+class WantsPrompts(Protocol):
+    """Who looks for the place of events (fleet.orphan_resolution.OrphanResolver)."""
+
+    @property
+    def wanted(self) -> bool: ...
+    def offer(
+        self,
+        prompts: Mapping[int, Sequence[Prompt]],
+        *,
+        lora: str | None,
+        lora_path: str | None,
+        cache_salt: str | None,
+    ) -> None: ...
+
+
 class PromptsForOrphans:
     """Hands the adopter what was routed, while it is wanted."""
 
-    def __init__(self, adopter: OrphanResolver) -> None:
+    def __init__(self, adopter: WantsPrompts) -> None:
         self._adopter = adopter
 
     def __call__(self, routed: Routed, _: float) -> None:
@@ -243,9 +257,9 @@ def _may_be_repeated(routed: Routed) -> bool:
 
 def build_observers(
     settings: ServeSettings,
-    publisher: ZmqPublisher | None,
+    publisher: Publisher | None,
     fleet: Fleet,
-    adopter: OrphanResolver,
+    adopter: WantsPrompts,
     conversations: Conversations,
     warm: WarmPrefixes,
     watching: Sequence[Observer] = (),

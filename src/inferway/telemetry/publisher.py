@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import zmq
@@ -25,6 +25,13 @@ from inferway.metrics import Family, counter
 log = logging.getLogger("inferway.publisher")
 
 SEND_HIGH_WATER = 10_000  # messages per subscriber; a slow one loses, never slows us
+
+
+class Publisher(Protocol):
+    """Publishes, and never waits."""
+
+    def publish(self, topic: str, message: dict[str, Any]) -> None: ...
+    def families(self) -> Iterator[Family]: ...
 
 
 class ZmqPublisher:

@@ -44,6 +44,7 @@ from inferway.workers.messages import (
     FamilyTold,
     FromOther,
     Leave,
+    LiveSample,
     Message,
     Move,
     Numbers,
@@ -52,14 +53,18 @@ from inferway.workers.messages import (
     Ping,
     Prepare,
     Prepared,
+    PromptsOffered,
+    Publish,
     Recheck,
     Reports,
     Rules,
     Settled,
     Suspect,
     ToOthers,
+    Wanted,
 )
 from inferway.workers.numbers import added_up
+from inferway.workers.reports import offer, publish, sample
 from inferway.workers.seat import Seat
 from inferway.workers.teller import FleetTeller, ToldIndex
 from inferway.workers.turns import Turns
@@ -95,6 +100,7 @@ class Hub:
             for place in range(1, workers + 1)
         ]
         self._turns: Turns | None = None
+        self._is_wanted = False  # prompts, for events without a known parent block
         self._rules = Rules({}, [])
         self._teller: FleetTeller | None = None
         self._reserved: socket.socket | None = None
@@ -171,12 +177,19 @@ class Hub:
         assert self._teller is not None
         settings = worker_settings(self.settings, self.port)
         processes = len(self.seats) + 1
-        link.send(Begin(settings, seat.place, processes, self._socket, picks=self._picks))
+        link.send(
+            Begin(
+                *(settings, seat.place, processes, self._socket),
+                picks=self._picks,
+                publishes=self.gateway.publisher is not None,
+            )
+        )
         link.send(self._rules)
         seat.hears = True
         link.send(self._teller.engines())
         if self._turns is not None:
             self._turns.tell_full_to(seat.place)
+        link.send(Wanted(self._is_wanted))
         for operations in self._teller.snapshot():
             link.send(operations)
             await link.drained()
@@ -234,6 +247,9 @@ class Hub:
         while True:
             await asyncio.sleep(PING_SECONDS)
             self._tell(Ping())
+            if self._is_wanted != self.gateway.orphans.wanted:
+                self._is_wanted = not self._is_wanted
+                self._tell(Wanted(self._is_wanted))
             for seat in self.seats:
                 seat.kill_if_it_hangs()
 
@@ -260,6 +276,9 @@ class Hub:
             Enter: lambda seat, told: turns.enter(seat.place, told),
             Move: lambda seat, told: turns.move(seat.place, told),
             Leave: lambda seat, told: turns.leave(seat.place, told.number),
+            LiveSample: lambda _, told: sample(fleet, told),
+            PromptsOffered: lambda _, told: offer(self.gateway.orphans, told),
+            Publish: lambda _, told: publish(self.gateway.publisher, told),
             Suspect: lambda _, told: fleet.watch.suspect(told.engine),
             Doubt: lambda _, told: self._index.apply(told.ops),
             Recheck: lambda _, told: self._of_stream(told, EventSubscriber.recheck),

@@ -34,6 +34,7 @@ class Begin(_Message, frozen=True):
     num_processes: int
     hub: str  # the path of the Unix socket where the hub answers by HTTP
     picks: bool = False
+    publishes: bool = False  # the hub does, what workers tell
 
 
 class StreamTold(_Message, frozen=True):
@@ -116,6 +117,12 @@ class Ask(_Message, frozen=True):
     number: int
 
 
+class Wanted(_Message, frozen=True):
+    """Whether prompts are wanted for events without a known parent block."""
+
+    is_wanted: bool
+
+
 class Ping(_Message, frozen=True):
     """Ask whether the worker goes on; the same comes back."""
 
@@ -175,6 +182,40 @@ class Recheck(_Message, frozen=True):
 
 
 # worker -> hub -> the other workers
+
+
+class LiveSample(_Message, frozen=True):
+    """A live prompt, to be compared with the ids of the engine that has answered it."""
+
+    model: str
+    engine: str
+    holder: HolderId
+    path: str
+    fields: bytes  # JSON
+    ids: list[bytes] | None  # uint32, of each prompt
+
+
+class PromptTold(_Message, frozen=True):
+    """A prompt in blocks."""
+
+    ids: bytes  # uint32
+    keys: list[int]
+
+
+class PromptsOffered(_Message, frozen=True):
+    """A request's prompts by block size, for events without a known parent block."""
+
+    prompts: dict[int, list[PromptTold]]
+    lora: str | None
+    lora_path: str | None
+    cache_salt: str | None
+
+
+class Publish(_Message, frozen=True):
+    """A decision, to be published."""
+
+    topic: str
+    body: bytes  # msgpack
 
 
 class Enter(_Message, frozen=True):
@@ -264,6 +305,10 @@ Message = (
     | Reports
     | Doubt
     | Recheck
+    | LiveSample
+    | PromptsOffered
+    | Publish
+    | Wanted
     | Enter
     | Turn
     | Move

@@ -13,6 +13,7 @@ import msgspec
 
 from inferway.kv.index.speculative import Speculation, SpeculativeOverlay
 from inferway.model import BlockKey, HolderId
+from inferway.routing.structured_gate.quarantine import Quarantine
 from inferway.scheduling.expected_ttft.plugin import ExpectedTtft
 from inferway.scheduling.expected_ttft.sharing import Event
 from inferway.workers.messages import FromOther, Message, ToOthers
@@ -39,7 +40,14 @@ class Learned(msgspec.Struct, frozen=True, array_like=True, tag=True):
     event: Event
 
 
-PeerMessage = OnItsWay | Arrived | Learned
+class Judged(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """An engine was lost with a spec (`struck`), or has answered it to the end."""
+
+    spec: str
+    struck: bool
+
+
+PeerMessage = OnItsWay | Arrived | Learned | Judged
 
 
 class ToldOverlay(SpeculativeOverlay):
@@ -84,6 +92,7 @@ class Peers:
     ) -> None:
         """`plugins`: those of the scheduling that learn. `soon`: as the overlay takes it."""
         self.overlay = ToldOverlay(self.tell, soon)
+        self.quarantine: Quarantine | None = None  # None: shapes are the engines' matter
         self._send = send
         self._sharing = [
             plugin.share(lambda event, number=number: self.tell(Learned(number, event)))  # type: ignore[misc]
@@ -99,6 +108,14 @@ class Peers:
             asyncio.get_running_loop().call_soon(self._flush)
         self._outgoing.append(message)
 
+    def watch(self, quarantine: Quarantine) -> None:
+        """Tell the others what becomes of specs, too."""
+        self.quarantine = quarantine
+        quarantine.tell = self._judged
+
+    def _judged(self, spec: str, struck: bool) -> None:
+        self.tell(Judged(spec, struck))
+
     def hear(self, told: FromOther) -> None:
         """Take over what another worker has told."""
         for message in self._decoder.decode(told.payload):
@@ -108,6 +125,9 @@ class Peers:
                 case OnItsWay():
                     heard = self.overlay.hear(message.holder, message.keys)
                     self._heard[told.place, message.number] = heard
+                case Judged():
+                    if self.quarantine is not None:
+                        self.quarantine.hear(message.spec, message.struck)
                 case Arrived():
                     speculation = self._heard.pop((told.place, message.number), None)
                     if speculation is not None:

@@ -53,9 +53,11 @@ from inferway.workers.messages import (
     Rules,
     Settled,
     Turn,
+    Wanted,
 )
 from inferway.workers.numbers import told as numbers_told
 from inferway.workers.peers import Peers
+from inferway.workers.reports import HubOrphans, HubProber, HubPublisher
 from inferway.workers.turns import HubQueue, own_places
 
 LINGER_SECONDS = 10.0
@@ -82,10 +84,17 @@ class Worker:
         self._index = index
         columns = SharedColumns(memory, begin.place)
         os.close(memory)
-        parts = FleetParts(index, columns, self._watched)
+        parts = FleetParts(index, columns, self._watched, HubProber)
+        self._orphans = HubOrphans(link.send)
+        publisher = HubPublisher(link.send) if begin.publishes else None
         self.gateway = Gateway(
-            begin.settings, picks=begin.picks, process=Process(parts, begin.hub, is_hub=False)
+            begin.settings,
+            picks=begin.picks,
+            process=Process(parts, begin.hub, False, publisher, self._orphans),
         )
+        prober = self.gateway.fleet.prober
+        assert isinstance(prober, HubProber)
+        prober.send, prober.fleet = link.send, self.gateway.fleet
 
         plugins = [
             plugin
@@ -99,6 +108,9 @@ class Worker:
         self._workers = begin.num_processes - 1
         self._set_own_places(begin.settings)
         self.gateway.auth.turns = self._turns.ticket
+
+    def _want(self, told: Wanted) -> None:
+        self._orphans.wanted = told.is_wanted
 
     def _set_own_places(self, settings: ServeSettings) -> None:
         has_gate = self.gateway.scheduling.flow_control is not None
@@ -115,6 +127,9 @@ class Worker:
         """Everything is there that a message may be about."""
         watch = self.gateway.fleet.watch
         assert isinstance(watch, HubWatch)
+        gate = self.gateway.director.gate
+        if gate is not None:
+            self._peers.watch(gate.quarantine)
         watch.drained = self.gateway.standing.drained
         self._does = self._what_to_do(watch)
         self._watch = watch
@@ -161,6 +176,7 @@ class Worker:
             FromOther: peers.hear,
             Turn: self._turns.heard,
             Full: self._turns.heard_full,
+            Wanted: self._want,
             OtherEnded: lambda told: peers.gone(told.place, time.monotonic()),
             Outcome: lambda told: gateway.standing.hear(
                 told.engine, told.has_failed, time.monotonic()

@@ -35,6 +35,9 @@ class Quarantine:
         self._refused: Remembered[str, str] = Remembered(seconds, most, clock)
         self._strikes: RecentlyUsed[str, int] = RecentlyUsed(most)
         self._proven: RecentlyUsed[str, bool] = RecentlyUsed(most)
+        # others that send to the same engines are told of each strike, and of each first answer:
+        # the spec's key, and whether it was struck
+        self.tell: Callable[[str, bool], None] | None = None
 
     def refusal(self, key: str) -> str | None:
         """Return why it is refused; None if it is not."""
@@ -44,6 +47,18 @@ class Quarantine:
         """Count that an engine was lost while it alone was there."""
         if key in self._proven:
             return
+        if self.tell is not None:
+            self.tell(key, True)
+        self._strike(key)
+
+    def hear(self, key: str, struck: bool) -> None:
+        """Take over what another one has told."""
+        if not struck:
+            self._answered(key)
+        elif key not in self._proven:
+            self._strike(key)
+
+    def _strike(self, key: str) -> None:
         strikes = (self._strikes.drop(key) or 0) + 1
         if strikes < STRIKES:
             self._strikes.put(key, strikes)
@@ -52,6 +67,11 @@ class Quarantine:
 
     def answered(self, key: str) -> None:
         """Forget strikes: an engine has answered it to the end."""
+        if self.tell is not None and key not in self._proven:
+            self.tell(key, False)
+        self._answered(key)
+
+    def _answered(self, key: str) -> None:
         self._strikes.drop(key)
         self._proven.put(key, True)
 
