@@ -30,30 +30,30 @@ _WORDS = ("title", "description", "default")
 
 def meanings() -> Iterator[tuple[str, str, str]]:
     """(path, default as YAML, meaning) of every value that has a meaning, in their order."""
-    lines = VALUES.read_text().splitlines()
-    tree = yaml.compose(VALUES.read_text())
+    text = VALUES.read_text()
+    tree = yaml.compose(text)
     assert isinstance(tree, yaml.MappingNode)
-    yield from _below(tree, "", lines)
+    yield from _below(tree, "", text)
 
 
-def _below(node: yaml.MappingNode, path: str, lines: list[str]) -> Iterator[tuple[str, str, str]]:
+def _below(node: yaml.MappingNode, path: str, text: str) -> Iterator[tuple[str, str, str]]:
+    lines = text.splitlines()
     for key, value in node.value:
         place = f"{path}.{key.value}" if path else key.value
         said = _MEANING.match(lines[key.start_mark.line - 1])
         if said:
-            yield place, _written(value), said[1]
+            yield (
+                place,
+                _written(text[value.start_mark.index : value.end_mark.index].strip()),
+                said[1],
+            )
         if isinstance(value, yaml.MappingNode):
-            yield from _below(value, place, lines)
+            yield from _below(value, place, text)
 
 
-def _written(node: yaml.Node) -> str:
-    """The default as it stands in the file, on one line; nothing for a map whose keys have rows."""
-    text = node.start_mark.buffer[node.start_mark.pointer : node.end_mark.pointer].strip()
-    if isinstance(node, yaml.MappingNode) and "# -- " in text:
-        return ""
-    if "\n" in text:  # a block: as JSON, which is YAML, too
-        return json.dumps(yaml.safe_load(text), separators=(", ", ": "))
-    return text
+def _written(default: str) -> str:
+    """A default as it stands in the file; nothing for a map whose keys have rows."""
+    return "" if "# -- " in default else default
 
 
 def documented() -> str:

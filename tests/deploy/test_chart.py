@@ -178,7 +178,9 @@ def test_accounts_may_read_what_is_followed_and_nothing_else(rendered: Rendered)
             assert rendered.of("Role") == []
             continue
         role, binding = rendered.one("Role", name), rendered.one("RoleBinding", name)
-        may = {(g, r) for rule in role["rules"] for g in rule["apiGroups"] for r in rule["resources"]}
+        may = {
+            (g, r) for rule in role["rules"] for g in rule["apiGroups"] for r in rule["resources"]
+        }
         assert all(rule["verbs"] == READS for rule in role["rules"])
         assert role["metadata"]["namespace"] == followed.namespace
         assert binding["metadata"]["namespace"] == followed.namespace
@@ -309,7 +311,7 @@ def test_long_names_of_releases_are_cut(release: str) -> None:
     assert max(len(each["metadata"]["name"]) for each in found.of("Service")) <= 63
 
 
-WRONG = {
+WRONG: dict[str, tuple[Tree, str]] = {
     "unknown value": ({"gateway": {"replica": 3}}, "'?/?gateway'?.*replica.*not allowed"),
     "unknown setting": ({"gateway": {"config": {"flow": {"que": 1}}}}, "gateway.config.flow.*que"),
     "setting out of range": (

@@ -43,9 +43,7 @@ def check(objects: Sequence[Tree], linters: Venv, folder: Path, version: str) ->
 
 @pytest.mark.parametrize("version", KUBERNETES)
 @pytest.mark.parametrize("name", VALUE_SETS)
-def test_objects_keep_their_schemas(
-    linters: Venv, name: str, version: str, tmp_path: Path
-) -> None:
+def test_objects_keep_their_schemas(linters: Venv, name: str, version: str, tmp_path: Path) -> None:
     check(value_set("4", name).objects, linters, tmp_path, version)
 
 

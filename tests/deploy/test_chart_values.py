@@ -73,7 +73,7 @@ def compare(values: Tree, schema: Tree, path: str) -> None:
     assert values.keys() == properties, path
     for key, value in values.items():
         below, place = resolved(schema["properties"][key]), f"{path}.{key}"
-        if isinstance(value, dict) and "properties" in below and not is_open(place, below):
+        if isinstance(value, dict) and "properties" in below and not is_open(place):
             compare(value, below, place)
 
 
@@ -84,7 +84,7 @@ def resolved(schema: Tree) -> Tree:
     return schema
 
 
-def is_open(place: str, schema: Tree) -> bool:
+def is_open(place: str) -> bool:
     """Settings, and what is Kubernetes' own, have more keys than the chart sets."""
     return place.endswith((".config", ".resources"))
 
@@ -104,9 +104,8 @@ def test_value_sets_keep_the_schema(path: Path) -> None:
 
 
 def test_every_setting_can_be_given() -> None:
-    assert (
-        SCHEMA_TREE["definitions"]["ServeSettings"]["properties"].keys()
-        == set(ServeSettings.__struct_fields__)
+    assert SCHEMA_TREE["definitions"]["ServeSettings"]["properties"].keys() == set(
+        ServeSettings.__struct_fields__
     )
 
 

@@ -28,12 +28,9 @@ def test_hadolint_finds_nothing_in_the_containerfile(linters: Venv) -> None:
     assert said(linters.executable("hadolint"), DEPLOY / "Containerfile") == ""
 
 
-@pytest.mark.parametrize("name", ["compose.yaml", "compose.vllm.yaml"])
-def test_compose_files_keep_the_compose_specification(
-    linters: Venv, name: str, tmp_path: Path
-) -> None:
-    merged = tmp_path / name  # without YAML's merge keys, which compose resolves before it looks
-    merged.write_text(yaml.safe_dump(yaml.safe_load((DEPLOY / name).read_text())))
+def test_the_compose_file_keeps_the_compose_specification(linters: Venv, tmp_path: Path) -> None:
+    merged = tmp_path / "compose.yaml"  # without merge keys, which compose resolves before it looks
+    merged.write_text(yaml.safe_dump(yaml.safe_load((DEPLOY / merged.name).read_text())))
     check = linters.executable("check-jsonschema")
 
     assert "ok" in said(check, "--builtin-schema", "vendor.compose-spec", merged)
