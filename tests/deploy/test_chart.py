@@ -116,10 +116,10 @@ def test_answers_under_way_have_their_time_at_the_end(rendered: Rendered) -> Non
 
 
 def test_probes_ask_ports_that_are_open(rendered: Rendered) -> None:
-    for _, pod in rendered.pods():
+    for deployment, pod in rendered.pods():
         [container] = pod["containers"]
         probes = {name: probe for name, probe in container.items() if name.endswith("Probe")}
-        is_secure = any(volume["name"] == "tls" for volume in pod["volumes"])
+        is_secure = rendered.settings(deployment).tls_cert is not None
         for name, probe in probes.items():
             if "grpc" in probe:
                 assert probe["grpc"]["port"] == ports_of(pod)["grpc-health"]
@@ -303,6 +303,24 @@ def test_changed_settings_replace_the_pods() -> None:
     assert templates[0] != templates[1]
 
 
+def test_values_do_not_replace_what_selectors_and_scrapes_need() -> None:
+    theirs = {"app.kubernetes.io/component": "mine", "prometheus.io/port": "1", "a": "b"}
+    words = [
+        f"{place}.{name.replace('.', chr(92) + '.')}={value}"
+        for place in ("pod.labels", "commonLabels", "pod.annotations")
+        for name, value in theirs.items()
+    ]
+
+    found = render("4", ["--set-string", ",".join(words)])
+
+    [(deployment, _)] = found.pods()
+    metadata = deployment["spec"]["template"]["metadata"]
+    assert selected(found, deployment["spec"]["selector"]["matchLabels"]) == [deployment]
+    assert metadata["labels"]["app.kubernetes.io/component"] == "gateway"
+    assert metadata["annotations"]["prometheus.io/port"] == "8081"
+    assert metadata["labels"]["a"] == metadata["annotations"]["a"] == "b"
+
+
 @pytest.mark.parametrize("release", ["a" * 53, "inferway-of-somebody-with-a-very-long-name-x-1"])
 def test_long_names_of_releases_are_cut(release: str) -> None:
     found = render("4", said_of(CHART / "ci" / "everything-values.yaml"), release=release)
@@ -340,6 +358,10 @@ WRONG: dict[str, tuple[Tree, str]] = {
     "text that is no name": (
         {"gateway": {"tls": {"secretName": "a: b"}}},
         "gateway.tls.secretName",
+    ),
+    "a gateway that is an engine": (
+        {"engines": {"selector": {"tier": "x"}}, "pod": {"labels": {"tier": "x", "a": "b"}}},
+        "engines.selector: tier: x: the release's own pods have these labels",
     ),
     "a secret written out": ({"secretEnv": {"HF_TOKEN": "hf_abc"}}, "secretEnv.HF_TOKEN"),
 }

@@ -1,23 +1,31 @@
 {{/* What the pods of both components have in common. */}}
 
 {{- define "inferway.podMetadata" -}}
+{{- $labels := merge (include "inferway.labels" . | fromYaml) .root.Values.pod.labels -}}
+{{- include "inferway.checkPodLabels" (dict "root" .root "labels" $labels) -}}
+{{- $annotations := dict "checksum/settings" (include "inferway.settings" . | sha256sum) -}}
+{{- if and .root.Values.metrics.annotations (not .root.Values.metrics.serviceMonitor.enabled) -}}
+{{- $_ := set $annotations "prometheus.io/scrape" "true" -}}
+{{- $_ := set $annotations "prometheus.io/port" (include "inferway.adminPort" .) -}}
+{{- $_ := set $annotations "prometheus.io/scheme" (include "inferway.scheme" .) -}}
+{{- end -}}
 labels:
-  {{- include "inferway.labels" . | nindent 2 }}
-  {{- with .root.Values.pod.labels }}
-  {{- toYaml . | nindent 2 }}
-  {{- end }}
+  {{- toYaml $labels | nindent 2 }}
 annotations:
-  checksum/settings: {{ include "inferway.settings" . | sha256sum }}
-  {{- if and .root.Values.metrics.annotations (not .root.Values.metrics.serviceMonitor.enabled) }}
-  prometheus.io/scrape: "true"
-  prometheus.io/port: {{ include "inferway.adminPort" . | quote }}
-  {{- if and (eq .component "gateway") .root.Values.gateway.tls.secretName }}
-  prometheus.io/scheme: https
-  {{- end }}
-  {{- end }}
-  {{- with .root.Values.pod.annotations }}
-  {{- toYaml . | nindent 2 }}
-  {{- end }}
+  {{- toYaml (merge $annotations .root.Values.pod.annotations) | nindent 2 }}
+{{- end -}}
+
+{{/* Pods of ours with the labels of engines would be asked as engines. */}}
+{{- define "inferway.checkPodLabels" -}}
+{{- $differs := false -}}
+{{- range $name, $value := include "inferway.engineSelector" .root | fromYaml -}}
+{{- if ne $value (toString (get $.labels $name)) -}}
+{{- $differs = true -}}
+{{- end -}}
+{{- end -}}
+{{- if and .root.Values.engines.fromPods (not $differs) -}}
+{{- fail (printf "engines.selector: %s: the release's own pods have these labels, and would be engines; give labels that only engines have" (include "inferway.engineSelector" .root | replace "\n" ", ")) -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "inferway.podSpec" -}}

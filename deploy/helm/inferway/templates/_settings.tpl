@@ -56,6 +56,11 @@
 {{- end -}}
 {{- end -}}
 
+{{/* http or https, of a component's HTTP ports. */}}
+{{- define "inferway.scheme" -}}
+{{- if (include "inferway.settings" . | fromYaml).tls_cert -}}https{{- else -}}http{{- end -}}
+{{- end -}}
+
 {{/* Name of the port of /metrics and /admin/*. */}}
 {{- define "inferway.adminPortName" -}}
 {{- if eq .component "picker" -}}metrics
