@@ -284,7 +284,7 @@ class Gateway:
         self.orphans.start()
         self._closes("adoption of orphans", self.orphans.close)
         self._find_engines()
-        if self._picks:
+        if self._picks and (self._process is None or self._is_worker):
             await self._pick(metrics, tracing)
         # Tokenizers and templates live as long as we do: the collector need not look at them.
         gc.collect()
@@ -402,6 +402,7 @@ class Gateway:
         self.picker = picker = build_picker(
             *(self.settings, self.director, self.fleet, self._is_ready),
             *(metrics.decided_in, self._requests, self._logs, tracing),
+            reuse_port=self._is_worker,
         )
         await picker.start()
         kubernetes = self.settings.discovery.kubernetes

@@ -72,7 +72,7 @@ class Serving:
         """The process ids of the workers there are."""
         children = Path(f"/proc/{self.gateway.pid}/task/{self.gateway.pid}/children")
         found = map(int, children.read_text().split())
-        return [pid for pid in found if b"inferway.workers" in _command(pid)]
+        return [pid for pid in found if b"inferway.cli.worker" in _command(pid)]
 
     def all_answer(self, besides: Sequence[int] = ()) -> None:
         """Wait until there are as many workers as there shall be, none of them one of `besides`,

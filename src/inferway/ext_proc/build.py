@@ -36,8 +36,11 @@ def build_picker(
     requests: RequestCounts,
     logs: Sequence[AnswerLog],
     tracing: Tracing | None,
+    *,
+    reuse_port: bool = False,
 ) -> PickerServer:
-    """Return a picker's server that has not started yet. Raises ConfigError."""
+    """Return a picker's server that has not started yet. `reuse_port`: other processes listen on
+    its ports as well. Raises ConfigError."""
     picker = settings.picker
     counts = PickerCounts()
     return PickerServer(
@@ -65,6 +68,7 @@ def build_picker(
         health_port=picker.grpc_health_port,
         credentials=_credentials(picker),
         health_beside=picker.health_checking,
+        reuse_port=reuse_port,
         tracing=tracing,
     )
 

@@ -52,6 +52,7 @@ class PickerServer:
         health_port: int | None,
         credentials: Credentials | None,
         health_beside: bool = False,
+        reuse_port: bool = False,
         tracing: Tracing | None = None,
     ) -> None:
         """`tracing`, if it is given, is one of the logs in `rules`."""
@@ -66,9 +67,12 @@ class PickerServer:
             port=port,
             credentials=credentials,
             max_message=rules.max_body_bytes + _ENVELOPE_BYTES,
+            reuse_port=reuse_port,
         )
         self._beside = (
-            None if health_port is None else GrpcServer(health.methods, host=host, port=health_port)
+            None
+            if health_port is None
+            else GrpcServer(health.methods, host=host, port=health_port, reuse_port=reuse_port)
         )
 
     @property

@@ -9,13 +9,11 @@ on the same port (SO_REUSEPORT).
 from __future__ import annotations
 
 import asyncio
-import errno
 import itertools
 import logging
 import os
 import shutil
 import signal
-import socket
 import tempfile
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -25,7 +23,7 @@ from typing import Any
 import msgspec
 
 from inferway.app import Gateway, Process
-from inferway.config import DiscoverySettings, ModelRewrite, ServeSettings
+from inferway.config import DiscoverySettings, ModelRewrite, PickerSettings, ServeSettings
 from inferway.errors import ConfigError
 from inferway.fleet.shared_columns import SharedColumns, shared_memory
 from inferway.fleet.subscriber import EventSubscriber
@@ -65,6 +63,7 @@ from inferway.workers.messages import (
 )
 from inferway.workers.numbers import added_up
 from inferway.workers.reports import offer, publish, sample
+from inferway.workers.reserved import ReservedPort
 from inferway.workers.seat import Seat
 from inferway.workers.teller import FleetTeller, ToldIndex
 from inferway.workers.turns import Turns
@@ -103,7 +102,8 @@ class Hub:
         self._is_wanted = False  # prompts, for events without a known parent block
         self._rules = Rules({}, [])
         self._teller: FleetTeller | None = None
-        self._reserved: socket.socket | None = None
+        self._reserved_ports: list[ReservedPort] = []
+        self._picker = settings.picker  # with the ports that are reserved
         self._tasks = Tasks(log, "a worker is no longer looked after, by a fault of the gateway")
         self._asked = itertools.count(1)
         self._answers: dict[tuple[int, int], asyncio.Future[Message]] = {}  # place, number
@@ -115,7 +115,7 @@ class Hub:
         """Start the gateway, then all workers. Raises ConfigError, with all closed again."""
         gateway = self.gateway
         try:
-            self._reserve_port()
+            self._reserve_ports()
             gateway.on_rules = self._tell_rules
             await gateway.start()
             is_drained = gateway.standing.drained.__contains__
@@ -153,8 +153,8 @@ class Hub:
     def stop_accepting(self) -> None:
         for seat in self.seats:
             seat.leave()
-        if self._reserved is not None:
-            self._reserved.close()
+        for port in self._reserved_ports:
+            port.close()
 
     def cut_connections(self) -> None:
         for seat in self.seats:
@@ -175,7 +175,7 @@ class Hub:
     async def _tell_all(self, seat: Seat, link: Link) -> None:
         """All that a new worker must know. What changes meanwhile it hears as the others do."""
         assert self._teller is not None
-        settings = worker_settings(self.settings, self.port)
+        settings = worker_settings(self.settings, self.port, self._picker)
         processes = len(self.seats) + 1
         link.send(
             Begin(
@@ -214,7 +214,7 @@ class Hub:
 
     async def _prepare(self, settings: ServeSettings) -> Callable[[], Awaitable[None]]:
         """As `http.reload.Reloading.others` has it."""
-        told = partial(Prepare, settings=worker_settings(settings, self.port))
+        told = partial(Prepare, settings=worker_settings(settings, self.port, self._picker))
         for answer in await self._ask_all(told):
             if isinstance(answer, Prepared) and answer.error is not None:
                 raise ConfigError(answer.error)
@@ -319,26 +319,21 @@ class Hub:
         scheme = "http" if self.settings.tls_cert is None else "https"
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
 
-    def _reserve_port(self) -> None:
-        """Raises ConfigError if somebody else listens there. A port that is reserved is listened on
-        by workers alone."""
-        host, port = self.settings.host, self.settings.port
-        try:
-            family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-            with socket.socket(family, socket.SOCK_STREAM) as probe:  # would refuse our kind, too
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind(address)
-                self.port = probe.getsockname()[1]
-            self._reserved = reserved = socket.socket(family, socket.SOCK_STREAM)
-            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            reserved.bind((address[0], self.port, *address[2:]))
-        except OSError as e:
-            if e.errno == errno.EADDRINUSE:
-                raise ConfigError(
-                    f"port {port} on {host} is in use; stop what listens there or choose another"
-                ) from e
-            raise ConfigError(f"cannot listen on {host}:{port}: {e.strerror or e}") from e
+    def _reserve_ports(self) -> None:
+        """Raises ConfigError if somebody else listens there."""
+        settings, picker = self.settings, self.settings.picker
+        self.port = self._reserved(settings.host, settings.port)
+        if self._picks:
+            self._picker = msgspec.structs.replace(
+                picker,
+                grpc_port=self._reserved(settings.host, picker.grpc_port),
+                grpc_health_port=self._reserved(settings.host, picker.grpc_health_port),
+            )
+
+    def _reserved(self, host: str, port: int) -> int:
+        reserved = ReservedPort(host, port)
+        self._reserved_ports.append(reserved)
+        return reserved.port
 
     def _forget_files(self) -> None:
         if self._memory != -1:
@@ -347,14 +342,15 @@ class Hub:
         shutil.rmtree(self._directory, ignore_errors=True)
 
 
-def worker_settings(settings: ServeSettings, port: int) -> ServeSettings:
-    """Return the settings of a worker, which listens on that port: all that exists once is the
-    hub's."""
+def worker_settings(settings: ServeSettings, port: int, picker: PickerSettings) -> ServeSettings:
+    """Return the settings of a worker, which listens on that port and on the picker's: all that
+    exists once is the hub's."""
     return msgspec.structs.replace(
         settings,
         engines=[],
         discovery=DiscoverySettings(),
         port=port,
+        picker=picker,
         admin_port=None,
         publish=None,
         state_dir=None,

@@ -108,7 +108,7 @@ class Seat:
         self.link = link = Link(self._says, _nothing)
         with theirs:
             self.process = process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "inferway.workers.worker"),
+                *(sys.executable, "-m", "inferway.cli.worker"),
                 *(str(theirs.fileno()), str(self._memory)),
                 pass_fds=[theirs.fileno(), self._memory],
                 start_new_session=True,  # a terminal's Ctrl-C is told once, by the hub

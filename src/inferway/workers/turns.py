@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from itertools import count
 
@@ -62,7 +63,7 @@ class HubQueue:
         self._taken = 0  # of them
         self._send = send
         self._numbers = count(1)
-        self._asked: dict[int, asyncio.Future[Turn]] = {}
+        self._asked: OrderedDict[int, asyncio.Future[Turn]] = OrderedDict()
         self._is_away = False
 
     def ticket(self, responder: Responder, tenant: str) -> Slot:

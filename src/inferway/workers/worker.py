@@ -1,6 +1,4 @@
-"""`python -m inferway.workers.worker LINK MEMORY`: a process that answers requests, started by the
-hub, which tells it the rest over the socket with the file descriptor LINK. MEMORY is that of the
-columns that all processes share.
+"""A process that answers requests. The hub tells it what to serve, and what the engines hold.
 
 When the hub has ended, a worker goes on with what it knows for LINGER_SECONDS, and ends then: who
 looks after the hub has started another one by then, with workers of its own.
@@ -12,16 +10,11 @@ import asyncio
 import logging
 import os
 import signal
-import socket
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
-import uvloop
-
 from inferway.app import Gateway, Process
-from inferway.cli.logs import set_up
 from inferway.config import ServeSettings
 from inferway.errors import ConfigError
 from inferway.fleet.fleet import Fleet
@@ -30,7 +23,6 @@ from inferway.http.reload import Apply
 from inferway.indexer import FleetParts, next_turn
 from inferway.kv.index.build import memory_index
 from inferway.scheduling.expected_ttft.plugin import ExpectedTtft
-from inferway.serving import serve
 from inferway.tasks import Tasks
 from inferway.workers.follower import HeardIndex, HubWatch
 from inferway.workers.link import Link
@@ -62,8 +54,6 @@ from inferway.workers.turns import HubQueue, own_places
 
 LINGER_SECONDS = 10.0
 
-# A hub says them for all.
-_QUIET = ("inferway.http.listening",)
 
 log = logging.getLogger("inferway")
 
@@ -217,58 +207,3 @@ class Worker:
     async def _go_on(self, apply: Apply) -> None:
         await apply()
         self._set_own_places(self.gateway.reloading.settings)
-
-
-async def _run(end: socket.socket, memory: int) -> None:
-    loop = asyncio.get_running_loop()
-    begun: asyncio.Future[Begin] = loop.create_future()
-    waiting: list[Message] = []
-    worker: Worker | None = None
-
-    def heard(message: Message) -> None:
-        if worker is not None:
-            worker.heard(message)
-        elif isinstance(message, Begin):
-            begun.set_result(message)
-        else:
-            waiting.append(message)
-
-    def lost() -> None:
-        if worker is not None:
-            worker.hub_has_gone()
-        elif not begun.done():
-            begun.cancel()
-
-    link = Link(heard, lost)
-    await link.open(end)
-    begin = await begun
-    settings = begin.settings
-    set_up(settings.log_level, settings.access_log, settings.log_format)
-    for name in _QUIET:
-        logging.getLogger(name).setLevel(logging.WARNING)
-
-    def make() -> Worker:
-        nonlocal worker
-        worker = Worker(begin, link, memory)
-        for message in waiting:
-            worker.heard(message)
-        waiting.clear()
-        return worker
-
-    await serve(make)
-
-
-def main() -> None:
-    link, memory = map(int, sys.argv[1:])
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the hub's to listen to
-    try:
-        uvloop.run(_run(socket.socket(fileno=link), memory))
-    except ConfigError as e:
-        log.error("a worker could not start: %s", e)
-        sys.exit(2)
-    except asyncio.CancelledError:  # the hub ended before it had said anything
-        sys.exit(1)
-
-
-if __name__ == "__main__":
-    main()

@@ -43,6 +43,7 @@ class GrpcServer:
         credentials: Credentials | None = None,
         max_message: int = 4 << 20,
         handshake_seconds: float = 11.0,
+        reuse_port: bool = False,
     ) -> None:
         self._methods = methods
         self._credentials = credentials
@@ -50,7 +51,7 @@ class GrpcServer:
         self._handshake_seconds = handshake_seconds
         self._warned = False
         context = None if credentials is None else credentials.context
-        self._listener = Listener(host, port, context)
+        self._listener = Listener(host, port, context, reuse_port=reuse_port)
         self._connections: set[Connection] = set()
         self._empty = asyncio.Event()
 
