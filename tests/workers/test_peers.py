@@ -6,10 +6,17 @@ import asyncio
 
 from inferway.scheduling.expected_ttft.plugin import ExpectedTtft
 from inferway.workers.messages import FromOther, Message, ToOthers
-from inferway.workers.peers import Peers
+from inferway.workers.peers import TOGETHER_SECONDS, Peers
 
 HOLDER = 3
 KEYS = [11, 12, 13]
+
+
+async def told() -> None:
+    """Return when everything has been sent that was told before."""
+    sent = asyncio.Event()
+    asyncio.get_running_loop().call_later(2 * TOGETHER_SECONDS, sent.set)
+    await sent.wait()
 
 
 class Two:
@@ -32,12 +39,12 @@ async def test_a_prompt_on_its_way_counts_with_all_workers_until_it_has_arrived(
     two = Two()
     coming = two.one.overlay.add(HOLDER, KEYS, skip=0)
     assert two.elsewhere() == {}
-    await asyncio.sleep(0)
+    await told()
     assert two.elsewhere() == {HOLDER: 3}
 
     two.one.overlay.remove(coming)
     two.one.overlay.remove(coming)
-    await asyncio.sleep(0)
+    await told()
 
     assert two.elsewhere() == {}
 
@@ -45,7 +52,7 @@ async def test_a_prompt_on_its_way_counts_with_all_workers_until_it_has_arrived(
 async def test_a_worker_that_ends_brings_nothing_any_more() -> None:
     two = Two()
     two.one.overlay.add(HOLDER, KEYS)
-    await asyncio.sleep(0)
+    await told()
 
     two.other.gone(2, 0.0)  # another one
     assert two.elsewhere() == {HOLDER: 3}

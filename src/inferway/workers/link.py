@@ -21,7 +21,7 @@ from inferway.workers.messages import Message
 
 MOST_WAITING_BYTES = 256 * 1024 * 1024  # that a reader leaves unread: then it is stuck
 _HIGH_WATER_BYTES = 4 * 1024 * 1024  # above it, `drained` waits
-_MOST_MESSAGES = 64  # in one frame
+_MOST_MESSAGES = 16  # in one frame
 _MOST_FRAMES = 256  # read and not handed on; then no more are read
 _LENGTH_BYTES = 4
 
@@ -37,6 +37,7 @@ class Link(asyncio.Protocol):
         self._decoder = msgspec.msgpack.Decoder(list[Message])
         self._outgoing: list[Message] = []
         self._incoming: deque[bytes] = deque()
+        self._decoded: deque[Message] = deque()  # of the first frame
         self._read = bytearray()
         self._transport: asyncio.Transport | None = None
         self._is_due = False  # what came is being handed on in a turn to come
@@ -85,15 +86,20 @@ class Link(asyncio.Protocol):
     def _hand_on(self) -> None:
         self._is_due = False
         self._slice.begin()
-        while self._incoming and not self._slice.is_over:
-            for message in self._decoder.decode(self._incoming.popleft()):
-                self._heard(message)
-        if self._incoming:
+        while not self._slice.is_over and self._next():
+            self._heard(self._decoded.popleft())
+        if self._incoming or self._decoded:
             self._soon()
         if self._is_paused and len(self._incoming) < _MOST_FRAMES // 2:
             self._is_paused = False
             assert self._transport is not None
             self._transport.resume_reading()
+
+    def _next(self) -> bool:
+        """Whether there is another message, in `_decoded`."""
+        while not self._decoded and self._incoming:
+            self._decoded.extend(self._decoder.decode(self._incoming.popleft()))
+        return bool(self._decoded)
 
     def _soon(self) -> None:
         if not self._is_due:
@@ -135,9 +141,8 @@ class Link(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         del exc
-        while self._incoming:  # what it had still said
-            for message in self._decoder.decode(self._incoming.popleft()):
-                self._heard(message)
+        while self._next():  # what it had still said
+            self._heard(self._decoded.popleft())
         self._writable.set()
         lost, self._lost = self._lost, _nothing
         lost()

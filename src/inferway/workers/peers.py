@@ -18,6 +18,9 @@ from inferway.scheduling.expected_ttft.plugin import ExpectedTtft
 from inferway.scheduling.expected_ttft.sharing import Event
 from inferway.workers.messages import FromOther, Message, ToOthers
 
+# What is told within this time goes out together: a message takes three processes' time.
+TOGETHER_SECONDS = 0.002
+
 
 class OnItsWay(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """A prompt is on its way to a holder, and its blocks count as held there."""
@@ -105,7 +108,7 @@ class Peers:
 
     def tell(self, message: PeerMessage) -> None:
         if not self._outgoing:
-            asyncio.get_running_loop().call_soon(self._flush)
+            asyncio.get_running_loop().call_later(TOGETHER_SECONDS, self._flush)
         self._outgoing.append(message)
 
     def watch(self, quarantine: Quarantine) -> None:
