@@ -52,7 +52,7 @@ def routed(endpoints: list[Endpoint], matched: np.ndarray[Any, Any]) -> Any:
     candidates.matched_blocks = matched
     candidates.add(COST_MS, np.random.random(number) * 100 + 20)
     candidates.add(EXPECTED_TTFT_MS, np.random.random(number) * 20)
-    candidates.add(TERMS_MS, np.random.random((number, 6)))
+    candidates.add(TERMS_MS, np.random.random((6, number)).T)  # as they are computed
     target = Target(endpoints[0], 1.0, int(matched[0]), BLOCKS)
     body = SimpleNamespace(cache_salt=None, truncate_prompt_tokens=None)
     request = SimpleNamespace(headers=HEADERS, tenant="team", body=body)

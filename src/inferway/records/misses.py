@@ -30,12 +30,12 @@ def of_decision(record: Record, noted: DecidedRequest, chosen: int) -> Sequence[
 
 
 def _not_chosen(record: Record, noted: DecidedRequest, blocks: int) -> Miss:
-    holder, target = noted.endpoints[noted.reached], record.target
+    holder, target = noted.reached_endpoint, record.target
     if target is not None and target.endpoint is not noted.endpoint:
         if noted.reached == noted.chosen:
             return _filtered(blocks, f"{holder.name}: it failed the request")
         return _filtered(blocks, f"{holder.name}: {noted.endpoint.name} failed the request")
-    if noted.score is not None:
+    if not noted.has_costs:
         return Miss(MissKind.MOVED_FOR_LOAD, blocks, f"{holder.name}: others had a higher score")
     if noted.spared_ms > 0:
         return Miss(

@@ -32,7 +32,7 @@ class Page:
     first: int  # the number of its first record
     size: int  # records
     packed: bytes
-    names: Sequence[str]
+    names: Names
 
     def rows(self) -> list[RecordRow]:
         return decode_rows(self.packed)
@@ -96,11 +96,12 @@ class RecordRing:
         return True
 
     def extend(self, rows: Sequence[PackedRow]) -> None:
-        """Keep records whose names are numbers of `names`: a page, forgotten as a whole."""
+        """Keep records whose names and kinds are numbers of `names`: a page, forgotten as a
+        whole."""
         if not rows or not self.capacity:
             return
         packed, size = encode_rows(rows)
-        self._pages.append(Page(self._last_seq + 1, size, packed, self.names.names))
+        self._pages.append(Page(self._last_seq + 1, size, packed, self.names))
         self._last_seq += size
         self._len += size
         self.num_bytes += len(packed)
