@@ -16,17 +16,24 @@ from typing import Any
 
 import numpy as np
 
-from inferway.model import FIGURES, Candidates, Decision, Endpoint, Reason, Target
+from inferway.kv.index.protocol import MatchResult
+from inferway.model import FIGURES, Candidates, Decision, Endpoint, Prompt, Reason, Target
+from inferway.openai_api.llm_request import LLMRequest
+from inferway.openai_api.requests import ChatRequest
 from inferway.openai_api.usage import Usage
+from inferway.prompts.served import NoPrompts, ServedModel
 from inferway.records.recorder import TOGETHER, Recorder
 from inferway.records.ring import RecordRing
+from inferway.routing.journey import Routed
+from inferway.routing.match import Matched
 from inferway.routing.record import Record
 from inferway.scheduling.columns import EXPECTED_TTFT_MS
 from inferway.scheduling.expected_ttft.learning import COST_MS, TERMS_MS
 
 REQUESTS = 20_000
 BLOCKS = 250
-HEADERS = [(b"host", b"gateway"), (b"content-type", b"application/json")] * 4
+HEADERS = ((b"host", b"gateway"), (b"content-type", b"application/json")) * 4
+MODEL = ServedModel("org/model", NoPrompts(Reason.NO_TOKENIZER, "these are keys"), (16,))
 
 
 @dataclass
@@ -41,7 +48,7 @@ class Answer:
     seconds: float = 1.0
 
 
-def routed(endpoints: list[Endpoint], matched: np.ndarray[Any, Any]) -> Any:
+def routed(endpoints: list[Endpoint], matched: np.ndarray[Any, Any]) -> Routed:
     number = len(endpoints)
     columns: dict[str, Any] = {
         name: np.zeros(number, figure.kind) for name, figure in FIGURES.items()
@@ -54,17 +61,14 @@ def routed(endpoints: list[Endpoint], matched: np.ndarray[Any, Any]) -> Any:
     candidates.add(EXPECTED_TTFT_MS, np.random.random(number) * 20)
     candidates.add(TERMS_MS, np.random.random((6, number)).T)  # as they are computed
     target = Target(endpoints[0], 1.0, int(matched[0]), BLOCKS)
-    body = SimpleNamespace(cache_salt=None, truncate_prompt_tokens=None)
-    request = SimpleNamespace(headers=HEADERS, tenant="team", body=body)
-    blocks = {row: int(held) for row, held in enumerate(matched) if held}
-    prompt = SimpleNamespace(block_keys=list(range(BLOCKS)))
-    found = SimpleNamespace(blocks=blocks, lower={})
-    return SimpleNamespace(
-        candidates=candidates,
-        decision=Decision((target,), Reason.KV_AWARE),
-        request=request,
-        prompts={16: [SimpleNamespace(found=found, prompt=prompt)]},
+    body = ChatRequest(messages=[])
+    request = LLMRequest(
+        request_id="", target_model="org/model", body=body, headers=HEADERS, tenant="team"
     )
+    blocks = {row: int(held) for row, held in enumerate(matched) if held}
+    prompt = Prompt(np.zeros(BLOCKS * 16, np.uint32), list(range(BLOCKS)))
+    prompts = {16: [Matched(prompt, MatchResult(blocks))]}
+    return Routed(request, MODEL, prompts, Decision((target,), Reason.KV_AWARE), candidates)
 
 
 def measure(number: int) -> tuple[float, float]:
@@ -76,10 +80,11 @@ def measure(number: int) -> tuple[float, float]:
     recorder = Recorder(ring, time.monotonic)
     journey: Any = SimpleNamespace(tells_its_reuse=True)
     asked = [routed(endpoints, matched) for _ in range(TOGETHER)]
-    target, least = asked[0].decision.targets[0], float("inf")
+    least = float("inf")
     for start in range(0, REQUESTS, TOGETHER):
         answers: list[Any] = [
-            Answer(f"5f0c93d1a2b44e17-{start + i:x}", ended(target)) for i in range(TOGETHER)
+            Answer(f"5f0c93d1a2b44e17-{start + i:x}", ended(each.decision.targets[0]))
+            for i, each in enumerate(asked)
         ]
         began = time.thread_time()
         for answer, each in zip(answers, asked, strict=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from inferway.kv.index.protocol import MatchResult
 from inferway.model import BlockKey, Candidates, Column, Endpoint, Target
-from inferway.records.packing import CANDIDATE, MOST_BLOCKS, MOST_LOAD, TERMS, Names, halved
+from inferway.records.packing import CANDIDATE, MOST_BLOCKS, MOST_LOAD, Names, halved
 from inferway.records.record import MOST_CANDIDATES, Miss
 from inferway.scheduling.columns import EXPECTED_TTFT_MS
 from inferway.scheduling.expected_ttft.learning import COST_MS, TERMS_MS
@@ -21,8 +21,7 @@ from inferway.scheduling.per_endpoint import PerEndpoint
 MANY = 128  # candidates: of more, few are kept at once
 _COST, _TTFT, _TERMS = COST_MS.name, EXPECTED_TTFT_MS.name, TERMS_MS.name
 
-# Of candidates: the blocks that each holds; and, where they are known, costs, TTFT, terms (a row
-# each).
+# Of candidates: the blocks that each holds; and, where they are known, costs, TTFT, terms.
 Columns = tuple[NDArray[np.float64], ...]
 Whose = tuple[bytes, bytes]  # tenant, session: hashes
 
@@ -33,6 +32,14 @@ class Elsewhere(msgspec.Struct, frozen=True):
     endpoint: str
     blocks: int
     why: str  # it was no candidate
+
+
+class Surpassed(msgspec.Struct, frozen=True):
+    """A candidate that held more of a prompt than the chosen one."""
+
+    blocks: int
+    row: int
+    spared_ms: float  # the cost there, less that of the chosen one
 
 
 class Roster(msgspec.Struct, frozen=True):
@@ -51,8 +58,7 @@ class Roster(msgspec.Struct, frozen=True):
         return Roster(endpoints, self.names, numbers, _raw(numbers), self.total)
 
 
-NOBODY = Roster((), Names(), (), b"", 0)
-NOTHING_FOUND = MatchResult()
+NOBODY = Roster((), Names(), (0,), b"", 0)
 
 
 class DecidedRequest(msgspec.Struct):
@@ -62,23 +68,21 @@ class DecidedRequest(msgspec.Struct):
     target: Target  # that was chosen
     roster: Roster
     chosen: int  # row of them
-    columns: Columns  # until it is packed
     block_size: int
     picked_by: str
     whose: Whose
+    found: MatchResult  # of the only prompt, without what was on its way there
+    keys: Sequence[BlockKey]  # of the same; empty where nothing is compared afterwards
     tells: bool  # what the engine says it reused is of the whole prompt
     may_cut: bool  # the engine may cut the prompt off
     has_costs: bool  # else its target has a score
-    found: MatchResult = NOTHING_FOUND  # of the only prompt, without what was on its way there
-    keys: Sequence[BlockKey] = ()  # of the same; empty where nothing is compared afterwards
+    # What was found out meanwhile:
     elsewhere: Elsewhere | None = None  # who held more of it and was no candidate
-    missed: tuple[Miss, ...] = ()  # what was found out meanwhile
-    # Once it is packed:
+    missed: tuple[Miss, ...] = ()
+    # Once its candidates are packed:
     packed: bytes = b""
     tiers: Mapping[str, tuple[tuple[int, int], ...]] | None = None
-    reachable: int = 0  # blocks
-    reached: int = 0  # row of the endpoint that held them
-    spared_ms: float = 0.0  # the cost there, less that of the chosen one
+    surpassed: Surpassed | None = None  # None: none of them held more than the chosen one
 
     @property
     def endpoint(self) -> Endpoint:
@@ -86,9 +90,29 @@ class DecidedRequest(msgspec.Struct):
         return self.target.endpoint
 
     @property
-    def reached_endpoint(self) -> Endpoint:
-        """The one that held the most."""
-        return self.roster.endpoints[self.reached]
+    def reachable(self) -> int:
+        """The blocks that the candidate held that held the most."""
+        surpassed = self.surpassed
+        return self.target.matched_blocks if surpassed is None else surpassed.blocks
+
+    @property
+    def reached(self) -> Endpoint:
+        """The candidate that held them."""
+        surpassed = self.surpassed
+        return self.endpoint if surpassed is None else self.roster.endpoints[surpassed.row]
+
+
+@dataclass(slots=True)
+class Batch:
+    """Requests with the same candidates, which are to be packed, with the load that these have
+    then."""
+
+    roster: Roster
+    num_columns: int
+    candidates: Candidates  # of one of them
+    are_all: bool  # nobody else is in the fleet
+    most: int  # are packed together
+    waiting: list[tuple[DecidedRequest, Columns]] = field(default_factory=list)
 
 
 def columns_of(candidates: Candidates) -> Columns:
@@ -97,7 +121,7 @@ def columns_of(candidates: Candidates) -> Columns:
     cost = added.get(_COST)
     if cost is None:
         return (candidates.matched_blocks,)
-    return (candidates.matched_blocks, cost, added[_TTFT], added[_TERMS].T)
+    return (candidates.matched_blocks, cost, added[_TTFT], added[_TERMS])
 
 
 class CandidatePacker:
@@ -117,121 +141,111 @@ class CandidatePacker:
         """Return what is the same for all requests that have these endpoints."""
         return self._rosters(endpoints)
 
-    def pack(self, noted: Sequence[DecidedRequest], loads: Iterable[Candidates]) -> None:
-        """Fill in what these lack; equally many candidates at a time are done together. `loads`: a
-        table of each list of endpoints in them, with their load: of all requests of a moment it is
-        the same."""
-        self._note_loads(loads)
-        groups: dict[tuple[int, bool], list[DecidedRequest]] = defaultdict(list)
-        for each in noted:
-            groups[len(each.roster.endpoints), each.has_costs].append(each)
-        for (number, has_costs), group in groups.items():
-            self._pack(group, number, has_costs=has_costs)
+    def pack(self, batches: Iterable[Batch]) -> None:
+        """Fill in what the requests lack; equally many candidates at a time are done together."""
+        groups: dict[tuple[int, int], list[tuple[DecidedRequest, Columns]]] = defaultdict(list)
+        for batch in batches:
+            self._note_load(batch.roster, batch.candidates)
+            groups[len(batch.waiting[0][0].roster.endpoints), batch.num_columns] += batch.waiting
+        for waiting in groups.values():
+            self._pack(*zip(*waiting, strict=True))
 
     def _roster_of(self, endpoints: Sequence[Endpoint]) -> Roster:
         numbers = [self.names.add(each.name) for each in endpoints]
         return Roster(endpoints, self.names, numbers, _raw(numbers), len(endpoints))
 
-    def _note_loads(self, loads: Iterable[Candidates]) -> None:
-        numbers = [(self._rosters(each.endpoints).numbers, each) for each in loads]
-        if self._loads.shape[1] < len(self.names.names):
-            self._loads = np.zeros((2, 2 * len(self.names.names)), np.uint16)
-        for ids, each in numbers:
-            self._loads[0, ids] = np.minimum(each.running, MOST_LOAD)
-            self._loads[1, ids] = np.minimum(each.waiting, MOST_LOAD)
+    def _note_load(self, roster: Roster, candidates: Candidates) -> None:
+        if self._loads.shape[1] < len(roster.names.names):
+            self._loads = np.zeros((2, 2 * len(roster.names.names)), np.uint16)
+        ids = np.frombuffer(roster.raw_numbers, _NUMBER)
+        self._loads[0, ids] = np.minimum(candidates.running, MOST_LOAD)
+        self._loads[1, ids] = np.minimum(candidates.waiting, MOST_LOAD)
 
-    def _pack(self, group: Sequence[DecidedRequest], number: int, *, has_costs: bool) -> None:
-        """Pack requests that have this number of candidates each: a matrix of each column."""
-        requests = np.arange(len(group))
-        chosen = np.array([each.chosen for each in group])
-        blocks, cost, expected, terms = _matrices(group, number, chosen, has_costs=has_costs)
-        longest = blocks.argmax(axis=1)
-        kept = _kept(cost, requests, chosen, longest)
+    def _pack(self, group: Sequence[DecidedRequest], columns: Sequence[Columns]) -> None:
+        """Pack requests that have equally many candidates, all in one table."""
+        held, *added = zip(*columns, strict=True)
+        blocks, number = _joined(held), len(held[0])
+        first: _Rows = np.arange(len(group)) * number
+        chosen: _Rows = first + np.array([each.chosen for each in group])
+        longest: _Rows = first + blocks.reshape(-1, number).argmax(axis=1)
+        cost, expected = _rated(group, chosen, added[:2], len(blocks))
+        rows = _kept(cost, number, chosen, longest)
         ids = np.frombuffer(b"".join([each.roster.raw_numbers for each in group]), _NUMBER)
-        table = np.zeros((len(group), min(number, MOST_CANDIDATES)), CANDIDATE)
-        table["endpoint"] = ids.reshape(-1, number)[kept]
-        table["blocks"] = np.minimum(blocks[kept], MOST_BLOCKS)
-        table["running"], table["waiting"] = self._loads.take(table["endpoint"], axis=1)
-        table["expected"] = halved(expected[kept])
-        table["cost"] = halved(cost[kept])
-        if terms is not None:
-            table["terms"] = halved(terms[kept])
-        reachable = blocks[requests, longest].tolist()
-        spared = (cost[requests, longest] - cost[requests, chosen]).tolist()
-        _fill_in(group, table, zip(reachable, longest.tolist(), spared, strict=True))
+        table = np.zeros(len(rows), CANDIDATE)
+        table["endpoint"] = kept = ids.take(rows)
+        table["blocks"] = np.minimum(blocks.take(rows), MOST_BLOCKS)
+        table["running"], table["waiting"] = self._loads.take(kept, axis=1)
+        table["expected"] = halved(expected.take(rows))
+        table["cost"] = halved(cost.take(rows))
+        if added:
+            table["terms"] = halved(np.concatenate(added[2]).take(rows, axis=0))
+        _hand_out(group, table.tobytes())
+        for place in np.flatnonzero(blocks[longest] > blocks[chosen]).tolist():
+            row, other = longest[place], chosen[place]
+            spared = float(cost[row] - cost[other])
+            group[place].surpassed = Surpassed(int(blocks[row]), int(row - first[place]), spared)
 
 
 _NUMBER = np.dtype(np.uint16)
-_Matrix = NDArray[np.float64]
-_Places = NDArray[np.intp]  # one of each request
+_Rows = NDArray[np.intp]  # of the candidates of all requests
 
 
 def _raw(numbers: Sequence[int]) -> bytes:
     return np.array(numbers, _NUMBER).tobytes()
 
 
-def _matrices(
-    group: Sequence[DecidedRequest], number: int, chosen: _Places, *, has_costs: bool
-) -> tuple[_Matrix, _Matrix, _Matrix, _Matrix | None]:
-    """Return blocks, costs, TTFT and terms: a row for each request, a column for each candidate. Of
-    a choice by scores, that of the chosen one is known, and stands for the TTFT."""
-    held, *added = zip(*[each.columns for each in group], strict=True)
-    blocks = _joined(held).reshape(-1, number)
-    if has_costs:
-        cost, expected = [_joined(each).reshape(-1, number) for each in added[:2]]
-        terms = _joined(added[2]).reshape(-1, len(TERMS), number)
-        return blocks, cost, expected, terms.transpose(0, 2, 1)
-    scores = np.zeros_like(blocks)
-    scores[np.arange(len(group)), chosen] = [each.target.score for each in group]
-    return blocks, -scores, scores, None
-
-
 def _joined(columns: Sequence[Column]) -> Column:
     try:
-        return np.frombuffer(b"".join(columns))
-    except TypeError:  # some are parts of larger tables, and do not lie in one piece
-        return np.concatenate([each.ravel() for each in columns])
+        return np.frombuffer(b"".join(columns))  # type: ignore[arg-type]  # they are buffers
+    except TypeError:  # one is a part of a larger table, and does not lie in one piece
+        return np.concatenate(columns)
 
 
-def _fill_in(
+def _rated(
     group: Sequence[DecidedRequest],
-    table: NDArray[np.void],
-    found: Iterable[tuple[float, int, float]],
-) -> None:
-    """Write into each of these its row of the table, and what was `found`: the blocks that could be
-    reached, where, and what it spared not to go there."""
-    packed, end = table.tobytes(), 0
-    width = len(packed) // len(group)
-    for each, (reachable, reached, spared) in zip(group, found, strict=True):
-        start, end = end, end + width
-        each.packed, each.columns = packed[start:end], ()
-        if reachable > 0:
-            each.reachable, each.reached = int(reachable), reached
-            each.spared_ms = spared
+    chosen: _Rows,
+    costs: Sequence[Sequence[Column]],
+    number: int,
+) -> tuple[Column, Column]:
+    """Return the costs of all candidates, and their TTFT. Of a choice by scores, that of the chosen
+    one is known, and stands for the TTFT."""
+    if costs:
+        return _joined(costs[0]), _joined(costs[1])
+    scores = np.zeros(number)
+    scores[chosen] = [each.target.score for each in group]
+    return -scores, scores
+
+
+def _hand_out(group: Sequence[DecidedRequest], table: bytes) -> None:
+    """Give each of these its part of the table."""
+    width = len(table) // len(group)
+    for start, each in zip(range(0, len(table), width), group, strict=True):
+        each.packed = table[start : start + width]
         if each.found.lower:
             each.tiers = _tiers(each)
 
 
 def nearest(candidates: Candidates, chosen: int) -> list[int]:
-    """Return the rows of candidates that may be kept: the chosen one first, the longest holder, and
-    the cheapest."""
+    """Return the rows of candidates that are kept of very many: the chosen one first, the longest
+    holder, and the cheapest. They are equally many for all requests."""
     longest = int(candidates.matched_blocks.argmax())
-    cheapest: list[int] = []
     cost = candidates.added.get(_COST)
-    if cost is not None:
-        cheapest = cost.argpartition(MOST_CANDIDATES)[:MOST_CANDIDATES].tolist()
-    return list(dict.fromkeys([chosen, longest, *cheapest]))
+    if cost is None:
+        return list(dict.fromkeys([chosen, longest, 0, 1]))[:2]
+    cheapest = cost.argpartition(MOST_CANDIDATES)[:MOST_CANDIDATES]
+    cheapest = cheapest[cost.take(cheapest).argsort()]
+    return list(dict.fromkeys([chosen, longest, *cheapest.tolist()]))[:MOST_CANDIDATES]
 
 
-def _kept(cost: _Matrix, requests: _Places, chosen: _Places, longest: _Places) -> tuple[Any, ...]:
-    """Return the index of those to keep of each request: all, or the chosen one, the longest
-    holder, and the cheapest."""
-    if cost.shape[1] <= MOST_CANDIDATES:
-        return (...,)
+def _kept(cost: Column, number: int, chosen: _Rows, longest: _Rows) -> _Rows:
+    """Return the rows to keep of requests that have this number of candidates each: all, or the
+    chosen one, the longest holder, and the cheapest."""
+    if number <= MOST_CANDIDATES:
+        return np.arange(len(cost))
     key = cost.copy()
-    key[requests, longest] = key[requests, chosen] = -np.inf
-    cheapest = key.argpartition(MOST_CANDIDATES, axis=1)[:, :MOST_CANDIDATES]
-    return (requests[:, None], cheapest)
+    key[longest] = key[chosen] = -np.inf
+    kept = key.reshape(-1, number).argpartition(MOST_CANDIDATES, axis=1)[:, :MOST_CANDIDATES]
+    return (kept + np.arange(0, len(cost), number)[:, None]).reshape(-1)
 
 
 def _tiers(noted: DecidedRequest) -> dict[str, tuple[tuple[int, int], ...]]:

@@ -1,11 +1,13 @@
-"""What has come of a request, and what it was decided by -> its row, and how much less it reused than
-it could have."""
+"""What has come of a request, and what it was decided by -> its row, and how much less it reused
+than it could have."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from math import floor
 
+from inferway.kv.index.protocol import MatchResult
 from inferway.model import Endpoint, Target
 from inferway.openai_api.paths import PARSERS, UNREAD
 from inferway.records.decided import NOBODY, DecidedRequest
@@ -24,7 +26,7 @@ Ended = tuple[str, str, int, str, float, Record, tuple[Miss, ...]]
 _NOWHERE = Target(Endpoint("", "", -1), 0.0, 0, 0)
 # What is known of a request whose candidates were not noted.
 _NOT_NOTED = DecidedRequest(
-    *(0.0, _NOWHERE, NOBODY, 0, (), 0, "", (b"", b"")),
+    *(0.0, _NOWHERE, NOBODY, 0, 0, "", (b"", b""), MatchResult(), ()),
     tells=False,
     may_cut=False,
     has_costs=False,
@@ -46,11 +48,12 @@ class EndedPacker:
         noted = record.kept
         if not isinstance(noted, DecidedRequest) or noted.roster.names is not names:
             noted = _NOT_NOTED
-        chosen = _number(target, noted, names)
-        reachable = blocks = target.matched_blocks
-        reached = chosen if blocks else 0
-        if noted.reachable > blocks or noted.elsewhere is not None:
-            reachable, reached = _reach(noted, blocks, reached, names)
+        blocks, is_first = target.matched_blocks, target is noted.target
+        number = names.add
+        chosen = noted.roster.numbers[noted.chosen] if is_first else number(target.endpoint.name)
+        reachable, reached = blocks, chosen
+        if noted.surpassed is not None or noted.elsewhere is not None or not is_first:
+            reachable, reached = _reach(noted, blocks, chosen, names)
         if reachable > blocks or usage is None or usage.cached is None or noted.missed:
             missed = (*missed, *noted.missed, *of_decision(record, noted, blocks))
         if missed:
@@ -73,18 +76,18 @@ class EndedPacker:
             request_id[:MOST_ID],
             names.known_kind(kind) or names.add_kind(RequestKind(*kind)),
             chosen,
-            0 if prefill is None else names.add(prefill.endpoint.name),
-            reached,
-            *noted.whose,
+            0 if prefill is None else number(prefill.endpoint.name),
+            reached if reachable else 0,
+            noted.whose,
             record.prompt_tokens or -1,
             target.prompt_blocks,
             noted.block_size,
-            int(record.waited * 1e6),
-            int(record.decided_in * 1e6),
-            int((begun - opened) * 1e6) if begun else -1,
-            int(record.median * 1e6) or -1,
-            int(record.longest * 1e6) or -1,
-            int(seconds * 1e6),
+            floor(record.waited * 1e6),
+            floor(record.decided_in * 1e6),
+            floor((begun - opened) * 1e6) if begun else -1,
+            floor(record.median * 1e6) or -1,
+            floor(record.longest * 1e6) or -1,
+            floor(seconds * 1e6),
             noted.roster.total,
             reachable,
             blocks,
@@ -100,19 +103,12 @@ class EndedPacker:
             self.missed_blocks[miss.kind] += miss.blocks
 
 
-def _number(target: Target, noted: DecidedRequest, names: Names) -> int:
-    """Return the number of the name of the endpoint that was tried last."""
-    if target is noted.target and target is not _NOWHERE:
-        return noted.roster.numbers[noted.chosen]
-    return names.add(target.endpoint.name)
-
-
 def _reach(noted: DecidedRequest, blocks: int, chosen: int, names: Names) -> tuple[int, int]:
     """Return how many blocks of the prompt were held anywhere, and the number of who held them;
     `chosen` held `blocks`."""
     reachable, reached = blocks, chosen
     if noted.reachable > reachable:
-        reachable, reached = noted.reachable, names.add(noted.reached_endpoint.name)
+        reachable, reached = noted.reachable, names.add(noted.reached.name)
     elsewhere = noted.elsewhere
     if elsewhere is not None and elsewhere.blocks > reachable:
         reachable, reached = elsewhere.blocks, names.add(elsewhere.endpoint)

@@ -65,8 +65,7 @@ class RecordRow(msgspec.Struct, frozen=True, array_like=True):
     chosen: int  # of Names.names, as are the next two
     prefill: int
     reachable_at: int
-    tenant: bytes
-    session: bytes
+    whose: tuple[bytes, bytes]  # tenant, session: hashes
     prompt_tokens: int
     prompt_blocks: int
     block_size: int
@@ -163,7 +162,7 @@ def row_of(record: RequestRecord, names: Names) -> PackedRow:
     return (
         *(record.at, record.id[:MOST_ID], names.known_kind(kind) or names.add_kind(kind)),
         *(name(record.chosen), name(record.prefill), name(record.reachable_at)),
-        *(bytes.fromhex(record.tenant), bytes.fromhex(record.session)),
+        (bytes.fromhex(record.tenant), bytes.fromhex(record.session)),
         *(record.prompt_tokens, record.prompt_blocks, record.block_size),
         *(_microseconds(record.waited_ms), _microseconds(record.decided_ms)),
         *(_microseconds(record.ttft_ms), _microseconds(record.itl_p50_ms)),
@@ -176,9 +175,16 @@ def row_of(record: RequestRecord, names: Names) -> PackedRow:
 
 def _kind_of(record: RequestRecord, *, has_costs: bool) -> RequestKind:
     return RequestKind(
-        *(record.model, record.path, record.reason, record.picked_by),
-        tuple([each.encode("latin-1") for each in record.edits]),
-        *(record.outcome, record.status, record.attempts, record.streamed, has_costs),
+        model=record.model,
+        path=record.path,
+        reason=record.reason,
+        picked_by=record.picked_by,
+        edits=tuple([each.encode("latin-1") for each in record.edits]),
+        outcome=record.outcome,
+        status=record.status,
+        attempts=record.attempts,
+        is_streamed=record.streamed,
+        has_costs=has_costs,
     )
 
 
@@ -212,8 +218,8 @@ def record_of(row: RecordRow, table: Names) -> RequestRecord:
         at=row.at,
         model=kind.model,
         path=kind.path,
-        tenant=row.tenant.hex(),
-        session=row.session.hex(),
+        tenant=row.whose[0].hex(),
+        session=row.whose[1].hex(),
         streamed=kind.is_streamed,
         prompt_tokens=row.prompt_tokens,
         prompt_blocks=row.prompt_blocks,

@@ -15,17 +15,18 @@ from hashlib import blake2b
 from secrets import token_bytes
 from typing import Protocol
 
+import numpy as np
+
+from inferway.kv.index.protocol import MatchResult
 from inferway.metrics import Family, counter, gauge
 from inferway.model import BlockKey, Candidates, HolderId, Prompt
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.records.decided import (
     MANY,
-    NOBODY,
+    Batch,
     CandidatePacker,
-    Columns,
     DecidedRequest,
     Elsewhere,
-    Roster,
     Whose,
     columns_of,
     nearest,
@@ -42,6 +43,7 @@ MOST_CELLS = 16_384  # candidates of all that wait to be packed
 MOST_HASHES = 4_096  # remembered
 MOST_KEYS = 20_000  # of requests whose blocks are to be written
 SESSION = b"x-session-id"
+_UNKNOWN = Matched(Prompt(np.array((), np.uint32), ()), MatchResult())  # none, or several prompts
 
 
 class Whereabouts(Protocol):
@@ -88,16 +90,13 @@ class Recorder:
         self._wall_clock = wall_clock
         self._picked_by = picked_by
         self._whereabouts = whereabouts
-        hashed = partial(_hashed, token_bytes(16) if secret is None else secret)
-        self._tenant = lru_cache(MOST_HASHES)(partial(hashed, 4))
-        self._session = lru_cache(MOST_HASHES)(partial(hashed, 8))
+        key = token_bytes(16) if secret is None else secret
+        self._tenant = lru_cache(MOST_HASHES)(partial(_hashed, key, 4))
+        self._session = lru_cache(MOST_HASHES)(partial(_hashed, key, 8))
         self._candidates = CandidatePacker(ring.names)
         self._answers = EndedPacker()
-        self._noted: list[DecidedRequest] = []  # their candidates are not packed yet
-        self._cells = 0
-        self._loads: dict[int, Candidates] = {}  # one for each list of endpoints in `_noted`
-        self._roster = NOBODY  # of the last request of `_noted`
-        self._are_all = False  # nobody else is in the fleet
+        self._batches: dict[tuple[int, int], Batch] = {}  # by list of endpoints, and columns
+        self._batch: Batch | None = None  # of the last request
         self._ended: list[Ended] = []
         ring.settle = self.settle
 
@@ -110,31 +109,42 @@ class Recorder:
         chosen = candidates.rows.get(targets[0].endpoint.holder) if targets else None
         if chosen is None:
             return None
-        if candidates.endpoints is not self._roster.endpoints:
-            self._come_to(candidates)
-        size, prompts = _of_size(routed, chosen)
-        roster, columns = self._roster, columns_of(candidates)
+        columns, batch = columns_of(candidates), self._batch
+        if (
+            batch is None
+            or candidates.endpoints is not batch.roster.endpoints
+            or len(columns) != batch.num_columns
+        ):
+            batch = self._batch = self._batch_of(candidates, len(columns))
+        roster = batch.roster
+        size = candidates.block_sizes.item(chosen)
+        prompts = routed.prompts.get(size)
+        if prompts is None:
+            size, prompts = _only_size(routed, size)
+        prompt, target = prompts[0] if len(prompts) == 1 else _UNKNOWN, targets[0]
+        is_compared = target.matched_blocks or self.keeps_keys
         if roster.total > MANY:
-            roster, columns, chosen = _few(roster, candidates, chosen)
+            rows = nearest(candidates, chosen)
+            roster, chosen = roster.of(rows), 0
+            columns = tuple([column.take(rows, axis=0) for column in columns])
         noted = DecidedRequest(
             candidates.now,
-            targets[0],
+            target,
             roster,
             chosen,
-            columns,
             size,
             decision.profile or self._picked_by,
             self._whose(request),
+            prompt.found,
+            prompt.prompt.block_keys if is_compared else (),
             journey.tells_its_reuse,
             request.body.truncate_prompt_tokens is not None,
             len(columns) > 1,
         )
-        if prompts:
-            self._compare(noted, routed, prompts)
-        waiting = self._noted
-        waiting.append(noted)
-        self._cells += len(roster.endpoints)
-        if len(waiting) >= TOGETHER or self._cells >= MOST_CELLS:
+        if not (batch.are_all and prompt.found.blocks):
+            self._look_further(noted, routed, prompts)
+        batch.waiting.append((noted, columns))
+        if len(batch.waiting) >= batch.most:
             self._pack_candidates()
         return noted
 
@@ -156,7 +166,7 @@ class Recorder:
 
     def settle(self) -> None:
         """Put what has ended into the ring."""
-        if self._noted:
+        if self._batches:
             self._pack_candidates()
         if not self._ended:
             return
@@ -205,18 +215,24 @@ class Recorder:
         blocks = {(kind,): number for kind, number in self._answers.missed_blocks.items()}
         yield counter("missed_blocks", f"Blocks of requests{text}", ["kind"], blocks)
 
-    def _come_to(self, candidates: Candidates) -> None:
-        """Note what is the same for all requests of a moment that have these endpoints."""
-        endpoints = candidates.endpoints
-        self._roster = self._candidates.roster(endpoints)
-        self._loads[id(endpoints)] = candidates
-        elsewhere = self._whereabouts
-        self._are_all = elsewhere is None or len(endpoints) >= elsewhere.num_endpoints()
+    def _batch_of(self, candidates: Candidates, num_columns: int) -> Batch:
+        """Return those that wait to be packed with such a request."""
+        endpoints, elsewhere = candidates.endpoints, self._whereabouts
+        found = self._batches.get((id(endpoints), num_columns))
+        if found is not None:
+            return found
+        if len(self._batches) >= TOGETHER:
+            self._pack_candidates()
+        number = len(endpoints)
+        are_all = elsewhere is None or number >= elsewhere.num_endpoints()
+        most = min(TOGETHER, MOST_CELLS // min(number, MANY))
+        batch = Batch(self._candidates.roster(endpoints), num_columns, candidates, are_all, most)
+        self._batches[id(endpoints), num_columns] = batch
+        return batch
 
     def _pack_candidates(self) -> None:
-        waiting, self._noted, self._cells = self._noted, [], 0
-        self._candidates.pack(waiting, self._loads.values())
-        self._loads, self._roster = {}, NOBODY
+        batches, self._batches, self._batch = self._batches, {}, None
+        self._candidates.pack([batch for batch in batches.values() if batch.waiting])
 
     def _whose(self, request: LLMRequest) -> Whose:
         session = b""
@@ -224,20 +240,17 @@ class Recorder:
             if name == SESSION:
                 session = self._session(value)
         tenant = request.tenant or request.body.cache_salt
-        return self._tenant(tenant.encode(errors="surrogatepass")) if tenant else b"", session
+        return self._tenant(tenant) if tenant else b"", session
 
-    def _compare(self, noted: DecidedRequest, routed: Routed, prompts: Sequence[Matched]) -> None:
-        """Note what is known of the request's only prompt."""
-        prompt, blocks = prompts[0].prompt, noted.target.matched_blocks
-        if len(prompts) == 1:
-            noted.found = prompts[0].found
-            if blocks or self.keeps_keys:
-                noted.keys = prompt.block_keys
-        found = noted.found.blocks
+    def _look_further(
+        self, noted: DecidedRequest, routed: Routed, prompts: Sequence[Matched]
+    ) -> None:
+        """Note who else holds the prompt, as far as that is known."""
+        found, blocks = noted.found.blocks, noted.target.matched_blocks
         if not found:
-            if self.others is not None:
-                self.others.look(routed, prompt, noted)
-        elif not self._are_all and max(found.values()) > blocks:
+            if prompts and self.others is not None:
+                self.others.look(routed, prompts[0].prompt, noted)
+        elif max(found.values()) > blocks:
             noted.elsewhere = self._elsewhere(routed, found, blocks)
 
     def _elsewhere(
@@ -252,16 +265,9 @@ class Recorder:
         return None if where is None else Elsewhere(where[0], blocks, where[1])
 
 
-def _hashed(secret: bytes, size: int, raw: bytes) -> bytes:
+def _hashed(secret: bytes, size: int, name: str | bytes) -> bytes:
+    raw = name if isinstance(name, bytes) else name.encode(errors="surrogatepass")
     return blake2b(raw, digest_size=size, key=secret).digest()
-
-
-def _few(roster: Roster, candidates: Candidates, chosen: int) -> tuple[Roster, Columns, int]:
-    """Of very many candidates, those that may be kept, the chosen one first: all others are let go
-    at once."""
-    rows = nearest(candidates, chosen)
-    columns = tuple([column.take(rows, axis=-1) for column in columns_of(candidates)])
-    return roster.of(rows), columns, 0
 
 
 def shortfall(record: Record, noted: DecidedRequest) -> int:
@@ -274,10 +280,7 @@ def shortfall(record: Record, noted: DecidedRequest) -> int:
     return -(-(record.reused_tokens - usage.cached) // noted.block_size)
 
 
-def _of_size(routed: Routed, chosen: int) -> tuple[int, Sequence[Matched]]:
-    """The block size of the chosen endpoint, and the prompts in it."""
+def _only_size(routed: Routed, size: int) -> tuple[int, Sequence[Matched]]:
+    """The only block size that the request's prompts have, and the prompts in it."""
     prompts = routed.prompts
-    if len(prompts) == 1:
-        return next(iter(prompts.items()))
-    size = routed.candidates.block_sizes.item(chosen)
-    return size, prompts.get(size, ())
+    return next(iter(prompts.items())) if len(prompts) == 1 else (size, ())
