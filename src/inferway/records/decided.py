@@ -103,7 +103,7 @@ class DecidedRequest(msgspec.Struct):
 
 
 @dataclass(slots=True)
-class Batch:
+class DecidedBatch:
     """Requests with the same candidates, which are to be packed, with the load that these have
     then."""
 
@@ -141,7 +141,7 @@ class CandidatePacker:
         """Return what is the same for all requests that have these endpoints."""
         return self._rosters(endpoints)
 
-    def pack(self, batches: Iterable[Batch]) -> None:
+    def pack(self, batches: Iterable[DecidedBatch]) -> None:
         """Fill in what the requests lack; equally many candidates at a time are done together."""
         groups: dict[tuple[int, int], list[tuple[DecidedRequest, Columns]]] = defaultdict(list)
         for batch in batches:

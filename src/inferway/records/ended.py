@@ -43,7 +43,7 @@ class EndedPacker:
     def row(self, ended: Ended, names: Names, offset: float) -> PackedRow:
         """Return the row of a request, whose names get numbers of `names`. `offset`: the Unix time
         at which the director's clock was 0."""
-        request_id, path, status, outcome, seconds, record, missed = ended
+        request_id, _, _, _, seconds, record, missed = ended
         target, usage, opened = record.target or _NOWHERE, record.usage, record.opened_at
         noted = record.kept
         if not isinstance(noted, DecidedRequest) or noted.roster.names is not names:
@@ -58,23 +58,11 @@ class EndedPacker:
             missed = (*missed, *noted.missed, *of_decision(record, noted, blocks))
         if missed:
             self._count(missed)
-        kind = (
-            record.known_model,
-            path if path in _PATHS else OTHER,
-            record.reason,
-            noted.picked_by,
-            tuple(record.edits),
-            outcome or record.outcome or _outcome_of(status),
-            status,
-            record.attempts,
-            record.is_streamed,
-            noted.has_costs,
-        )
         begun, prefill = record.first_at or record.begun_at, record.prefill_target
         return (
             opened + offset,
             request_id[:MOST_ID],
-            names.known_kind(kind) or names.add_kind(RequestKind(*kind)),
+            _kind(ended, noted, names),
             chosen,
             0 if prefill is None else number(prefill.endpoint.name),
             reached if reachable else 0,
@@ -101,6 +89,24 @@ class EndedPacker:
         for miss in missed:
             self.misses[miss.kind] += 1
             self.missed_blocks[miss.kind] += miss.blocks
+
+
+def _kind(ended: Ended, noted: DecidedRequest, names: Names) -> int:
+    """Return the number of what the request has in common with others."""
+    _, path, status, outcome, _, record, _ = ended
+    kind = (
+        record.known_model,
+        path if path in _PATHS else OTHER,
+        record.reason,
+        noted.picked_by,
+        tuple(record.edits),
+        outcome or record.outcome or _outcome_of(status),
+        status,
+        record.attempts,
+        record.is_streamed,
+        noted.has_costs,
+    )
+    return names.known_kind(kind) or names.add_kind(RequestKind(*kind))
 
 
 def _reach(noted: DecidedRequest, blocks: int, chosen: int, names: Names) -> tuple[int, int]:

@@ -23,10 +23,12 @@ from inferway.model import BlockKey, Candidates, HolderId, Prompt
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.records.decided import (
     MANY,
-    Batch,
     CandidatePacker,
+    Columns,
+    DecidedBatch,
     DecidedRequest,
     Elsewhere,
+    Roster,
     Whose,
     columns_of,
     nearest,
@@ -42,7 +44,6 @@ TOGETHER = 256  # are packed
 MOST_CELLS = 16_384  # candidates of all that wait to be packed
 MOST_HASHES = 4_096  # remembered
 MOST_KEYS = 20_000  # of requests whose blocks are to be written
-SESSION = b"x-session-id"
 _UNKNOWN = Matched(Prompt(np.array((), np.uint32), ()), MatchResult())  # none, or several prompts
 
 
@@ -95,8 +96,8 @@ class Recorder:
         self._session = lru_cache(MOST_HASHES)(partial(_hashed, key, 8))
         self._candidates = CandidatePacker(ring.names)
         self._answers = EndedPacker()
-        self._batches: dict[tuple[int, int], Batch] = {}  # by list of endpoints, and columns
-        self._batch: Batch | None = None  # of the last request
+        self._batches: dict[tuple[int, int], DecidedBatch] = {}  # by list of endpoints, and columns
+        self._batch: DecidedBatch | None = None  # of the last request
         self._ended: list[Ended] = []
         ring.settle = self.settle
 
@@ -116,17 +117,12 @@ class Recorder:
             or len(columns) != batch.num_columns
         ):
             batch = self._batch = self._batch_of(candidates, len(columns))
-        roster = batch.roster
-        size = candidates.block_sizes.item(chosen)
-        prompts = routed.prompts.get(size)
-        if prompts is None:
-            size, prompts = _only_size(routed, size)
+        size, prompts = _prompts_of(routed, chosen)
         prompt, target = prompts[0] if len(prompts) == 1 else _UNKNOWN, targets[0]
         is_compared = target.matched_blocks or self.keeps_keys
+        roster = batch.roster
         if roster.total > MANY:
-            rows = nearest(candidates, chosen)
-            roster, chosen = roster.of(rows), 0
-            columns = tuple([column.take(rows, axis=0) for column in columns])
+            roster, columns, chosen = _few(roster, candidates, columns, chosen)
         noted = DecidedRequest(
             candidates.now,
             target,
@@ -215,7 +211,7 @@ class Recorder:
         blocks = {(kind,): number for kind, number in self._answers.missed_blocks.items()}
         yield counter("missed_blocks", f"Blocks of requests{text}", ["kind"], blocks)
 
-    def _batch_of(self, candidates: Candidates, num_columns: int) -> Batch:
+    def _batch_of(self, candidates: Candidates, num_columns: int) -> DecidedBatch:
         """Return those that wait to be packed with such a request."""
         endpoints, elsewhere = candidates.endpoints, self._whereabouts
         found = self._batches.get((id(endpoints), num_columns))
@@ -226,7 +222,9 @@ class Recorder:
         number = len(endpoints)
         are_all = elsewhere is None or number >= elsewhere.num_endpoints()
         most = min(TOGETHER, MOST_CELLS // min(number, MANY))
-        batch = Batch(self._candidates.roster(endpoints), num_columns, candidates, are_all, most)
+        batch = DecidedBatch(
+            self._candidates.roster(endpoints), num_columns, candidates, are_all, most
+        )
         self._batches[id(endpoints), num_columns] = batch
         return batch
 
@@ -235,12 +233,11 @@ class Recorder:
         self._candidates.pack([batch for batch in batches.values() if batch.waiting])
 
     def _whose(self, request: LLMRequest) -> Whose:
-        session = b""
-        for name, value in request.headers:
-            if name == SESSION:
-                session = self._session(value)
-        tenant = request.tenant or request.body.cache_salt
-        return self._tenant(tenant) if tenant else b"", session
+        tenant, session = request.tenant or request.body.cache_salt, request.objectives.session
+        return (
+            self._tenant(tenant) if tenant else b"",
+            self._session(session) if session else b"",
+        )
 
     def _look_further(
         self, noted: DecidedRequest, routed: Routed, prompts: Sequence[Matched]
@@ -280,7 +277,19 @@ def shortfall(record: Record, noted: DecidedRequest) -> int:
     return -(-(record.reused_tokens - usage.cached) // noted.block_size)
 
 
-def _only_size(routed: Routed, size: int) -> tuple[int, Sequence[Matched]]:
-    """The only block size that the request's prompts have, and the prompts in it."""
-    prompts = routed.prompts
+def _prompts_of(routed: Routed, chosen: int) -> tuple[int, Sequence[Matched]]:
+    """Return the block size of the chosen endpoint, and the prompts in it."""
+    size, prompts = routed.candidates.block_sizes.item(chosen), routed.prompts
+    found = prompts.get(size)
+    if found is not None:
+        return size, found
     return next(iter(prompts.items())) if len(prompts) == 1 else (size, ())
+
+
+def _few(
+    roster: Roster, candidates: Candidates, columns: Columns, chosen: int
+) -> tuple[Roster, Columns, int]:
+    """Of very many candidates, those that are kept, the chosen one first: all others are let go at
+    once."""
+    rows = nearest(candidates, chosen)
+    return roster.of(rows), tuple([column.take(rows, axis=0) for column in columns]), 0
