@@ -106,7 +106,12 @@ def told(draw: st.DrawFn) -> Told:
     )
 
 
-def tell(recorder: Recorder, each: Told, name: str) -> None:
+def plain(record: Record) -> tuple[Any, ...]:
+    """Of an ordinary request: from its tenant to its record."""
+    return ("", b"", "", PATHS[0], 200, "ok", 1.0, record)
+
+
+def tell(recorder: Recorder, each: Told, name: str, keys: Sequence[int] = (1,)) -> None:
     """Tell of a request as a gateway does: when it is decided, and at its end."""
     table = idle(each.endpoints, 16)
     table.matched_blocks = np.array(each.held, float)
@@ -131,7 +136,7 @@ def tell(recorder: Recorder, each: Told, name: str) -> None:
     found = MatchResult(
         {end.holder: held for end, held in zip(each.endpoints, each.held, strict=True)}
     )
-    prompts = {16: [Matched(Prompt(np.zeros(16, np.uint32), [1]), found)]}
+    prompts = {16: [Matched(Prompt(np.zeros(16, np.uint32), keys), found)]}
     decision = Decision((first,), Reason.KV_AWARE, profile=each.profile)
     journey: Any = SimpleNamespace(tells_its_reuse=True)
     if each.is_noted:
@@ -231,3 +236,18 @@ def is_what_it_was_decided_by(each: Told, record: RequestRecord) -> None:
             assert list(candidate.terms.values())[:6] == pytest.approx(costs.tolist(), rel=0.005)
         else:
             assert candidate.terms == {"score": 0.25 if row == each.chosen else 0.0}
+
+
+def test_blocks_stay_with_their_records_where_one_is_left_out() -> None:
+    recorder = Recorder(RecordRing(), lambda: 0.0)
+    recorder.keeps_keys = True
+    for number in range(3):
+        record = Record(0.0, usage=Usage(10**30 if number == 1 else 5, 1))
+        keys = [number]
+        each = Told(ENDPOINTS[0], [1, 0, 0], 0, 0, False, True, None, *plain(record))
+        tell(recorder, each, f"r{number}", keys)
+
+    found = recorder.ring.since(0)[1]
+
+    assert [record.id for record in found] == ["r0", "r2"]
+    assert recorder.keys == [(1, [0]), (2, [2])]

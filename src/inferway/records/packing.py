@@ -89,14 +89,14 @@ _encode = msgspec.msgpack.Encoder().encode
 decode_rows = msgspec.msgpack.Decoder(list[RecordRow]).decode
 
 
-def encode_rows(rows: Sequence[PackedRow]) -> tuple[bytes, int]:
-    """Return the rows as bytes, and how many they are: one with a number that no engine can mean
-    (beyond 64 bits) is left out."""
+def encode_rows(rows: Sequence[PackedRow]) -> tuple[bytes, Sequence[int]]:
+    """Return the rows as bytes, and the places of those that are among them: one with a number that
+    no engine can mean (beyond 64 bits) is left out."""
     try:
-        return _encode(rows), len(rows)
+        return _encode(rows), range(len(rows))
     except OverflowError:
-        left = [row for row in rows if _is_encodable(row)]
-        return _encode(left), len(left)
+        left = [place for place, row in enumerate(rows) if _is_encodable(row)]
+        return _encode([rows[place] for place in left]), left
 
 
 def _is_encodable(row: PackedRow) -> bool:

@@ -192,13 +192,17 @@ class Recorder:
             self._candidates.renew(ring.names)
         offset, names = self._wall_clock() - self._clock(), ring.names
         first = ring.next_seq
-        ring.extend([row(each, names, offset) for each in ended])
+        kept = ring.extend([row(each, names, offset) for each in ended])
         if self.keeps_keys:
-            if len(self.keys) >= MOST_KEYS:  # the disk is slow: these have no blocks there
-                del self.keys[: MOST_KEYS // 2]
-            for number, each in enumerate(ended, first):
-                if isinstance(noted := each[5].kept, DecidedRequest) and noted.keys:
-                    self.keys.append((number, noted.keys))
+            self._keep_keys([ended[place] for place in kept], first)
+
+    def _keep_keys(self, ended: Sequence[Ended], first: int) -> None:
+        """Put the blocks of these aside; `first`: the number of the first record."""
+        if len(self.keys) >= MOST_KEYS:  # the disk is slow: these have no blocks there
+            del self.keys[: MOST_KEYS // 2]
+        for number, each in enumerate(ended, first):
+            if isinstance(noted := each[5].kept, DecidedRequest) and noted.keys:
+                self.keys.append((number, noted.keys))
 
     def families(self) -> Iterator[Family]:
         """Yield what /metrics shows of records, and of what was not reused."""
