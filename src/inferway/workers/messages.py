@@ -8,6 +8,7 @@ seen of engines that the hub should look into.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -17,6 +18,7 @@ from inferway.fleet.engine_facts import EngineFacts, EventSource
 from inferway.kv.events.stream import StreamState
 from inferway.kv.index.protocol import Op
 from inferway.model import Adapters, Endpoint, HolderId
+from inferway.records.record import RequestRecord
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -35,6 +37,7 @@ class Begin(_Message, frozen=True):
     hub: str  # the path of the Unix socket where the hub answers by HTTP
     picks: bool = False
     publishes: bool = False  # the hub does, what workers tell
+    keeps_keys: bool = False  # of blocks: the hub records requests in files
 
 
 class StreamTold(_Message, frozen=True):
@@ -123,6 +126,13 @@ class Wanted(_Message, frozen=True):
     is_wanted: bool
 
 
+class AskRecords(_Message, frozen=True):
+    """Ask for the records behind the number `since`; a `RecordsTold` of that number answers."""
+
+    number: int
+    since: int
+
+
 class Ping(_Message, frozen=True):
     """Ask whether the worker goes on; the same comes back."""
 
@@ -137,6 +147,18 @@ class Ready(_Message, frozen=True):
 class Prepared(_Message, frozen=True):
     number: int
     error: str | None = None  # why the settings cannot hold
+
+
+class RecordsTold(_Message, frozen=True):
+    """Records of requests that have ended, and of some of them, by their place, the blocks; with
+    what the worker has seen in its traffic."""
+
+    number: int
+    seq: int  # of the last record
+    records: list[RequestRecord]
+    keys: dict[int, list[int]]
+    traffic: dict[str, Any]
+    breakers: dict[str, Any]
 
 
 class FamilyTold(_Message, frozen=True):
@@ -298,6 +320,8 @@ Message = (
     | Commit
     | Ask
     | Ping
+    | AskRecords
+    | RecordsTold
     | Ready
     | Prepared
     | Numbers

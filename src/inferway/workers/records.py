@@ -1,0 +1,90 @@
+"""The records of all workers in the hub's ring, which admins, the page and the files read.
+
+They are fetched when somebody looks: a request that nobody asks for costs a worker no more than it
+costs one process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from inferway.records.recorder import Recorder
+from inferway.records.record import RequestRecord
+from inferway.workers.messages import RecordsTold
+
+MOST_RECORDS = 2_000  # of one answer
+
+Told = dict[str, Any]
+
+
+@dataclass(slots=True)
+class WorkerRecords:
+    """Takes what workers tell into the hub's ring."""
+
+    recorder: Recorder
+    since: dict[int, int] = field(default_factory=dict)  # place -> the last record's number
+
+    def take(self, told: Mapping[int, RecordsTold]) -> None:
+        """Take the answers, by place; the records of all workers in the order in which they have
+        ended."""
+        found: list[tuple[float, RequestRecord, list[int] | None]] = []
+        for place, each in told.items():
+            self.since[place] = each.seq
+            for at, record in enumerate(each.records):
+                ended = record.at + record.total_ms / 1000
+                found.append((ended, record, each.keys.get(at)))
+        found.sort(key=lambda item: item[0])
+        ring = self.recorder.ring
+        for _, record, keys in found:
+            number = ring.next_seq
+            ring.append(record)
+            if keys is not None and self.recorder.keeps_keys:
+                self.recorder.keys.append((number, keys))
+
+    def ended(self, place: int) -> None:
+        """The next process there begins anew."""
+        self.since.pop(place, None)
+
+
+def told(recorder: Recorder, number: int, since: int, traffic: Told, breakers: Told) -> RecordsTold:
+    """Return what a worker answers."""
+    recorder.settle()
+    seq, records = recorder.ring.since(since, MOST_RECORDS)
+    first = seq - len(records) + 1
+    keys = {place - first: list(keys) for place, keys in recorder.keys if first <= place <= seq}
+    recorder.keys = [item for item in recorder.keys if item[0] > seq]
+    return RecordsTold(number, seq, records, keys, traffic, breakers)
+
+
+def added_up(parts: Sequence[Told], same: Sequence[str], least: Sequence[str] = ()) -> Told:
+    """Return what several processes have told as what one would: numbers are added up, and so are
+    those of the entries of lists that have equal values at the keys in `same`. Of keys in `least`
+    the least number counts, of all others that are no numbers the first value."""
+    whole: Told = {}
+    for part in parts:
+        for key, value in part.items():
+            if key not in whole or value is None:
+                whole.setdefault(key, value)
+            elif isinstance(value, list) and value and isinstance(value[0], dict):
+                whole[key] = _lists(whole[key] + value, same, least)
+            elif isinstance(value, dict):
+                whole[key] = added_up([whole[key], value], same, least)
+            elif key in least:
+                whole[key] = min(whole[key], value)
+            elif isinstance(value, int | float) and not isinstance(value, bool):
+                whole[key] += value
+    return whole
+
+
+def _lists(entries: Sequence[Told], same: Sequence[str], least: Sequence[str]) -> list[Told]:
+    groups: dict[str, list[Told]] = {}
+    for entry in entries:
+        groups.setdefault(repr([entry.get(key) for key in same]), []).append(entry)
+    found = []
+    for group in groups.values():
+        kept = {key: group[0][key] for key in same if key in group[0]}
+        rest = [{k: v for k, v in entry.items() if k not in same} for entry in group]
+        found.append({**group[0], **added_up(rest, same, least), **kept})
+    return found
