@@ -340,7 +340,7 @@ class Routes:
         """200 when a request would be answered, and routed by its prompt; else why not. Where
         admins are known, or have their own port, clients get no names of engines and models."""
         shows_names = not self._for_clients or (
-            not self._admin_apart and self._auth.lets_in(request, admins_only=True)
+            not self._admin_apart and self._auth.is_admin(request)
         )
         if shows_names:
             await self._ready_with_names(request, responder)
