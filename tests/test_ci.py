@@ -90,6 +90,7 @@ def test_everything_is_run_in_order(machine: Machine) -> None:
         "make fidelity NAMES=yi llama2 qwen3 mistral_nemo",
         "make demo ARGS=--exit",
         "make envoy",
+        "make helm",
         "make fleet",
     ]
 
@@ -129,6 +130,7 @@ def test_each_step_is_timed(machine: Machine) -> None:
         "fidelity",
         "demo",
         "envoy",
+        "helm",
         "fleet",
     ]
 

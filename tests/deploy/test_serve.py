@@ -25,7 +25,6 @@ ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 KUBERNETES = DEPLOY / "kubernetes" / "serve"
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
-VLLM = yaml.safe_load((DEPLOY / "compose.vllm.yaml").read_text())
 
 Tree = dict[str, Any]
 
@@ -135,24 +134,60 @@ def test_everything_that_compose_mounts_is_there() -> None:
     assert [path for path in found if not (DEPLOY / path).exists()] == []
 
 
-def test_compose_vllm_has_the_services_of_compose() -> None:
-    assert VLLM["services"].keys() == COMPOSE["services"].keys()
-    for name, service in VLLM["services"].items():
-        if "extends" in service:
-            assert service["extends"] == {"file": "compose.yaml", "service": name}
-
-
-def test_the_gateway_asks_the_engines_of_compose_where_they_listen() -> None:
+@pytest.mark.parametrize("profile", ["demo", "gpu", "cpu"])
+def test_each_profile_has_the_engines_that_the_gateway_asks(profile: str) -> None:
     told = config_of(COMPOSE["services"]["gateway"]["command"], DEPLOY / "compose")
-    engines = {name: s for name, s in COMPOSE["services"].items() if name.startswith("engine-")}
+    engines = [s for s in COMPOSE["services"].values() if s.get("profiles") == [profile]]
 
-    for service in engines.values():
-        flags = simulate.make_context("simulate", list(service["command"][1:])).params
-        assert (flags["host"], flags["port"]) == ("0.0.0.0", 8000)
-    for name in engines:
-        assert "--port=8000" in VLLM["services"][name]["command"]
-    assert {engine.url for engine in told.engines} == {f"http://{name}:8000" for name in engines}
+    known = {
+        f"http://{alias}:8000" for s in engines for alias in s["networks"]["default"]["aliases"]
+    }
+    assert {engine.url for engine in told.engines} == known
+    assert len(engines) == len(known)
+    assert all("--port=8000" in service["command"] for service in engines)
+
+
+def test_all_but_engines_run_with_any_profile() -> None:
+    always = {name for name, s in COMPOSE["services"].items() if "profiles" not in s}
+    told = config_of(COMPOSE["services"]["gateway"]["command"], DEPLOY / "compose")
+
+    assert always == {"gateway", "prometheus", "grafana"}
     assert COMPOSE["services"]["gateway"]["ports"] == [f"127.0.0.1:8080:{told.port}"]
+
+
+def test_simulated_engines_of_compose_listen_to_the_other_containers() -> None:
+    for name in ("demo-1", "demo-2"):
+        words = COMPOSE["services"][name]["command"]
+        assert words[0] == "simulate"
+        flags = simulate.make_context("simulate", list(words[1:])).params
+        assert (flags["host"], flags["port"]) == ("0.0.0.0", 8000)
+
+
+@pytest.mark.parametrize("name", ["vllm", "simulated"])
+def test_engines_in_kubernetes_have_the_labels_and_the_port_that_are_followed(name: str) -> None:
+    engines = yaml.safe_load((DEPLOY / f"kubernetes/engines/{name}.yaml").read_text())["spec"]
+    followed = load_settings(KUBERNETES / "inferway.yaml", {}).discovery.kubernetes
+    assert followed is not None
+
+    [container] = engines["template"]["spec"]["containers"]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert engines["template"]["metadata"]["labels"] == followed.selector
+    assert engines["selector"]["matchLabels"] == followed.selector
+    assert [ports["http"]] == followed.ports
+    words = " ".join(container["args"])
+    assert f"--port={ports['http']}" in words
+    assert f"tcp://*:{ports['events']}" in words
+    assert f"tcp://*:{ports['replay']}" in words
+
+
+def test_the_simulators_flags_in_kubernetes_are_its_own() -> None:
+    engines = yaml.safe_load((DEPLOY / "kubernetes/engines/simulated.yaml").read_text())
+    [container] = engines["spec"]["template"]["spec"]["containers"]
+    assert container["command"] == ["inferway", "simulate"]
+
+    flags = simulate.make_context("simulate", list(container["args"])).params
+
+    assert (flags["host"], flags["port"]) == ("0.0.0.0", 8000)
 
 
 def test_prometheus_scrapes_what_is_there_and_grafana_asks_it() -> None:
@@ -177,8 +212,13 @@ def test_the_commands_of_compose_run_and_the_images_health_check_sees_it(tmp_pat
     settings = (DEPLOY / "compose/gateway.yaml").read_text()
 
     with ExitStack() as stack:
-        for name in ("engine-1", "engine-2"):
-            words = [w for w in COMPOSE["services"][name]["command"] if not w.startswith(FIXED)]
+        for place in (1, 2):
+            name = f"engine-{place}"
+            words = [
+                w
+                for w in COMPOSE["services"][f"demo-{place}"]["command"]
+                if not w.startswith(FIXED)
+            ]
             engine = stack.enter_context(Program(words, tmp_path / f"{name}.log"))
             settings = settings.replace(f"http://{name}:8000", engine.url)
         (tmp_path / "gateway.yaml").write_text(settings)

