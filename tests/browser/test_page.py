@@ -97,6 +97,8 @@ async def test_a_request_opens_into_its_explanation(
 
     await tab.keyboard.press("Escape")
     await tab.locator("#drawer").wait_for(state="hidden")
+    await tab.locator("#requests tbody tr td:last-child").first.click()  # anywhere in the row
+    await seen(tab, "#drawer", "What each engine held of the prompt")
     assert tab.faults == []
 
 

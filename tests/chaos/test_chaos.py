@@ -1,6 +1,7 @@
 """Whatever happens between an engine and a gateway: once it is calm, nothing wrong is believed.
 
-300 schedules, always the same in CI. More of them, on all cores: `make chaos`.
+300 schedules, always the same in CI. More of them, on all cores: `make chaos`. And what was not
+reused is named by its reason, however the events came that tell it.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from random import Random
 
 import pytest
 from tests.chaos.schedules import KINDS, Schedule, run, shortest
+from tests.records.planted import PLANTS, wrongly_named
 
 SCHEDULES = 300
+MISSES = 150
 FIRST_SEED = 0 if os.environ.get("CI") else Random().randrange(1_000_000)
 
 
@@ -31,6 +34,14 @@ def test_once_calm_exact_is_the_truth_and_partial_is_nothing_but_the_truth(kind:
 
 def test_there_are_as_many_schedules_as_promised() -> None:
     assert sum(len(seeds(kind)) for kind in KINDS) == SCHEDULES
+
+
+@pytest.mark.parametrize("trouble", [0.2, 0.8])
+async def test_whatever_happens_to_events_misses_are_named_right(trouble: float) -> None:
+    first = FIRST_SEED - FIRST_SEED % len(PLANTS)  # each kind as often
+    found = [await wrongly_named(seed, trouble) for seed in range(first, first + MISSES)]
+
+    assert not [each for each in found if each is not None]
 
 
 @pytest.mark.parametrize("kind", ["lost messages", "everything"])

@@ -32,6 +32,8 @@ async def test_users_ask_as_streams_of_their_own_until_they_are_stopped() -> Non
 
     assert all(is_of_traffic(request_id) and body["stream"] for request_id, body in asked)
     assert {len(body["messages"]) for _, body in asked} >= {2, 4}  # a turn goes on from the last
+    openings = [body["messages"][1]["content"] for _, body in asked if len(body["messages"]) == 2]
+    assert len({*openings}) == len(openings) >= USERS  # else two conversations look like one
     assert len(asked) == number
 
 

@@ -7,10 +7,11 @@ from time import monotonic
 import pytest
 
 from inferway.config import FlowSettings, ServeSettings
-from inferway.errors import ForbiddenError, UnauthorizedError
+from inferway.errors import ForbiddenError, TooManyGuessesError, UnauthorizedError
 from inferway.http.auth import Auth, admins_are_local
 from inferway.http.message import Request
 from inferway.http.request_queue import RequestQueue
+from inferway.page.guesses import MOST_OF_ONE
 from inferway.routing.limits.callers import AdminKey, Callers, KeySettings, hash_of, new_key
 from inferway.routing.limits.failover import FailoverPolicy
 from inferway.scheduling.load import load_scheduling
@@ -106,6 +107,49 @@ def test_who_would_be_let_in_is_told_without_counting(
 
     assert asked.lets_in(bearing(key), admins_only=admins_only) == is_let_in
     assert asked.refused == 0
+
+
+def from_there(key: str | None, client: str) -> Request:
+    request = bearing(key)
+    request.client = client
+    return request
+
+
+@pytest.mark.parametrize("right", ["s3cret", ADMIN], ids=NAMES.get)
+def test_after_too_many_wrong_keys_an_address_is_not_heard_and_others_are(right: str) -> None:
+    guarded = auth(admin_key=right == "s3cret", keys=right == ADMIN)
+    for _ in range(MOST_OF_ONE):
+        with pytest.raises(UnauthorizedError):
+            guarded.check_admin(from_there(STRANGER, "10.0.0.1"))
+
+    for key in (STRANGER, right):
+        with pytest.raises(TooManyGuessesError):
+            guarded.check_admin(from_there(key, "10.0.0.1"))
+        assert not guarded.lets_in(from_there(key, "10.0.0.1"), admins_only=True)
+        assert not guarded.is_admin(from_there(key, "10.0.0.1"))
+    guarded.check_admin(from_there(right, "10.0.0.2"))
+    assert guarded.lets_in(from_there(right, "10.0.0.2"), admins_only=True)
+    with pytest.raises(UnauthorizedError):  # no key is no guess
+        guarded.check_admin(from_there(None, "10.0.0.1"))
+
+
+def test_wrong_keys_count_where_admins_are_told_more_than_others() -> None:
+    guarded = auth(admin_key=True)
+    for _ in range(MOST_OF_ONE):
+        assert not guarded.is_admin(from_there(STRANGER, "10.0.0.1"))
+
+    assert not guarded.is_admin(from_there("s3cret", "10.0.0.1"))
+    assert guarded.is_admin(from_there("s3cret", "10.0.0.2"))
+
+
+def test_a_callers_key_is_no_guess() -> None:
+    guarded = auth(keys=True)
+    for _ in range(2 * MOST_OF_ONE):
+        with pytest.raises(ForbiddenError):
+            guarded.check_admin(from_there(USER, "10.0.0.1"))
+        assert not guarded.is_admin(from_there(USER, "10.0.0.1"))
+
+    guarded.check_admin(from_there(ADMIN, "10.0.0.1"))
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,9 @@ HTTP, with their events over ZMQ. What an engine would say wrong, a proxy in fro
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
@@ -19,7 +19,7 @@ from tests.integration.conftest import LONG, Answer, Fleet, StartFleet, answerin
 from inferway.config import EngineSettings, RecordSettings
 from inferway.records.record import Miss, MissKind, RequestRecord
 from inferway.scheduling.load import CONFIGURATIONS
-from inferway.simulator.config import LatencyModel
+from inferway.simulator.config import EventsConfig, LatencyModel
 from inferway.simulator.engine import SimulatedEngine
 
 TEXT = LONG * 2
@@ -93,12 +93,18 @@ class Front:
 
     engine: SimulatedEngine
     resets: bool = False
+    meanwhile: Callable[[], Awaitable[None]] | None = None  # happens once, and others wait for it
     drives_out: str = ""  # what else is asked there, first
     tokens_more: int = 0
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def answer(self, request: web.Request) -> web.Response:
         url, path = self.engine.url, request.path
         body, is_chat = await request.read(), path == "/v1/chat/completions"
+        async with self._turn:
+            if is_chat and self.meanwhile is not None:
+                await self.meanwhile()
+                self.meanwhile = None
         types = {"Content-Type": request.headers.get("Content-Type", "application/json")}
         async with aiohttp.ClientSession() as http:
             if is_chat and self.resets:
@@ -169,6 +175,38 @@ async def test_restart(fronted: tuple[Fleet, Front]) -> None:
 
     _, miss = await _only(fleet, answer, MissKind.RESTART)
     assert 5 < miss.blocks <= answer.matched
+
+
+async def test_a_restart_as_another_engine(fronted: tuple[Fleet, Front]) -> None:
+    """While the request is on its way the engine ends, and another one takes its addresses."""
+    fleet, front = fronted
+    await _known(fleet)
+    old, known = front.engine, fleet.gateway.fleet.engines[0].subscribers[0].follower.stats
+    forgotten = known.forgotten
+    events, replay = (f"tcp://*:{_port(at)}" for at in (old.events_endpoint, old.replay_endpoint))
+    again = replace(old.config, port=_port(old.url), events=EventsConfig(events, replay))
+
+    async def restart() -> None:
+        await old.stop()
+        await fleet.start_engine(again)
+        await until(lambda: _is(known.forgotten > forgotten))
+
+    front.meanwhile = restart
+
+    answer = await fleet.chat(TEXT)
+
+    _, miss = await _only(fleet, answer, MissKind.RESTART)
+    assert 5 < miss.blocks <= answer.matched
+    assert answer.cached_tokens == 0
+
+
+async def _is(said: bool) -> bool:
+    return said
+
+
+def _port(url: str | None) -> int:
+    assert url is not None
+    return int(url.rpartition(":")[2])
 
 
 async def test_salted(start_fleet: StartFleet) -> None:

@@ -1,4 +1,4 @@
-"""Wrong keys at the page's login, and who may try again when."""
+"""Wrong keys at the page's login and on paths for admins, and who may try again when."""
 
 from __future__ import annotations
 
@@ -7,7 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferway.errors import TooManyGuessesError
-from inferway.page.guesses import MOST_ADDRESSES, MOST_IN_ALL, MOST_OF_ONE, SECONDS, Guesses
+from inferway.page.guesses import (
+    MOST_ADDRESSES,
+    MOST_IN_ALL,
+    MOST_OF_ONE,
+    MOST_PROVEN,
+    PROVEN_SECONDS,
+    SECONDS,
+    Guesses,
+)
 
 
 class Clock:
@@ -55,6 +63,49 @@ def test_after_many_failures_who_has_not_failed_is_still_heard() -> None:
     assert is_heard(guesses, "10.0.2.1")
     guesses.note("10.0.2.1")
     assert not is_heard(guesses, "10.0.2.1")
+
+
+def fail(guesses: Guesses, address: str, times: int = MOST_OF_ONE) -> None:
+    for _ in range(times):
+        guesses.hear(address, is_right=False)
+
+
+def test_who_waits_is_not_told_whether_the_key_is_right() -> None:
+    guesses = Guesses(Clock())
+    fail(guesses, "10.0.0.1")
+
+    for is_right in (False, True):
+        with pytest.raises(TooManyGuessesError):
+            guesses.hear("10.0.0.1", is_right=is_right)
+    assert not guesses.lets_in("10.0.0.1")
+    assert guesses.lets_in("10.0.0.2")
+
+
+def test_where_a_right_key_came_from_others_wrong_ones_keep_no_right_one_out() -> None:
+    clock = Clock()
+    guesses = Guesses(clock)
+    guesses.hear("10.0.0.1", is_right=True)
+    fail(guesses, "10.0.0.1")
+
+    guesses.hear("10.0.0.1", is_right=True)
+    assert guesses.lets_in("10.0.0.1")
+    with pytest.raises(TooManyGuessesError):
+        guesses.hear("10.0.0.1", is_right=False)
+    clock.now = PROVEN_SECONDS
+    fail(guesses, "10.0.0.1")
+    with pytest.raises(TooManyGuessesError):
+        guesses.hear("10.0.0.1", is_right=True)
+
+
+def test_so_many_addresses_are_remembered_that_a_right_key_came_from() -> None:
+    guesses = Guesses(Clock())
+    for number in range(MOST_PROVEN + 1):
+        guesses.hear(str(number), is_right=True)
+    fail(guesses, "0")
+    fail(guesses, "1")
+
+    assert not guesses.lets_in("0")
+    assert guesses.lets_in("1")
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,25 @@ def test_what_it_prints_is_told(replaying: Make) -> None:
     assert [case.cost for case in told.result.cases] == [None, 2.5, None]
 
 
+@pytest.mark.parametrize("program", [f"print({ANSWER!r}, end='')", "raise SystemExit(3)"])
+def test_once_it_is_over_its_seconds_are_what_it_has_taken(replaying: Make, program: str) -> None:
+    now = 5.0
+    replays = replaying(f"import sys; sys.stdin.read(1); {program}", clock=lambda: now)
+    replays.ask(WhatIfQuestion())
+    assert replays._replay is not None
+    while (process := replays._replay._process) is None:
+        threading.Event().wait(0.01)
+    assert process.stdin is not None
+    now = 8.5
+    process.stdin.write(b"\n")
+    process.stdin.flush()
+
+    ended(replays)
+    now = 100.0
+
+    assert replays.told().seconds == 3.5
+
+
 def test_while_it_runs_its_progress_is_told_and_nobody_else_may_ask(replaying: Make) -> None:
     replays = replaying(WAIT)
     replays.ask(WhatIfQuestion(engines=6))

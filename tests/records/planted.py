@@ -1,6 +1,6 @@
 """Misses that are planted: engines with true caches, what is believed of them, and requests that
 reuse less than they could have, for one reason each. What comes of a request passes the recorder's
-own parts; only time, engines and their events are played."""
+own parts, and what engines say the subscriber's; only time, engines and sockets are played."""
 
 from __future__ import annotations
 
@@ -11,15 +11,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from tests.records.planted_events import PlantedStream
 
 from inferway.config import EngineSettings
 from inferway.fleet.engine import Engine
 from inferway.kv.blocks.extra_keys import request_extras
 from inferway.kv.blocks.keys import BlockHasher
-from inferway.kv.events.apply import EngineBlocks
-from inferway.kv.events.event import AllBlocksCleared, BlockRemoved, BlockStored, Event
-from inferway.kv.events.removals import Removals
-from inferway.kv.events.stream import StreamState
+from inferway.kv.events.event import AllBlocksCleared, BlockRemoved, BlockStored
 from inferway.kv.index.memory import MemoryIndex
 from inferway.kv.index.speculative import SpeculativeOverlay
 from inferway.model import BlockKey, Decision, Endpoint, Prompt, Reason, Target, TokenIds
@@ -47,28 +45,13 @@ TUNED = ServedModel(
 
 
 @dataclass
-class Stream:
-    """What is known of one engine's events (fleet.subscriber.EventSubscriber)."""
-
-    holder: int
-    blocks: EngineBlocks
-    removals: Removals = field(default_factory=Removals)
-    state: StreamState = StreamState.EXACT
-    rechecks: int = 0
-
-    def recheck(self) -> None:
-        self.rechecks += 1
-
-
-@dataclass
 class Place:
     """An engine: its true cache, and the events that it has told."""
 
     endpoint: Endpoint
     engine: Engine
-    stream: Stream
+    stream: PlantedStream
     true: set[BlockKey] = field(default_factory=set)
-    seq: int = 0
     tells_extras: bool = True
 
 
@@ -83,10 +66,12 @@ class Asked:
 
 
 class World:
-    """Two engines, an index, and a recorder."""
+    """Two engines, an index, and a recorder. `trouble`: the share of the engines' messages that
+    do not come as they should."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, trouble: float = 0.0) -> None:
         self.random = Random(seed)
+        self.trouble = trouble
         self.now = 1000.0
         self.index = MemoryIndex()
         self.overlay = SpeculativeOverlay()
@@ -112,13 +97,12 @@ class World:
 
     # what engines do
 
-    def store(self, place: Place, tokens: TokenIds, **extras: str) -> None:
+    async def store(self, place: Place, tokens: TokenIds, **extras: str) -> None:
         """The engine computes a prompt, keeps its blocks and says so."""
         keys = self.keys(tokens, **extras)
         place.true.update(keys)
         salt = extras.get("salt") if place.tells_extras else None
-        self.tell(
-            place,
+        await place.stream.publish(
             BlockStored(
                 block_hashes=[_hash(key) for key in keys],
                 parent_hash=None,
@@ -129,21 +113,34 @@ class World:
             ),
         )
 
-    def drop(self, place: Place, keys: Sequence[BlockKey], *, told: bool = True) -> None:
+    async def drop(self, place: Place, keys: Sequence[BlockKey], *, told: bool = True) -> None:
         """The engine drops blocks."""
         place.true.difference_update(keys)
         if told:
-            self.tell(place, BlockRemoved(block_hashes=[_hash(key) for key in keys]))
+            await place.stream.publish(BlockRemoved(block_hashes=[_hash(key) for key in keys]))
 
-    def clear(self, place: Place) -> None:
+    async def clear(self, place: Place) -> None:
         place.true.clear()
-        self.tell(place, AllBlocksCleared())
+        await place.stream.publish(AllBlocksCleared())
 
-    def tell(self, place: Place, event: Event) -> None:
-        place.seq += 1
-        ops = place.stream.blocks.apply(event)
-        self.index.apply(ops)
-        place.stream.removals.note(ops, place.seq, self.now)
+    async def work(self) -> None:
+        """Engines compute other prompts and drop some, so that there is something to say."""
+        for _ in range(self.random.randrange(8)):
+            place, tokens = self.random.choice(self.places), self.tokens(self.random.randint(1, 5))
+            await self.store(place, tokens)
+            if self.random.random() < 0.5:
+                await self.drop(place, self.keys(tokens))
+
+    def restart(self, place: Place) -> None:
+        """Another process takes the engine's place."""
+        place.true.clear()
+        place.stream.restart()
+
+    async def hear(self) -> None:
+        """All that engines have said until now is known; then time goes on."""
+        for place in self.places:
+            await place.stream.settle()
+        self.now += 0.01
 
     # what requests do
 
@@ -167,6 +164,7 @@ class World:
         truncates: int | None = None,
     ) -> Asked:
         """A request is decided: it goes to the engine of this number."""
+        await self.hear()
         place, keys = self.places[at], self.keys(tokens, salt, adapter)
         prompt = Prompt(tokens, keys)
         found = await self.index.match(keys)
@@ -227,6 +225,7 @@ class World:
         )
         self.recorder.add(answer)
         self.recorder.settle()
+        await self.hear()
         for call in self.due:
             call()
         self.due.clear()
@@ -239,7 +238,9 @@ class World:
         endpoint = Endpoint(f"e{number}", f"http://e{number}", number)
         engine = Engine(EngineSettings(url=endpoint.url, name=endpoint.engine), (), healthy=True)
         engine.endpoints = [endpoint]
-        stream: Any = Stream(number, EngineBlocks(number, SIZE, holdings=self.index))
+        stream = PlantedStream(
+            number, SIZE, self.index, self.clock, Random(self.random.random()), self.trouble
+        )
         engine.subscribers = [stream]
         return Place(endpoint, engine, stream)
 
@@ -271,7 +272,7 @@ async def evicted(world: World) -> Planted:
     keys = asked.true_keys
     at = world.random.randrange(len(keys))
     world.now += 0.01
-    world.drop(world.places[place], keys[at:])
+    await world.drop(world.places[place], keys[at:])
     return await world.answered(asked), len(keys) - at
 
 
@@ -280,7 +281,7 @@ async def stale(world: World) -> Planted:
     tokens, place = await _stored(world)
     keys = world.keys(tokens)
     at = world.random.randrange(len(keys))
-    world.drop(world.places[place], keys[at:], told=False)
+    await world.drop(world.places[place], keys[at:], told=False)
     asked = await world.ask(tokens, place)
     return await world.answered(asked), len(keys) - at
 
@@ -288,9 +289,10 @@ async def stale(world: World) -> Planted:
 async def cut_off(world: World) -> Planted:
     """The same, while its events do not come."""
     tokens, place = await _stored(world)
-    world.places[place].stream.state = StreamState.STALE
+    await world.hear()
+    world.places[place].stream.cut_off()
     keys = world.keys(tokens)
-    world.drop(world.places[place], keys, told=False)
+    await world.drop(world.places[place], keys, told=False)
     asked = await world.ask(tokens, place)
     return await world.answered(asked), len(keys)
 
@@ -298,7 +300,17 @@ async def cut_off(world: World) -> Planted:
 async def restart(world: World) -> Planted:
     tokens, place = await _stored(world)
     asked = await world.ask(tokens, place)
-    world.clear(world.places[place])
+    await world.clear(world.places[place])
+    return await world.answered(asked), len(asked.true_keys)
+
+
+async def new_process(world: World) -> Planted:
+    """The same, by a process that has begun anew under the same name."""
+    tokens, place = await _stored(world)
+    asked = await world.ask(tokens, place)
+    world.restart(world.places[place])
+    if world.random.random() < 0.5:
+        await world.store(world.places[place], world.tokens(3))
     return await world.answered(asked), len(asked.true_keys)
 
 
@@ -336,7 +348,7 @@ async def salted(world: World) -> Planted:
     first, second = world.random.sample([None, "a", "b"], 2)
     if first is not None:  # it went there
         await world.answered(await world.ask(tokens, place, salt=first))
-    world.store(world.places[place], tokens, **({} if first is None else {"salt": first}))
+    await world.store(world.places[place], tokens, **({} if first is None else {"salt": first}))
     asked = await world.ask(tokens, place, salt=second)
     return await world.answered(asked), len(asked.true_keys)
 
@@ -346,7 +358,7 @@ async def salted_unseen(world: World) -> Planted:
     tokens, place = world.tokens(world.random.randint(1, 30)), world.random.randrange(2)
     world.places[place].tells_extras = False
     await world.answered(await world.ask(tokens, place, salt="a"))
-    world.store(world.places[place], tokens, salt="a")
+    await world.store(world.places[place], tokens, salt="a")
     asked = await world.ask(tokens, place)
     return await world.answered(asked), len(asked.true_keys)
 
@@ -356,7 +368,7 @@ async def other_adapter(world: World) -> Planted:
     is_base_first = world.random.random() < 0.5
     first, second = (None, "tuned") if is_base_first else ("tuned", None)
     await world.answered(await world.ask(tokens, place, adapter=first))
-    world.store(world.places[place], tokens, **({} if first is None else {"adapter": first}))
+    await world.store(world.places[place], tokens, **({} if first is None else {"adapter": first}))
     asked = await world.ask(tokens, place, adapter=second)
     return await world.answered(asked), len(asked.true_keys)
 
@@ -366,7 +378,7 @@ async def moved_for_load(world: World) -> Planted:
     other = 1 - place
     some = world.random.randrange(len(world.keys(tokens)))
     if some:
-        world.store(world.places[other], tokens[: some * SIZE])
+        await world.store(world.places[other], tokens[: some * SIZE])
     costs = [50.0, 50.0]
     costs[place] += world.random.uniform(1, 100)
     asked = await world.ask(tokens, other, costs=costs)
@@ -394,7 +406,7 @@ async def _stored(world: World, least: int = 1) -> tuple[TokenIds, int]:
     """A prompt that one of the engines holds whole, and its number."""
     tokens = world.tokens(world.random.randint(least, 30))
     place = world.random.randrange(2)
-    world.store(world.places[place], tokens)
+    await world.store(world.places[place], tokens)
     world.now += 1.0
     return tokens, place
 
@@ -404,6 +416,7 @@ PLANTS: Sequence[tuple[MissKind, Callable[[World], Any]]] = (
     (MissKind.STALE, stale),
     (MissKind.STALE, cut_off),
     (MissKind.RESTART, restart),
+    (MissKind.RESTART, new_process),
     (MissKind.NEVER_STORED, never_stored),
     (MissKind.DIFFERS, differs),
     (MissKind.TRUNCATED, truncated),
@@ -417,10 +430,11 @@ PLANTS: Sequence[tuple[MissKind, Callable[[World], Any]]] = (
 )
 
 
-async def wrongly_named(seed: int) -> str | None:
+async def wrongly_named(seed: int, trouble: float = 0.0) -> str | None:
     """Plant a miss; return what is wrong with its record, None if nothing is."""
     kind, plant = PLANTS[seed % len(PLANTS)]
-    world = World(seed)
+    world = World(seed, trouble)
+    await world.work()
     record, blocks = await plant(world)
     found = [(miss.kind, miss.blocks) for miss in record.missed]
     if found == [(kind, blocks)]:

@@ -7,7 +7,7 @@ from tests.records.planted import PLANTS, SIZE, World, wrongly_named
 
 from inferway.records.shortfalls import REPAIR_AFTER
 
-PLANTED = 140
+PLANTED = 150
 
 
 async def test_planted_misses_are_named_right() -> None:
@@ -25,7 +25,7 @@ def test_all_kinds_are_planted() -> None:
 async def test_what_reuses_all_that_it_could_has_missed_nothing(seed: int) -> None:
     world = World(seed)
     tokens = world.tokens(world.random.randint(1, 30))
-    world.store(world.places[0], tokens)
+    await world.store(world.places[0], tokens)
 
     record = await world.answered(await world.ask(tokens, 0))
 
@@ -37,8 +37,8 @@ async def test_a_picture_that_is_wrong_again_and_again_is_repaired() -> None:
     world = World(1)
     place, tokens = world.places[0], world.tokens(8)
     keys = world.keys(tokens)
-    world.store(place, tokens)
-    world.drop(place, keys[3:], told=False)
+    await world.store(place, tokens)
+    await world.drop(place, keys[3:], told=False)
     for _ in range(REPAIR_AFTER - 1):
         await world.answered(await world.ask(tokens, 0))
     assert (await world.index.match(keys)).blocks == {0: 8}
@@ -56,9 +56,9 @@ async def test_innocent_misses_do_not_repair_anything() -> None:
     world = World(2)
     place, tokens = world.places[0], world.tokens(8)
     for _ in range(2 * REPAIR_AFTER):
-        world.store(place, tokens)
+        await world.store(place, tokens)
         asked = await world.ask(tokens, 0)
-        world.drop(place, asked.true_keys)
+        await world.drop(place, asked.true_keys)
         await world.answered(asked)
 
     assert place.stream.rechecks == 0

@@ -35,6 +35,7 @@ class DemoTraffic:
         self._url = f"{base}/v1/chat/completions"
         self._model = model
         self._numbers = count()
+        self._tickets = count(1)
         self._tasks = Tasks(_log, "a user of the demo stopped")
 
     def start(self) -> None:
@@ -57,8 +58,11 @@ class DemoTraffic:
         team = draw.choice(_TEAMS)
         system = f"{SYSTEM_PROMPT} You answer for the team that runs {team}."
         messages = [{"role": "system", "content": system}]
-        for _ in range(draw.randint(2, _MOST_TURNS)):
-            messages.append({"role": "user", "content": draw.choice(TURNS).text})
+        # What a user says first tells conversations apart (telemetry.conversations).
+        opening = f"Ticket {next(self._tickets)}. "
+        for turn in range(draw.randint(2, _MOST_TURNS)):
+            said = draw.choice(TURNS).text
+            messages.append({"role": "user", "content": said if turn else opening + said})
             text = await self._ask(messages, draw.randint(16, 48))
             messages.append({"role": "assistant", "content": text})
             await asyncio.sleep(draw.uniform(*_THINKING))

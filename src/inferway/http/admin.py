@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import parse_qs, unquote
 
@@ -22,6 +22,7 @@ from inferway.fleet.fleet import Fleet
 from inferway.fleet.journal.journal import HolderJournal
 from inferway.http.message import Request
 from inferway.http.responder import JSON, Responder
+from inferway.http.server import Handler
 from inferway.kv.index.protocol import Index
 from inferway.model import ROLE, SCRAPED, Endpoint
 from inferway.routing.limits.failover import FailoverPolicy
@@ -32,7 +33,8 @@ _MAX_SECONDS = 24 * 60 * 60
 
 
 class AdminPages:
-    """`clock` is the one that subscribers note batches by."""
+    """`clock` is the one that subscribers note batches by. `for_admins` has the handlers of whole
+    paths; `change` is that of an engine's."""
 
     def __init__(
         self,
@@ -49,6 +51,10 @@ class AdminPages:
         self._counts = counts
         self._draining = draining
         self._clock = clock
+        self.for_admins: Mapping[str, Mapping[str, Handler]] = {
+            "/admin/engines": {"GET": self.engines},
+            "/admin/traffic": {"GET": self.traffic},
+        }
 
     async def engines(self, _: Request, responder: Responder) -> None:
         """Answer with all engines, those that do not answer included."""

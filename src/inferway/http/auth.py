@@ -12,6 +12,10 @@ Who has logged in to the page (`http.page`) has a cookie, which stands for the k
 admins, and nowhere else. A browser sends it by itself; so what changes anything wants a header with
 it that no page of another origin can send.
 
+Wrong keys on paths for admins and at the page's login are counted together (`page.guesses`): whose
+address has sent too many has to wait. Elsewhere they are not, because a key that is not ours may be
+meant for an engine.
+
 A cache is an oracle: who may ask how much of a prompt is cached can find out, block by block, what
 others have asked. So scores, and the headers that say how a request was decided, are the
 operator's, once a key is configured. Without keys, whoever reaches the gateway is an admin; the
@@ -36,7 +40,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from inferway.config import ServeSettings
-from inferway.errors import FleetError, ForbiddenError, InferwayError, UnauthorizedError
+from inferway.errors import (
+    FleetError,
+    ForbiddenError,
+    InferwayError,
+    TooManyGuessesError,
+    UnauthorizedError,
+)
 from inferway.fleet.fleet import Fleet
 from inferway.http.listening import UNIX
 from inferway.http.message import Request
@@ -44,6 +54,7 @@ from inferway.http.request_queue import RequestQueue
 from inferway.http.responder import Responder
 from inferway.http.session_cookie import PAGE_HEADER, cookie_of, forget_cookie
 from inferway.model import Candidates
+from inferway.page.guesses import Guesses
 from inferway.page.sessions import Sessions
 from inferway.routing.eligible import Eligible
 from inferway.routing.limits.callers import (
@@ -52,6 +63,7 @@ from inferway.routing.limits.callers import (
     ApiCaller,
     Callers,
     read_callers,
+    shows_key,
     without_credentials,
 )
 from inferway.routing.limits.concurrency_limiter import Slot
@@ -86,6 +98,7 @@ class Auth:
     is_local: bool = False  # the gateway listens on loopback alone
     agents: NamesSession | None = None  # who reads which agent a request is of
     sessions: Sessions = field(default_factory=lambda: Sessions(time.monotonic))
+    guesses: Guesses = field(default_factory=lambda: Guesses(time.monotonic))
     refused: int = 0  # for want of a key
     # gives requests their slots: the queue, or another process has it for this one as well
     turns: Callable[[Responder, str], Slot] = field(init=False)
@@ -161,16 +174,31 @@ class Auth:
         return request.method in ("GET", "HEAD") or PAGE_HEADER in request.fields
 
     def check_admin(self, request: Request) -> None:
-        """Raises UnauthorizedError or ForbiddenError unless it is an admin's."""
+        """Raises UnauthorizedError or ForbiddenError unless it is an admin's, and
+        TooManyGuessesError."""
         if self.is_in_session(request):
             return
-        if self.callers is None:
-            if self.admin_key is not None:
-                self.admin_key.check(request.headers)
-            else:
-                check_no_web_page(request, is_local=self.is_local)
-        elif not self._known(self.callers, request).admin:
-            raise ForbiddenError("this path is for admins, and this key is not one's")
+        if self.callers is None and self.admin_key is None:
+            check_no_web_page(request, is_local=self.is_local)
+            return
+        try:
+            self._check_admins_key(request)
+        except UnauthorizedError:
+            self._hear(request, is_right=False)
+            raise
+        self._hear(request, is_right=True)
+
+    def is_admin(self, request: Request) -> bool:
+        """Return whether an admin asks, on a path for everybody; a wrong key is counted."""
+        if not self.knows_admins or self.is_in_session(request):
+            return True
+        admins = self._is_admins(request)
+        try:
+            if admins is not False:
+                self._hear(request, is_right=admins is True)
+        except TooManyGuessesError:
+            return False
+        return admins is True
 
     def check(self, request: Request) -> None:
         """Raises UnauthorizedError if the request has to have a key and has none."""
@@ -182,17 +210,37 @@ class Auth:
         counted."""
         if admins_only and self.is_in_session(request):
             return True
-        if self.callers is None:
-            key = self.admin_key if admins_only else None
-            return key is None or key.is_carried(request.headers)
-        try:
-            return self._bearer(self.callers, request).admin or not admins_only
-        except UnauthorizedError:
-            return False
+        if self.callers is None and not (admins_only and self.admin_key is not None):
+            return True
+        admins = self._is_admins(request)
+        if not admins_only:
+            return admins is not None
+        return admins is True and self.guesses.lets_in(request.client)
 
     def ticket(self, responder: Responder, tenant: str) -> Slot | None:
         """Return a slot for the request; None while nothing is limited."""
         return self.turns(responder, tenant) if self.control.is_on else None
+
+    def _is_admins(self, request: Request) -> bool | None:
+        """Return whether its key is an admin's; None if it has none that is known."""
+        if self.callers is None:
+            is_it = self.admin_key is not None and self.admin_key.is_carried(request.headers)
+            return True if is_it else None
+        try:
+            return self._bearer(self.callers, request).admin
+        except UnauthorizedError:
+            return None
+
+    def _check_admins_key(self, request: Request) -> None:
+        if self.callers is not None:
+            if not self._known(self.callers, request).admin:
+                raise ForbiddenError("this path is for admins, and this key is not one's")
+        elif self.admin_key is not None:
+            self.admin_key.check(request.headers)
+
+    def _hear(self, request: Request, *, is_right: bool) -> None:
+        if shows_key(request.headers):
+            self.guesses.hear(request.client, is_right=is_right)
 
     def _known(self, callers: Callers, request: Request) -> ApiCaller:
         try:

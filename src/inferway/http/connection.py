@@ -45,7 +45,7 @@ from collections import deque
 from typing import TYPE_CHECKING, cast
 
 from inferway.errors import BadHttpError, RequestError
-from inferway.http.message import Request
+from inferway.http.message import UNIX_CLIENT, Request
 from inferway.http.request_reader import RequestReader
 from inferway.http.responder import Responder
 
@@ -105,7 +105,8 @@ class ClientConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
         peer = transport.get_extra_info("peername")  # of a Unix socket: "", or None
-        self.client: str = peer[0] if peer else "unix"
+        self.client: str = peer[0] if peer else UNIX_CLIENT
+        self._reader.client = self.client
         self.server.opened(self)
         self._idle()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -17,8 +18,10 @@ import msgspec
 from inferway.errors import NoEndpointError, UnknownPathError, UpstreamError
 from inferway.fleet.engine import Engine
 from inferway.fleet.fleet import Fleet
+from inferway.http.auth import Auth
 from inferway.http.message import Request
 from inferway.http.responder import JSON, Responder
+from inferway.http.server import Handler
 from inferway.model import Headers
 from inferway.upstream.headers import header_block
 from inferway.upstream.pool import Pool
@@ -30,14 +33,24 @@ log = logging.getLogger("inferway.admin")
 
 
 class LoraRoutes:
-    """The handler of the two paths that load and unload adapters."""
+    """The two paths that load and unload adapters. `for_admins` has the handlers by path and
+    method."""
 
-    def __init__(self, fleet: Fleet, pool: Pool) -> None:
+    def __init__(self, fleet: Fleet, pool: Pool, auth: Auth) -> None:
         self._fleet = fleet
         self._pool = pool
+        self._auth = auth
+        self.for_admins: Mapping[str, Mapping[str, Handler]] = {
+            path: {"POST": self._change} for path in PATHS
+        }
 
-    async def __call__(self, request: Request, responder: Responder) -> None:
+    async def _change(self, request: Request, responder: Responder) -> None:
         """200 if all engines have done it, else the worst that one has said."""
+        if not self._auth.knows_admins:  # everybody would be one
+            raise UnknownPathError(
+                f"{request.path}: adapters are loaded by admins, and none is known here"
+                " (admin_key_env, api_keys)"
+            )
         engines = self._engines(parse_qs(request.query).get("engine", []))
         said = await asyncio.gather(*(self._ask(engine, request) for engine in engines))
         for engine, answer in zip(engines, said, strict=True):

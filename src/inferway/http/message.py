@@ -11,6 +11,7 @@ from inferway.model import Headers, RequestHead
 
 MAX_HEADERS = 128
 MAX_TARGET_BYTES = 16 * 1024
+UNIX_CLIENT = "unix"  # the address of clients of a Unix socket, which have none
 
 STATUS_LINES = {
     status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.encode())
@@ -56,6 +57,7 @@ class Request:
 
     __slots__ = (
         "body",
+        "client",
         "fields",
         "headers",
         "http11",
@@ -85,6 +87,7 @@ class Request:
         self.http11 = True
         self.keep_alive = False
         self.id = b""  # x-request-id: the client's, or ours
+        self.client = UNIX_CLIENT  # its address, without its port
 
     def forget_body(self) -> None:
         """Release the body, which is not needed again."""

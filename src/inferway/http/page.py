@@ -15,7 +15,6 @@ on paths for admins only (`auth`).
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Mapping
 
 import msgspec
@@ -27,14 +26,13 @@ from inferway.errors import (
     UnknownPathError,
 )
 from inferway.http.auth import Auth, check_no_web_page
-from inferway.http.message import Request
+from inferway.http.message import UNIX_CLIENT, Request
 from inferway.http.responder import JSON, Responder
 from inferway.http.session_cookie import PAGE_HEADER, cookie, cookie_of
 from inferway.http.what_if import PATH as WHAT_IF
 from inferway.http.what_if import Handler, WhatIfPath
 from inferway.model import Headers
 from inferway.page.files import INDEX, StaticFile, static_files
-from inferway.page.guesses import Guesses
 from inferway.page.live import LiveHub
 from inferway.page.sessions import SECONDS
 from inferway.page.what_if import WhatIfReplays
@@ -77,7 +75,6 @@ class PageRoutes:
         self._hub = hub
         self._replays = replays
         self._secure = secure
-        self._guesses = Guesses(time.monotonic)
         what_if = WhatIfPath(replays, self._check_peer)
         self.for_admins: Mapping[str, Mapping[str, Handler]] = {
             LIVE: {"GET": self.live},
@@ -139,7 +136,7 @@ class PageRoutes:
 
     async def _session(self, request: Request, responder: Responder) -> None:
         self._check_peer(request, responder)
-        is_in = self._auth.lets_in(request, admins_only=True)
+        is_in = self._auth.is_admin(request)
         told = {"in": is_in, "wants_key": self._auth.knows_admins}
         responder.send(200, (*JSON, (b"cache-control", b"no-store")), msgspec.json.encode(told))
 
@@ -154,9 +151,9 @@ class PageRoutes:
             key = msgspec.json.decode(request.body, type=Login).key
         except (msgspec.DecodeError, UnicodeDecodeError) as e:
             raise InvalidRequestError('body: expected {"key": "..."}', param="key") from e
-        self._guesses.check(responder.client)
-        if not auth.is_admins_key(key.strip()):
-            self._guesses.note(responder.client)
+        is_right = auth.is_admins_key(key.strip())
+        auth.guesses.hear(request.client, is_right=is_right)
+        if not is_right:
             raise UnauthorizedError("this is no key of an admin of this gateway")
         token = auth.sessions.open(auth.keys)
         self._send_cookie(request, responder, token, SECONDS)
@@ -216,4 +213,4 @@ def _send_file(request: Request, responder: Responder, file: StaticFile) -> None
 
 def _is_loopback(client: str) -> bool:
     address = client.removeprefix("::ffff:")
-    return address.startswith("127.") or address in ("::1", "unix")
+    return address.startswith("127.") or address in ("::1", UNIX_CLIENT)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 from urllib.parse import parse_qs, unquote
 
@@ -20,6 +20,7 @@ from inferway.errors import InvalidRequestError, UnknownPathError
 from inferway.http.auth import Auth
 from inferway.http.message import Request
 from inferway.http.responder import JSON, Responder
+from inferway.http.server import Handler
 from inferway.records.record import RequestRecord
 from inferway.records.ring import RecordRing
 from inferway.records.watch import PromptWatch
@@ -59,7 +60,8 @@ class _Query(msgspec.Struct, frozen=True):
 
 
 class RecordPages:
-    """`wall_clock` is the one that records are dated by, `clock` the one that breakers are."""
+    """`wall_clock` is the one that records are dated by, `clock` the one that breakers are.
+    `for_admins` has the handlers of whole paths; `one` is that of a request's."""
 
     def __init__(
         self,
@@ -76,6 +78,10 @@ class RecordPages:
         self._clock = clock
         self._wall_clock = wall_clock
         self._turn = asyncio.Lock()  # one answer at a time is put together
+        self.for_admins: Mapping[str, Mapping[str, Handler]] = {
+            REQUESTS: {"GET": self.requests},
+            BREAKERS: {"GET": self.breakers},
+        }
 
     async def requests(self, request: Request, responder: Responder) -> None:
         """Answer with the records that the query asks for."""

@@ -16,6 +16,7 @@ from inferway.errors import BadHttpError, BodiesFullError, BodyTooLargeError, Re
 from inferway.http.message import (
     MAX_HEADERS,
     MAX_TARGET_BYTES,
+    UNIX_CLIENT,
     Request,
     is_host,
     is_request_id,
@@ -59,6 +60,7 @@ class RequestReader:
         "_searched",
         "_server",
         "_target",
+        "client",
         "complete",
         "receiving",
     )
@@ -68,6 +70,7 @@ class RequestReader:
     def __init__(self, server: HttpServer, complete: deque[Request | RequestError]) -> None:
         self._server = server
         self._bodies = server.bodies
+        self.client = UNIX_CLIENT  # until it is known
         self.complete = complete
         self._parser = httptools.HttpRequestParser(self)
         self._read: bytes | memoryview = b""  # what is being parsed
@@ -189,6 +192,7 @@ class RequestReader:
         self._request = request = Request(method, self._target, 0.0)
         request.headers = headers
         request.fields = fields
+        request.client = self.client
         place = len(method) + 1 + len(self._target)
         if self._first and self._read[place : place + 11] == b" HTTP/1.1\r\n":
             self._searched, http11 = place + 11, True

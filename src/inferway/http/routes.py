@@ -23,10 +23,7 @@ and /metrics are there alone (`Routes.admin`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Coroutine, Mapping
-from typing import Any
-
-import msgspec
+from collections.abc import Container, Mapping
 
 from inferway.errors import (
     FleetError,
@@ -49,37 +46,37 @@ from inferway.http.metrics import MetricsPage
 from inferway.http.models import PATH as MODELS
 from inferway.http.models import ModelPages
 from inferway.http.page import LIVE, PageRoutes, wants_page
-from inferway.http.query import in_our_fields, parse_query, query_answer
-from inferway.http.records import BREAKERS, ONE_REQUEST, REQUESTS, RecordPages
-from inferway.http.responder import JSON, Responder
+from inferway.http.records import ONE_REQUEST, REQUESTS, RecordPages
+from inferway.http.responder import Responder
+from inferway.http.score_pages import PATHS as SCORES
+from inferway.http.score_pages import ScorePages
+from inferway.http.server import Handler
+from inferway.http.state_pages import PATHS as STATE
+from inferway.http.state_pages import StatePages
 from inferway.http.structured.explain import PATH as EXPLAIN_SHAPE
 from inferway.http.structured.explain import Explain
 from inferway.http.structured.judged import JudgedAnswer
 from inferway.http.token_counts import TokenCounts
 from inferway.http.two_legs import TwoLegs
 from inferway.indexer import Indexer
-from inferway.openai_api.paths import GENERATING, Parse
-from inferway.openai_api.requests import parse_chat, parse_completion
+from inferway.openai_api.paths import GENERATING
 from inferway.prompts.fidelity.messages_probe import COUNT_TOKENS
 from inferway.routing.director import Director
 from inferway.routing.limits.callers import ApiCaller
-from inferway.routing.objectives import named_tenant
 from inferway.telemetry.answer_log import outcome_of
-from inferway.telemetry.observers import pod_score
 from inferway.telemetry.request_counts import RequestCounts
 from inferway.telemetry.traffic_counts import TrafficCounts
 from inferway.upstream.pool import Pool
 from inferway_structured.turns import Asker
 
-Handler = Callable[[Request, Responder], Coroutine[Any, Any, None]]
-Table = dict[str, dict[str, Handler]]  # path -> method -> handler
+Table = dict[str, Mapping[str, Handler]]  # path -> method -> handler
 
-_ADMIN_PATHS = frozenset({"/score_chat_completions", "/score_completions", "/query", *LORA})
+_ADMIN_PATHS = frozenset({*SCORES, *LORA})
 _METRICS = "/metrics"
 _ADMIN_PREFIX = "/admin/"
 _CHANGES = "/admin/engines/"
 _MODEL = f"{MODELS}/"
-_OPEN = frozenset({"/health", "/ping", "/ready", _METRICS})  # whoever asks
+_OPEN = frozenset({*STATE, _METRICS})  # whoever asks
 _STORED = ("/v1/responses/", "/v1/conversations/")
 
 
@@ -104,8 +101,6 @@ class Routes:
         admin_apart: bool = False,
     ) -> None:
         """`admin_apart`: what is for admins is not answered here, but by `admin`; `page`, too."""
-        self._indexer = indexer
-        self._director, self._fleet = director, indexer.fleet
         self._pool = pool
         self._metrics = metrics
         self._auth = auth
@@ -115,27 +110,20 @@ class Routes:
         self._token_counts = TokenCounts(director, indexer.fleet, auth)
         self._models = ModelPages(indexer.fleet, lambda: director.rewrites)
         self._admin = AdminPages(*(indexer.fleet, indexer.index, auth.failover, traffic, draining))
-        state: Table = {
-            "/health": {"GET": self._health},
-            "/ping": {"GET": self._health, "POST": self._health},  # vLLM's other name for it
-            "/ready": {"GET": self._ready},
-        }
+        self._admin_apart = admin_apart
+        self._for_clients = forwards  # else an operator's port, and clients are at the proxy
+        state = StatePages(indexer.fleet, self._shows_names)
         for_admins: Table = {
-            "/score_chat_completions": {"POST": self._score_chat},
-            "/score_completions": {"POST": self._score_completion},
-            "/query": {"POST": self._query},
-            "/admin/engines": {"GET": self._admin.engines},
-            "/admin/traffic": {"GET": self._admin.traffic},
-            REQUESTS: {"GET": records.requests},
-            BREAKERS: {"GET": records.breakers},
+            **ScorePages(indexer, director, entrance).for_admins,
+            **self._admin.for_admins,
+            **records.for_admins,
             _METRICS: {"GET": self._page},
-            **({} if page is None else {path: {**how} for path, how in page.for_admins.items()}),
+            **({} if page is None else page.for_admins),
         }
         self._web = page
         self._records = records
         if forwards:
-            self._lora = LoraRoutes(indexer.fleet, pool)
-            for_admins |= {path: {"POST": self._adapter} for path in LORA}
+            for_admins |= LoraRoutes(indexer.fleet, pool, auth).for_admins
         self._table: Table = {
             "/version": {"GET": VersionPage(indexer.fleet)},
             **{path: dict.fromkeys(how, self._infer) for path, how in self._inference.items()},
@@ -143,23 +131,17 @@ class Routes:
             EXPLAIN: {"POST": ExplainPath(director, entrance, auth)},
             EXPLAIN_SHAPE: {"POST": Explain(director, self._asker)},
             MODELS: {"GET": self._models.list},
-            **state,
+            **state.for_clients,
             **({} if admin_apart else for_admins),
         }
         self._asked_later = frozenset(  # whose it is, by _infer
             path for path in self._inference if admin_apart or not _is_for_admins(path)
         )
-        self._admin_table: Table = {
-            **state,
-            **for_admins,
-            "/ready": {"GET": self._ready_with_names},
-        }
+        self._admin_table: Table = {**state.for_admins, **for_admins}
         for table in (self._table, self._admin_table):
             paths: Handler = PathsPage(table)
             shown = page is not None and LIVE in table
             table["/"] = {"GET": page.front(paths) if page is not None and shown else paths}
-        self._admin_apart = admin_apart
-        self._for_clients = forwards  # else an operator's port, and clients are at the proxy
 
     async def __call__(self, request: Request, responder: Responder) -> None:
         """Raises what goes wrong before an answer has begun; the server answers with it."""
@@ -199,6 +181,11 @@ class Routes:
         if self._web is None:
             return False
         return self._web.takes(request.path) or (request.path == "/" and wants_page(request))
+
+    def _shows_names(self, request: Request) -> bool:
+        """Return whether /ready names engines and models. Where admins are known, or have their own
+        port, clients get no names."""
+        return not self._for_clients or (not self._admin_apart and self._auth.is_admin(request))
 
     def _is_for_admins(self, path: str) -> bool:
         """Return whether the path is for admins on the port of clients."""
@@ -288,43 +275,6 @@ class Routes:
         caller = self._auth.caller(request)
         return Asker(self._auth.tenant(caller, request), caller.priority or 0)
 
-    async def _score_chat(self, request: Request, responder: Responder) -> None:
-        await self._score(parse_chat, "messages", request, responder)
-
-    async def _score_completion(self, request: Request, responder: Responder) -> None:
-        await self._score(parse_completion, "prompt", request, responder)
-
-    async def _score(self, parse: Parse, echo: str, request: Request, responder: Responder) -> None:
-        """Seed 003's form: pod_scores in blocks, beside the model and what was asked. With salts,
-        of the tenant that the header names: a key here is an admin's."""
-        body = self._entrance.salted(request.body, named_tenant(request.headers))
-        asked = await self._director.parse(parse, body)
-        scores = await self._indexer.score_request(asked)
-        told = {
-            "pod_scores": {name: pod_score(e.score) for name, e in scores.engines.items()},
-            "model": scores.model,
-            echo: getattr(asked, echo),
-        }
-        responder.send(200, JSON, msgspec.json.encode(told))
-
-    async def _query(self, request: Request, responder: Responder) -> None:
-        query = await self._director.parse(parse_query, request.body)
-        try:
-            scores = await self._indexer.score_tokens(
-                query.tokens, query.model, query.engines, query.lora, query.cache_salt
-            )
-        except RequestError as e:
-            raise in_our_fields(e) from e
-        responder.send(200, JSON, msgspec.json.encode(query_answer(query, scores)))
-
-    async def _adapter(self, request: Request, responder: Responder) -> None:
-        if not self._auth.knows_admins:  # everybody would be one
-            raise UnknownPathError(
-                f"{request.path}: adapters are loaded by admins, and none is known here"
-                " (admin_key_env, api_keys)"
-            )
-        await self._lora(request, responder)
-
     async def _model(self, request: Request, responder: Responder) -> None:
         try:
             await self._models.retrieve(request, responder)
@@ -333,36 +283,10 @@ class Routes:
                 raise withheld(e, request.id) from None
             raise
 
-    async def _health(self, _: Request, responder: Responder) -> None:
-        responder.send(200, JSON, b'{"status":"ok"}')
-
-    async def _ready(self, request: Request, responder: Responder) -> None:
-        """200 when a request would be answered, and routed by its prompt; else why not. Where
-        admins are known, or have their own port, clients get no names of engines and models."""
-        shows_names = not self._for_clients or (
-            not self._admin_apart and self._auth.lets_in(request, admins_only=True)
-        )
-        if shows_names:
-            await self._ready_with_names(request, responder)
-        else:
-            why = self._fleet.why_not_ready(with_names=False)
-            _send_ready(responder, why, self._fleet.num_engines())
-
-    async def _ready_with_names(self, _: Request, responder: Responder) -> None:
-        _send_ready(responder, self._fleet.why_not_ready(), self._fleet.report())
-
     async def _page(self, _: Request, responder: Responder) -> None:
         await self._metrics.ready()
         content_type, body = self._metrics.render()
         responder.send(200, ((b"content-type", content_type),), body)
-
-
-def _send_ready(responder: Responder, why: str | None, told: Mapping[str, Any]) -> None:
-    body = msgspec.json.encode({"ready": why is None, "why": why, **told})
-    if why is None:
-        responder.send(200, JSON, body)
-    else:
-        responder.send(503, (*JSON, (b"retry-after", b"1")), body)
 
 
 def _is_for_admins(path: str) -> bool:

@@ -263,7 +263,7 @@ class WhatIfReplays:
         if replay is not None and not replay.is_over:
             raise ConflictError(
                 f"another question has been computed for {replay.seconds:.0f} s; wait for it, or"
-                " stop it (DELETE /admin/what-if)"
+                " stop it (the page's Stop, or DELETE /admin/what-if)"
             )
         assert self._directory is not None
         command = [*self._command, *question.arguments(self._directory, self._now())]
@@ -280,14 +280,12 @@ class WhatIfReplays:
         replay, lacks = self._replay, self._lacks()
         if replay is None:
             return WhatIfState("idle", lacks, _CURES.get(lacks, ""))
-        if not replay.is_over:
-            seconds, question = round(replay.seconds, 1), replay.question
-            return WhatIfState(
-                "running", question=question, seconds=seconds, progress=replay.progress
-            )
+        is_over, seconds, question = replay.is_over, round(replay.seconds, 1), replay.question
+        if not is_over:
+            return WhatIfState("running", "", "", question, seconds, replay.progress)
         if replay.result is None:
-            return WhatIfState("failed", lacks, replay.failed, replay.question)
-        return WhatIfState("done", lacks, result=replay.result, question=replay.question)
+            return WhatIfState("failed", lacks, replay.failed, question, seconds)
+        return WhatIfState("done", lacks, "", question, seconds, result=replay.result)
 
     def close(self) -> None:
         """End the run; waits until it has ended."""

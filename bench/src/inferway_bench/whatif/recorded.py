@@ -65,7 +65,7 @@ def part_of(
     of_model = [each for each in asked if each.record.model == model]
     if len(of_model) < len(asked):
         others = ", ".join(sorted({each.record.model for each in asked} - {model}))
-        notes.append(f"requests of {others} are left out; --model chooses")
+        notes.append(f"requests of {others} are left out; inferway what-if --model chooses")
     replayed = sorted(filter(_is_replayed, of_model), key=lambda each: each.record.at)
     if len(replayed) < len(of_model):
         notes.append(
@@ -127,8 +127,8 @@ def _check(judged: Sequence[Asked], of_model: Sequence[Asked], model: str) -> No
     if len(judged) < FEWEST:
         raise BenchError(
             f"{len(judged)} of {len(of_model)} recorded requests of {model or 'any model'} can be "
-            f"replayed; {FEWEST} are needed at least; the cure: record for longer, or widen --from "
-            "and --to"
+            f"replayed; {FEWEST} are needed at least; the cure: record for longer, or replay a "
+            "longer time"
         )
     if not any(each.record.streamed and each.record.ttft_ms > 0 for each in judged):
         raise BenchError(

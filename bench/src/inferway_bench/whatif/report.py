@@ -159,7 +159,7 @@ def _about(answer: _Answer) -> Iterator[str]:
         yield (
             f"the recorded policy, {answer.base.case.name.partition('(')[2][:-1]}, has no "
             "simulation: each request is replayed on the engine that it went to; the cure, if it "
-            "behaves as another: --recorded-policy"
+            "behaves as another: inferway what-if --recorded-policy"
         )
     for case, runs in zip(answer.cases, answer.runs, strict=True):
         yield sentence(case.name, answer.replayed, runs, answer.measured)

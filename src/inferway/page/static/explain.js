@@ -58,7 +58,7 @@ function key() {
     make("svg:svg", { class: "held", width: 26, height: 12, viewBox: "0 0 26 12", "aria-hidden": "true" }, patterns(), make("svg:rect", { class: TIERS[tier] || "none", width: 26, height: 12 })), word)));
 }
 
-const TERMS = { fixed: "of any request", own: "own tokens", pairs: "attention", waiting: "waiting", queue: "queue", batch: "batch", late: "late scrape", prefill: "prefill leg", transfer: "transfer" };
+const TERMS = { fixed: "fixed", own: "own tokens", pairs: "token pairs", waiting: "waiting tokens", queue: "waiting requests", batch: "running requests", late: "lateness", prefill: "prefill leg", transfer: "transfer" };
 
 const isScored = (record) => record.candidates.some((each) => each.terms.score !== undefined);
 
@@ -83,7 +83,7 @@ function costs(record) {
     ...names.map((name) => make("td", { class: "number" }, each.terms[name] === undefined ? "–" : each.terms[name].toFixed(1))),
     make("td", { class: "number" }, each.others_ms.toFixed(1)), make("td", { class: "number" }, each.cost.toFixed(1)),
     make("td", { class: "number" }, `${number(each.running)}, ${number(each.waiting)}`)));
-  return make("div", { class: "scroll" }, make("table", { class: "small" },
+  return make("div", { class: "scroll" }, make("table", { class: "small wraps" },
     make("thead", {}, make("tr", {}, ...head.map((name, place) => make("th", { scope: "col", class: place ? "number" : null }, name)))), make("tbody", {}, ...rows)),
   make("p", { class: "muted unit" }, "Milliseconds; the fewest win."));
 }

@@ -29,6 +29,9 @@ export class Requests {
       setText(byId("hold"), this.held ? "Go on" : "Hold still");
       this.newest = -1;
     });
+    this.body.addEventListener("click", (event) => { // anywhere in the row, as its button says
+      if (!event.target.closest("button") && !String(getSelection())) event.target.closest("tr").querySelector("button").click();
+    });
     this.body.addEventListener("keydown", (event) => {
       const step = { ArrowDown: "nextElementSibling", ArrowUp: "previousElementSibling" }[event.key];
       const next = step && event.target.closest("tr")[step];

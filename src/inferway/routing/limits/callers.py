@@ -135,6 +135,11 @@ def credentials(name: bytes, value: bytes) -> bytes:
     return key.strip() if scheme.lower() == b"bearer" else b""
 
 
+def shows_key(headers: Headers) -> bool:
+    """Return whether there is a key in these headers, whatever it is."""
+    return any(name in CARRIERS and credentials(name, value) for name, value in headers)
+
+
 def without_credentials(headers: Headers) -> Headers:
     """Return the headers that may travel on to an engine."""
     return [header for header in headers if header[0] not in CARRIERS]
