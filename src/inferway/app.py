@@ -28,7 +28,7 @@ from inferway.fleet.tokens_once import build_tokens_once
 from inferway.fleet.zmq_subscriber import sockets_context
 from inferway.http.auth import Auth, build_auth, read_keys
 from inferway.http.cors import Cors
-from inferway.http.hub import asking_hub, from_workers
+from inferway.http.hub import asking_hub, awaiting_hub, from_workers
 from inferway.http.inference_ingress import build_ingress
 from inferway.http.listening import UNIX, certificate_of, within_file_limit
 from inferway.http.message import Request
@@ -55,6 +55,7 @@ from inferway.routing.kv_legs import build_legs
 from inferway.routing.limits.outlier_detection import OutlierDetection
 from inferway.routing.rewrite import Rewrites
 from inferway.routing.warm_prefixes import WarmPrefixes
+from inferway.scheduling.expected_ttft.plugin import ExpectedTtft
 from inferway.scheduling.load import scheduling_of
 from inferway.tasks import Later, soon
 from inferway.telemetry.access_log import AccessLog
@@ -172,6 +173,21 @@ class Gateway:
         return self.orphans if orphans is None else orphans
 
     @property
+    def is_looked_at(self) -> bool:
+        """Whether the page is open somewhere, or requests are recorded in files."""
+        is_open = self._web is not None and self._web.is_open
+        return is_open or self.records.writer is not None
+
+    @property
+    def learning_plugins(self) -> Sequence[ExpectedTtft]:
+        """The plugins of its scheduling that learn from answers."""
+        return [each for each in self.scheduling.producers if isinstance(each, ExpectedTtft)]
+
+    @property
+    def traffic(self) -> TrafficCounts:
+        return self._traffic
+
+    @property
     def auth(self) -> Auth:
         """Who is let in, and how many requests at a time."""
         return self._auth
@@ -256,7 +272,7 @@ class Gateway:
         metrics.joined_by(draining.families)
         metrics.joined_by(self.records.families)
         self._stack.callback(self._auth.control.close)
-        routes = Routes(
+        self.routes = routes = Routes(
             *(self.indexer, director, pool, metrics, self._auth, build_ingress(settings, director)),
             *(self._requests, self._traffic, draining),
             RecordPages(self.records.ring, self.records.watch, self._auth),
@@ -331,7 +347,8 @@ class Gateway:
         handler = self._wrapped(routes, tracing)
         if process is not None:
             handler = asking_hub(handler, self._pool, process.hub)
-        return self._http_server(handler, routes.awaits_body, settings.host, settings.port)
+        awaits_body = routes.awaits_body if process is None else awaiting_hub(routes.awaits_body)
+        return self._http_server(handler, awaits_body, settings.host, settings.port)
 
     def _wrapped(self, routes: Routes, tracing: Tracing | None) -> Handler:
         """Return the routes' handler within those that stand before it: spans, then CORS."""

@@ -59,6 +59,11 @@ def asking_hub(handler: Handler, pool: Pool, path: str) -> Handler:
     return answer
 
 
+def awaiting_hub(awaits_body: Callable[[Request], bool]) -> Callable[[Request], bool]:
+    """Return whether a worker receives a request's body: the hub says itself whom it refuses."""
+    return lambda request: is_for_hub(request.path) or awaits_body(request)
+
+
 def from_workers(handler: Handler) -> Handler:
     """Return the handler of the hub's Unix socket: requests are as the workers got them."""
 

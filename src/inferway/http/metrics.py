@@ -37,9 +37,6 @@ DECISION_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 
 class OtherProcesses(Protocol):
     """Those that serve beside this one, and count for themselves."""
 
-    async def ask(self) -> None:
-        """Ask them for their numbers."""
-
     def added_up(self, families: Iterable[Family]) -> Iterator[Family]:
         """Yield these families with what the others have told last."""
 
@@ -93,11 +90,6 @@ class MetricsPage(Collector):
     def added_to(self, others: OtherProcesses) -> None:
         """Add the numbers of other processes that serve beside this one."""
         self._others = others
-
-    async def ready(self) -> None:
-        """Return when the page can be made."""
-        if self._others is not None:
-            await self._others.ask()
 
     def decided_in(self, seconds: float) -> None:
         """Count a decision that took so long, parsing and rendering included."""

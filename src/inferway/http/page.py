@@ -86,6 +86,11 @@ class PageRoutes:
             "logout": {"POST": self._logout},
         }
 
+    @property
+    def is_open(self) -> bool:
+        """Whether somebody looks at it."""
+        return len(self._hub) > 0
+
     async def close(self) -> None:
         """End the answers that never end by themselves, and what runs beside the gateway."""
         await self._hub.close()

@@ -23,7 +23,7 @@ and /metrics are there alone (`Routes.admin`).
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Awaitable, Callable, Container, Mapping
 
 from inferway.errors import (
     FleetError,
@@ -122,6 +122,8 @@ class Routes:
         }
         self._web = page
         self._records = records
+        # of a hub: fetches what a path shows of all workers
+        self.gathers: Callable[[str], Awaitable[None]] | None = None
         if forwards:
             for_admins |= LoraRoutes(indexer.fleet, pool, auth).for_admins
         self._table: Table = {
@@ -147,6 +149,8 @@ class Routes:
         """Raises what goes wrong before an answer has begun; the server answers with it."""
         if request.path not in self._asked_later:
             self._check(request)
+        if self.gathers is not None:
+            await self.gathers(request.path)
         await self._handler(request, self._table)(request, responder)
 
     def awaits_body(self, request: Request) -> bool:
@@ -202,6 +206,8 @@ class Routes:
         """Handle a request to the port for admins."""
         if _is_for_admins(request.path):
             self._auth.check_admin(request)
+        if self.gathers is not None:
+            await self.gathers(request.path)
         await self._handler(request, self._admin_table)(request, responder)
 
     def _handler(self, request: Request, table: Table) -> Handler:
@@ -284,7 +290,6 @@ class Routes:
             raise
 
     async def _page(self, _: Request, responder: Responder) -> None:
-        await self._metrics.ready()
         content_type, body = self._metrics.render()
         responder.send(200, ((b"content-type", content_type),), body)
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,6 +45,7 @@ from inferway.records.prompt_pair import (
     what_differs,
 )
 from inferway.routing.journey import Routed
+from inferway.telemetry.added_up import added_up
 
 log = logging.getLogger("inferway")
 
@@ -108,6 +109,7 @@ class CacheBreakers:
     tokens: Counter[str] = field(default_factory=Counter)  # by model, of what was looked at
     num_bytes: int = 0
     breakers: dict[tuple[str, DifferenceKind, int], Breaker] = field(default_factory=dict)
+    others: Sequence[dict[str, Any]] = ()  # what other processes have told last
     _began: float | None = None
     _second: int = -1
     _looks: int = 0
@@ -157,7 +159,21 @@ class CacheBreakers:
                 self._waiting.clear()
 
     def told(self, now: float, limit: int = SHOWN) -> dict[str, Any]:
-        """Return the causes that cost the most, the most first, for people and programs to read."""
+        """Return the causes that cost the most, the most first, for people and programs to read; of
+        all processes that serve together."""
+        own = self.own(now, limit)
+        if not self.others:
+            return own
+        parts = [own, *self.others]
+        whole = added_up(parts, same=("model", "kind", "blocks"), least=("last_seconds_ago",))
+        whole["seconds"] = max(part["seconds"] for part in parts)
+        for each in whole["breakers"]:  # each has told the share of its own tokens
+            each["share"] = round(each["share"] / len(self.others), 4)
+        whole["breakers"] = sorted(whole["breakers"], key=lambda each: -each["lost_tokens"])[:limit]
+        return whole
+
+    def own(self, now: float, limit: int = SHOWN) -> dict[str, Any]:
+        """Return the same of this process alone."""
         seconds = max(now - (now if self._began is None else self._began), 60.0)
         times = self.seen / max(self.looked_at, 1) * 86_400 / seconds
         items = list(self.breakers.items())  # `work` may add to them meanwhile

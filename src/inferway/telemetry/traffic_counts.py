@@ -4,11 +4,13 @@ by load, where and why, and what breaks the prompts of conversations."""
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from inferway.model import Reason
 from inferway.openai_api.paths import PARSERS, UNREAD
+from inferway.telemetry.added_up import added_up
 from inferway.telemetry.answer_log import EndedAnswer
 from inferway.telemetry.clients import OTHER, family
 from inferway.telemetry.conversations import Conversations
@@ -25,6 +27,7 @@ class TrafficCounts:
     by_load: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     by_prompt: int = 0
     conversations: Conversations = field(default_factory=Conversations)
+    others: Sequence[dict[str, Any]] = ()  # what other processes have told last
 
     def add(self, answer: EndedAnswer) -> None:
         """An answer has ended; of a request that was decided, it is counted how."""
@@ -41,7 +44,11 @@ class TrafficCounts:
         """Nothing waits."""
 
     def told(self) -> dict[str, Any]:
-        """Return what is known so far."""
+        """Return what is known so far, of all processes that serve together."""
+        return added_up([self.own(), *self.others], same=("path", "client", "reason", "cause"))
+
+    def own(self) -> dict[str, Any]:
+        """Return what this process knows."""
         return {
             "by_prompt": self.by_prompt,
             "by_load": [

@@ -35,6 +35,7 @@ from inferway.tasks import Tasks
 from inferway.workers.link import Link
 from inferway.workers.messages import (
     Ask,
+    AskRecords,
     Begin,
     Commit,
     Doubt,
@@ -54,6 +55,7 @@ from inferway.workers.messages import (
     PromptsOffered,
     Publish,
     Recheck,
+    RecordsTold,
     Reports,
     Rules,
     Settled,
@@ -62,6 +64,8 @@ from inferway.workers.messages import (
     Wanted,
 )
 from inferway.workers.numbers import added_up
+from inferway.workers.peers import Peers
+from inferway.workers.records import WorkerRecords
 from inferway.workers.reports import offer, publish, sample
 from inferway.workers.reserved import ReservedPort
 from inferway.workers.seat import Seat
@@ -71,6 +75,9 @@ from inferway.workers.turns import Turns
 START_SECONDS = 60.0  # for all workers, with their tokenizers
 PING_SECONDS = 1.0
 ANSWER_SECONDS = 2.0  # that a worker has to tell its numbers, or whether settings can hold
+
+_METRICS = "/metrics"
+_OF_REQUESTS = ("/admin/requests", "/admin/traffic", "/admin/cache-breakers", "/admin/live")
 
 log = logging.getLogger("inferway")
 
@@ -107,6 +114,8 @@ class Hub:
         self._tasks = Tasks(log, "a worker is no longer looked after, by a fault of the gateway")
         self._asked = itertools.count(1)
         self._answers: dict[tuple[int, int], asyncio.Future[Message]] = {}  # place, number
+        self._records = WorkerRecords(self.gateway.records.recorder)
+        self._peers: Peers | None = None
         self._numbers: Sequence[Sequence[FamilyTold]] = ()
 
     # serving.Served
@@ -123,8 +132,11 @@ class Hub:
             gateway.draining.on_change = teller.look_soon
             self._turns = Turns(gateway.auth.control, self._tell_one, self._tell, self._tasks)
             self._turns.set_settings(self.settings.flow, len(self.seats))
+            if gateway.records.writer is not None:  # files have what was learned
+                self._peers = Peers(_to_nobody, gateway.learning_plugins)
             self._does = self._what_to_do()
             gateway.metrics.added_to(self)
+            gateway.routes.gathers = self._gather
             gateway.reloading.others = self._prepare
             teller.look()
             for seat in self.seats:
@@ -163,12 +175,31 @@ class Hub:
 
     # http.metrics.OtherProcesses
 
-    async def ask(self) -> None:
-        answers = await self._ask_all(Ask)
-        self._numbers = [told.families for told in answers if isinstance(told, Numbers)]
-
     def added_up(self, families: Iterable[Family]) -> Iterator[Family]:
         return added_up(families, self._numbers)
+
+    # what admins look at
+
+    async def _gather(self, path: str) -> None:
+        """Fetch what the path shows of all workers."""
+        if path == _METRICS:
+            answers = await self._ask_all(lambda _, number: Ask(number))
+            self._numbers = [
+                told.families for told in answers.values() if isinstance(told, Numbers)
+            ]
+        elif path.startswith(_OF_REQUESTS):
+            await self._fetch_records()
+
+    async def _fetch_records(self) -> None:
+        since = self._records.since
+        answers = await self._ask_all(
+            lambda seat, number: AskRecords(number, since.get(seat.place, 0))
+        )
+        found = {place: told for place, told in answers.items() if isinstance(told, RecordsTold)}
+        self._records.take(found)
+        gateway = self.gateway
+        gateway.traffic.others = [told.traffic for told in found.values()]
+        gateway.records.watch.breakers.others = [told.breakers for told in found.values()]
 
     # what is told
 
@@ -182,6 +213,7 @@ class Hub:
                 *(settings, seat.place, processes, self._socket),
                 picks=self._picks,
                 publishes=self.gateway.publisher is not None,
+                keeps_keys=self.gateway.records.writer is not None,
             )
         )
         link.send(self._rules)
@@ -214,8 +246,9 @@ class Hub:
 
     async def _prepare(self, settings: ServeSettings) -> Callable[[], Awaitable[None]]:
         """As `http.reload.Reloading.others` has it."""
-        told = partial(Prepare, settings=worker_settings(settings, self.port, self._picker))
-        for answer in await self._ask_all(told):
+        new = worker_settings(settings, self.port, self._picker)
+        answers = await self._ask_all(lambda _, number: Prepare(number, new))
+        for answer in answers.values():
             if isinstance(answer, Prepared) and answer.error is not None:
                 raise ConfigError(answer.error)
         return partial(self._commit, settings)
@@ -226,8 +259,8 @@ class Hub:
             self._turns.set_settings(settings.flow, len(self.seats))
         self._tell(Commit())
 
-    async def _ask_all(self, ask: Callable[[int], Message]) -> list[Message]:
-        """The answers of the workers that give one in time."""
+    async def _ask_all(self, ask: Callable[[Seat, int], Message]) -> dict[int, Message]:
+        """The answers of the workers that give one in time, by place."""
         loop, asked = asyncio.get_running_loop(), []
         for seat in self.seats:
             if seat.ready.is_set():
@@ -235,13 +268,13 @@ class Hub:
                 future: asyncio.Future[Message] = loop.create_future()
                 self._answers[seat.place, number] = future
                 asked.append((seat.place, number, future))
-                seat.send(ask(number))
+                seat.send(ask(seat, number))
         if not asked:
-            return []
+            return {}
         done, _ = await asyncio.wait([each for *_, each in asked], timeout=ANSWER_SECONDS)
         for place, number, _ in asked:
             self._answers.pop((place, number), None)
-        return [future.result() for *_, future in asked if future in done]
+        return {place: future.result() for place, _, future in asked if future in done}
 
     async def _ping(self) -> None:
         while True:
@@ -252,6 +285,8 @@ class Hub:
                 self._tell(Wanted(self._is_wanted))
             for seat in self.seats:
                 seat.kill_if_it_hangs()
+            if self.gateway.is_looked_at:
+                await self._fetch_records()
 
     # what workers say
 
@@ -269,9 +304,8 @@ class Hub:
             Ping: lambda *_: None,
             Prepared: self._answered,
             Numbers: self._answered,
-            ToOthers: lambda seat, told: self._tell_others(
-                seat, FromOther(seat.place, told.payload)
-            ),
+            RecordsTold: self._answered,
+            ToOthers: self._pass_on,
             Outcome: self._outcome,
             Enter: lambda seat, told: turns.enter(seat.place, told),
             Move: lambda seat, told: turns.move(seat.place, told),
@@ -285,10 +319,16 @@ class Hub:
             Reports: lambda _, told: self._of_stream(told, EventSubscriber.count_no_copies),
         }
 
-    def _answered(self, seat: Seat, message: Prepared | Numbers) -> None:
+    def _answered(self, seat: Seat, message: Prepared | Numbers | RecordsTold) -> None:
         answer = self._answers.get((seat.place, message.number))
         if answer is not None and not answer.done():
             answer.set_result(message)
+
+    def _pass_on(self, seat: Seat, told: ToOthers) -> None:
+        passed_on = FromOther(seat.place, told.payload)
+        self._tell_others(seat, passed_on)
+        if self._peers is not None:
+            self._peers.hear(passed_on)
 
     def _outcome(self, seat: Seat, told: Outcome) -> None:
         now = asyncio.get_running_loop().time()
@@ -303,7 +343,10 @@ class Hub:
 
     def _ended(self, seat: Seat) -> None:
         self._columns.process_ended(seat.place)
+        self._records.ended(seat.place)
         self._tell_others(seat, OtherEnded(seat.place))
+        if self._peers is not None:
+            self._peers.gone(seat.place, asyncio.get_running_loop().time())
         if self._turns is not None:
             self._turns.ended(seat.place)
 
@@ -354,6 +397,7 @@ def worker_settings(settings: ServeSettings, port: int, picker: PickerSettings) 
         admin_port=None,
         publish=None,
         state_dir=None,
+        records=msgspec.structs.replace(settings.records, directory=None),
     )
 
 
@@ -382,3 +426,7 @@ def _check(settings: ServeSettings) -> None:
             "workers: an index on a server (index.url) is shared already; start one gateway for"
             " each core, or leave index.url out"
         )
+
+
+def _to_nobody(_: Message) -> None:
+    """The hub sends no requests of its own."""

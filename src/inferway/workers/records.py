@@ -6,17 +6,15 @@ costs one process.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-from inferway.records.recorder import Recorder
 from inferway.records.record import RequestRecord
+from inferway.records.recorder import Recorder
+from inferway.telemetry.added_up import Told
 from inferway.workers.messages import RecordsTold
 
 MOST_RECORDS = 2_000  # of one answer
-
-Told = dict[str, Any]
 
 
 @dataclass(slots=True)
@@ -56,35 +54,3 @@ def told(recorder: Recorder, number: int, since: int, traffic: Told, breakers: T
     keys = {place - first: list(keys) for place, keys in recorder.keys if first <= place <= seq}
     recorder.keys = [item for item in recorder.keys if item[0] > seq]
     return RecordsTold(number, seq, records, keys, traffic, breakers)
-
-
-def added_up(parts: Sequence[Told], same: Sequence[str], least: Sequence[str] = ()) -> Told:
-    """Return what several processes have told as what one would: numbers are added up, and so are
-    those of the entries of lists that have equal values at the keys in `same`. Of keys in `least`
-    the least number counts, of all others that are no numbers the first value."""
-    whole: Told = {}
-    for part in parts:
-        for key, value in part.items():
-            if key not in whole or value is None:
-                whole.setdefault(key, value)
-            elif isinstance(value, list) and value and isinstance(value[0], dict):
-                whole[key] = _lists(whole[key] + value, same, least)
-            elif isinstance(value, dict):
-                whole[key] = added_up([whole[key], value], same, least)
-            elif key in least:
-                whole[key] = min(whole[key], value)
-            elif isinstance(value, int | float) and not isinstance(value, bool):
-                whole[key] += value
-    return whole
-
-
-def _lists(entries: Sequence[Told], same: Sequence[str], least: Sequence[str]) -> list[Told]:
-    groups: dict[str, list[Told]] = {}
-    for entry in entries:
-        groups.setdefault(repr([entry.get(key) for key in same]), []).append(entry)
-    found = []
-    for group in groups.values():
-        kept = {key: group[0][key] for key in same if key in group[0]}
-        rest = [{k: v for k, v in entry.items() if k not in same} for entry in group]
-        found.append({**group[0], **added_up(rest, same, least), **kept})
-    return found

@@ -22,12 +22,12 @@ from inferway.fleet.shared_columns import SharedColumns
 from inferway.http.reload import Apply
 from inferway.indexer import FleetParts, next_turn
 from inferway.kv.index.build import memory_index
-from inferway.scheduling.expected_ttft.plugin import ExpectedTtft
 from inferway.tasks import Tasks
 from inferway.workers.follower import HeardIndex, HubWatch
 from inferway.workers.link import Link
 from inferway.workers.messages import (
     Ask,
+    AskRecords,
     Begin,
     Commit,
     Engines,
@@ -42,6 +42,7 @@ from inferway.workers.messages import (
     Prepare,
     Prepared,
     Ready,
+    RecordsTold,
     Rules,
     Settled,
     Turn,
@@ -49,6 +50,7 @@ from inferway.workers.messages import (
 )
 from inferway.workers.numbers import told as numbers_told
 from inferway.workers.peers import Peers
+from inferway.workers.records import told as records_told
 from inferway.workers.reports import HubOrphans, HubProber, HubPublisher
 from inferway.workers.turns import HubQueue, own_places
 
@@ -86,12 +88,8 @@ class Worker:
         assert isinstance(prober, HubProber)
         prober.send, prober.fleet = link.send, self.gateway.fleet
 
-        plugins = [
-            plugin
-            for plugin in self.gateway.scheduling.producers
-            if isinstance(plugin, ExpectedTtft)
-        ]
-        self._peers = Peers(link.send, plugins, soon=next_turn)
+        self.gateway.records.recorder.keeps_keys = begin.keeps_keys
+        self._peers = Peers(link.send, self.gateway.learning_plugins, soon=next_turn)
         self.gateway.indexer.matcher.overlay = self._peers.overlay
         self.gateway.standing.tell = self._tell_outcome
         self._turns = HubQueue(link.send)
@@ -101,6 +99,14 @@ class Worker:
 
     def _want(self, told: Wanted) -> None:
         self._orphans.wanted = told.is_wanted
+
+    def _records(self, asked: AskRecords) -> RecordsTold:
+        gateway, now = self.gateway, time.monotonic()
+        return records_told(
+            *(gateway.records.recorder, asked.number, asked.since),
+            traffic=gateway.traffic.own(),
+            breakers=gateway.records.watch.breakers.own(now),
+        )
 
     def _set_own_places(self, settings: ServeSettings) -> None:
         has_gate = self.gateway.scheduling.flow_control is not None
@@ -177,6 +183,7 @@ class Worker:
                 Numbers(told.number, numbers_told(gateway.metrics.collect()))
             ),
             Ping: link.send,
+            AskRecords: lambda told: link.send(self._records(told)),
         }
 
     def hub_has_gone(self) -> None:
