@@ -1,32 +1,44 @@
-"""What the record of a request costs: CPU time and bytes, by the number of engines.
+"""What the record of a request costs: CPU time, bytecode instructions and bytes, by the number of
+engines.
 
 PYTHONPATH=src python scripts/record_cost.py
 
 A request is noted when it is decided, its answer is noted at its end, and both are packed with
-others, as in a gateway; the journey around it is not measured.
+others, as in a gateway; the journey around it is not measured. A busy machine changes the time, and
+not the instructions.
 """
 
 from __future__ import annotations
 
 import gc
+import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from inferway.model import FIGURES, Candidates, Decision, Endpoint, Reason, Target
+from inferway.kv.index.protocol import MatchResult
+from inferway.model import FIGURES, Candidates, Decision, Endpoint, Prompt, Reason, Target
+from inferway.openai_api.llm_request import LLMRequest
+from inferway.openai_api.requests import ChatRequest
 from inferway.openai_api.usage import Usage
+from inferway.prompts.served import NoPrompts, ServedModel
 from inferway.records.recorder import TOGETHER, Recorder
 from inferway.records.ring import RecordRing
+from inferway.routing.journey import Routed
+from inferway.routing.match import Matched
+from inferway.routing.objectives import objectives
 from inferway.routing.record import Record
 from inferway.scheduling.columns import EXPECTED_TTFT_MS
 from inferway.scheduling.expected_ttft.learning import COST_MS, TERMS_MS
 
 REQUESTS = 20_000
 BLOCKS = 250
-HEADERS = [(b"host", b"gateway"), (b"content-type", b"application/json")] * 4
+HEADERS = ((b"host", b"gateway"), (b"content-type", b"application/json")) * 4
+MODEL = ServedModel("org/model", NoPrompts(Reason.NO_TOKENIZER, "these are keys"), (16,))
 
 
 @dataclass
@@ -41,7 +53,7 @@ class Answer:
     seconds: float = 1.0
 
 
-def routed(endpoints: list[Endpoint], matched: np.ndarray[Any, Any]) -> Any:
+def routed(endpoints: list[Endpoint], matched: np.ndarray[Any, Any]) -> Routed:
     number = len(endpoints)
     columns: dict[str, Any] = {
         name: np.zeros(number, figure.kind) for name, figure in FIGURES.items()
@@ -52,42 +64,73 @@ def routed(endpoints: list[Endpoint], matched: np.ndarray[Any, Any]) -> Any:
     candidates.matched_blocks = matched
     candidates.add(COST_MS, np.random.random(number) * 100 + 20)
     candidates.add(EXPECTED_TTFT_MS, np.random.random(number) * 20)
-    candidates.add(TERMS_MS, np.random.random((number, 6)))
+    candidates.add(TERMS_MS, np.random.random((6, number)).T)  # as they are computed
     target = Target(endpoints[0], 1.0, int(matched[0]), BLOCKS)
-    body = SimpleNamespace(cache_salt=None, truncate_prompt_tokens=None)
-    request = SimpleNamespace(headers=HEADERS, tenant="team", body=body)
-    blocks = {row: int(held) for row, held in enumerate(matched) if held}
-    prompt = SimpleNamespace(block_keys=list(range(BLOCKS)))
-    found = SimpleNamespace(blocks=blocks, lower={})
-    return SimpleNamespace(
-        candidates=candidates,
-        decision=Decision((target,), Reason.KV_AWARE),
-        request=request,
-        prompts={16: [SimpleNamespace(found=found, prompt=prompt)]},
+    body = ChatRequest(messages=[])
+    request = LLMRequest(
+        request_id="",
+        target_model="org/model",
+        body=body,
+        headers=HEADERS,
+        objectives=objectives(HEADERS, {}),
+        tenant="team",
     )
+    blocks = {row: int(held) for row, held in enumerate(matched) if held}
+    prompt = Prompt(np.zeros(BLOCKS * 16, np.uint32), list(range(BLOCKS)))
+    prompts = {16: [Matched(prompt, MatchResult(blocks))]}
+    return Routed(request, MODEL, prompts, Decision((target,), Reason.KV_AWARE), candidates)
 
 
-def measure(number: int) -> tuple[float, float]:
-    """Return microseconds and bytes of a request."""
+def measure(number: int) -> tuple[float, float, float]:
+    """Return microseconds, instructions and bytes of a request."""
     endpoints = [Endpoint(f"10.0.0.{i}:8000", f"http://10.0.0.{i}:8000", i) for i in range(number)]
     matched = np.floor(np.random.random(number) * BLOCKS)
     matched[0] = BLOCKS - 1.0  # what typical requests find
     ring = RecordRing(REQUESTS)
     recorder = Recorder(ring, time.monotonic)
-    journey: Any = SimpleNamespace(tells_its_reuse=True)
     asked = [routed(endpoints, matched) for _ in range(TOGETHER)]
-    target, least = asked[0].decision.targets[0], float("inf")
+    least = float("inf")
     for start in range(0, REQUESTS, TOGETHER):
-        answers: list[Any] = [
-            Answer(f"5f0c93d1a2b44e17-{start + i:x}", ended(target)) for i in range(TOGETHER)
-        ]
+        answers = answered(asked, start)
         began = time.thread_time()
-        for answer, each in zip(answers, asked, strict=True):
-            answer.record.kept = recorder.decided(journey, each)
-            recorder.add(answer)
-        recorder.settle()
+        record(recorder, asked, answers)
         least = min(least, time.thread_time() - began)
-    return least * 1e6 / TOGETHER, ring.num_bytes / len(ring)
+    answers = answered(asked, REQUESTS)
+    counted = instructions(lambda: record(recorder, asked, answers))
+    return least * 1e6 / TOGETHER, counted / TOGETHER, ring.num_bytes / len(ring)
+
+
+def record(recorder: Recorder, asked: list[Routed], answers: list[Any]) -> None:
+    journey: Any = SimpleNamespace(tells_its_reuse=True)
+    for answer, each in zip(answers, asked, strict=True):
+        answer.record.kept = recorder.decided(journey, each)
+        recorder.add(answer)
+    recorder.settle()
+
+
+def instructions(work: Callable[[], None]) -> int:
+    """Return how many bytecode instructions it takes."""
+    number = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal number
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        number += event == "opcode"
+        return trace
+
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(None)
+    return number
+
+
+def answered(asked: list[Routed], start: int) -> list[Any]:
+    return [
+        Answer(f"5f0c93d1a2b44e17-{start + i:x}", ended(each.decision.targets[0]))
+        for i, each in enumerate(asked)
+    ]
 
 
 def ended(target: Target) -> Record:
@@ -105,5 +148,8 @@ def ended(target: Target) -> Record:
 if __name__ == "__main__":
     gc.disable()  # its work is shared by all that a gateway does
     for number in (2, 4, 8, 16, 64, 1_000):
-        microseconds, size = measure(number)
-        print(f"{number:5} engines  {microseconds:5.2f} µs  {size:4.0f} bytes a request")
+        microseconds, counted, size = measure(number)
+        print(
+            f"{number:5} engines  {microseconds:5.2f} µs  {counted:5.0f} instructions "
+            f" {size:4.0f} bytes a request"
+        )

@@ -56,6 +56,16 @@ def opened(path: Path, clock: Clock | None = None, **bounds: float) -> RecordFil
     return RecordFiles(made, "expected-ttft", clock or Clock())
 
 
+def ending_with(line: str, directory: Path) -> RecordReader:
+    """A reader of a file that has one request, and then this line."""
+    files = opened(directory)
+    write(files, [[1]])
+    files.close()
+    [path] = directory.glob("*.gz")
+    path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()) + line.encode()))
+    return RecordReader(directory)
+
+
 def requests(path: Path) -> list[Recorded]:
     return [each for each in RecordReader(path) if isinstance(each, Recorded)]
 
@@ -175,16 +185,9 @@ def test_any_bytes_are_damage_and_no_crash(
     "blocks", ['{"after":5,"new":""}', '{"after":-1,"new":"AAA"}', '{"after":-1,"new":"AAAA"}']
 )
 def test_blocks_that_are_none_are_damage(tmp_path: Path, blocks: str) -> None:
-    files = opened(tmp_path)
-    write(files, [[1]])
-    files.close()
-    [path] = tmp_path.glob("*.gz")
-    with gzip.open(path) as file:
-        lines = file.read()
     line = '{"type":"request","record":{"id":"x","at":1.0},"blocks":' + blocks + "}\n"
-    path.write_bytes(gzip.compress(lines + line.encode()))
 
-    reader = RecordReader(tmp_path)
+    reader = ending_with(line, tmp_path)
 
     assert len([each for each in reader if isinstance(each, Recorded)]) == 1
     assert "blocks" in reader.damaged[0]
@@ -201,15 +204,9 @@ def test_blocks_that_are_none_are_damage(tmp_path: Path, blocks: str) -> None:
     ],
 )
 def test_numbers_that_no_request_has_are_damage(tmp_path: Path, fields: str) -> None:
-    files = opened(tmp_path)
-    write(files, [[1]])
-    files.close()
-    [path] = tmp_path.glob("*.gz")
-    with gzip.open(path) as file:
-        lines = file.read()
     line = '{"type":"request","record":{"id":"x",' + fields + "}}\n"
-    path.write_bytes(gzip.compress(lines + line.encode()))
-    reader = RecordReader(tmp_path)
+
+    reader = ending_with(line, tmp_path)
 
     assert len(Mooncake().requests(reader)) == 1
     assert " is not from " in reader.damaged[0]

@@ -12,10 +12,12 @@ from inferway.model import Decision, Endpoint, Reason, Target
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.requests import CompletionRequest
 from inferway.prompts.served import NoPrompts, ServedModel
+from inferway.records.decided import MANY
 from inferway.records.record import RequestRecord
-from inferway.records.recorder import MANY, TOGETHER, Recorder
+from inferway.records.recorder import TOGETHER, Recorder
 from inferway.records.ring import RecordRing
 from inferway.routing.journey import Routed
+from inferway.routing.objectives import objectives
 from inferway.routing.record import Record
 from inferway.scheduling.columns import EXPECTED_TTFT_MS
 from inferway.scheduling.expected_ttft.learning import COST_MS, TERMS_MS
@@ -41,7 +43,14 @@ def decided(
     target = Target(endpoints[chosen], 0.5, int(table.matched_blocks[chosen]), 50)
     headers = ((b"x-session-id", b"s"),)
     body = CompletionRequest(model="m", prompt="")
-    request = LLMRequest(request_id="", target_model="m", body=body, headers=headers, tenant="team")
+    request = LLMRequest(
+        request_id="",
+        target_model="m",
+        body=body,
+        headers=headers,
+        objectives=objectives(headers, {}),
+        tenant="team",
+    )
     routed = Routed(request, MODEL, {}, Decision((target,), Reason.KV_AWARE), table)
     record = Record(0.0)
     record.target, record.outcome = target, "ok"

@@ -208,6 +208,14 @@ def test_a_number_beyond_all_measure_costs_its_own_record_only() -> None:
     assert (len(ring), ring.last_seq) == (2, 2)
 
 
+def test_a_page_on_which_nothing_is_left_is_none() -> None:
+    ring = RecordRing()
+
+    kept = ring.extend([row_of(numbered(0, output_tokens=10**30), ring.names)])
+
+    assert (list(kept), len(ring), ring.oldest_at) == ([], 0, None)
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_costs_that_are_none_are_unknown(value: float) -> None:
     ring = RecordRing()

@@ -28,6 +28,12 @@ def test_times_are_read_in_both_spellings(prefix: bytes) -> None:
     assert objectives(headers, {}) == Objectives(ttft_ms=250.0, tpot_ms=12.5)
 
 
+def test_the_last_session_that_is_named_counts() -> None:
+    headers = ((b"x-session-id", b"first"), (b"accept", b"*/*"), (b"x-session-id", b"last"))
+
+    assert objectives(headers, PRIORITIES, given=7) == Objectives(priority=7, session=b"last")
+
+
 def test_headers_that_ask_nothing_are_nothing() -> None:
     assert objectives(((b"x-gateway-other", b"1"), (b"content-type", b"x")), {}) == Objectives()
 

@@ -14,11 +14,12 @@ BYTES_PER_TOKEN = 4  # llm-d's estimate (averageCharactersPerToken)
 
 
 class Objectives(msgspec.Struct, frozen=True):
-    """The objectives that the caller gives the gateway in headers; the engine gets none of them."""
+    """What the caller tells the gateway in headers; the engine gets none of them."""
 
     priority: int = 0  # negative: may be refused when engines are full (sheddable)
     ttft_ms: float | None = None
     tpot_ms: float | None = None
+    session: bytes = b""  # the request's, as x-session-id names it
 
 
 class LLMRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -132,6 +132,7 @@ class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True):
     background: bool | None = None  # answered at once, and made later
     stream: bool | None = None
     vllm_xargs: Any = None  # may ask for a report
+    truncate_prompt_tokens: ClassVar[None] = None
     for_the_core: ClassVar[tuple[str, ...]] = _FOR_THE_CORE
 
     @property
@@ -164,6 +165,7 @@ class MessagesRequest(CountTokensRequest, frozen=True, kw_only=True):
     max_tokens: int | None = None
     stream: bool | None = None
     vllm_xargs: Any = None  # may ask for a report
+    truncate_prompt_tokens: ClassVar[None] = None
     for_the_core: ClassVar[tuple[str, ...]] = ("stop_sequences", "vllm_xargs")
 
 
@@ -175,6 +177,7 @@ class ConversationsRequest(msgspec.Struct, frozen=True, kw_only=True):
     metadata: JsonObject | None = None
     cache_salt: str | None = None
     stream: ClassVar[None] = None
+    truncate_prompt_tokens: ClassVar[None] = None
     vllm_xargs: ClassVar[None] = None
 
 
@@ -189,6 +192,7 @@ class EmbeddingsRequest(msgspec.Struct, frozen=True, kw_only=True):
     priority: Any = None  # in the engine's queue
     cache_salt: str | None = None
     stream: ClassVar[None] = None
+    truncate_prompt_tokens: ClassVar[None] = None
     vllm_xargs: ClassVar[None] = None
 
     @property

@@ -39,7 +39,7 @@ _BODY_TAIL_BYTES = 256 * 1024  # token ids may follow
 _LAST_EVENTS = 4  # of a stream: one has the usage, one is [DONE]
 
 
-class Usage(msgspec.Struct, frozen=True):
+class Usage(msgspec.Struct, frozen=True, array_like=True):
     """Tokens, as the engine has counted them at the answer's end."""
 
     prompt: int

@@ -193,8 +193,10 @@ class CacheBreakers:
             pair = paired(prompt, hashes, other, common_prefix(ids, other.token_ids))
             nearest, longest = _nearest(prompt, group, other, pair.parted)
             goes_on = longest >= min(len(ids), len(nearest.token_ids)) - WINDOW
-            if not goes_on or nearest is not other:
+            if nearest is not other:
                 self._note(look, paired(prompt, hashes, nearest, longest), pair)
+            elif not goes_on:
+                self._note(look, pair, pair)
             if goes_on:  # one of them, where the other ends
                 self._forget(nearest)
                 if len(nearest.token_ids) > len(ids):
@@ -217,7 +219,7 @@ class CacheBreakers:
             self._add(look, most_alike.parted, most, *dropped)
             return
         asked = _first_asked(look.body)
-        for pair in (nearest, most_alike):
+        for pair in (most_alike,) if nearest is most_alike else (nearest, most_alike):
             lost = most if pair is most_alike else num_lost(pair, start)
             named = what_differs(pair, local, asked) if lost >= least else None
             if named is not None:

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from inferway.model import BlockKey, Candidates, Column, Endpoint, HolderId
-from inferway.records.packing import CANDIDATE, MOST_BLOCKS, MOST_LOAD, TERMS, Names, halved
+from inferway.kv.index.protocol import MatchResult
+from inferway.model import BlockKey, Candidates, Column, Endpoint, Target
+from inferway.records.packing import CANDIDATE, MOST_BLOCKS, MOST_LOAD, Names, halved
 from inferway.records.record import MOST_CANDIDATES, Miss
+from inferway.scheduling.columns import EXPECTED_TTFT_MS
+from inferway.scheduling.expected_ttft.learning import COST_MS, TERMS_MS
 from inferway.scheduling.per_endpoint import PerEndpoint
 
-Whose = tuple[str, bytes, bytes, int]  # picked by; tenant, session: hashes; candidates
+MANY = 128  # candidates: of more, few are kept at once
+_COST, _TTFT, _TERMS = COST_MS.name, EXPECTED_TTFT_MS.name, TERMS_MS.name
+
+# Of candidates: the blocks that each holds; and, where they are known, costs, TTFT, terms.
+Columns = tuple[NDArray[np.float64], ...]
+Whose = tuple[bytes, bytes]  # tenant, session: hashes
 
 
 class Elsewhere(msgspec.Struct, frozen=True):
@@ -24,37 +34,94 @@ class Elsewhere(msgspec.Struct, frozen=True):
     why: str  # it was no candidate
 
 
+class Surpassed(msgspec.Struct, frozen=True):
+    """A candidate that held more of a prompt than the chosen one."""
+
+    blocks: int
+    row: int
+    spared_ms: float  # the cost there, less that of the chosen one
+
+
+class Roster(msgspec.Struct, frozen=True):
+    """Candidates, and the numbers of their names: the same for many requests."""
+
+    endpoints: Sequence[Endpoint]
+    names: Names  # that the numbers are of
+    numbers: Sequence[int]
+    raw_numbers: bytes  # the same
+    total: int  # candidates that there were: of many, these are a few
+
+    def of(self, rows: Sequence[int]) -> Roster:
+        """Return a few of them."""
+        numbers = [self.numbers[row] for row in rows]
+        endpoints = [self.endpoints[row] for row in rows]
+        return Roster(endpoints, self.names, numbers, _raw(numbers), self.total)
+
+
+NOBODY = Roster((), Names(), (0,), b"", 0)
+
+
 class DecidedRequest(msgspec.Struct):
     """A request that was decided, until it is recorded."""
 
     at: float  # seconds, by the director's clock
-    endpoints: Sequence[Endpoint]
+    target: Target  # that was chosen
+    roster: Roster
     chosen: int  # row of them
-    # The bytes of columns: names, blocks that each holds; and, where they are known, costs, TTFT,
-    # terms.
-    columns: tuple[bytes, ...]
     block_size: int
-    keys: Sequence[BlockKey]  # of the only prompt; empty where nothing is compared afterwards
-    found: Mapping[HolderId, int]  # blocks of it, without what was on its way there
-    lower: Mapping[HolderId, Mapping[int, int]]  # kv.index.protocol.MatchResult
-    score: float | None  # of the chosen one; None: there are costs
+    picked_by: str
+    whose: Whose
+    found: MatchResult  # of the only prompt, without what was on its way there
+    keys: Sequence[BlockKey]  # of the same; empty where nothing is compared afterwards
     tells: bool  # what the engine says it reused is of the whole prompt
     may_cut: bool  # the engine may cut the prompt off
-    whose: Whose
-    names: Names  # those that `columns` has the numbers of
+    has_costs: bool  # else its target has a score
+    # What was found out meanwhile:
     elsewhere: Elsewhere | None = None  # who held more of it and was no candidate
-    missed: tuple[Miss, ...] = ()  # what was found out meanwhile
-    # Once it is packed:
+    missed: tuple[Miss, ...] = ()
+    # Once its candidates are packed:
     packed: bytes = b""
     tiers: Mapping[str, tuple[tuple[int, int], ...]] | None = None
-    reachable: int = 0  # blocks
-    reached: int = 0  # row of the endpoint that held them
-    spared_ms: float = 0.0  # the cost there, less that of the chosen one
+    surpassed: Surpassed | None = None  # None: none of them held more than the chosen one
 
     @property
     def endpoint(self) -> Endpoint:
         """The one that was chosen."""
-        return self.endpoints[self.chosen]
+        return self.target.endpoint
+
+    @property
+    def reachable(self) -> int:
+        """The blocks that the candidate held that held the most."""
+        surpassed = self.surpassed
+        return self.target.matched_blocks if surpassed is None else surpassed.blocks
+
+    @property
+    def reached(self) -> Endpoint:
+        """The candidate that held them."""
+        surpassed = self.surpassed
+        return self.endpoint if surpassed is None else self.roster.endpoints[surpassed.row]
+
+
+@dataclass(slots=True)
+class DecidedBatch:
+    """Requests with the same candidates, which are to be packed, with the load that these have
+    then."""
+
+    roster: Roster
+    num_columns: int
+    candidates: Candidates  # of one of them
+    are_all: bool  # nobody else is in the fleet
+    most: int  # are packed together
+    waiting: list[tuple[DecidedRequest, Columns]] = field(default_factory=list)
+
+
+def columns_of(candidates: Candidates) -> Columns:
+    """Return what is kept of the candidates, as it is: columns are new for each request."""
+    added = candidates.added
+    cost = added.get(_COST)
+    if cost is None:
+        return (candidates.matched_blocks,)
+    return (candidates.matched_blocks, cost, added[_TTFT], added[_TERMS])
 
 
 class CandidatePacker:
@@ -62,124 +129,131 @@ class CandidatePacker:
 
     def __init__(self, names: Names) -> None:
         self.names = names
-        self._numbers = PerEndpoint(self._numbers_of)
+        self._rosters = PerEndpoint(self._roster_of)
         self._loads = np.zeros((2, 0), np.uint16)  # running, waiting: by the endpoint's number
 
     def renew(self, names: Names) -> None:
         """Go on with another table of names."""
         self.names = names
-        self._numbers.forget()
+        self._rosters.forget()
 
-    def pack(self, noted: Sequence[DecidedRequest], loads: Iterable[Candidates]) -> None:
-        """Fill in what these lack; equally many candidates at a time are done together. `loads`: a
-        table of each list of endpoints in them, with their load: of all requests of a moment it is
-        the same."""
-        self._note_loads(loads)
-        groups: dict[tuple[int, int], list[DecidedRequest]] = {}
-        for each in noted:
-            columns = each.columns
-            key = (len(columns[0]), len(columns))
-            if key in groups:
-                groups[key].append(each)
-            else:
-                groups[key] = [each]
-        for (size, num_columns), group in groups.items():
-            self._pack(group, size // _NUMBER.itemsize, has_costs=num_columns > _PLAIN)
+    def roster(self, endpoints: Sequence[Endpoint]) -> Roster:
+        """Return what is the same for all requests that have these endpoints."""
+        return self._rosters(endpoints)
 
-    def numbers(self, endpoints: Sequence[Endpoint]) -> bytes:
-        """Return the first of a request's columns: the numbers of its endpoints' names."""
-        return self._numbers(endpoints)
+    def pack(self, batches: Iterable[DecidedBatch]) -> None:
+        """Fill in what the requests lack; equally many candidates at a time are done together."""
+        groups: dict[tuple[int, int], list[tuple[DecidedRequest, Columns]]] = defaultdict(list)
+        for batch in batches:
+            self._note_load(batch.roster, batch.candidates)
+            groups[len(batch.waiting[0][0].roster.endpoints), batch.num_columns] += batch.waiting
+        for waiting in groups.values():
+            self._pack(*zip(*waiting, strict=True))
 
-    def _numbers_of(self, endpoints: Sequence[Endpoint]) -> bytes:
-        return np.array([self.names.add(each.name) for each in endpoints], _NUMBER).tobytes()
+    def _roster_of(self, endpoints: Sequence[Endpoint]) -> Roster:
+        numbers = [self.names.add(each.name) for each in endpoints]
+        return Roster(endpoints, self.names, numbers, _raw(numbers), len(endpoints))
 
-    def _note_loads(self, loads: Iterable[Candidates]) -> None:
-        numbers = [(np.frombuffer(self._numbers(each.endpoints), _NUMBER), each) for each in loads]
-        if self._loads.shape[1] < len(self.names.names):
-            self._loads = np.zeros((2, 2 * len(self.names.names)), np.uint16)
-        for ids, each in numbers:
-            self._loads[0, ids] = np.minimum(each.running, MOST_LOAD)
-            self._loads[1, ids] = np.minimum(each.waiting, MOST_LOAD)
+    def _note_load(self, roster: Roster, candidates: Candidates) -> None:
+        if self._loads.shape[1] < len(roster.names.names):
+            self._loads = np.zeros((2, 2 * len(roster.names.names)), np.uint16)
+        ids = np.frombuffer(roster.raw_numbers, _NUMBER)
+        self._loads[0, ids] = np.minimum(candidates.running, MOST_LOAD)
+        self._loads[1, ids] = np.minimum(candidates.waiting, MOST_LOAD)
 
-    def _pack(self, group: Sequence[DecidedRequest], number: int, *, has_costs: bool) -> None:
-        shape = (len(group), number)
-        numbers, *parts = zip(*[each.columns for each in group], strict=True)
-        blocks, *costs = [np.frombuffer(b"".join(part)) for part in parts]
-        ids = np.frombuffer(b"".join(numbers), _NUMBER)
-        cost, expected, terms = costs if has_costs else _scored(group, number)
-        first: Rows = np.arange(len(group)) * number
-        chosen: Rows = first + np.array([each.chosen for each in group])
-        longest = first + blocks.reshape(shape).argmax(axis=1)
-        rows = _kept_rows(cost, shape, chosen, longest)
+    def _pack(self, group: Sequence[DecidedRequest], columns: Sequence[Columns]) -> None:
+        """Pack requests that have equally many candidates, all in one table."""
+        held, *added = zip(*columns, strict=True)
+        blocks, number = _joined(held), len(held[0])
+        first: _Rows = np.arange(len(group)) * number
+        chosen: _Rows = first + np.array([each.chosen for each in group])
+        longest: _Rows = first + blocks.reshape(-1, number).argmax(axis=1)
+        cost, expected = _rated(group, chosen, added[:2], len(blocks))
+        rows = _kept(cost, number, chosen, longest)
+        ids = np.frombuffer(b"".join([each.roster.raw_numbers for each in group]), _NUMBER)
         table = np.zeros(len(rows), CANDIDATE)
-        table["endpoint"] = ids.take(rows)
+        table["endpoint"] = kept = ids.take(rows)
         table["blocks"] = np.minimum(blocks.take(rows), MOST_BLOCKS)
-        table["running"], table["waiting"] = self._loads.take(table["endpoint"], axis=1)
+        table["running"], table["waiting"] = self._loads.take(kept, axis=1)
         table["expected"] = halved(expected.take(rows))
         table["cost"] = halved(cost.take(rows))
-        if has_costs:
-            table["terms"] = halved(terms.reshape(-1, len(TERMS)).take(rows, axis=0))
-        spared = (cost.take(longest) - cost.take(chosen)).tolist() if has_costs else None
-        reachable, reached = blocks.take(longest).tolist(), (longest - first).tolist()
-        width, whole = len(rows) // len(group) * CANDIDATE.itemsize, table.tobytes()
-        end = 0
-        for place, each in enumerate(group):
-            start, end = end, end + width
-            each.packed, each.columns = whole[start:end], ()
-            if (held := reachable[place]) > 0:
-                each.reachable, each.reached = int(held), reached[place]
-                if spared is not None:
-                    each.spared_ms = spared[place]
-            if each.lower:
-                each.tiers = _tiers(each)
+        if added:
+            table["terms"] = halved(np.concatenate(added[2]).take(rows, axis=0))
+        _hand_out(group, table.tobytes())
+        for place in np.flatnonzero(blocks[longest] > blocks[chosen]).tolist():
+            row, other = longest[place], chosen[place]
+            spared = float(cost[row] - cost[other])
+            group[place].surpassed = Surpassed(int(blocks[row]), int(row - first[place]), spared)
 
 
-Rows = NDArray[np.intp]
 _NUMBER = np.dtype(np.uint16)
-_PLAIN = 2  # columns that there are without costs
+_Rows = NDArray[np.intp]  # of the candidates of all requests
 
 
-def _scored(group: Sequence[DecidedRequest], number: int) -> tuple[Column, Column, Column]:
-    """Of a choice by scores: that of the chosen one is known."""
-    scores = np.zeros((len(group), number))
-    for row, each in zip(scores, group, strict=True):
-        row[each.chosen] = each.score or 0.0
-    flat = scores.reshape(-1)
-    return -flat, flat, flat
+def _raw(numbers: Sequence[int]) -> bytes:
+    return np.array(numbers, _NUMBER).tobytes()
 
 
-def nearest(cost: Column | None, held: Column, chosen: int) -> Rows:
-    """Return the rows of candidates that may be kept: the chosen one first, the longest holder, and
-    the cheapest."""
-    longest = int(held.argmax())
-    cheapest: list[int] = []
-    if cost is not None:
-        cheapest = cost.argpartition(MOST_CANDIDATES)[:MOST_CANDIDATES].tolist()
-    return np.array(list(dict.fromkeys([chosen, longest, *cheapest])), np.intp)
+def _joined(columns: Sequence[Column]) -> Column:
+    try:
+        return np.frombuffer(b"".join(columns))  # type: ignore[arg-type]  # they are buffers
+    except TypeError:  # one is a part of a larger table, and does not lie in one piece
+        return np.concatenate(columns)
 
 
-def _kept_rows(
-    cost: Column,
-    shape: tuple[int, int],
-    chosen: Rows,
-    longest: Rows,
-) -> Rows:
-    """Return the rows to keep of each request: all, or the chosen one, the longest holder, and the
-    cheapest."""
-    if shape[1] <= MOST_CANDIDATES:
+def _rated(
+    group: Sequence[DecidedRequest],
+    chosen: _Rows,
+    costs: Sequence[Sequence[Column]],
+    number: int,
+) -> tuple[Column, Column]:
+    """Return the costs of all candidates, and their TTFT. Of a choice by scores, that of the chosen
+    one is known, and stands for the TTFT."""
+    if costs:
+        return _joined(costs[0]), _joined(costs[1])
+    scores = np.zeros(number)
+    scores[chosen] = [each.target.score for each in group]
+    return -scores, scores
+
+
+def _hand_out(group: Sequence[DecidedRequest], table: bytes) -> None:
+    """Give each of these its part of the table."""
+    width = len(table) // len(group)
+    for start, each in zip(range(0, len(table), width), group, strict=True):
+        each.packed = table[start : start + width]
+        if each.found.lower:
+            each.tiers = _tiers(each)
+
+
+def nearest(candidates: Candidates, chosen: int) -> list[int]:
+    """Return the rows of candidates that are kept of very many: the chosen one first, the longest
+    holder, and the cheapest. They are equally many for all requests."""
+    longest = int(candidates.matched_blocks.argmax())
+    cost = candidates.added.get(_COST)
+    if cost is None:
+        return list(dict.fromkeys([chosen, longest, 0, 1]))[:2]
+    cheapest = cost.argpartition(MOST_CANDIDATES)[:MOST_CANDIDATES]
+    cheapest = cheapest[cost.take(cheapest).argsort()]
+    return list(dict.fromkeys([chosen, longest, *cheapest.tolist()]))[:MOST_CANDIDATES]
+
+
+def _kept(cost: Column, number: int, chosen: _Rows, longest: _Rows) -> _Rows:
+    """Return the rows to keep of requests that have this number of candidates each: all, or the
+    chosen one, the longest holder, and the cheapest."""
+    if number <= MOST_CANDIDATES:
         return np.arange(len(cost))
     key = cost.copy()
     key[longest] = key[chosen] = -np.inf
-    kept = key.reshape(shape).argpartition(MOST_CANDIDATES, axis=1)[:, :MOST_CANDIDATES]
-    return (kept + np.arange(0, len(cost), shape[1])[:, None]).reshape(-1)
+    kept = key.reshape(-1, number).argpartition(MOST_CANDIDATES, axis=1)[:, :MOST_CANDIDATES]
+    return (kept + np.arange(0, len(cost), number)[:, None]).reshape(-1)
 
 
 def _tiers(noted: DecidedRequest) -> dict[str, tuple[tuple[int, int], ...]]:
     """Runs of blocks in each tier, of endpoints where not all lie in the first."""
     return {
-        each.name: runs(below, noted.found.get(each.holder, 0))
-        for each in noted.endpoints
-        if (below := noted.lower.get(each.holder))
+        each.name: runs(below, noted.found.blocks.get(each.holder, 0))
+        for each in noted.roster.endpoints
+        if (below := noted.found.lower.get(each.holder))
     }
 
 

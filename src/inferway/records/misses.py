@@ -30,17 +30,16 @@ def of_decision(record: Record, noted: DecidedRequest, chosen: int) -> Sequence[
 
 
 def _not_chosen(record: Record, noted: DecidedRequest, blocks: int) -> Miss:
-    holder, target = noted.endpoints[noted.reached], record.target
+    holder, target, surpassed = noted.reached, record.target, noted.surpassed
     if target is not None and target.endpoint is not noted.endpoint:
-        if noted.reached == noted.chosen:
+        if surpassed is None:
             return _filtered(blocks, f"{holder.name}: it failed the request")
         return _filtered(blocks, f"{holder.name}: {noted.endpoint.name} failed the request")
-    if noted.score is not None:
+    if not noted.has_costs:
         return Miss(MissKind.MOVED_FOR_LOAD, blocks, f"{holder.name}: others had a higher score")
-    if noted.spared_ms > 0:
-        return Miss(
-            MissKind.MOVED_FOR_LOAD, blocks, f"{holder.name}: saved {noted.spared_ms:.3g} ms"
-        )
+    if surpassed is not None and surpassed.spared_ms > 0:
+        detail = f"{holder.name}: saved {surpassed.spared_ms:.3g} ms"
+        return Miss(MissKind.MOVED_FOR_LOAD, blocks, detail)
     return _filtered(blocks, f"{holder.name}: the scheduling left it out, or tried another")
 
 

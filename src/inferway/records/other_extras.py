@@ -144,7 +144,7 @@ def _extras(routed: Routed) -> Extras:
 
 def _miss(own: Extras, other: Extras, blocks: int, noted: DecidedRequest, holder: HolderId) -> Miss:
     kind = own.kind(other)
-    names = [each.name for each in noted.endpoints if each.holder == holder]
+    names = [each.name for each in noted.roster.endpoints if each.holder == holder]
     what = "without a salt" if other.salt is None else "under another salt"
     if kind is MissKind.OTHER_ADAPTER:
         what = "of the base model" if other.adapter is None else f"of adapter {other.adapter!r}"

@@ -1,18 +1,20 @@
-"""Records as bytes: many together, as one msgpack array of rows. Names are numbers of a table,
-times are whole microseconds. The candidates of a row are a table of their own in it, CANDIDATE,
-whose milliseconds are the upper halves of floats: exact to 0.4 %.
+"""Records as bytes: many together, as one msgpack array of rows. Names are numbers of a table, and
+so are kinds: what many requests have in common. Times are whole microseconds. The candidates of a
+row are a table of their own in it, CANDIDATE, whose milliseconds are the upper halves of floats:
+exact to 0.4 %.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from inferway.openai_api.usage import Usage
 from inferway.records.record import MOST_CANDIDATES, CandidateRecord, Miss, RequestRecord
 
 MOST_NAMES = 65_535
@@ -35,9 +37,23 @@ CANDIDATE = np.dtype(
         ("terms", "<u2", (len(TERMS),)),
     ]
 )
-STREAMED, HAS_COSTS = 1, 2  # flags
 
 Tiers = Mapping[str, tuple[tuple[int, int], ...]]  # by endpoint, of those with lower ones
+
+
+class RequestKind(NamedTuple):
+    """What many requests have in common."""
+
+    model: str = ""
+    path: str = ""
+    reason: str = ""
+    picked_by: str = ""
+    edits: tuple[bytes, ...] = ()
+    outcome: str = ""
+    status: int = 0
+    attempts: int = 0
+    is_streamed: bool = False
+    has_costs: bool = False  # its candidates; else the chosen one has a score
 
 
 class RecordRow(msgspec.Struct, frozen=True, array_like=True):
@@ -45,17 +61,11 @@ class RecordRow(msgspec.Struct, frozen=True, array_like=True):
 
     at: float
     id: str
-    model: int
-    path: int
-    reason: int
-    picked_by: int
-    edits: int
-    outcome: int
-    chosen: int
+    kind: int  # of Names.kinds
+    chosen: int  # of Names.names, as are the next two
     prefill: int
     reachable_at: int
-    tenant: bytes
-    session: bytes
+    whose: tuple[bytes, bytes]  # tenant, session: hashes
     prompt_tokens: int
     prompt_blocks: int
     block_size: int
@@ -65,15 +75,10 @@ class RecordRow(msgspec.Struct, frozen=True, array_like=True):
     itl_p50: int
     itl_max: int
     total: int
-    attempts: int
     num_candidates: int
     reachable: int  # blocks
     chosen_blocks: int
-    delivered: int  # tokens
-    usage_prompt: int
-    output: int
-    status: int
-    flags: int
+    usage: Usage | None
     candidates: bytes  # a CANDIDATE each
     missed: tuple[Miss, ...] | None
     tiers: Tiers | None
@@ -84,14 +89,14 @@ _encode = msgspec.msgpack.Encoder().encode
 decode_rows = msgspec.msgpack.Decoder(list[RecordRow]).decode
 
 
-def encode_rows(rows: Sequence[PackedRow]) -> tuple[bytes, int]:
-    """Return the rows as bytes, and how many they are: one with a number that no engine can mean
-    (beyond 64 bits) is left out."""
+def encode_rows(rows: Sequence[PackedRow]) -> tuple[bytes, Sequence[int]]:
+    """Return the rows as bytes, and the places of those that are among them: one with a number that
+    no engine can mean (beyond 64 bits) is left out."""
     try:
-        return _encode(rows), len(rows)
+        return _encode(rows), range(len(rows))
     except OverflowError:
-        left = [row for row in rows if _is_encodable(row)]
-        return _encode(left), len(left)
+        left = [place for place, row in enumerate(rows) if _is_encodable(row)]
+        return _encode([rows[place] for place in left]), left
 
 
 def _is_encodable(row: PackedRow) -> bool:
@@ -102,33 +107,43 @@ def _is_encodable(row: PackedRow) -> bool:
 
 
 class Names:
-    """Names and their numbers. 0 is no name, and any name that has no more room."""
+    """Names and kinds of requests, and their numbers. 0 is no name, and any name that has no more
+    room."""
 
     def __init__(self, most: int = MOST_NAMES) -> None:
         self.names = [""]
+        self.kinds = [RequestKind()]
         self._most = most
         self._numbers = {"": 0}
-        self.known = self._numbers.get  # the number of a name that is known, else None
+        self._kind_numbers: dict[tuple[Any, ...], int] = {}
+        # The number of a kind that is known, else None. Any tuple that equals it will do.
+        self.known_kind = self._kind_numbers.get
 
     @property
     def is_full(self) -> bool:
-        return len(self.names) > self._most
+        return len(self.names) > self._most or len(self.kinds) > self._most
 
     def add(self, name: str) -> int:
         """Return the number of a name, new or not."""
         number = self._numbers.get(name)
         if number is not None:
             return number
-        if self.is_full:
+        if len(self.names) > self._most:
             return 0
         self._numbers[name] = number = len(self.names)
         self.names.append(name)
         return number
 
+    def add_kind(self, kind: RequestKind) -> int:
+        """Return the number of a kind that is not known. There is always room for it."""
+        self._kind_numbers[kind] = number = len(self.kinds)
+        self.kinds.append(kind)
+        return number
+
 
 def halved(values: NDArray[np.float64]) -> NDArray[np.uint16]:
     """Return the upper halves of the values as floats of four bytes, rounded."""
-    bits = values.astype("<f4").view("<u4")
+    bits = values.astype("<f4", order="C").view("<u4")
     bits += np.uint32(0x8000)
     return bits.view("<u2")[..., 1::2]
 
@@ -142,56 +157,79 @@ def row_of(record: RequestRecord, names: Names) -> PackedRow:
     name = names.add
     kept = record.candidates[:MOST_CANDIDATES]
     has_costs = not any(SCORE in each.terms for each in kept)
-    table = np.zeros(len(kept), CANDIDATE)
-    for row, each in zip(table, kept, strict=True):
-        expected = each.cost - each.others_ms if has_costs else each.terms[SCORE]
-        row["endpoint"], row["blocks"] = name(each.endpoint), min(each.blocks, MOST_BLOCKS)
-        row["running"], row["waiting"] = min(each.running, MOST_LOAD), min(each.waiting, MOST_LOAD)
-        row["expected"], row["cost"] = halved(np.array([expected, each.cost]))
-        row["terms"] = halved(np.array([each.terms.get(term, 0.0) for term in TERMS]))
+    kind = _kind_of(record, has_costs=has_costs)
     tiers = {each.endpoint: each.tiers for each in kept if any(tier for tier, _ in each.tiers)}
     return (
-        *(record.at, record.id[:MOST_ID], name(record.model), name(record.path)),
-        *(name(record.reason), name(record.picked_by), name(",".join(record.edits))),
-        *(name(record.outcome), name(record.chosen), name(record.prefill)),
-        name(record.reachable_at),
-        *(bytes.fromhex(record.tenant), bytes.fromhex(record.session)),
+        *(record.at, record.id[:MOST_ID], names.known_kind(kind) or names.add_kind(kind)),
+        *(name(record.chosen), name(record.prefill), name(record.reachable_at)),
+        (bytes.fromhex(record.tenant), bytes.fromhex(record.session)),
         *(record.prompt_tokens, record.prompt_blocks, record.block_size),
         *(_microseconds(record.waited_ms), _microseconds(record.decided_ms)),
         *(_microseconds(record.ttft_ms), _microseconds(record.itl_p50_ms)),
         *(_microseconds(record.itl_max_ms), _microseconds(record.total_ms)),
-        *(record.attempts, record.num_candidates, record.reachable_blocks, record.chosen_blocks),
-        *(record.delivered_tokens, record.usage_prompt_tokens, record.output_tokens),
-        record.status,
-        STREAMED * record.streamed | HAS_COSTS * has_costs,
-        *(table.tobytes(), record.missed or None, tiers or None),
+        *(record.num_candidates, record.reachable_blocks, record.chosen_blocks, _usage_of(record)),
+        _table_of(kept, names, has_costs=has_costs),
+        *(record.missed or None, tiers or None),
     )
 
 
-def record_of(row: RecordRow, names: Sequence[str]) -> RequestRecord:
+def _kind_of(record: RequestRecord, *, has_costs: bool) -> RequestKind:
+    return RequestKind(
+        model=record.model,
+        path=record.path,
+        reason=record.reason,
+        picked_by=record.picked_by,
+        edits=tuple([each.encode("latin-1") for each in record.edits]),
+        outcome=record.outcome,
+        status=record.status,
+        attempts=record.attempts,
+        is_streamed=record.streamed,
+        has_costs=has_costs,
+    )
+
+
+def _usage_of(record: RequestRecord) -> Usage:
+    delivered = record.delivered_tokens
+    cached = None if delivered < 0 else delivered
+    return Usage(record.usage_prompt_tokens, record.output_tokens, cached)
+
+
+def _table_of(kept: Sequence[CandidateRecord], names: Names, *, has_costs: bool) -> bytes:
+    table = np.zeros(len(kept), CANDIDATE)
+    for row, each in zip(table, kept, strict=True):
+        expected = each.cost - each.others_ms if has_costs else each.terms[SCORE]
+        row["endpoint"], row["blocks"] = names.add(each.endpoint), min(each.blocks, MOST_BLOCKS)
+        row["running"], row["waiting"] = min(each.running, MOST_LOAD), min(each.waiting, MOST_LOAD)
+        row["expected"], row["cost"] = halved(np.array([expected, each.cost]))
+        row["terms"] = halved(np.array([each.terms.get(term, 0.0) for term in TERMS]))
+    return table.tobytes()
+
+
+def record_of(row: RecordRow, table: Names) -> RequestRecord:
     """Return the record that the row is of."""
-    chosen, has_costs = names[row.chosen], bool(row.flags & HAS_COSTS)
-    candidates = list(_candidates(row, names, has_costs=has_costs))
+    names, kind, usage = table.names, table.kinds[row.kind], row.usage
+    chosen = names[row.chosen]
+    candidates = list(_candidates(row, names, has_costs=kind.has_costs))
     candidates.sort(key=lambda each: (each.endpoint != chosen, each.cost))
     is_kept = bool(candidates) and candidates[0].endpoint == chosen
-    expected = candidates[0].cost - candidates[0].others_ms if is_kept and has_costs else -1.0
+    expected = candidates[0].cost - candidates[0].others_ms if is_kept and kind.has_costs else -1.0
     return RequestRecord(
         id=row.id,
         at=row.at,
-        model=names[row.model],
-        path=names[row.path],
-        tenant=row.tenant.hex(),
-        session=row.session.hex(),
-        streamed=bool(row.flags & STREAMED),
+        model=kind.model,
+        path=kind.path,
+        tenant=row.whose[0].hex(),
+        session=row.whose[1].hex(),
+        streamed=kind.is_streamed,
         prompt_tokens=row.prompt_tokens,
         prompt_blocks=row.prompt_blocks,
         block_size=row.block_size,
-        reason=names[row.reason],
-        picked_by=names[row.picked_by],
-        edits=tuple(names[row.edits].split(",")) if row.edits else (),
+        reason=kind.reason,
+        picked_by=kind.picked_by,
+        edits=tuple([each.decode("latin-1") for each in kind.edits]),
         waited_ms=_milliseconds(row.waited),
         decided_ms=_milliseconds(row.decided),
-        attempts=row.attempts,
+        attempts=kind.attempts,
         candidates=tuple(candidates),
         num_candidates=row.num_candidates,
         chosen=chosen,
@@ -199,17 +237,17 @@ def record_of(row: RecordRow, names: Sequence[str]) -> RequestRecord:
         reachable_blocks=row.reachable,
         reachable_at=names[row.reachable_at],
         chosen_blocks=row.chosen_blocks,
-        delivered_tokens=row.delivered,
-        usage_prompt_tokens=row.usage_prompt,
-        output_tokens=row.output,
+        delivered_tokens=-1 if usage is None or usage.cached is None else usage.cached,
+        usage_prompt_tokens=-1 if usage is None else usage.prompt,
+        output_tokens=-1 if usage is None else usage.completion,
         missed=row.missed or (),
         expected_ttft_ms=_short(expected),
         ttft_ms=_milliseconds(row.ttft),
         itl_p50_ms=_milliseconds(row.itl_p50),
         itl_max_ms=_milliseconds(row.itl_max),
         total_ms=_milliseconds(row.total),
-        status=row.status,
-        outcome=names[row.outcome],
+        status=kind.status,
+        outcome=kind.outcome,
     )
 
 

@@ -94,17 +94,17 @@ def paired(
 def what_differs(pair: PromptPair, local: ModelPrompts, asked: str) -> Named | None:
     """Return the kind, and the texts around the place; None if it is none of what breaks caches:
     too much differs, or what a user has said. `asked`: the first message of one."""
-    named = _named(pair, local)
-    if named is not None and named[0] in _USERS_OWN and _is_said(pair, local, asked):
+    again = rejoin(pair.hashes, pair.others, pair.parted, MOST_INSERTED)
+    if again is None:
+        return None
+    named = _named(pair, again, local)
+    if named is not None and named[0] in _USERS_OWN and _is_said(pair, again, local, asked):
         return None
     return named
 
 
-def _named(pair: PromptPair, local: ModelPrompts) -> Named | None:
+def _named(pair: PromptPair, again: Rejoining, local: ModelPrompts) -> Named | None:
     parted = pair.parted
-    again = rejoin(pair.hashes, pair.others, parted, MOST_INSERTED)
-    if again is None:
-        return None
     ours, theirs = again.left - parted, again.right - parted
     around = pair.texts(local, again.left + WINDOW, again.right + WINDOW)
     near = slice(parted, parted + _WIDE)
@@ -123,10 +123,9 @@ def _named(pair: PromptPair, local: ModelPrompts) -> Named | None:
     return (DifferenceKind.GROWING_LIST, around) if has_grown else None
 
 
-def _is_said(pair: PromptPair, local: ModelPrompts, asked: str) -> bool:
+def _is_said(pair: PromptPair, again: Rejoining, local: ModelPrompts, asked: str) -> bool:
     """Return whether they part in this message, and are the same only behind its end."""
-    again = rejoin(pair.hashes, pair.others, pair.parted, MOST_INSERTED)
-    if again is None or not asked:
+    if not asked:
         return False
     ids, start = pair.prompt.token_ids, max(0, pair.parted - MOST_INSERTED)
     before = local.decode(ids[start : pair.parted])

@@ -32,7 +32,7 @@ class Page:
     first: int  # the number of its first record
     size: int  # records
     packed: bytes
-    names: Sequence[str]
+    names: Names
 
     def rows(self) -> list[RecordRow]:
         return decode_rows(self.packed)
@@ -95,12 +95,16 @@ class RecordRing:
         self.names = Names(self._most_names)
         return True
 
-    def extend(self, rows: Sequence[PackedRow]) -> None:
-        """Keep records whose names are numbers of `names`: a page, forgotten as a whole."""
+    def extend(self, rows: Sequence[PackedRow]) -> Sequence[int]:
+        """Keep records whose names and kinds are numbers of `names`: a page, forgotten as a whole.
+        Return the places of those that are kept."""
         if not rows or not self.capacity:
-            return
-        packed, size = encode_rows(rows)
-        self._pages.append(Page(self._last_seq + 1, size, packed, self.names.names))
+            return ()
+        packed, kept = encode_rows(rows)
+        size = len(kept)
+        if not size:
+            return kept
+        self._pages.append(Page(self._last_seq + 1, size, packed, self.names))
         self._last_seq += size
         self._len += size
         self.num_bytes += len(packed)
@@ -108,6 +112,7 @@ class RecordRing:
             oldest = self._pages.popleft()
             self._len -= oldest.size
             self.num_bytes -= len(oldest.packed)
+        return kept
 
     def since(self, seq: int, limit: int = 1_000) -> tuple[int, list[RequestRecord]]:
         """Return records with numbers above `seq`, oldest first, `limit` at most, and the number of

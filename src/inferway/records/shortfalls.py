@@ -23,9 +23,10 @@ from inferway.kv.index.protocol import CPU, GPU, STORAGE, Index, MatchResult, Re
 from inferway.metrics import Family, counter
 from inferway.model import BlockKey, Endpoint
 from inferway.records.decided import DecidedRequest
+from inferway.records.ended import Ended
 from inferway.records.misses import Evidence, of_delivery
 from inferway.records.record import MissKind
-from inferway.records.recorder import Ended, Recorder
+from inferway.records.recorder import Recorder
 from inferway.tasks import Tasks
 
 log = logging.getLogger("inferway.records")
@@ -121,7 +122,7 @@ class Shortfalls:
         try:
             found = await self._index.match_all([noted.keys for _, noted, _ in waiting])
         except InferwayError:  # the index is away: nothing is known of now
-            found = [MatchResult(noted.found) for _, noted, _ in waiting]
+            found = [noted.found for _, noted, _ in waiting]
         finished = [
             self._judged(ended, noted, short, now_found)
             for (ended, noted, short), now_found in zip(waiting, found, strict=True)
@@ -138,7 +139,7 @@ class Shortfalls:
         engine = self._fleet.engine(endpoint.engine)
         stream = None if engine is None else engine.stream(endpoint)
         evidence = Evidence(
-            believed=min(noted.found.get(holder, 0), believed),
+            believed=min(noted.found.blocks.get(holder, 0), believed),
             held=found.blocks.get(holder, 0),
             removal=None if stream is None else stream.removals.of(missing, noted.at),
             is_under_other=self._under_other and self._under_other(endpoint, noted.keys[0]),

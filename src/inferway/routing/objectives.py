@@ -1,4 +1,4 @@
-"""What a request's headers ask of us (InferenceObjective, SLO headers)."""
+"""What a request's headers tell us (InferenceObjective, SLO headers, its session)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from inferway.openai_api.llm_request import Objectives
 _OBJECTIVE = (b"x-gateway-inference-objective", b"x-llm-d-inference-objective")
 TTFT = (b"x-slo-ttft-ms", b"x-llm-d-slo-ttft-ms")
 _TPOT = (b"x-slo-tpot-ms", b"x-llm-d-slo-tpot-ms")
-_ALL = frozenset({*_OBJECTIVE, *TTFT, *_TPOT})
+_SESSION = b"x-session-id"
+_ALL = frozenset({*_OBJECTIVE, *TTFT, *_TPOT, _SESSION})
 
 _TENANT = (b"x-gateway-inference-fairness-id", b"x-llm-d-inference-fairness-id")  # llm-d's word
 _MAX_TENANT_BYTES = 128
@@ -25,9 +26,9 @@ _NONE = Objectives()
 def objectives(
     headers: Headers, priorities: Mapping[str, int], given: int | None = None
 ) -> Objectives:
-    """Return what the headers ask. `priorities`: objective -> priority; one that is unknown, or not
-    named, has 0. `given`: the priority, whatever the headers say. Raises InvalidRequestError for a
-    time that is no positive number."""
+    """Return what the headers tell. `priorities`: objective -> priority; one that is unknown, or
+    not named, has 0. `given`: the priority, whatever the headers say. Raises InvalidRequestError
+    for a time that is no positive number."""
     asked = {name: value for name, value in headers if name in _ALL}
     if not asked:
         return Objectives(given) if given else _NONE
@@ -36,6 +37,7 @@ def objectives(
         priority=priorities.get(objective or "", 0) if given is None else given,
         ttft_ms=_milliseconds(asked, TTFT),
         tpot_ms=_milliseconds(asked, _TPOT),
+        session=asked.get(_SESSION, b""),
     )
 
 
