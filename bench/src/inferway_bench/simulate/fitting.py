@@ -117,13 +117,14 @@ def fit_pauses(apart: NDArray[np.float64], together: NDArray[np.float64]) -> Pau
     others more often than `apart`; None if they hardly did. What is left of an exponentially
     distributed pause is on average as long as all of it, so those that exceed what is usual apart
     say how long one is, and the mean of all then says how many there are."""
-    usual = np.percentile(apart, _USUAL * 100)
+    more = max(0.0, float(together.mean() - apart.mean()))
+    usual = max(float(np.percentile(apart, _USUAL * 100)), more / 2)  # no pause is less, or few
     longer = together[together > usual] - usual
     chance, count = 1 - _USUAL, len(together)
     if len(longer) < chance * count + _BEYOND_CHANCE * sqrt(chance * _USUAL * count):
         return None
     seconds = float(longer.mean())
-    return Pauses(max(0.0, float(together.mean() - apart.mean())) / seconds, seconds)
+    return Pauses(more / seconds, seconds)
 
 
 def _scatter(measured: Sequence[Measured]) -> float:
