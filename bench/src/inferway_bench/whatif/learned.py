@@ -3,12 +3,14 @@
 They come from two places. What `expected-ttft` has learned while it served is in the recording; and
 requests that had an engine to themselves say what it takes (`simulate.fitting`). Which of the two
 tells the recorded times better is seen by simulating the requests on the engines they went to.
+
+Engines that share processors make each other pause. That is seen where requests that had an engine
+to themselves took longer while others computed than those that had all engines to themselves.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import product
 from math import log
 from typing import NamedTuple
 
@@ -25,7 +27,7 @@ from inferway_bench.simulate.fitting import (
     fit_tokens,
     with_constants,
 )
-from inferway_bench.whatif.engines import Floats
+from inferway_bench.whatif.engines import Floats, Spans
 from inferway_bench.whatif.recorded import EngineFacts
 from inferway_bench.whatif.workload import MeasuredRequests, Replay, spans_of
 
@@ -88,7 +90,10 @@ def _paused(replay: Replay, like: EngineSpec, firsts: Mapping[int, First]) -> Le
         return None
     quiet = [firsts[i] for i in apart]
     tokens = (like.step_seconds, like.decode_seconds, like.context_seconds)
-    engine = with_constants(like, tokens, fit_prompts(quiet))
+    try:
+        engine = with_constants(like, tokens, fit_prompts(quiet))
+    except BenchError:
+        return None
     late, later = (
         np.array([f.seconds - engine.idle_ttft(f.prompt, f.cached) for f in each])
         for each in (quiet, [firsts[i] for i in together])
@@ -130,13 +135,16 @@ def _company(
     """How many requests were on each one's engine meanwhile, itself among them, and how many on
     other engines, on average; NaN where that is not known."""
     own, others = np.full((2, len(measured.at)), np.nan)
-    for row, each in product(range(num_engines), repeat=2):
-        here, there = spans_of(measured, row)[0], spans_of(measured, each)[1:]
-        number = sum(spans.mean(since[here], until[here]) for spans in there)
-        if row == each:
-            own[here] = number
-        else:
-            others[here] = np.nan_to_num(others[here]) + number
+    rows = [spans_of(measured, row) for row in range(num_engines)]
+    spans = [each for _, *both in rows for each in both]
+    everyone = Spans.of(
+        np.concatenate([each.starts for each in spans]),
+        np.concatenate([each.ends for each in spans]),
+    )
+    for here, prompts, answers in rows:
+        during = since[here], until[here]
+        own[here] = prompts.mean(*during) + answers.mean(*during)
+        others[here] = everyone.mean(*during) - own[here]
     return own, others
 
 
