@@ -5,13 +5,17 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from math import exp
 from pathlib import Path
 from statistics import fmean
 
 import msgspec
+import numpy as np
 import pytest
 from bench.tests.peers.test_run import RoundRobin
 from bench.tests.runs import a_run, unseen
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from inferway.prompts.files.prepare import prepare_smollm2
 from inferway_bench.engine_prompts import EnginePrompts
@@ -20,14 +24,22 @@ from inferway_bench.peers.fleets import simulated_fleet
 from inferway_bench.peers.measuring import standing
 from inferway_bench.peers.plan import Scenario, SimulatedEngines
 from inferway_bench.peers.workload import ChatSpec, chats
+from inferway_bench.policies.catalog import policy_named
 from inferway_bench.policies.engine import EngineSpec
 from inferway_bench.policies.requests import SimRequest, Workload
-from inferway_bench.policies.simulate import FleetSpec
+from inferway_bench.policies.simulate import FleetSpec, simulate
 from inferway_bench.processes import BenchError
 from inferway_bench.rows import Run
 from inferway_bench.simulate.compared import Sent, as_workload, compared
 from inferway_bench.simulate.constants import division
-from inferway_bench.simulate.fitting import First, Measured, Tokens, fit, fit_beside
+from inferway_bench.simulate.fitting import (
+    First,
+    Measured,
+    Tokens,
+    fit,
+    fit_beside,
+    fit_pauses,
+)
 from inferway_bench.simulate.validate import (
     VALIDATE,
     VALIDATE_REAL,
@@ -247,6 +259,45 @@ def test_engines_that_slow_each_other_are_simulated_so() -> None:
     assert found["simulated_ttft"] == pytest.approx(
         (alone + step / 2) * 1e3
     )  # the second's takes two
+
+
+def test_engines_that_pause_do_so_while_another_one_computes() -> None:
+    engine = msgspec.structs.replace(TRUE, prompt_pauses=1.5, pause_seconds=0.1)
+    later = msgspec.structs.replace(WORK.requests[0], blocks=(3, 4), session=2, start=1e-6)
+    both = Workload("sent", "", 100, [WORK.requests[0], later])
+    fleet = FleetSpec(num_engines=2, num_slow=0, engine=engine)
+
+    ttfts = [
+        simulate(both, both.own_rate, fleet, policy_named("round-robin"), seed).ttft
+        for seed in range(400)
+    ]
+
+    first, second = np.array(ttfts).T - TRUE.idle_ttft(250)
+    assert first == pytest.approx(0, abs=1e-9)  # it began when nobody else computed
+    assert second.mean() == pytest.approx(0.15, rel=0.2)
+    assert (second < 1e-9).mean() == pytest.approx(exp(-1.5), abs=0.07)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.floats(0.3, 2.0), st.floats(0.05, 1.0), st.floats(0.001, 0.01), st.integers(0, 10**6))
+def test_pauses_are_found_again(number: float, seconds: float, scatter: float, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    apart = rng.normal(0, scatter, 600)
+    paused = [rng.exponential(seconds, n).sum() for n in rng.poisson(number, 1_500)]
+    together = rng.normal(0, scatter, 1_500) + paused
+
+    found = fit_pauses(apart, together)
+
+    assert found is not None
+    assert found.number * found.seconds == pytest.approx(number * seconds, rel=0.25)
+    assert seconds * 0.8 < found.seconds < seconds * (1.3 + number / 2)  # some pause twice
+
+
+@given(st.integers(0, 10**6), st.integers(30, 2_000))
+def test_what_comes_by_chance_is_no_pause(seed: int, count: int) -> None:
+    rng = np.random.default_rng(seed)
+
+    assert fit_pauses(rng.normal(0, 1, 4_000), rng.normal(-0.5, 1, count)) is None
 
 
 def test_of_engines_whose_times_scatter_many_runs_are_simulated() -> None:

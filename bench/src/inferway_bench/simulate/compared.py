@@ -59,7 +59,7 @@ class Sent:
         seeds = range(self.seed, self.seed + _NEXT_DRAW * DRAWS, _NEXT_DRAW)
         return [
             simulate(work, work.own_rate, fleet, make, seed)
-            for seed in (seeds if fleet.engine.scatter else seeds[:1])
+            for seed in (seeds if fleet.engine.is_random else seeds[:1])
         ]
 
     def simulated_ttft(self, fleet: FleetSpec) -> float:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import combinations
-from math import log
+from math import log, sqrt
 from statistics import median
 from typing import NamedTuple
 
@@ -30,6 +30,8 @@ _PAIR_MEDIAN = 0.9539
 # rounding errors, which differ from CPU to CPU, reach 1e-13, and no clock tells so small a share.
 _SMALLEST_SHARE = 1e-6
 _MOST_BESIDE, _CLOSE = 4.0, 0.002
+_USUAL = 0.95  # of requests: what the rest takes longer may be a pause
+_BEYOND_CHANCE = 3.0  # deviations
 
 
 class First(NamedTuple):
@@ -81,11 +83,11 @@ def with_constants(
     )
 
 
-def fit_beside(waited: float, simulated: Callable[[float], float]) -> float:
+def fit_beside(waited: float, simulated: Callable[[float], float], close: float = _CLOSE) -> float:
     """Return by how much engines that share a machine slow each other: how many times as long a
-    step takes while another engine computes, so that the mean TTFT which is `simulated` with it is
-    `waited`, in seconds; 1 if it is longer without. Raises BenchError when four times is not
-    enough.
+    step takes while another engine computes (or as often it pauses then), so that the mean TTFT
+    which is `simulated` with it is `waited`, in seconds; 1 if it is longer without. It is found as
+    exactly as `close`. Raises BenchError when four times is not enough.
 
     It is the only constant that cannot be measured on an engine alone: the router and the clients
     want the processors as well, so `waited` is that of chats that went through a router.
@@ -97,10 +99,32 @@ def fit_beside(waited: float, simulated: Callable[[float], float]) -> float:
             f"other {high:g} times it is {simulated(high) * 1e3:,.0f}: something else was in the "
             "way; the cure: a quieter machine"
         )
-    while high - low > _CLOSE:
+    while high - low > close:
         middle = (low + high) / 2
         low, high = (middle, high) if simulated(middle) < waited else (low, middle)
     return round(low, 3)
+
+
+class Pauses(NamedTuple):
+    """How often an engine pauses while others compute, and for how long, on average."""
+
+    number: float
+    seconds: float
+
+
+def fit_pauses(apart: NDArray[np.float64], together: NDArray[np.float64]) -> Pauses | None:
+    """Return what explains that requests came later than they should, in seconds, `together` with
+    others more often than `apart`; None if they hardly did. What is left of an exponentially
+    distributed pause is on average as long as all of it, so those that exceed what is usual apart
+    say how long one is, and the mean of all then says how many there are."""
+    more = max(0.0, float(together.mean() - apart.mean()))
+    usual = max(float(np.percentile(apart, _USUAL * 100)), more / 2)  # no pause is less, or few
+    longer = together[together > usual] - usual
+    chance, count = 1 - _USUAL, len(together)
+    if len(longer) < chance * count + _BEYOND_CHANCE * sqrt(chance * _USUAL * count):
+        return None
+    seconds = float(longer.mean())
+    return Pauses(more / seconds, seconds)
 
 
 def _scatter(measured: Sequence[Measured]) -> float:

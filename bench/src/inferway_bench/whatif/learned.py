@@ -3,6 +3,9 @@
 They come from two places. What `expected-ttft` has learned while it served is in the recording; and
 requests that had an engine to themselves say what it takes (`simulate.fitting`). Which of the two
 tells the recorded times better is seen by simulating the requests on the engines they went to.
+
+Engines that share processors make each other pause. That is seen where requests that had an engine
+to themselves took longer while others computed than those that had all engines to themselves.
 """
 
 from __future__ import annotations
@@ -16,8 +19,15 @@ import numpy as np
 
 from inferway_bench.policies.engine import EngineSpec
 from inferway_bench.processes import BenchError
-from inferway_bench.simulate.fitting import First, Tokens, fit_prompts, fit_tokens, with_constants
-from inferway_bench.whatif.engines import Floats
+from inferway_bench.simulate.fitting import (
+    First,
+    Tokens,
+    fit_pauses,
+    fit_prompts,
+    fit_tokens,
+    with_constants,
+)
+from inferway_bench.whatif.engines import Floats, Spans
 from inferway_bench.whatif.recorded import EngineFacts
 from inferway_bench.whatif.workload import MeasuredRequests, Replay, spans_of
 
@@ -28,6 +38,8 @@ _FEW_TOKENS = 4  # of an answer: fewer say nothing of the time between them
 _SLOWER = log(1.1)  # and more: else it is chance
 _QUARTILES = 1.349  # deviations of a normal distribution between its quartiles
 _ALONE = 0.05  # answers that are written meanwhile, on average
+_APART, _TOGETHER = 0.1, 0.5  # requests on other engines meanwhile, on average: fewer, more
+_PAUSED = 0.1  # of the time to the first token, and more: else it is chance
 
 
 class Learned(NamedTuple):
@@ -60,9 +72,80 @@ def fitted(replay: Replay, like: EngineSpec) -> list[Learned]:
     engine = with_constants(like, _between(measured), prompts)
     begin, _, _ = prompts
     beside = msgspec.structs.replace(engine, prompts_beside=1, request_seconds=begin)
-    return [
+    found = [
         _scattered(each, firsts, measured.row[use], len(replay.names)) for each in (engine, beside)
     ]
+    paused = _paused(replay, engine, dict(zip(use.tolist(), firsts, strict=True)))
+    return [*found, paused] if paused is not None else found
+
+
+def _paused(replay: Replay, like: EngineSpec, firsts: Mapping[int, First]) -> Learned | None:
+    """The constants where engines make each other pause; None if they do not."""
+    measured = replay.measured
+    sent = measured.at + measured.waited
+    _, others = _company(measured, sent, measured.at + measured.ttft, len(replay.names))
+    apart = [i for i in firsts if others[i] < _APART]
+    together = [i for i in firsts if others[i] > _TOGETHER]
+    if min(len(apart), len(together)) < _ENOUGH:
+        return None
+    quiet = [firsts[i] for i in apart]
+    tokens = (like.step_seconds, like.decode_seconds, like.context_seconds)
+    try:
+        engine = with_constants(like, tokens, fit_prompts(quiet))
+    except BenchError:
+        return None
+    late, later = (
+        np.array([f.seconds - engine.idle_ttft(f.prompt, f.cached) for f in each])
+        for each in (quiet, [firsts[i] for i in together])
+    )
+    pauses = fit_pauses(late, later)
+    more = later.mean() - late.mean()
+    if pauses is None or more < _PAUSED * np.mean([firsts[i].seconds for i in together]):
+        return None
+    learned = _scattered(engine, quiet, measured.row[apart], len(replay.names))
+    paused = msgspec.structs.replace(
+        learned.engine,
+        prompt_pauses=round(pauses.number, 4),
+        decode_pauses=round(_more_between(measured, len(replay.names)) / pauses.seconds, 4),
+        pause_seconds=round(pauses.seconds, 4),
+    )
+    how = (
+        f"fitted to {len(apart):,} requests that had all engines to themselves, and "
+        f"{len(together):,} that had one of them"
+    )
+    return learned._replace(engine=paused, how=how)
+
+
+def _more_between(measured: MeasuredRequests, num_engines: int) -> float:
+    """By how many seconds a token of an answer that had an engine to itself came later, on average,
+    while another engine computed."""
+    first, end = measured.at + measured.ttft, measured.at + measured.latency
+    each = (measured.latency - measured.ttft) / np.maximum(measured.output - 1, 1)
+    own, others = _company(measured, first, end, num_engines)
+    use = (measured.output >= _FEW_TOKENS) & (own < 1 + _ALONE)
+    apart, together = each[use & (others < _APART)], each[use & (others > _TOGETHER)]
+    if min(len(apart), len(together)) < _ENOUGH:
+        return 0.0
+    return max(0.0, float(together.mean() - apart.mean()))
+
+
+def _company(
+    measured: MeasuredRequests, since: Floats, until: Floats, num_engines: int
+) -> tuple[Floats, Floats]:
+    """How many requests were on each one's engine meanwhile, itself among them, and how many on
+    other engines, on average; NaN where that is not known."""
+    own, others = np.full((2, len(measured.at)), np.nan)
+    rows = [spans_of(measured, row) for row in range(num_engines)]
+    spans = [each for _, *both in rows for each in both]
+    everyone = Spans.of(
+        np.concatenate([each.starts for each in spans]),
+        np.concatenate([each.ends for each in spans]),
+    )
+    for here, prompts, answers in rows:
+        during = since[here], until[here]
+        own[here] = prompts.mean(*during) + answers.mean(*during)
+        others[here] = everyone.mean(*during) - own[here]
+    return own, others
 
 
 def _scattered(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
+from statistics import fmean
 
 import msgspec
 
@@ -12,6 +13,7 @@ from inferway_bench.policies.engine import EngineSpec
 from inferway_bench.policies.requests import Workload
 from inferway_bench.policies.simulate import FleetSpec, simulate
 from inferway_bench.processes import BenchError
+from inferway_bench.simulate.fitting import fit_beside
 from inferway_bench.simulate.processes import Processes
 from inferway_bench.whatif.cases import AS_RECORDED, Selection, Variant, maker
 from inferway_bench.whatif.figures import ReplayFigures, error, measured_figures, simulated_figures
@@ -21,6 +23,8 @@ from inferway_bench.whatif.recorded import Part, part_of
 from inferway_bench.whatif.workload import Replay, as_replay
 
 _HALVINGS = 8  # of a cache whose size nobody has told
+_DRAWN = 4_000  # requests whose pauses are drawn to fit their number, and more:
+_CLOSE = 0.03  # so exactly
 
 
 class LoadedPart(msgspec.Struct, frozen=True):
@@ -94,7 +98,7 @@ def recorded_fleet(
     like = EngineSpec(cache_tokens=tokens)
     notes = []
     found, why = _constants(loaded_, like)
-    fleets = [_fleet(part, each) for each in found]
+    fleets = [_with_pauses(replay, _fleet(part, each)) for each in found]
     best = min(range(len(fleets)), key=lambda at: _off(replay, one(_as_recorded(fleets[at]))))
     how, spec = found[best].how, fleets[best]
     if why and not found[1:]:
@@ -124,6 +128,25 @@ def _constants(loaded_: LoadedPart, like: EngineSpec) -> tuple[list[Learned], st
 
 def _fleet(part: Part, learned: Learned) -> FleetSpec:
     return FleetSpec(len(part.engines), num_slow=0, engine=learned.engine, factors=learned.factors)
+
+
+def _with_pauses(replay: Replay, fleet: FleetSpec) -> FleetSpec:
+    """The fleet with so many pauses that its first tokens come as late as they did. Requests that
+    had an engine to themselves tell too few: an engine also pauses for one that begins later."""
+    if not fleet.engine.pause_seconds:
+        return fleet
+    seeds = range(1, 2 + _DRAWN // len(replay.workload.requests))
+
+    def simulated_ttft(times: float) -> float:
+        case = _as_recorded(fleet.with_pauses(times))
+        return fmean(simulated(replay, case, seed).ttft for seed in seeds) / 1e3
+
+    try:
+        waited = measured_figures(replay).ttft / 1e3
+        times = fit_beside(waited, simulated_ttft, close=_CLOSE)
+    except BenchError:
+        return fleet  # it is not what makes them late
+    return fleet.with_pauses(times)
 
 
 def _as_recorded(fleet: FleetSpec) -> Variant:
