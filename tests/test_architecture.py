@@ -42,6 +42,7 @@ ROOMS = [
     "simulator",
     "doctor",
     "serving",
+    "servers",
     "app",
     "workers",
     "demo",

@@ -6,12 +6,10 @@ import asyncio
 import gc
 import logging
 import os
-import resource
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -27,19 +25,14 @@ from inferway.fleet.structured_gate import FleetGate
 from inferway.fleet.tokens_once import build_tokens_once
 from inferway.fleet.zmq_subscriber import sockets_context
 from inferway.http.auth import Auth, build_auth, read_keys
-from inferway.http.cors import Cors
-from inferway.http.hub import asking_hub, awaiting_hub, from_workers
 from inferway.http.inference_ingress import build_ingress
-from inferway.http.listening import UNIX, certificate_of, within_file_limit
-from inferway.http.message import Request
 from inferway.http.metrics import MetricsPage
 from inferway.http.page import PageRoutes
 from inferway.http.records import RecordPages
 from inferway.http.reload import Reloading
 from inferway.http.routes import Routes
-from inferway.http.server import Handler, HttpServer
-from inferway.http.traced import traced
-from inferway.indexer import FleetParts, Indexer
+from inferway.http.server import HttpServer
+from inferway.indexer import Indexer
 from inferway.kv.events.adapters.vllm import normalise
 from inferway.kv.events.dialect_finder import SEEDS
 from inferway.kv.events.event import Batch
@@ -57,6 +50,7 @@ from inferway.routing.rewrite import Rewrites
 from inferway.routing.warm_prefixes import WarmPrefixes
 from inferway.scheduling.expected_ttft.plugin import ExpectedTtft
 from inferway.scheduling.load import scheduling_of
+from inferway.servers import Process, Servers
 from inferway.tasks import Later, soon
 from inferway.telemetry.access_log import AccessLog
 from inferway.telemetry.answer_log import AnswerLog
@@ -80,20 +74,6 @@ LOOPBACK = "127.0.0.1"
 
 # With more answers under way engines are not told of shapes in advance.
 BUSY_WITH_ANSWERS = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class Process:
-    """What a gateway is of several processes that serve together: the hub, which follows the
-    engines and answers admins, or a worker, which answers requests and asks the hub for the rest at
-    its Unix socket."""
-
-    parts: FleetParts
-    hub: str  # the socket's path
-    is_hub: bool
-    # of a worker: what the hub does with its requests
-    publisher: Publisher | None = None
-    orphans: WantsPrompts | None = None
 
 
 class Gateway:
@@ -139,9 +119,8 @@ class Gateway:
         self._auth = build_auth(settings, keys, self.fleet, self.scheduling)
         self._started = asyncio.Event()
         self._publisher: ZmqPublisher | None = None
-        self._server: HttpServer | None = None
+        self._servers: Servers | None = None  # once it starts
         self._web: PageRoutes | None = None  # of the page
-        self._admin_server: HttpServer | None = None
         self._requests = RequestCounts(time.monotonic)
         self._traffic = TrafficCounts()
         self._warm = WarmPrefixes()
@@ -201,13 +180,15 @@ class Gateway:
     def port(self) -> int:
         """The port that the gateway listens on; if the settings say 0, the port that the system has
         chosen."""
-        assert self._server is not None
-        return self._server.port
+        assert self._servers is not None
+        assert self._servers.public is not None
+        return self._servers.public.port
 
     @property
     def admin_port(self) -> int | None:
         """The port of admin paths and metrics if they have their own, else None."""
-        return None if self._admin_server is None else self._admin_server.port
+        admin = None if self._servers is None else self._servers.admin
+        return None if admin is None else admin.port
 
     @property
     def publish_endpoint(self) -> str | None:
@@ -234,16 +215,13 @@ class Gateway:
 
     def stop_accepting(self) -> None:
         """Take no more connections; what runs goes on until `close`."""
-        for server in (self._server, self._admin_server):
-            if server is not None:
-                server.stop_accepting()
+        if self._servers is not None:
+            self._servers.stop_accepting()
 
     def cut_connections(self) -> None:
         """Take no more connections, and cut off the answers that a running `close` waits for."""
-        self.stop_accepting()
-        for server in (self._server, self._admin_server):
-            if server is not None:
-                server.cut()
+        if self._servers is not None:
+            self._servers.cut()
 
     async def _start(self) -> None:
         sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
@@ -252,10 +230,7 @@ class Gateway:
         self._stack.callback(self._context.destroy, linger=200)
         # What can refuse the settings comes first: nothing has to be stopped then.
         tracing = self._open_tracing()
-        self._certificate = certificate_of(settings)
-        num_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        num_ports = 1 if settings.admin_port is None else 2
-        self._limits = within_file_limit(settings.limits, num_files, num_ports)
+        self._servers = servers = Servers(settings, self._process, self._logs)
         if settings.publish is not None:
             self._publisher = ZmqPublisher(settings.publish, zmq.Context(self._context))
             self._closes("publisher", soon(self._publisher.close))
@@ -265,12 +240,7 @@ class Gateway:
         self.draining = draining = Draining(
             settings, director, self._auth.failover.standing, self._warm
         )
-        self.metrics = metrics = MetricsPage(
-            *(director, self.fleet, pool, self.indexer.renderer, self._publishes),
-            *(self.indexer.request_templates, self._auth, self._requests),
-        )
-        metrics.joined_by(draining.families)
-        metrics.joined_by(self.records.families)
+        self.metrics = metrics = self._metrics_page(pool)
         self._stack.callback(self._auth.control.close)
         self.routes = routes = Routes(
             *(self.indexer, director, pool, metrics, self._auth, build_ingress(settings, director)),
@@ -280,14 +250,16 @@ class Gateway:
             forwards=not self._picks,
             admin_apart=settings.admin_port is not None,
         )
-        server = self._public_server(routes, tracing)
+        server = servers.for_clients(routes, tracing, pool)
         metrics.serve_with(server)
         self._closes("engine watch, event streams and index", self.indexer.close)
         await self.records.start()
         self._closes("records", self.records.close)
         # The ports first: an occupied one is known before anything else takes time.
         if settings.admin_port is not None:
-            await self._open_admin_port(routes, settings.admin_port)
+            # until after the other port: how the last answers end is worth a scrape
+            admin = await servers.open_admin_port(routes, settings.admin_port)
+            self._closes("admin port", admin.stop)
         if not self._is_worker:
             await self._listen(server)
         if self._web is not None:  # its answers never end by themselves
@@ -312,7 +284,17 @@ class Gateway:
     async def _listen(self, server: HttpServer) -> None:
         await server.start()
         self._closes("HTTP server", server.stop)
-        self._server = server
+        assert self._servers is not None
+        self._servers.public = server
+
+    def _metrics_page(self, pool: Pool) -> MetricsPage:
+        metrics = MetricsPage(
+            *(self.director, self.fleet, pool, self.indexer.renderer, self._publishes),
+            *(self.indexer.request_templates, self._auth, self._requests),
+        )
+        metrics.joined_by(self.draining.families)
+        metrics.joined_by(self.records.families)
+        return metrics
 
     def _open_page(self, draining: Draining) -> PageRoutes | None:
         if not self.settings.ui:
@@ -322,7 +304,7 @@ class Gateway:
             *(self.records.ring, partial(alarms_of, self._traffic, self.records)),
         )
         replays = WhatIfReplays(self.settings.records.directory)
-        is_secure = self._certificate is not None
+        is_secure = self._servers is not None and self._servers.certificate is not None
         self._web = PageRoutes(self._auth, hub, replays, secure=is_secure)
         return self._web
 
@@ -334,61 +316,6 @@ class Gateway:
         self._logs.append(tracing)
         return tracing
 
-    def _public_server(self, routes: Routes, tracing: Tracing | None) -> HttpServer:
-        """Return the server of clients; of a hub, that of its workers."""
-        settings, process = self.settings, self._process
-        if process is not None and process.is_hub:
-            return HttpServer(
-                from_workers(routes),
-                host=f"{UNIX}{process.hub}",
-                limits=settings.limits,
-                timeouts=settings.timeouts,
-            )
-        handler = self._wrapped(routes, tracing)
-        if process is not None:
-            handler = asking_hub(handler, self._pool, process.hub)
-        awaits_body = routes.awaits_body if process is None else awaiting_hub(routes.awaits_body)
-        return self._http_server(handler, awaits_body, settings.host, settings.port)
-
-    def _wrapped(self, routes: Routes, tracing: Tracing | None) -> Handler:
-        """Return the routes' handler within those that stand before it: spans, then CORS."""
-        handler: Handler = routes
-        if tracing is not None:
-            handler = traced(handler, tracing, routes.paths)
-        if self.settings.cors_origins:
-            handler = Cors(handler, self.settings.cors_origins)
-        return handler
-
-    def _http_server(
-        self, handler: Handler, awaits_body: Callable[[Request], bool], host: str, port: int
-    ) -> HttpServer:
-        settings = self.settings
-        return HttpServer(
-            handler,
-            host=host,
-            port=port,
-            limits=self._limits,
-            timeouts=settings.timeouts,
-            logs=self._logs,
-            awaits_body=awaits_body,
-            certificate=self._certificate,
-            reuse_port=self._is_worker,
-        )
-
-    async def _open_admin_port(self, routes: Routes, port: int) -> None:
-        """Listen for admins, until after the other port: how the last answers end is worth a
-        scrape."""
-        host = self.settings.host
-        self._admin_server = server = self._http_server(
-            routes.admin,
-            routes.admin_awaits_body,
-            LOOPBACK if host.startswith("unix:") else host,
-            port,
-        )
-        await server.start()
-        self._closes("admin port", server.stop)
-        log.info("the gateway answers admin paths and metrics at %s", server.url)
-
     def _find_engines(self) -> None:
         """Begin to look for engines that the settings do not list."""
         settings = self.settings
@@ -397,7 +324,7 @@ class Gateway:
         )
         members.start()
         self._closes("search for engines", members.close)
-        servers = [each for each in (self._server, self._admin_server) if each is not None]
+        servers = [] if self._servers is None else self._servers.open
         self.reloading = Reloading(*(settings, self._auth, self._pool, servers, members.relist))
 
     async def _set_engines(self, engines: Sequence[EngineSettings]) -> None:
@@ -465,7 +392,8 @@ class Gateway:
         )
 
     def _is_busy(self) -> bool:
-        return self._server is not None and self._server.stats.answering > BUSY_WITH_ANSWERS
+        server = None if self._servers is None else self._servers.public
+        return server is not None and server.stats.answering > BUSY_WITH_ANSWERS
 
     def _closes(self, what: str, close: Callable[[], Awaitable[None]]) -> None:
         async def closing() -> None:

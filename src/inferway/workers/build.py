@@ -7,7 +7,7 @@ import os
 from inferway.app import Gateway
 from inferway.config import ServeSettings
 from inferway.serving import Served
-from inferway.workers.hub import Hub
+from inferway.workers.hub import ServingHub
 
 
 def built(settings: ServeSettings, *, picks: bool = False) -> Served:
@@ -15,7 +15,7 @@ def built(settings: ServeSettings, *, picks: bool = False) -> Served:
     workers = num_workers(settings)
     if workers == 1:
         return Gateway(settings, picks=picks)
-    return Hub(settings, workers, picks=picks)
+    return ServingHub(settings, workers, picks=picks)
 
 
 def num_workers(settings: ServeSettings) -> int:

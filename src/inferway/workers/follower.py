@@ -23,7 +23,7 @@ from inferway.metrics import Family
 from inferway.model import HolderId
 from inferway.workers.messages import (
     Doubt,
-    Engines,
+    EnginesTold,
     EngineTold,
     Message,
     Operations,
@@ -173,7 +173,7 @@ class HubWatch:
             if stream is not None:
                 stream.removals.note((op,), told.seq, now)
 
-    def engines(self, told: Engines) -> None:
+    def engines(self, told: EnginesTold) -> None:
         fleet = self._fleet
         names = set(told.names)
         for engine in [engine for engine in fleet.engines if engine.name not in names]:

@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from inferway.app import Gateway, Process
+from inferway.app import Gateway
 from inferway.config import DiscoverySettings, ModelRewrite, PickerSettings, ServeSettings
 from inferway.errors import ConfigError
 from inferway.fleet.shared_columns import SharedColumns, shared_memory
@@ -31,10 +31,11 @@ from inferway.http.listening import UNIX
 from inferway.indexer import FleetParts
 from inferway.kv.index.build import memory_index
 from inferway.metrics import Family
+from inferway.servers import Process
 from inferway.tasks import Tasks
 from inferway.workers.link import Link
 from inferway.workers.messages import (
-    Ask,
+    AskNumbers,
     AskRecords,
     Begin,
     Commit,
@@ -48,7 +49,7 @@ from inferway.workers.messages import (
     Move,
     Numbers,
     OtherEnded,
-    Outcome,
+    OutcomeTold,
     Ping,
     Prepare,
     Prepared,
@@ -57,7 +58,7 @@ from inferway.workers.messages import (
     Recheck,
     RecordsTold,
     Reports,
-    Rules,
+    RulesTold,
     Settled,
     Suspect,
     ToOthers,
@@ -82,7 +83,7 @@ _OF_REQUESTS = ("/admin/requests", "/admin/traffic", "/admin/cache-breakers", "/
 log = logging.getLogger("inferway")
 
 
-class Hub:
+class ServingHub:
     """`serving.Served`: the gateway that follows the engines, and the workers beside it."""
 
     def __init__(self, settings: ServeSettings, workers: int, *, picks: bool = False) -> None:
@@ -107,7 +108,7 @@ class Hub:
         ]
         self._turns: Turns | None = None
         self._is_wanted = False  # prompts, for events without a known parent block
-        self._rules = Rules({}, [])
+        self._rules = RulesTold({}, [])
         self._teller: FleetTeller | None = None
         self._reserved_ports: list[ReservedPort] = []
         self._picker = settings.picker  # with the ports that are reserved
@@ -183,7 +184,7 @@ class Hub:
     async def _gather(self, path: str) -> None:
         """Fetch what the path shows of all workers."""
         if path == _METRICS:
-            answers = await self._ask_all(lambda _, number: Ask(number))
+            answers = await self._ask_all(lambda _, number: AskNumbers(number))
             self._numbers = [
                 told.families for told in answers.values() if isinstance(told, Numbers)
             ]
@@ -241,7 +242,7 @@ class Hub:
                 other.send(message)
 
     def _tell_rules(self, objectives: dict[str, int], rewrites: list[ModelRewrite]) -> None:
-        self._rules = Rules(objectives, rewrites)
+        self._rules = RulesTold(objectives, rewrites)
         self._tell(self._rules)
 
     async def _prepare(self, settings: ServeSettings) -> Callable[[], Awaitable[None]]:
@@ -306,7 +307,7 @@ class Hub:
             Numbers: self._answered,
             RecordsTold: self._answered,
             ToOthers: self._pass_on,
-            Outcome: self._outcome,
+            OutcomeTold: self._outcome,
             Enter: lambda seat, told: turns.enter(seat.place, told),
             Move: lambda seat, told: turns.move(seat.place, told),
             Leave: lambda seat, told: turns.leave(seat.place, told.number),
@@ -330,7 +331,7 @@ class Hub:
         if self._peers is not None:
             self._peers.hear(passed_on)
 
-    def _outcome(self, seat: Seat, told: Outcome) -> None:
+    def _outcome(self, seat: Seat, told: OutcomeTold) -> None:
         now = asyncio.get_running_loop().time()
         self.gateway.standing.hear(told.engine, told.has_failed, now)
         self._tell_others(seat, told)

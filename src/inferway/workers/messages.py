@@ -1,6 +1,6 @@
 """What the hub and its workers tell each other.
 
-The hub tells a worker what it is to do (`Begin`), what the engines are and hold (`Engines`,
+The hub tells a worker what it is to do (`Begin`), what the engines are and hold (`EnginesTold`,
 `Operations`), and that all it knew has been told (`Settled`). A worker tells the hub what it has
 seen of engines that the hub should look into.
 """
@@ -21,14 +21,14 @@ from inferway.model import Adapters, Endpoint, HolderId
 from inferway.records.record import RequestRecord
 
 
-class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class _Told(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The sockets' two ends are of one program: fields are told by their places."""
 
 
 # hub -> worker
 
 
-class Begin(_Message, frozen=True):
+class Begin(_Told, frozen=True):
     """The first message: what the worker is to serve, and where it sends what is the hub's."""
 
     settings: ServeSettings
@@ -40,7 +40,7 @@ class Begin(_Message, frozen=True):
     keeps_keys: bool = False  # of blocks: the hub records requests in files
 
 
-class StreamTold(_Message, frozen=True):
+class StreamTold(_Told, frozen=True):
     """An engine's event stream, as the hub follows it."""
 
     source: EventSource
@@ -53,7 +53,7 @@ class StreamTold(_Message, frozen=True):
     topic: str | None
 
 
-class ProofTold(_Message, frozen=True):
+class ProofTold(_Told, frozen=True):
     """What the probe has found out of an engine and a model."""
 
     state: ProofState
@@ -63,7 +63,7 @@ class ProofTold(_Message, frozen=True):
     live: str | None
 
 
-class EngineTold(_Message, frozen=True):
+class EngineTold(_Told, frozen=True):
     """An engine, as the hub knows it; instead of what was told of it before."""
 
     settings: EngineSettings
@@ -77,79 +77,79 @@ class EngineTold(_Message, frozen=True):
     is_drained: bool
 
 
-class Engines(_Message, frozen=True):
-    """Engines of which something has changed, and the names of all that there are."""
+class EnginesTold(_Told, frozen=True):
+    """EnginesTold of which something has changed, and the names of all that there are."""
 
     changed: list[EngineTold]
     names: list[str]
     differed: list[str]  # models whose token ids engines do not get
 
 
-class Operations(_Message, frozen=True):
+class Operations(_Told, frozen=True):
     """What engines did, in order; or pieces of a snapshot. `seq`: of the engine's batch."""
 
     ops: list[Op]
     seq: int | None = None
 
 
-class Settled(_Message, frozen=True):
+class Settled(_Told, frozen=True):
     """All that was known at the worker's start has been told."""
 
 
-class Rules(_Message, frozen=True):
+class RulesTold(_Told, frozen=True):
     """What Kubernetes says of objectives, and of models' names."""
 
     objectives: Mapping[str, int]
     rewrites: Sequence[ModelRewrite]
 
 
-class Prepare(_Message, frozen=True):
+class Prepare(_Told, frozen=True):
     """Get ready to go on with these settings; a `Prepared` of that number answers."""
 
     number: int
     settings: ServeSettings
 
 
-class Commit(_Message, frozen=True):
+class Commit(_Told, frozen=True):
     """Go on with the settings that were prepared last."""
 
 
-class Ask(_Message, frozen=True):
+class AskNumbers(_Told, frozen=True):
     """Ask for the worker's numbers; a `Numbers` of that number answers."""
 
     number: int
 
 
-class Wanted(_Message, frozen=True):
+class Wanted(_Told, frozen=True):
     """Whether prompts are wanted for events without a known parent block."""
 
     is_wanted: bool
 
 
-class AskRecords(_Message, frozen=True):
+class AskRecords(_Told, frozen=True):
     """Ask for the records behind the number `since`; a `RecordsTold` of that number answers."""
 
     number: int
     since: int
 
 
-class Ping(_Message, frozen=True):
+class Ping(_Told, frozen=True):
     """Ask whether the worker goes on; the same comes back."""
 
 
 # worker -> hub
 
 
-class Ready(_Message, frozen=True):
+class Ready(_Told, frozen=True):
     """The worker answers requests."""
 
 
-class Prepared(_Message, frozen=True):
+class Prepared(_Told, frozen=True):
     number: int
     error: str | None = None  # why the settings cannot hold
 
 
-class RecordsTold(_Message, frozen=True):
+class RecordsTold(_Told, frozen=True):
     """Records of requests that have ended, and of some of them, by their place, the blocks; with
     what the worker has seen in its traffic."""
 
@@ -161,7 +161,7 @@ class RecordsTold(_Message, frozen=True):
     breakers: dict[str, Any]
 
 
-class FamilyTold(_Message, frozen=True):
+class FamilyTold(_Told, frozen=True):
     """A metric family: its samples are (name, labels, value)."""
 
     name: str
@@ -170,33 +170,33 @@ class FamilyTold(_Message, frozen=True):
     samples: list[tuple[str, dict[str, str], float]]
 
 
-class Numbers(_Message, frozen=True):
+class Numbers(_Told, frozen=True):
     """The worker's metric families."""
 
     number: int
     families: list[FamilyTold]
 
 
-class Suspect(_Message, frozen=True):
+class Suspect(_Told, frozen=True):
     """A request has just failed there, or the engine is something else than it has told."""
 
     engine: str
 
 
-class Reports(_Message, frozen=True):
+class Reports(_Told, frozen=True):
     """A request that asks for a report of what it reuses is about to go there."""
 
     engine: str
     holder: HolderId
 
 
-class Doubt(_Message, frozen=True):
+class Doubt(_Told, frozen=True):
     """The engine has not delivered these blocks, and nothing says why."""
 
     ops: list[Op]
 
 
-class Recheck(_Message, frozen=True):
+class Recheck(_Told, frozen=True):
     """What is believed of the holder's cache does not add up."""
 
     engine: str
@@ -206,7 +206,7 @@ class Recheck(_Message, frozen=True):
 # worker -> hub -> the other workers
 
 
-class LiveSample(_Message, frozen=True):
+class LiveSample(_Told, frozen=True):
     """A live prompt, to be compared with the ids of the engine that has answered it."""
 
     model: str
@@ -217,14 +217,14 @@ class LiveSample(_Message, frozen=True):
     ids: list[bytes] | None  # uint32, of each prompt
 
 
-class PromptTold(_Message, frozen=True):
+class PromptTold(_Told, frozen=True):
     """A prompt in blocks."""
 
     ids: bytes  # uint32
     keys: list[int]
 
 
-class PromptsOffered(_Message, frozen=True):
+class PromptsOffered(_Told, frozen=True):
     """A request's prompts by block size, for events without a known parent block."""
 
     prompts: dict[int, list[PromptTold]]
@@ -233,14 +233,14 @@ class PromptsOffered(_Message, frozen=True):
     cache_salt: str | None
 
 
-class Publish(_Message, frozen=True):
+class Publish(_Told, frozen=True):
     """A decision, to be published."""
 
     topic: str
     body: bytes  # msgpack
 
 
-class Enter(_Message, frozen=True):
+class Enter(_Told, frozen=True):
     """A request asks for its turn (`workers.turns`)."""
 
     number: int  # among those of its worker
@@ -251,7 +251,7 @@ class Enter(_Message, frozen=True):
     ttft_seconds: float | None
 
 
-class Turn(_Message, frozen=True):
+class Turn(_Told, frozen=True):
     """It is the request's turn, or it is refused."""
 
     number: int
@@ -262,39 +262,39 @@ class Turn(_Message, frozen=True):
     retry_after: int = 1
 
 
-class Move(_Message, frozen=True):
+class Move(_Told, frozen=True):
     """The request goes to this engine."""
 
     number: int
     engine: str
 
 
-class Leave(_Message, frozen=True):
+class Leave(_Told, frozen=True):
     """The request has ended, or waits no longer."""
 
     number: int
 
 
-class Full(_Message, frozen=True):
+class Full(_Told, frozen=True):
     """The engines that have as many requests as they may."""
 
     engines: list[str]
 
 
-class ToOthers(_Message, frozen=True):
+class ToOthers(_Told, frozen=True):
     """What the hub passes on unread (`workers.peers`)."""
 
     payload: bytes
 
 
-class FromOther(_Message, frozen=True):
+class FromOther(_Told, frozen=True):
     """What the worker in that place has told."""
 
     place: int
     payload: bytes
 
 
-class OtherEnded(_Message, frozen=True):
+class OtherEnded(_Told, frozen=True):
     """The process in that place has ended, and its requests with it."""
 
     place: int
@@ -303,7 +303,7 @@ class OtherEnded(_Message, frozen=True):
 # both ways
 
 
-class Outcome(_Message, frozen=True):
+class OutcomeTold(_Told, frozen=True):
     """What has come from an engine that has failed of late (`OutlierDetection.hear`)."""
 
     engine: str
@@ -312,13 +312,13 @@ class Outcome(_Message, frozen=True):
 
 Message = (
     Begin
-    | Engines
+    | EnginesTold
     | Operations
     | Settled
-    | Rules
+    | RulesTold
     | Prepare
     | Commit
-    | Ask
+    | AskNumbers
     | Ping
     | AskRecords
     | RecordsTold
@@ -341,5 +341,5 @@ Message = (
     | ToOthers
     | FromOther
     | OtherEnded
-    | Outcome
+    | OutcomeTold
 )

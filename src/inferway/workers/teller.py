@@ -12,7 +12,7 @@ from inferway.kv.index.memory import MemoryIndex
 from inferway.kv.index.protocol import Op
 from inferway.model import HolderId
 from inferway.workers.messages import (
-    Engines,
+    EnginesTold,
     EngineTold,
     Message,
     Operations,
@@ -84,11 +84,11 @@ class FleetTeller:
         differed = sorted(self._fleet.prober.differed)
         if changed or now.keys() != self._told.keys() or differed != self._differed:
             self._told, self._differed = now, differed
-            self._send(Engines(changed, list(now), differed))
+            self._send(EnginesTold(changed, list(now), differed))
 
-    def engines(self) -> Engines:
+    def engines(self) -> EnginesTold:
         """Return all that was told of engines so far."""
-        return Engines(list(self._told.values()), list(self._told), self._differed)
+        return EnginesTold(list(self._told.values()), list(self._told), self._differed)
 
     def snapshot(self) -> Iterator[Operations]:
         """Yield what makes a worker's index equal, a millisecond's work at a time; what is applied

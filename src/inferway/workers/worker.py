@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from inferway.app import Gateway, Process
+from inferway.app import Gateway
 from inferway.config import ServeSettings
 from inferway.errors import ConfigError
 from inferway.fleet.fleet import Fleet
@@ -22,28 +22,29 @@ from inferway.fleet.shared_columns import SharedColumns
 from inferway.http.reload import Apply
 from inferway.indexer import FleetParts, next_turn
 from inferway.kv.index.build import memory_index
+from inferway.servers import Process
 from inferway.tasks import Tasks
 from inferway.workers.follower import HeardIndex, HubWatch
 from inferway.workers.link import Link
 from inferway.workers.messages import (
-    Ask,
+    AskNumbers,
     AskRecords,
     Begin,
     Commit,
-    Engines,
+    EnginesTold,
     FromOther,
     Full,
     Message,
     Numbers,
     Operations,
     OtherEnded,
-    Outcome,
+    OutcomeTold,
     Ping,
     Prepare,
     Prepared,
     Ready,
     RecordsTold,
-    Rules,
+    RulesTold,
     Settled,
     Turn,
     Wanted,
@@ -113,7 +114,7 @@ class Worker:
         self._turns.own = own_places(settings.flow, self._workers, has_gate=has_gate)
 
     def _tell_outcome(self, engine: str, has_failed: bool) -> None:
-        self._link.send(Outcome(engine, has_failed))
+        self._link.send(OutcomeTold(engine, has_failed))
 
     def _watched(self, fleet: Fleet, settings: ServeSettings) -> HubWatch:
         del settings
@@ -166,20 +167,22 @@ class Worker:
         gateway, link, peers = self.gateway, self._link, self._peers
         return {
             Operations: watch.operations,
-            Engines: watch.engines,
+            EnginesTold: watch.engines,
             Settled: lambda _: watch.settled(),
-            Rules: lambda told: gateway.follow_rules(dict(told.objectives), list(told.rewrites)),
+            RulesTold: lambda told: gateway.follow_rules(
+                dict(told.objectives), list(told.rewrites)
+            ),
             FromOther: peers.hear,
             Turn: self._turns.heard,
             Full: self._turns.heard_full,
             Wanted: self._want,
             OtherEnded: lambda told: peers.gone(told.place, time.monotonic()),
-            Outcome: lambda told: gateway.standing.hear(
+            OutcomeTold: lambda told: gateway.standing.hear(
                 told.engine, told.has_failed, time.monotonic()
             ),
             Prepare: lambda told: link.send(Prepared(told.number, self._why_not(told.settings))),
             Commit: lambda _: self._commit(),
-            Ask: lambda told: link.send(
+            AskNumbers: lambda told: link.send(
                 Numbers(told.number, numbers_told(gateway.metrics.collect()))
             ),
             Ping: link.send,

@@ -32,11 +32,11 @@ class Kind(IntEnum):
     TRANSFER = 2
 
 
-class _Event(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
+class _LearningEvent(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
     """What one gateway tells."""
 
 
-class Waits(_Event, frozen=True, gc=False):
+class Waits(_LearningEvent, frozen=True, gc=False):
     """A request, or a leg of one, is on its way to an endpoint. See `Learning.waits`."""
 
     endpoint: str
@@ -49,7 +49,7 @@ class Waits(_Event, frozen=True, gc=False):
     prompt_tokens: float | None
 
 
-class Begins(_Event, frozen=True, gc=False):
+class Begins(_LearningEvent, frozen=True, gc=False):
     """It has begun to answer, or has gone; or will be taken for that (`is_assumed`)."""
 
     number: int
@@ -57,7 +57,7 @@ class Begins(_Event, frozen=True, gc=False):
     is_assumed: bool
 
 
-class Took(_Event, frozen=True, gc=False):
+class Took(_LearningEvent, frozen=True, gc=False):
     """How long something took on an endpoint, and what it was made of."""
 
     kind: Kind
@@ -67,13 +67,13 @@ class Took(_Event, frozen=True, gc=False):
     at: float
 
 
-class Answered(_Event, frozen=True, gc=False):
+class Answered(_LearningEvent, frozen=True, gc=False):
     """An answer had so many tokens."""
 
     tokens: int
 
 
-class Comes(_Event, frozen=True, gc=False):
+class Comes(_LearningEvent, frozen=True, gc=False):
     """So many decode legs more are to come to the endpoint."""
 
     endpoint: str

@@ -1,0 +1,134 @@
+"""The HTTP servers of a gateway: that of clients, and that of admins where they have their own."""
+
+from __future__ import annotations
+
+import logging
+import resource
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from inferway.config import ServeSettings
+from inferway.http.cors import Cors
+from inferway.http.hub import asking_hub, awaiting_hub, from_workers
+from inferway.http.listening import UNIX, certificate_of, within_file_limit
+from inferway.http.message import Request
+from inferway.http.routes import Routes
+from inferway.http.server import Handler, HttpServer
+from inferway.http.traced import traced
+from inferway.indexer import FleetParts
+from inferway.telemetry.answer_log import AnswerLog
+from inferway.telemetry.observers import WantsPrompts
+from inferway.telemetry.publisher import Publisher
+from inferway.telemetry.tracing import Tracing
+from inferway.upstream.pool import Pool
+
+log = logging.getLogger("inferway")
+
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """What a gateway is of several processes that serve together: the hub, which follows the
+    engines and answers admins, or a worker, which answers requests and asks the hub for the rest at
+    its Unix socket."""
+
+    parts: FleetParts
+    hub: str  # the socket's path
+    is_hub: bool
+    # of a worker: what the hub does with its requests
+    publisher: Publisher | None = None
+    orphans: WantsPrompts | None = None
+
+    @property
+    def is_worker(self) -> bool:
+        return not self.is_hub
+
+
+class Servers:
+    """`public` and `admin` are None until they are open."""
+
+    def __init__(
+        self, settings: ServeSettings, process: Process | None, logs: Sequence[AnswerLog]
+    ) -> None:
+        """`logs` are told of each answer. Raises ConfigError for a certificate that cannot be
+        used."""
+        self.public: HttpServer | None = None
+        self.admin: HttpServer | None = None
+        self.certificate = certificate_of(settings)
+        num_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        num_ports = 1 if settings.admin_port is None else 2
+        self._limits = within_file_limit(settings.limits, num_files, num_ports)
+        self._settings = settings
+        self._process = process
+        self._logs = logs
+
+    @property
+    def open(self) -> list[HttpServer]:
+        """Those that are open."""
+        return [each for each in (self.public, self.admin) if each is not None]
+
+    def for_clients(self, routes: Routes, tracing: Tracing | None, pool: Pool) -> HttpServer:
+        """Return the server of clients, which is not open yet; of a hub, that of its workers."""
+        settings, process = self._settings, self._process
+        if process is not None and process.is_hub:
+            return HttpServer(
+                from_workers(routes),
+                host=f"{UNIX}{process.hub}",
+                limits=settings.limits,
+                timeouts=settings.timeouts,
+            )
+        handler = self._wrapped(routes, tracing)
+        if process is None:
+            return self._server(handler, routes.awaits_body, settings.host, settings.port)
+        handler = asking_hub(handler, pool, process.hub)
+        awaits_body = awaiting_hub(routes.awaits_body)
+        return self._server(handler, awaits_body, settings.host, settings.port)
+
+    async def open_admin_port(self, routes: Routes, port: int) -> HttpServer:
+        """Listen for admins. Raises ConfigError."""
+        host = self._settings.host
+        self.admin = server = self._server(
+            routes.admin,
+            routes.admin_awaits_body,
+            LOOPBACK if host.startswith(UNIX) else host,
+            port,
+        )
+        await server.start()
+        log.info("the gateway answers admin paths and metrics at %s", server.url)
+        return server
+
+    def stop_accepting(self) -> None:
+        """Take no more connections; what runs goes on."""
+        for server in self.open:
+            server.stop_accepting()
+
+    def cut(self) -> None:
+        """Take no more connections, and cut off the answers that run."""
+        self.stop_accepting()
+        for server in self.open:
+            server.cut()
+
+    def _wrapped(self, routes: Routes, tracing: Tracing | None) -> Handler:
+        """Return the routes' handler within those that stand before it: spans, then CORS."""
+        handler: Handler = routes
+        if tracing is not None:
+            handler = traced(handler, tracing, routes.paths)
+        if self._settings.cors_origins:
+            handler = Cors(handler, self._settings.cors_origins)
+        return handler
+
+    def _server(
+        self, handler: Handler, awaits_body: Callable[[Request], bool], host: str, port: int
+    ) -> HttpServer:
+        return HttpServer(
+            handler,
+            host=host,
+            port=port,
+            limits=self._limits,
+            timeouts=self._settings.timeouts,
+            logs=self._logs,
+            awaits_body=awaits_body,
+            certificate=self.certificate,
+            reuse_port=self._process is not None and self._process.is_worker,
+        )
