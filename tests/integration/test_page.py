@@ -389,8 +389,10 @@ async def test_who_does_not_read_costs_nobody_anything(start_fleet: StartFleet) 
         for _ in range(4):
             async with asyncio.timeout(10):
                 await anext(told)
-    assert fleet.gateway._server is not None
-    assert fleet.gateway._server.buffered_bytes() < 1_000_000
+    servers = fleet.gateway._servers
+    assert servers is not None
+    assert servers.public is not None
+    assert servers.public.buffered_bytes() < 1_000_000
     assert (await fleet.chat("Hello")).status == 200
     del reader
     writer.close()
