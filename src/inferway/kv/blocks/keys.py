@@ -34,7 +34,10 @@ choose an engine, the engine compares its own hashes.
 from __future__ import annotations
 
 import hashlib
+from array import array
+from collections.abc import Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +54,20 @@ _MASK = (1 << 64) - 1
 _SHIFT_1 = np.array(32, dtype=np.uint64)
 _SHIFT_2 = np.array(29, dtype=np.uint64)
 _MULTIPLY = np.array(0x9FB21C651E98DF25, dtype=np.uint64)  # of rrmxmx (P. Evensen): good spread
+
+
+_FEW_BLOCKS = 12  # up to so many a loop is faster than five array operations
+_LAID_OUT = 1024  # as many numbers of blocks are remembered: slices take a microsecond to make
+
+
+class _Layout(NamedTuple):
+    """The constants for one number of blocks."""
+
+    adds: Lanes
+    muls: Lanes
+    shape: tuple[int, int]  # blocks, lanes of each
+    powers: Lanes
+    inverse_powers: Lanes
 
 
 class BlockHasher:
@@ -71,6 +88,7 @@ class BlockHasher:
         self._extras_key = numbers.next().to_bytes(8, "little")
         self._digest_of = lru_cache(maxsize=4096)(self._extras_digest)
         self._tiled = 0
+        self._layouts: dict[int, _Layout] = {}
         self._tile(256)
 
     def keys(
@@ -83,18 +101,32 @@ class BlockHasher:
         start). `extras` count from the first of these blocks."""
         return self.chain(self.digests(token_ids, extras), parent)
 
+    def keys_of_list(
+        self,
+        token_ids: Sequence[int],
+        extras: BlockExtras | None = None,
+        parent: BlockKey | None = None,
+    ) -> list[BlockKey]:
+        """Do as `keys`; all blocks are full. The integers go straight into lanes."""
+        packed = array("I", token_ids)
+        if self.block_size % 2:
+            return self.keys(np.frombuffer(packed, _TOKEN), extras, parent)
+        lanes = np.frombuffer(packed, _LANE)
+        return self.chain(self._digests(lanes, len(token_ids) // self.block_size, extras), parent)
+
     def digests(self, token_ids: TokenIds, extras: BlockExtras | None = None) -> Lanes:
         """Return one number per full block, which does not depend on the blocks before it."""
         num_blocks = len(token_ids) // self.block_size
-        if num_blocks > self._tiled:
-            self._tile(num_blocks)
-        x = self._lanes(token_ids, num_blocks)
-        x = x + self._adds[: len(x)]
-        x *= self._muls[: len(x)]
+        return self._digests(self._lanes(token_ids, num_blocks), num_blocks, extras)
+
+    def _digests(self, lanes: Lanes, num_blocks: int, extras: BlockExtras | None) -> Lanes:
+        layout = self._layouts.get(num_blocks) or self._layout(num_blocks)
+        x = lanes + layout.adds
+        x *= layout.muls
         x ^= x >> _SHIFT_1
         x *= _MULTIPLY
         x ^= x >> _SHIFT_2
-        digests: Lanes = x.reshape(num_blocks, len(self._weight)).dot(self._weight)
+        digests: Lanes = x.reshape(layout.shape).dot(self._weight)
         if extras is not None:
             digests += self._extras_column(extras, num_blocks)
         return digests
@@ -102,18 +134,34 @@ class BlockHasher:
     def chain(self, digests: Lanes, parent: BlockKey | None = None) -> list[BlockKey]:
         """Keys of blocks with these digests, which follow on `parent`."""
         key = self._root if parent is None else parent
-        if len(digests) <= 32:  # below that a loop is faster than five array operations
+        if len(digests) <= _FEW_BLOCKS:
             keys = []
             for digest in digests.tolist():
                 key = (key * self._factor + digest) & _MASK
                 keys.append(key)
             return keys
-        scaled = digests * self._inverse_powers[: len(digests)]
-        np.cumsum(scaled, out=scaled)
+        layout = self._layouts.get(len(digests)) or self._layout(len(digests))
+        scaled = digests * layout.inverse_powers
+        np.add.accumulate(scaled, out=scaled)
         scaled += np.uint64(key)
-        scaled *= self._powers[: len(digests)]
+        scaled *= layout.powers
         chained: list[BlockKey] = scaled.tolist()
         return chained
+
+    def _layout(self, num_blocks: int) -> _Layout:
+        if num_blocks > self._tiled:
+            self._tile(num_blocks)
+        if len(self._layouts) >= _LAID_OUT:
+            self._layouts.clear()
+        lanes = len(self._weight)
+        layout = self._layouts[num_blocks] = _Layout(
+            self._adds[: num_blocks * lanes],
+            self._muls[: num_blocks * lanes],
+            (num_blocks, lanes),
+            self._powers[:num_blocks],
+            self._inverse_powers[:num_blocks],
+        )
+        return layout
 
     def _lanes(self, token_ids: TokenIds, num_blocks: int) -> Lanes:
         """Two tokens to a lane, the first in the low half; an odd block ends in half a lane."""
@@ -144,6 +192,7 @@ class BlockHasher:
     def _tile(self, num_blocks: int) -> None:
         """Constants laid out for so many blocks: one long operation instead of many short."""
         self._tiled = num_blocks = max(num_blocks, 2 * self._tiled)
+        self._layouts.clear()  # they keep the arrays alive that were there before
         self._adds = np.tile(self._add, num_blocks)
         self._muls = np.tile(self._mul, num_blocks)
         self._powers = _powers(self._factor, num_blocks)

@@ -27,7 +27,6 @@ they wait, as orphans do.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
@@ -218,11 +217,10 @@ class EngineBlocks:
         if size != held.block_size:
             held.set_block_size(size)
         self.stats.other_block_size += size != self.block_size
-        tokens = np.frombuffer(array("I", event.token_ids), _TOKEN)
-        extra_keys = event.extra_keys
+        tokens, extra_keys = event.token_ids, event.extra_keys
         ops: list[Op] = []
         if event.parent_hash is None:
-            self.first_tokens = tokens[:size]
+            self.first_tokens = np.array(tokens[:size], _TOKEN)
             if event.lora_name and verifier is not None and verifier.is_moved(event):
                 held.wait(hashes, (tier, FULL_ATTENTION), implies_ancestors=True)
                 return []
@@ -242,7 +240,8 @@ class EngineBlocks:
         if extra_keys or event.lora_name or event.lora_id is not None:
             path = self._path(event)
             extras = event_extras(event.lora_name, extra_keys, event.lora_id, path)
-        keys = self._hasher(size).keys(tokens, extras, parent)
+        hasher = self._hashers.get(size) or self._hasher(size)
+        keys = hasher.keys_of_list(tokens, extras, parent)
         stored = held.store(hashes, keys, parent, tier)
         return ops + stored if ops else stored
 
@@ -348,9 +347,7 @@ class EngineBlocks:
         return group == (self._held.full_group or 0)
 
     def _hasher(self, block_size: int) -> BlockHasher:
-        hasher = self._hashers.get(block_size)
-        if hasher is None:
-            hasher = self._hashers[block_size] = BlockHasher(block_size, self._seed)
+        hasher = self._hashers[block_size] = BlockHasher(block_size, self._seed)
         return hasher
 
     def _skip(self, reason: str) -> list[Op]:

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -179,8 +180,7 @@ class EventApplier:
                     opened = small or (yield from self._open(action.payload))
                 # False: what is done now is forgotten at once
                 is_last_life = i == len(actions) or Forget() not in actions[i:]
-                for item in opened.batch.items:
-                    yield from self._apply(item, is_last_life)
+                yield from self._apply(opened.batch, is_last_life)
                 self._applied(action, opened)
             elif isinstance(action, Replay):
                 yield action
@@ -201,23 +201,30 @@ class EventApplier:
             yield []
         return _Opened(payload, Batch(raw.ts, items, raw.rank))
 
-    def _apply(self, item: Event | EventError, is_last_life: bool) -> Steps:
-        if isinstance(item, EventError):
-            self.skip(item.reason, item.message)
-            ops = self._forget() if item.may_remove else []
-            self._left_out = True
-            yield ops
-            return
-        self.stats.events += 1
-        if isinstance(item, AllBlocksCleared):
-            ops = self.blocks.apply(item)
-            self._cleared(is_last_life)
-            yield ops
-            return
-        if item.medium not in _GPU:
-            self._see_other_medium()
-        for piece in _pieces(item):
-            yield self.blocks.apply(piece)
+    def _apply(self, batch: Batch, is_last_life: bool) -> Steps:
+        stats, blocks = self.stats, self.blocks
+        stats.events += len(batch.items)
+        for item in batch.items if len(batch.items) == 1 else joined(batch.items):
+            if isinstance(item, EventError):
+                stats.events -= 1
+                yield self._skipped(item)
+            elif isinstance(item, AllBlocksCleared):
+                ops = blocks.apply(item)
+                self._cleared(is_last_life)
+                yield ops
+            else:
+                if item.medium not in _GPU:
+                    self._see_other_medium()
+                if len(item.block_hashes) <= _PIECE_BLOCKS:
+                    yield blocks.apply(item)
+                else:
+                    yield from map(blocks.apply, _pieces(item))
+
+    def _skipped(self, error: EventError) -> list[Op]:
+        self.skip(error.reason, error.message)
+        ops = self._forget() if error.may_remove else []
+        self._left_out = True
+        return ops
 
     def _applied(self, batch: Apply, opened: _Opened) -> None:
         """And the index has it."""
@@ -267,12 +274,27 @@ class EventApplier:
         return lost
 
 
+def joined(items: Sequence[Event | EventError]) -> Iterator[Event | EventError]:
+    """Yield what says the same: neighbours that remove blocks from the same place are one."""
+    for place, some in groupby(items, _removed_from):
+        if place is None:
+            yield from some
+            continue
+        first = next(some)
+        assert isinstance(first, BlockRemoved)
+        rest = [h for each in some if isinstance(each, BlockRemoved) for h in each.block_hashes]
+        yield replace(first, block_hashes=first.block_hashes + rest) if rest else first
+
+
+def _removed_from(item: Event | EventError) -> tuple[str | None, int | None, str | None] | None:
+    if not isinstance(item, BlockRemoved):
+        return None
+    return item.medium, item.group_idx, item.locality
+
+
 def _pieces(event: BlockStored | BlockRemoved) -> Iterator[BlockStored | BlockRemoved]:
     """As an engine says it that computes a long prompt in pieces."""
     hashes = event.block_hashes
-    if len(hashes) <= _PIECE_BLOCKS:
-        yield event
-        return
     for start in range(0, len(hashes), _PIECE_BLOCKS):
         end = start + _PIECE_BLOCKS
         if isinstance(event, BlockRemoved):

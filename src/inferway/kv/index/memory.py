@@ -49,6 +49,7 @@ _WITH_EACH_MATCH = 1024  # of what keeps a match from halving
 _MOST_COUNTED = 10_000  # different sets of holders: some milliseconds
 
 _NOTHING = MatchResult()
+_get = dict[int, int].get
 
 
 class MemoryIndex:
@@ -251,9 +252,11 @@ class MemoryIndex:
         tree, bit = self._tree, known.bit
         planes, plane = tree.states.planes, tree.states.plane(tier, group)
         at, shift, column = tree.shards.at, tree.shards.shift, tree.slots.states
+        slots = list(map(_get, [at[key >> shift] for key in keys], keys))
+        if slots.count(None) == len(slots):
+            return []
         found = []
-        for key in keys:
-            slot = at[key >> shift].get(key)
+        for key, slot in zip(keys, slots, strict=True):
             if slot is not None:
                 masks = planes[column[slot]]
                 if plane < len(masks) and masks[plane] & bit:

@@ -7,8 +7,9 @@ all half empty, at the same time, and a dict that has just grown takes twice the
 that is about to. So it takes ~38 bytes an entry at any size, instead of 27 to 54 by turns.
 
 Hot loops do not call methods: they look up `table.at[key >> table.shift]`, and after inserting
-they call `split` when the shard has exactly `LIMIT` entries. `at` and `shift` change only there,
-and `at` may be another list then.
+they call `split` when the shard has exactly `LIMIT` entries; or, having inserted new keys into
+several, `split_full` if one has `LIMIT` or more. `at` and `shift` change only there, and `at` may
+be another list then.
 
 With `folded`, entries are kept under `key & FOLD`: the four bits dropped are the same throughout
 a shard, so nothing is lost, and a Python integer below 2**60 takes 32 bytes instead of 48.
@@ -16,7 +17,8 @@ a shard, so nothing is lost, and a Python integer below 2**60 takes 32 bytes ins
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Generic, TypeVar
 
 LIMIT = 2_730  # entries at which CPython's dict would grow from 4,096 places to 8,192
@@ -61,6 +63,16 @@ class Shards(Generic[V]):
             if shard is not before:
                 yield shard
             before = shard
+
+    def split_full(self, keys: Sequence[int]) -> None:
+        """Split the shards that have become full by these keys, all of which were new. One that was
+        full before could not be split."""
+        new = Counter([id(self.at[key >> self.shift]) for key in keys])
+        for key in keys:
+            shard = self.at[key >> self.shift]
+            count = new.pop(id(shard), 0)
+            if count and len(shard) - count < LIMIT <= len(shard):
+                self.split(key)
 
     def split(self, key: int) -> None:
         """Make several shards of that of `key`, as long as there are positions to tell them
