@@ -4,8 +4,8 @@ python scripts/event_cost.py OTHER_CHECKOUT [ROUNDS]
 
 Both versions take the same batches by turns, each in a process of its own. *Follower* is the way
 from a batch's bytes to index operations, *index* is `apply` of these. A batch has one event; with
-removals it has sixteen, of one block each, as vLLM sends them. Shown are medians of all rounds and
-how this version compares with the other one.
+removals it has sixteen, of one block each, as vLLM sends them. Shown is the least of all rounds,
+batch by batch, for what else runs on the machine only ever adds to it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import gc
 import json
 import os
 import random
-import statistics
 import subprocess
 import sys
 import time
@@ -24,7 +23,7 @@ from typing import Any
 
 BLOCK_SIZE = 16
 PROMPT_BLOCKS = 128
-BLOCKS = 12_288  # of a round
+BLOCKS = 8_192  # of a round
 TRACED = 64  # batches whose bytecode is counted
 VOCABULARY = 128_000
 
@@ -143,14 +142,27 @@ class Follower:
             for _ in steps:
                 pass
 
-    def apply(self, payloads: list[bytes], first: int) -> list[Any]:
-        """Return the operations."""
-        live, index, done = self.applier.live, self.index, []
+    def apply(self, payloads: list[bytes], first: int) -> None:
         for seq, payload in enumerate(payloads, first):
+            for step in self.applier.live(seq, payload):
+                self.index.apply(step)
+
+    def timed(self, payloads: list[bytes], first: int) -> tuple[list[int], list[int], int]:
+        """Return each batch's nanoseconds in the follower and in the index, and how many steps
+        there were."""
+        live, apply, clock = self.applier.live, self.index.apply, time.perf_counter_ns
+        taken, index, num_steps = [], [], 0
+        for seq, payload in enumerate(payloads, first):
+            in_index = 0
+            began = clock()
             for step in live(seq, payload):
-                done.append(step)
-                index.apply(step)
-        return done
+                before = clock()
+                apply(step)
+                in_index += clock() - before
+                num_steps += 1
+            taken.append(clock() - began - in_index)
+            index.append(in_index)
+        return taken, index, num_steps
 
     def opcodes(self, payloads: list[bytes], first: int) -> int:
         """Return how many bytecode instructions the follower takes for these."""
@@ -175,35 +187,26 @@ class Follower:
         return count
 
 
-def timed(form: str, size: int, seed: int) -> dict[str, float]:
-    """Return microseconds and instructions a block."""
-    from inferway.kv.index.memory import MemoryIndex
-
+def timed(form: str, size: int, seed: int = 1) -> dict[str, Any]:
+    """Return the nanoseconds of each batch, and instructions a block."""
     is_json = form == "TensorRT-LLM"
     removing = form == "removals"
     stored = tensorrt_batches(size, seed) if is_json else zmq_batches("vLLM", 16, seed)
     if form in FORMS:
         stored = zmq_batches(form, size, seed)
     measured, before = (removals(seed), stored) if removing else (stored, [])
-    follower, other = Follower(form), MemoryIndex()
-    for step in follower.apply(before, 0):
-        other.apply(step)
-    began = time.thread_time()
-    steps = follower.apply(measured, len(before))
-    whole = time.thread_time() - began
-    began = time.thread_time()
-    for step in steps:
-        other.apply(step)
-    index = time.thread_time() - began
+    follower = Follower(form)
+    follower.apply(before, 0)
+    taken, index, steps = follower.timed(measured, len(before))
     traced = Follower(form)
     traced.apply(before, 0)
     some = measured[:TRACED]
     opcodes = traced.opcodes(some, len(before)) / len(some) / (16 if removing else size)
     return {
-        "follower": (whole - index) * 1e6 / BLOCKS,
-        "index": index * 1e6 / BLOCKS,
+        "follower": taken,
+        "index": index,
         "bytecode": opcodes,
-        "operations": len(steps) / len(measured),
+        "steps": steps / len(measured),
     }
 
 
@@ -225,12 +228,19 @@ def started(checkout: Path) -> subprocess.Popen[str]:
     )
 
 
-def asked(worker: subprocess.Popen[str], *what: object) -> dict[str, float]:
-    assert worker.stdin is not None and worker.stdout is not None
+def asked(worker: subprocess.Popen[str], *what: object) -> dict[str, Any]:
+    assert worker.stdin is not None
+    assert worker.stdout is not None
     worker.stdin.write(json.dumps(what) + "\n")
     worker.stdin.flush()
-    found: dict[str, float] = json.loads(worker.stdout.readline())
+    found: dict[str, Any] = json.loads(worker.stdout.readline())
     return found
+
+
+def least(rounds: list[dict[str, Any]], part: str) -> float:
+    """Return the microseconds of a block, of each batch its least."""
+    times = zip(*[each[part] for each in rounds], strict=True)
+    return sum(map(min, times)) / 1000 / BLOCKS
 
 
 def compare(other: Path, rounds: int) -> None:
@@ -238,25 +248,26 @@ def compare(other: Path, rounds: int) -> None:
     here = Path(__file__).parent.parent
     workers = [started(other), started(here)]
     cases = [(form, size) for form in (*FORMS, "TensorRT-LLM") for size in (1, 16, 64)]
-    print("µs of a block: other, this, ratio (least, most) | index: ratio | bytecode: other, this")
+    print("a block, other and this: follower, µs | index, µs | bytecode | steps of a batch")
+    wanted = sys.argv[3:]
     for form, size in [*cases, ("removals", 1)]:
-        found: list[list[dict[str, float]]] = [[], []]
+        if wanted and f"{form}:{size}" not in wanted:
+            continue
+        found: list[list[dict[str, Any]]] = [[], []]
         for number in range(rounds):
             for which in (0, 1) if number % 2 else (1, 0):
-                found[which].append(asked(workers[which], form, size, number))
-        ratios, index = (
-            [b[part] / a[part] for a, b in zip(*found, strict=True)]
-            for part in ("follower", "index")
+                found[which].append(asked(workers[which], form, size))
+        (other_us, us), (other_index, index) = (
+            [least(mine, part) for mine in found] for part in ("follower", "index")
         )
-        us, codes, ops = (
-            [statistics.median(each[part] for each in mine) for mine in found]
-            for part in ("follower", "bytecode", "operations")
+        (other_codes, codes), (other_steps, steps) = (
+            [mine[0][part] for mine in found] for part in ("bytecode", "steps")
         )
         print(
-            f"{form:22}{size:3}: {us[0]:6.2f} {us[1]:6.2f}  {statistics.median(ratios):.2f} "
-            f"({min(ratios):.2f} to {max(ratios):.2f}) | {statistics.median(index):.2f} | "
-            f"{codes[0]:5.0f} {codes[1]:5.0f}  {codes[1] / codes[0]:.2f} | steps of a batch "
-            f"{ops[0]:.0f}, {ops[1]:.0f}",
+            f"{form:22}{size:3}: {other_us:6.2f} {us:6.2f}  {us / other_us:.2f} | "
+            f"{other_index:5.2f} {index:5.2f} "
+            f"{index / other_index:.2f} | {other_codes:5.0f} {codes:5.0f}  "
+            f"{codes / other_codes:.2f} | {other_steps:.0f} {steps:.0f}",
             flush=True,
         )
     for worker in workers:
@@ -269,4 +280,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "--work":
         work()
     else:
-        compare(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 7)
+        compare(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 15)

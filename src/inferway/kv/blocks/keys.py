@@ -37,7 +37,6 @@ import hashlib
 from array import array
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,18 +55,40 @@ _SHIFT_2 = np.array(29, dtype=np.uint64)
 _MULTIPLY = np.array(0x9FB21C651E98DF25, dtype=np.uint64)  # of rrmxmx (P. Evensen): good spread
 
 
-_FEW_BLOCKS = 12  # up to so many a loop is faster than five array operations
-_LAID_OUT = 1024  # as many numbers of blocks are remembered: slices take a microsecond to make
+_FEW_BLOCKS = 32  # up to so many a loop is faster than five array operations
+_LAID_OUT = 64  # up to so many blocks have arrays laid out for `keys_of_list`: 64 KB for the most
 
 
-class _Layout(NamedTuple):
-    """The constants for one number of blocks."""
+class _Layout:
+    """What the keys of one number of blocks are computed with, and in: making arrays and views of
+    them takes as long as what is done in them.
 
-    adds: Lanes
-    muls: Lanes
-    shape: tuple[int, int]  # blocks, lanes of each
-    powers: Lanes
-    inverse_powers: Lanes
+    `weights` are those of the lanes, times K**-j for block j: what is summed up to a block's end
+    are all digests before it, as the chain needs them."""
+
+    __slots__ = (
+        "adds",
+        "ends",
+        "high",
+        "key",
+        "keys",
+        "low",
+        "muls",
+        "powers",
+        "shifted",
+        "weights",
+        "x",
+    )
+
+    def __init__(self, adds: Lanes, muls: Lanes, weights: Lanes, powers: Lanes) -> None:
+        lanes = len(adds) // len(powers)
+        self.adds, self.muls, self.weights, self.powers = adds, muls, weights, powers
+        self.x = np.empty(len(adds), dtype=np.uint64)
+        self.low, self.high = (self.x.view(_TOKEN)[half::2] for half in (0, 1))
+        self.shifted = np.empty_like(self.x)
+        self.ends = self.x[lanes - 1 :: lanes]
+        self.key = np.zeros((), dtype=np.uint64)
+        self.keys = np.empty_like(powers)
 
 
 class BlockHasher:
@@ -107,26 +128,39 @@ class BlockHasher:
         extras: BlockExtras | None = None,
         parent: BlockKey | None = None,
     ) -> list[BlockKey]:
-        """Do as `keys`; all blocks are full. The integers go straight into lanes."""
+        """Do as `keys`, if all blocks are full."""
         packed = array("I", token_ids)
-        if self.block_size % 2:
+        num_blocks = len(packed) // self.block_size
+        if extras is not None or self.block_size % 2 or not 0 < num_blocks <= _LAID_OUT:
             return self.keys(np.frombuffer(packed, _TOKEN), extras, parent)
-        lanes = np.frombuffer(packed, _LANE)
-        return self.chain(self._digests(lanes, len(token_ids) // self.block_size, extras), parent)
+        at = self._layouts.get(num_blocks) or self._layout(num_blocks)
+        x = at.x
+        np.add(np.frombuffer(packed, _LANE), at.adds, x)
+        np.multiply(x, at.muls, x)
+        np.bitwise_xor(at.low, at.high, at.low)  # x ^= x >> 32
+        np.multiply(x, _MULTIPLY, x)
+        np.right_shift(x, _SHIFT_2, at.shifted)
+        np.bitwise_xor(x, at.shifted, x)
+        np.multiply(x, at.weights, x)
+        np.add.accumulate(x, out=x)
+        at.key[()] = self._root if parent is None else parent
+        np.add(at.ends, at.key, at.keys)
+        np.multiply(at.keys, at.powers, at.keys)
+        keys: list[BlockKey] = at.keys.tolist()
+        return keys
 
     def digests(self, token_ids: TokenIds, extras: BlockExtras | None = None) -> Lanes:
         """Return one number per full block, which does not depend on the blocks before it."""
         num_blocks = len(token_ids) // self.block_size
-        return self._digests(self._lanes(token_ids, num_blocks), num_blocks, extras)
-
-    def _digests(self, lanes: Lanes, num_blocks: int, extras: BlockExtras | None) -> Lanes:
-        layout = self._layouts.get(num_blocks) or self._layout(num_blocks)
-        x = lanes + layout.adds
-        x *= layout.muls
+        if num_blocks > self._tiled:
+            self._tile(num_blocks)
+        x = self._lanes(token_ids, num_blocks)
+        x = x + self._adds[: len(x)]
+        x *= self._muls[: len(x)]
         x ^= x >> _SHIFT_1
         x *= _MULTIPLY
         x ^= x >> _SHIFT_2
-        digests: Lanes = x.reshape(layout.shape).dot(self._weight)
+        digests: Lanes = x.reshape(num_blocks, len(self._weight)).dot(self._weight)
         if extras is not None:
             digests += self._extras_column(extras, num_blocks)
         return digests
@@ -140,26 +174,18 @@ class BlockHasher:
                 key = (key * self._factor + digest) & _MASK
                 keys.append(key)
             return keys
-        layout = self._layouts.get(len(digests)) or self._layout(len(digests))
-        scaled = digests * layout.inverse_powers
-        np.add.accumulate(scaled, out=scaled)
+        scaled = digests * self._inverse_powers[: len(digests)]
+        np.cumsum(scaled, out=scaled)
         scaled += np.uint64(key)
-        scaled *= layout.powers
+        scaled *= self._powers[: len(digests)]
         chained: list[BlockKey] = scaled.tolist()
         return chained
 
     def _layout(self, num_blocks: int) -> _Layout:
-        if num_blocks > self._tiled:
-            self._tile(num_blocks)
-        if len(self._layouts) >= _LAID_OUT:
-            self._layouts.clear()
-        lanes = len(self._weight)
+        count = num_blocks * len(self._weight)
+        weights = np.outer(self._inverse_powers[:num_blocks], self._weight).reshape(count)
         layout = self._layouts[num_blocks] = _Layout(
-            self._adds[: num_blocks * lanes],
-            self._muls[: num_blocks * lanes],
-            (num_blocks, lanes),
-            self._powers[:num_blocks],
-            self._inverse_powers[:num_blocks],
+            self._adds[:count], self._muls[:count], weights, self._powers[:num_blocks]
         )
         return layout
 
@@ -192,7 +218,6 @@ class BlockHasher:
     def _tile(self, num_blocks: int) -> None:
         """Constants laid out for so many blocks: one long operation instead of many short."""
         self._tiled = num_blocks = max(num_blocks, 2 * self._tiled)
-        self._layouts.clear()  # they keep the arrays alive that were there before
         self._adds = np.tile(self._add, num_blocks)
         self._muls = np.tile(self._mul, num_blocks)
         self._powers = _powers(self._factor, num_blocks)

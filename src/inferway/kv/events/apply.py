@@ -28,6 +28,7 @@ they wait, as orphans do.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
@@ -45,6 +46,11 @@ _FULL_ATTENTION = ("full_attention", "mla_attention", "sink_full_attention")
 _TOKEN = np.dtype(np.uint32)
 _SWEEP_EVERY = 32  # events
 _SWEEP_BLOCKS = 2048
+
+
+# Engines with blocks of one size share it, and the arrays that it computes in. A hasher is not for
+# threads, and events are read on the event loop alone.
+_hasher_of = lru_cache(maxsize=64)(BlockHasher)
 
 
 class HashVerifier(Protocol):
@@ -90,6 +96,8 @@ class EngineBlocks:
         self._hashers: dict[int, BlockHasher] = {}
         self._held = HolderState(holder, holdings, on_record, self.stats)
         self._events = 0
+        self._full_kind: object = None  # group, kind, locality of an event of full attention, and
+        # which group that was
 
     @property
     def block_size_seen(self) -> int | None:
@@ -146,11 +154,12 @@ class EngineBlocks:
     def apply(self, event: Event) -> list[Op]:
         """Apply the engine's next event. Return what the index must do so that it stays true."""
         self._events += 1
-        if not self._events % _SWEEP_EVERY:
+        if self._events >= _SWEEP_EVERY:
+            self._events = 0
             self._held.bridge.sweep(_SWEEP_BLOCKS)
-        if isinstance(event, BlockStored):
+        if type(event) is BlockStored:
             return self._stored(event)
-        if isinstance(event, BlockRemoved):
+        if type(event) is BlockRemoved:
             return self._removed(event)
         self.stats.cleared += 1
         return self.forget()
@@ -194,13 +203,16 @@ class EngineBlocks:
     # events
 
     def _stored(self, event: BlockStored) -> list[Op]:
-        if event.locality is not None or event.group_idx is not None or event.spec_kind is not None:
+        held = self._held
+        kind = (event.group_idx, event.spec_kind, event.locality, held.full_group)
+        if kind != self._full_kind:
             if event.locality == "REMOTE":
                 return self._skip("remote")
             if not self._is_full(event.group_idx or 0, event.spec_kind):
                 return self._stored_window(event)
-        tier = self._held.tier(event.medium)
-        if tier is None:
+            self._full_kind = (*kind[:3], held.full_group)
+        tier = held.tiers.get(event.medium)
+        if tier != GPU and (tier := held.tier(event.medium)) is None:
             return self._skip("medium")
         if not event.token_ids:
             return self._stored_known(event, tier)
@@ -216,7 +228,8 @@ class EngineBlocks:
             verifier.see(event)
         if size != held.block_size:
             held.set_block_size(size)
-        self.stats.other_block_size += size != self.block_size
+        if size != self.block_size:
+            self.stats.other_block_size += 1
         tokens, extra_keys = event.token_ids, event.extra_keys
         ops: list[Op] = []
         if event.parent_hash is None:
@@ -242,8 +255,7 @@ class EngineBlocks:
             extras = event_extras(event.lora_name, extra_keys, event.lora_id, path)
         hasher = self._hashers.get(size) or self._hasher(size)
         keys = hasher.keys_of_list(tokens, extras, parent)
-        stored = held.store(hashes, keys, parent, tier)
-        return ops + stored if ops else stored
+        return ops + held.store(hashes, keys, parent, tier)
 
     def _path(self, event: BlockStored) -> str | None:
         """Where its adapter is from, if that is for its blocks to say."""
@@ -347,7 +359,7 @@ class EngineBlocks:
         return group == (self._held.full_group or 0)
 
     def _hasher(self, block_size: int) -> BlockHasher:
-        hasher = self._hashers[block_size] = BlockHasher(block_size, self._seed)
+        hasher = self._hashers[block_size] = _hasher_of(block_size, self._seed)
         return hasher
 
     def _skip(self, reason: str) -> list[Op]:

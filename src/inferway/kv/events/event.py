@@ -94,6 +94,10 @@ class Batch(Struct, frozen=True, gc=False):
         """The reasons why the other events could not be read."""
         return [item for item in self.items if isinstance(item, EventError)]
 
+    def decoded(self) -> Batch:
+        """Return the batch: as `OpenBatch` has it."""
+        return self
+
     @property
     def is_readable(self) -> bool:
         """False if an event that could not be read may have removed blocks."""
@@ -117,7 +121,7 @@ class OpenBatch(Struct, frozen=True):
 
 # One engine's form: a message's payload -> the batch in it. It never raises: what cannot be read is
 # an EventError among the items.
-EventAdapter = Callable[[bytes], OpenBatch]
+EventAdapter = Callable[[bytes], Batch | OpenBatch]
 
 
 def too_large(payload: bytes) -> EventError | None:

@@ -34,7 +34,6 @@ from inferway.kv.events.adapters import sglang
 from inferway.kv.events.apply import EngineBlocks
 from inferway.kv.events.event import (
     SMALL_BYTES,
-    AllBlocksCleared,
     Batch,
     BlockRemoved,
     BlockStored,
@@ -51,6 +50,7 @@ Steps = Iterator[Step]
 _Handler = Callable[[int, bytes, bool], list[Action]]  # of `EventStream`: live or replayed
 
 _GPU = (None, "GPU")
+_OF_BLOCKS = (BlockStored, BlockRemoved)  # for isinstance; a union is made anew at each call
 _PIECE_BLOCKS = 512  # of an event applied at a time: half a millisecond
 _NOT_MISSED = ("remote",)  # reasons of `apply` to skip what is not the engine's own
 
@@ -165,7 +165,12 @@ class EventApplier:
         opened = self._open_small(payload)
         if opened is None:
             return self._big_came(handler, seq, payload)
-        return self._do(handler(seq, payload, opened.batch.is_readable), opened)
+        actions = handler(seq, payload, opened.batch.is_readable)
+        if len(actions) == 1:  # nearly always
+            action = actions[0]
+            if isinstance(action, Apply) and action.payload is payload:
+                return self._apply(action, opened.batch)
+        return self._do(actions, opened)
 
     def _big_came(self, handler: _Handler, seq: int, payload: bytes) -> Steps:
         opened = yield from self._open(payload)
@@ -180,8 +185,7 @@ class EventApplier:
                     opened = small or (yield from self._open(action.payload))
                 # False: what is done now is forgotten at once
                 is_last_life = i == len(actions) or Forget() not in actions[i:]
-                yield from self._apply(opened.batch, is_last_life)
-                self._applied(action, opened)
+                yield from self._apply(action, opened.batch, is_last_life)
             elif isinstance(action, Replay):
                 yield action
             else:
@@ -201,24 +205,26 @@ class EventApplier:
             yield []
         return _Opened(payload, Batch(raw.ts, items, raw.rank))
 
-    def _apply(self, batch: Batch, is_last_life: bool) -> Steps:
-        stats, blocks = self.stats, self.blocks
+    def _apply(self, action: Apply, batch: Batch, is_last_life: bool = True) -> Steps:
+        """`batch` is what is in the action's payload."""
+        stats, apply = self.stats, self.blocks.apply
         stats.events += len(batch.items)
         for item in batch.items if len(batch.items) == 1 else joined(batch.items):
-            if isinstance(item, EventError):
-                stats.events -= 1
-                yield self._skipped(item)
-            elif isinstance(item, AllBlocksCleared):
-                ops = blocks.apply(item)
-                self._cleared(is_last_life)
-                yield ops
-            else:
+            if isinstance(item, _OF_BLOCKS):
                 if item.medium not in _GPU:
                     self._see_other_medium()
                 if len(item.block_hashes) <= _PIECE_BLOCKS:
-                    yield blocks.apply(item)
+                    yield apply(item)
                 else:
-                    yield from map(blocks.apply, _pieces(item))
+                    yield from map(apply, _pieces(item))
+            elif isinstance(item, EventError):
+                stats.events -= 1
+                yield self._skipped(item)
+            else:
+                ops = apply(item)
+                self._cleared(is_last_life)
+                yield ops
+        self._applied(action, batch)
 
     def _skipped(self, error: EventError) -> list[Op]:
         self.skip(error.reason, error.message)
@@ -226,15 +232,15 @@ class EventApplier:
         self._left_out = True
         return ops
 
-    def _applied(self, batch: Apply, opened: _Opened) -> None:
+    def _applied(self, action: Apply, batch: Batch) -> None:
         """And the index has it."""
         self.stats.batches += 1
         self._look_for_losses()
         if self._on_batch is not None:
-            self._on_batch(opened.batch)
+            self._on_batch(batch)
         if self._on_batch_done is not None:
             state = StreamState.EXACT if self.is_whole else StreamState.PARTIAL
-            self._on_batch_done(batch.seq, batch.digest, state)
+            self._on_batch_done(action.seq, action.digest, state)
 
     def _forget(self) -> list[Op]:
         self.stats.forgotten += 1
@@ -280,10 +286,11 @@ def joined(items: Sequence[Event | EventError]) -> Iterator[Event | EventError]:
         if place is None:
             yield from some
             continue
-        first = next(some)
-        assert isinstance(first, BlockRemoved)
-        rest = [h for each in some if isinstance(each, BlockRemoved) for h in each.block_hashes]
-        yield replace(first, block_hashes=first.block_hashes + rest) if rest else first
+        removed = [item for item in some if isinstance(item, BlockRemoved)]
+        if len(removed) > 1:
+            hashes = [block_hash for item in removed for block_hash in item.block_hashes]
+            removed = [replace(removed[0], block_hashes=hashes)]
+        yield from removed
 
 
 def _removed_from(item: Event | EventError) -> tuple[str | None, int | None, str | None] | None:

@@ -13,18 +13,15 @@ salt that an old engine does not publish. The key is gone with the last of them.
 from __future__ import annotations
 
 import sys
-from collections import deque
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import islice, repeat
-from operator import contains, setitem
+from itertools import islice
 
 from inferway.kv.index.protocol import Holdings, Tier
 from inferway.kv.index.shards import FOLD, LIMIT, Shards
 from inferway.model import BlockKey, HolderId
 
 Place = tuple[Tier, int]  # tier, group
-
-_pop = dict[int, BlockKey].pop
 
 
 class _Blocks:
@@ -68,32 +65,38 @@ class HashToKey:
         if blocks is None:
             blocks = self._places[place] = _Blocks()
         table = blocks.table
-        at, shift = table.at, table.shift
-        shards = [at[block_hash >> shift] for block_hash in hashes]
-        shorts = [block_hash & FOLD for block_hash in hashes]
-        if True in map(contains, shards, shorts) or len(set(hashes)) < len(hashes):
-            return self._add_some(place, hashes, keys)
-        deque(map(setitem, shards, shorts, keys), 0)
-        if max(map(len, shards), default=0) >= LIMIT:
-            table.split_full(hashes)
-        self._note_doubles(place, blocks, keys)
-        return []
-
-    def _add_some(
-        self, place: Place, hashes: Sequence[int], keys: Sequence[BlockKey]
-    ) -> list[int]:
-        """As `add`, if some are there already, or come twice."""
-        blocks = self._places[place]
+        at, shift, fold, limit = table.at, table.shift, FOLD, LIMIT
         had: list[int] = []
-        for i, block_hash in enumerate(hashes):
-            if blocks.table.get(block_hash) is None:
-                blocks.table.set(block_hash, keys[i])
-            else:
-                had.append(i)
-        for i in had if self.counting else ():
-            blocks.more[hashes[i]] = blocks.more.get(hashes[i], 0) + 1
-        self._note_doubles(place, blocks, _without(keys, had))
-        return had
+        for block_hash, key in zip(hashes, keys, strict=True):
+            shard = at[block_hash >> shift]
+            short = block_hash & fold
+            if short in shard:
+                had.append(block_hash)
+                continue
+            shard[short] = key
+            if len(shard) == limit:
+                table.split(block_hash)
+                at, shift = table.at, table.shift
+        if not had:
+            self._note_doubles(place, blocks, keys)
+            return had
+        return self._had(place, hashes, keys, had)
+
+    def _had(
+        self, place: Place, hashes: Sequence[int], keys: Sequence[BlockKey], had: Sequence[int]
+    ) -> list[int]:
+        """As `add`, after it: some were there already, or come twice."""
+        blocks, left = self._places[place], Counter(had)
+        positions: list[int] = []
+        for i in range(len(hashes) - 1, -1, -1):  # of equal ones the first is new
+            if left[hashes[i]]:
+                left[hashes[i]] -= 1
+                positions.append(i)
+        positions.reverse()
+        for block_hash in had if self.counting else ():
+            blocks.more[block_hash] = blocks.more.get(block_hash, 0) + 1
+        self._note_doubles(place, blocks, _without(keys, positions))
+        return positions
 
     def _note_doubles(self, place: Place, blocks: _Blocks, keys: Sequence[BlockKey]) -> None:
         """Take note of those that were there before, under other hashes."""
@@ -106,9 +109,7 @@ class HashToKey:
         for key in held:
             blocks.doubles[key] = blocks.doubles.get(key, 0) + 1
 
-    def drop(
-        self, place: Place, hashes: Sequence[int]
-    ) -> tuple[Sequence[BlockKey], Sequence[int]]:
+    def drop(self, place: Place, hashes: Sequence[int]) -> tuple[Sequence[BlockKey], Sequence[int]]:
         """Drop a copy of each block. Return the keys that are gone with their last one, and the
         hashes that the place did not have."""
         blocks = self._places.get(place)
@@ -118,13 +119,10 @@ class HashToKey:
             return self._drop_some(blocks, hashes)
         table = blocks.table
         at, shift = table.at, table.shift
-        shards = [at[block_hash >> shift] for block_hash in hashes]
-        shorts = [block_hash & FOLD for block_hash in hashes]
-        found = list(map(_pop, shards, shorts, repeat(None)))
-        absent: Sequence[int] = ()
-        if None in found:
+        found = [at[block_hash >> shift].pop(block_hash & FOLD, None) for block_hash in hashes]
+        gone, absent = [key for key in found if key is not None], list[int]()
+        if len(gone) < len(found):
             absent = [hashes[i] for i, key in enumerate(found) if key is None]
-        gone = [key for key in found if key is not None] if absent else found
         if self._holdings is None:
             blocks.own.difference_update(gone)
         return gone, absent
@@ -182,9 +180,10 @@ class HashToKey:
 
     def num_bytes(self) -> int:
         """Return about how much memory it takes. Keys are counted with the index."""
-        shards = [shard for blocks in self._places.values() for shard in blocks.table.dicts()]
-        own = sum(sys.getsizeof(blocks.own) for blocks in self._places.values())
-        return sum(sys.getsizeof(shard) + 32 * len(shard) for shard in shards) + own
+        places = self._places.values()
+        own = sum(sys.getsizeof(blocks.own) for blocks in places)
+        shards = sum(sum(map(sys.getsizeof, blocks.table.dicts())) for blocks in places)
+        return shards + 32 * len(self) + own
 
     def _trim(self, holdings: Holdings, max_blocks: int) -> None:
         """Once in a while, when the index has evicted a quarter of what is here."""

@@ -239,6 +239,11 @@ class HolderState:
         self, hashes: Sequence[int], keys: Sequence[BlockKey], parent: BlockKey | None, tier: Tier
     ) -> list[Op]:
         """And what else was waiting for their keys."""
+        if not self.orphans.tiers and not self.deferred:
+            had = self.bridge.add((tier, FULL_ATTENTION), hashes, keys)
+            if had:
+                parent, keys = _between(keys, had, parent)
+            return [Store(self._holder, keys, parent, tier)] if keys else []
         ops: list[Op] = []
         waiting: Sequence[tuple[int, Sequence[Tier]]] = ()
         if self.orphans.tiers:

@@ -49,7 +49,6 @@ _WITH_EACH_MATCH = 1024  # of what keeps a match from halving
 _MOST_COUNTED = 10_000  # different sets of holders: some milliseconds
 
 _NOTHING = MatchResult()
-_get = dict[int, int].get
 
 
 class MemoryIndex:
@@ -252,11 +251,9 @@ class MemoryIndex:
         tree, bit = self._tree, known.bit
         planes, plane = tree.states.planes, tree.states.plane(tier, group)
         at, shift, column = tree.shards.at, tree.shards.shift, tree.slots.states
-        slots = list(map(_get, [at[key >> shift] for key in keys], keys))
-        if slots.count(None) == len(slots):
-            return []
         found = []
-        for key, slot in zip(keys, slots, strict=True):
+        for key in keys:
+            slot = at[key >> shift].get(key)
             if slot is not None:
                 masks = planes[column[slot]]
                 if plane < len(masks) and masks[plane] & bit:
@@ -296,7 +293,7 @@ class MemoryIndex:
 
     def num_bytes(self) -> int:
         """Return about what the index takes, bridges not counted. Takes a millisecond or two."""
-        shards = sum(sys.getsizeof(shard) for shard in self._tree.shards.dicts())
+        shards = sum(map(sys.getsizeof, self._tree.shards.dicts()))
         integers = 80 * self.num_keys  # a key's and a slot's
         return shards + integers + self._tree.slots.num_bytes() + self._tree.states.num_bytes()
 

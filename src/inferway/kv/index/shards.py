@@ -7,9 +7,8 @@ all half empty, at the same time, and a dict that has just grown takes twice the
 that is about to. So it takes ~38 bytes an entry at any size, instead of 27 to 54 by turns.
 
 Hot loops do not call methods: they look up `table.at[key >> table.shift]`, and after inserting
-they call `split` when the shard has exactly `LIMIT` entries; or, having inserted new keys into
-several, `split_full` if one has `LIMIT` or more. `at` and `shift` change only there, and `at` may
-be another list then.
+they call `split` when the shard has exactly `LIMIT` entries. `at` and `shift` change only there,
+and `at` may be another list then.
 
 With `folded`, entries are kept under `key & FOLD`: the four bits dropped are the same throughout
 a shard, so nothing is lost, and a Python integer below 2**60 takes 32 bytes instead of 48.
@@ -17,8 +16,6 @@ a shard, so nothing is lost, and a Python integer below 2**60 takes 32 bytes ins
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
 from typing import Generic, TypeVar
 
 LIMIT = 2_730  # entries at which CPython's dict would grow from 4,096 places to 8,192
@@ -34,12 +31,14 @@ V = TypeVar("V")
 class Shards(Generic[V]):
     """64-bit number -> V. What is not on a hot path has methods."""
 
-    __slots__ = ("at", "folded", "shift")
+    __slots__ = ("_dicts", "at", "folded", "shift")
 
     def __init__(self, *, folded: bool = False) -> None:
         self.folded = folded
         self.shift = 60
         self.at: list[dict[int, V]] = [{} for _ in range(_REGIONS)]
+        # each once, by identity: of millions of entries there are as many positions as stall a loop
+        self._dicts = {id(shard): shard for shard in self.at}
 
     def get(self, key: int) -> V | None:
         return self.at[key >> self.shift].get(key & FOLD if self.folded else key)
@@ -54,25 +53,11 @@ class Shards(Generic[V]):
         return self.at[key >> self.shift].pop(key & FOLD if self.folded else key, None)
 
     def __len__(self) -> int:
-        return sum(len(shard) for shard in self.dicts())
+        return sum(map(len, self._dicts.values()))
 
-    def dicts(self) -> Iterator[dict[int, V]]:
-        """Yield each dict of the shards once."""
-        before = None
-        for shard in self.at:
-            if shard is not before:
-                yield shard
-            before = shard
-
-    def split_full(self, keys: Sequence[int]) -> None:
-        """Split the shards that have become full by these keys, all of which were new. One that was
-        full before could not be split."""
-        new = Counter([id(self.at[key >> self.shift]) for key in keys])
-        for key in keys:
-            shard = self.at[key >> self.shift]
-            count = new.pop(id(shard), 0)
-            if count and len(shard) - count < LIMIT <= len(shard):
-                self.split(key)
+    def dicts(self) -> list[dict[int, V]]:
+        """Return each dict of the shards once."""
+        return list(self._dicts.values())
 
     def split(self, key: int) -> None:
         """Make several shards of that of `key`, as long as there are positions to tell them
@@ -89,8 +74,11 @@ class Shards(Generic[V]):
         at, shift, shard, start = self.at, self.shift, self.at[low], low
         for cut in _CUTS:
             end = low + round((high - low) * cut)
-            at[start:end] = [{}] * (end - start)
+            part: dict[int, V] = {}
+            self._dicts[id(part)] = part
+            at[start:end] = [part] * (end - start)
             start = end
+        del self._dicts[id(shard)]
         region = low - low % (len(at) // _REGIONS) if self.folded else 0
         for short, value in shard.items():
             at[region + (short >> shift)][short] = value

@@ -26,11 +26,12 @@ from inferway.kv.events.event import (
     WINDOW_KINDS,
     WIRE_NAMES,
     AllBlocksCleared,
+    Batch,
     BlockRemoved,
-    NumTokens,
     BlockStored,
     Event,
     EventError,
+    NumTokens,
     OpenBatch,
     Token,
     canonical_hash,
@@ -149,12 +150,14 @@ _KNOWN_TYPES = ("BlockStored", *_KINDS_THAT_REMOVE)
 _BATCH_ARRAY = msgspec.msgpack.Decoder(_BatchArray)
 _BATCH_MAP = msgspec.msgpack.Decoder(_BatchMap)
 _PLAIN_BATCH = msgspec.msgpack.Decoder(_PlainBatch)
-_SMALL_BATCHES = tuple(map(msgspec.msgpack.Decoder, (_BatchOfArrays, _BatchOfMaps)))
+_SMALL_BATCHES: tuple[
+    msgspec.msgpack.Decoder[_BatchOfArrays], msgspec.msgpack.Decoder[_BatchOfMaps]
+] = (msgspec.msgpack.Decoder(_BatchOfArrays), msgspec.msgpack.Decoder(_BatchOfMaps))
 _ARRAY: msgspec.msgpack.Decoder[_DecodedArray] = msgspec.msgpack.Decoder(_DecodedArray)
 _MAP: msgspec.msgpack.Decoder[_DecodedMap] = msgspec.msgpack.Decoder(_DecodedMap)
 
 
-def open_batch(payload: bytes, other_form: OtherForm | None = None) -> OpenBatch:
+def open_batch(payload: bytes, other_form: OtherForm | None = None) -> Batch | OpenBatch:
     """Return the batch in `payload`. The events of a small one are decoded at once, which saves
     going over their bytes twice. `other_form` is asked for events that are not in vLLM's form."""
     if len(payload) <= SMALL_BYTES:
@@ -163,7 +166,7 @@ def open_batch(payload: bytes, other_form: OtherForm | None = None) -> OpenBatch
         except UNREADABLE:
             pass  # it is of another form, or one event in it is bad
         else:
-            return OpenBatch(plain.ts, list(map(_checked, plain.events, count())), plain.rank)
+            return Batch(plain.ts, list(map(_checked, plain.events, count())), plain.rank)
     raw = _open(payload)
     if isinstance(raw, EventError):
         return OpenBatch(0.0, [raw])
@@ -277,8 +280,8 @@ def _checked(event: Event, path: int) -> Event | EventError:
     if type(event) is not BlockStored:
         return event
     num_blocks, tokens, extra_keys = len(event.block_hashes), event.token_ids, event.extra_keys
-    salt = event.cache_salt
-    if len(tokens) == num_blocks * event.block_size and extra_keys is None and salt is None:
+    is_plain = extra_keys is None and event.cache_salt is None
+    if is_plain and len(tokens) == num_blocks * event.block_size:
         return event
     if tokens and len(tokens) != num_blocks * event.block_size:
         if event.spec_kind not in WINDOW_KINDS:
@@ -291,8 +294,8 @@ def _checked(event: Event, path: int) -> Event | EventError:
     if extra_keys is not None and len(extra_keys) != num_blocks:
         message = f"events[{path}]: {len(extra_keys)} extra keys for {num_blocks} blocks"
         return EventError("extra_keys_mismatch", message, may_remove=False)
-    if extra_keys is None and event.parent_hash is None and salt and num_blocks:
-        extra_keys = [[salt], *[None] * (num_blocks - 1)]
+    if extra_keys is None and event.parent_hash is None and event.cache_salt and num_blocks:
+        extra_keys = [[event.cache_salt], *[None] * (num_blocks - 1)]
     return replace(event, token_ids=tokens, extra_keys=extra_keys, cache_salt=None)
 
 
