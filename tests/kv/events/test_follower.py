@@ -126,6 +126,30 @@ def test_events_reach_the_index() -> None:
     assert (gateway.matched, gateway.state) == (2, EXACT)
 
 
+def test_neighbouring_removals_from_one_place_are_one_operation() -> None:
+    gateway = following(batch(stored(0, 6), stored(0, 6, medium="CPU")))
+    removals = [removed(5), removed(4), removed(5, "CPU"), removed(3), stored(6, 7), removed(2)]
+    gone = []
+
+    for step in gateway.follower.live(1, batch(*removals)):
+        assert isinstance(step, list)
+        gone += [(op.tier, len(op.keys)) for op in step if isinstance(op, Remove)]
+        gateway.index.apply(step)
+
+    assert gone == [(0, 2), (1, 1), (0, 1), (0, 1)]
+    assert gateway.follower.stats.events == 8
+    assert gateway.blocks.stats.removed == 5
+    assert gateway.matched == 5  # the first two on the GPU, three more in CPU memory
+
+
+def test_a_block_that_is_removed_twice_in_a_row_loses_two_copies() -> None:
+    gateway = following(batch(stored(0, 3), stored(0, 3)))
+
+    gateway.live(1, batch(removed(2), removed(2), removed(1), removed(1), removed(1), removed(0)))
+
+    assert gateway.index.num_blocks(HOLDER) == gateway.blocks.num_blocks == gateway.matched == 1
+
+
 def test_each_batch_is_told_with_number_and_digest() -> None:
     gateway = following(batch(stored(0, 3)))
     gateway.live(1, batch(removed(2)))
