@@ -145,6 +145,7 @@ class Follower:
     def apply(self, payloads: list[bytes], first: int) -> None:
         for seq, payload in enumerate(payloads, first):
             for step in self.applier.live(seq, payload):
+                assert isinstance(step, list)  # and no replay: nothing is missing
                 self.index.apply(step)
 
     def timed(self, payloads: list[bytes], first: int) -> tuple[list[int], list[int], int]:
@@ -176,7 +177,7 @@ class Follower:
 
         for seq, payload in enumerate(payloads, first):
             sys.settrace(traced)
-            steps = iter(self.applier.live(seq, payload))
+            steps: Iterator[Any] = iter(self.applier.live(seq, payload))
             step = next(steps, None)
             sys.settrace(None)
             while step is not None:
@@ -239,7 +240,7 @@ def asked(worker: subprocess.Popen[str], *what: object) -> dict[str, Any]:
 
 def least(rounds: list[dict[str, Any]], part: str) -> float:
     """Return the microseconds of a block, of each batch its least."""
-    times = zip(*[each[part] for each in rounds], strict=True)
+    times: Iterator[tuple[int, ...]] = zip(*[each[part] for each in rounds], strict=True)
     return sum(map(min, times)) / 1000 / BLOCKS
 
 

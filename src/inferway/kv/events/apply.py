@@ -39,7 +39,16 @@ from inferway.kv.events.event import WINDOW_KINDS, BlockRemoved, BlockStored, Ev
 from inferway.kv.events.holder_state import ApplyStats, HolderState
 from inferway.kv.events.orphans import MAX_ORPHANS as MAX_ORPHANS  # for the follower
 from inferway.kv.events.records import Record
-from inferway.kv.index.protocol import FULL_ATTENTION, GPU, Holdings, Op, Tier
+from inferway.kv.index.protocol import (
+    FULL_ATTENTION,
+    GPU,
+    Copy,
+    Holdings,
+    Op,
+    Remove,
+    Store,
+    Tier,
+)
 from inferway.model import BlockKey, HolderId, TokenIds
 
 _FULL_ATTENTION = ("full_attention", "mla_attention", "sink_full_attention")
@@ -71,7 +80,7 @@ class EngineBlocks:
     """The blocks that one holder's engine has told us it holds.
 
     With `holdings` (the index itself, if it is in this process), the operations returned must be
-    applied to it before the next event is handed in: asking it which keys the holder has saves a
+    applied to it before the next event is handed in (those of `apply_late` may wait): asking it which keys the holder has saves a
     third of the memory."""
 
     def __init__(
@@ -163,6 +172,33 @@ class EngineBlocks:
             return self._removed(event)
         self.stats.cleared += 1
         return self.forget()
+
+    def apply_late(self, event: BlockRemoved) -> int:
+        """Apply the engine's next event, and keep what the index must do with what was kept before.
+        Return how many blocks that are."""
+        leaving = self._held.bridge.leaving
+        for op in self.apply(event):
+            if isinstance(op, Remove):
+                leaving.setdefault((op.tier, op.group), {}).update(dict.fromkeys(op.keys))
+        return sum(map(len, leaving.values()))
+
+    def must_wait(self, ops: Sequence[Op]) -> bool:
+        """Return whether operations are about blocks that are kept: `late` goes first."""
+        leaving = self._held.bridge.leaving
+        return bool(leaving) and any(
+            not keys.keys().isdisjoint(op.keys)
+            for keys in leaving.values()
+            for op in ops
+            if isinstance(op, Store | Copy)
+        )
+
+    def late(self) -> list[Op]:
+        """Return what is kept, one operation for each place; nothing is kept then. It is to be
+        applied before the next event."""
+        leaving = self._held.bridge.leaving
+        ops: list[Op] = [Remove(self.holder, list(keys), *place) for place, keys in leaving.items()]
+        leaving.clear()
+        return ops
 
     def adopt(
         self, hashes: Sequence[int], keys: Sequence[BlockKey], parent: BlockKey | None = None

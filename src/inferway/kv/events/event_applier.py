@@ -50,7 +50,6 @@ Steps = Iterator[Step]
 _Handler = Callable[[int, bytes, bool], list[Action]]  # of `EventStream`: live or replayed
 
 _GPU = (None, "GPU")
-_OF_BLOCKS = (BlockStored, BlockRemoved)  # for isinstance; a union is made anew at each call
 _PIECE_BLOCKS = 512  # of an event applied at a time: half a millisecond
 _NOT_MISSED = ("remote",)  # reasons of `apply` to skip what is not the engine's own
 
@@ -209,22 +208,48 @@ class EventApplier:
         """`batch` is what is in the action's payload."""
         stats, apply = self.stats, self.blocks.apply
         stats.events += len(batch.items)
-        for item in batch.items if len(batch.items) == 1 else joined(batch.items):
-            if isinstance(item, _OF_BLOCKS):
-                if item.medium not in _GPU:
-                    self._see_other_medium()
-                if len(item.block_hashes) <= _PIECE_BLOCKS:
+        if len(batch.items) > 1 and BlockRemoved in map(type, batch.items):
+            yield from self._apply_joined(batch.items, is_last_life)
+        else:
+            for item in batch.items:
+                if isinstance(item, BlockStored) and len(item.block_hashes) <= _PIECE_BLOCKS:
+                    if item.medium not in _GPU:
+                        self._see_other_medium()
                     yield apply(item)
                 else:
-                    yield from map(apply, _pieces(item))
-            elif isinstance(item, EventError):
-                stats.events -= 1
-                yield self._skipped(item)
-            else:
-                ops = apply(item)
-                self._cleared(is_last_life)
-                yield ops
+                    yield from self._apply_other(item, is_last_life)
         self._applied(action, batch)
+
+    def _apply_joined(self, items: Sequence[Event | EventError], is_last_life: bool) -> Steps:
+        """What is removed leaves the index together: at the end, or before it is stored again."""
+        blocks = self.blocks
+        for item in joined(items):
+            if not isinstance(item, BlockRemoved):
+                for step in self._apply_other(item, is_last_life):
+                    if isinstance(step, list) and blocks.must_wait(step):
+                        yield blocks.late()
+                    yield step
+                continue
+            if item.medium not in _GPU:
+                self._see_other_medium()
+            for piece in _pieces(item):
+                if blocks.apply_late(piece) >= _PIECE_BLOCKS:
+                    yield blocks.late()
+        if late := blocks.late():
+            yield late
+
+    def _apply_other(self, item: Event | EventError, is_last_life: bool) -> Steps:
+        if isinstance(item, BlockStored | BlockRemoved):
+            if item.medium not in _GPU:
+                self._see_other_medium()
+            yield from map(self.blocks.apply, _pieces(item))
+        elif isinstance(item, EventError):
+            self.stats.events -= 1
+            yield self._skipped(item)
+        else:
+            ops = self.blocks.apply(item)
+            self._cleared(is_last_life)
+            yield ops
 
     def _skipped(self, error: EventError) -> list[Op]:
         self.skip(error.reason, error.message)
@@ -302,6 +327,9 @@ def _removed_from(item: Event | EventError) -> tuple[str | None, int | None, str
 def _pieces(event: BlockStored | BlockRemoved) -> Iterator[BlockStored | BlockRemoved]:
     """As an engine says it that computes a long prompt in pieces."""
     hashes = event.block_hashes
+    if len(hashes) <= _PIECE_BLOCKS:
+        yield event
+        return
     for start in range(0, len(hashes), _PIECE_BLOCKS):
         end = start + _PIECE_BLOCKS
         if isinstance(event, BlockRemoved):

@@ -38,10 +38,13 @@ class _Blocks:
 
 class HashToKey:
     """hash -> key of what one holder has, by place. Told by `holdings`, it need not remember
-    which keys that are; then its answers must be applied to that index before the next call."""
+    which keys that are; then its answers must be applied to that index before the next call, but for
+    keys that are gone and in `leaving`."""
 
     def __init__(self, holder: HolderId, holdings: Holdings | None) -> None:
         self.counting = True  # False: however many copies there are, a removal removes the block
+        # keys that are gone, in order, and that the index is still to be told of
+        self.leaving: dict[Place, dict[BlockKey, None]] = {}
         self._holder = holder
         self._holdings = holdings
         self._places: dict[Place, _Blocks] = {}
@@ -102,6 +105,9 @@ class HashToKey:
         """Take note of those that were there before, under other hashes."""
         if self._holdings is not None:
             held = self._holdings.held(self._holder, keys, *place)
+            if held and self.leaving:
+                leaving = self.leaving.get(place, {})
+                held = [key for key in held if key not in leaving]
         else:
             own = blocks.own
             held = [key for key in keys if key in own]
@@ -163,6 +169,7 @@ class HashToKey:
         for blocks in self._places.values():
             self._garbage.extend(blocks.table.dicts())
         self._places.clear()
+        self.leaving.clear()
         self._to_check = None
         self._checked_at = 0
 
