@@ -151,7 +151,8 @@ class Follower:
     def timed(self, payloads: list[bytes], first: int) -> tuple[list[int], list[int], int]:
         """Return each batch's nanoseconds in the follower and in the index, and how many steps
         there were."""
-        live, apply, clock = self.applier.live, self.index.apply, time.perf_counter_ns
+        live, clock = self.applier.live, time.perf_counter_ns
+        apply: Any = self.index.apply  # of what is no replay: nothing is missing
         taken, index, num_steps = [], [], 0
         for seq, payload in enumerate(payloads, first):
             in_index = 0

@@ -19,7 +19,7 @@ from inferway.kv.events.event import SMALL_BYTES, Batch
 from inferway.kv.events.event_applier import EventApplier, Steps
 from inferway.kv.events.stream import MAX_IN_VAIN, Replay, StreamState, digest_of
 from inferway.kv.index.memory import MemoryIndex
-from inferway.kv.index.protocol import Remove, Store
+from inferway.kv.index.protocol import Copy, Remove, Store
 
 HOLDER = 2
 SIZE = 2
@@ -135,7 +135,9 @@ def test_what_a_batch_removes_leaves_together_but_not_after_it_is_stored_again()
 
     for step in gateway.follower.live(1, batch(*events, stored(2, 3), removed(1))):
         assert isinstance(step, list)
-        told += [(type(op).__name__, op.tier, len(op.keys)) for op in step]
+        for op in step:
+            assert isinstance(op, Store | Copy | Remove)
+            told.append((type(op).__name__, op.tier, len(op.keys)))
         gateway.index.apply(step)
 
     first = [("Remove", 0, 4), ("Remove", 1, 1)]

@@ -80,8 +80,8 @@ class EngineBlocks:
     """The blocks that one holder's engine has told us it holds.
 
     With `holdings` (the index itself, if it is in this process), the operations returned must be
-    applied to it before the next event is handed in (those of `apply_late` may wait): asking it which keys the holder has saves a
-    third of the memory."""
+    applied to it before the next event is handed in (those of `apply_late` may wait): asking it
+    which keys the holder has saves a third of the memory."""
 
     def __init__(
         self,

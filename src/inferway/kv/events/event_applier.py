@@ -233,6 +233,7 @@ class EventApplier:
             if item.medium not in _GPU:
                 self._see_other_medium()
             for piece in _pieces(item):
+                assert isinstance(piece, BlockRemoved)
                 if blocks.apply_late(piece) >= _PIECE_BLOCKS:
                     yield blocks.late()
         if late := blocks.late():

@@ -38,8 +38,8 @@ class _Blocks:
 
 class HashToKey:
     """hash -> key of what one holder has, by place. Told by `holdings`, it need not remember
-    which keys that are; then its answers must be applied to that index before the next call, but for
-    keys that are gone and in `leaving`."""
+    which keys that are; then its answers must be applied to that index before the next call, but
+    for keys that are gone and in `leaving`."""
 
     def __init__(self, holder: HolderId, holdings: Holdings | None) -> None:
         self.counting = True  # False: however many copies there are, a removal removes the block
