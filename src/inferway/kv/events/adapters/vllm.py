@@ -176,7 +176,10 @@ def open_batch(payload: bytes, other_form: OtherForm | None = None) -> Batch | O
 
 def _open(payload: bytes) -> _RawBatch | EventError:
     if len(payload) <= SMALL_BYTES:
-        for small in _SMALL_BATCHES:
+        is_map = (
+            b"\x80" <= payload[11:12] < b"\x90"
+        )  # the first event, as batches begin nearly always
+        for small in _SMALL_BATCHES[::-1] if is_map else _SMALL_BATCHES:
             with suppress(*UNREADABLE):
                 return small.decode(payload)
     elif (error := too_large(payload)) is not None:
