@@ -56,6 +56,22 @@ def test_long_and_short_runs_are_chained_alike() -> None:
     assert keys == hasher.keys(tokens)
 
 
+@given(
+    st.integers(1, 20), st.integers(0, 80), st.none() | st.integers(0, 2**64 - 1), st.integers(0, 9)
+)
+def test_a_list_of_full_blocks_has_the_same_keys(
+    block_size: int, blocks: int, parent: int | None, seed: int
+) -> None:
+    """Engines' events are lists; few blocks are computed in arrays that are used again."""
+    hasher, tokens = BlockHasher(block_size), some_ids(block_size * blocks, seed)
+    extras = request_extras("adapter") if seed > 6 else None
+
+    expected = hasher.keys(tokens, extras, parent)
+
+    assert hasher.keys_of_list(tokens.tolist(), extras, parent) == expected
+    assert hasher.keys_of_list(tokens.tolist(), extras, parent) == expected
+
+
 @given(token_lists.filter(len), st.data())
 def test_a_changed_token_changes_its_key_and_all_after_it(
     tokens: list[int], data: st.DataObject

@@ -9,6 +9,8 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from inferway.kv.blocks.keys import BlockHasher
 from inferway.kv.events.adapters.sglang import open_batch
@@ -17,7 +19,7 @@ from inferway.kv.events.event import SMALL_BYTES, Batch
 from inferway.kv.events.event_applier import EventApplier, Steps
 from inferway.kv.events.stream import MAX_IN_VAIN, Replay, StreamState, digest_of
 from inferway.kv.index.memory import MemoryIndex
-from inferway.kv.index.protocol import Remove, Store
+from inferway.kv.index.protocol import Copy, Remove, Store
 
 HOLDER = 2
 SIZE = 2
@@ -124,6 +126,64 @@ def test_events_reach_the_index() -> None:
     gateway = following(batch(stored(0, 3)), batch(removed(2)))
 
     assert (gateway.matched, gateway.state) == (2, EXACT)
+
+
+def test_what_a_batch_removes_leaves_together_but_not_after_it_is_stored_again() -> None:
+    gateway = following(batch(stored(0, 6), stored(0, 6, medium="CPU")))
+    events = [removed(5), removed(4), removed(5, "CPU"), stored(6, 7), removed(3), removed(2)]
+    told = []
+
+    for step in gateway.follower.live(1, batch(*events, stored(2, 3), removed(1))):
+        assert isinstance(step, list)
+        for op in step:
+            assert isinstance(op, Store | Copy | Remove)
+            told.append((type(op).__name__, op.tier, len(op.keys)))
+        gateway.index.apply(step)
+
+    first = [("Remove", 0, 4), ("Remove", 1, 1)]
+    assert sorted(told[-4:-2]) == first
+    assert told[-2:] == [("Store", 0, 1), ("Remove", 0, 1)]
+    assert gateway.follower.stats.events == 10
+    assert gateway.blocks.stats.removed == 6
+    assert gateway.matched == 5  # 0 and 2 on the GPU, the others in CPU memory
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.booleans(), st.integers(0, 7), st.integers(1, 3), st.sampled_from(["GPU", "CPU"])
+        ),
+        max_size=12,
+    )
+)
+def test_a_batch_comes_to_the_same_as_its_events_one_by_one(
+    drawn: list[tuple[bool, int, int, str]],
+) -> None:
+    events = [
+        stored(first, first + count, medium=medium) if is_stored else removed(first, medium)
+        for is_stored, first, count, medium in drawn
+    ]
+    together, apart = following(batch(stored(0, 8))), following(batch(stored(0, 8)))
+
+    together.live(1, batch(*events))
+    for number, event in enumerate(events, 1):
+        apart.live(number, batch(event))
+
+    keys = BlockHasher(SIZE).keys(np.arange(200, dtype=np.uint32))
+    assert together.index.match_now(keys) == apart.index.match_now(keys)
+    for tier in (0, 1):
+        held = [each.index.held(HOLDER, keys, tier, 0) for each in (together, apart)]
+        assert held[0] == held[1]
+    assert together.blocks.num_blocks == apart.blocks.num_blocks
+    assert together.index.num_blocks(HOLDER) == apart.index.num_blocks(HOLDER)
+
+
+def test_a_block_that_is_removed_twice_in_a_row_loses_two_copies() -> None:
+    gateway = following(batch(stored(0, 3), stored(0, 3)))
+
+    gateway.live(1, batch(removed(2), removed(2), removed(1), removed(1), removed(1), removed(0)))
+
+    assert gateway.index.num_blocks(HOLDER) == gateway.blocks.num_blocks == gateway.matched == 1
 
 
 def test_each_batch_is_told_with_number_and_digest() -> None:

@@ -34,6 +34,8 @@ choose an engine, the engine compares its own hashes.
 from __future__ import annotations
 
 import hashlib
+from array import array
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -51,6 +53,42 @@ _MASK = (1 << 64) - 1
 _SHIFT_1 = np.array(32, dtype=np.uint64)
 _SHIFT_2 = np.array(29, dtype=np.uint64)
 _MULTIPLY = np.array(0x9FB21C651E98DF25, dtype=np.uint64)  # of rrmxmx (P. Evensen): good spread
+
+
+_FEW_BLOCKS = 32  # up to so many a loop is faster than five array operations
+_LAID_OUT = 64  # up to so many blocks have arrays laid out for `keys_of_list`: 64 KB for the most
+
+
+class _Layout:
+    """What the keys of one number of blocks are computed with, and in: making arrays and views of
+    them takes as long as what is done in them.
+
+    `weights` are those of the lanes, times K**-j for block j: what is summed up to a block's end
+    are all digests before it, as the chain needs them."""
+
+    __slots__ = (
+        "adds",
+        "ends",
+        "high",
+        "key",
+        "keys",
+        "low",
+        "muls",
+        "powers",
+        "shifted",
+        "weights",
+        "x",
+    )
+
+    def __init__(self, adds: Lanes, muls: Lanes, weights: Lanes, powers: Lanes) -> None:
+        lanes = len(adds) // len(powers)
+        self.adds, self.muls, self.weights, self.powers = adds, muls, weights, powers
+        self.x = np.empty(len(adds), dtype=np.uint64)
+        self.low, self.high = (self.x.view(_TOKEN)[half::2] for half in (0, 1))
+        self.shifted = np.empty_like(self.x)
+        self.ends = self.x[lanes - 1 :: lanes]
+        self.key = np.zeros((), dtype=np.uint64)
+        self.keys = np.empty_like(powers)
 
 
 class BlockHasher:
@@ -71,6 +109,7 @@ class BlockHasher:
         self._extras_key = numbers.next().to_bytes(8, "little")
         self._digest_of = lru_cache(maxsize=4096)(self._extras_digest)
         self._tiled = 0
+        self._layouts: dict[int, _Layout] = {}
         self._tile(256)
 
     def keys(
@@ -82,6 +121,33 @@ class BlockHasher:
         """Keys of the full blocks of `token_ids`, which follow on `parent` (None: a prompt's
         start). `extras` count from the first of these blocks."""
         return self.chain(self.digests(token_ids, extras), parent)
+
+    def keys_of_list(
+        self,
+        token_ids: Sequence[int],
+        extras: BlockExtras | None = None,
+        parent: BlockKey | None = None,
+    ) -> list[BlockKey]:
+        """Do as `keys`, if all blocks are full."""
+        packed = array("I", token_ids)
+        num_blocks = len(packed) // self.block_size
+        if extras is not None or self.block_size % 2 or not 0 < num_blocks <= _LAID_OUT:
+            return self.keys(np.frombuffer(packed, _TOKEN), extras, parent)
+        at = self._layouts.get(num_blocks) or self._layout(num_blocks)
+        x = at.x
+        np.add(np.frombuffer(packed, _LANE), at.adds, x)
+        np.multiply(x, at.muls, x)
+        np.bitwise_xor(at.low, at.high, at.low)  # x ^= x >> 32
+        np.multiply(x, _MULTIPLY, x)
+        np.right_shift(x, _SHIFT_2, at.shifted)
+        np.bitwise_xor(x, at.shifted, x)
+        np.multiply(x, at.weights, x)
+        np.add.accumulate(x, out=x)
+        at.key[()] = self._root if parent is None else parent
+        np.add(at.ends, at.key, at.keys)
+        np.multiply(at.keys, at.powers, at.keys)
+        keys: list[BlockKey] = at.keys.tolist()
+        return keys
 
     def digests(self, token_ids: TokenIds, extras: BlockExtras | None = None) -> Lanes:
         """Return one number per full block, which does not depend on the blocks before it."""
@@ -102,7 +168,7 @@ class BlockHasher:
     def chain(self, digests: Lanes, parent: BlockKey | None = None) -> list[BlockKey]:
         """Keys of blocks with these digests, which follow on `parent`."""
         key = self._root if parent is None else parent
-        if len(digests) <= 32:  # below that a loop is faster than five array operations
+        if len(digests) <= _FEW_BLOCKS:
             keys = []
             for digest in digests.tolist():
                 key = (key * self._factor + digest) & _MASK
@@ -114,6 +180,14 @@ class BlockHasher:
         scaled *= self._powers[: len(digests)]
         chained: list[BlockKey] = scaled.tolist()
         return chained
+
+    def _layout(self, num_blocks: int) -> _Layout:
+        count = num_blocks * len(self._weight)
+        weights = np.outer(self._inverse_powers[:num_blocks], self._weight).reshape(count)
+        layout = self._layouts[num_blocks] = _Layout(
+            self._adds[:count], self._muls[:count], weights, self._powers[:num_blocks]
+        )
+        return layout
 
     def _lanes(self, token_ids: TokenIds, num_blocks: int) -> Lanes:
         """Two tokens to a lane, the first in the low half; an odd block ends in half a lane."""

@@ -27,8 +27,8 @@ they wait, as orphans do.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
@@ -39,13 +39,27 @@ from inferway.kv.events.event import WINDOW_KINDS, BlockRemoved, BlockStored, Ev
 from inferway.kv.events.holder_state import ApplyStats, HolderState
 from inferway.kv.events.orphans import MAX_ORPHANS as MAX_ORPHANS  # for the follower
 from inferway.kv.events.records import Record
-from inferway.kv.index.protocol import FULL_ATTENTION, GPU, Holdings, Op, Tier
+from inferway.kv.index.protocol import (
+    FULL_ATTENTION,
+    GPU,
+    Copy,
+    Holdings,
+    Op,
+    Remove,
+    Store,
+    Tier,
+)
 from inferway.model import BlockKey, HolderId, TokenIds
 
 _FULL_ATTENTION = ("full_attention", "mla_attention", "sink_full_attention")
 _TOKEN = np.dtype(np.uint32)
 _SWEEP_EVERY = 32  # events
 _SWEEP_BLOCKS = 2048
+
+
+# Engines with blocks of one size share it, and the arrays that it computes in. A hasher is not for
+# threads, and events are read on the event loop alone.
+_hasher_of = lru_cache(maxsize=64)(BlockHasher)
 
 
 class HashVerifier(Protocol):
@@ -66,8 +80,8 @@ class EngineBlocks:
     """The blocks that one holder's engine has told us it holds.
 
     With `holdings` (the index itself, if it is in this process), the operations returned must be
-    applied to it before the next event is handed in: asking it which keys the holder has saves a
-    third of the memory."""
+    applied to it before the next event is handed in (those of `apply_late` may wait): asking it
+    which keys the holder has saves a third of the memory."""
 
     def __init__(
         self,
@@ -91,6 +105,8 @@ class EngineBlocks:
         self._hashers: dict[int, BlockHasher] = {}
         self._held = HolderState(holder, holdings, on_record, self.stats)
         self._events = 0
+        self._full_kind: object = None  # group, kind, locality of an event of full attention, and
+        # which group that was
 
     @property
     def block_size_seen(self) -> int | None:
@@ -147,14 +163,42 @@ class EngineBlocks:
     def apply(self, event: Event) -> list[Op]:
         """Apply the engine's next event. Return what the index must do so that it stays true."""
         self._events += 1
-        if not self._events % _SWEEP_EVERY:
+        if self._events >= _SWEEP_EVERY:
+            self._events = 0
             self._held.bridge.sweep(_SWEEP_BLOCKS)
-        if isinstance(event, BlockStored):
+        if type(event) is BlockStored:
             return self._stored(event)
-        if isinstance(event, BlockRemoved):
+        if type(event) is BlockRemoved:
             return self._removed(event)
         self.stats.cleared += 1
         return self.forget()
+
+    def apply_late(self, event: BlockRemoved) -> int:
+        """Apply the engine's next event, and keep what the index must do with what was kept before.
+        Return how many blocks that are."""
+        leaving = self._held.bridge.leaving
+        for op in self.apply(event):
+            if isinstance(op, Remove):
+                leaving.setdefault((op.tier, op.group), {}).update(dict.fromkeys(op.keys))
+        return sum(map(len, leaving.values()))
+
+    def must_wait(self, ops: Sequence[Op]) -> bool:
+        """Return whether operations are about blocks that are kept: `late` goes first."""
+        leaving = self._held.bridge.leaving
+        return bool(leaving) and any(
+            not keys.keys().isdisjoint(op.keys)
+            for keys in leaving.values()
+            for op in ops
+            if isinstance(op, Store | Copy)
+        )
+
+    def late(self) -> list[Op]:
+        """Return what is kept, one operation for each place; nothing is kept then. It is to be
+        applied before the next event."""
+        leaving = self._held.bridge.leaving
+        ops: list[Op] = [Remove(self.holder, list(keys), *place) for place, keys in leaving.items()]
+        leaving.clear()
+        return ops
 
     def adopt(
         self, hashes: Sequence[int], keys: Sequence[BlockKey], parent: BlockKey | None = None
@@ -195,13 +239,16 @@ class EngineBlocks:
     # events
 
     def _stored(self, event: BlockStored) -> list[Op]:
-        if event.locality is not None or event.group_idx is not None or event.spec_kind is not None:
+        held = self._held
+        kind = (event.group_idx, event.spec_kind, event.locality, held.full_group)
+        if kind != self._full_kind:
             if event.locality == "REMOTE":
                 return self._skip("remote")
             if not self._is_full(event.group_idx or 0, event.spec_kind):
                 return self._stored_window(event)
-        tier = self._held.tier(event.medium)
-        if tier is None:
+            self._full_kind = (*kind[:3], held.full_group)
+        tier = held.tiers.get(event.medium)
+        if tier != GPU and (tier := held.tier(event.medium)) is None:
             return self._skip("medium")
         if not event.token_ids:
             return self._stored_known(event, tier)
@@ -217,12 +264,12 @@ class EngineBlocks:
             verifier.see(event)
         if size != held.block_size:
             held.set_block_size(size)
-        self.stats.other_block_size += size != self.block_size
-        tokens = np.frombuffer(array("I", event.token_ids), _TOKEN)
-        extra_keys = event.extra_keys
+        if size != self.block_size:
+            self.stats.other_block_size += 1
+        tokens, extra_keys = event.token_ids, event.extra_keys
         ops: list[Op] = []
         if event.parent_hash is None:
-            self.first_tokens = tokens[:size]
+            self.first_tokens = np.array(tokens[:size], _TOKEN)
             if event.lora_name and verifier is not None and verifier.is_moved(event):
                 held.wait(hashes, (tier, FULL_ATTENTION), implies_ancestors=True)
                 return []
@@ -242,9 +289,9 @@ class EngineBlocks:
         if extra_keys or event.lora_name or event.lora_id is not None:
             path = self._path(event)
             extras = event_extras(event.lora_name, extra_keys, event.lora_id, path)
-        keys = self._hasher(size).keys(tokens, extras, parent)
-        stored = held.store(hashes, keys, parent, tier)
-        return ops + stored if ops else stored
+        hasher = self._hashers.get(size) or self._hasher(size)
+        keys = hasher.keys_of_list(tokens, extras, parent)
+        return ops + held.store(hashes, keys, parent, tier)
 
     def _path(self, event: BlockStored) -> str | None:
         """Where its adapter is from, if that is for its blocks to say."""
@@ -348,9 +395,7 @@ class EngineBlocks:
         return group == (self._held.full_group or 0)
 
     def _hasher(self, block_size: int) -> BlockHasher:
-        hasher = self._hashers.get(block_size)
-        if hasher is None:
-            hasher = self._hashers[block_size] = BlockHasher(block_size, self._seed)
+        hasher = self._hashers[block_size] = _hasher_of(block_size, self._seed)
         return hasher
 
     def _skip(self, reason: str) -> list[Op]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 MAX_PAYLOAD_BYTES = 16 * 1024 * 1024
 MAX_BLOCKS = 100_000  # in one event
@@ -16,33 +17,49 @@ WINDOW_KINDS = ("sliding_window", "sliding_window_mla")
 _MASK = (1 << 64) - 1
 
 
-class BlockStored(Struct, frozen=True, gc=False, kw_only=True):
+# The events are decoded as they stand here, without a copy, from what engines send nearly always:
+# vLLM's maps with unsigned hashes. So their fields have vLLM's order and, encoded, its names.
+Hash = Annotated[int, Meta(ge=0)]
+Hashes = Annotated[list[Hash], Meta(max_length=MAX_BLOCKS)]
+Token = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+NumTokens = Annotated[int, Meta(ge=0)]
+WIRE_NAMES = {
+    "parent_hash": "parent_block_hash",
+    "spec_kind": "kv_cache_spec_kind",
+    "sliding_window": "kv_cache_spec_sliding_window",
+}
+
+
+class BlockStored(
+    Struct, frozen=True, gc=False, kw_only=True, tag="BlockStored", rename=WIRE_NAMES
+):
     """The engine now holds these blocks, each the child of the one before it."""
 
-    block_hashes: list[int]
-    parent_hash: int | None  # of the first of them; None: they start a prompt
-    token_ids: list[int]  # block_size for each hash, or none: only the blocks' tier changed
-    block_size: int
-    lora_name: str | None = None
+    block_hashes: Hashes
+    parent_hash: Hash | None  # of the first of them; None: they start a prompt
+    token_ids: list[Token]  # block_size for each hash, or none: only the blocks' tier changed
+    block_size: NumTokens
     lora_id: int | None = None
     medium: str | None = None
+    lora_name: str | None = None
     extra_keys: list[object] | None = None  # one entry per hash
     group_idx: int | None = None
     spec_kind: str | None = None
     sliding_window: int | None = None
     locality: str | None = None
+    cache_salt: str | None = None  # on the wire alone; adapters put it into `extra_keys`
 
 
-class BlockRemoved(Struct, frozen=True, gc=False, kw_only=True):
+class BlockRemoved(Struct, frozen=True, gc=False, kw_only=True, tag="BlockRemoved"):
     """The engine dropped one copy of each of these blocks."""
 
-    block_hashes: list[int]
+    block_hashes: Hashes
     medium: str | None = None
     group_idx: int | None = None
     locality: str | None = None
 
 
-class AllBlocksCleared(Struct, frozen=True, gc=False):
+class AllBlocksCleared(Struct, frozen=True, gc=False, tag="AllBlocksCleared"):
     """The engine holds nothing any more."""
 
 
@@ -77,6 +94,10 @@ class Batch(Struct, frozen=True, gc=False):
         """The reasons why the other events could not be read."""
         return [item for item in self.items if isinstance(item, EventError)]
 
+    def decoded(self) -> Batch:
+        """Return the batch: as `OpenBatch` has it."""
+        return self
+
     @property
     def is_readable(self) -> bool:
         """False if an event that could not be read may have removed blocks."""
@@ -100,7 +121,7 @@ class OpenBatch(Struct, frozen=True):
 
 # One engine's form: a message's payload -> the batch in it. It never raises: what cannot be read is
 # an EventError among the items.
-EventAdapter = Callable[[bytes], OpenBatch]
+EventAdapter = Callable[[bytes], Batch | OpenBatch]
 
 
 def too_large(payload: bytes) -> EventError | None:

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -33,7 +34,6 @@ from inferway.kv.events.adapters import sglang
 from inferway.kv.events.apply import EngineBlocks
 from inferway.kv.events.event import (
     SMALL_BYTES,
-    AllBlocksCleared,
     Batch,
     BlockRemoved,
     BlockStored,
@@ -164,7 +164,12 @@ class EventApplier:
         opened = self._open_small(payload)
         if opened is None:
             return self._big_came(handler, seq, payload)
-        return self._do(handler(seq, payload, opened.batch.is_readable), opened)
+        actions = handler(seq, payload, opened.batch.is_readable)
+        if len(actions) == 1:  # nearly always
+            action = actions[0]
+            if isinstance(action, Apply) and action.payload is payload:
+                return self._apply(action, opened.batch)
+        return self._do(actions, opened)
 
     def _big_came(self, handler: _Handler, seq: int, payload: bytes) -> Steps:
         opened = yield from self._open(payload)
@@ -179,9 +184,7 @@ class EventApplier:
                     opened = small or (yield from self._open(action.payload))
                 # False: what is done now is forgotten at once
                 is_last_life = i == len(actions) or Forget() not in actions[i:]
-                for item in opened.batch.items:
-                    yield from self._apply(item, is_last_life)
-                self._applied(action, opened)
+                yield from self._apply(action, opened.batch, is_last_life)
             elif isinstance(action, Replay):
                 yield action
             else:
@@ -201,33 +204,69 @@ class EventApplier:
             yield []
         return _Opened(payload, Batch(raw.ts, items, raw.rank))
 
-    def _apply(self, item: Event | EventError, is_last_life: bool) -> Steps:
-        if isinstance(item, EventError):
-            self.skip(item.reason, item.message)
-            ops = self._forget() if item.may_remove else []
-            self._left_out = True
-            yield ops
-            return
-        self.stats.events += 1
-        if isinstance(item, AllBlocksCleared):
+    def _apply(self, action: Apply, batch: Batch, is_last_life: bool = True) -> Steps:
+        """`batch` is what is in the action's payload."""
+        stats, apply = self.stats, self.blocks.apply
+        stats.events += len(batch.items)
+        if len(batch.items) > 1 and BlockRemoved in map(type, batch.items):
+            yield from self._apply_joined(batch.items, is_last_life)
+        else:
+            for item in batch.items:
+                if isinstance(item, BlockStored) and len(item.block_hashes) <= _PIECE_BLOCKS:
+                    if item.medium not in _GPU:
+                        self._see_other_medium()
+                    yield apply(item)
+                else:
+                    yield from self._apply_other(item, is_last_life)
+        self._applied(action, batch)
+
+    def _apply_joined(self, items: Sequence[Event | EventError], is_last_life: bool) -> Steps:
+        """What is removed leaves the index together: at the end, or before it is stored again."""
+        blocks = self.blocks
+        for item in joined(items):
+            if not isinstance(item, BlockRemoved):
+                for step in self._apply_other(item, is_last_life):
+                    if isinstance(step, list) and blocks.must_wait(step):
+                        yield blocks.late()
+                    yield step
+                continue
+            if item.medium not in _GPU:
+                self._see_other_medium()
+            for piece in _pieces(item):
+                assert isinstance(piece, BlockRemoved)
+                if blocks.apply_late(piece) >= _PIECE_BLOCKS:
+                    yield blocks.late()
+        if late := blocks.late():
+            yield late
+
+    def _apply_other(self, item: Event | EventError, is_last_life: bool) -> Steps:
+        if isinstance(item, BlockStored | BlockRemoved):
+            if item.medium not in _GPU:
+                self._see_other_medium()
+            yield from map(self.blocks.apply, _pieces(item))
+        elif isinstance(item, EventError):
+            self.stats.events -= 1
+            yield self._skipped(item)
+        else:
             ops = self.blocks.apply(item)
             self._cleared(is_last_life)
             yield ops
-            return
-        if item.medium not in _GPU:
-            self._see_other_medium()
-        for piece in _pieces(item):
-            yield self.blocks.apply(piece)
 
-    def _applied(self, batch: Apply, opened: _Opened) -> None:
+    def _skipped(self, error: EventError) -> list[Op]:
+        self.skip(error.reason, error.message)
+        ops = self._forget() if error.may_remove else []
+        self._left_out = True
+        return ops
+
+    def _applied(self, action: Apply, batch: Batch) -> None:
         """And the index has it."""
         self.stats.batches += 1
         self._look_for_losses()
         if self._on_batch is not None:
-            self._on_batch(opened.batch)
+            self._on_batch(batch)
         if self._on_batch_done is not None:
             state = StreamState.EXACT if self.is_whole else StreamState.PARTIAL
-            self._on_batch_done(batch.seq, batch.digest, state)
+            self._on_batch_done(action.seq, action.digest, state)
 
     def _forget(self) -> list[Op]:
         self.stats.forgotten += 1
@@ -265,6 +304,25 @@ class EventApplier:
         if stats.skipped:
             lost += sum(n for reason, n in stats.skipped.items() if reason not in _NOT_MISSED)
         return lost
+
+
+def joined(items: Sequence[Event | EventError]) -> Iterator[Event | EventError]:
+    """Yield what says the same: neighbours that remove blocks from the same place are one."""
+    for place, some in groupby(items, _removed_from):
+        if place is None:
+            yield from some
+            continue
+        removed = [item for item in some if isinstance(item, BlockRemoved)]
+        if len(removed) > 1:
+            hashes = [block_hash for item in removed for block_hash in item.block_hashes]
+            removed = [replace(removed[0], block_hashes=hashes)]
+        yield from removed
+
+
+def _removed_from(item: Event | EventError) -> tuple[str | None, int | None, str | None] | None:
+    if not isinstance(item, BlockRemoved):
+        return None
+    return item.medium, item.group_idx, item.locality
 
 
 def _pieces(event: BlockStored | BlockRemoved) -> Iterator[BlockStored | BlockRemoved]:

@@ -13,6 +13,7 @@ salt that an old engine does not publish. The key is gone with the last of them.
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
@@ -23,18 +24,30 @@ from inferway.model import BlockKey, HolderId
 Place = tuple[Tier, int]  # tier, group
 
 
+class _Blocks:
+    """What lies in one place."""
+
+    __slots__ = ("doubles", "more", "own", "table")
+
+    def __init__(self) -> None:
+        self.table: Shards[BlockKey] = Shards(folded=True)  # hash -> key
+        self.more: dict[int, int] = {}  # hash -> copies beyond the first
+        self.doubles: dict[BlockKey, int] = {}  # key -> hashes beyond the first
+        self.own: set[BlockKey] = set()  # without `holdings`: the keys there
+
+
 class HashToKey:
     """hash -> key of what one holder has, by place. Told by `holdings`, it need not remember
-    which keys that are; then its answers must be applied to that index before the next call."""
+    which keys that are; then its answers must be applied to that index before the next call, but
+    for keys that are gone and in `leaving`."""
 
     def __init__(self, holder: HolderId, holdings: Holdings | None) -> None:
         self.counting = True  # False: however many copies there are, a removal removes the block
+        # keys that are gone, in order, and that the index is still to be told of
+        self.leaving: dict[Place, dict[BlockKey, None]] = {}
         self._holder = holder
         self._holdings = holdings
-        self._tables: dict[Place, Shards[BlockKey]] = {}
-        self._own: dict[Place, set[BlockKey]] = {}  # without `holdings`: the keys there
-        self._more: dict[tuple[Place, int], int] = {}  # (place, hash) -> copies beyond the first
-        self._doubles: dict[tuple[Place, BlockKey], int] = {}  # -> hashes beyond the first
+        self._places: dict[Place, _Blocks] = {}
         self._garbage: list[dict[int, BlockKey]] = []
         self._checked_at = 0  # evictions when `trim` was last through
         self._to_check: Iterator[tuple[Place, int, BlockKey]] | None = None
@@ -42,7 +55,8 @@ class HashToKey:
     def key(self, block_hash: int) -> BlockKey | None:
         """Return the key of a block that the holder has anywhere; None if it has none."""
         short = block_hash & FOLD
-        for table in self._tables.values():
+        for blocks in self._places.values():
+            table = blocks.table
             key = table.at[block_hash >> table.shift].get(short)
             if key is not None:
                 return key
@@ -50,70 +64,112 @@ class HashToKey:
 
     def add(self, place: Place, hashes: Sequence[int], keys: Sequence[BlockKey]) -> list[int]:
         """Add a copy of each block. Return the positions of those that the place had already."""
-        table = self._tables.get(place)
-        if table is None:
-            table = self._tables[place] = Shards(folded=True)
+        blocks = self._places.get(place)
+        if blocks is None:
+            blocks = self._places[place] = _Blocks()
+        table = blocks.table
         at, shift, fold, limit = table.at, table.shift, FOLD, LIMIT
-        had = []
-        for i, block_hash in enumerate(hashes):
+        had: list[int] = []
+        for block_hash, key in zip(hashes, keys, strict=True):
             shard = at[block_hash >> shift]
             short = block_hash & fold
             if short in shard:
-                had.append(i)
+                had.append(block_hash)
                 continue
-            shard[short] = keys[i]
+            shard[short] = key
             if len(shard) == limit:
                 table.split(block_hash)
                 at, shift = table.at, table.shift
-        for i in had if self.counting else ():
-            copy = (place, hashes[i])
-            self._more[copy] = self._more.get(copy, 0) + 1
-        new = keys if not had else _without(keys, had)
-        for key in self._held(place, new):
-            self._doubles[place, key] = self._doubles.get((place, key), 0) + 1
-        return had
+        if not had:
+            self._note_doubles(place, blocks, keys)
+            return had
+        return self._had(place, hashes, keys, had)
 
-    def drop(self, place: Place, block_hash: int) -> tuple[BlockKey | None, bool]:
-        """Drop a copy. Return its key, None if the place had none, and whether the key is gone."""
-        table = self._tables.get(place)
-        if table is None:
-            return None, False
-        shard = table.at[block_hash >> table.shift]
-        short = block_hash & FOLD
-        key = shard.get(short)
-        if key is None:
-            return None, False
-        if self._more:
-            if not self.counting:
-                self._more.pop((place, block_hash), None)
-            elif self._one_less(self._more, (place, block_hash)):
-                return key, False
-        del shard[short]
-        if self._doubles and self._one_less(self._doubles, (place, key)):
-            return key, False
+    def _had(
+        self, place: Place, hashes: Sequence[int], keys: Sequence[BlockKey], had: Sequence[int]
+    ) -> list[int]:
+        """As `add`, after it: some were there already, or come twice."""
+        blocks, left = self._places[place], Counter(had)
+        positions: list[int] = []
+        for i in range(len(hashes) - 1, -1, -1):  # of equal ones the first is new
+            if left[hashes[i]]:
+                left[hashes[i]] -= 1
+                positions.append(i)
+        positions.reverse()
+        for block_hash in had if self.counting else ():
+            blocks.more[block_hash] = blocks.more.get(block_hash, 0) + 1
+        self._note_doubles(place, blocks, _without(keys, positions))
+        return positions
+
+    def _note_doubles(self, place: Place, blocks: _Blocks, keys: Sequence[BlockKey]) -> None:
+        """Take note of those that were there before, under other hashes."""
+        if self._holdings is not None:
+            held = self._holdings.held(self._holder, keys, *place)
+            if held and self.leaving:
+                leaving = self.leaving.get(place, {})
+                held = [key for key in held if key not in leaving]
+        else:
+            own = blocks.own
+            held = [key for key in keys if key in own]
+            own.update(keys)
+        for key in held:
+            blocks.doubles[key] = blocks.doubles.get(key, 0) + 1
+
+    def drop(self, place: Place, hashes: Sequence[int]) -> tuple[Sequence[BlockKey], Sequence[int]]:
+        """Drop a copy of each block. Return the keys that are gone with their last one, and the
+        hashes that the place did not have."""
+        blocks = self._places.get(place)
+        if blocks is None:
+            return (), hashes
+        if blocks.doubles or not blocks.more.keys().isdisjoint(hashes):
+            return self._drop_some(blocks, hashes)
+        table = blocks.table
+        at, shift = table.at, table.shift
+        found = [at[block_hash >> shift].pop(block_hash & FOLD, None) for block_hash in hashes]
+        gone, absent = [key for key in found if key is not None], list[int]()
+        if len(gone) < len(found):
+            absent = [hashes[i] for i, key in enumerate(found) if key is None]
         if self._holdings is None:
-            self._own[place].discard(key)
-        return key, True
+            blocks.own.difference_update(gone)
+        return gone, absent
+
+    def _drop_some(
+        self, blocks: _Blocks, hashes: Sequence[int]
+    ) -> tuple[Sequence[BlockKey], Sequence[int]]:
+        """As `drop`, if some may have several copies or hashes."""
+        gone: list[BlockKey] = []
+        absent: list[int] = []
+        for block_hash in hashes:
+            key = blocks.table.get(block_hash)
+            if key is None:
+                absent.append(block_hash)
+                continue
+            if not self.counting:
+                blocks.more.pop(block_hash, None)
+            elif _one_less(blocks.more, block_hash):
+                continue
+            blocks.table.pop(block_hash)
+            if _one_less(blocks.doubles, key):
+                continue
+            blocks.own.discard(key)
+            gone.append(key)
+        return gone, absent
 
     def take(self, block_hash: int, key: BlockKey) -> Sequence[tuple[Place, int]]:
         """Take a block out, if it has this key. Return how many copies there were, by place."""
-        short, taken = block_hash & FOLD, []
-        for place, table in self._tables.items():
-            shard = table.at[block_hash >> table.shift]
-            if shard.get(short) == key:
-                del shard[short]
-                more = self._more.pop((place, block_hash), 0) if self._more else 0
-                taken.append((place, 1 + more))
+        taken = []
+        for place, blocks in self._places.items():
+            if blocks.table.get(block_hash) == key:
+                blocks.table.pop(block_hash)
+                taken.append((place, 1 + blocks.more.pop(block_hash, 0)))
         return taken
 
     def clear(self) -> None:
         """Forget everything. The memory is given back by `sweep`."""
-        for table in self._tables.values():
-            self._garbage.extend(table.dicts())
-        self._tables.clear()
-        self._own.clear()
-        self._more.clear()
-        self._doubles.clear()
+        for blocks in self._places.values():
+            self._garbage.extend(blocks.table.dicts())
+        self._places.clear()
+        self.leaving.clear()
         self._to_check = None
         self._checked_at = 0
 
@@ -127,33 +183,14 @@ class HashToKey:
         return bool(self._garbage) or self._to_check is not None
 
     def __len__(self) -> int:
-        return sum(len(table) for table in self._tables.values())
+        return sum(len(blocks.table) for blocks in self._places.values())
 
     def num_bytes(self) -> int:
         """Return about how much memory it takes. Keys are counted with the index."""
-        shards = [shard for table in self._tables.values() for shard in table.dicts()]
-        own = sum(sys.getsizeof(keys) for keys in self._own.values())
-        return sum(sys.getsizeof(shard) + 32 * len(shard) for shard in shards) + own
-
-    def _held(self, place: Place, keys: Sequence[BlockKey]) -> Sequence[BlockKey]:
-        """Those that were there before, under other hashes."""
-        if self._holdings is not None:
-            return self._holdings.held(self._holder, keys, *place)
-        own = self._own.setdefault(place, set())
-        held = [key for key in keys if key in own]
-        own.update(keys)
-        return held
-
-    def _one_less(self, counts: dict[tuple[Place, int], int], item: tuple[Place, int]) -> bool:
-        """Return whether one of several is gone, and another is left."""
-        count = counts.get(item)
-        if count is None:
-            return False
-        if count == 1:
-            del counts[item]
-        else:
-            counts[item] = count - 1
-        return True
+        places = self._places.values()
+        own = sum(sys.getsizeof(blocks.own) for blocks in places)
+        shards = sum(sum(map(sys.getsizeof, blocks.table.dicts())) for blocks in places)
+        return shards + 32 * len(self) + own
 
     def _trim(self, holdings: Holdings, max_blocks: int) -> None:
         """Once in a while, when the index has evicted a quarter of what is here."""
@@ -165,22 +202,36 @@ class HashToKey:
             self._to_check = self._items()
         for place, block_hash, key in islice(self._to_check, max_blocks):
             if not holdings.held(self._holder, [key], *place):
-                self._tables[place].pop(block_hash)
-                self._more.pop((place, block_hash), None)
-                self._doubles.pop((place, key), None)
+                blocks = self._places[place]
+                blocks.table.pop(block_hash)
+                blocks.more.pop(block_hash, None)
+                blocks.doubles.pop(key, None)
             max_blocks -= 1
         if max_blocks:
             self._to_check = None
 
     def _items(self) -> Iterator[tuple[Place, int, BlockKey]]:
         """All that is here now; what changes meanwhile may be left out."""
-        for place, table in list(self._tables.items()):
+        for place, blocks in list(self._places.items()):
+            table = blocks.table
             before, shift = None, table.shift
             for position, shard in enumerate(list(table.at)):
                 if shard is before:
                     continue
                 before, region = shard, position << shift & ~FOLD
                 yield from ((place, region | short, key) for short, key in list(shard.items()))
+
+
+def _one_less(counts: dict[int, int], item: int) -> bool:
+    """Return whether one of several is gone, and another is left."""
+    count = counts.get(item)
+    if count is None:
+        return False
+    if count == 1:
+        del counts[item]
+    else:
+        counts[item] = count - 1
+    return True
 
 
 def _without(keys: Sequence[BlockKey], positions: Sequence[int]) -> list[BlockKey]:

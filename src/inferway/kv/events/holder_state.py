@@ -239,6 +239,11 @@ class HolderState:
         self, hashes: Sequence[int], keys: Sequence[BlockKey], parent: BlockKey | None, tier: Tier
     ) -> list[Op]:
         """And what else was waiting for their keys."""
+        if not self.orphans.tiers and not self.deferred:
+            had = self.bridge.add((tier, FULL_ATTENTION), hashes, keys)
+            if had:
+                parent, keys = _between(keys, had, parent)
+            return [Store(self._holder, keys, parent, tier)] if keys else []
         ops: list[Op] = []
         waiting: Sequence[tuple[int, Sequence[Tier]]] = ()
         if self.orphans.tiers:
@@ -280,18 +285,13 @@ class HolderState:
                 self.deferred.setdefault(block_hash, []).append(place)
 
     def _remove(self, hashes: Sequence[int], place: Place) -> list[Op]:
-        gone = []
         if self.orphans.tiers and place == (GPU, FULL_ATTENTION):
             self.orphans.note_removed(hashes)
-        drop = self.bridge.drop
-        for block_hash in hashes:
-            key, is_gone = drop(place, block_hash)
-            if key is None:
+        gone, absent = self.bridge.drop(place, hashes)
+        self._stats.removed += len(hashes) - len(absent)
+        if absent and (self.orphans.tiers or self.deferred):
+            for block_hash in absent:
                 self._not_there(place, block_hash)
-                continue
-            self._stats.removed += 1
-            if is_gone:
-                gone.append(key)
         return [Remove(self._holder, gone, *place)] if gone else []
 
     def _remember(self, hashes: Sequence[int]) -> None:

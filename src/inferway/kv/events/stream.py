@@ -215,6 +215,8 @@ class EventStream:
         """Take a batch that the engine has just published. Return what to do."""
         if not self._linked:
             return [*self.resume(), *self.live(seq, payload, readable)]
+        if readable and seq == self._next and not self._replaying:
+            return [self._apply(seq, payload)]
         counts = readable or self._is_last(seq, payload) or not self._is_worth_asking(seq, payload)
         if self._replaying:
             if counts:
@@ -295,13 +297,15 @@ class EventStream:
     def _apply(self, seq: int, payload: bytes) -> Apply:
         if self._last is None:
             self._from_start = seq == 0
-        self._last = last = _Last(seq, digest_of(payload))
+        digest = digest_of(payload)
+        self._last = _Last(seq, digest)
         self._next = seq + 1
         self.stats.applied += 1
-        held = self._unhold(seq)
-        if held is not None and held != payload:
-            self._suspect = True
-        return Apply(payload, seq, last.digest)
+        if self._held:
+            held = self._unhold(seq)
+            if held is not None and held != payload:
+                self._suspect = True
+        return Apply(payload, seq, digest)
 
     # batches that cannot be read
 

@@ -11,13 +11,13 @@ import msgspec
 from msgspec import Raw
 
 from inferway.kv.events.adapters import vllm
-from inferway.kv.events.event import Event, EventError, OpenBatch
+from inferway.kv.events.event import Batch, Event, EventError, OpenBatch
 from inferway_structured.decoding import UNREADABLE
 
 _FIELDS = ("type", *vllm.StoredFields.__struct_fields__)
 
 
-def open_batch(payload: bytes) -> OpenBatch:
+def open_batch(payload: bytes) -> Batch | OpenBatch:
     """Return the batch in `payload`, which may be of SGLang or vLLM."""
     return vllm.open_batch(payload, _in_vllm_form)
 

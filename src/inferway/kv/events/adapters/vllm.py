@@ -6,28 +6,34 @@ The first byte tells which; positions and names are in `_Stored`. Fields and pos
 are ignored. One bad event never drops its batch.
 
 Hashes come as unsigned or signed integers or as bytes, by the engine's version and settings
-(`event.canonical_hash`).
+(`event.canonical_hash`). Maps with unsigned ones are `event`'s own classes, and need no copy.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import count, repeat
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Raw, Struct
+from msgspec.structs import replace
 
 from inferway.kv.events.event import (
     MAX_BLOCKS,
     SMALL_BYTES,
     WINDOW_KINDS,
+    WIRE_NAMES,
     AllBlocksCleared,
+    Batch,
     BlockRemoved,
     BlockStored,
     Event,
     EventError,
+    NumTokens,
     OpenBatch,
+    Token,
     canonical_hash,
     decode_fault,
     too_large,
@@ -44,7 +50,6 @@ OtherForm = Callable[[Raw, int], Event | EventError | None]
 
 _Hash = int | Annotated[bytes, Meta(min_length=1)]
 _Hashes = Annotated[list[_Hash], Meta(max_length=MAX_BLOCKS)]
-_Token = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 
 
 class StoredFields(Struct):
@@ -52,8 +57,8 @@ class StoredFields(Struct):
 
     block_hashes: _Hashes
     parent_block_hash: _Hash | None
-    token_ids: list[_Token]
-    block_size: Annotated[int, Meta(ge=0)]
+    token_ids: list[Token]
+    block_size: NumTokens
     lora_id: int | None = None
     medium: str | None = None
     lora_name: str | None = None
@@ -123,29 +128,45 @@ class _BatchArray(_RawBatch, frozen=True, array_like=True):
     events: list[Raw]
 
 
-class _SmallBatch(_RawBatch, frozen=True, array_like=True):
-    """What vLLM sends nearly always."""
-
+class _BatchOfMaps(_RawBatch, frozen=True, array_like=True):
     events: list[_DecodedMap]
 
 
-_RENAMED = {
-    "spec_kind": "kv_cache_spec_kind",
-    "sliding_window": "kv_cache_spec_sliding_window",
-}
+class _BatchOfArrays(_RawBatch, frozen=True, array_like=True):
+    events: list[_DecodedArray]
+
+
+class _PlainBatch(Struct, frozen=True, array_like=True):
+    """What vLLM sends nearly always."""
+
+    ts: float
+    events: list[BlockStored | BlockRemoved | AllBlocksCleared]
+    rank: int | None = None
+
+
 _KINDS_THAT_REMOVE = ("BlockRemoved", "AllBlocksCleared")
 _KNOWN_TYPES = ("BlockStored", *_KINDS_THAT_REMOVE)
 
 _BATCH_ARRAY = msgspec.msgpack.Decoder(_BatchArray)
 _BATCH_MAP = msgspec.msgpack.Decoder(_BatchMap)
-_SMALL_BATCH = msgspec.msgpack.Decoder(_SmallBatch)
+_PLAIN_BATCH = msgspec.msgpack.Decoder(_PlainBatch)
+_SMALL_BATCHES: tuple[
+    msgspec.msgpack.Decoder[_BatchOfArrays], msgspec.msgpack.Decoder[_BatchOfMaps]
+] = (msgspec.msgpack.Decoder(_BatchOfArrays), msgspec.msgpack.Decoder(_BatchOfMaps))
 _ARRAY: msgspec.msgpack.Decoder[_DecodedArray] = msgspec.msgpack.Decoder(_DecodedArray)
 _MAP: msgspec.msgpack.Decoder[_DecodedMap] = msgspec.msgpack.Decoder(_DecodedMap)
 
 
-def open_batch(payload: bytes, other_form: OtherForm | None = None) -> OpenBatch:
+def open_batch(payload: bytes, other_form: OtherForm | None = None) -> Batch | OpenBatch:
     """Return the batch in `payload`. The events of a small one are decoded at once, which saves
     going over their bytes twice. `other_form` is asked for events that are not in vLLM's form."""
+    if len(payload) <= SMALL_BYTES:
+        try:
+            plain = _PLAIN_BATCH.decode(payload)
+        except UNREADABLE:
+            pass  # it is of another form, or one event in it is bad
+        else:
+            return Batch(plain.ts, list(map(_checked, plain.events, count())), plain.rank)
     raw = _open(payload)
     if isinstance(raw, EventError):
         return OpenBatch(0.0, [raw])
@@ -155,10 +176,12 @@ def open_batch(payload: bytes, other_form: OtherForm | None = None) -> OpenBatch
 
 def _open(payload: bytes) -> _RawBatch | EventError:
     if len(payload) <= SMALL_BYTES:
-        try:
-            return _SMALL_BATCH.decode(payload)
-        except UNREADABLE:
-            pass  # it is of another form, or one event in it is bad
+        is_map = (
+            b"\x80" <= payload[11:12] < b"\x90"
+        )  # the first event, as batches begin nearly always
+        for small in _SMALL_BATCHES[::-1] if is_map else _SMALL_BATCHES:
+            with suppress(*UNREADABLE):
+                return small.decode(payload)
     elif (error := too_large(payload)) is not None:
         return error
     decoder: msgspec.msgpack.Decoder[_BatchArray] | msgspec.msgpack.Decoder[_BatchMap]
@@ -188,11 +211,8 @@ def normalise(event: Event) -> dict[str, object]:
     but for the parent."""
     fields = {k: v for k, v in msgspec.structs.asdict(event).items() if v is not None}
     if isinstance(event, BlockStored):
-        fields.pop("parent_hash", None)
-        fields["parent_block_hash"] = event.parent_hash
-        for ours, theirs in _RENAMED.items():
-            if ours in fields:
-                fields[theirs] = fields.pop(ours)
+        fields |= {"parent_hash": event.parent_hash}
+        fields = {WIRE_NAMES.get(name, name): value for name, value in fields.items()}
     return {"type": type(event).__name__, **fields}
 
 
@@ -228,7 +248,7 @@ def _type_of(raw: Raw) -> str | None:
 def typed(event: _Decoded, path: int) -> Event | EventError:
     """An event as it came -> the event it stands for. `path` is its position in the batch."""
     if isinstance(event, StoredFields):
-        return _stored(event, path)
+        return _checked(_stored(event), path)
     if isinstance(event, _Removed):
         return BlockRemoved(
             block_hashes=_canonical(event.block_hashes),
@@ -239,42 +259,55 @@ def typed(event: _Decoded, path: int) -> Event | EventError:
     return AllBlocksCleared()
 
 
-def _stored(event: StoredFields, path: int) -> BlockStored | EventError:
-    num_blocks = len(event.block_hashes)
-    tokens = event.token_ids
+def _stored(event: StoredFields) -> BlockStored:
+    parent = event.parent_block_hash
+    return BlockStored(
+        block_hashes=_canonical(event.block_hashes),
+        parent_hash=None if parent is None else canonical_hash(parent),
+        token_ids=event.token_ids,
+        block_size=event.block_size,
+        lora_id=event.lora_id,
+        medium=event.medium,
+        lora_name=event.lora_name,
+        extra_keys=event.extra_keys,
+        group_idx=event.group_idx,
+        spec_kind=event.kv_cache_spec_kind,
+        sliding_window=event.kv_cache_spec_sliding_window,
+        locality=event.locality,
+        cache_salt=event.cache_salt,
+    )
+
+
+def _checked(event: Event, path: int) -> Event | EventError:
+    """`event`, if its lists go together."""
+    if type(event) is not BlockStored:
+        return event
+    num_blocks, tokens, extra_keys = len(event.block_hashes), event.token_ids, event.extra_keys
+    is_plain = extra_keys is None and event.cache_salt is None
+    if is_plain and len(tokens) == num_blocks * event.block_size:
+        return event
     if tokens and len(tokens) != num_blocks * event.block_size:
-        if event.kv_cache_spec_kind not in WINDOW_KINDS:
+        if event.spec_kind not in WINDOW_KINDS:
             message = (
                 f"events[{path}]: {len(tokens)} tokens are not {num_blocks} blocks of "
                 f"{event.block_size}"
             )
             return EventError("non_dense_block_span", message, may_remove=False)
         tokens = []  # they are of blocks outside the window as well
-    extra_keys = event.extra_keys
     if extra_keys is not None and len(extra_keys) != num_blocks:
         message = f"events[{path}]: {len(extra_keys)} extra keys for {num_blocks} blocks"
         return EventError("extra_keys_mismatch", message, may_remove=False)
-    parent = event.parent_block_hash
-    if extra_keys is None and parent is None and event.cache_salt and num_blocks:
+    if extra_keys is None and event.parent_hash is None and event.cache_salt and num_blocks:
         extra_keys = [[event.cache_salt], *[None] * (num_blocks - 1)]
-    return BlockStored(
-        block_hashes=_canonical(event.block_hashes),
-        parent_hash=None if parent is None else canonical_hash(parent),
-        token_ids=tokens,
-        block_size=event.block_size,
-        lora_name=event.lora_name,
-        lora_id=event.lora_id,
-        medium=event.medium,
-        extra_keys=extra_keys,
-        group_idx=event.group_idx,
-        spec_kind=event.kv_cache_spec_kind,
-        sliding_window=event.kv_cache_spec_sliding_window,
-        locality=event.locality,
-    )
+    return replace(event, token_ids=tokens, extra_keys=extra_keys, cache_salt=None)
 
 
 def _canonical(hashes: list[_Hash]) -> list[int]:
     try:
         return [block_hash & _MASK for block_hash in hashes]  # type: ignore[operator]
     except TypeError:
+        pass
+    try:
+        return list(map(int.from_bytes, [block_hash[-8:] for block_hash in hashes]))  # type: ignore
+    except TypeError:  # some are integers
         return [canonical_hash(block_hash) for block_hash in hashes]
