@@ -105,10 +105,14 @@ def simulated(directory: Path, number: int, *flags: str) -> Iterator[Program]:
 
 
 @contextmanager
-def serving(directory: Path, *flags: str, engines: int = 2) -> Iterator[Serving]:
+def serving(
+    directory: Path, *flags: str, engines: int = 2, engine_flags: Sequence[str] = ()
+) -> Iterator[Serving]:
     """`flags`: of the gateway."""
     with ExitStack() as stack:
-        started = [stack.enter_context(simulated(directory, n)) for n in range(engines)]
+        started = [
+            stack.enter_context(simulated(directory, n, *engine_flags)) for n in range(engines)
+        ]
         words = ["serve", *(engine.url for engine in started), "--workers", str(WORKERS), *flags]
         gateway = stack.enter_context(Program(words, directory / "gateway.log"))
         yield Serving(gateway, started)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any
+from dataclasses import replace
+from typing import Any, Protocol
 
 import aiohttp
 
@@ -50,6 +51,19 @@ class EngineClient:
             await self._session.close()
 
 
+class HandsOver(Protocol):
+    """Other processes, which have the prompts of recent requests, and hand over what is warm."""
+
+    def drain(self, engine: str, seconds: float) -> None:
+        """Hand over what the engine holds, for so long at most."""
+
+    def resume(self, engine: str) -> None:
+        """Hand over no more of it."""
+
+    def progress(self, engine: str) -> Progress | None:
+        """Return what has become of it, in all of them; None if it was not asked for."""
+
+
 class Draining:
     """`drain` and `resume` engines; `close` stops what is handed over."""
 
@@ -63,6 +77,7 @@ class Draining:
         """`warm` observes the director's requests, unless the settings are against it."""
         self.standing = standing
         self.on_change: Callable[[], None] = _nothing  # who is drained has changed
+        self.others: HandsOver | None = None  # who hands over in place of this process
         self._director = director
         self._warm = warm
         self._client = EngineClient(settings)
@@ -75,7 +90,7 @@ class Draining:
     def drain(self, engine: Engine, seconds: float | None = None) -> None:
         """Give the engine no new requests, and let it hand over for so long at most. If it does so
         already, that goes on as it was."""
-        name, last = engine.name, self._of.get(engine.name)
+        name, last = engine.name, self.progress(engine.name)
         self.standing.drained.add(name)
         self.on_change()
         if last is not None and last.is_running:
@@ -87,6 +102,9 @@ class Draining:
         if why is not None:
             self._of[name] = Progress(HandOverState.NONE, why)
             log.info("engine %s is drained; it hands over nothing: %s", name, why)
+            return
+        if self.others is not None:
+            self.others.drain(name, given)
             return
         ends_at = self._director.clock() + given
         self._of[name] = progress = Progress(HandOverState.RUNNING, ends_at=ends_at)
@@ -104,13 +122,24 @@ class Draining:
         if tasks is not None:
             await tasks.close()
         self._forget(engine.name)
+        if self.others is not None:
+            self.others.resume(engine.name)
         self.standing.drained.discard(engine.name)
         self.on_change()
         log.info("engine %s gets requests again", engine.name)
 
+    def progress(self, engine: str) -> Progress | None:
+        """Return what has become of an engine's warm prefixes; None if it is not drained."""
+        found = None if self.others is None else self.others.progress(engine)
+        return self._of.get(engine) if found is None else found
+
+    def all_progress(self) -> dict[str, Progress]:
+        """Return what has become of the warm prefixes of drained engines, as of now."""
+        return {name: replace(progress) for name, progress in self._of.items()}
+
     def told(self, engine: Engine) -> dict[str, Any] | None:
         """Return what /admin/engines shows of it; None if the engine is not drained."""
-        progress = self._of.get(engine.name)
+        progress = self.progress(engine.name)
         if progress is None or engine.name not in self.standing.drained:
             return None
         left = progress.ends_at - self._director.clock() if progress.is_running else 0.0

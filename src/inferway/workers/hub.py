@@ -15,6 +15,7 @@ import os
 import shutil
 import signal
 import tempfile
+import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -33,6 +34,7 @@ from inferway.kv.index.build import memory_index
 from inferway.metrics import Family
 from inferway.servers import Process
 from inferway.tasks import Tasks
+from inferway.workers.hand_overs import WorkersHandOver
 from inferway.workers.link import Link
 from inferway.workers.messages import (
     AskNumbers,
@@ -43,6 +45,7 @@ from inferway.workers.messages import (
     Enter,
     FamilyTold,
     FromOther,
+    HandOvers,
     Leave,
     LiveSample,
     Message,
@@ -117,6 +120,7 @@ class ServingHub:
         self._answers: dict[tuple[int, int], asyncio.Future[Message]] = {}  # place, number
         self._records = WorkerRecords(self.gateway.records.recorder)
         self._peers: Peers | None = None
+        self._hand_overs = WorkersHandOver(self._tell, workers, time.monotonic)
         self._numbers: Sequence[Sequence[FamilyTold]] = ()
 
     # serving.Served
@@ -131,6 +135,7 @@ class ServingHub:
             is_drained = gateway.standing.drained.__contains__
             self._teller = teller = FleetTeller(gateway.fleet, self._index, is_drained, self._tell)
             gateway.draining.on_change = teller.look_soon
+            gateway.draining.others = self._hand_overs
             self._turns = Turns(gateway.auth.control, self._tell_one, self._tell, self._tasks)
             self._turns.set_settings(self.settings.flow, len(self.seats))
             if gateway.records.writer is not None:  # files have what was learned
@@ -306,6 +311,7 @@ class ServingHub:
             Prepared: self._answered,
             Numbers: self._answered,
             RecordsTold: self._answered,
+            HandOvers: lambda seat, told: self._hand_overs.heard(seat.place, told),
             ToOthers: self._pass_on,
             OutcomeTold: self._outcome,
             Enter: lambda seat, told: turns.enter(seat.place, told),
@@ -345,6 +351,7 @@ class ServingHub:
     def _ended(self, seat: Seat) -> None:
         self._columns.process_ended(seat.place)
         self._records.ended(seat.place)
+        self._hand_overs.ended(seat.place)
         self._tell_others(seat, OtherEnded(seat.place))
         if self._peers is not None:
             self._peers.gone(seat.place, asyncio.get_running_loop().time())

@@ -15,6 +15,7 @@ import msgspec
 from inferway.config import EngineSettings, ModelRewrite, ServeSettings
 from inferway.fleet.engine import ProofState
 from inferway.fleet.engine_facts import EngineFacts, EventSource
+from inferway.fleet.hand_over import Progress
 from inferway.kv.events.stream import StreamState
 from inferway.kv.index.protocol import Op
 from inferway.model import Adapters, Endpoint, HolderId
@@ -124,6 +125,19 @@ class Wanted(_Told, frozen=True):
     """Whether prompts are wanted for events without a known parent block."""
 
     is_wanted: bool
+
+
+class Drain(_Told, frozen=True):
+    """Hand over the warm prefixes of the engine, for so long at most; None: no more."""
+
+    engine: str
+    seconds: float | None
+
+
+class HandOvers(_Told, frozen=True):
+    """What has become of the warm prefixes of drained engines, by engine."""
+
+    progress: dict[str, Progress]
 
 
 class AskRecords(_Told, frozen=True):
@@ -320,6 +334,8 @@ Message = (
     | Commit
     | AskNumbers
     | Ping
+    | Drain
+    | HandOvers
     | AskRecords
     | RecordsTold
     | Ready

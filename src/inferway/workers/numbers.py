@@ -16,7 +16,8 @@ _COUNTS = frozenset(
         *(f"{PREFIX}http_connections", f"{PREFIX}http_answering"),
         *(f"{PREFIX}flow_waiting", f"{PREFIX}flow_in_flight"),
         *(f"{PREFIX}remote_bytes", f"{PREFIX}warm_prefixes", f"{PREFIX}warm_prefix_bytes"),
-        *(f"{PREFIX}index_bytes", f"{PREFIX}picker_streams_open"),
+        *(f"{PREFIX}hand_over_left", f"{PREFIX}index_bytes"),
+        f"{PREFIX}picker_streams_open",
         "llm_d_router_epp_extproc_streams_inflight",
         *("process_virtual_memory_bytes", "process_resident_memory_bytes", "process_open_fds"),
     }

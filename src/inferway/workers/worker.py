@@ -31,9 +31,11 @@ from inferway.workers.messages import (
     AskRecords,
     Begin,
     Commit,
+    Drain,
     EnginesTold,
     FromOther,
     Full,
+    HandOvers,
     Message,
     Numbers,
     Operations,
@@ -100,6 +102,21 @@ class Worker:
 
     def _want(self, told: Wanted) -> None:
         self._orphans.wanted = told.is_wanted
+
+    def _pinged(self, ping: Ping) -> None:
+        self._link.send(ping)
+        found = self.gateway.draining.all_progress()
+        if found:
+            self._link.send(HandOvers(found))
+
+    def _drain(self, told: Drain) -> None:
+        draining, engine = self.gateway.draining, self.gateway.fleet.engine(told.engine)
+        if engine is None:
+            return
+        if told.seconds is None:
+            self._tasks.spawn(draining.resume(engine))
+        else:
+            draining.drain(engine, told.seconds)
 
     def _records(self, asked: AskRecords) -> RecordsTold:
         gateway, now = self.gateway, time.monotonic()
@@ -185,7 +202,8 @@ class Worker:
             AskNumbers: lambda told: link.send(
                 Numbers(told.number, numbers_told(gateway.metrics.collect()))
             ),
-            Ping: link.send,
+            Ping: self._pinged,
+            Drain: self._drain,
             AskRecords: lambda told: link.send(self._records(told)),
         }
 

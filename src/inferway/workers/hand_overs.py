@@ -1,0 +1,72 @@
+"""Warm prefixes of a drained engine, which each worker hands over of its own requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from inferway.fleet.hand_over import HandOverState, Progress
+from inferway.workers.messages import Drain, HandOvers, Message
+
+# Of several workers' states the first one here counts.
+_FIRST = (
+    HandOverState.RUNNING,
+    HandOverState.FAILED,
+    HandOverState.OUT_OF_TIME,
+    HandOverState.STOPPED,
+    HandOverState.DONE,
+    HandOverState.NONE,
+)
+
+
+class WorkersHandOver:
+    """`fleet.draining.HandsOver`, by the workers that `tell_all` reaches."""
+
+    def __init__(
+        self, tell_all: Callable[[Message], None], num_workers: int, clock: Callable[[], float]
+    ) -> None:
+        """`clock`: the director's, which machines' processes share."""
+        self._tell_all = tell_all
+        self._num_workers = num_workers
+        self._clock = clock
+        self._ends_at: dict[str, float] = {}  # by engine that was asked for
+        self._told: dict[int, HandOvers] = {}  # by the worker's place
+
+    def drain(self, engine: str, seconds: float) -> None:
+        self._ends_at[engine] = self._clock() + seconds
+        for told in self._told.values():
+            told.progress.pop(engine, None)
+        self._tell_all(Drain(engine, seconds))
+
+    def resume(self, engine: str) -> None:
+        if self._ends_at.pop(engine, None) is not None:
+            self._tell_all(Drain(engine, None))
+
+    def progress(self, engine: str) -> Progress | None:
+        ends_at = self._ends_at.get(engine)
+        if ends_at is None:
+            return None
+        parts = [each.progress[engine] for each in self._told.values() if engine in each.progress]
+        if len(parts) < self._num_workers and self._clock() < ends_at:
+            parts.append(Progress(HandOverState.RUNNING))  # of those that have not told yet
+        return _added_up(parts, ends_at)
+
+    def heard(self, place: int, told: HandOvers) -> None:
+        """Take over what a worker tells."""
+        self._told[place] = told
+
+    def ended(self, place: int) -> None:
+        """A worker has ended, and hands over nothing any more."""
+        self._told.pop(place, None)
+
+
+def _added_up(parts: Sequence[Progress], ends_at: float) -> Progress:
+    whole = Progress(HandOverState.NONE, ends_at=ends_at)
+    whole.state = min((part.state for part in parts), key=_FIRST.index, default=whole.state)
+    whole.why = next((part.why for part in parts if part.state is whole.state), "")
+    for part in parts:
+        whole.left += part.left
+        whole.handed_over += part.handed_over
+        whole.failed += part.failed
+        whole.skipped += part.skipped
+        whole.tokens += part.tokens
+    return whole
