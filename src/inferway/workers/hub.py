@@ -76,7 +76,7 @@ from inferway.workers.seat import Seat
 from inferway.workers.teller import FleetTeller, ToldIndex
 from inferway.workers.turns import Turns
 
-START_SECONDS = 60.0  # for all workers, with their tokenizers
+START_SECONDS = 120.0  # for all workers, with their tokenizers
 PING_SECONDS = 1.0
 ANSWER_SECONDS = 2.0  # that a worker has to tell its numbers, or whether settings can hold
 
