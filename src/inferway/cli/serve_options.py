@@ -238,8 +238,8 @@ def overrides(
     pods = given.get("discovery", {}).get("kubernetes", {})
     if "ports" in pods:
         pods["ports"] = ports(pods["ports"])
-    if str(given.get("workers")).isdecimal():
-        given["workers"] = int(given["workers"])
+    if "workers" in given:
+        given["workers"] = _workers(given["workers"])
     if given.get("access_log") == "none":
         given["access_log"] = None
     return given
@@ -261,6 +261,14 @@ def _given(settings: msgspec.Struct) -> dict[str, object]:
     """Only what was said: the rest has its defaults."""
     fields: dict[str, object] = msgspec.to_builtins(settings)
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def _workers(said: str) -> int | str:
+    if said == "auto":
+        return said
+    if not said.isdecimal() or not int(said):
+        raise ConfigError(f"--workers {said!r}: expected a number of processes from 1 on, or auto")
+    return int(said)
 
 
 def _models(tokenizers: Iterable[str], chat_templates: Iterable[str]) -> dict[str, object]:
