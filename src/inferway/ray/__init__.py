@@ -1,0 +1,15 @@
+"""Inferway under Ray Serve (extra `ray`): Serve's handles choose replicas as the gateway chooses
+engines, and Serve supervises engines and gateways.
+
+announced   what a replica tells of its engine       -> the engine's settings
+asked       the arguments of a handle call           -> the OpenAI request in them
+journeys    requests and replicas                    -> ranked replicas, by director and index
+router      Ray's RequestRouter around `journeys`
+llm         the same for Ray's own LLM deployments
+stand_in    for a replica without HTTP: what the fleet asks an engine
+programs    deployments that run a program: an engine, or a gateway
+ingress     a deployment that hands OpenAI requests to engines
+watch       a deployment's replicas                  -> lines with engines, for `--engines-ray`
+
+`announced`, `asked`, `journeys` and `stand_in` need no Ray.
+"""
