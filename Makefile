@@ -51,7 +51,7 @@ browser:  ## the page in a real Chromium; installs it (root on Debian); SCREENSH
 ray:  ## the router and the discovery with a real Ray and simulated engines (2 minutes)
 	@./scripts/install.sh dev
 	@./scripts/install_ray.sh
-	PYTHONDONTWRITEBYTECODE= .venv-ray/bin/python -m pytest -m ray -W default tests/ray $(ARGS)
+	PYTHONDONTWRITEBYTECODE= .venv-ray/bin/python -m pytest -m ray -W ignore tests/ray $(ARGS)
 
 envoy:  ## the endpoint picker behind a real Envoy
 	@./scripts/install.sh dev
@@ -91,7 +91,8 @@ bench:  ## the benchmarks; `make bench-dataplane ARGS=--quick` runs one of them
 bench-%:
 	@./scripts/install.sh dev
 	@if [ $* = epp ]; then ./scripts/install_envoy.sh >/dev/null; fi
-	.venv/bin/inferway bench $* $(ARGS)
+	@if [ $* = ray ]; then ./scripts/install_ray.sh; fi
+	$(if $(filter ray,$*),.venv-ray/bin/python .venv/bin/inferway,.venv/bin/inferway) bench $* $(ARGS)
 
 performance:  ## every table and picture of docs/benchmarks anew, from docs/results
 	@./scripts/install.sh dev

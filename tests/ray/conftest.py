@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"  # as `inferway simulate` names its own
-SECONDS = 60.0
+SECONDS = 120.0  # a replica that starts on a busy machine takes 20
 
 
 def until(condition: Callable[[], Any], seconds: float = SECONDS) -> Any:

@@ -8,12 +8,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 from tests.ray.conftest import Served, StartApp, process_at, text, until
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
 
 
 class GatewayProcess:
@@ -104,7 +105,7 @@ def test_ray_runs_gateways_on_ports_of_their_own(start_engines: StartApp) -> Non
         urls = handle.broadcast("where").results()
         assert len(set(urls)) == 2
         for url in urls:
-            until(lambda url=url: ready(url))
+            until(partial(ready, url))
         assert Served(urls[0]).cached(text(7)) == 0
         until(lambda: Served(urls[1]).cached(text(7)) > 500)
 

@@ -13,7 +13,7 @@ from tests.ray.inside import EngineInside
 
 from inferway.prompts.files.prepare import prepare_smollm2
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
 
 
 def chats_hit(served: Served, first: int, chats: int = 6) -> list[int]:

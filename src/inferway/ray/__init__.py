@@ -9,7 +9,8 @@ llm         the same for Ray's own LLM deployments
 stand_in    for a replica without HTTP: what the fleet asks an engine
 programs    deployments that run a program: an engine, or a gateway
 ingress     a deployment that hands OpenAI requests to engines
+apps        applications of these, for Ray's configuration files
 watch       a deployment's replicas                  -> lines with engines, for `--engines-ray`
 
-`announced`, `asked`, `journeys` and `stand_in` need no Ray.
+`announced`, `asked`, `journeys`, `settings` and `stand_in` need no Ray.
 """

@@ -7,7 +7,7 @@ it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import cache
 from typing import Any
 
@@ -30,8 +30,9 @@ OnFirst = Callable[[int], None]
 def observe(result: Any, on_first: OnFirst) -> None:
     """Have `on_first` called, in whatever thread reads the answer, with its first piece. An object
     that cannot be given another class is left alone: then nobody learns from this answer."""
+    kind: Any = type(result)
     try:
-        result.__class__ = _observed(type(result))
+        result.__class__ = _observed(kind)
     except TypeError:
         return
     result._inferway_first = on_first
@@ -39,8 +40,9 @@ def observe(result: Any, on_first: OnFirst) -> None:
 
 
 @cache
-def _observed(kind: type[Any]) -> Any:
+def _observed(of: Hashable) -> Any:
     """The class with its own name, so that who looks at it sees what was there."""
+    kind: Any = of
 
     def note(self: Any, item: object) -> None:
         if isinstance(item, AnswerHead):

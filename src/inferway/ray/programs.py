@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack
 from string import Template
 from typing import Any
@@ -44,15 +45,21 @@ _HOP_BY_HOP = frozenset({b"connection", b"content-length", b"host", b"transfer-e
 class RunningProgram:
     """One program that is running. `start_seconds`: so long it may take until it answers."""
 
-    def __init__(self, command: Sequence[str], start_seconds: float, host: str) -> None:
-        """Raises ConfigError for a command that cannot be run."""
+    def __init__(
+        self,
+        command: Sequence[str],
+        start_seconds: float,
+        host: str,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        """`env`: variables beside ours. Raises ConfigError for a command that cannot be run."""
         ports = _free_ports(len(PORTS))
         words = [_filled(word, dict(zip(PORTS, map(str, ports), strict=True))) for word in command]
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{ports[0]}"
         self._start_seconds = start_seconds
         self._session: aiohttp.ClientSession | None = None
         try:
-            self.process = subprocess.Popen(words)
+            self.process = subprocess.Popen(words, env={**os.environ, **(env or {})})
         except OSError as e:
             raise ConfigError(f"command {words[0]!r}: cannot be run: {e.strerror}") from e
 
@@ -168,7 +175,8 @@ class GatewayProgram:
         listening = ["--host", host, "--port", port]
         address = _node_address()
         words = [*INFERWAY, "serve", *listening, *arguments]
-        self._program = RunningProgram(words, start_seconds, address)
+        env = {"RAY_ADDRESS": _cluster_address()}  # where --engines-ray looks
+        self._program = RunningProgram(words, start_seconds, address, env)
         if base_port is not None:
             self._program.url = self._program.url.rpartition(":")[0] + f":{port}"
 
@@ -212,6 +220,12 @@ def _node_address() -> str:
     import ray.util
 
     return str(ray.util.get_node_ip_address())
+
+
+def _cluster_address() -> str:
+    import ray
+
+    return str(ray.get_runtime_context().gcs_address)
 
 
 def _rank_on_node() -> int:
