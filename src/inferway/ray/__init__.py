@@ -8,6 +8,7 @@ router      Ray's RequestRouter around `journeys`
 llm         the same for Ray's own LLM deployments
 stand_in    for a replica without HTTP: what the fleet asks an engine
 programs    deployments that run a program: an engine, or a gateway
+keeper      runs such a program, and ends it with its replica
 ingress     a deployment that hands OpenAI requests to engines
 apps        applications of these, for Ray's configuration files
 watch       a deployment's replicas                  -> lines with engines, for `--engines-ray`

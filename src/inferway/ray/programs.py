@@ -5,8 +5,8 @@ gateway. Ray places, watches and restarts them.
     engines = Engine.options(num_replicas=2).bind(["vllm", "serve", MODEL, "--port", "$port", …])
 
 In the command's words `$port`, `$events_port` and `$replay_port` are free ports. The program ends
-with its replica. One that ends by itself, or stops to answer `/health`, makes the replica
-unhealthy, and Ray starts another.
+with its replica, however that ends (`keeper`). One that ends by itself, or stops to answer
+`/health`, makes the replica unhealthy, and Ray starts another.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
+import shutil
 import socket
 import subprocess
 import sys
@@ -58,10 +58,13 @@ class RunningProgram:
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{ports[0]}"
         self._start_seconds = start_seconds
         self._session: aiohttp.ClientSession | None = None
-        try:
-            self.process = subprocess.Popen(words, env={**os.environ, **(env or {})})
-        except OSError as e:
-            raise ConfigError(f"command {words[0]!r}: cannot be run: {e.strerror}") from e
+        if shutil.which(words[0]) is None:
+            raise ConfigError(f"command: {words[0]!r}: there is no such program here")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "inferway.ray.keeper", str(STOP_SECONDS), *words],
+            stdin=subprocess.PIPE,
+            env={**os.environ, **(env or {})},
+        )
 
     @property
     def session(self) -> aiohttp.ClientSession:
@@ -90,14 +93,9 @@ class RunningProgram:
             raise UpstreamError(f"{self.url}/health does not answer 200")
 
     def stop(self) -> None:
-        """End it as Ctrl-C would, or the hard way if it takes too long. Idempotent."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-            try:
-                self.process.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
+        """Have it end, as SIGTERM would. Its keeper waits for that, and not we. Idempotent."""
+        if self.process.stdin is not None:
+            self.process.stdin.close()
 
     def _check_running(self) -> None:
         status = self.process.poll()

@@ -69,7 +69,7 @@ class RayPlan(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Router:
+class RunningRay:
     """A router of a Ray that runs."""
 
     url: str
@@ -89,7 +89,7 @@ class Router:
 
 
 @contextmanager
-def deployed(router: str, plan: RayPlan, directory: Path) -> Iterator[Router]:
+def deployed(router: str, plan: RayPlan, directory: Path) -> Iterator[RunningRay]:
     """Run Ray with this router until the end of the block. Raises BenchError if it does not
     start."""
     timings, log = directory / "timings.txt", directory / "ray.log"
@@ -109,7 +109,7 @@ def deployed(router: str, plan: RayPlan, directory: Path) -> Iterator[Router]:
             if url is None:
                 said = log.read_text(errors="replace")[-800:]
                 raise BenchError(f"Ray with {router} did not start: {said}")
-            yield Router(url.strip(), timings)
+            yield RunningRay(url.strip(), timings)
         finally:
             try:
                 process.communicate("", timeout=60)  # its standard input ends
