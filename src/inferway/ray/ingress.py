@@ -14,6 +14,13 @@ from inferway.openai_api.paths import PARSERS
 from inferway.ray.observed import AnswerHead
 
 
+def path_of(request: Request) -> str:
+    """Return the path behind the application's route prefix."""
+    prefix: str = request.scope.get("root_path", "")
+    path: str = request.scope["path"]
+    return path.removeprefix(prefix.rstrip("/"))
+
+
 class OpenAiIngress:
     """A deployment's class; `engines` is the bound deployment of EngineProgram."""
 
@@ -21,7 +28,7 @@ class OpenAiIngress:
         self._engines: Any = engines.options(stream=True)
 
     async def __call__(self, request: Request) -> Response:
-        path = request.url.path
+        path = path_of(request)
         if request.method != "POST" or path not in PARSERS:
             known = ", ".join(PARSERS)
             message = f"{request.method} {path[:200]}: no such path; known: POST {known}"

@@ -42,8 +42,7 @@ ROUTERS = {OURS: "TimedInferway", PREFIX: "TimedPrefixAware", DEFAULT: "TimedDef
 LEAST_TIMES_CACHED, MOST_MORE_US = 1.2, 300.0
 _WARM_UP_SEED = 2_000
 _CURE = (
-    "the cure: `make bench-ray` in a checkout, or pip install 'inferway[ray]' pyarrow where"
-    " `inferway` is"
+    "the cure: scripts/install_ray.sh in a checkout, or pip install 'inferway[ray]' pyarrow"
 )
 
 
