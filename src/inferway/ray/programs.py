@@ -97,6 +97,12 @@ class RunningProgram:
         if self.process.stdin is not None:
             self.process.stdin.close()
 
+    async def close(self) -> None:
+        """Have it end, and close the connections to it."""
+        self.stop()
+        if self._session is not None:
+            await self._session.close()
+
     def _check_running(self) -> None:
         status = self.process.poll()
         if status is not None:
@@ -149,6 +155,15 @@ class EngineProgram:
             yield AnswerHead(answer.status, told)
             async for piece in answer.content.iter_any():
                 yield piece
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        """The engine's keeper."""
+        return self._program.process
+
+    async def close(self) -> None:
+        """Have the engine end."""
+        await self._program.close()
 
     def __del__(self) -> None:
         if hasattr(self, "_program"):
