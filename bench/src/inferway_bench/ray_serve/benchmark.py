@@ -41,9 +41,7 @@ OURS, DEFAULT, PREFIX = "inferway", "Ray's power of two", "Ray's prefix-aware"
 ROUTERS = {OURS: "TimedInferway", PREFIX: "TimedPrefixAware", DEFAULT: "TimedDefault"}
 LEAST_TIMES_CACHED, MOST_MORE_US = 1.2, 300.0
 _WARM_UP_SEED = 2_000
-_CURE = (
-    "the cure: scripts/install_ray.sh in a checkout, or pip install 'inferway[ray]' pyarrow"
-)
+_CURE = "the cure: scripts/install_ray.sh in a checkout, or pip install 'inferway[ray]' pyarrow"
 
 
 class RayPlan(msgspec.Struct, frozen=True):
