@@ -4,6 +4,7 @@ engines, and Serve supervises engines and gateways.
 announced   what a replica tells of its engine       -> the engine's settings
 asked       the arguments of a handle call           -> the OpenAI request in them
 journeys    requests and replicas                    -> ranked replicas, by director and index
+metrics     what a router has decided                -> Ray's metrics
 router      Ray's RequestRouter around `journeys`
 llm         the same for Ray's own LLM deployments
 stand_in    for a replica without HTTP: what the fleet asks an engine

@@ -30,6 +30,7 @@ class EnginesApp(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     start_seconds: float = 1800.0  # until an engine must answer
     max_ongoing_requests: _Count = 256  # of each engine
     router: dict[str, Any] = {}  # as request_router_kwargs has it
+    host: str | None = None  # where others reach an engine; absent: at its node's address
     ray_actor_options: dict[str, Any] = {}  # of an engine's replica: num_gpus and the like
 
 
@@ -39,7 +40,7 @@ class GatewaysApp(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     arguments: list[str]  # of `inferway serve`
     replicas: _Count = 1
     base_port: int | None = None  # plus a replica's rank on its node; absent: free ports
-    host: str = "0.0.0.0"
+    host: str = "127.0.0.1"  # that they listen on; 0.0.0.0: all of the node's
     ray_actor_options: dict[str, Any] = {}
 
 
@@ -56,7 +57,7 @@ def engines(args: Mapping[str, Any]) -> Application:
     ingress = serve.deployment(
         name="Ingress", num_replicas=app.ingress_replicas, max_ongoing_requests=10_000
     )(OpenAiIngress)
-    return ingress.bind(engine.bind(app.command, app.start_seconds))
+    return ingress.bind(engine.bind(app.command, app.start_seconds, app.host))
 
 
 def gateways(args: Mapping[str, Any]) -> Application:

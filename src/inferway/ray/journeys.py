@@ -58,6 +58,10 @@ class Choice:
         return list(self.targets)
 
     @property
+    def reason(self) -> str:
+        return self.journey.record.reason
+
+    @property
     def headers(self) -> Headers:
         """What the engine of the booked replica needs beside the client's headers: its key, and
         the data-parallel rank that was chosen."""

@@ -39,6 +39,7 @@ HEALTH_SECONDS = 5.0
 STOP_SECONDS = 40.0  # a gateway drains for 30
 # Runs `inferway` with the interpreter that runs us, wherever its scripts are.
 INFERWAY = (sys.executable, "-c", "from inferway.cli import main; main()")
+_EVERY = ("0.0.0.0", "::")  # addresses of a host: reached at the node's
 _HOP_BY_HOP = frozenset({b"connection", b"content-length", b"host", b"transfer-encoding"})
 
 
@@ -175,18 +176,19 @@ class GatewayProgram:
 
     Requests go to these ports, by a load balancer or a client's list, and not through Ray's proxy.
     `arguments` are those of `inferway serve`. With `base_port` a replica listens there, plus its
-    rank on its node; without, on a free port, which `where` tells."""
+    rank on its node; without, on a free port, which `where` tells. `host` is the address that it
+    listens on."""
 
     def __init__(
         self,
         arguments: Sequence[str],
         base_port: int | None = None,
         start_seconds: float = 120.0,
-        host: str = "0.0.0.0",
+        host: str = "127.0.0.1",
     ) -> None:
         port = "$port" if base_port is None else str(base_port + _rank_on_node())
         listening = ["--host", host, "--port", port]
-        address = _node_address()
+        address = _node_address() if host in _EVERY else host
         words = [*INFERWAY, "serve", *listening, *arguments]
         env = {"RAY_ADDRESS": _cluster_address()}  # where --engines-ray looks
         self._program = RunningProgram(words, start_seconds, address, env)

@@ -31,6 +31,7 @@ from inferway.errors import ConfigError, crash_report
 from inferway.ray.announced import AnnouncedReplica, announced
 from inferway.ray.asked import asked_of
 from inferway.ray.journeys import Choice, Journeys
+from inferway.ray.metrics import DEFAULT, UNKNOWN, DecisionCounts
 from inferway.ray.observed import observe
 from inferway.ray.settings import router_settings
 from inferway.tasks import Tasks
@@ -58,6 +59,7 @@ class InferwayRouter(LocalityMixin, MultiplexMixin, RequestRouter):  # type: ign
         self._told: set[str] = set()
         self._random = Random()
         self._tasks = Tasks(log, "the router's view of its replicas is not up to date")
+        self._counts = DecisionCounts(self.app_name, self._deployment_id.name, self._tasks)
         self._journeys: Journeys | None = None
         try:
             settings = router_settings(kwargs)
@@ -87,11 +89,13 @@ class InferwayRouter(LocalityMixin, MultiplexMixin, RequestRouter):  # type: ign
         if pending_request is not None and self._journeys is not None:
             unknown = self._unknown(self._journeys, candidate_replicas)
             if unknown:
+                self._counts.decided(UNKNOWN)
                 return [unknown]
             try:
                 choice = await self._choose(self._journeys, candidate_replicas, pending_request)
             except Exception as e:
                 log.error("a request is routed by Ray's default: %s", crash_report(e))
+        self._counts.decided(DEFAULT if choice is None else choice.reason)
         if choice is None:
             chosen: list[list[RunningReplica]]
             chosen = await PowerOfTwoChoicesRequestRouter.choose_replicas(
