@@ -36,11 +36,11 @@ NUMBERS = iter(range(0, 10**6, 100))
 
 def test_an_answer_comes_as_the_engine_gave_it(start_engines: StartApp) -> None:
     served = start_engines("given")
-    refused = served.post({"model": MODEL, "messages": [{"role": "user", "content": [5]}]})
-    unknown = served.post({"model": "unknown", "messages": []})
+    chat = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
+    refused = served.post({**chat, "messages": [{"role": "user", "content": [5]}]})
+    unknown = served.post({**chat, "model": "unknown"})
     nowhere = served.post({}, "/v1/nowhere")
-    body = {"model": MODEL, "stream": True, "max_tokens": 3}
-    status, stream = served.post({**body, "messages": [{"role": "user", "content": "hi"}]})
+    status, stream = served.post({**chat, "stream": True, "max_tokens": 3})
 
     assert refused[0] == 400
     assert unknown[0] == 404
