@@ -90,7 +90,8 @@ def deployed(router: str, plan: RayPlan, directory: Path) -> Iterator[RunningRay
     """Run Ray with this router until the end of the block. Raises BenchError if it does not
     start."""
     timings, log = directory / "timings.txt", directory / "ray.log"
-    what = Deployed(ROUTERS[router], plan.engines, plan.fleet.flags(), str(timings))
+    simulate = [*plan.fleet.flags(), "--served-model-name", MODEL]
+    what = Deployed(ROUTERS[router], plan.engines, simulate, str(timings))
     command = [sys.executable, "-m", "inferway_bench.ray_serve.worker"]
     with log.open("wb") as errors:
         process = subprocess.Popen(
