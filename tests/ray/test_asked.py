@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferway.ray.asked import AskedRequest, asked_of
+from inferway.ray.asked import AskedRequest, asked_of, put_headers
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 BODY = msgspec.json.encode(CHAT)
@@ -78,6 +78,23 @@ def test_ids_that_ray_has_made_already_are_the_prompt() -> None:
 )
 def test_whatever_else_has_no_prompt(args: list[Any]) -> None:
     assert asked_of(args, {}) is None
+
+
+def test_headers_of_an_engine_take_the_place_of_others() -> None:
+    args = ["/v1/completions", [(b"a", b"1"), (b"x-data-parallel-rank", b"0")], b"{}"]
+
+    put_headers(args, ((b"x-data-parallel-rank", b"1"),))
+    put_headers(args, ((b"x-data-parallel-rank", b"2"),))
+
+    assert args[1] == [(b"a", b"1"), (b"x-data-parallel-rank", b"2")]
+
+
+def test_a_call_without_headers_gets_none() -> None:
+    args: list[Any] = ["{}"]
+
+    put_headers(args, ((b"a", b"1"),))
+
+    assert args == ["{}"]
 
 
 @given(st.lists(st.none() | st.integers() | st.text() | st.binary() | st.just({}), max_size=4))

@@ -55,7 +55,7 @@ def asked_of(
     if not args:
         return None
     first = args[0]
-    if isinstance(first, str) and len(args) >= 3 and isinstance(args[2], bytes):
+    if _has_headers(args):
         return AskedRequest(first, args[2], tuple(args[1])) if first in PARSERS else None
     if isinstance(first, bytes | str):
         return _raw(first, method)
@@ -74,6 +74,19 @@ def asked_of(
     if dump is not None:
         return AskedRequest(path, dump(exclude_unset=True).encode())
     return _request(path, fields)
+
+
+def put_headers(args: list[Any], headers: Headers) -> None:
+    """Put headers into the arguments of a call that carries some, in place of those of the same
+    names: a request that was refused is chosen for anew."""
+    if not _has_headers(args):
+        return
+    names = {name for name, _ in headers}
+    args[1] = [*[each for each in args[1] if each[0] not in names], *headers]
+
+
+def _has_headers(args: Sequence[Any]) -> bool:
+    return len(args) >= 3 and isinstance(args[0], str) and isinstance(args[2], bytes)
 
 
 def _raw(body: bytes | str, method: str) -> AskedRequest | None:

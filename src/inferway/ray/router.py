@@ -29,7 +29,7 @@ from ray.serve.request_router import (
 
 from inferway.errors import ConfigError, crash_report
 from inferway.ray.announced import AnnouncedReplica, announced
-from inferway.ray.asked import asked_of
+from inferway.ray.asked import asked_of, put_headers
 from inferway.ray.journeys import Choice, Journeys
 from inferway.ray.metrics import DEFAULT, UNKNOWN, DecisionCounts
 from inferway.ray.observed import observe
@@ -143,9 +143,8 @@ class InferwayRouter(LocalityMixin, MultiplexMixin, RequestRouter):  # type: ign
         if choice is None:
             return None
         setattr(pending, _CHOICE, choice)
-        more = choice.headers
-        if more and isinstance(pending.args[0], str):  # an ingress that passes headers on
-            pending.args[1] = [*pending.args[1], *more]
+        if choice.headers:
+            put_headers(pending.args, choice.headers)
         return choice
 
     def _unknown(
