@@ -51,6 +51,7 @@ class RayPlan(msgspec.Struct, frozen=True):
     seeds: Annotated[int, flag("Measure each router with this number of seeds.", ge=1)] = 3
     rate: Annotated[float, flag("Send this number of requests a second.", gt=0)] = 8.0
     engines: Annotated[int, flag("Run this number of engines, each a replica.", ge=2)] = 4
+    systems: Annotated[int, flag("Share this number of system prompts among the chats.", ge=1)] = 4
     # fmt: on
     sessions: int = 48
     warm_up_requests: int = 60
@@ -58,7 +59,9 @@ class RayPlan(msgspec.Struct, frozen=True):
 
     @property
     def chats(self) -> ChatSpec:
-        return ChatSpec(sessions=self.sessions, turns=5, systems=4, system_chars=1000, apart=12)
+        return ChatSpec(
+            sessions=self.sessions, turns=5, systems=self.systems, system_chars=1000, apart=12
+        )
 
     @property
     def fleet(self) -> SimulatedEngines:
@@ -133,8 +136,8 @@ def measure(plan: RayPlan, on_step: OnStep) -> Findings:
         for router, seeds in found.items()
     ]
     about = (
-        f"Ray {ray}; {plan.fleet.about}. Each seed has {plan.sessions} chats of 5 turns with 4 "
-        f"system prompts, in all {plan.chats.requests} requests, {plan.rate:g} a second, behind "
+        f"Ray {ray}; {plan.fleet.about}. Each seed has {plan.sessions} chats of 5 turns with "
+        f"{plan.systems} system prompts, in all {plan.chats.requests} requests, {plan.rate:g} a second, behind "
         "Ray's proxy and one ingress replica, whose handle has the router. Each seed starts Ray "
         "anew for each router. Routing is the time in the router's `choose_replicas` and "
         "`on_request_routed`: by the clock, and of the CPU."
