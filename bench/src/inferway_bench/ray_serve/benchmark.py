@@ -137,10 +137,10 @@ def measure(plan: RayPlan, on_step: OnStep) -> Findings:
     ]
     about = (
         f"Ray {ray}; {plan.fleet.about}. Each seed has {plan.sessions} chats of 5 turns with "
-        f"{plan.systems} system prompts, in all {plan.chats.requests} requests, {plan.rate:g} a second, "
-        "behind Ray's proxy and one ingress replica, whose handle has the router. Each seed starts "
-        "Ray anew for each router. Routing is the time in the router's `choose_replicas` and "
-        "`on_request_routed`: by the clock, and of the CPU."
+        f"{plan.systems} system prompts, in all {plan.chats.requests} requests, {plan.rate:g} a "
+        "second, behind Ray's proxy and one ingress replica, whose handle has the router. Each "
+        "seed starts Ray anew for each router. Routing is the time in the router's "
+        "`choose_replicas` and `on_request_routed`: by the clock, and of the CPU."
     )
     return Findings(
         rows=rows,
