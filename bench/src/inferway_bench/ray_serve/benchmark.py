@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import fmean, median
@@ -240,5 +240,11 @@ RAY = Benchmark(
     question="how many prompt tokens come from caches, and what routing costs, with Inferway's "
     "router in Ray Serve and with Ray's own",
     takes="15 minutes",
+    run_name=lambda plan: RAY_ONE_SYSTEM.name if plan.systems == 1 else "ray",
 )
 ray = RAY.command()
+RAY_ONE_SYSTEM = replace(
+    RAY,
+    name="ray --systems 1",
+    question="the same, where all chats begin alike, with one system prompt",
+)
