@@ -41,6 +41,7 @@ OURS, DEFAULT, PREFIX = "inferway", "Ray's power of two", "Ray's prefix-aware"
 ROUTERS = {OURS: "TimedInferway", PREFIX: "TimedPrefixAware", DEFAULT: "TimedDefault"}
 LEAST_TIMES_CACHED, MOST_MORE_US = 1.2, 300.0
 _WARM_UP_SEED = 2_000
+ONE_SYSTEM = "ray --systems 1"
 _CURE = "the cure: scripts/install_ray.sh in a checkout, or pip install 'inferway[ray]' pyarrow"
 
 
@@ -240,11 +241,11 @@ RAY = Benchmark(
     question="how many prompt tokens come from caches, and what routing costs, with Inferway's "
     "router in Ray Serve and with Ray's own",
     takes="15 minutes",
-    run_name=lambda plan: RAY_ONE_SYSTEM.name if plan.systems == 1 else "ray",
+    run_name=lambda plan: ONE_SYSTEM if plan.systems == 1 else "ray",
 )
 ray = RAY.command()
 RAY_ONE_SYSTEM = replace(
     RAY,
-    name="ray --systems 1",
+    name=ONE_SYSTEM,
     question="the same, where all chats begin alike, with one system prompt",
 )
