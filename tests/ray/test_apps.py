@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 from tests.ray.conftest import Served, text, until
+from tests.ray.test_gateways import ready
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
 
@@ -30,6 +32,7 @@ def test_engines_and_gateways_from_their_arguments(serve_port: int) -> None:
         (url,) = handle.broadcast("where").results()
 
         assert url.startswith("http://127.0.0.1:")
+        until(partial(ready, url))
         until(lambda: Served(url).cached(text(1)) > 500)
     finally:
         serve.delete("gateways")
