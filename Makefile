@@ -6,7 +6,7 @@
 
 # Tests start hundreds of processes; to compile every module anew in each takes most of their time.
 PYTEST := PYTHONDONTWRITEBYTECODE= .venv/bin/pytest
-.PHONY: help demo detect-python check test test-slow test-tools wheel browser envoy kube helm fleet fleet-full newest-vllm hostile fidelity bench performance chaos fuzz resources floods soak beliefs clean
+.PHONY: help demo detect-python check test test-slow test-tools wheel browser ray envoy kube helm fleet fleet-full newest-vllm hostile fidelity bench performance chaos fuzz resources floods soak beliefs clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1@\2/p' $(MAKEFILE_LIST) | \
@@ -28,11 +28,11 @@ check:  ## format, lint, types, import order
 
 test:  ## the tests that need python3 and make alone, side by side
 	@./scripts/install.sh dev
-	$(PYTEST) -n auto --maxprocesses 8 --dist worksteal -m "not slow and not tools and not wheel and not fleet and not envoy and not kube and not helm and not browser" $(ARGS)
+	$(PYTEST) -n auto --maxprocesses 8 --dist worksteal -m "not slow and not tools and not wheel and not fleet and not envoy and not kube and not helm and not browser and not ray" $(ARGS)
 
 test-slow:  ## tests of the same kind that take longer: miniatures of benchmarks, large drawn histories
 	@./scripts/install.sh dev
-	$(PYTEST) -n auto --maxprocesses 8 --dist worksteal -m "slow and not tools and not wheel and not fleet and not envoy and not kube and not helm and not browser" $(ARGS)
+	$(PYTEST) -n auto --maxprocesses 8 --dist worksteal -m "slow and not tools and not wheel and not fleet and not envoy and not kube and not helm and not browser and not ray" $(ARGS)
 
 test-tools:  ## tests that run wrk, h2load, curl, redis-server or prometheus; installs them (root on Debian) or names them
 	@./scripts/install_tools.sh
@@ -47,6 +47,11 @@ browser:  ## the page in a real Chromium; installs it (root on Debian); SCREENSH
 	@./scripts/install.sh dev
 	@./scripts/install_browser.sh
 	$(PYTEST) -m browser tests/browser $(ARGS)
+
+ray:  ## the router and the discovery with a real Ray and simulated engines (2 minutes)
+	@./scripts/install.sh dev
+	@./scripts/install_ray.sh
+	PYTHONDONTWRITEBYTECODE= .venv-ray/bin/python -m pytest -m ray -W ignore tests/ray $(ARGS)
 
 envoy:  ## the endpoint picker behind a real Envoy
 	@./scripts/install.sh dev
@@ -92,7 +97,8 @@ bench:  ## the benchmarks; `make bench-dataplane ARGS=--quick` runs one of them
 bench-%:
 	@./scripts/install.sh dev
 	@if [ $* = epp ]; then ./scripts/install_envoy.sh >/dev/null; fi
-	.venv/bin/inferway bench $* $(ARGS)
+	@if [ $* = ray ]; then ./scripts/install_ray.sh; fi
+	$(if $(filter ray,$*),.venv-ray/bin/python .venv/bin/inferway,.venv/bin/inferway) bench $* $(ARGS)
 
 performance:  ## every table and picture of docs/benchmarks anew, from docs/results
 	@./scripts/install.sh dev

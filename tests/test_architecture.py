@@ -39,6 +39,7 @@ ROOMS = [
     "page",
     "http",
     "ext_proc",
+    "ray",
     "simulator",
     "doctor",
     "serving",

@@ -39,7 +39,6 @@ from inferway.kv.events.event import Batch
 from inferway.model import HolderId
 from inferway.page.build import build_hub
 from inferway.page.what_if import WhatIfReplays
-from inferway.prompts.files.given_files import check_given
 from inferway.prompts.freed_memory import give_back_large
 from inferway.prompts.renderer import Renderer
 from inferway.records.records import Records
@@ -92,7 +91,6 @@ class Gateway:
         """`picks`: it forwards nothing, but says to a proxy where requests go (`inferway epp`).
         `logs` are told of each answer, beside those of the settings. `process`: what it is of
         several that serve together; None: it is alone. Raises ConfigError."""
-        check_given(settings.models)
         self.settings = settings
         self._process = process
         keys = read_keys(settings)

@@ -14,6 +14,7 @@ from inferway_bench.index.benchmark import INDEX
 from inferway_bench.loading.run import LOAD
 from inferway_bench.peers.benchmark import PEERS, PEERS_REAL
 from inferway_bench.prompts import PROMPTS
+from inferway_bench.ray_serve.benchmark import RAY, RAY_ONE_SYSTEM
 from inferway_bench.scale import SCALE
 from inferway_bench.simulate.report import (
     POLICIES,
@@ -43,5 +44,17 @@ BENCHMARKS: tuple[Benchmark[Any], ...] = (
         PROVEN_REAL,
         SCALE,
     ),
-    *(CHAT_OVERHEAD, DATAPLANE, LEGS, PROMPTS, DIRECTOR, INDEX, STRUCTURED, EPP, LOAD),
+    *(
+        CHAT_OVERHEAD,
+        DATAPLANE,
+        LEGS,
+        PROMPTS,
+        DIRECTOR,
+        INDEX,
+        STRUCTURED,
+        EPP,
+        RAY,
+        RAY_ONE_SYSTEM,
+        LOAD,
+    ),
 )

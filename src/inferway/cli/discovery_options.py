@@ -29,6 +29,15 @@ DISCOVERY: Final = section(
         "in DNS. Repeat the flag for more names.",
     ),
     key_option(
+        "--engines-ray",
+        "discovery.ray",
+        metavar="APP/DEPLOYMENT",
+        multiple=True,
+        help="Use the engines of this Ray Serve deployment's replicas, in the cluster of "
+        "$RAY_ADDRESS, else of the one on this machine; needs inferway[ray]. Repeat the flag for "
+        "more.",
+    ),
+    key_option(
         "--pool-name",
         "discovery.kubernetes.pool",
         metavar="NAME",

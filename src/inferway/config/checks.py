@@ -21,7 +21,8 @@ def check(settings: ServeSettings) -> None:
     if not settings.engines and not settings.discovery.is_any:
         raise ConfigError(
             "no engine: give at least one URL (inferway serve http://HOST:PORT), or `engines:` in"
-            " --config, or a place to find them in (--engines-file, --engines-dns, --pool-name)"
+            " --config, or a place to find them in (--engines-file, --engines-dns, --engines-ray,"
+            " --pool-name)"
         )
     kubernetes = settings.discovery.kubernetes
     if kubernetes is not None:

@@ -203,12 +203,13 @@ class DiscoverySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     file: str | None = None  # YAML or JSON with `engines`; followed
     dns: list[str] = []  # http://NAME:PORT: every address of the name is an engine
+    ray: list[str] = []  # APP/DEPLOYMENT: the engines of its replicas in the cluster of RAY_ADDRESS
     kubernetes: KubernetesSettings | None = None
 
     @property
     def is_any(self) -> bool:
         """Whether there is any source beside the list."""
-        return self.file is not None or bool(self.dns) or self.kubernetes is not None
+        return bool(self.file is not None or self.dns or self.ray or self.kubernetes is not None)
 
 
 class PickerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

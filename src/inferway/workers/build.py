@@ -6,12 +6,14 @@ import os
 
 from inferway.app import Gateway
 from inferway.config import ServeSettings
+from inferway.prompts.files.given_files import check_given
 from inferway.serving import Served
 from inferway.workers.hub import ServingHub
 
 
 def built(settings: ServeSettings, *, picks: bool = False) -> Served:
     """Return what is to be served with. `picks`: it is an endpoint picker. Raises ConfigError."""
+    check_given(settings.models)
     workers = num_workers(settings)
     if workers == 1:
         return Gateway(settings, picks=picks)

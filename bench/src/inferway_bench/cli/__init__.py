@@ -49,6 +49,7 @@ COMMANDS = {
         "inferway_bench.prompts", "prompts",
         "Measure rendering and tokenizing, beside transformers.",
     ),
+    "ray": ("inferway_bench.ray_serve.benchmark", "ray", "Compare routers in Ray Serve."),
     "scale": ("inferway_bench.scale", "scale", "Measure how many engines one process can serve."),
     "simulate": (
         "inferway_bench.simulate.report", "simulate", "Replay traces on a simulated fleet.",

@@ -13,6 +13,7 @@ from inferway.errors import crash_report
 from inferway.fleet.discovery.kubernetes.api import Access, ApiServer, own_namespace
 from inferway.fleet.discovery.kubernetes.objects import PodSelection, selector_of
 from inferway.fleet.discovery.kubernetes.pool import PoolPods, SelectedPods
+from inferway.fleet.discovery.ray_replicas import RayReplicas
 from inferway.fleet.discovery.sources import DnsName, EnginesFile, EngineSource
 
 log = logging.getLogger("inferway.discovery")
@@ -94,6 +95,7 @@ def build_members(
     sources: list[EngineSource] = [DnsName(url) for url in settings.dns]
     if settings.file is not None:
         sources.append(EnginesFile(Path(settings.file)))
+    sources += [RayReplicas(deployment) for deployment in settings.ray]
     servers: list[ApiServer] = []
     if settings.kubernetes is not None:
         servers.append(ApiServer(_access(settings.kubernetes)))

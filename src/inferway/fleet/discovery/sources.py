@@ -1,6 +1,6 @@
 """Where engines are found: a file that may change, or a name whose addresses they are.
 
-Kubernetes is in a folder of its own; all of them are an `EngineSource`.
+Ray is in a file of its own, Kubernetes in a folder; all of them are an `EngineSource`.
 """
 
 from __future__ import annotations
