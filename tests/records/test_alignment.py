@@ -77,7 +77,9 @@ def test_what_is_moved_is_counted() -> None:
 @given(st.integers(1, 200), st.integers(0, 30))
 def test_a_prompt_goes_on_with_what_comes_later_in_the_other(dropped: int, note: int) -> None:
     rest = drawn(160)
-    others = drawn(dropped + note) + np.uint32(MOST)  # or the last token before the rest may be the same
+    others = drawn(dropped + note) + np.uint32(
+        MOST
+    )  # or the last token before the rest may be the same
     left = window_hashes(np.concatenate([drawn(note), rest]))
     right = window_hashes(np.concatenate([others, rest]))
 
