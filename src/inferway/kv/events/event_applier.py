@@ -210,14 +210,15 @@ class EventApplier:
         stats.events += len(batch.items)
         if len(batch.items) > 1 and BlockRemoved in map(type, batch.items):
             yield from self._apply_joined(batch.items, is_last_life)
-        else:
-            for item in batch.items:
-                if isinstance(item, BlockStored) and len(item.block_hashes) <= _PIECE_BLOCKS:
-                    if item.medium not in _GPU:
-                        self._see_other_medium()
-                    yield apply(item)
-                else:
-                    yield from self._apply_other(item, is_last_life)
+            self._applied(action, batch)
+            return
+        for item in batch.items:
+            if not isinstance(item, BlockStored) or len(item.block_hashes) > _PIECE_BLOCKS:
+                yield from self._apply_other(item, is_last_life)
+                continue
+            if item.medium not in _GPU:
+                self._see_other_medium()
+            yield apply(item)
         self._applied(action, batch)
 
     def _apply_joined(self, items: Sequence[Event | EventError], is_last_life: bool) -> Steps:
@@ -225,10 +226,7 @@ class EventApplier:
         blocks = self.blocks
         for item in joined(items):
             if not isinstance(item, BlockRemoved):
-                for step in self._apply_other(item, is_last_life):
-                    if isinstance(step, list) and blocks.must_wait(step):
-                        yield blocks.late()
-                    yield step
+                yield from self._apply_beside_late(item, is_last_life)
                 continue
             if item.medium not in _GPU:
                 self._see_other_medium()
@@ -238,6 +236,13 @@ class EventApplier:
                     yield blocks.late()
         if late := blocks.late():
             yield late
+
+    def _apply_beside_late(self, item: Event | EventError, is_last_life: bool) -> Steps:
+        """While some removals have not left yet: they do, before what they removed is stored."""
+        for step in self._apply_other(item, is_last_life):
+            if isinstance(step, list) and self.blocks.must_wait(step):
+                yield self.blocks.late()
+            yield step
 
     def _apply_other(self, item: Event | EventError, is_last_life: bool) -> Steps:
         if isinstance(item, BlockStored | BlockRemoved):
