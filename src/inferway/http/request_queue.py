@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from math import isfinite
 from typing import Protocol
 
@@ -106,7 +107,7 @@ class RequestQueue:
         self._futures[waiter] = future
         if self._timer is None:
             self._timer = loop.call_later(_SWEEP_SECONDS, self._sweep)
-        responder.attach(_InQueue(self, waiter))
+        responder.attach(InQueue(partial(self.withdraw, waiter)))
         if self.limiter.gate is not None:
             self.turns()  # it may go on before those of lower priorities, who came first
         try:
@@ -156,20 +157,20 @@ class RequestQueue:
             future.set_exception(error)
 
 
-class _InQueue:
-    """The source of an answer whose request has no engine yet."""
+class InQueue:
+    """The source of an answer whose request has no engine yet. `withdraw` is called if its client
+    goes."""
 
-    __slots__ = ("_control", "_waiter")
+    __slots__ = ("_withdraw",)
 
-    def __init__(self, control: RequestQueue, waiter: Waiter) -> None:
-        self._control = control
-        self._waiter = waiter
+    def __init__(self, withdraw: Callable[[], None]) -> None:
+        self._withdraw = withdraw
 
     def pause(self) -> None: ...
     def resume(self) -> None: ...
 
     def client_gone(self) -> None:
-        self._control.withdraw(self._waiter)
+        self._withdraw()
 
 
 class Ticket:

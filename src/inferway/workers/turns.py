@@ -13,6 +13,7 @@ import asyncio
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import count
 
 import msgspec
@@ -24,7 +25,7 @@ from inferway.errors import (
     SaturatedError,
     WaitTooLongError,
 )
-from inferway.http.request_queue import RequestQueue, patience, ttft_seconds
+from inferway.http.request_queue import InQueue, RequestQueue, patience, ttft_seconds
 from inferway.http.responder import BodySource, Responder
 from inferway.model import Headers
 from inferway.routing.limits.concurrency_limiter import Slot
@@ -79,7 +80,7 @@ class HubQueue:
         future: asyncio.Future[Turn] = asyncio.get_running_loop().create_future()
         self._asked[ask.number] = future
         self._send(ask)
-        responder.attach(_InHubQueue(self, ask.number))
+        responder.attach(InQueue(partial(self.withdraw, ask.number)))
         try:
             turn = await future
         except asyncio.CancelledError:
@@ -148,22 +149,6 @@ class HubQueue:
 
 
 _OWN_TURN = Turn(0, has_waited=True)  # one of the worker's own
-
-
-class _InHubQueue:
-    """The source of an answer whose request has no engine yet."""
-
-    __slots__ = ("_number", "_queue")
-
-    def __init__(self, queue: HubQueue, number: int) -> None:
-        self._queue = queue
-        self._number = number
-
-    def pause(self) -> None: ...
-    def resume(self) -> None: ...
-
-    def client_gone(self) -> None:
-        self._queue.withdraw(self._number)
 
 
 class HubTicket:
