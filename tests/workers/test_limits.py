@@ -25,7 +25,9 @@ def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     directory = tmp_path_factory.mktemp("limits")
     settings = directory / "gateway.yaml"
     settings.write_text("flow: {in_flight: 1, queue: 1, queue_seconds: 0.2}\n")
-    with serving(directory, "--config", str(settings), engines=1) as found:
+    # the long answer takes 40 s, which none of the tests waits for
+    slow = ["--inter-token-latency", "10ms"]
+    with serving(directory, "--config", str(settings), engines=1, engine_flags=slow) as found:
         yield found
 
 
