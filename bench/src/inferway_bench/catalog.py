@@ -7,6 +7,7 @@ from typing import Any
 from inferway_bench.chat_overhead import CHAT_OVERHEAD
 from inferway_bench.dataplane.benchmark import DATAPLANE
 from inferway_bench.dataplane.legs import LEGS
+from inferway_bench.dataplane.workers import WORKERS
 from inferway_bench.director import DIRECTOR
 from inferway_bench.epp import EPP
 from inferway_bench.harness import Benchmark
@@ -16,6 +17,7 @@ from inferway_bench.peers.benchmark import PEERS, PEERS_REAL
 from inferway_bench.prompts import PROMPTS
 from inferway_bench.ray_serve.benchmark import RAY, RAY_ONE_SYSTEM
 from inferway_bench.scale import SCALE
+from inferway_bench.simulate.cells import CELLS
 from inferway_bench.simulate.report import (
     POLICIES,
     POLICIES_FLEET,
@@ -34,6 +36,7 @@ BENCHMARKS: tuple[Benchmark[Any], ...] = (
         PEERS_REAL,
         POLICIES,
         POLICIES_FLEET,
+        CELLS,
         KV_TRANSFER,
         SIMULATE,
         SIMULATE_ENGINES,
@@ -47,6 +50,7 @@ BENCHMARKS: tuple[Benchmark[Any], ...] = (
     *(
         CHAT_OVERHEAD,
         DATAPLANE,
+        WORKERS,
         LEGS,
         PROMPTS,
         DIRECTOR,

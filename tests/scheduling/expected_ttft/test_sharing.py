@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,7 +14,7 @@ from inferway.model import Endpoint
 from inferway.scheduling.expected_ttft.backlog import QueuedRequest
 from inferway.scheduling.expected_ttft.learning import Learning
 from inferway.scheduling.expected_ttft.plugin import ExpectedTtft
-from inferway.scheduling.expected_ttft.sharing import Event, Kind
+from inferway.scheduling.expected_ttft.sharing import TOLD_SECONDS, Event, Kind
 
 ENDPOINTS = [Endpoint(name, f"http://{name}", at) for at, name in enumerate("abc")]
 NAMES = [endpoint.name for endpoint in ENDPOINTS]
@@ -132,6 +133,19 @@ def test_two_that_tell_each_other_know_what_one_would(story: list[tuple[int, Act
     for gateway in both:
         for name, values in gateway.state().items():
             np.testing.assert_allclose(values, alone.state()[name], rtol=1e-9, err_msg=name)
+
+
+def test_of_an_endpoint_that_answers_all_the_time_some_times_are_told() -> None:
+    one = Gateway(ENDPOINTS)
+    told: list[Event] = []
+    one.plugin.share(told.append)
+
+    for i in range(1001):  # a millisecond each
+        for name in "ab":
+            took(Kind.TTFT, name, 10.0)(one, i / 1000)
+            took(Kind.TPOT, name, 10.0)(one, i / 1000)
+
+    assert len(told) == pytest.approx(4 * 1 / TOLD_SECONDS, rel=0.1)
 
 
 def test_what_waited_of_a_gateway_that_has_ended_waits_no_more() -> None:

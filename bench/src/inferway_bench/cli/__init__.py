@@ -7,6 +7,9 @@ import click
 from inferway.cli.lazy import LazyGroup
 
 COMMANDS = {
+    "cells": (
+        "inferway_bench.simulate.cells", "cells", "Divide a simulated fleet into cells.",
+    ),
     "chat-overhead": (
         "inferway_bench.chat_overhead", "chat_overhead",
         "Measure what a chat adds to the time to first token.",
@@ -65,6 +68,10 @@ COMMANDS = {
     "what-if": (
         "inferway_bench.whatif.proven", "what_if",
         "Compare what inferway what-if says with what came true.",
+    ),
+    "workers": (
+        "inferway_bench.dataplane.workers", "workers",
+        "Measure what several processes carry beside one.",
     ),
 }  # fmt: skip
 

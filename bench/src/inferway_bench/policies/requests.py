@@ -171,11 +171,16 @@ class Outcome:
         legs = np.zeros(count, np.bool_)
         return cls(ttft, latency, arrived, np.zeros(count, np.int64), engine, ended, legs)
 
+    def judged(self, workload: Workload, rate: float, warm_up: float) -> NDArray[np.intp]:
+        """Return the requests that arrive behind the first share `warm_up` of the run, and before
+        its end."""
+        end = _end(workload, rate)
+        return np.flatnonzero((self.arrived >= warm_up * end) & (self.arrived <= end))
+
     def figures(self, workload: Workload, rate: float, warm_up: float = 0.0) -> Figures:
-        """Return the figures of the requests that arrive behind the first share `warm_up` of the
-        run, and before its end."""
-        end = len(workload.requests) / rate * (1 + 1e-9)  # the last one's time has been rounded
-        judged = np.flatnonzero((self.arrived >= warm_up * end) & (self.arrived <= end))
+        """Return the figures of the requests that are `judged`."""
+        end = _end(workload, rate)
+        judged = self.judged(workload, rate, warm_up)
         prompt = workload.columns.prompt_tokens[judged]
         gaps = workload.columns.output_tokens[judged] - 1
         ttft = self.ttft[judged]
@@ -204,3 +209,8 @@ class Outcome:
         order = seconds.argsort()
         passed = count[order].cumsum()
         return float(seconds[order[passed.searchsorted(share * passed[-1])]])
+
+
+def _end(workload: Workload, rate: float) -> float:
+    """When a run ends, in seconds; the last request's time has been rounded."""
+    return len(workload.requests) / rate * (1 + 1e-9)

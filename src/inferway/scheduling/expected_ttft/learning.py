@@ -154,9 +154,10 @@ class Learning:
             self.sharing.tell(Begins(waiting.number, now, is_assumed=False))
 
     def took(self, kind: Kind, slot: int, features: Sequence[float], ms: float, now: float) -> None:
-        """Learn how long something took, from what it was made of."""
+        """Learn how long something took, from what it was made of. Others are told of so many that
+        they know it as well (`Sharing.is_due`)."""
         self.costs(kind).learn(slot, features, ms, now)
-        if self.sharing is not None:
+        if self.sharing is not None and self.sharing.is_due(kind, slot, now):
             self.sharing.tell(Took(kind, self.sharing.name(slot), features, ms, now))
 
     def answered(self, tokens: int) -> None:

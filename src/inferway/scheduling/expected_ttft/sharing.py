@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from inferway.scheduling.expected_ttft.learning import Learning
 
 MOST_WAITING = 100_000  # requests of others that are remembered until they begin to answer
+# Between two times of a kind that an endpoint took and others are told. Learning from one takes a
+# gateway 40 us, and costs follow no faster (`costs.SOLVE_SECONDS`).
+TOLD_SECONDS = 0.02
 
 
 class Kind(IntEnum):
@@ -93,6 +96,8 @@ class Sharing:
     _numbers: count[int] = field(default_factory=lambda: count(1))
     # of others: (who, number) -> the request that waits
     _waiting: dict[tuple[int, int], QueuedRequest] = field(default_factory=dict)
+    # when others were told of a time last, by kind and slot
+    _told: dict[tuple[Kind, int], float] = field(default_factory=dict)
 
     def next_number(self) -> int:
         """Return a number for a request that is told of."""
@@ -100,6 +105,13 @@ class Sharing:
 
     def name(self, slot: int) -> str:
         return self.slots.name(slot)
+
+    def is_due(self, kind: Kind, slot: int, now: float) -> bool:
+        """Return whether others should be told of another time of the kind; then they are."""
+        if now - self._told.get((kind, slot), -TOLD_SECONDS) < TOLD_SECONDS:
+            return False
+        self._told[kind, slot] = now
+        return True
 
     def hear(self, who: int, event: Event) -> None:
         """Take over what another gateway, whose number is `who`, has told."""
