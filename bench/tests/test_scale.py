@@ -9,7 +9,16 @@ from bench.tests.runs import MACHINE, a_run
 from inferway_bench.dataplane.benchmark import LONG, PLAIN
 from inferway_bench.processes import BenchError
 from inferway_bench.rows import Row, Run
-from inferway_bench.scale import SCALE, ScalePlan, carried, end, findings, share_rows
+from inferway_bench.scale import (
+    SCALE,
+    ScalePlan,
+    carried,
+    end,
+    findings,
+    goals,
+    process_rows,
+    share_rows,
+)
 from inferway_bench.scale_worker import Filling, Grown, measure
 
 TINY = Filling(block_size=16, blocks_held=128, prompt_tokens=320, decisions=2, repeats=2, seed=1)
@@ -19,7 +28,7 @@ PLAN = ScalePlan(requests=2.0, new_blocks=10)
 def grown(decision: float) -> Grown:
     return Grown(
         stored_us=4.0, removed_us=1.0, decision_us=[decision] * 3, resident_mib=1_100.0,
-        bytes_per_block=250.0,
+        bytes_per_block=250.0, told_us=0.5, followed_us=1.5,
     )  # fmt: skip
 
 
@@ -65,7 +74,34 @@ def test_the_report_says_where_it_ends() -> None:
     text = SCALE.markdown(a_run("scale", found))
 
     assert "reaches this at about **" in text
-    assert "| 1,000 | 100 | 4.00 | 1.00 | 1,100 | 250 |" in text
+    assert "| 1,000 | 100 | 4.00 | 1.00 | 1,100 | 250 | 0.50 | 1.50 |" in text
+    assert "a hub and 3 workers, each with a core, use 4 cores" in text
+
+
+def test_the_hub_has_events_and_scrapes_and_workers_the_requests_and_what_they_are_told() -> None:
+    [alone] = shares(50)
+    [row] = process_rows(PLAN, [alone], {50: grown(100.0)})
+
+    told, followed = 3 * 100 * 10 * 0.5e-6, 100 * 10 * 1.5e-6
+    assert row.values["told"] == pytest.approx(told)
+    assert row.values["followed"] == pytest.approx(followed)
+    hub = alone.median("events") + alone.median("scrapes") + told
+    assert row.values["hub"] == pytest.approx(hub)
+    answers = (alone.median("requests") + alone.median("decisions")) / 3
+    assert row.values["worker"] == pytest.approx(answers + followed)
+    assert row.values["all"] == pytest.approx(max(hub, answers + followed))
+
+
+def test_four_cores_are_judged() -> None:
+    parts = {100: grown(100.0), 1_000: grown(100.0)}
+    found = findings(PLAN, parts, 300.0, "a stored run", [1.0, 1.0, 1.0], 20_000)
+
+    [goal] = goals(a_run("scale", found))
+
+    most = end([row for row in found.rows if row.table == "processes"])
+    assert most is not None
+    assert goal.is_met == (most >= 3_000)
+    assert goal.found == f"{most:,.0f}"
 
 
 def dataplane(**head: object) -> Run:
@@ -97,3 +133,5 @@ def test_the_parts_are_measured_with_a_number_of_engines() -> None:
     assert found.stored_us > 0
     assert found.removed_us > 0
     assert found.resident_mib > 0
+    assert found.told_us > 0
+    assert found.followed_us > 0

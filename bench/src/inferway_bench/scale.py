@@ -1,4 +1,5 @@
-"""`inferway bench scale`: how many engines one gateway process can serve, as a sum of parts.
+"""`inferway bench scale`: how many engines a gateway can serve, as a sum of parts: one process, and
+a hub with workers.
 
 A process for each number of engines (`scale_worker`) measures what grows with it. Carrying a
 request is taken from the stored run of `bench dataplane`; knowing its tokens and scraping an engine
@@ -39,7 +40,7 @@ from inferway_bench.plotting import Chart, Plot
 from inferway_bench.processes import BenchError
 from inferway_bench.progress import OnStep
 from inferway_bench.report import Column, Table
-from inferway_bench.rows import Findings, Row, Run, load_run
+from inferway_bench.rows import Findings, Goal, Row, Run, goal, load_run
 from inferway_bench.scale_worker import Filling, Grown
 from inferway_bench.workers import result_of
 
@@ -51,6 +52,10 @@ class ScalePlan(msgspec.Struct, frozen=True):
         tuple[int, ...],
         flag("Measure a gateway with this number of engines.", metavar="NUMBER", ge=1),
     ] = (16, 64, 250, 1_000)
+    cores: Annotated[
+        int,
+        flag("Add up what a hub and its workers carry with this number of cores, one each.", ge=2),
+    ] = 4
     requests: Annotated[
         float, flag("Add up the costs of this number of requests a second to each engine.", gt=0)
     ] = 1.0
@@ -106,12 +111,10 @@ def findings(
         for engines, one in grown.items()
     ]
     shares = share_rows(plan, request_us, median(scrape_us), grown)
-    most = end(shares)
-    reaches = (
-        "does not reach this" if most is None else f"reaches this at about **{most:,.0f} engines**"
-    )
+    divided = process_rows(plan, shares, grown)
+    workers = f"a hub and {plan.cores - 1} workers, each with a core,"
     return Findings(
-        rows=[*costs, *shares],
+        rows=[*costs, *shares, *divided],
         about=[
             "The figures are sums of parts that were measured one by one; no fleet of this size "
             "was run. A process for each number of engines runs the production event path "
@@ -125,9 +128,17 @@ def findings(
             f"- carrying a request takes {request_us:,.0f} µs ({made_of}); scraping the metrics of "
             f"an engine takes {median(scrape_us):,.0f} µs of CPU time (a simulated engine with "
             f"{page_bytes:,} bytes of metrics)",
-            f"- one process uses at most one core; it {reaches}",
+            f"- one process uses at most one core; it {_reaches(end(shares))}",
+            f"- {workers} use {plan.cores} cores; the busiest of them {_reaches(end(divided))}",
         ],
+        facts={"cores": plan.cores, "workers": plan.cores - 1},
     )
+
+
+def _reaches(engines: float | None) -> str:
+    if engines is None:
+        return "does not reach this"
+    return f"reaches this at about **{engines:,.0f} engines**"
 
 
 def carried(dataplane: Run, here: Machine, prompt_us: float) -> tuple[float, str]:
@@ -182,6 +193,27 @@ def share_rows(
     return rows
 
 
+def process_rows(plan: ScalePlan, shares: Sequence[Row], grown: dict[int, Grown]) -> list[Row]:
+    """Return a row for each number of engines: what of a core the hub takes, and each of the
+    workers, at the plan's load. `all` is the busiest of them."""
+    rows, workers = [], plan.cores - 1
+    for row, (engines, one) in zip(shares, grown.items(), strict=True):
+        blocks = plan.requests * engines * plan.new_blocks
+        told = workers * blocks * one.told_us / 1e6
+        followed = blocks * one.followed_us / 1e6
+        hub = row.median("events") + row.median("scrapes") + told
+        answers = (row.median("requests") + row.median("decisions")) / workers
+        figures = {
+            "hub": hub,
+            "told": told,
+            "worker": answers + followed,
+            "followed": followed,
+            "all": max(hub, answers + followed),
+        }
+        rows.append(Row("processes", {"engines": engines}, {**figures}))
+    return rows
+
+
 def end(shares: Sequence[Row]) -> float | None:
     """Return the number of engines at which one core is used up, between those measured or beyond
     the last by its line; None if that has none."""
@@ -226,6 +258,15 @@ async def _scrape(url: str, plan: ScalePlan) -> tuple[list[float], int]:
     return found, size
 
 
+def goals(run: Run) -> list[Goal]:
+    """Judge how many engines four cores carry."""
+    rows = [row for row in run.rows if row.table == "processes"]
+    most = end(rows) if rows else None
+    if most is None or run.facts["cores"] != 4:
+        return []
+    return [goal("engines with a hub and 3 workers, 4 cores", most, least=3_000, form="{:,.0f}")]
+
+
 _SHARE = "{:.1%}"
 SCALE = Benchmark(
     "scale",
@@ -244,6 +285,8 @@ SCALE = Benchmark(
                 Column("removed_us", "block dropped, µs", "{:.2f}"),
                 Column("resident_mib", "memory, MiB", "{:,.0f}", better="lower", unit="MiB"),
                 Column("bytes_per_block", "bytes for each held block", "{:,.0f}"),
+                Column("told_us", "telling a worker, µs", "{:.2f}"),
+                Column("followed_us", "a worker's part, µs", "{:.2f}", better="lower", unit="µs"),
             ],
         ),
         Table(
@@ -257,7 +300,17 @@ SCALE = Benchmark(
                 Column("request_us", "µs for each request", "{:,.0f}"),
             ],
         ),
+        Table(
+            "processes",
+            "The same with a hub and {workers} workers: what each takes of a core, and of that "
+            "what the hub tells the workers, and what a worker takes over",
+            ["engines"],
+            [
+                *(Column(name, form=_SHARE) for name in ("hub", "told", "worker", "followed")),
+            ],
+        ),
     ],
+    goals=goals,
     chart=Chart(
         "One gateway process, by the number of engines",
         [

@@ -19,8 +19,11 @@ import uvloop
 
 from inferway.kv.blocks.keys import BlockHasher
 from inferway.kv.index.memory import MemoryIndex
-from inferway.kv.index.protocol import Store
+from inferway.kv.index.protocol import Op, Store
 from inferway.model import RequestHead
+from inferway.workers.follower import HeardIndex
+from inferway.workers.messages import Message, Operations
+from inferway.workers.teller import ToldIndex
 from inferway_bench.cpu import resident_bytes
 from inferway_bench.idle_engines import MODEL, GivenTokens, idle_director
 from inferway_bench.index.engine import FollowedEngine, endless_events, payload, removal
@@ -52,12 +55,14 @@ class Grown(msgspec.Struct, frozen=True):
     decision_us: list[float]  # each the mean of some
     resident_mib: float
     bytes_per_block: float
+    told_us: float  # of a block that was stored and dropped: telling one worker of it
+    followed_us: float  # what that takes the worker
 
 
 def measure(filling: Filling, engines: int) -> Grown:
     """Fill an index by `engines`, and time events and decisions."""
     gc.disable()
-    index, pid, size = MemoryIndex(), os.getpid(), filling.block_size
+    index, pid, size = ToldIndex(), os.getpid(), filling.block_size
     events = endless_events(size, filling.seed, _CHAIN, _EVENT_BLOCKS)
     start = resident_bytes(pid)
     fleet = [FollowedEngine(holder, size, index) for holder in range(engines)]
@@ -68,12 +73,16 @@ def measure(filling: Filling, engines: int) -> Grown:
     taken = resident_bytes(pid) - start
     stored, removed = _timed(fleet, events, size)
     decisions = uvloop.run(_decisions(filling, engines, index))
+    resident = resident_bytes(pid)
+    told, followed = _by_a_worker(fleet, events, size, index)
     return Grown(
         stored_us=round(stored, 3),
         removed_us=round(removed, 3),
         decision_us=[round(us, 2) for us in decisions],
-        resident_mib=round(resident_bytes(pid) / 2**20, 1),
+        resident_mib=round(resident / 2**20, 1),
         bytes_per_block=round(taken / (each * _EVENT_BLOCKS * engines), 1),
+        told_us=round(told, 3),
+        followed_us=round(followed, 3),
     )
 
 
@@ -82,8 +91,7 @@ def _timed(
 ) -> tuple[float, float]:
     """The microseconds a block of batches that store, and of batches that remove the same; they
     come from one engine after the other."""
-    each = max(_CHAIN, _TIMED // len(fleet) // _CHAIN * _CHAIN)
-    made = [list(islice(events, each)) for _ in range(min(len(fleet), _TIMED // _CHAIN))]
+    made, blocks = _made(fleet, events)
     stored = [[payload(event, block_size) for event in mine] for mine in made]
     removed = [[removal(event.hashes) for event in reversed(mine)] for mine in made]
     took = []
@@ -91,8 +99,43 @@ def _timed(
         began = time.process_time()
         for engine, mine in zip(fleet, batches, strict=False):
             engine.apply(mine)
-        took.append((time.process_time() - began) * 1e6 / (len(made) * each * _EVENT_BLOCKS))
+        took.append((time.process_time() - began) * 1e6 / blocks)
     return took[0], took[1]
+
+
+def _made(
+    fleet: Sequence[FollowedEngine], events: Iterator[Stored]
+) -> tuple[list[list[Stored]], int]:
+    """Events of engines, and how many blocks they are."""
+    each = max(_CHAIN, _TIMED // len(fleet) // _CHAIN * _CHAIN)
+    made = [list(islice(events, each)) for _ in range(min(len(fleet), _TIMED // _CHAIN))]
+    return made, len(made) * each * _EVENT_BLOCKS
+
+
+def _by_a_worker(
+    fleet: Sequence[FollowedEngine], events: Iterator[Stored], block_size: int, index: ToldIndex
+) -> tuple[float, float]:
+    """The microseconds a block of what engines store and remove: encoding it for a worker, and, in
+    a worker's index that holds the same, decoding and applying it."""
+    heard = HeardIndex()
+    for ops in index.snapshot():
+        heard.hear(ops)
+    ops_told: list[list[Op]] = []
+    index.tell = ops_told.append
+    made, blocks = _made(fleet, events)
+    for engine, mine in zip(fleet, made, strict=False):
+        engine.apply([payload(event, block_size) for event in mine])
+        engine.apply([removal(event.hashes) for event in reversed(mine)])
+    encode, decode = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder(list[Message]).decode
+    began = time.process_time()
+    frames = [encode([Operations(ops, 1)]) for ops in ops_told]
+    encoded = time.process_time()
+    for frame in frames:
+        for message in decode(frame):
+            assert isinstance(message, Operations)
+            heard.hear(message.ops)
+    ended = time.process_time()
+    return (encoded - began) * 1e6 / blocks, (ended - encoded) * 1e6 / blocks
 
 
 async def _decisions(filling: Filling, engines: int, index: MemoryIndex) -> list[float]:
