@@ -19,6 +19,7 @@ from inferway_bench.scale import SCALE
 from inferway_bench.simulate.report import (
     POLICIES,
     POLICIES_FLEET,
+    POLICIES_GATEWAYS,
     SIMULATE,
     SIMULATE_ENGINES,
     SIMULATE_SEEDS,
@@ -34,6 +35,7 @@ BENCHMARKS: tuple[Benchmark[Any], ...] = (
         PEERS_REAL,
         POLICIES,
         POLICIES_FLEET,
+        POLICIES_GATEWAYS,
         KV_TRANSFER,
         SIMULATE,
         SIMULATE_ENGINES,

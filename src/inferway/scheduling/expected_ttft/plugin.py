@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from random import Random
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,8 +66,10 @@ class ExpectedTtft:
     learning: Learning = field(default_factory=Learning)
     is_alone: bool = False  # nobody else reads what it adds
     has_legs: bool = True
+    random: Random = field(default_factory=Random)
     slots: EndpointSlots = field(init=False)
     _turn: int = 0
+    _draws: np.random.Generator | None = None  # None: others know at once what is sent
     _roles: PerEndpoint[Roles | None] = field(default_factory=lambda: PerEndpoint(roles_of))
 
     def __post_init__(self) -> None:
@@ -126,6 +129,8 @@ class ExpectedTtft:
         cost = candidates.get(COST_MS)
         if cost is None:
             raise RuntimeError("expected-ttft: score before produce")
+        if self._draws is not None and not request.is_hypothetical:
+            cost = cost + self._unheard(self._draws, candidates)
         rating: Column = cost.item(cost.argmin()) / cost
         tried = candidates.get(TRIED)
         if tried is not None and np.count_nonzero(tried):
@@ -141,9 +146,13 @@ class ExpectedTtft:
             return None
         return ExpectedTtftListener(self.learning, self.slots, request, candidates, choice)
 
-    def share(self, tell: Callable[[Event], None]) -> Sharing:
-        """Tell others what is learned here, and return who takes over what they tell."""
-        self.learning.sharing = sharing = Sharing(self.learning, self.slots, tell)
+    def share(self, tell: Callable[[Event], None], delay_seconds: float = 0.0) -> Sharing:
+        """Tell others what is learned here, which they know so many seconds later. Return who takes
+        over what they tell."""
+        sharing = Sharing(self.learning, self.slots, tell, delay_seconds)
+        self.learning.sharing = sharing
+        if delay_seconds:
+            self._draws = np.random.default_rng(self.random.getrandbits(128))
         return sharing
 
     def families(self) -> Iterator[Family]:
@@ -174,6 +183,17 @@ class ExpectedTtft:
                 for feature, cost in zip(features, costs[:, slot].tolist(), strict=True)
             },
         )
+
+    def _unheard(self, draws: np.random.Generator, candidates: Candidates) -> Column:
+        """What others may have sent to each endpoint that we have not heard of yet. All would go to
+        the one that is the best by a little, and wait for each other there, so each takes another
+        part of it for granted, drawn anew for each request."""
+        sharing, now = self.learning.sharing, candidates.now
+        assert sharing is not None
+        rows = self.slots.rows(candidates.endpoints, now)
+        drawn: Column = draws.random(len(candidates.endpoints))
+        drawn *= sharing.unheard_ms(rows, now)
+        return drawn
 
     def _try(
         self,
@@ -230,7 +250,9 @@ def _own_tokens(prompt: float, candidates: Candidates) -> Column:
 
 
 def _build(parameters: ExpectedTtftParameters, building: Building) -> ExpectedTtft:
-    return ExpectedTtft(is_alone=len(building.types) == 1, has_legs=parameters.legs)
+    return ExpectedTtft(
+        is_alone=len(building.types) == 1, has_legs=parameters.legs, random=building.random
+    )
 
 
 TYPE = PluginType(

@@ -14,7 +14,9 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 
+from inferway.model import Rows
 from inferway.scheduling.expected_ttft.backlog import QueuedRequest
 from inferway.scheduling.per_endpoint import EndpointSlots
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from inferway.scheduling.expected_ttft.learning import Learning
 
 MOST_WAITING = 100_000  # requests of others that are remembered until they begin to answer
+RECENT_REQUESTS = 100.0  # from which it is known how many of all others have sent
 
 
 class Kind(IntEnum):
@@ -90,12 +93,15 @@ class Sharing:
     learning: Learning
     slots: EndpointSlots
     tell: Callable[[Event], None]
+    delay_seconds: float = 0.0  # from what happens until others hear of it
+    others_share: float = 0.0  # of the last requests: those that others have sent
     _numbers: count[int] = field(default_factory=lambda: count(1))
     # of others: (who, number) -> the request that waits
     _waiting: dict[tuple[int, int], QueuedRequest] = field(default_factory=dict)
 
     def next_number(self) -> int:
-        """Return a number for a request that is told of."""
+        """Return a number for a request of ours that is told of."""
+        self.others_share -= self.others_share / RECENT_REQUESTS
         return next(self._numbers)
 
     def name(self, slot: int) -> str:
@@ -106,6 +112,7 @@ class Sharing:
         learning = self.learning
         match event:
             case Waits():
+                self.others_share += (1.0 - self.others_share) / RECENT_REQUESTS
                 if len(self._waiting) < MOST_WAITING:
                     slot = self.slots.slot_of(event.endpoint, event.at)
                     waiting = QueuedRequest(slot, event.tokens, event.alone_ms)
@@ -128,6 +135,13 @@ class Sharing:
             case Comes():
                 slot = self.slots.slot_of(event.endpoint, learning.now)  # columns may grow
                 learning.coming[slot] += event.by
+
+    def unheard_ms(self, rows: Rows, now: float) -> float:
+        """Return how many milliseconds of work others have sent to these endpoints lately that
+        nobody has told us of yet, on average: as many engines as they keep busy work on what they
+        send in any time."""
+        busy = float(np.add.reduce(self.learning.marginal_cost.busy(rows, now)))
+        return self.delay_seconds * 1000 * self.others_share * busy
 
     def gone(self, who: int, now: float) -> None:
         """Forget what of a gateway waits that has ended: its requests have ended with it."""
