@@ -10,8 +10,9 @@ import pytest
 from inferway.model import Candidates, Endpoint
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.requests import CompletionRequest
+from inferway.scheduling.expected_ttft.costs import KNOWN_AFTER
 from inferway.scheduling.expected_ttft.plugin import ExpectedTtft
-from inferway.scheduling.expected_ttft.sharing import Begins, Sharing, Waits
+from inferway.scheduling.expected_ttft.sharing import Begins, Kind, Sharing, Took, Waits
 from inferway.scheduling.idle import idle
 from inferway.scheduling.pickers import MaxScore
 
@@ -30,9 +31,13 @@ def hears_of_others(sharing: Sharing) -> None:
 
 
 def gateway(seed: int, *, delay: float = DELAY, others: bool = True) -> ExpectedTtft:
+    """One that knows its engines, and hears of others' requests."""
     plugin = ExpectedTtft(random=Random(seed))
     sharing = plugin.share(lambda _: None, delay)
     plugin.slots.rows(ENDPOINTS, 0.0)
+    for endpoint in ENDPOINTS * KNOWN_AFTER:
+        features = (1.0, 1e3, 5e5, 0.0, 0.0, 0.0)
+        sharing.hear(7, Took(Kind.TTFT, endpoint.name, features, 127.8, 0.0))
     if others:
         hears_of_others(sharing)
     return plugin
@@ -51,7 +56,7 @@ def request(*, hypothetical: bool = False) -> LLMRequest:
 def candidates(held_blocks: int) -> Candidates:
     """Nothing waits anywhere, and the third endpoint holds some of the prompt."""
     table = idle(ENDPOINTS, BLOCK)
-    table.now = UNTIL
+    table.now = UNTIL + 1.0
     table.matched_blocks[2] = table.weighted_matched_blocks[2] = held_blocks
     return table
 

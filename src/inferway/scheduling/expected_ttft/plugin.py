@@ -185,14 +185,14 @@ class ExpectedTtft:
         )
 
     def _unheard(self, draws: np.random.Generator, candidates: Candidates) -> Column:
-        """What others may have sent to each endpoint that we have not heard of yet. All would go to
-        the one that is the best by a little, and wait for each other there, so each takes another
-        part of it for granted, drawn anew for each request."""
+        """Return the milliseconds that each endpoint may cost more than we know: for what others have
+        sent there by now, and for what they send there because they do not know of ours yet. All
+        would go to the endpoint that is the best by a little, so it is drawn for each request."""
         sharing, now = self.learning.sharing, candidates.now
         assert sharing is not None
         rows = self.slots.rows(candidates.endpoints, now)
         drawn: Column = draws.random(len(candidates.endpoints))
-        drawn *= sharing.unheard_ms(rows, now)
+        drawn *= 2.0 * sharing.unheard_ms(rows, now)
         return drawn
 
     def _try(

@@ -137,9 +137,9 @@ class Sharing:
                 learning.coming[slot] += event.by
 
     def unheard_ms(self, rows: Rows, now: float) -> float:
-        """Return how many milliseconds of work others have sent to these endpoints lately that
-        nobody has told us of yet, on average: as many engines as they keep busy work on what they
-        send in any time."""
+        """Return how many milliseconds of work others have sent to these endpoints that we have not
+        heard of yet, on average: in any time they send as much as the engines that they keep busy
+        work off in it."""
         busy = float(np.add.reduce(self.learning.marginal_cost.busy(rows, now)))
         return self.delay_seconds * 1000 * self.others_share * busy
 
