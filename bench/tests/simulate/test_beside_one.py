@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from bench.tests.runs import a_run, unseen
 
-from inferway_bench.rows import Row
+from inferway_bench.rows import Key, Row
 from inferway_bench.simulate.beside_one import goals, with_one
 from inferway_bench.simulate.plan import SimulatePlan
 from inferway_bench.simulate.report import POLICIES_FLEET, POLICIES_GATEWAYS
@@ -22,7 +22,9 @@ SMALL = SimulatePlan(
 
 
 def row(policy: str, p90: Sequence[float], *, gateways: int = 4, trace: str = "mooncake") -> Row:
-    keys = {"trace": trace, "engines": 8, "gateways": gateways, "load": "75%", "policy": policy}
+    keys: dict[str, Key] = {
+        "trace": trace, "engines": 8, "gateways": gateways, "load": "75%", "policy": policy,
+    }  # fmt: skip
     return Row("simulations", keys, {"ttft": [each / 2 for each in p90], "ttft_p90": list(p90)})
 
 

@@ -185,9 +185,10 @@ class ExpectedTtft:
         )
 
     def _unheard(self, draws: np.random.Generator, candidates: Candidates) -> Column:
-        """Return the milliseconds that each endpoint may cost more than we know: for what others have
-        sent there by now, and for what they send there because they do not know of ours yet. All
-        would go to the endpoint that is the best by a little, so it is drawn for each request."""
+        """Return the milliseconds that each endpoint may cost more than we know: for what others
+        have sent there by now, and for what they send there because they do not know of ours yet.
+        All would go to the endpoint that is the best by a little, so it is drawn for each
+        request."""
         sharing, now = self.learning.sharing, candidates.now
         assert sharing is not None
         rows = self.slots.rows(candidates.endpoints, now)
