@@ -1,9 +1,6 @@
-"""Gateways that hear of each other late do not all go to the engine that is the best by a
-little."""
+"""Gateways that hear of each other late do not all go to the engine that is best by a little."""
 
 from __future__ import annotations
-
-from random import Random
 
 import pytest
 
@@ -14,10 +11,10 @@ from inferway.scheduling.expected_ttft.costs import KNOWN_AFTER
 from inferway.scheduling.expected_ttft.plugin import ExpectedTtft
 from inferway.scheduling.expected_ttft.sharing import Begins, Kind, Sharing, Took, Waits
 from inferway.scheduling.idle import idle
-from inferway.scheduling.pickers import MaxScore
 
 BLOCK = 16
 ENDPOINTS = [Endpoint(f"e{i}", f"http://e{i}", i) for i in range(8)]
+GATEWAYS = ["10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4"]
 EVERY, WORK_MS, DELAY = 0.05, 100.0, 0.05  # others keep two engines busy
 UNTIL = 100.0  # seconds
 
@@ -30,10 +27,11 @@ def hears_of_others(sharing: Sharing) -> None:
         sharing.hear(7, Begins(number, at + 0.12, is_assumed=False))
 
 
-def gateway(seed: int, *, delay: float = DELAY, others: bool = True) -> ExpectedTtft:
+def gateway(number: int, *, delay: float = DELAY, others: bool = True) -> ExpectedTtft:
     """One that knows its engines, and hears of others' requests."""
-    plugin = ExpectedTtft(random=Random(seed))
+    plugin = ExpectedTtft()
     sharing = plugin.share(lambda _: None, delay)
+    sharing.stand(GATEWAYS[number], {*GATEWAYS} - {GATEWAYS[number]})
     plugin.slots.rows(ENDPOINTS, 0.0)
     for endpoint in ENDPOINTS * KNOWN_AFTER:
         features = (1.0, 1e3, 5e5, 0.0, 0.0, 0.0)
@@ -43,60 +41,65 @@ def gateway(seed: int, *, delay: float = DELAY, others: bool = True) -> Expected
     return plugin
 
 
-def request(*, hypothetical: bool = False) -> LLMRequest:
-    return LLMRequest(
+def unheard(plugin: ExpectedTtft, endpoints: list[Endpoint]) -> dict[str, float]:
+    sharing = plugin.learning.sharing
+    assert sharing is not None
+    found = sharing.unheard_ms(endpoints, UNTIL).tolist()
+    return {endpoint.name: ms for endpoint, ms in zip(endpoints, found, strict=True)}
+
+
+def choice(plugin: ExpectedTtft, held_blocks: int) -> int:
+    """Nothing waits anywhere, and the third endpoint holds some of the prompt."""
+    asked = LLMRequest(
         request_id="r",
         target_model="m",
         body=CompletionRequest(model="m", prompt=""),
         raw=b"x" * (4 * 4_000),
-        is_hypothetical=hypothetical,
     )
-
-
-def candidates(held_blocks: int) -> Candidates:
-    """Nothing waits anywhere, and the third endpoint holds some of the prompt."""
-    table = idle(ENDPOINTS, BLOCK)
+    table: Candidates = idle(ENDPOINTS, BLOCK)
     table.now = UNTIL + 1.0
     table.matched_blocks[2] = table.weighted_matched_blocks[2] = held_blocks
-    return table
+    plugin.produce(asked, table)
+    return int(plugin.score(asked, table).argmax())
 
 
-def choices(plugin: ExpectedTtft, held_blocks: int, *, hypothetical: bool = False) -> list[int]:
-    picker, asked, found = MaxScore(), request(hypothetical=hypothetical), []
-    for _ in range(60):
-        table = candidates(held_blocks)
-        plugin.produce(asked, table)
-        found.append(picker.pick(plugin.score(asked, table), 1)[0])
-    return found
+def test_at_most_twice_the_work_that_others_send_meanwhile_is_unheard_of() -> None:
+    found = unheard(gateway(1), ENDPOINTS)
+
+    most = 2 * DELAY / EVERY * WORK_MS
+    steps = sorted(found.values())
+    assert steps == pytest.approx([most * i / 8 for i in range(8)], rel=0.02)
 
 
-def test_as_much_work_is_unheard_of_as_others_send_meanwhile() -> None:
-    plugin = gateway(1)
+def test_gateways_that_know_the_same_choose_others_of_equal_engines() -> None:
+    chosen = [choice(gateway(number), 1) for number in range(4)]
+
+    assert len(set(chosen)) == 4
+
+
+def test_an_engine_that_is_much_better_is_chosen_by_all() -> None:
+    assert [choice(gateway(number), 200) for number in range(4)] == [2] * 4  # 320 ms less
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_the_best_is_chosen_where_nothing_is_unheard_of(number: int) -> None:
+    assert choice(gateway(number, delay=0.0), 1) == 2
+    assert choice(gateway(number, others=False), 1) == 2
+
+
+def test_the_order_in_which_engines_are_listed_changes_nothing() -> None:
+    plugin = gateway(2)
+
+    assert unheard(plugin, ENDPOINTS[::-1]) == pytest.approx(unheard(plugin, ENDPOINTS))
+
+
+def test_a_gateway_that_goes_makes_room() -> None:
+    plugin = gateway(3)
     sharing = plugin.learning.sharing
     assert sharing is not None
+    before = unheard(plugin, ENDPOINTS)
 
-    unheard = sharing.unheard_ms(slice(None), UNTIL)
+    sharing.stand(GATEWAYS[3], [])
 
-    assert unheard == pytest.approx(DELAY / EVERY * WORK_MS, rel=0.02)
-
-
-def test_who_knows_the_same_seldom_chooses_the_same() -> None:
-    one, other = choices(gateway(1), 1), choices(gateway(2), 1)
-
-    assert set(one) == set(range(8))
-    assert sum(a == b for a, b in zip(one, other, strict=True)) < 20
-
-
-def test_an_engine_that_is_much_better_is_chosen_all_the_same() -> None:
-    assert choices(gateway(1), 200) == [2] * 60  # 320 ms less
-
-
-@pytest.mark.parametrize(
-    "plugin", [gateway(1, delay=0.0), gateway(1, others=False)], ids=["at once", "nobody else"]
-)
-def test_the_best_is_chosen_where_nothing_is_unheard_of(plugin: ExpectedTtft) -> None:
-    assert choices(plugin, 1) == [2] * 60
-
-
-def test_where_a_request_would_go_is_not_drawn() -> None:
-    assert choices(gateway(1), 1, hypothetical=True) == [2] * 60
+    assert unheard(plugin, ENDPOINTS) == pytest.approx(unheard(gateway(0), ENDPOINTS))
+    assert unheard(plugin, ENDPOINTS) != pytest.approx(before)

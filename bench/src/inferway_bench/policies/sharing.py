@@ -78,6 +78,7 @@ class Post:
 
     def __init__(self, spec: SharingSpec, num_gateways: int, clock: Callable[[], float]) -> None:
         self.spec = spec
+        self.num_gateways = num_gateways
         self._clock = clock
         # By gateway: the last batch that it tells, and until when it grows.
         self._batches: list[tuple[float, list[Message]]] = [(-1.0, []) for _ in range(num_gateways)]
@@ -124,6 +125,9 @@ class Shared:
             plugin.share(partial(self._learned, number), delay)
             for number, plugin in enumerate(plugins)
         ]
+        others = [f"{other:04}" for other in range(post.num_gateways) if other != place]
+        for each in self._sharing:
+            each.stand(f"{place:04}", others)
         self._heard: dict[tuple[int, int], Speculation] = {}  # (who, number)
 
     def count(self, row: int, by: int, new_tokens: float) -> None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from random import Random
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,10 +65,8 @@ class ExpectedTtft:
     learning: Learning = field(default_factory=Learning)
     is_alone: bool = False  # nobody else reads what it adds
     has_legs: bool = True
-    random: Random = field(default_factory=Random)
     slots: EndpointSlots = field(init=False)
     _turn: int = 0
-    _draws: np.random.Generator | None = None  # None: others know at once what is sent
     _roles: PerEndpoint[Roles | None] = field(default_factory=lambda: PerEndpoint(roles_of))
 
     def __post_init__(self) -> None:
@@ -129,8 +126,9 @@ class ExpectedTtft:
         cost = candidates.get(COST_MS)
         if cost is None:
             raise RuntimeError("expected-ttft: score before produce")
-        if self._draws is not None and not request.is_hypothetical:
-            cost = cost + self._unheard(self._draws, candidates)
+        sharing = self.learning.sharing
+        if sharing is not None and sharing.delay_seconds:
+            cost = cost + sharing.unheard_ms(candidates.endpoints, candidates.now)
         rating: Column = cost.item(cost.argmin()) / cost
         tried = candidates.get(TRIED)
         if tried is not None and np.count_nonzero(tried):
@@ -151,8 +149,6 @@ class ExpectedTtft:
         over what they tell."""
         sharing = Sharing(self.learning, self.slots, tell, delay_seconds)
         self.learning.sharing = sharing
-        if delay_seconds:
-            self._draws = np.random.default_rng(self.random.getrandbits(128))
         return sharing
 
     def families(self) -> Iterator[Family]:
@@ -183,18 +179,6 @@ class ExpectedTtft:
                 for feature, cost in zip(features, costs[:, slot].tolist(), strict=True)
             },
         )
-
-    def _unheard(self, draws: np.random.Generator, candidates: Candidates) -> Column:
-        """Return the milliseconds that each endpoint may cost more than we know: for what others
-        have sent there by now, and for what they send there because they do not know of ours yet.
-        All would go to the endpoint that is the best by a little, so it is drawn for each
-        request."""
-        sharing, now = self.learning.sharing, candidates.now
-        assert sharing is not None
-        rows = self.slots.rows(candidates.endpoints, now)
-        drawn: Column = draws.random(len(candidates.endpoints))
-        drawn *= 2.0 * sharing.unheard_ms(rows, now)
-        return drawn
 
     def _try(
         self,
@@ -251,9 +235,7 @@ def _own_tokens(prompt: float, candidates: Candidates) -> Column:
 
 
 def _build(parameters: ExpectedTtftParameters, building: Building) -> ExpectedTtft:
-    return ExpectedTtft(
-        is_alone=len(building.types) == 1, has_legs=parameters.legs, random=building.random
-    )
+    return ExpectedTtft(is_alone=len(building.types) == 1, has_legs=parameters.legs)
 
 
 TYPE = PluginType(
