@@ -150,12 +150,11 @@ class Sharing:
         heard of us, and in any time they send as much as the engines that they keep busy work off
         in it. All would go to the endpoint that is the best by a little, so each gateway has other
         endpoints that it would rather leave to others."""
-        busy = float(
-            np.add.reduce(self.learning.marginal_cost.busy(self.slots.rows(endpoints, now), now))
-        )
+        rows = self.slots.rows(endpoints, now)
+        busy = float(np.add.reduce(self.learning.marginal_cost.busy(rows, now)))
         left: Column = self._turns(endpoints) + self._place
         left %= 1.0
-        left *= 2000.0 * self.delay_seconds * self.others_share * busy
+        left *= 2 * self.delay_seconds * 1000 * self.others_share * busy
         return left
 
     def gone(self, who: int, now: float) -> None:
