@@ -21,6 +21,7 @@ from inferway_bench.simulate.cells import CELLS
 from inferway_bench.simulate.report import (
     POLICIES,
     POLICIES_FLEET,
+    POLICIES_GATEWAYS,
     SIMULATE,
     SIMULATE_ENGINES,
     SIMULATE_SEEDS,
@@ -37,6 +38,7 @@ BENCHMARKS: tuple[Benchmark[Any], ...] = (
         POLICIES,
         POLICIES_FLEET,
         CELLS,
+        POLICIES_GATEWAYS,
         KV_TRANSFER,
         SIMULATE,
         SIMULATE_ENGINES,

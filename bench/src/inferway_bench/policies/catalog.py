@@ -20,6 +20,7 @@ from inferway_bench.policies.deaf import Memory
 from inferway_bench.policies.gateway import Policy, endpoints_of
 from inferway_bench.policies.oracle import Oracle
 from inferway_bench.policies.requests import CHARS_A_BLOCK
+from inferway_bench.policies.sharing import sharing_named
 from inferway_bench.policies.simple import (
     Anywhere,
     CacheAware,
@@ -150,15 +151,27 @@ POLICIES: dict[str, MakePolicy] = {
 _NAMED = {**POLICIES, "least-load": POLICIES["least-request"], NEVER: POLICIES[OURS]}
 
 
+def alone(policy: str) -> str:
+    """Return the policy's name without what its gateways share."""
+    return policy.partition("+")[0]
+
+
 def policy_named(name: str) -> MakePolicy:
-    """Return how the policy is made. Raises BenchError for one that is not known."""
+    """Return how the policy is made; the gateways of NAME+SHARING tell each other what they do.
+    Raises BenchError for one that is not known."""
+    _, _, shared = name.partition("+")
+    if shared:
+        make, sharing = policy_named(alone(name)), sharing_named(shared)
+        return lambda world: replace(make(world), sharing=sharing)
     kind, _, prefill = name.partition("@")
     if name in _NAMED:
         return _NAMED[name]
     if kind in WITH_LEGS and (prefill.isdecimal() or not prefill):
         return lambda world: WITH_LEGS[kind](world, int(prefill or 0))
     known = ", ".join([*_NAMED, *WITH_LEGS])
-    raise BenchError(f"no policy {name!r}; known: {known}, and NAME@PREFILL of the last three")
+    raise BenchError(
+        f"no policy {name!r}; known: {known}, and NAME@PREFILL of the last three, and NAME+SHARING"
+    )
 
 
 # Policies for engines that can hand blocks to each other. With `prefill` engines that only compute

@@ -1,8 +1,9 @@
 """A gateway in front of the simulated fleet: what it knows, which is never quite what is so.
 
 It counts its own requests, reads the engines' metrics every `scrape_seconds`, and hears of blocks
-when the events have arrived; prompts on their way count as held, as in `director`. The table that
-it makes of this is filled as `fleet.columns` and `routing.match` fill it.
+when the events have arrived; prompts on their way count as held, as in `director`. What others tell
+it comes later still (`sharing`). The table that it makes of this is filled as `fleet.columns` and
+`routing.match` fill it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from inferway.kv.index.speculative import SpeculativeOverlay
 from inferway.model import Column, Endpoint
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.usage import Usage
+from inferway.scheduling.expected_ttft.plugin import ExpectedTtft
 from inferway.scheduling.idle import idle
 from inferway.scheduling.plugin import (
     DataProducer,
@@ -28,6 +30,7 @@ from inferway.scheduling.plugin import (
 )
 from inferway_bench.policies.engine import Engine, Job, Leg
 from inferway_bench.policies.holders import Holders
+from inferway_bench.policies.sharing import Post, Shared, SharingSpec
 
 _FEW = 16  # engines; more are sooner written at once
 
@@ -43,11 +46,17 @@ class Policy:
     sees_blocks: bool = False
     sees_truth: bool = False
     endpoints: Sequence[Endpoint] = ()  # with their roles; empty: engines that hand over nothing
+    sharing: SharingSpec | None = None  # with the other gateways; None: each is alone
 
     @property
     def hears(self) -> bool:
         """Whether the policy asks which engine holds what."""
         return self.sees_blocks or self.sees_truth
+
+    @property
+    def learning(self) -> Sequence[ExpectedTtft]:
+        """The plugins that learn, and can tell what."""
+        return [each for each in self.producers if isinstance(each, ExpectedTtft)]
 
 
 class Feed:
@@ -94,6 +103,20 @@ class Gateway:
         self.table.awaiting_first_token[:] = 0
         self._engines = engines
         self._fade = math.exp(-scrape_seconds / RECENT_SECONDS)
+        self._shared: Shared | None = None  # None: it is alone
+
+    def join(self, post: Post, place: int, first: Gateway) -> None:
+        """Tell the other gateways from now on, and hear them. It is number `place` of them, and
+        `first` is the first one."""
+        if post.spec.one_machine:
+            self.table = first.table
+        self._shared = Shared(place, post, self.policy.learning, self.table)
+        self.overlay = self._shared.overlay
+
+    def hear(self, now: float) -> None:
+        """Take over what others have told, as far as it has come by now."""
+        if self._shared is not None:
+            self._shared.hear(now)
 
     def scrape(self, ticks: int) -> None:
         """Read all engines' metrics, for the first time in `ticks` scrapes: fleet.Fleet._loaded."""
@@ -110,6 +133,7 @@ class Gateway:
     def route(self, job: Job, llm: LLMRequest, now: float) -> int:
         """Return the row of the engine that a job goes to; it is in flight from here on. A request
         in two legs goes on with `on_prefilled`."""
+        self.hear(now)
         policy, request = self.policy, job.request
         candidates = replace(self.table, added={}, now=now)
         found: Mapping[int, int] = {}
@@ -144,7 +168,8 @@ class Gateway:
 
     def on_prefilled(self, job: Job, engine: Engine, now: float) -> tuple[Job, int]:
         """Return the decode leg of a prefill leg that has ended, and the row that it goes to."""
-        self.table.in_flight[engine.number] -= 1
+        self.hear(now)
+        self._count(engine.number, -1)
         request, target = job.request, job.decodes_on
         assert target is not None
         usage = Usage(request.prompt_tokens, 1, job.cached_blocks * self.block_tokens)
@@ -171,13 +196,19 @@ class Gateway:
         request, size = job.request, self.block_tokens
         reusable = min(matched, (request.prompt_tokens - 1) // size)
         job.expected_uncached = request.prompt_tokens - reusable * size
-        self.table.in_flight[row] += 1
-        self.table.recent_prefill_tokens[row] += job.expected_uncached
+        self._count(row, 1, job.expected_uncached)
         if self.policy.hears:
             job.speculation = self.overlay.add(row, request.blocks, skip=held)
 
+    def _count(self, row: int, by: int, new_tokens: float = 0.0) -> None:
+        self.table.in_flight[row] += by
+        self.table.recent_prefill_tokens[row] += new_tokens
+        if self._shared is not None:
+            self._shared.count(row, by, new_tokens)
+
     def on_first_token(self, job: Job, now: float) -> None:
         """Tell the followers of a job that its answer begins to pass through."""
+        self.hear(now)
         for follower in job.followers:
             follower.on_head(200)
             follower.on_first_chunk(now)
@@ -189,7 +220,8 @@ class Gateway:
 
     def on_end(self, job: Job, row: int, now: float) -> None:
         """Count a job as in flight no longer, and tell its followers."""
-        self.table.in_flight[row] -= 1
+        self.hear(now)
+        self._count(row, -1)
         if job.followers:
             request = job.request
             cached = job.cached_blocks * self.block_tokens

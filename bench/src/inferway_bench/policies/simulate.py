@@ -22,6 +22,7 @@ from inferway_bench.policies.beside import BesideEngine
 from inferway_bench.policies.engine import Engine, EngineSpec, Job, Leg
 from inferway_bench.policies.gateway import Feed, Gateway, Policy
 from inferway_bench.policies.requests import Outcome, SimRequest, Workload
+from inferway_bench.policies.sharing import Post
 from inferway_bench.processes import BenchError
 
 
@@ -127,7 +128,8 @@ class _Run:
         self._feed = Feed(fleet.event_delay, is_heard=any(p.hears for p in policies))
         self._interval = fleet.scrape_seconds
         self._gateways = [Gateway(engines, size, p, self._feed, self._interval) for p in policies]
-        self._ticks = [random.random() * self._interval for _ in self._gateways]  # the next
+        self._scraping = self._joined(policies[0])
+        self._ticks = [random.random() * self._interval for _ in self._scraping]  # the next
         self._next_tick = min(self._ticks)
         self._due: list[tuple[float, int, int]] = []  # heap of (when, engine, version)
         self._delay = fleet.engine.request_seconds
@@ -140,6 +142,16 @@ class _Run:
         self._arrivals = list(zip(starts[first].tolist(), first.tolist(), strict=True))
         heapify(self._arrivals)
         self._outcome = Outcome.of(len(requests))
+
+    def _joined(self, policy: Policy) -> Sequence[Gateway]:
+        """Have the gateways share what the policy says. Return those that scrape."""
+        sharing, gateways = policy.sharing, self._gateways
+        if sharing is None:
+            return gateways
+        post = Post(sharing, len(gateways), lambda: self.now)
+        for place, gateway in enumerate(gateways):
+            gateway.join(post, place, gateways[0])
+        return gateways[:1] if sharing.one_machine else gateways
 
     def _check_room(self) -> None:
         columns, engine = self._workload.columns, self._engines[0]
@@ -200,7 +212,9 @@ class _Run:
 
     def _scrape(self, which: int, at: float) -> None:
         skipped = round((at - self._ticks[which]) / self._interval)
-        self._gateways[which].scrape(skipped + 1)
+        gateway = self._scraping[which]
+        gateway.hear(at)
+        gateway.scrape(skipped + 1)
         self._ticks[which] = at + self._interval
         self._next_tick = min(self._ticks)
 

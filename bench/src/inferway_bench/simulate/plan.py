@@ -55,10 +55,12 @@ class SimulatePlan(msgspec.Struct, frozen=True):
     )] = (8,)
     slow: Annotated[int, flag("Make this number of the engines three times as slow.", ge=0)] = 0
     gateways: Annotated[tuple[int, ...], flag(
-        "Put this number of gateways before the fleet. Each knows its own requests.", ge=1,
+        "Put this number of gateways before the fleet. Each knows its own requests, unless the"
+        " policy has them told.", ge=1,
     )] = (1,)
     policy: Annotated[tuple[str, ...], flag(
-        "Simulate this policy, of inferway serve --policy or of a peer.", metavar="NAME",
+        "Simulate this policy, of inferway serve --policy or of a peer. NAME+workers, NAME+load@MS"
+        " and NAME+peers@MS have its gateways tell each other what they do.", metavar="NAME",
     )] = ("round-robin", "expected-ttft")
     rate: Annotated[float | None, flag(
         "Send this number of requests a second, instead of the trace's own.", gt=0,

@@ -8,11 +8,13 @@ from typing import Any
 
 from inferway_bench.harness import Benchmark
 from inferway_bench.plotting import Chart, Plot
-from inferway_bench.policies.catalog import DEAF, LLM_D, ORACLE, OURS
+from inferway_bench.policies.catalog import DEAF, LLM_D, ORACLE, OURS, alone
 from inferway_bench.processes import BenchError
 from inferway_bench.progress import OnStep
 from inferway_bench.report import Column, Table
 from inferway_bench.rows import Findings, Row
+from inferway_bench.simulate import beside_one
+from inferway_bench.simulate.beside_one import with_one
 from inferway_bench.simulate.beside_others import (
     FEW_SEEDS,
     MANY_SEEDS,
@@ -47,7 +49,7 @@ def measure(plan: SimulatePlan, on_step: OnStep) -> Findings:
             f"- Requests that arrive in the first {plan.warm_up:.0%} of a run do not count."
         )
     return Findings(
-        rows=[*traces, *with_ratios(rows)],
+        rows=[*traces, *with_one(list(with_ratios(rows)))],
         about=about,
         facts={
             "most_engines": max(plan.engines),
@@ -272,7 +274,43 @@ POLICIES_FLEET = replace(
     ),
     question="how much KV events gain, with one gateway and with several, in front of many engines",
     takes="25 minutes",
+    run_name=lambda plan: _fleet_run_name(plan),
 )  # fmt: skip
+_BESIDE_ONE = Table(
+    "simulations",
+    "p90 TTFT divided by that of one gateway with the same policy (95 %), gateways: {gateways}",
+    ("policy", "load"), (Column("one_ratio", form="{:.3f}", shown="interval"),), across="trace",
+    split=("gateways",), where=lambda row: row.values.get("one_ratio") is not None,
+)  # fmt: skip
+_BESIDE_ORACLE = replace(
+    _BESIDE_ONE,
+    title=f"Mean TTFT divided by the {ORACLE}'s (95 %), gateways: {{gateways}}",
+    columns=(Column("oracle_ratio", form="{:.3f}", shown="interval"),),
+    where=lambda row: row.values.get("oracle_ratio") is not None and row.keys["policy"] != ORACLE,
+)
+_AT_EACH_LOAD = Plot(
+    "simulations", ("oracle_ratio",), x="policy", by="load", x_label=" ",
+    y_label=f"mean TTFT / the {ORACLE}'s", title="{trace}", mean=True,
+    where=_BESIDE_ORACLE.where,
+)  # fmt: skip
+POLICIES_GATEWAYS = replace(
+    POLICIES_FLEET,
+    name="policies-fleet --gateways",
+    tables=(_BESIDE_ONE, _BESIDE_ORACLE, TRACES, _BY_LOAD),
+    goals=beside_one.goals,
+    losses=lambda _: [],
+    chart=Chart("Several gateways", (_AT_EACH_LOAD,), split=("trace",)),
+    question="whether several gateways that tell each other what they do are as good as one",
+    takes="45 minutes",
+    arguments="1 --gateways 4 --policy expected-ttft --policy expected-ttft+workers …",
+)
+
+
+def _fleet_run_name(plan: SimulatePlan) -> str:
+    shares = any(name != alone(name) for name in plan.policy)
+    return POLICIES_GATEWAYS.name if shares else POLICIES_FLEET.name
+
+
 simulate, policies, policies_fleet = (
     benchmark.command() for benchmark in (SIMULATE, POLICIES, POLICIES_FLEET)
 )

@@ -11,7 +11,7 @@ from statistics import fmean
 import msgspec
 
 from inferway_bench.doubling import doubling_rate
-from inferway_bench.policies.catalog import LEARNED, OURS, POLICIES, policy_named
+from inferway_bench.policies.catalog import LEARNED, OURS, POLICIES, alone, policy_named
 from inferway_bench.policies.requests import Figures, Workload
 from inferway_bench.policies.simulate import FleetSpec, simulate
 from inferway_bench.processes import BenchError
@@ -63,6 +63,8 @@ def _tasks(plan: SimulatePlan, names: Sequence[str], rates: Mapping[str, float])
     for setting in plan.settings():
         rate = rates[setting.trace] * setting.engines / plan.engines[0]
         for load, name, seed in product(plan.load or (1.0,), names, plan.all_seeds):
+            if setting.gateways == 1 and name != alone(name):
+                continue  # it has nobody to tell
             yield Task(plan, setting, load, name, seed, rate * load)
 
 
@@ -77,7 +79,8 @@ def _rows(tasks: Sequence[Task], found: Mapping[Task, Figures]) -> Iterator[Row]
             name: [getattr(found[task], name) for task in seeds]
             for name in Figures.__struct_fields__
         }
-        yield Row("simulations", keys, {"rate": seeds[0].rate, **values}, policy in (OURS, LEARNED))
+        is_ours = alone(policy) in (OURS, LEARNED)
+        yield Row("simulations", keys, {"rate": seeds[0].rate, **values}, is_ours)
 
 
 def perform(task: Task) -> Figures:

@@ -126,6 +126,9 @@ class ExpectedTtft:
         cost = candidates.get(COST_MS)
         if cost is None:
             raise RuntimeError("expected-ttft: score before produce")
+        sharing = self.learning.sharing
+        if sharing is not None and sharing.delay_seconds:
+            cost = cost + sharing.unheard_ms(candidates.endpoints, candidates.now)
         rating: Column = cost.item(cost.argmin()) / cost
         tried = candidates.get(TRIED)
         if tried is not None and np.count_nonzero(tried):
@@ -141,9 +144,11 @@ class ExpectedTtft:
             return None
         return ExpectedTtftListener(self.learning, self.slots, request, candidates, choice)
 
-    def share(self, tell: Callable[[Event], None]) -> Sharing:
-        """Tell others what is learned here, and return who takes over what they tell."""
-        self.learning.sharing = sharing = Sharing(self.learning, self.slots, tell)
+    def share(self, tell: Callable[[Event], None], delay_seconds: float = 0.0) -> Sharing:
+        """Tell others what is learned here, which they know so many seconds later. Return who takes
+        over what they tell."""
+        sharing = Sharing(self.learning, self.slots, tell, delay_seconds)
+        self.learning.sharing = sharing
         return sharing
 
     def families(self) -> Iterator[Family]:

@@ -7,16 +7,19 @@ Times are seconds of one clock: of this machine, which its processes share.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import count
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
+from xxhash import xxh3_64_intdigest
 
+from inferway.model import Column, Endpoint
 from inferway.scheduling.expected_ttft.backlog import QueuedRequest
-from inferway.scheduling.per_endpoint import EndpointSlots
+from inferway.scheduling.per_endpoint import EndpointSlots, PerEndpoint
 
 if TYPE_CHECKING:
     from inferway.scheduling.expected_ttft.learning import Learning
@@ -25,6 +28,7 @@ MOST_WAITING = 100_000  # requests of others that are remembered until they begi
 # Between two times of a kind that an endpoint took and others are told. Learning from one takes a
 # gateway 40 us, and costs follow no faster (`costs.SOLVE_SECONDS`).
 TOLD_SECONDS = 0.02
+RECENT_REQUESTS = 100.0  # from which it is known how many of all others have sent
 
 
 class Kind(IntEnum):
@@ -93,6 +97,10 @@ class Sharing:
     learning: Learning
     slots: EndpointSlots
     tell: Callable[[Event], None]
+    delay_seconds: float = 0.0  # from what happens until others hear of it
+    others_share: float = 0.0  # of the last requests: those that others have sent
+    _place: float = 0.0  # among all gateways, from 0 up to 1
+    _turns: PerEndpoint[Column] = field(default_factory=lambda: PerEndpoint(_in_turn))
     _numbers: count[int] = field(default_factory=lambda: count(1))
     # of others: (who, number) -> the request that waits
     _waiting: dict[tuple[int, int], QueuedRequest] = field(default_factory=dict)
@@ -100,7 +108,8 @@ class Sharing:
     _told: dict[tuple[Kind, int], float] = field(default_factory=dict)
 
     def next_number(self) -> int:
-        """Return a number for a request that is told of."""
+        """Return a number for a request of ours that is told of."""
+        self.others_share -= self.others_share / RECENT_REQUESTS
         return next(self._numbers)
 
     def name(self, slot: int) -> str:
@@ -118,6 +127,7 @@ class Sharing:
         learning = self.learning
         match event:
             case Waits():
+                self.others_share += (1.0 - self.others_share) / RECENT_REQUESTS
                 if len(self._waiting) < MOST_WAITING:
                     slot = self.slots.slot_of(event.endpoint, event.at)
                     waiting = QueuedRequest(slot, event.tokens, event.alone_ms)
@@ -141,7 +151,35 @@ class Sharing:
                 slot = self.slots.slot_of(event.endpoint, learning.now)  # columns may grow
                 learning.coming[slot] += event.by
 
+    def stand(self, own: str, others: Collection[str]) -> None:
+        """Take a place of one's own among all gateways, by their names, whenever others come or
+        go."""
+        self._place = sum(other < own for other in others) / (len(others) + 1)
+
+    def unheard_ms(self, endpoints: Sequence[Endpoint], now: float) -> Column:
+        """Return the milliseconds by which each endpoint may cost more than is known here: others
+        have sent something there that we have not heard of yet, or do so because they have not
+        heard of us, and in any time they send as much as the engines that they keep busy work off
+        in it. All would go to the endpoint that is the best by a little, so each gateway has other
+        endpoints that it would rather leave to others."""
+        rows = self.slots.rows(endpoints, now)
+        busy = float(np.add.reduce(self.learning.marginal_cost.busy(rows, now)))
+        left: Column = self._turns(endpoints) + self._place
+        left %= 1.0
+        left *= 2 * self.delay_seconds * 1000 * self.others_share * busy
+        return left
+
     def gone(self, who: int, now: float) -> None:
         """Forget what of a gateway waits that has ended: its requests have ended with it."""
         for key in [key for key in self._waiting if key[0] == who]:
             self.learning.backlog.begun(self._waiting.pop(key), now)
+
+
+def _in_turn(endpoints: Sequence[Endpoint]) -> Column:
+    """Return numbers from 0 up to 1, the same for these endpoints wherever they stand. Names that
+    follow one another need not have numbers that do."""
+    hashes = np.array(
+        [xxh3_64_intdigest(endpoint.name.encode()) for endpoint in endpoints], np.uint64
+    )
+    turns: Column = hashes.argsort().argsort() / len(endpoints)
+    return turns
