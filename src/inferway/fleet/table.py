@@ -107,6 +107,12 @@ class EndpointTable:
         self._columns.add_up()
         return int(sum(self._columns.in_flight[e.holder] for e in engine.endpoints))
 
+    def is_unused(self, engine: Engine) -> bool:
+        """Return whether nothing that was sent there is on its way, as of the last time that all
+        processes' requests were added up."""
+        in_flight = self._columns.in_flight
+        return not any([in_flight[endpoint.holder] for endpoint in engine.endpoints])
+
     def num_blocks(self, engine: Engine) -> int:
         """Return how many blocks the engine is believed to hold, all its endpoints together."""
         return sum(self._index.num_blocks(endpoint.holder) for endpoint in engine.endpoints)
@@ -212,6 +218,11 @@ class EndpointTable:
             )
             table.scraped[row] = now
             table.free_blocks[row] = self._free_blocks(engine, row)
+
+    def note_same_load(self, engine: Engine, now: float) -> None:
+        """Take the load that the engine has told last for what it has to do now."""
+        for endpoint in engine.endpoints:
+            self._columns.scraped[endpoint.holder] = now
 
     def _free_blocks(self, engine: Engine, holder: HolderId) -> float:
         num_blocks = None if engine.facts is None else engine.facts.cache_blocks
