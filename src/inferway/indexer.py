@@ -251,6 +251,7 @@ class Indexer:
             return
         async with self._first_scores:
             if not self.fleet.follows_events:
+                await asyncio.sleep(0)  # a handler begins outside of a task (http/server.py)
                 await self.fleet.follow_events()
                 await self.caught_up(FIRST_SCORES_SECONDS)
 

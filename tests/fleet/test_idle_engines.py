@@ -28,7 +28,9 @@ def scraper_of(fleet: Fleet) -> Scraper:
 
 
 @asynccontextmanager
-async def watched(*engines: TellingEngine, scrape_seconds: float | None = None) -> AsyncIterator[Fleet]:
+async def watched(
+    *engines: TellingEngine, scrape_seconds: float | None = None
+) -> AsyncIterator[Fleet]:
     settings = ServeSettings(
         engines=[EngineSettings(url=each.url, name=f"e{n}") for n, each in enumerate(engines)],
         probe=ProbeSettings(join=False, one_in=0),

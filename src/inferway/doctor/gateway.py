@@ -63,7 +63,7 @@ async def _breakers(
         return None
 
 
-class _Engines(msgspec.Struct):
+class _FollowedEngines(msgspec.Struct):
     kv_events: EventsReport = EventsReport()  # which older gateways follow always
 
 
@@ -71,7 +71,9 @@ async def _events(
     session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]
 ) -> EventsReport:
     try:
-        told = msgspec.json.decode(await fetch(session, url + _ENGINES, headers), type=_Engines)
+        told = msgspec.json.decode(
+            await fetch(session, url + _ENGINES, headers), type=_FollowedEngines
+        )
         return told.kv_events
     except UpstreamError:
         return EventsReport()

@@ -1,9 +1,9 @@
 """Whether something needs to know what engines hold: only then their KV events are followed.
 
 Where prompts are not looked at (`scoring: false`), no request is routed, recorded or explained by
-what engines hold. What is left are scores, which hardly anybody asks a gateway like that for, as
-its tokenizers are loaded only then (`prompts.on_demand`). Whoever is told of engines' blocks all the
-time, by us or through us, says so in the settings.
+what engines hold. What is left are scores, which hardly anybody asks such a gateway for: its
+tokenizers are loaded only then, too (`prompts.on_demand`). Who needs the events all the time, says
+so in the settings.
 """
 
 from __future__ import annotations

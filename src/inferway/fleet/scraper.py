@@ -111,7 +111,7 @@ class Scraper:
         turns = {(name,): turn for name, turn in self.turns.items()}
         yield gauge(
             "scrape_interval_seconds",
-            "Seconds between two scrapes of an engine's load, as planned.",
+            "Seconds between two scrapes of the load of an engine that is not idle, as planned.",
             value=self.interval,
         )
         yield gauge(

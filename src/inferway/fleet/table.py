@@ -111,7 +111,7 @@ class EndpointTable:
         """Return whether nothing that was sent there is on its way, as of the last time that all
         processes' requests were added up."""
         in_flight = self._columns.in_flight
-        return not any([in_flight[endpoint.holder] for endpoint in engine.endpoints])
+        return not any(in_flight[endpoint.holder] for endpoint in engine.endpoints)
 
     def num_blocks(self, engine: Engine) -> int:
         """Return how many blocks the engine is believed to hold, all its endpoints together."""
