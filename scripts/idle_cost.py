@@ -2,10 +2,11 @@
 
 python scripts/idle_cost.py OTHER_CHECKOUT [SECONDS [NUMBER_OF_ENGINES ...]]
 
-Both versions stand before the same simulated engines at the same time, and neither gets a request
-(*idle*). Then each gets a short chat once a second, in turns, and at last many one after the other,
-which is what a chat takes by itself (*own*). *beyond* is what a second takes at one chat a second,
-but for that. CPU time is that of all the process's threads, as Linux's scheduler counts it.
+Both versions stand before the same simulated engines at the same time, beside a gateway of this
+version that never scrapes them; none gets a request (*idle*). Then each gets a short chat once a
+second, in turns, and at last many one after the other, which is what a chat takes by itself
+(*own*). What scraping takes is the difference to *never*. CPU time is that of all the process's
+threads, as Linux's scheduler counts it.
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ def line_of(said: str, found: re.Pattern[str]) -> str:
 
 
 @contextmanager
-def gateway(checkout: Path, engines: Sequence[str]) -> Iterator[tuple[int, str]]:
-    words = ["serve", *engines, "--port", "0", "--access-log", "none"]
+def gateway(checkout: Path, engines: Sequence[str], *flags: str) -> Iterator[tuple[int, str]]:
+    words = ["serve", *engines, "--port", "0", "--access-log", "none", *flags]
     with running([sys.executable, "-c", START, *words], checkout) as (pid, said):
         yield pid, line_of(said, SAID)
 
@@ -84,31 +85,32 @@ def measure(number: int, others: Path, seconds: float) -> None:
         words = [sys.executable, __file__, "--serve", str(number)]
         _, said = stack.enter_context(running(words, HERE))
         engines = line_of(said, re.compile(r"^engines (.*)$", re.M)).split()
-        both = {
+        all_three = {
             name: stack.enter_context(gateway(checkout, engines))
             for name, checkout in (("before", others), ("after", HERE))
         }
+        all_three["never"] = stack.enter_context(gateway(HERE, engines, "--scrape-seconds", "3600"))
         time.sleep(SETTLE_SECONDS)
-        found: dict[str, list[float]] = {name: [] for name in both}
+        found: dict[str, list[float]] = {name: [] for name in all_three}
 
         def note(start: dict[str, float], count: float) -> None:
-            for name, (pid, _) in both.items():
+            for name, (pid, _) in all_three.items():
                 found[name].append((cpu_ms(pid) - start[name]) / count)
 
         def now() -> dict[str, float]:
-            return {name: cpu_ms(pid) for name, (pid, _) in both.items()}
+            return {name: cpu_ms(pid) for name, (pid, _) in all_three.items()}
 
         began = now()
         time.sleep(seconds)
         note(began, seconds)
         began, due = now(), time.monotonic()
         for chat in range(int(seconds)):
-            for _, url in both.values():
+            for _, url in all_three.values():
                 ask(url, chat)
             due += 1.0
             time.sleep(max(0.0, due - time.monotonic()))
         note(began, int(seconds))
-        for name, (pid, url) in both.items():
+        for name, (pid, url) in all_three.items():
             before = cpu_ms(pid)
             for chat in range(CHATS):
                 ask(url, 10_000 + chat)
@@ -116,7 +118,7 @@ def measure(number: int, others: Path, seconds: float) -> None:
         for name, (idle, second, own) in found.items():
             print(
                 f"{number:3} engines, {name:6}  idle {idle:6.2f}  at one chat a second"
-                f" {second:6.2f}  own {own:5.2f}  beyond {second - own:6.2f}",
+                f" {second:6.2f}  own {own:5.2f}",
                 flush=True,
             )
 

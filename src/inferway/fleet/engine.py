@@ -199,8 +199,10 @@ class Engine:
 
     def has_told_since(self, when: float) -> bool:
         """Return whether an event of its streams has been read since, by the loop's clock."""
-        times = [stream.last_batch_at for stream in self.subscribers]
-        return any(at is not None and at > when for at in times)
+        for stream in self.subscribers:
+            if stream.last_batch_at is not None and stream.last_batch_at > when:
+                return True
+        return False
 
     def stream(self, endpoint: Endpoint) -> StreamView | None:
         """Return the stream that tells of this endpoint; None if none does."""

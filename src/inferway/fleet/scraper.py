@@ -207,18 +207,19 @@ class Scraper:
             since = None if turn.task is not None else turn.answered
             if since is None or not self.is_idle(turn.engine, since):
                 turn.pause = 0.0
-            elif now - turn.asked < turn.pause - almost:
-                continue
             else:
-                turn.pause = min(longest, 2 * max(turn.pause, self.interval))
+                turn.pause = turn.pause or min(longest, 2 * self.interval)
+                if now - turn.asked < turn.pause - almost:
+                    continue
+                turn.pause = min(longest, 2 * turn.pause)
             turns.append(turn)
         return turns
 
     def hurry(self, url: str) -> None:
         """Give the engine at `url` a turn in the next round, however idle it is."""
         for turn in self.turns.values():
-            if turn.engine.url == url:
-                turn.pause = 0.0
+            if turn.engine.url == url and turn.pause:
+                turn.pause = self.interval
 
     async def _take(self, turns: Sequence[ScrapeTurn]) -> None:
         for turn in turns:

@@ -185,11 +185,10 @@ class EngineWatch:
         """As `Scraper` has it. Blocks that it stores or drops are work, whoever has sent it."""
         load = engine.load
         is_idle = (
-            self._fleet.table.is_unused(engine)
+            engine.healthy
             and not (load["running"] or load["waiting"] or engine.failures)
-            and engine.healthy
+            and self._fleet.table.is_at_rest(engine)
             and not engine.has_told_since(since)
-            and not engine.is_cut_off
         )
         if not is_idle:
             engine.idle_since = None
