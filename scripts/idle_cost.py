@@ -3,10 +3,10 @@
 python scripts/idle_cost.py OTHER_CHECKOUT [SECONDS [NUMBER_OF_ENGINES ...]]
 
 Both versions stand before the same simulated engines at the same time, beside a gateway of this
-version that never scrapes them; none gets a request (*idle*). Then each gets a short chat once a
-second, in turns, and at last many one after the other, which is what a chat takes by itself
-(*own*). What scraping takes is the difference to *never*. CPU time is that of all the process's
-threads, as Linux's scheduler counts it.
+version that never scrapes them; none gets a request (*idle*). Then one after the other gets a
+short chat once a second, and at last many at once, which is what a chat takes by itself (*own*).
+What scraping takes is the difference to *never*. CPU time is that of all the process's threads, as
+Linux's scheduler counts it.
 """
 
 from __future__ import annotations
@@ -93,23 +93,17 @@ def measure(number: int, others: Path, seconds: float) -> None:
         time.sleep(SETTLE_SECONDS)
         found: dict[str, list[float]] = {name: [] for name in all_three}
 
-        def note(start: dict[str, float], count: float) -> None:
-            for name, (pid, _) in all_three.items():
-                found[name].append((cpu_ms(pid) - start[name]) / count)
-
-        def now() -> dict[str, float]:
-            return {name: cpu_ms(pid) for name, (pid, _) in all_three.items()}
-
-        began = now()
+        began = {name: cpu_ms(pid) for name, (pid, _) in all_three.items()}
         time.sleep(seconds)
-        note(began, seconds)
-        began, due = now(), time.monotonic()
-        for chat in range(int(seconds)):
-            for _, url in all_three.values():
+        for name, (pid, _) in all_three.items():
+            found[name].append((cpu_ms(pid) - began[name]) / seconds)
+        for name, (pid, url) in all_three.items():
+            before, due = cpu_ms(pid), time.monotonic()
+            for chat in range(int(seconds)):
                 ask(url, chat)
-            due += 1.0
-            time.sleep(max(0.0, due - time.monotonic()))
-        note(began, int(seconds))
+                due += 1.0
+                time.sleep(max(0.0, due - time.monotonic()))
+            found[name].append((cpu_ms(pid) - before) / int(seconds))
         for name, (pid, url) in all_three.items():
             before = cpu_ms(pid)
             for chat in range(CHATS):
