@@ -84,7 +84,7 @@ def test_the_interval_grows_with_the_fleet(count: int, seconds: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "seconds"), [(1, 1.0), (10, 1.0), (20, 2.0), (64, 3.0), (1_000, 3.0), (5_000, 10.0)]
+    ("count", "seconds"), [(1, 2.0), (20, 2.0), (25, 2.5), (64, 3.0), (1_000, 3.0), (5_000, 10.0)]
 )
 def test_the_pause_of_idle_engines_grows_with_the_fleet_but_no_further(
     count: int, seconds: float

@@ -32,7 +32,7 @@ _ENGINE = ["engine"]  # labels
 LEAST_SECONDS = 0.2
 SECONDS_PER_ENGINE = 0.002
 AWAY_SECONDS = 0.5
-LEAST_IDLE_SECONDS = 1.0
+LEAST_IDLE_SECONDS = 2.0
 IDLE_SECONDS_PER_ENGINE = 0.1
 # Engines close connections that were unused for five seconds, and we do so after four: a kept one
 # is cheap to ask by, and its end tells at once that the engine has gone.
