@@ -60,6 +60,8 @@ ASSUMED_BLOCK_SIZE = 16
 MAX_TOKENS_ON_LOOP = 16_384  # about a millisecond's work
 MAX_BYTES_ON_LOOP = 256 * 1024
 CAUGHT_UP_SECONDS = 0.02  # between two looks
+# How long the first scores wait for what engines hold, where nobody has asked for it before.
+FIRST_SCORES_SECONDS = 2.0
 
 _Parsed = TypeVar("_Parsed")
 OnEngineBatch = Callable[[Engine, HolderId, Batch], None]
@@ -104,6 +106,7 @@ class Indexer:
         self._on_batch = on_batch
         self._replays = asyncio.Semaphore(REPLAYS_AT_ONCE)
         self._closed = False
+        self._first_scores = asyncio.Lock()
         self.fleet = Fleet(
             self.settings,
             self.index,
@@ -215,6 +218,7 @@ class Indexer:
     ) -> Scores:
         """Return the scores of token ids, as the engine would see them; no tokenizer is needed.
         Raises as `score_prompt` does."""
+        await self._follow_events()
         served = served_model(self.fleet, model, lora)
         most = served.contexts.most
         if most is not None and len(tokens) > most:
@@ -234,10 +238,22 @@ class Indexer:
     ) -> Scores:
         """Return the scores of a parsed request; several prompts are added up. Prompts on their way
         to an engine do not count. Raises as `score_prompt` does."""
+        await self._follow_events()
         served = served_model(self.fleet, body.model or self.fleet.sole_model(), lora)
         return scores_of(
             self.fleet, self.matcher, served, await self.matcher.match(served, body), engines
         )
+
+    async def _follow_events(self) -> None:
+        """See that engines' KV events are followed. Who asks first, or meanwhile, waits for what
+        replays bring."""
+        if self.fleet.follows_events and not self._first_scores.locked():
+            return
+        async with self._first_scores:
+            if not self.fleet.follows_events:
+                await asyncio.sleep(0)  # a handler begins outside of a task (http/server.py)
+                await self.fleet.follow_events()
+                await self.caught_up(FIRST_SCORES_SECONDS)
 
     # what the fleet is given
 

@@ -12,12 +12,16 @@ from inferway.config import EngineSettings
 from inferway.fleet.engine import Engine
 from inferway.fleet.scraper import (
     AT_ONCE,
+    MOST_IDLE_SECONDS,
     SECONDS_PER_ENGINE,
     SLOW_SECONDS,
     TOGETHER,
+    IsIdle,
     Scraper,
+    idle_interval_of,
     interval_of,
 )
+from inferway.upstream.pool import IDLE_KEEP_ALIVE_SECONDS
 
 Answer = Callable[[Engine], Awaitable[bool]]
 
@@ -59,9 +63,9 @@ class Asked:
 
 @asynccontextmanager
 async def scraping(
-    asked: Asked, fleet: list[Engine], interval: float = 0.01
+    asked: Asked, fleet: list[Engine], interval: float = 0.01, is_idle: IsIdle | None = None
 ) -> AsyncIterator[Scraper]:
-    scraper = Scraper(fleet, asked.ask, asked.after_round, interval)
+    scraper = Scraper(fleet, asked.ask, asked.after_round, interval, is_idle)
     scraper.start()
     try:
         yield scraper
@@ -77,6 +81,19 @@ async def never(_: Engine) -> bool:
 @pytest.mark.parametrize(("count", "seconds"), [(1, 0.2), (100, 0.2), (1_000, 2.0)])
 def test_the_interval_grows_with_the_fleet(count: int, seconds: float) -> None:
     assert interval_of(count) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("count", "seconds"), [(1, 2.0), (20, 2.0), (25, 2.5), (64, 3.0), (1_000, 3.0), (5_000, 10.0)]
+)
+def test_the_pause_of_idle_engines_grows_with_the_fleet_but_no_further(
+    count: int, seconds: float
+) -> None:
+    assert idle_interval_of(count) == pytest.approx(seconds)
+
+
+def test_an_idle_engine_is_asked_before_its_connection_is_closed() -> None:
+    assert MOST_IDLE_SECONDS < IDLE_KEEP_ALIVE_SECONDS
 
 
 def test_silent_engines_alone_cannot_fill_all_slots() -> None:
@@ -216,3 +233,56 @@ async def test_answers_are_counted_and_timed() -> None:
     assert turn.answers >= 3
     assert turn.answered is not None
     assert 0 <= turn.took < 20
+
+
+async def test_an_idle_engine_is_asked_ever_more_seldom() -> None:
+    asked = Asked()
+
+    async with scraping(asked, engines(2), is_idle=lambda engine, _: engine.name == "e0"):
+        await asked.until(lambda: asked.rounds >= 30)
+
+    assert asked.names.count("e0") < asked.names.count("e1") / 2
+
+
+async def test_an_engine_that_is_idle_no_more_has_its_turn_in_the_next_round() -> None:
+    asked, idle = Asked(), {"e0"}
+
+    async with scraping(
+        asked, engines(2), is_idle=lambda engine, _: engine.name in idle
+    ) as scraper:
+        await asked.until(lambda: scraper.turns["e0"].pause > 0.5)
+        left_out = [engine.name for engine in scraper.idle]
+        idle.clear()
+        before, rounds = asked.names.count("e0"), asked.rounds
+        await asked.until(lambda: asked.rounds >= rounds + 4)
+
+    assert left_out in (["e0"], [])  # it may just be asked
+    assert asked.names.count("e0") >= before + 3
+
+
+async def test_an_engine_whose_connection_has_ended_has_its_turn_in_the_next_round() -> None:
+    asked = Asked()
+
+    async with scraping(asked, engines(1), is_idle=lambda *_: True) as scraper:
+        await asked.until(lambda: scraper.turns["e0"].pause > 0.5)
+        before, rounds = len(asked.names), asked.rounds
+        scraper.hurry("http://e0")
+        await asked.until(lambda: len(asked.names) > before)
+
+    assert asked.rounds - rounds < 10
+
+
+async def test_an_engine_that_owes_an_answer_is_not_taken_for_idle() -> None:
+    held = asyncio.Event()
+
+    async def answer(_: Engine) -> bool:
+        if len(asked.names) > 3:
+            await held.wait()
+        return True
+
+    asked = Asked(answer)
+    async with scraping(asked, engines(1), is_idle=lambda *_: True) as scraper:
+        await asked.until(lambda: scraper.turns["e0"].passed_over >= 5)
+        left_out = list(scraper.idle)
+
+    assert left_out == []

@@ -38,7 +38,9 @@ class TellingEngine:
     metrics: str = ""
     narrows: bool = False
     sources: str = "{}"
+    models: str = '{"data": [{"id": "m"}]}'
     hang: bool = False
+    is_unwell: bool = False
     url: str = ""
     asked: list[str] = field(default_factory=list)
     _answered: asyncio.Event = field(default_factory=asyncio.Event)
@@ -48,7 +50,7 @@ class TellingEngine:
             await asyncio.Event().wait()
         says = {
             "/health": "",
-            "/v1/models": '{"data": [{"id": "m"}]}',
+            "/v1/models": self.models,
             "/kv_event_sources": self.sources,
             "/metrics": self.metrics,
         }
@@ -57,6 +59,8 @@ class TellingEngine:
         if request.path not in says:
             raise web.HTTPNotFound
         self.asked.append(request.path)
+        if self.is_unwell and request.path == "/health":
+            raise web.HTTPServiceUnavailable
         return web.Response(text=says[request.path])
 
     def named(self, names: Sequence[str]) -> str:

@@ -68,6 +68,33 @@ async def test_one_connection_serves_exchanges_that_follow_each_other() -> None:
 
 
 @in_loop
+async def test_it_is_told_when_an_engine_closes_an_idle_connection() -> None:
+    closed: list[str] = []
+    pool = Pool(on_closed=closed.append)
+    async with running(answer()) as engine:
+        await ask(pool, engine.url)
+        assert pool.idle(engine.url) == 1
+    await wait_until(lambda: bool(closed))
+    await pool.close()
+
+    assert closed == [engine.url]
+
+
+@in_loop
+async def test_connections_that_are_closed_here_are_not_told() -> None:
+    closed: list[str] = []
+    pool = Pool(idle_keep_alive=0.02, on_closed=closed.append)
+    async with running(answer()) as engine:
+        await ask(pool, engine.url)
+        await wait_until(lambda: pool.stats.open == 0)
+        await ask(pool, engine.url)
+        await pool.close()
+        await wait_until(lambda: engine.open == 0)
+
+    assert closed == []
+
+
+@in_loop
 async def test_exchanges_at_the_same_time_have_connections_of_their_own() -> None:
     async with running(answer()) as engine, pool_of() as pool:
         await asyncio.gather(*(ask(pool, engine.url) for _ in range(4)))

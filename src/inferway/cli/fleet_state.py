@@ -44,7 +44,7 @@ class EngineState:
     name: str
     url: str
     state: str  # up, draining, drained, ejected, half-open, down
-    cache: str  # what is believed of its cache, of several ranks the worst
+    cache: str  # what is believed of its cache, of several ranks the worst; -: not followed
     in_flight: int
     running: int
     waiting: int
@@ -193,27 +193,29 @@ def fleet_state(
 ) -> FleetState:
     """Return the state of a fleet from three answers of its gateway. Raises KeyError or TypeError
     if they are not a gateway's."""
+    follows = admin.get("kv_events", {}).get("followed", True)
     return FleetState(
         url=url,
         ready=bool(ready["ready"]),
         why=ready.get("why"),
         requests=int(sum(_values(samples, "inferway_requests_total"))),
-        engines=[_engine(engine, samples) for engine in admin["engines"]],
+        engines=[_engine(engine, samples, follows=follows) for engine in admin["engines"]],
         models=[_model(name, told, samples) for name, told in ready["models"].items()],
     )
 
 
-def _engine(told: Mapping[str, Any], samples: Samples) -> EngineState:
+def _engine(told: Mapping[str, Any], samples: Samples, *, follows: bool) -> EngineState:
     def tokens(what: str) -> float:
         return sum(_values(samples, f"inferway_{what}_tokens_total", engine=told["name"]))
 
     load, endpoints, sent = told["load"], told["endpoints"], tokens("prompt")
     ages = [each["stream"]["age_seconds"] for each in endpoints if each["stream"]]
+    cache = max((each["state"] for each in endpoints), key=_BELIEFS.index, default="blind")
     return EngineState(
         name=told["name"],
         url=told["url"],
         state=_standing(told),
-        cache=max((each["state"] for each in endpoints), key=_BELIEFS.index, default="blind"),
+        cache=cache if follows else "-",
         in_flight=int(load["in_flight"]),
         running=int(load["running"]),
         waiting=int(load["waiting"]),

@@ -181,6 +181,13 @@ _SECTIONS = (
             help="Do not look at prompts, and choose an engine by load only.",
         ),
         key_option(
+            "--follow-events",
+            "follow_events",
+            type=click.Choice(["auto", "always"]),
+            help="Follow the engines' KV events always, or with --no-scoring only once somebody "
+            "asks for scores.  [default: auto]",
+        ),
+        key_option(
             "--prefill-legs",
             "kv_transfer.legs",
             type=click.Choice(["auto", "gateway", "sidecar", "off"]),

@@ -254,6 +254,8 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     policy: Policy | None = None  # how endpoints are chosen, by a word; expected-ttft when absent
     scheduling: str | dict[str, Any] | None = None  # the same as a file, or written out
     scoring: bool = True  # false: by load only, prompts are not looked at
+    # the engines' KV events: auto: while something needs to know what engines hold
+    follow_events: Literal["auto", "always"] = "auto"
     trust_request_chat_template: bool = False  # as the engines' flag of that name says
     publish: str | None = None  # ZMQ PUB address; a wildcard binds, else we connect
     publish_text: bool = False  # prompts and messages go onto the published topics too

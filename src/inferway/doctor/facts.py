@@ -150,6 +150,13 @@ class BreakersReport(msgspec.Struct, frozen=True):
     breakers: list[BreakerFound]
 
 
+class EventsReport(msgspec.Struct, frozen=True):
+    """Whether a gateway follows the KV events of its engines, as /admin/engines says."""
+
+    followed: bool = True
+    why: str = ""  # not
+
+
 @dataclass(frozen=True, slots=True)
 class GatewayReport:
     """A running gateway, and what it said of its traffic."""
@@ -159,6 +166,7 @@ class GatewayReport:
     prefill_legs: Mapping[tuple[str, str], int] = field(default_factory=dict)  # engine, outcome
     error: str | None = None  # why it has said nothing
     breakers: BreakersReport | None = None  # None: it does not look for them
+    events: EventsReport = field(default_factory=EventsReport)
 
     @property
     def has_tools(self) -> bool:

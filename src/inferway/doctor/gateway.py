@@ -8,13 +8,14 @@ from collections.abc import Mapping
 import aiohttp
 import msgspec
 
-from inferway.doctor.facts import BreakersReport, GatewayReport, TrafficReport
+from inferway.doctor.facts import BreakersReport, EventsReport, GatewayReport, TrafficReport
 from inferway.errors import UpstreamError
 from inferway.fleet.http_client import StatusError, fetch
 
 _SECONDS = 5.0
 _PATH = "/admin/traffic"
 _BREAKERS = "/admin/cache-breakers"
+_ENGINES = "/admin/engines"
 _PREFILL_LEGS = re.compile(
     r'^inferway_prefill_legs_total\{engine="([^"\n]+)",outcome="([\w-]+)"\}'
     r" ([\d.]+(?:e\+\d+)?)$",
@@ -40,7 +41,8 @@ async def ask_gateway(url: str | None, admin_key: str | None = None) -> GatewayR
             traffic = msgspec.json.decode(said, type=TrafficReport)
             legs = await _prefill_legs(session, url, headers)
             breakers = await _breakers(session, url, headers)
-            return GatewayReport(url, traffic, legs, breakers=breakers)
+            events = await _events(session, url, headers)
+            return GatewayReport(url, traffic, legs, breakers=breakers, events=events)
         except StatusError as e:
             return GatewayReport(url, error=f"{e}; {_CURES.get(e.answered, 'its log may say why')}")
         except UpstreamError as e:
@@ -59,6 +61,22 @@ async def _breakers(
         )
     except UpstreamError:
         return None
+
+
+class _FollowedEngines(msgspec.Struct):
+    kv_events: EventsReport = EventsReport()  # which older gateways follow always
+
+
+async def _events(
+    session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]
+) -> EventsReport:
+    try:
+        told = msgspec.json.decode(
+            await fetch(session, url + _ENGINES, headers), type=_FollowedEngines
+        )
+        return told.kv_events
+    except UpstreamError:
+        return EventsReport()
 
 
 async def _prefill_legs(

@@ -77,6 +77,9 @@ def judge_gateway(found: GatewayReport) -> Iterator[CheckResult]:
     by_load = sum(each.requests for each in traffic.by_load)
     evidence = f"{traffic.by_prompt} requests went by their prompts, {by_load} by load"
     yield CheckResult(Level.OK, subject, evidence)
+    if not found.events.followed:
+        evidence = f"the engines' KV events are not followed: {found.events.why}"
+        yield CheckResult(Level.OK, subject, evidence)
     for each in traffic.by_load[:_MOST_LINES]:
         yield _by_load(subject, each)
     yield from _conversations(subject, traffic.conversations)

@@ -100,7 +100,10 @@ class Engine:
     warned: bool = False  # its absence is in the log already
     failures: int = 0  # scrapes in a row that got no answer
     looked: float = 0.0  # when it was last asked what it is, by the loop's clock
+    # when it was last asked for all that it is, if it has been idle ever since
+    idle_since: float | None = None
     load: Load = field(default_factory=Load)
+    load_page: str | None = None  # that `load` was read from, if it is short
     endpoints: list[Endpoint] = field(default_factory=list)
     subscribers: list[EventSubscriber] = field(default_factory=list)  # of streams followed here
     followed: list[StreamView] = field(default_factory=list)  # of streams that another process does
@@ -193,6 +196,13 @@ class Engine:
             none = StreamEvidence(engine=self.name, block_size=self.block_size)
             return [none]
         return [stream.evidence(self) for stream in self.streams]
+
+    def has_told_since(self, when: float) -> bool:
+        """Return whether an event of its streams has been read since, by the loop's clock."""
+        for stream in self.subscribers:
+            if stream.last_batch_at is not None and stream.last_batch_at > when:
+                return True
+        return False
 
     def stream(self, endpoint: Endpoint) -> StreamView | None:
         """Return the stream that tells of this endpoint; None if none does."""

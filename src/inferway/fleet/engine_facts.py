@@ -29,6 +29,8 @@ from inferway.fleet.kv_transfer import LOOPBACK, KvTransferFacts, ask_kv_transfe
 from inferway.fleet.load import load_names, samples
 from inferway_structured.decoding import UNREADABLE
 
+HEALTH = "/health"
+MODELS = "/v1/models"
 METRICS = "/metrics"
 MAX_MODELS = 4096  # most of them adapters
 MAX_BASE_MODELS = 128  # each may be a tokenizer of its own
@@ -123,11 +125,11 @@ async def discover(
     well: an engine whose core has died still lists its models. A path that it does not have is a
     finding, a question without an answer never is. `before`: what it has told earlier."""
     try:
-        await fetch(session, f"{url}/health", headers)
+        await fetch(session, f"{url}{HEALTH}", headers)
     except StatusError as e:
         if e.answered != 404:  # not everything that speaks OpenAI's API has it
             raise
-    models, card_findings = parse_models(await fetch(session, f"{url}/v1/models", headers))
+    models, card_findings = parse_models(await fetch(session, f"{url}{MODELS}", headers))
     findings = list(card_findings)
     try:
         raw_sources = await fetch(session, f"{url}/kv_event_sources", headers)

@@ -21,6 +21,7 @@ from inferway.errors import NoEndpointError, UnknownModelError
 from inferway.fleet.columns import EndpointColumns
 from inferway.fleet.engine import Engine
 from inferway.fleet.engine_facts import EngineFacts, EventSource
+from inferway.fleet.event_demand import needs_events
 from inferway.fleet.full_reports import FullReporter
 from inferway.fleet.http_client import EngineConnector
 from inferway.fleet.kv_transfer import kv_transfer_of, warn_of_legs
@@ -41,6 +42,7 @@ log = logging.getLogger("inferway.fleet")
 
 MAX_SHOWN = 200  # characters of a name that a client made up
 TOKENIZER_SECONDS = 15.0  # how long the start waits for tokenizers
+MAX_KEPT_PAGE = 16 * 1024  # characters: of the load alone. Others change with every look
 
 Subscribe = Callable[[Engine, EventSource, Endpoint], EventSubscriber]
 
@@ -63,6 +65,7 @@ class Fleet:
         engines."""
         self.on_change: Callable[[], None] = _nothing  # what is known of an engine has changed
         self.engines = [Engine(e, e.authorization()) for e in settings.engines]
+        self.follows_events = needs_events(settings)
         self._settings = settings
         self._index = index
         self._subscribe = subscribe
@@ -299,7 +302,10 @@ class Fleet:
     def loaded(self, engine: Engine, metrics: str) -> None:
         """Take over the engine's load, as its metrics tell."""
         adapters = engine.load.adapters
-        engine.load = load = parse_load(metrics)
+        if metrics != engine.load_page:  # which is the same again and again while it is idle
+            engine.load = parse_load(metrics)
+            engine.load_page = metrics if len(metrics) <= MAX_KEPT_PAGE else None
+        load = engine.load
         engine.failures = 0
         self.table.note_states(engine)
         if self.table.is_resized(engine):
@@ -324,6 +330,8 @@ class Fleet:
         """Give the engine requests."""
         engine.healthy, engine.warned, engine.failures = True, False, 0
         events = ", ".join(source.endpoint for source in engine.sources) or "none"
+        if not self.follows_events:
+            events = "that are not followed"
         hands = engine.kv_transfer
         log.info(
             "engine %s serves %s, with block size %s and KV events %s%s",
@@ -349,7 +357,8 @@ class Fleet:
             self.table.retire(engine, asyncio.get_running_loop().time())
             sources = engine.sources if len(engine.sources) > 1 else [None]
             engine.endpoints = [self.table.add(engine, source) for source in sources]
-        if [subscriber.source for subscriber in engine.subscribers] != list(engine.sources):
+        followed = [subscriber.source for subscriber in engine.subscribers]
+        if self.follows_events and followed != list(engine.sources):
             await self._resubscribe(engine)
         self._hand_over(engine)
         self._refresh()
@@ -360,6 +369,15 @@ class Fleet:
             lease = self._settings.kv_transfer.lease_seconds
             told = kv_transfer_of(engine.settings, engine.facts, lease)
             engine.endpoints = [replace(each, kv_transfer=told) for each in engine.endpoints]
+
+    async def follow_events(self) -> None:
+        """Follow the engines' KV events from now on, because somebody asks what they hold."""
+        if not self.follows_events:
+            self.follows_events = True
+            log.info("the engines' KV events are followed from now on: scores are asked for")
+            for engine in list(self.engines):
+                await self._resubscribe(engine)
+            self._refresh()
 
     async def _resubscribe(self, engine: Engine) -> None:
         """To the sockets that the engine names now; what others told is forgotten."""

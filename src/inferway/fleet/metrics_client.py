@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections.abc import Callable
 
 from inferway.config import TimeoutSettings
 from inferway.errors import UpstreamError, UpstreamTimeoutError
@@ -19,16 +20,23 @@ from inferway.upstream.pool import Pool
 class MetricsClient:
     """`open` it in a running loop, `close` it when done."""
 
-    def __init__(self, tls: ssl.SSLContext | None, seconds: float) -> None:
-        """`tls` says who is trusted to be an https engine; a page must be there in `seconds`."""
+    def __init__(
+        self,
+        tls: ssl.SSLContext | None,
+        seconds: float,
+        on_closed: Callable[[str], None] | None = None,
+    ) -> None:
+        """`tls` says who is trusted to be an https engine; a page must be there in `seconds`.
+        `on_closed`: as `Pool` has it."""
         self._tls = tls
         self._seconds = seconds
+        self._on_closed = on_closed
         self._pool: Pool | None = None
 
     def open(self) -> None:
         each = 2 * self._seconds  # `get` gives up sooner
         timeouts = TimeoutSettings(connect=each, first_byte=each, idle_stream=each)
-        self._pool = Pool(timeouts, tls=self._tls)
+        self._pool = Pool(timeouts, tls=self._tls, on_closed=self._on_closed)
 
     async def close(self) -> None:
         if self._pool is not None:

@@ -8,7 +8,9 @@ silent at once, turns come as often as they must: AT_ONCE / SLOW_SECONDS is more
 1 / SECONDS_PER_ENGINE.
 
 The interval, unless it is given: 2 ms for each engine, of which asking it takes about an eighth,
-and 200 ms at least.
+and 200 ms at least. Then engines that are idle have fewer turns: each time one of them is asked and
+has got nothing since, the pause to its next turn doubles, up to `idle_interval_of` the fleet. Its
+first request, or whatever else `is_idle` says no to, gives it a turn in the next round.
 """
 
 from __future__ import annotations
@@ -30,6 +32,11 @@ _ENGINE = ["engine"]  # labels
 LEAST_SECONDS = 0.2
 SECONDS_PER_ENGINE = 0.002
 AWAY_SECONDS = 0.5
+LEAST_IDLE_SECONDS = 2.0
+IDLE_SECONDS_PER_ENGINE = 0.1
+# Engines close connections that were unused for five seconds, and we do so after four: a kept one
+# is cheap to ask by, and its end tells at once that the engine has gone.
+MOST_IDLE_SECONDS = 3.0
 SLOW_SECONDS = 0.5
 AT_ONCE = 256
 TOGETHER = 8  # turns; waking up for each of them takes twice the CPU time
@@ -38,11 +45,19 @@ log = logging.getLogger("inferway.fleet")
 
 # (engine, whether a request has just failed there) -> whether it answered
 Ask = Callable[[Engine, bool], Awaitable[bool]]
+# (engine, when it last answered) -> whether it was idle then, and has got nothing since
+IsIdle = Callable[[Engine, float], bool]
 
 
 def interval_of(num_engines: int) -> float:
     """Return the seconds between two turns of an engine, of so many."""
     return max(LEAST_SECONDS, num_engines * SECONDS_PER_ENGINE)
+
+
+def idle_interval_of(num_engines: int) -> float:
+    """Return the most seconds between two turns of an engine that is idle, of so many."""
+    longest = max(LEAST_IDLE_SECONDS, num_engines * IDLE_SECONDS_PER_ENGINE)
+    return max(interval_of(num_engines), min(longest, MOST_IDLE_SECONDS))
 
 
 @dataclass(slots=True, eq=False)
@@ -54,6 +69,7 @@ class ScrapeTurn:
     answered: float | None = None  # when it last did
     answers: int = 0
     took: float = 0.0  # all answers together
+    pause: float = 0.0  # that an idle engine has until its next turn; 0: it is busy
     passed_over: int = 0  # turns that came while a question was unanswered
     task: asyncio.Task[None] | None = None
     slot: asyncio.TimerHandle | None = None  # it counts among those AT_ONCE until then
@@ -62,12 +78,14 @@ class ScrapeTurn:
 
 @dataclass(slots=True)
 class Scraper:
-    """`start`, then `close`. `after_round` is called once an interval, with the time."""
+    """`start`, then `close`. `after_round` is called once an interval, with the time. `is_idle`:
+    which engines are to have fewer turns; None: none."""
 
     engines: Sequence[Engine]  # at the start; then `add` and `remove`
     ask: Ask
     after_round: Callable[[float], None]
     given_interval: float | None = None  # None: by the number of engines
+    is_idle: IsIdle | None = None
     lag: float = 0.0  # seconds: how late the latest turn of the last round began
     turns: dict[str, ScrapeTurn] = field(default_factory=dict)  # by the engine's name
     _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
@@ -81,12 +99,19 @@ class Scraper:
         """The seconds between two turns of an engine."""
         return self.given_interval or interval_of(len(self.turns))
 
+    @property
+    def idle(self) -> Iterator[Engine]:
+        """The engines that are left out of rounds because they are idle, and owe no answer."""
+        for turn in self.turns.values():
+            if turn.pause and turn.task is None:
+                yield turn.engine
+
     def families(self) -> Iterator[Family]:
         """Yield what /metrics shows of how loads come to be known."""
         turns = {(name,): turn for name, turn in self.turns.items()}
         yield gauge(
             "scrape_interval_seconds",
-            "Seconds between two scrapes of an engine's load, as planned.",
+            "Seconds between two scrapes of the load of an engine that is not idle, as planned.",
             value=self.interval,
         )
         yield gauge(
@@ -159,21 +184,42 @@ class Scraper:
         loop = asyncio.get_running_loop()
         due = loop.time()
         while True:
-            worst, turns = 0.0, list(self.turns.values())
+            worst, turns = 0.0, self._turns_of_a_round(loop.time())
             step = self.interval / max(1, len(turns))
-            if not turns:
-                await asyncio.sleep(self.interval)
-                due = loop.time()
-            for first in range(0, len(turns), TOGETHER):
-                await asyncio.sleep(max(0.0, due - loop.time()))
+            for first in range(0, max(1, len(turns)), TOGETHER):
                 together = turns[first : first + TOGETHER]
                 await self._take(together)
                 late = loop.time() - due
                 worst = max(worst, late)
                 # what is lost is lost
-                due += step * len(together) + (late if late > self.interval else 0.0)
+                due += step * max(1, len(together)) + (late if late > self.interval else 0.0)
+                await asyncio.sleep(max(0.0, due - loop.time()))
             self.lag = worst
             self.after_round(loop.time())
+
+    def _turns_of_a_round(self, now: float) -> list[ScrapeTurn]:
+        """All turns, but for those of idle engines whose pause is not over."""
+        if self.is_idle is None:
+            return list(self.turns.values())
+        almost, longest = self.interval / 2, idle_interval_of(len(self.turns))
+        turns = []
+        for turn in self.turns.values():
+            since = None if turn.task is not None else turn.answered
+            if since is None or not self.is_idle(turn.engine, since):
+                turn.pause = 0.0
+            else:
+                turn.pause = turn.pause or min(longest, 2 * self.interval)
+                if now - turn.asked < turn.pause - almost:
+                    continue
+                turn.pause = min(longest, 2 * turn.pause)
+            turns.append(turn)
+        return turns
+
+    def hurry(self, url: str) -> None:
+        """Give the engine at `url` a turn in the next round, however idle it is."""
+        for turn in self.turns.values():
+            if turn.engine.url == url and turn.pause:
+                turn.pause = self.interval
 
     async def _take(self, turns: Sequence[ScrapeTurn]) -> None:
         for turn in turns:

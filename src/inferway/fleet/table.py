@@ -18,7 +18,7 @@ from inferway.fleet.engine import Engine
 from inferway.fleet.engine_facts import EventSource
 from inferway.kv.events.stream import StreamState
 from inferway.kv.index.protocol import Clear, Index
-from inferway.model import EXACT, SCRAPED, Candidates, Endpoint, HolderId, Rows
+from inferway.model import EXACT, SCRAPED, STALE, Candidates, Endpoint, HolderId, Rows
 
 RECENT_SECONDS = 30.0  # time constant with which sent tokens stop being recent
 # What was scraped longer ago than so many intervals loses its influence, half of it in as many.
@@ -106,6 +106,16 @@ class EndpointTable:
     def in_flight(self, engine: Engine) -> int:
         self._columns.add_up()
         return int(sum(self._columns.in_flight[e.holder] for e in engine.endpoints))
+
+    def is_at_rest(self, engine: Engine) -> bool:
+        """Return whether nothing that was sent there is on its way, as of the last time that all
+        processes' requests were added up, and none of its event streams is cut off."""
+        in_flight, states = self._columns.in_flight, self._columns.states
+        for endpoint in engine.endpoints:
+            row = endpoint.holder
+            if in_flight[row] or states[row] == STALE:
+                return False
+        return True
 
     def num_blocks(self, engine: Engine) -> int:
         """Return how many blocks the engine is believed to hold, all its endpoints together."""
@@ -212,6 +222,11 @@ class EndpointTable:
             )
             table.scraped[row] = now
             table.free_blocks[row] = self._free_blocks(engine, row)
+
+    def note_same_load(self, engine: Engine, now: float) -> None:
+        """Take the load that the engine has told last for what it has to do now."""
+        for endpoint in engine.endpoints:
+            self._columns.scraped[endpoint.holder] = now
 
     def _free_blocks(self, engine: Engine, holder: HolderId) -> float:
         num_blocks = None if engine.facts is None else engine.facts.cache_blocks

@@ -14,7 +14,14 @@ import aiohttp
 from inferway.config import ServeSettings
 from inferway.errors import UpstreamError, UpstreamTimeoutError
 from inferway.fleet.engine import SILENT_SCRAPES, Engine
-from inferway.fleet.engine_facts import METRICS, NoEngineError, discover
+from inferway.fleet.engine_facts import (
+    HEALTH,
+    METRICS,
+    MODELS,
+    NoEngineError,
+    discover,
+    parse_models,
+)
 from inferway.fleet.metrics_client import MetricsClient
 from inferway.fleet.scraper import Scraper
 from inferway.metrics import Family
@@ -26,6 +33,8 @@ log = logging.getLogger("inferway.fleet")
 
 ANSWER_SECONDS = 5.0  # that an engine may take to answer
 REDISCOVER_SECONDS = 10.0  # how often an engine is asked for its models again
+# An engine that is idle is asked for its health and models alone; for all the rest so often.
+DISCOVER_IDLE_SECONDS = 300.0
 
 
 class Watch(Protocol):
@@ -59,8 +68,14 @@ class EngineWatch:
         self._fleet = fleet
         self._settings = settings
         self._session: aiohttp.ClientSession | None = None
-        self._pages = MetricsClient(settings.engine_tls(), ANSWER_SECONDS)
-        self.scraper = Scraper(fleet.engines, self._ask, self._after_round, settings.scrape_seconds)
+        self.scraper = Scraper(
+            fleet.engines,
+            self._ask,
+            self._after_round,
+            settings.scrape_seconds,
+            is_idle=self._is_idle if settings.scrape_seconds is None else None,
+        )
+        self._pages = MetricsClient(settings.engine_tls(), ANSWER_SECONDS, self.scraper.hurry)
 
     async def start(self, session: aiohttp.ClientSession) -> None:
         self._session = session
@@ -101,24 +116,46 @@ class EngineWatch:
         # what was away may have been started anew, as something else
         away = not engine.healthy or engine.is_cut_off
         now = asyncio.get_running_loop().time()
-        if suspected or away or now - engine.looked > REDISCOVER_SECONDS:
+        if suspected or away:
             engine.looked = now
             return await self._rediscover(engine)
+        if now - engine.looked > REDISCOVER_SECONDS:
+            engine.looked = now
+            since = engine.idle_since
+            if since is None or now - since > DISCOVER_IDLE_SECONDS:
+                return await self._rediscover(engine)
+            return await self._look(engine)
         return await self._scrape(engine)
 
     async def _rediscover(self, engine: Engine) -> bool:
         """Asks what the engine is. Returns whether it answered."""
         assert self._session is not None
+        if self.scraper.is_idle is not None:
+            engine.idle_since = asyncio.get_running_loop().time()
         try:
             facts, metrics = await discover(
                 self._session, engine.url, engine.http_headers, engine.facts
             )
         except UpstreamError as e:
+            engine.idle_since = None
             self._unanswered(engine, e)
             return False
         await self._fleet.told(engine, facts)
         self._fleet.loaded(engine, metrics)
         return True
+
+    async def _look(self, engine: Engine) -> bool:
+        """Asks an idle engine whether it is well, and serves what it did. Returns whether it
+        answered."""
+        try:
+            await self._pages.get(engine.url, HEALTH, engine.headers)
+            page = await self._pages.get(engine.url, MODELS, engine.headers)
+            models, findings = parse_models(page.encode())
+        except UpstreamError as e:
+            self._unanswered(engine, e)
+            return False
+        is_same = engine.facts is not None and models == engine.facts.models and not findings
+        return await (self._scrape(engine) if is_same else self._rediscover(engine))
 
     async def _scrape(self, engine: Engine) -> bool:
         path = METRICS if engine.facts is None else engine.facts.load_path
@@ -144,6 +181,21 @@ class EngineWatch:
             log.warning("engine %s %s: %s; the gateway asks it again", engine.name, fault, error)
         self._fleet.is_down(engine)
 
+    def _is_idle(self, engine: Engine, since: float) -> bool:
+        """As `Scraper` has it. Blocks that it stores or drops are work, whoever has sent it."""
+        load = engine.load
+        is_idle = (
+            engine.healthy
+            and not (load["running"] or load["waiting"] or engine.failures)
+            and self._fleet.table.is_at_rest(engine)
+            and not engine.has_told_since(since)
+        )
+        if not is_idle:
+            engine.idle_since = None
+        return is_idle
+
     def _after_round(self, now: float) -> None:
+        for engine in self.scraper.idle:
+            self._fleet.table.note_same_load(engine, now)
         self._fleet.forget_those_who_left(now)
         self._fleet.table.age(now, self.scraper.interval)

@@ -18,6 +18,7 @@ import msgspec
 from inferway.errors import InvalidRequestError, UnknownPathError
 from inferway.fleet.draining import Draining
 from inferway.fleet.engine import Engine
+from inferway.fleet.event_demand import NOT_FOLLOWED
 from inferway.fleet.fleet import Fleet
 from inferway.fleet.journal.journal import HolderJournal
 from inferway.http.message import Request
@@ -58,7 +59,11 @@ class AdminPages:
 
     async def engines(self, _: Request, responder: Responder) -> None:
         """Answer with all engines, those that do not answer included."""
-        body = {"engines": [self._engine(engine) for engine in self._fleet.engines]}
+        follows = self._fleet.follows_events
+        body = {
+            "engines": [self._engine(engine) for engine in self._fleet.engines],
+            "kv_events": {"followed": follows, "why": "" if follows else NOT_FOLLOWED},
+        }
         responder.send(200, JSON, msgspec.json.encode(body))
 
     async def traffic(self, _: Request, responder: Responder) -> None:

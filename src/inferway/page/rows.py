@@ -133,6 +133,8 @@ class EngineRows:
         return counts
 
     def _trust(self, engine: Engine) -> str:
+        if not self.fleet.follows_events:
+            return "not followed"
         states = {str(self.fleet.state(endpoint)) for endpoint in engine.endpoints}
         return next((state for state in reversed(_WORST) if state in states), "blind")
 

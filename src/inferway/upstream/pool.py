@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from time import monotonic
 from urllib.parse import urlsplit
@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from inferway.config import TimeoutSettings, unix_path
 from inferway.errors import ConfigError, UpstreamError
 from inferway.metrics import Family, Row, counter, table
-from inferway.upstream.connection import EngineConnection
+from inferway.upstream.connection import NEVER, EngineConnection
 from inferway.upstream.exchange import Sink, UpstreamRequest
 
 # uvicorn, which serves vLLM, closes connections that were idle for 5 s.
@@ -80,8 +80,10 @@ class Pool:
         *,
         idle_keep_alive: float = IDLE_KEEP_ALIVE_SECONDS,
         tls: ssl.SSLContext | None = None,
+        on_closed: Callable[[str], None] | None = None,
     ) -> None:
-        """`tls` says who is trusted to be an https engine; else whom the system trusts."""
+        """`tls` says who is trusted to be an https engine; else whom the system trusts.
+        `on_closed` is called with the URL of an engine that has closed an idle connection."""
         self.timeouts = timeouts or TimeoutSettings()
         self.idle_keep_alive = idle_keep_alive
         self.stats = PoolStats()
@@ -89,6 +91,7 @@ class Pool:
         self.time = self.loop.time
         self._swept = self._swept_before = monotonic()
         self._tls = tls
+        self.on_closed = on_closed
         self._origins: dict[str, Origin] = {}
         self._sweep_seconds = min(
             _SWEEP_SECONDS,
@@ -163,13 +166,14 @@ class Origin:
     """One engine's connections, idle and busy. Written by the pool and the connections."""
 
     __slots__ = ("_connecting", "authority", "connections", "host", "idle", "label", "path",
-                 "pool", "port", "tls")  # fmt: skip
+                 "pool", "port", "tls", "url")  # fmt: skip
 
     def __init__(self, pool: Pool, url: str) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"engine {url!r}: expected http://HOST:PORT or https://HOST:PORT")
         self.pool = pool
+        self.url = url
         self.path = unix_path(parts.netloc)
         self.label = self.path or parts.netloc
         self.authority = b"localhost" if self.path else parts.netloc.encode()
@@ -260,6 +264,9 @@ class Origin:
         self.pool.stats.open -= 1
         if connection in self.idle:
             self.idle.remove(connection)
+            is_closed_here = connection.deadline == NEVER
+            if self.pool.on_closed is not None and not is_closed_here:
+                self.pool.on_closed(self.url)
 
     async def close(self) -> None:
         """Drop connections, and attempts to connect."""

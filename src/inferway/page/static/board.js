@@ -70,8 +70,8 @@ export function showBreakers(status, body) {
 
 const capital = (text) => text[0].toUpperCase() + text.slice(1);
 
-const TRUST = { exact: "known exactly", partial: "known in part", repairing: "being repaired", stale: "link lost", blind: "not known" };
-const ORDER = ["blind", "stale", "repairing", "partial", "exact"];
+const TRUST = { exact: "known exactly", partial: "known in part", repairing: "being repaired", stale: "link lost", blind: "not known", "not followed": "not followed" };
+const ORDER = ["blind", "stale", "repairing", "partial", "exact", "not followed"];
 
 export function showEvents(engines, now) {
   const rows = [...engines.values()];
