@@ -48,6 +48,11 @@ def as_map(hashes: list[int], parent: int | None, tokens: list[int]) -> Any:
     return stored_fields(hashes, parent, tokens) | group
 
 
+def as_map_with_extra_keys(hashes: list[int], parent: int | None, tokens: list[int]) -> Any:
+    """Of vLLM 0.32, which names what else is hashed with each block: here nothing."""
+    return as_map(hashes, parent, tokens) | {"extra_keys": [None] * len(hashes)}
+
+
 def as_map_of_bytes(hashes: list[int], parent: int | None, tokens: list[int]) -> Any:
     full = [bytes(24) + block_hash.to_bytes(8, "big") for block_hash in hashes]
     before = None if parent is None else bytes(24) + parent.to_bytes(8, "big")
@@ -67,6 +72,7 @@ def _signed(block_hash: int) -> int:
 
 FORMS: dict[str, Callable[[list[int], int | None, list[int]], Any]] = {
     "vLLM": as_map,
+    "vLLM 0.32": as_map_with_extra_keys,
     "vLLM, hashes as bytes": as_map_of_bytes,
     "SGLang": as_array,
 }

@@ -128,8 +128,8 @@ class BlockHasher:
         extras: BlockExtras | None = None,
         parent: BlockKey | None = None,
     ) -> list[BlockKey]:
-        """Do as `keys`, if all blocks are full."""
-        packed = array("I", token_ids)
+        """Do as `keys`, if all blocks are full; fastest with tokens in an array of type "I"."""
+        packed = token_ids if isinstance(token_ids, array) else array("I", token_ids)
         num_blocks = len(packed) // self.block_size
         if extras is not None or self.block_size % 2 or not 0 < num_blocks <= _LAID_OUT:
             return self.keys(np.frombuffer(packed, _TOKEN), extras, parent)
@@ -167,19 +167,26 @@ class BlockHasher:
 
     def chain(self, digests: Lanes, parent: BlockKey | None = None) -> list[BlockKey]:
         """Keys of blocks with these digests, which follow on `parent`."""
-        key = self._root if parent is None else parent
         if len(digests) <= _FEW_BLOCKS:
-            keys = []
-            for digest in digests.tolist():
-                key = (key * self._factor + digest) & _MASK
-                keys.append(key)
-            return keys
+            return self.chain_of_list(digests.tolist(), parent)
+        key = self._root if parent is None else parent
         scaled = digests * self._inverse_powers[: len(digests)]
         np.cumsum(scaled, out=scaled)
         scaled += np.uint64(key)
         scaled *= self._powers[: len(digests)]
         chained: list[BlockKey] = scaled.tolist()
         return chained
+
+    def chain_of_list(
+        self, digests: Sequence[int], parent: BlockKey | None = None
+    ) -> list[BlockKey]:
+        """Do as `chain`, for few blocks."""
+        key, factor = self._root if parent is None else parent, self._factor
+        keys = []
+        for digest in digests:
+            key = (key * factor + digest) & _MASK
+            keys.append(key)
+        return keys
 
     def _layout(self, num_blocks: int) -> _Layout:
         count = num_blocks * len(self._weight)
