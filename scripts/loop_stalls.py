@@ -24,7 +24,6 @@ from pathlib import Path
 
 import numpy as np
 import uvloop
-from inferway_bench.index.engine import BLOCKS, endless_payloads
 
 from inferway.app import SWITCH_INTERVAL_SECONDS
 from inferway.config import EngineSettings
@@ -40,6 +39,7 @@ from inferway.kv.index.protocol import Clear
 from inferway.model import Endpoint
 from inferway.prompts.freed_memory import give_back_large
 from inferway.tasks import TimeSlice
+from inferway_bench.index.engine import BLOCKS, endless_payloads
 
 ENGINES = 8
 BLOCK_SIZE = 16
@@ -52,7 +52,7 @@ class Ticker:
     def __init__(self) -> None:
         self.late: list[float] = []
         self.used: list[float] = []
-        self.collected: list[float] = [0.0]
+        self.collected = [(0.0, 0)]  # seconds of CPU time, generation
         self._collecting_since = 0.0
         gc.callbacks.append(self._collects)
 
@@ -70,15 +70,17 @@ class Ticker:
             p50, p99, most = np.percentile(ms, (50, 99, 100))
             over = int((ms > 5).sum())
             figures.append(f"{name} {p50:.2f} {p99:.2f} {most:.2f}, {over} of {len(ms)} above 5")
-        print(f"{phase:10} {' | '.join(figures)} | gc {max(self.collected) * 1000:.2f}", flush=True)
-        self.late, self.used, self.collected = [], [], [0.0]
+        seconds, generation = max(self.collected)
+        longest = f"gc {seconds * 1000:.2f}, generation {generation}"
+        print(f"{phase:10} {' | '.join(figures)} | {longest}", flush=True)
+        self.late, self.used, self.collected = [], [], [(0.0, 0)]
 
-    def _collects(self, phase: str, _: dict[str, int]) -> None:
-        now = time.perf_counter()
+    def _collects(self, phase: str, info: dict[str, int]) -> None:
+        now = time.thread_time()
         if phase == "start":
             self._collecting_since = now
         else:
-            self.collected.append(now - self._collecting_since)
+            self.collected.append((now - self._collecting_since, info["generation"]))
 
 
 class Followed:
@@ -130,6 +132,7 @@ async def followed(directory: Path) -> AsyncIterator[tuple[Ticker, list[Followed
     engines = [Followed(number, state_dir, index) for number in range(ENGINES)]
     gc.collect()
     gc.freeze()  # as the gateway does when it has started
+    ticker.collected = [(0.0, 0)]
     ticking = asyncio.create_task(ticker.run())
     try:
         yield ticker, engines
@@ -159,8 +162,9 @@ async def load(directory: Path, _: int) -> None:
         await asyncio.gather(*[engine.load() for engine in engines])
         ticker.report("loaded")
         index = engines[0].index
-        print(f"           {index.num_keys} blocks, {index.num_bytes() // 1_000_000} MB", flush=True)
-        ticker.report("counted")
+        print(
+            f"           {index.num_keys} blocks, {index.num_bytes() // 1_000_000} MB", flush=True
+        )
         while engines:
             engine = engines.pop()
             await engine.journal.close()

@@ -191,7 +191,11 @@ def test_a_batch_comes_to_the_same_as_its_events_one_by_one(
 
 @given(
     st.lists(
-        st.tuples(st.integers(0, 40), st.integers(1, 20), st.sampled_from("plain nones salt lora".split())),
+        st.tuples(
+            st.integers(0, 40),
+            st.integers(1, 20),
+            st.sampled_from(["plain", "nones", "salt", "lora"]),
+        ),
         max_size=40,
     )
 )
@@ -204,9 +208,7 @@ def test_tokens_that_are_read_together_give_the_keys_of_each_event(
         "salt": lambda count: {"extra_keys": [["salt"]] * count},
         "lora": lambda _: {"lora_name": "alice"},
     }
-    events = [
-        stored(first, first + count, **fields[kind](count)) for first, count, kind in drawn
-    ]
+    events = [stored(first, first + count, **fields[kind](count)) for first, count, kind in drawn]
     for number, event in enumerate(events):  # no two of the same hash have other keys
         event["block_hashes"] = [1_000_000 * number + h for h in event["block_hashes"]]
     together, apart = following(batch(stored(0, 41))), following(batch(stored(0, 41)))

@@ -190,7 +190,6 @@ def _may_be_plain(payload: bytes) -> bool:
     return first not in (0xC4, 0xD3)  # bytes, a negative integer
 
 
-
 def _open(payload: bytes) -> _RawBatch | EventError:
     if len(payload) <= SMALL_BYTES:
         first = payload[13:14] if payload[10:11] == b"\xdc" else payload[11:12]  # as above
@@ -295,8 +294,8 @@ def _stored(event: StoredFields) -> BlockStored:
 
 
 def _checked(event: Event, path: int) -> Event | EventError:
-    """`event` with its tokens packed, if its lists go together. Raises OverflowError for an event of
-    `_PlainBatch` whose tokens cannot be."""
+    """`event` with its tokens packed, if its lists go together. Raises OverflowError for an event
+    of `_PlainBatch` whose tokens cannot be."""
     if type(event) is not BlockStored:
         return event
     num_blocks, tokens, extra_keys = len(event.block_hashes), event.token_ids, event.extra_keys
