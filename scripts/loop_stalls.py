@@ -52,6 +52,7 @@ class Ticker:
     def __init__(self) -> None:
         self.late: list[float] = []
         self.used: list[float] = []
+        self.reported = False
         self.collected = [(0.0, 0)]  # seconds of CPU time, generation
         self._collecting_since = 0.0
         gc.callbacks.append(self._collects)
@@ -60,8 +61,12 @@ class Ticker:
         while True:
             due, used = time.perf_counter() + TICK_SECONDS, time.thread_time()
             await asyncio.sleep(TICK_SECONDS)
-            self.late.append(time.perf_counter() - due)
-            self.used.append(time.thread_time() - used)
+            late, used = time.perf_counter() - due, time.thread_time() - used
+            if self.reported:  # that took its time
+                self.reported = False
+                continue
+            self.late.append(late)
+            self.used.append(used)
 
     def report(self, phase: str) -> None:
         figures = []
@@ -74,6 +79,7 @@ class Ticker:
         longest = f"gc {seconds * 1000:.2f}, generation {generation}"
         print(f"{phase:10} {' | '.join(figures)} | {longest}", flush=True)
         self.late, self.used, self.collected = [], [], [(0.0, 0)]
+        self.reported = True
 
     def _collects(self, phase: str, info: dict[str, int]) -> None:
         now = time.thread_time()
