@@ -148,8 +148,7 @@ class _PlainBatch(Struct, frozen=True, array_like=True):
 _KINDS_THAT_REMOVE = ("BlockRemoved", "AllBlocksCleared")
 _KNOWN_TYPES = ("BlockStored", *_KINDS_THAT_REMOVE)
 
-_SEEN_BYTES = 48  # of a batch, to guess its form
-_STORED_HASHES = 31  # from the start of a BlockStored to its hashes, in a map as vLLM encodes it
+_FIRST_EVENT, _FIRST_HASH = 11, 43  # in a batch as vLLM encodes it: where their first bytes are
 
 _BATCH_ARRAY = msgspec.msgpack.Decoder(_BatchArray)
 _BATCH_MAP = msgspec.msgpack.Decoder(_BatchMap)
@@ -178,21 +177,18 @@ def open_batch(payload: bytes, other_form: OtherForm | None = None) -> Batch | O
 
 
 def _may_be_plain(payload: bytes) -> bool:
-    """Return False if the first event is an array, or has hashes that are bytes or negative, as far
-    as that can be seen where vLLM has them: to try in vain takes as long as to read some blocks."""
-    if len(payload) <= _SEEN_BYTES:
+    """Return False if the first event is an array, or its first hash bytes or negative. To try in
+    vain takes as long as to read some blocks, so this is only looked at where vLLM has it in a
+    batch of fewer than 16 events, for an event of fewer than 16 blocks."""
+    if len(payload) <= _FIRST_HASH:
         return True
-    start = 11 if payload[10] <= 0x9F else 13  # from 16 events on, their array has a longer head
-    if not 0x80 <= payload[start] <= 0x8F:  # a map
-        return False
-    hashes = start + _STORED_HASHES
-    first = payload[hashes + (1 if payload[hashes] <= 0x9F else 3)]
-    return first not in (0xC4, 0xD3)  # bytes, a negative integer
+    return payload[_FIRST_EVENT] <= 0x8F and payload[_FIRST_HASH] not in (0xC4, 0xD3)
 
 
 def _open(payload: bytes) -> _RawBatch | EventError:
     if len(payload) <= SMALL_BYTES:
-        first = payload[13:14] if payload[10:11] == b"\xdc" else payload[11:12]  # as above
+        # from 16 events on, the head of their array is longer by two bytes
+        first = payload[13:14] if payload[10:11] == b"\xdc" else payload[11:12]
         is_map = b"\x80" <= first <= b"\x8f"
         for small in _SMALL_BATCHES[::-1] if is_map else _SMALL_BATCHES:
             with suppress(*UNREADABLE):
