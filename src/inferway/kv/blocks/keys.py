@@ -56,6 +56,7 @@ _MULTIPLY = np.array(0x9FB21C651E98DF25, dtype=np.uint64)  # of rrmxmx (P. Evens
 
 
 _FEW_BLOCKS = 32  # up to so many a loop is faster than five array operations
+_VERY_FEW_BLOCKS = 8  # and up to so many faster than the same in arrays that are laid out
 _LAID_OUT = 64  # up to so many blocks have arrays laid out for `keys_of_list`: 64 KB for the most
 
 
@@ -75,6 +76,7 @@ class _Layout:
         "low",
         "muls",
         "powers",
+        "rows",
         "shifted",
         "weights",
         "x",
@@ -86,6 +88,7 @@ class _Layout:
         self.x = np.empty(len(adds), dtype=np.uint64)
         self.low, self.high = (self.x.view(_TOKEN)[half::2] for half in (0, 1))
         self.shifted = np.empty_like(self.x)
+        self.rows = self.x.reshape(len(powers), lanes)
         self.ends = self.x[lanes - 1 :: lanes]
         self.key = np.zeros((), dtype=np.uint64)
         self.keys = np.empty_like(powers)
@@ -141,6 +144,8 @@ class BlockHasher:
         np.multiply(x, _MULTIPLY, x)
         np.right_shift(x, _SHIFT_2, at.shifted)
         np.bitwise_xor(x, at.shifted, x)
+        if num_blocks <= _VERY_FEW_BLOCKS:
+            return self.chain_of_list(np.dot(at.rows, self._weight).tolist(), parent)
         np.multiply(x, at.weights, x)
         np.add.accumulate(x, out=x)
         at.key[()] = self._root if parent is None else parent
