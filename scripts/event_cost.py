@@ -4,8 +4,8 @@ python scripts/event_cost.py OTHER_CHECKOUT [ROUNDS]
 
 Both versions take the same batches by turns, each in a process of its own. *Follower* is the way
 from a batch's bytes to index operations, *index* is `apply` of these. A batch has one event; with
-removals it has sixteen, of one block each, as vLLM sends them. Shown is the least of all rounds,
-batch by batch, for what else runs on the machine only ever adds to it.
+removals, and while sixteen requests are decoded, it has sixteen, of one block each. Shown is the
+least of all rounds, batch by batch, for what else runs on the machine only ever adds to it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,11 @@ def as_map(hashes: list[int], parent: int | None, tokens: list[int]) -> Any:
     return stored_fields(hashes, parent, tokens) | group
 
 
+def as_map_with_extra_keys(hashes: list[int], parent: int | None, tokens: list[int]) -> Any:
+    """Of vLLM 0.32, which names what else is hashed with each block: here nothing."""
+    return as_map(hashes, parent, tokens) | {"extra_keys": [None] * len(hashes)}
+
+
 def as_map_of_bytes(hashes: list[int], parent: int | None, tokens: list[int]) -> Any:
     full = [bytes(24) + block_hash.to_bytes(8, "big") for block_hash in hashes]
     before = None if parent is None else bytes(24) + parent.to_bytes(8, "big")
@@ -67,6 +73,7 @@ def _signed(block_hash: int) -> int:
 
 FORMS: dict[str, Callable[[list[int], int | None, list[int]], Any]] = {
     "vLLM": as_map,
+    "vLLM 0.32": as_map_with_extra_keys,
     "vLLM, hashes as bytes": as_map_of_bytes,
     "SGLang": as_array,
 }
@@ -98,6 +105,17 @@ def removals(seed: int) -> list[bytes]:
         for hashes, _, _ in chains(16, seed)
     ]
     return [msgspec.msgpack.encode([1700000000.5, events, 0]) for events in reversed(gone)]
+
+
+def decoding(seed: int) -> list[bytes]:
+    """Of vLLM 0.32, while sixteen requests generate: a batch has the next block of each."""
+    import msgspec
+
+    each = [islice(chains(1, 16 * seed + number), BLOCKS // 16) for number in range(16)]
+    return [
+        msgspec.msgpack.encode([1700000000.5, [as_map_with_extra_keys(*one) for one in step], 0])
+        for step in zip(*each, strict=True)
+    ]
 
 
 def tensorrt_batches(size: int, seed: int) -> list[bytes]:
@@ -196,6 +214,8 @@ def timed(form: str, size: int, seed: int = 1) -> dict[str, Any]:
     stored = tensorrt_batches(size, seed) if is_json else zmq_batches("vLLM", 16, seed)
     if form in FORMS:
         stored = zmq_batches(form, size, seed)
+    elif form == "decoding":
+        stored = decoding(seed)
     measured, before = (removals(seed), stored) if removing else (stored, [])
     follower = Follower(form)
     follower.apply(before, 0)
@@ -203,7 +223,8 @@ def timed(form: str, size: int, seed: int = 1) -> dict[str, Any]:
     traced = Follower(form)
     traced.apply(before, 0)
     some = measured[:TRACED]
-    opcodes = traced.opcodes(some, len(before)) / len(some) / (16 if removing else size)
+    blocks = size if form in FORMS or is_json else 16
+    opcodes = traced.opcodes(some, len(before)) / len(some) / blocks
     return {
         "follower": taken,
         "index": index,
@@ -252,7 +273,7 @@ def compare(other: Path, rounds: int) -> None:
     cases = [(form, size) for form in (*FORMS, "TensorRT-LLM") for size in (1, 16, 64)]
     print("a block, other and this: follower, µs | index, µs | bytecode | steps of a batch")
     wanted = sys.argv[3:]
-    for form, size in [*cases, ("removals", 1)]:
+    for form, size in [*cases, ("decoding", 1), ("removals", 1)]:
         if wanted and f"{form}:{size}" not in wanted:
             continue
         found: list[list[dict[str, Any]]] = [[], []]

@@ -90,7 +90,7 @@ def test_a_payload_is_what_an_engine_sends() -> None:
     [event] = events(1, 2, 4, seed=0)
     found = stored(payload(event, 4))
 
-    assert (found.block_hashes, found.token_ids) == (event.hashes, event.tokens)
+    assert (found.block_hashes, list(found.token_ids)) == (event.hashes, event.tokens)
     assert (found.parent_hash, found.block_size, found.medium) == (None, 4, "GPU")
 
 

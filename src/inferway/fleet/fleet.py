@@ -30,7 +30,7 @@ from inferway.fleet.prober import Prober
 from inferway.fleet.remote.remote_prompts import RemoteRenderers
 from inferway.fleet.served_models import LoadPrompts, ServedModels
 from inferway.fleet.silent_zero import StreamEvidence
-from inferway.fleet.subscriber import EventSubscriber
+from inferway.fleet.subscriber import EventSubscriber, give_back
 from inferway.fleet.table import EndpointTable
 from inferway.fleet.watch import ANSWER_SECONDS, EngineWatch, Watch
 from inferway.kv.index.protocol import Clear, Index
@@ -397,7 +397,9 @@ class Fleet:
         for subscriber in engine.subscribers:
             await subscriber.close()
             self._index.apply([Clear(subscriber.holder)])
-        engine.subscribers = []
+        closed, engine.subscribers = engine.subscribers, []
+        for subscriber in closed:
+            await give_back(subscriber.blocks)
 
     # whether they render as we do
 

@@ -119,6 +119,17 @@ def following(*payloads: bytes, first: int = 0, **options: Any) -> Gateway:
     return gateway
 
 
+def told(gateway: Gateway, *payloads: bytes) -> list[object]:
+    """What the index is told, one batch after the other."""
+    ops: list[object] = []
+    for seq, payload in enumerate(payloads, 1):
+        for step in gateway.follower.live(seq, payload):
+            assert isinstance(step, list)
+            ops += step
+            gateway.index.apply(step)
+    return ops
+
+
 # in step
 
 
@@ -176,6 +187,33 @@ def test_a_batch_comes_to_the_same_as_its_events_one_by_one(
         assert held[0] == held[1]
     assert together.blocks.num_blocks == apart.blocks.num_blocks
     assert together.index.num_blocks(HOLDER) == apart.index.num_blocks(HOLDER)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 40),
+            st.integers(1, 20),
+            st.sampled_from(["plain", "nones", "salt", "lora"]),
+        ),
+        max_size=40,
+    )
+)
+def test_tokens_that_are_read_together_give_the_keys_of_each_event(
+    drawn: list[tuple[int, int, str]],
+) -> None:
+    fields: dict[str, Callable[[int], dict[str, object]]] = {
+        "plain": lambda _: {},
+        "nones": lambda count: {"extra_keys": [None] * count},
+        "salt": lambda count: {"extra_keys": [["salt"]] * count},
+        "lora": lambda _: {"lora_name": "alice"},
+    }
+    events = [stored(first, first + count, **fields[kind](count)) for first, count, kind in drawn]
+    for number, event in enumerate(events):  # no two of the same hash have other keys
+        event["block_hashes"] = [1_000_000 * number + h for h in event["block_hashes"]]
+    together, apart = following(batch(stored(0, 41))), following(batch(stored(0, 41)))
+
+    assert told(together, batch(*events)) == told(apart, *map(batch, events))
 
 
 def test_a_block_that_is_removed_twice_in_a_row_loses_two_copies() -> None:

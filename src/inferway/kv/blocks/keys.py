@@ -56,6 +56,7 @@ _MULTIPLY = np.array(0x9FB21C651E98DF25, dtype=np.uint64)  # of rrmxmx (P. Evens
 
 
 _FEW_BLOCKS = 32  # up to so many a loop is faster than five array operations
+_VERY_FEW_BLOCKS = 8  # and up to so many faster than the same in arrays that are laid out
 _LAID_OUT = 64  # up to so many blocks have arrays laid out for `keys_of_list`: 64 KB for the most
 
 
@@ -75,6 +76,7 @@ class _Layout:
         "low",
         "muls",
         "powers",
+        "rows",
         "shifted",
         "weights",
         "x",
@@ -86,6 +88,7 @@ class _Layout:
         self.x = np.empty(len(adds), dtype=np.uint64)
         self.low, self.high = (self.x.view(_TOKEN)[half::2] for half in (0, 1))
         self.shifted = np.empty_like(self.x)
+        self.rows = self.x.reshape(len(powers), lanes)
         self.ends = self.x[lanes - 1 :: lanes]
         self.key = np.zeros((), dtype=np.uint64)
         self.keys = np.empty_like(powers)
@@ -128,8 +131,8 @@ class BlockHasher:
         extras: BlockExtras | None = None,
         parent: BlockKey | None = None,
     ) -> list[BlockKey]:
-        """Do as `keys`, if all blocks are full."""
-        packed = array("I", token_ids)
+        """Do as `keys`, if all blocks are full; fastest with tokens in an array of type "I"."""
+        packed = token_ids if isinstance(token_ids, array) else array("I", token_ids)
         num_blocks = len(packed) // self.block_size
         if extras is not None or self.block_size % 2 or not 0 < num_blocks <= _LAID_OUT:
             return self.keys(np.frombuffer(packed, _TOKEN), extras, parent)
@@ -141,6 +144,8 @@ class BlockHasher:
         np.multiply(x, _MULTIPLY, x)
         np.right_shift(x, _SHIFT_2, at.shifted)
         np.bitwise_xor(x, at.shifted, x)
+        if num_blocks <= _VERY_FEW_BLOCKS:
+            return self.chain_of_list(np.dot(at.rows, self._weight).tolist(), parent)
         np.multiply(x, at.weights, x)
         np.add.accumulate(x, out=x)
         at.key[()] = self._root if parent is None else parent
@@ -167,19 +172,26 @@ class BlockHasher:
 
     def chain(self, digests: Lanes, parent: BlockKey | None = None) -> list[BlockKey]:
         """Keys of blocks with these digests, which follow on `parent`."""
-        key = self._root if parent is None else parent
         if len(digests) <= _FEW_BLOCKS:
-            keys = []
-            for digest in digests.tolist():
-                key = (key * self._factor + digest) & _MASK
-                keys.append(key)
-            return keys
+            return self.chain_of_list(digests.tolist(), parent)
+        key = self._root if parent is None else parent
         scaled = digests * self._inverse_powers[: len(digests)]
         np.cumsum(scaled, out=scaled)
         scaled += np.uint64(key)
         scaled *= self._powers[: len(digests)]
         chained: list[BlockKey] = scaled.tolist()
         return chained
+
+    def chain_of_list(
+        self, digests: Sequence[int], parent: BlockKey | None = None
+    ) -> list[BlockKey]:
+        """Do as `chain`, for few blocks."""
+        key, factor = self._root if parent is None else parent, self._factor
+        keys = []
+        for digest in digests:
+            key = (key * factor + digest) & _MASK
+            keys.append(key)
+        return keys
 
     def _layout(self, num_blocks: int) -> _Layout:
         count = num_blocks * len(self._weight)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated
 
@@ -21,7 +22,6 @@ _MASK = (1 << 64) - 1
 # vLLM's maps with unsigned hashes. So their fields have vLLM's order and, encoded, its names.
 Hash = Annotated[int, Meta(ge=0)]
 Hashes = Annotated[list[Hash], Meta(max_length=MAX_BLOCKS)]
-Token = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 NumTokens = Annotated[int, Meta(ge=0)]
 WIRE_NAMES = {
     "parent_hash": "parent_block_hash",
@@ -37,7 +37,8 @@ class BlockStored(
 
     block_hashes: Hashes
     parent_hash: Hash | None  # of the first of them; None: they start a prompt
-    token_ids: list[Token]  # block_size for each hash, or none: only the blocks' tier changed
+    # block_size for each hash, or none: only the blocks' tier changed. Adapters give `packed` ones.
+    token_ids: Sequence[int]
     block_size: NumTokens
     lora_id: int | None = None
     medium: str | None = None
@@ -130,6 +131,14 @@ def too_large(payload: bytes) -> EventError | None:
         return None
     message = f"batch of {len(payload)} bytes: at most {MAX_PAYLOAD_BYTES} are read"
     return EventError("payload_too_large", message)
+
+
+def packed(token_ids: list[int]) -> array[int]:
+    """Return token ids in four bytes each. Raises OverflowError if one of them cannot be: it is
+    below 0 or above 2**32 - 1."""
+    ids = array("I")
+    ids.fromlist(token_ids)  # the fastest way by far; it checks as it goes
+    return ids
 
 
 def canonical_hash(block_hash: int | bytes) -> int:

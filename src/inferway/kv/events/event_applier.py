@@ -208,11 +208,14 @@ class EventApplier:
         """`batch` is what is in the action's payload."""
         stats, apply = self.stats, self.blocks.apply
         stats.events += len(batch.items)
-        if len(batch.items) > 1 and BlockRemoved in map(type, batch.items):
-            yield from self._apply_joined(batch.items, is_last_life)
-            self._applied(action, batch)
-            return
-        for item in batch.items:
+        items = batch.items
+        if len(items) > 1:
+            self.blocks.read_ahead(items)
+            if BlockRemoved in map(type, items):
+                yield from self._apply_joined(items, is_last_life)
+                self._applied(action, batch)
+                return
+        for item in items:
             if not isinstance(item, BlockStored) or len(item.block_hashes) > _PIECE_BLOCKS:
                 yield from self._apply_other(item, is_last_life)
                 continue

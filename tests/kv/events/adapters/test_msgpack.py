@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from inferway.kv.events.adapters import vllm
 from inferway.kv.events.adapters.sglang import open_batch
@@ -19,6 +21,7 @@ from inferway.kv.events.event import (
     Batch,
     BlockRemoved,
     BlockStored,
+    packed,
 )
 
 ARRAY: list[Any] = [
@@ -51,7 +54,7 @@ MAP: dict[str, Any] = {
 EVENT = BlockStored(
     block_hashes=[11, 12],
     parent_hash=10,
-    token_ids=[1, 2, 3, 4],
+    token_ids=packed([1, 2, 3, 4]),
     block_size=2,
     medium="GPU",
     lora_name="alice",
@@ -183,13 +186,34 @@ def test_a_parent_is_a_hash_like_the_others() -> None:
     assert event.parent_hash == 2**64 - 1
 
 
+@pytest.mark.parametrize("num_events", [1, 2, 15, 16, 40])
+@pytest.mark.parametrize("as_sent", [int, lambda h: h - 2**64, lambda h: h.to_bytes(32, "big")])
+@pytest.mark.parametrize("num_blocks", [1, 2, 16])
+def test_batches_of_any_length_read_the_same_with_any_hashes(
+    num_events: int, as_sent: Callable[[int], int | bytes], num_blocks: int
+) -> None:
+    """What the first of them looks like says which form is tried first, and nothing else."""
+    hashes = list(range(2**64 - num_blocks, 2**64))
+    sent = list(map(as_sent, hashes))
+    tokens = list(range(2 * num_blocks))
+
+    decoded = batch(
+        *[stored(block_hashes=sent, token_ids=tokens, extra_keys=None) for _ in range(num_events)]
+    )
+
+    expected = replace(EVENT, block_hashes=hashes, token_ids=packed(tokens), extra_keys=None)
+    assert decoded.items == [expected] * num_events
+
+
 # other engines, other shapes
 
 
 def test_an_older_sglang_event_ends_at_the_adapter() -> None:
     event = only(["BlockStored", [5], None, [1, 2], 2, None])
 
-    assert event == BlockStored(block_hashes=[5], parent_hash=None, token_ids=[1, 2], block_size=2)
+    assert event == BlockStored(
+        block_hashes=[5], parent_hash=None, token_ids=packed([1, 2]), block_size=2
+    )
 
 
 def test_a_map_in_the_place_of_the_adapters_name_carries_the_salt() -> None:
@@ -239,7 +263,7 @@ def test_what_tensorrt_llm_publishes_is_in_vllms_form() -> None:
         BlockStored(
             block_hashes=[2**64 - 1, 7],
             parent_hash=None,
-            token_ids=[1, 2, 3, 4],
+            token_ids=packed([1, 2, 3, 4]),
             block_size=2,
             medium="GPU",
         ),
@@ -252,7 +276,7 @@ def test_offloaded_blocks_need_no_tokens() -> None:
     event = only(stored(token_ids=[], block_size=0, extra_keys=None))
 
     assert isinstance(event, BlockStored)
-    assert event.token_ids == []
+    assert len(event.token_ids) == 0
 
 
 # what cannot be read
@@ -270,6 +294,15 @@ def test_a_message_names_the_place() -> None:
 
     assert decoded.errors[0].message == (
         "events[1]: expected `int | bytes`, got `str` - at `$.block_hashes[0]`"
+    )
+
+
+def test_a_token_that_cannot_be_leaves_out_its_event_alone() -> None:
+    decoded = batch(stored(extra_keys=None), stored(token_ids=[1, 2, 2**32, 4]), MAP)
+
+    assert decoded.events == [replace(EVENT, extra_keys=None), EVENT]
+    assert decoded.errors[0].message == (
+        "events[1]: expected `int` <= 4294967295 - at `$.token_ids[2]`"
     )
 
 
@@ -291,7 +324,7 @@ def test_tokens_of_a_window_groups_event_may_be_of_more_blocks() -> None:
     ).events
 
     assert isinstance(event, BlockStored)
-    assert event.token_ids == []
+    assert len(event.token_ids) == 0
     assert len(event.block_hashes) == 2
 
 

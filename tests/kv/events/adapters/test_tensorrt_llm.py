@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from inferway.kv.blocks.keys import BlockHasher
 from inferway.kv.events.adapters.tensorrt_llm import TensorRTEvents, split_answer
 from inferway.kv.events.apply import EngineBlocks
-from inferway.kv.events.event import MAX_PAYLOAD_BYTES, BlockRemoved, BlockStored
+from inferway.kv.events.event import MAX_PAYLOAD_BYTES, BlockRemoved, BlockStored, packed
 from inferway.kv.index.memory import MemoryIndex
 from inferway.kv.index.protocol import CPU, GPU
 
@@ -82,7 +82,7 @@ def test_stored_blocks_are_a_chain_that_ends_before_one_that_is_not_full() -> No
         BlockStored(
             block_hashes=[FIRST, SECOND],
             parent_hash=None,
-            token_ids=[1, 2, 3, 4, 5, 6, 7, 8],
+            token_ids=packed([1, 2, 3, 4, 5, 6, 7, 8]),
             block_size=SIZE,
             medium="GPU",
         )

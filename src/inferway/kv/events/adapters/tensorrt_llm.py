@@ -27,6 +27,7 @@ from inferway.kv.events.event import (
     OpenBatch,
     canonical_hash,
     decode_fault,
+    packed,
     too_large,
 )
 from inferway_structured.decoding import UNREADABLE
@@ -37,17 +38,17 @@ _MEDIUMS = ("GPU", "CPU", "STORAGE")  # by cache level
 _Hash = int | str  # its newer SHA-256 hashes are hexadecimal
 
 
-class _Token(Struct):
+class _Token(Struct, gc=False):
     token_id: Annotated[int, Meta(ge=0, le=2**32 - 1)]
     token_extra_id: int = 0  # of prompt tuning
 
 
-class _Picture(Struct):
+class _Picture(Struct, gc=False):
     hash: str
     start_offset: int
 
 
-class _Block(Struct):
+class _Block(Struct, gc=False):
     block_hash: _Hash
     tokens: list[_Token] = []
     cache_level: Annotated[int, Meta(ge=0)] = 0
@@ -191,7 +192,7 @@ class TensorRTEvents:
         return BlockStored(
             block_hashes=[_canonical(block.block_hash) for block in blocks],
             parent_hash=parent,
-            token_ids=[token.token_id for block in blocks for token in block.tokens],
+            token_ids=packed([token.token_id for block in blocks for token in block.tokens]),
             block_size=self._block_size,
             lora_name=lora_name,
             medium=_medium(blocks[0].cache_level),
@@ -209,7 +210,7 @@ class TensorRTEvents:
 def _moved(block_hash: int, old: str, new: str) -> Iterator[Event]:
     """Stored first: its key is known as long as it is somewhere."""
     yield BlockStored(
-        block_hashes=[block_hash], parent_hash=None, token_ids=[], block_size=0, medium=new
+        block_hashes=[block_hash], parent_hash=None, token_ids=packed([]), block_size=0, medium=new
     )
     yield BlockRemoved(block_hashes=[block_hash], medium=old)
 

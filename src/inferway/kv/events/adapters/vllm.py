@@ -18,7 +18,7 @@ from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Raw, Struct
-from msgspec.structs import replace
+from msgspec.structs import force_setattr, replace
 
 from inferway.kv.events.event import (
     MAX_BLOCKS,
@@ -33,9 +33,9 @@ from inferway.kv.events.event import (
     EventError,
     NumTokens,
     OpenBatch,
-    Token,
     canonical_hash,
     decode_fault,
+    packed,
     too_large,
 )
 from inferway_structured.decoding import UNREADABLE
@@ -50,6 +50,7 @@ OtherForm = Callable[[Raw, int], Event | EventError | None]
 
 _Hash = int | Annotated[bytes, Meta(min_length=1)]
 _Hashes = Annotated[list[_Hash], Meta(max_length=MAX_BLOCKS)]
+_Token = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 
 
 class StoredFields(Struct):
@@ -57,7 +58,7 @@ class StoredFields(Struct):
 
     block_hashes: _Hashes
     parent_block_hash: _Hash | None
-    token_ids: list[Token]
+    token_ids: list[_Token]
     block_size: NumTokens
     lora_id: int | None = None
     medium: str | None = None
@@ -147,6 +148,8 @@ class _PlainBatch(Struct, frozen=True, array_like=True):
 _KINDS_THAT_REMOVE = ("BlockRemoved", "AllBlocksCleared")
 _KNOWN_TYPES = ("BlockStored", *_KINDS_THAT_REMOVE)
 
+_FIRST_EVENT, _FIRST_HASH = 11, 43  # in a batch as vLLM encodes it: where their first bytes are
+
 _BATCH_ARRAY = msgspec.msgpack.Decoder(_BatchArray)
 _BATCH_MAP = msgspec.msgpack.Decoder(_BatchMap)
 _PLAIN_BATCH = msgspec.msgpack.Decoder(_PlainBatch)
@@ -160,13 +163,12 @@ _MAP: msgspec.msgpack.Decoder[_DecodedMap] = msgspec.msgpack.Decoder(_DecodedMap
 def open_batch(payload: bytes, other_form: OtherForm | None = None) -> Batch | OpenBatch:
     """Return the batch in `payload`. The events of a small one are decoded at once, which saves
     going over their bytes twice. `other_form` is asked for events that are not in vLLM's form."""
-    if len(payload) <= SMALL_BYTES:
+    if len(payload) <= SMALL_BYTES and _may_be_plain(payload):
         try:
             plain = _PLAIN_BATCH.decode(payload)
-        except UNREADABLE:
-            pass  # it is of another form, or one event in it is bad
-        else:
             return Batch(plain.ts, list(map(_checked, plain.events, count())), plain.rank)
+        except (OverflowError, *UNREADABLE):
+            pass  # it is of another form, or one event in it is bad
     raw = _open(payload)
     if isinstance(raw, EventError):
         return OpenBatch(0.0, [raw])
@@ -174,11 +176,20 @@ def open_batch(payload: bytes, other_form: OtherForm | None = None) -> Batch | O
     return OpenBatch(raw.ts, items, raw.rank)
 
 
+def _may_be_plain(payload: bytes) -> bool:
+    """Return False if the first event is an array, or its first hash bytes or negative. To try in
+    vain takes as long as to read some blocks, so this is only looked at where vLLM has it in a
+    batch of fewer than 16 events, for an event of fewer than 16 blocks."""
+    if len(payload) <= _FIRST_HASH:
+        return True
+    return payload[_FIRST_EVENT] <= 0x8F and payload[_FIRST_HASH] not in (0xC4, 0xD3)
+
+
 def _open(payload: bytes) -> _RawBatch | EventError:
     if len(payload) <= SMALL_BYTES:
-        is_map = (
-            b"\x80" <= payload[11:12] < b"\x90"
-        )  # the first event, as batches begin nearly always
+        # from 16 events on, the head of their array is longer by two bytes
+        first = payload[13:14] if payload[10:11] == b"\xdc" else payload[11:12]
+        is_map = b"\x80" <= first <= b"\x8f"
         for small in _SMALL_BATCHES[::-1] if is_map else _SMALL_BATCHES:
             with suppress(*UNREADABLE):
                 return small.decode(payload)
@@ -211,7 +222,7 @@ def normalise(event: Event) -> dict[str, object]:
     but for the parent."""
     fields = {k: v for k, v in msgspec.structs.asdict(event).items() if v is not None}
     if isinstance(event, BlockStored):
-        fields |= {"parent_hash": event.parent_hash}
+        fields |= {"parent_hash": event.parent_hash, "token_ids": list(event.token_ids)}
         fields = {WIRE_NAMES.get(name, name): value for name, value in fields.items()}
     return {"type": type(event).__name__, **fields}
 
@@ -279,12 +290,17 @@ def _stored(event: StoredFields) -> BlockStored:
 
 
 def _checked(event: Event, path: int) -> Event | EventError:
-    """`event`, if its lists go together."""
+    """`event` with its tokens packed, if its lists go together. Raises OverflowError for an event
+    of `_PlainBatch` whose tokens cannot be."""
     if type(event) is not BlockStored:
         return event
     num_blocks, tokens, extra_keys = len(event.block_hashes), event.token_ids, event.extra_keys
-    is_plain = extra_keys is None and event.cache_salt is None
-    if is_plain and len(tokens) == num_blocks * event.block_size:
+    assert isinstance(tokens, list)
+    tokens = packed(tokens)
+    is_whole = extra_keys is None or len(extra_keys) == num_blocks
+    if is_whole and event.cache_salt is None and len(tokens) == num_blocks * event.block_size:
+        # nobody else has seen it yet, and a copy takes ten times as long
+        force_setattr(event, "token_ids", tokens)
         return event
     if tokens and len(tokens) != num_blocks * event.block_size:
         if event.spec_kind not in WINDOW_KINDS:
@@ -293,7 +309,7 @@ def _checked(event: Event, path: int) -> Event | EventError:
                 f"{event.block_size}"
             )
             return EventError("non_dense_block_span", message, may_remove=False)
-        tokens = []  # they are of blocks outside the window as well
+        tokens = packed([])  # they are of blocks outside the window as well
     if extra_keys is not None and len(extra_keys) != num_blocks:
         message = f"events[{path}]: {len(extra_keys)} extra keys for {num_blocks} blocks"
         return EventError("extra_keys_mismatch", message, may_remove=False)
@@ -303,11 +319,10 @@ def _checked(event: Event, path: int) -> Event | EventError:
 
 
 def _canonical(hashes: list[_Hash]) -> list[int]:
+    is_bytes = bool(hashes) and isinstance(hashes[0], bytes)  # nearly always all of them or none
     try:
+        if is_bytes:
+            return list(map(int.from_bytes, [block_hash[-8:] for block_hash in hashes]))  # type: ignore
         return [block_hash & _MASK for block_hash in hashes]  # type: ignore[operator]
     except TypeError:
-        pass
-    try:
-        return list(map(int.from_bytes, [block_hash[-8:] for block_hash in hashes]))  # type: ignore
-    except TypeError:  # some are integers
         return [canonical_hash(block_hash) for block_hash in hashes]
