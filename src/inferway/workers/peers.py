@@ -18,7 +18,8 @@ from inferway.scheduling.expected_ttft.plugin import ExpectedTtft
 from inferway.scheduling.expected_ttft.sharing import Event
 from inferway.workers.messages import FromOther, Message, ToOthers
 
-# What is told within this time goes out together: a message takes three processes' time.
+# What is told within this time of the last message goes out together, for a message takes three
+# processes' time. The first one goes out at once.
 TOGETHER_SECONDS = 0.002
 
 
@@ -104,11 +105,17 @@ class Peers:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(list[PeerMessage])
         self._outgoing: list[PeerMessage] = []
+        self._flushed = 0.0  # when, by the loop's clock
         self._heard: dict[tuple[int, int], Speculation] = {}  # (place, number)
 
     def tell(self, message: PeerMessage) -> None:
         if not self._outgoing:
-            asyncio.get_running_loop().call_later(TOGETHER_SECONDS, self._flush)
+            loop = asyncio.get_running_loop()
+            wait = self._flushed + TOGETHER_SECONDS - loop.time()
+            if wait > 0:
+                loop.call_later(wait, self._flush)
+            else:
+                loop.call_soon(self._flush)
         self._outgoing.append(message)
 
     def watch(self, quarantine: Quarantine) -> None:
@@ -144,5 +151,6 @@ class Peers:
             sharing.gone(place, now)
 
     def _flush(self) -> None:
+        self._flushed = asyncio.get_running_loop().time()
         messages, self._outgoing = self._outgoing, []
         self._send(ToOthers(self._encoder.encode(messages)))

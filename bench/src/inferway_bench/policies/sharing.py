@@ -92,7 +92,9 @@ class Post:
         now = self._clock()
         until, batch = self._batches[who]
         if now > until:
-            until, batch = now + self.spec.together_seconds, []
+            last, until, batch = until, now + self.spec.together_seconds, []
+            if self.spec.one_machine:  # the first message waits for no others
+                until = max(now, last + self.spec.together_seconds)
             self._batches[who] = until, batch
             for other, coming in enumerate(self._coming):
                 if other != who:
