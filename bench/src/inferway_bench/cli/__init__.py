@@ -7,6 +7,10 @@ import click
 from inferway.cli.lazy import LazyGroup
 
 COMMANDS = {
+    "autoscale": (
+        "inferway_bench.autoscale.report", "autoscale",
+        "Let engines come and go, beside an oracle.",
+    ),
     "chat-overhead": (
         "inferway_bench.chat_overhead", "chat_overhead",
         "Measure what a chat adds to the time to first token.",
