@@ -75,8 +75,8 @@ class Draining:
         warm: WarmPrefixes,
         worth: Callable[[str], float],
     ) -> None:
-        """`warm` observes the director's requests, unless the settings are against it; `worth`: of an
-        engine's cache, in tokens."""
+        """`warm` observes the director's requests, unless the settings are against it;
+        `worth`: of an engine's cache, in tokens."""
         self.standing = standing
         self.worth = worth
         self.on_change: Callable[[], None] = _nothing  # who is drained has changed

@@ -1,5 +1,5 @@
-"""Signals for autoscaling: how many engines of each model are wanted for the SLO, why, and what each
-engine's cache is worth.
+"""Signals for autoscaling: how many engines of each model are wanted for the SLO, why, and what
+each engine's cache is worth.
 
 A model here is what engines serve, adapters aside. The numbers are of this gateway's requests:
 those of several gateways add up. Workers of one gateway know of each other's requests, and say the
@@ -31,8 +31,8 @@ _NEVER_MS = 1e12
 
 
 class Autoscaling:
-    """Looks at the fleet whenever `families` is called. `clock` is the director's; `drained` are the
-    names of engines that get no new requests."""
+    """Looks at the fleet whenever `families` is called. `clock` is the director's; `drained` are
+    the names of engines that get no new requests."""
 
     def __init__(
         self,

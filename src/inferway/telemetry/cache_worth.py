@@ -1,6 +1,6 @@
 """What each engine's cache is worth: the prompt tokens that requests of late found in it and in no
-other. If the engine went, they would have to be computed. A use counts half after HALF_LIFE_SECONDS,
-as it does for warm prefixes."""
+other. If the engine went, they would have to be computed. A use counts half after
+HALF_LIFE_SECONDS, as it does for warm prefixes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,9 @@ class CacheWorth:
 
     def of(self, engine: str) -> float:
         """Return it in tokens, as of now, with what other processes have seen."""
-        return self.own.of(engine, self.clock()) + sum(told.get(engine, 0.0) for told in self.others)
+        return self.own.of(engine, self.clock()) + sum(
+            told.get(engine, 0.0) for told in self.others
+        )
 
     def families(self, engines: Iterable[str]) -> Iterator[Family]:
         """Yield what /metrics shows of it: of this process alone, for those of all are added up."""

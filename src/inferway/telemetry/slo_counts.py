@@ -41,10 +41,7 @@ class SloCounts:
             "Streamed requests, and refused ones, by model and by whether they were good: answered"
             " within the goals of the settings.",
             ["model", "good"],
-            {
-                (model, str(good).lower()): number
-                for (model, good), number in self._counts.items()
-            },
+            {(model, str(good).lower()): number for (model, good), number in self._counts.items()},
         )
 
     def _label(self, model: str) -> str:

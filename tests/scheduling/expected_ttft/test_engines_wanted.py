@@ -190,7 +190,7 @@ def test_more_are_late_the_busier_engines_are_and_the_longer_they_wait(
 
 @given(scale=st.sampled_from([0.2, 0.5, 1.0, 2.0]))
 def test_how_long_requests_wait_is_learned_from_how_many_were_late(scale: float) -> None:
-    counts, busy = LateCounts(), (np.arange(10, 19) + 0.5) * BUSY_STEP
+    counts, busy = LateCounts(), (np.arange(10.0, 19.0) + 0.5) * BUSY_STEP
     seen = np.full(len(busy), 2000.0)
     for _ in range(20):
         counts.add(busy, seen, seen * CURVE.late(busy, scale))

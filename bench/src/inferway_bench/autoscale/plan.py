@@ -28,9 +28,9 @@ class TraceCase(NamedTuple):
 
 
 CASES = {
-    "azure": TraceCase(3.0, 4.0, 2.0),
-    "mooncake": TraceCase(2.0, 1.0, 4.0),
-    "agentic": TraceCase(1.0, 1.0, 10.0),
+    "azure": TraceCase(1.0, 8.0, 4.0),
+    "mooncake": TraceCase(1.0, 2.0, 8.0),
+    "agentic": TraceCase(2.0, 4.0, 20.0),
 }
 
 

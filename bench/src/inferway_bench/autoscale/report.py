@@ -23,9 +23,9 @@ def measure(plan: AutoscalePlan, on_step: OnStep) -> Findings:
     processes = Processes(plan.processes or len(plan.trace), on_step)
     found = processes.map(partial(of_trace, plan), plan.trace, "scaling")
     about = [
-        f"- A day takes {plan.minutes:g} minutes, of which the first {plan.warm_up:g} do not count. "
-        f"The rate of requests goes from {1 - plan.depth:g} to {1 + plan.depth:g} times its mean and "
-        "back, and the trace's own ups and downs are on that.",
+        f"- A day takes {plan.minutes:g} minutes, of which the first {plan.warm_up:g} do not "
+        f"count. The rate of requests goes from {1 - plan.depth:g} to {1 + plan.depth:g} times its "
+        "mean and back, and the trace's own ups and downs are on that.",
         f"- The SLO is held if {plan.share:.0%} of the requests get their first token within the "
         "trace's goal.",
         f"- {setups[0].elastic.about}",
@@ -109,8 +109,8 @@ _PLOT = Plot(
 
 AUTOSCALE = Benchmark(
     "autoscale",
-    "Let simulated engines come and go with the load in virtual time, by what the gateway says that "
-    "the SLO needs, and by an oracle that knows the load.",
+    "Let simulated engines come and go with the load in virtual time, by what the gateway says "
+    "that the SLO needs, and by an oracle that knows the load.",
     AutoscalePlan,
     measure,
     (_DAYS, _TRACES),

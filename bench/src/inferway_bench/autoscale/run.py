@@ -85,15 +85,18 @@ class Trial:
         prompts = setup.workload.columns.prompt_tokens[counts].sum()
         paid = [size.paid for size in run.sizes if since <= size.at < end]
         sync = setup.elastic.sync_seconds
+        p50, p90 = np.percentile(ttft, (50, 90)).tolist()
+        late = (outcome.ttft > setup.goal_seconds).astype(np.float64)
         return Day(
-            float((ttft <= setup.goal_seconds).mean()),
-            sum(paid) * sync / 3600,
-            run.num_started,
-            run.handed_over,
-            float(outcome.cached_tokens[counts].sum() / prompts),
-            *(float(each) for each in np.percentile(ttft, (50, 90))),
-            _by_minute(*_sizes(run.sizes), end),
-            _by_minute(outcome.arrived, (outcome.ttft > setup.goal_seconds).astype(float), end),
+            in_time=float((ttft <= setup.goal_seconds).mean()),
+            engine_hours=sum(paid) * sync / 3600,
+            started=run.num_started,
+            handed_over=run.handed_over,
+            cached=float(outcome.cached_tokens[counts].sum() / prompts),
+            ttft_p50=p50,
+            ttft_p90=p90,
+            engines=_by_minute(*_sizes(run.sizes), end),
+            late=_by_minute(outcome.arrived, late, end),
         )
 
     def is_held(self, day: Day) -> bool:
@@ -111,8 +114,9 @@ class Trial:
         )
         outcome = run.run()
         columns = setup.workload.columns
-        seconds = (columns.prompt_tokens - outcome.cached_tokens) * spec.prefill_seconds
-        seconds = seconds + columns.output_tokens * spec.decode_seconds
+        uncached = (columns.prompt_tokens - outcome.cached_tokens).astype(np.float64)
+        outputs = columns.output_tokens.astype(np.float64)
+        seconds = uncached * spec.prefill_seconds + outputs * spec.decode_seconds
         return _in_windows(outcome.arrived, seconds, self.plan.window_seconds, setup.seconds)
 
     def oracle(self, work: Sequence[float]) -> tuple[Day, list[int]]:
@@ -172,7 +176,9 @@ class Trial:
             return self.day(lambda _: InFlight(each, HorizontalAutoscaler(elastic)))
 
         steps = self.plan.bisections
-        most = _greatest(lambda x: self.is_held(day(math.exp(x))), 0.0, math.log(_MOST_IN_FLIGHT), steps)
+        most = _greatest(
+            lambda x: self.is_held(day(math.exp(x))), 0.0, math.log(_MOST_IN_FLIGHT), steps
+        )
         return day(math.exp(most))
 
     def fixed(self) -> Day:
@@ -232,7 +238,9 @@ def _rows(trace: str, name: str, day: Day, oracle: Day) -> list[Row]:
     }
     is_ours = name in (SLO, NEWEST)
     minutes = [
-        Row("minutes", {**keys, "minute": minute}, {"engines": engines, "late": late * 100}, is_ours)
+        Row(
+            "minutes", {**keys, "minute": minute}, {"engines": engines, "late": late * 100}, is_ours
+        )
         for minute, (engines, late) in enumerate(zip(day.engines, day.late, strict=True))
     ]
     return [Row("days", keys, values, is_ours), *minutes]

@@ -35,10 +35,10 @@ class Elastic(msgspec.Struct, frozen=True):
         first = "whose cache is worth least" if self.least_worth else "that is the newest"
         handed = " and hands over its warm prefixes" if self.hand_over else ""
         return (
-            f"An engine serves {self.start_seconds:g} s after it was asked for, with an empty cache. "
-            f"The engine {first} is drained{handed}; it counts until its last answer has ended. "
-            f"A HorizontalPodAutoscaler looks every {self.sync_seconds:g} s, with a tolerance of "
-            f"{self.tolerance:.0%}, and takes engines away that were too many for "
+            f"An engine serves {self.start_seconds:g} s after it was asked for, with an empty "
+            f"cache. The engine {first} is drained{handed}; it counts until its last answer has "
+            f"ended. A HorizontalPodAutoscaler looks every {self.sync_seconds:g} s, with a "
+            f"tolerance of {self.tolerance:.0%}, and takes engines away that were too many for "
             f"{self.down_seconds:g} s."
         )
 

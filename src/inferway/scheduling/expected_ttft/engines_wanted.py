@@ -1,10 +1,11 @@
-"""How many engines hold the SLO, from what was asked of late (`demand`) and what it costs (`costs`).
+"""How many engines hold the SLO, from what was asked of late (`demand`) and what it costs
+(`costs`).
 
-Requests come at r a millisecond, as they are expected to `ahead` from now: the line through the last
+Requests come at r a millisecond, as they are expected to in a while: the line through the last
 ten minutes, of which newer ones count more, with as much of its slope as is beyond chance. Each
-keeps an engine busy for w ms by its prompt (what is not in its cache, as requests find it now), and
-for a ms by each of the m tokens of its answer, with which a step takes a ms longer. So the engines
-are busy for the share
+keeps an engine busy for w ms by its prompt (what is not in its cache, as requests find it now),
+and for a ms by each of the m tokens of its answer, with which a step takes a ms longer. So the
+engines are busy for the share
 
     b = r (w + m a) / engines
 
@@ -54,7 +55,7 @@ TREND_HALF_LIFE = 9.0  # buckets
 LEAST_BUCKETS = 3  # before that nothing is said
 TREND_BUCKETS = 6  # before that no trend is seen
 MOST_TREND = 2.0  # times the mean, or a part of it
-SMOOTH = 3  # buckets that tell together how busy engines were
+SMOOTH = 12  # buckets that tell together how busy engines were: about what it takes to start one
 ANCHOR = 30.0  # requests
 FADE = 0.5 ** (1 / 180)  # a bucket: half of what is known is left after half an hour
 BUSY_BINS = 24  # of BUSY_STEP
@@ -201,7 +202,9 @@ class WantedEstimator:
         may_be_late = 1.0 - self.slo.share
         scale = self.late.scale(curve, curve.busiest(may_be_late, 1.0))
         busiest = curve.busiest(may_be_late, scale)
-        limits = self._limits(rows, work, costs, serving, busiest, now - (last + 1) * BUCKET_SECONDS)
+        limits = self._limits(
+            rows, work, costs, serving, busiest, now - (last + 1) * BUCKET_SECONDS
+        )
         now_busy = float(busy[-SMOOTH:].mean())
         engines = max(limits.values(), default=0.0)
         self._last = EnginesWanted(engines, limits, now_busy, busiest, curve.out_of_reach)
@@ -210,7 +213,9 @@ class WantedEstimator:
     def _nothing(self) -> EnginesWanted | None:
         """What is wanted when nobody has asked for anything for ten minutes; None if nobody ever
         has."""
-        return None if self._last is None else self._last._replace(engines=0.0, by_limit={}, busy=0.0)
+        return (
+            None if self._last is None else self._last._replace(engines=0.0, by_limit={}, busy=0.0)
+        )
 
     def _recent(self, slots: NDArray[np.intp], last: int) -> NDArray[np.intp]:
         """Those that serve, and those that did in a bucket that is still looked at."""
@@ -301,6 +306,4 @@ def forecast(values: Column, steps: float) -> float:
 
 def _costs(learning: Learning, slots: NDArray[np.intp]) -> _Costs:
     tpot = learning.tpot.table[:, slots].mean(axis=1)
-    return _Costs(
-        float(tpot[FIXED]), float(tpot[RUNNING]), learning.marginal_cost.answer_tokens
-    )
+    return _Costs(float(tpot[FIXED]), float(tpot[RUNNING]), learning.marginal_cost.answer_tokens)
