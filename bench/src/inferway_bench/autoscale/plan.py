@@ -30,7 +30,7 @@ class TraceCase(NamedTuple):
 CASES = {
     "azure": TraceCase(1.0, 8.0, 4.0),
     "mooncake": TraceCase(1.0, 2.0, 8.0),
-    "agentic": TraceCase(2.0, 4.0, 20.0),
+    "agentic": TraceCase(2.0, 1.0, 10.0),
 }
 
 
@@ -49,6 +49,9 @@ class AutoscalePlan(msgspec.Struct, frozen=True):
     refine: Annotated[int, flag(
         "Let the oracle try to do without an engine in this number of windows.", ge=0,
     )] = 10
+    beside: Annotated[bool, flag(
+        "Leave out what is usual: requests in flight for each engine, and a fixed number of them.",
+    )] = True
     processes: Annotated[int | None, flag(
         "Simulate this number of traces at a time, instead of one a core.", ge=1,
     )] = None

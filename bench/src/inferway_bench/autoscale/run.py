@@ -42,7 +42,7 @@ from inferway_bench.rows import Key, Row, Value
 
 ORACLE, SLO, NEWEST, IN_FLIGHT, FIXED = "oracle", "slo", "slo, newest", "in flight", "fixed"
 _STEP = 60.0  # seconds of a point in the picture
-_MOST_BUSY, _LEAST_BUSY = 1.2, 0.2
+_MOST_BUSY, _LEAST_BUSY = 1.1, 0.4
 _MOST_IN_FLIGHT = 256.0  # for each engine
 
 MakeSignal = Callable[[Gateway], Signal]
@@ -209,9 +209,9 @@ def of_trace(plan: AutoscalePlan, trace: str) -> list[Row]:
         ORACLE: oracle,
         SLO: trial.for_slo(setup.elastic),
         NEWEST: trial.for_slo(newest),
-        IN_FLIGHT: trial.in_flight(),
-        FIXED: trial.fixed(),
     }
+    if plan.beside:
+        days |= {IN_FLIGHT: trial.in_flight(), FIXED: trial.fixed()}
     about: dict[str, Value] = {
         "goal": setup.goal_seconds,
         "requests": float(len(setup.workload.requests)),

@@ -18,11 +18,12 @@ longer than x with the probability
 which is M/G/1 in heavy traffic (Kingman) for k = 1: what each engine would do by itself, with
 requests that know nothing of each other. A fleet whose requests go where they wait least does
 better, one whose prompts draw them to where others are does worse, and by how much is learned: k is
-what explains how many were late, of those that came while the engines were busy for each share of
-their time; ANCHOR more requests behave as M/G/1 would. The share that may be late is 1 - share, so
+what explains how many were late, of those that came while engines were to be busy for each share of
+their time by what was expected before; so bursts that nobody has foreseen count, too. ANCHOR more
+requests behave as M/G/1 would. The share that may be late is 1 - share, so
 b is at most what has as many late, and
 
-    engines = r (w + m a) / b
+    engines = (r (w + m a) + what waits beyond the goal / the time to start an engine) / b
 
 That is a number for each limit: of the first token; of the tokens behind it, if there is a goal for
 them: an engine writes (goal - fixed) / each answers at a time, as learned; and of KV blocks, of
@@ -31,6 +32,7 @@ which FULL may be in use. The greatest counts. None is rounded: those of several
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -49,13 +51,14 @@ from inferway.scheduling.expected_ttft.demand import (
     SQUARES,
     WORK,
 )
-from inferway.scheduling.expected_ttft.learning import FIXED, RUNNING, Learning
+from inferway.scheduling.expected_ttft.learning import AHEAD, FIXED, RUNNING, Learning
+from inferway.scheduling.expected_ttft.learning import REQUESTS as WAITING
 
-TREND_HALF_LIFE = 9.0  # buckets
-LEAST_BUCKETS = 3  # before that nothing is said
+TREND_HALF_LIFE = 6.0  # buckets
+LEAST_BUCKETS = 6  # before that nothing is said
 TREND_BUCKETS = 6  # before that no trend is seen
 MOST_TREND = 2.0  # times the mean, or a part of it
-SMOOTH = 12  # buckets that tell together how busy engines were: about what it takes to start one
+SMOOTH = 3  # buckets that tell together how busy engines are
 ANCHOR = 30.0  # requests
 FADE = 0.5 ** (1 / 180)  # a bucket: half of what is known is left after half an hour
 BUSY_BINS = 24  # of BUSY_STEP
@@ -64,6 +67,8 @@ LEAST_BUSY, MOST_BUSY = 0.1, 0.97
 SCALES = 16.0  # k is between this and its inverse
 LEAST_LATE = 0.25  # of 1 - share, that may be late by waiting, however many are late in any case
 FULL = 0.9  # of the KV blocks
+BUCKET_MS = BUCKET_SECONDS * 1000
+MOST_PLANS = 1000  # that are kept until it is known what has come of them
 FEW_OTHERS = 0.1  # requests of others that are none: an engine's figures are older than ours
 _STEPS = 40  # of a bisection
 
@@ -180,6 +185,8 @@ class WantedEstimator:
     _slots: dict[int, int] = field(default_factory=dict)  # -> the last bucket that it served in
     _looked: int | None = None  # the last bucket that was looked at
     _endpoints: float = 0.0  # when it was
+    # (for when, ms of work a ms): what was expected
+    _plans: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=MOST_PLANS))
     _last: EnginesWanted | None = None  # that was wanted
 
     def look(self, learning: Learning, serving: Serving, now: float) -> EnginesWanted | None:
@@ -195,17 +202,18 @@ class WantedEstimator:
             return None
         costs = _costs(learning, serving.slots)
         work = self._work(rows, costs, len(serving.slots))
-        busy = self._busy(work, serving)
-        self._learn(rows, busy, last)
+        now_busy = self._busy(float(work[-SMOOTH:].mean()) / BUCKET_MS, serving)
+        self._learn(rows, work, serving, last)
         self._endpoints = float(len(serving.slots))
         curve = self._curve(rows, costs)
         may_be_late = 1.0 - self.slo.share
         scale = self.late.scale(curve, curve.busiest(may_be_late, 1.0))
         busiest = curve.busiest(may_be_late, scale)
-        limits = self._limits(
-            rows, work, costs, serving, busiest, now - (last + 1) * BUCKET_SECONDS
-        )
-        now_busy = float(busy[-SMOOTH:].mean())
+        steps = (now + self.slo.ahead_seconds) / BUCKET_SECONDS - last - 0.5
+        coming = forecast(work, steps) / BUCKET_MS
+        self._plans.append((now + self.slo.ahead_seconds, coming))
+        late = self._late_work(learning, serving.slots)
+        limits = self._limits(rows, steps, (coming + late) / busiest, costs, serving)
         engines = max(limits.values(), default=0.0)
         self._last = EnginesWanted(engines, limits, now_busy, busiest, curve.out_of_reach)
         return self._last
@@ -232,25 +240,42 @@ class WantedEstimator:
         work: Column = prompts + rows[:, REQUESTS] * costs.answer_tokens * each
         return work
 
-    def _busy(self, work: Column, serving: Serving) -> Column:
-        """The share of their time that engines were busy in each bucket, with everybody's
-        requests; those before the last look had other engines, and are not looked at again."""
+    def _busy(self, work: float, serving: Serving) -> float:
+        """The share of their time that engines are busy with so much work of this gateway's, with
+        everybody's requests; as many as there were at the last look."""
         total = serving.in_flight + serving.others
         share = serving.in_flight / total if serving.others > FEW_OTHERS * total else 1.0
         endpoints = self._endpoints or float(len(serving.slots))
-        smoothed = np.convolve(work, np.ones(SMOOTH) / SMOOTH)[: len(work)]
-        busy: Column = smoothed / (endpoints * BUCKET_SECONDS * 1000 * max(share, FEW_OTHERS))
-        return busy
+        return work / (endpoints * max(share, FEW_OTHERS))
 
-    def _learn(self, rows: NDArray[np.float64], busy: Column, last: int) -> None:
-        new = len(rows) if self._looked is None else min(last - self._looked, len(rows))
-        new = min(new, len(rows) - SMOOTH + 1)
-        if new > 0:
-            self.late.add(busy[-new:], rows[-new:, SEEN], rows[-new:, LATE])
+    def _learn(self, rows: NDArray[np.float64], work: Column, serving: Serving, last: int) -> None:
+        """Of the buckets since the last look: before it there were other engines."""
+        new = 0 if self._looked is None else min(last - self._looked, len(rows))
         self._looked = last
+        busy = []
+        for back in range(new, 0, -1):
+            end = (last - back + 2) * BUCKET_SECONDS
+            while len(self._plans) > 1 and self._plans[1][0] <= end:
+                self._plans.popleft()
+            is_planned = bool(self._plans) and self._plans[0][0] <= end
+            expected = self._plans[0][1] if is_planned else work[-back] / BUCKET_MS
+            busy.append(self._busy(float(expected), serving))
+        if new > 0:
+            self.late.add(np.array(busy), rows[-new:, SEEN], rows[-new:, LATE])
+
+    def _late_work(self, learning: Learning, slots: NDArray[np.intp]) -> float:
+        """The ms of work that wait beyond the goal, for each ms in which they are to be done."""
+        goal, backlog, costs = self.slo.ttft_ms, learning.backlog, learning.ttft.table
+        if goal is None:
+            return 0.0
+        waiting = backlog.tokens[slots] * costs[AHEAD, slots]
+        waiting += backlog.requests[slots] * costs[WAITING, slots]
+        late = np.maximum(waiting - goal, 0.0).sum()
+        return float(late) / max(self.slo.ahead_seconds * 1000, BUCKET_MS)
 
     def _curve(self, rows: NDArray[np.float64], costs: _Costs) -> LateCurve:
-        sums = rows.sum(axis=0)
+        weights = 0.5 ** (np.arange(len(rows))[::-1] / TREND_HALF_LIFE)
+        sums = weights.dot(rows)  # what costs were before they were known is soon forgotten
         residual = sums[SQUARES] / (2 * max(sums[WORK], 1e-9))
         alone = sums[ALONE:] / max(sums[REQUESTS], 1e-9)
         goal = self.slo.ttft_ms or np.inf
@@ -259,28 +284,24 @@ class WantedEstimator:
     def _limits(
         self,
         rows: NDArray[np.float64],
-        work: Column,
+        steps: float,
+        for_first_token: float,
         costs: _Costs,
         serving: Serving,
-        busiest: float,
-        since: float,
     ) -> dict[str, float]:
-        """In engines. `since`: seconds since the end of the last bucket."""
+        """In engines. `steps`: from the middle of the last bucket to when they are wanted."""
         slo, endpoints = self.slo, len(serving.slots)
-        engines_each = serving.engines / endpoints
-        steps = 0.5 + (since + slo.ahead_seconds) / BUCKET_SECONDS
-        bucket_ms = BUCKET_SECONDS * 1000
         limits = {}
         if slo.ttft_ms is not None:
-            limits["ttft"] = forecast(work, steps) / bucket_ms / busiest
+            limits["ttft"] = for_first_token
         if slo.itl_ms is not None and costs.tpot_fixed < slo.itl_ms:
             most = (slo.itl_ms - costs.tpot_fixed) / costs.tpot_running
-            running = forecast(rows[:, REQUESTS], steps) / bucket_ms * costs.answer_tokens
+            running = forecast(rows[:, REQUESTS], steps) / BUCKET_MS * costs.answer_tokens
             limits["itl"] = running * slo.itl_ms / max(most, 1.0)
         total = serving.in_flight + serving.others
         own = serving.in_flight / total if total else 0.0
         limits["kv"] = endpoints * serving.kv_usage * own / FULL
-        return {limit: number * engines_each for limit, number in limits.items()}
+        return {limit: number * serving.engines / endpoints for limit, number in limits.items()}
 
 
 def forecast(values: Column, steps: float) -> float:
