@@ -3,9 +3,9 @@
 
 Requests come at r a millisecond, as they are expected to in a while: the line through the last
 ten minutes, of which newer ones count more, with as much of its slope as is beyond chance. Each
-keeps an engine busy for w ms by its prompt (what is not in its cache, as requests find it now),
-and for a ms by each of the m tokens of its answer, with which a step takes a ms longer. So the
-engines are busy for the share
+keeps an engine busy for w ms by its prompt (what is not in its cache, as requests find it now, at
+what a token costs those who wait for it), and for a ms by each of the m tokens of its answer, with
+which a step takes a ms longer. So the engines are busy for the share
 
     b = r (w + m a) / engines
 
@@ -20,8 +20,8 @@ requests that know nothing of each other. A fleet whose requests go where they w
 better, one whose prompts draw them to where others are does worse, and by how much is learned: k is
 what explains how many were late, of those that came while engines were to be busy for each share of
 their time by what was expected before; so bursts that nobody has foreseen count, too. ANCHOR more
-requests behave as M/G/1 would. The share that may be late is 1 - share, so
-b is at most what has as many late, and
+requests behave as M/G/1 would. The share that may be late is 1 - share, so b is at most what has
+as many late, and
 
     engines = (r (w + m a) + what waits beyond the goal / the time to start an engine) / b
 
@@ -51,7 +51,7 @@ from inferway.scheduling.expected_ttft.demand import (
     SQUARES,
     WORK,
 )
-from inferway.scheduling.expected_ttft.learning import AHEAD, FIXED, RUNNING, Learning
+from inferway.scheduling.expected_ttft.learning import AHEAD, BATCH, FIXED, RUNNING, Learning
 from inferway.scheduling.expected_ttft.learning import REQUESTS as WAITING
 
 TREND_HALF_LIFE = 6.0  # buckets
@@ -66,6 +66,9 @@ BUSY_STEP = 0.05
 LEAST_BUSY, MOST_BUSY = 0.1, 0.97
 SCALES = 16.0  # k is between this and its inverse
 LEAST_LATE = 0.25  # of 1 - share, that may be late by waiting, however many are late in any case
+# What an answer's token costs is learned from the time between tokens, and hard to tell there from
+# what all steps cost. A first token waits for half a step and takes so many, each as much longer.
+LEAST_STEPS, MOST_STEPS = 1.5, 4.0
 FULL = 0.9  # of the KV blocks
 BUCKET_MS = BUCKET_SECONDS * 1000
 MOST_PLANS = 1000  # that are kept until it is known what has come of them
@@ -107,6 +110,7 @@ class _Costs(NamedTuple):
 
     tpot_fixed: float
     tpot_running: float
+    answer_token: float  # a of the module
     answer_tokens: float
 
 
@@ -236,7 +240,7 @@ class WantedEstimator:
         """The ms of engines' time that was asked for in each bucket."""
         prompts = rows[:, WORK]
         mean = float(prompts.mean()) / (endpoints * BUCKET_SECONDS * 1000)
-        each = costs.tpot_running * max(1.0 - mean, LEAST_BUSY)
+        each = costs.answer_token * max(1.0 - mean, LEAST_BUSY)
         work: Column = prompts + rows[:, REQUESTS] * costs.answer_tokens * each
         return work
 
@@ -327,4 +331,10 @@ def forecast(values: Column, steps: float) -> float:
 
 def _costs(learning: Learning, slots: NDArray[np.intp]) -> _Costs:
     tpot = learning.tpot.table[:, slots].mean(axis=1)
-    return _Costs(float(tpot[FIXED]), float(tpot[RUNNING]), learning.marginal_cost.answer_tokens)
+    batch = float(learning.ttft.table[BATCH, slots].mean())
+    return _Costs(
+        float(tpot[FIXED]),
+        float(tpot[RUNNING]),
+        min(max(float(tpot[RUNNING]), batch / MOST_STEPS), batch / LEAST_STEPS),
+        learning.marginal_cost.answer_tokens,
+    )

@@ -148,7 +148,10 @@ class Learning:
         else:
             marginal.sent(slot, now, work=work, new_tokens=new_tokens, tokens=prompt_tokens)
             if self.demand is not None:
-                self.demand.sent(slot, now, work=work, alone_ms=waiting.alone_ms)
+                # Where steps are full of prompts, a token of one's own seems to cost little: what
+                # one costs others is what it keeps the engine busy for.
+                busy = waiting.tokens * self.ttft.table.item(AHEAD, slot)
+                self.demand.sent(slot, now, work=busy, alone_ms=waiting.alone_ms)
 
     def assume_begun_at(self, waiting: QueuedRequest, then: float) -> None:
         """Take the request's answer for begun then: nobody will tell."""
