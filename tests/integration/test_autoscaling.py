@@ -76,16 +76,16 @@ async def test_a_model_is_asked_for_where_there_are_several(start_fleet: StartFl
 async def test_engines_that_are_wanted_are_shown_once_enough_is_known(
     start_fleet: StartFleet,
 ) -> None:
-    """The clock of what was asked is the gateway's; half a minute of it is made here."""
+    """The clock of what was asked is the gateway's; two minutes of it are made here."""
     fleet = await start_fleet(2, scheduling=None, slo=GOALS)
     await fleet.chat("Hello")
     [plugin] = fleet.gateway.learning_plugins
     demand = plugin.learning.demand
     assert demand is not None
     now = fleet.gateway.director.clock()
-    for second in range(60):
+    for second in range(120):
         demand.sent(0, now + second, work=500.0, alone_ms=500.0)
-    fleet.gateway.autoscaling.clock = lambda: now + 60
+    fleet.gateway.autoscaling.clock = lambda: now + 120
 
     assert await fleet.metric("inferway_engines_wanted", model="smollm2") > 0.4
     assert 0 < await fleet.metric("inferway_engines_busy", model="smollm2") < 1
