@@ -45,10 +45,10 @@ class AutoscalePlan(msgspec.Struct, frozen=True):
     minutes: Annotated[float, flag("Let a day take this number of minutes.", gt=0)] = 70.0
     warm_up: Annotated[float, flag("Do not count the first minutes.", ge=0)] = 10.0
     requests: Annotated[float, flag("Send this share of the requests.", gt=0, le=1)] = 1.0
-    most: Annotated[int, flag("Have at most this number of engines.", ge=2)] = 32
+    most: Annotated[int, flag("Have at most this number of engines.", ge=2)] = 20
     refine: Annotated[int, flag(
         "Let the oracle try to do without an engine in this number of windows.", ge=0,
-    )] = 10
+    )] = 0
     beside: Annotated[bool, flag(
         "Leave out what is usual: requests in flight for each engine, and a fixed number of them.",
     )] = True
@@ -60,7 +60,7 @@ class AutoscalePlan(msgspec.Struct, frozen=True):
     share: float = 0.9  # of requests that are to be in time
     depth: float = 0.6  # of the day: the rate goes from 1 - depth to 1 + depth times the mean
     window_seconds: float = 120.0  # for which the oracle chooses a number
-    bisections: int = 6
+    bisections: int = 4
     seed: int = 1
 
     def setup(self, trace: str) -> Setup:

@@ -29,15 +29,29 @@ def measure(plan: AutoscalePlan, on_step: OnStep) -> Findings:
         f"- The SLO is held if {plan.share:.0%} of the requests get their first token within the "
         "trace's goal.",
         f"- {setups[0].elastic.about}",
-        f"- The oracle knows what will come: it has a number of engines for each "
-        f"{plan.window_seconds / 60:g} minutes, of which they are busy for the same share of their "
-        "time all day, the greatest that holds the SLO; then it does without one in each of "
-        f"{plan.refine} windows if the SLO is held all the same. It begins to start engines "
-        "early enough, and pays for starts and drains as all others do.",
-        f"- {IN_FLIGHT} and {FIXED} have the figure that holds the SLO on this very day, found by "
-        "bisection.",
+        _of_oracle(plan),
     ]
+    if plan.beside:
+        about.append(
+            f"- {IN_FLIGHT} and {FIXED} have the figure that holds the SLO on this very day, found "
+            "by bisection."
+        )
     return Findings(rows=[row for rows in found for row in rows], about=about)
+
+
+def _of_oracle(plan: AutoscalePlan) -> str:
+    said = (
+        f"- The oracle knows what will come: it has a number of engines for each "
+        f"{plan.window_seconds / 60:g} minutes, by the work that comes in them, so that they are "
+        "busy for the same share of their time all day, the greatest that holds the SLO. It starts "
+        "engines early enough, and pays for starts and drains as all others do."
+    )
+    if plan.refine:
+        said += (
+            f" Then it does without one in each of {plan.refine} windows if the SLO is held all "
+            "the same."
+        )
+    return said
 
 
 def goals(run: Run) -> list[Goal]:
