@@ -38,11 +38,13 @@ from inferway_bench.policies.scaling import (
     InFlight,
     Signal,
 )
+from inferway_bench.processes import BenchError
 from inferway_bench.rows import Key, Row, Value
 
 ORACLE, SLO, NEWEST, IN_FLIGHT, FIXED = "oracle", "slo", "slo, newest", "in flight", "fixed"
 _STEP = 60.0  # seconds of a point in the picture
-_MOST_BUSY, _LEAST_BUSY = 1.1, 0.4
+# How busy the oracle's engines are; less where caches, and not work, make how many are needed.
+_MOST_BUSY, _LEAST_BUSY, _IDLE = 1.1, 0.4, 0.02
 _MOST_IN_FLIGHT = 256.0  # for each engine
 
 MakeSignal = Callable[[Gateway], Signal]
@@ -133,8 +135,14 @@ class Trial:
         def holds(busy: float) -> bool:
             return self.is_held(try_out(self.numbers(work, busy)))
 
-        busy = _greatest(holds, _LEAST_BUSY, _MOST_BUSY, self.plan.bisections)
+        low, high = (_LEAST_BUSY, _MOST_BUSY) if holds(_LEAST_BUSY) else (_IDLE, _LEAST_BUSY)
+        busy = _greatest(holds, low, high, self.plan.bisections)
         numbers = self.numbers(work, busy)
+        if not self.is_held(try_out(numbers)):
+            raise BenchError(
+                f"{self.setup.trace}: {self.plan.most} engines do not hold the SLO; the cure: "
+                "--most, or fewer --requests"
+            )
         for window in self._slackest(work, numbers, busy)[: self.plan.refine]:
             fewer = [*numbers]
             fewer[window] -= 1
