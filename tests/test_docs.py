@@ -30,6 +30,7 @@ from inferway.config import (
     RecordSettings,
     RetrySettings,
     ServeSettings,
+    SloSettings,
     StructuredSettings,
     TimeoutSettings,
 )
@@ -58,6 +59,7 @@ CONFIG_SECTIONS: dict[str, type[msgspec.Struct]] = {
     "`limits`": LimitSettings,
     "`flow`": FlowSettings,
     "`kv_transfer`": KvTransferSettings,
+    "`slo`": SloSettings,
     "`retries`": RetrySettings,
     "`ejection`": EjectionSettings,
     "`structured`": StructuredSettings,

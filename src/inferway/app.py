@@ -53,9 +53,12 @@ from inferway.servers import Process, Servers
 from inferway.tasks import Later, soon
 from inferway.telemetry.access_log import AccessLog
 from inferway.telemetry.answer_log import AnswerLog
+from inferway.telemetry.autoscaling import Autoscaling
+from inferway.telemetry.cache_worth import CacheWorth
 from inferway.telemetry.observers import WantsPrompts, build_observers
 from inferway.telemetry.publisher import Publisher, ZmqPublisher, topic_name
 from inferway.telemetry.request_counts import RequestCounts
+from inferway.telemetry.slo_counts import SloCounts
 from inferway.telemetry.tracing import Tracing, otlp
 from inferway.telemetry.traffic_counts import TrafficCounts
 from inferway.upstream.pool import Pool
@@ -122,10 +125,14 @@ class Gateway:
         self._requests = RequestCounts(time.monotonic)
         self._traffic = TrafficCounts()
         self._warm = WarmPrefixes()
+        self.worth = CacheWorth(time.monotonic)
+        self._slo = SloCounts(settings.slo)
         self.records = Records(
             *(settings, self.index, self.fleet, self._auth.failover.standing, self.scheduling)
         )
         self._logs: list[AnswerLog] = [self._requests, self._traffic, *logs, *self.records.logs]
+        if settings.slo.is_any:
+            self._logs.append(self._slo)
         if settings.access_log is not None:
             self._logs.append(AccessLog(settings.log_format, probes=settings.access_log_probes))
 
@@ -236,7 +243,7 @@ class Gateway:
         self._closes("engine connections", pool.close)
         self.director = director = self._open_director()
         self.draining = draining = Draining(
-            settings, director, self._auth.failover.standing, self._warm
+            *(settings, director, self._auth.failover.standing, self._warm, self.worth.of)
         )
         self.metrics = metrics = self._metrics_page(pool)
         self._stack.callback(self._auth.control.close)
@@ -292,6 +299,12 @@ class Gateway:
         )
         metrics.joined_by(self.draining.families)
         metrics.joined_by(self.records.families)
+        metrics.joined_by(self._slo.families)
+        self.autoscaling = Autoscaling(
+            *(self.settings.slo, self.fleet, self.learning_plugins, self.worth),
+            *(self.standing.drained, self.director.clock),
+        )
+        metrics.joined_by(self.autoscaling.families)
         return metrics
 
     def _open_page(self, draining: Draining) -> PageRoutes | None:
@@ -330,6 +343,7 @@ class Gateway:
         there = [engine.name for engine in self.fleet.engines]
         self._auth.failover.standing.forget_others(there)
         self.director.stats.forget_others(there)
+        self.worth.own.forget_others(there)
 
     def follow_rules(self, objectives: dict[str, int], rewrites: list[ModelRewrite]) -> None:
         """Let what Kubernetes says go before what the settings do."""
@@ -382,7 +396,8 @@ class Gateway:
             standing=self._auth.failover.standing,
             observers=build_observers(
                 *(settings, self._publishes, self.fleet, self._offers),
-                *(self._traffic.conversations, self._warm, self.records.watch.observers),
+                *(self._traffic.conversations, self._warm),
+                [*self.records.watch.observers, self.worth],
             ),
             keeper=self.records.keeper,
             tokens_once=build_tokens_once(settings, self.fleet, picks=self._picks),

@@ -14,8 +14,10 @@ from tests.integration.program import Program
 
 pytestmark = pytest.mark.tools
 
-# (panel, legend): empty as long as all is well.
+# (panel, legend): empty as long as all is well, or without an SLO.
 EMPTY_WHEN_WELL = {
+    ("Engines wanted", "{{model}} wanted"),
+    ("Requests within the SLO", "{{model}}"),
     ("Answers, ejected, drained", "{{engine}} ejected"),
     ("Answers, ejected, drained", "{{engine}} drained"),
     ("Event streams that are not exact", "{{engine}}/{{rank}} {{state}}"),

@@ -61,6 +61,26 @@ def test_an_engine_that_is_drained_gets_nothing_from_any_worker(two: Serving) ->
         client.post(f"{two.url}/admin/engines/{name}/resume", b"")
 
 
+def test_the_engine_whose_cache_is_worth_least_is_drained_by_what_all_workers_have_seen(
+    two: Serving,
+) -> None:
+    def found() -> bool:
+        first = two.chat(LONG + "worth")
+        two.by_another(first, LONG + "worth")
+        return two.metric("inferway_engine_cache_worth_tokens") > 100
+
+    wait_until(found, "workers have found something in a cache")
+    engines = client.get(f"{two.url}/admin/engines").json["engines"]
+    worth = {engine["name"]: engine["cache_worth_tokens"] for engine in engines}
+
+    drained = client.post(f"{two.url}/admin/drain?seconds=0", b"").json["name"]
+    try:
+        assert worth[drained] == min(worth.values())
+        assert client.post(f"{two.url}/admin/drain?seconds=0", b"").status == 409
+    finally:
+        client.post(f"{two.url}/admin/engines/{drained}/resume", b"")
+
+
 def test_a_worker_that_is_killed_is_replaced_and_the_others_go_on(two: Serving) -> None:
     two.all_answer()
     killed = two.workers()[0]

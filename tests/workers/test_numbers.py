@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from inferway.metrics import Family, Histogram, counter, gauge, histogram
 from inferway.workers.messages import FamilyTold
-from inferway.workers.numbers import added_up, told
+from inferway.workers.numbers import added_up, cache_worth, told
 
 
 def of(*families: Family) -> list[FamilyTold]:
@@ -79,3 +79,15 @@ def test_what_workers_alone_have_is_there_too() -> None:
     (found,) = added_up([], [of(costs), of(costs)])
 
     assert values(found) == {("inferway_expected_cost_seconds", "of=fixed"): 0.5}
+
+
+def test_what_caches_are_worth_is_added_up_and_can_be_read() -> None:
+    def worth(tokens: float) -> Family:
+        return gauge("engine_cache_worth_tokens", "Worth.", ["engine"], {("a",): tokens})
+
+    workers = [of(worth(2), counter("answers", "Answers.", value=1)), of(worth(3))]
+
+    (found, *_) = added_up([worth(0)], workers)
+
+    assert values(found) == {("inferway_engine_cache_worth_tokens", "engine=a"): 5}
+    assert [cache_worth(each) for each in workers] == [{"a": 2}, {"a": 3}]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from inferway_bench.autoscale.report import AUTOSCALE
 from inferway_bench.chat_overhead import CHAT_OVERHEAD
 from inferway_bench.dataplane.benchmark import DATAPLANE
 from inferway_bench.dataplane.legs import LEGS
@@ -40,6 +41,7 @@ BENCHMARKS: tuple[Benchmark[Any], ...] = (
         CELLS,
         POLICIES_GATEWAYS,
         KV_TRANSFER,
+        AUTOSCALE,
         SIMULATE,
         SIMULATE_ENGINES,
         SIMULATE_SEEDS,

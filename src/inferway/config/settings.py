@@ -186,6 +186,20 @@ class KvTransferSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     hand_over_seconds: Annotated[float, msgspec.Meta(ge=0)] = 60.0  # of a drained engine; 0: never
 
 
+class SloSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is promised of answers: goodput is counted by it, and engines are wanted for it."""
+
+    ttft_seconds: Positive | None = None  # to the first token
+    itl_seconds: Positive | None = None  # between two tokens of an answer, on average
+    share: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.9  # of requests that are to be in time
+    ahead_seconds: Annotated[float, msgspec.Meta(ge=0)] = 60.0  # that an engine takes to start
+
+    @property
+    def is_any(self) -> bool:
+        """Whether anything is promised."""
+        return self.ttft_seconds is not None or self.itl_seconds is not None
+
+
 class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Engines are the ready pods of an InferencePool, or of a selector."""
 
@@ -288,6 +302,7 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     limits: LimitSettings = LimitSettings()
     flow: FlowSettings = FlowSettings()
     kv_transfer: KvTransferSettings = KvTransferSettings()
+    slo: SloSettings = SloSettings()
     retries: RetrySettings = RetrySettings()
     ejection: EjectionSettings = EjectionSettings()
     structured: StructuredSettings = StructuredSettings()

@@ -73,9 +73,12 @@ class Draining:
         director: Director,
         standing: OutlierDetection,
         warm: WarmPrefixes,
+        worth: Callable[[str], float],
     ) -> None:
-        """`warm` observes the director's requests, unless the settings are against it."""
+        """`warm` observes the director's requests, unless the settings are against it;
+        `worth`: of an engine's cache, in tokens."""
         self.standing = standing
+        self.worth = worth
         self.on_change: Callable[[], None] = _nothing  # who is drained has changed
         self.others: HandsOver | None = None  # who hands over in place of this process
         self._director = director

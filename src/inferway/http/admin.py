@@ -1,5 +1,6 @@
 """GET /admin/engines: what is known of each engine, and how it is known. POST .../NAME/drain and
-.../NAME/resume: whether it gets new requests. GET /admin/traffic: what keeps caches unused.
+.../NAME/resume: whether it gets new requests. POST /admin/drain: drains the engine whose cache is
+worth least. GET /admin/traffic: what keeps caches unused.
 
 For operators, and so behind the admin key where one is configured (`routes`). The names are
 described in docs/troubleshooting.md, and stay.
@@ -15,7 +16,12 @@ from urllib.parse import parse_qs, unquote
 
 import msgspec
 
-from inferway.errors import InvalidRequestError, UnknownPathError
+from inferway.errors import (
+    ConflictError,
+    InvalidRequestError,
+    UnknownModelError,
+    UnknownPathError,
+)
 from inferway.fleet.draining import Draining
 from inferway.fleet.engine import Engine
 from inferway.fleet.event_demand import NOT_FOLLOWED
@@ -28,6 +34,8 @@ from inferway.kv.index.protocol import Index
 from inferway.model import ROLE, SCRAPED, Endpoint
 from inferway.routing.limits.failover import FailoverPolicy
 from inferway.telemetry.traffic_counts import TrafficCounts
+
+DRAIN = "/admin/drain"
 
 _PREFIX = "/admin/engines/"
 _MAX_SECONDS = 24 * 60 * 60
@@ -55,6 +63,7 @@ class AdminPages:
         self.for_admins: Mapping[str, Mapping[str, Handler]] = {
             "/admin/engines": {"GET": self.engines},
             "/admin/traffic": {"GET": self.traffic},
+            DRAIN: {"POST": self.drain},
         }
 
     async def engines(self, _: Request, responder: Responder) -> None:
@@ -89,6 +98,40 @@ class AdminPages:
             await self._draining.resume(engine)
         responder.send(200, JSON, msgspec.json.encode(self._engine(engine)))
 
+    async def drain(self, request: Request, responder: Responder) -> None:
+        """Drain the engine whose cache is worth least, of `?model=` if that is given, as `change`
+        does; the answer names it. The last one that gets requests is not drained."""
+        given = parse_qs(request.query).get("model", [""])[-1]
+        seconds = _seconds(request.query)
+        engine = self._least_worth(given)
+        self._draining.drain(engine, seconds)
+        responder.send(200, JSON, msgspec.json.encode(self._engine(engine)))
+
+    def _least_worth(self, model: str) -> Engine:
+        drained = self._failover.standing.drained
+        able = [e for e in self._fleet.engines if e.healthy and e.name not in drained]
+        served = sorted({e.base_models[0].name for e in able if e.base_models})
+        if model:
+            able = [engine for engine in able if model in engine.model_names]
+            if not able:
+                raise UnknownModelError(
+                    f"model: no engine that gets requests serves {model[:200]!r}; known: "
+                    f"{', '.join(served)}",
+                    param="model",
+                )
+        elif len(served) > 1:
+            raise InvalidRequestError(
+                f"model: engines serve different ones; expected one of: {', '.join(served)}",
+                param="model",
+            )
+        if len(able) < 2:
+            last = able[0].name if able else "none"
+            raise ConflictError(
+                f"of the model's engines too few get requests ({last}): one must be left"
+            )
+        in_flight, worth = self._fleet.in_flight, self._draining.worth
+        return min(able, key=lambda each: (worth(each.name), in_flight(each), each.name))
+
     def _engine(self, engine: Engine) -> dict[str, Any]:
         facts, load = engine.facts, engine.load
         standing = self._failover.standing
@@ -98,6 +141,7 @@ class AdminPages:
             "healthy": engine.healthy,
             "drained": engine.name in standing.drained,
             "hand_over": self._draining.told(engine),
+            "cache_worth_tokens": round(self._draining.worth(engine.name)),
             "breaker": standing.state(engine.name, self._failover.clock()),
             "version": facts.version if facts else None,
             "models": engine.model_names,

@@ -11,7 +11,7 @@ POST /score_chat_completions, /score_completions, /query   what each engine hold
 GET  /v1/models   /v1/models/NAME   /version   /          what there is
 GET  /health   /ping   /ready   /metrics   /admin/engines   /admin/traffic
 GET  /admin/requests   /admin/requests/ID   /admin/cache-breakers
-POST /admin/engines/NAME/drain   /admin/engines/NAME/resume
+POST /admin/engines/NAME/drain   /admin/engines/NAME/resume   /admin/drain
 GET  /   /page/...   /admin/live                           the page, for browsers (http.page)
 GET, POST, DELETE /admin/what-if                           of the recorded hours (http.what_if)
 

@@ -67,7 +67,7 @@ from inferway.workers.messages import (
     ToOthers,
     Wanted,
 )
-from inferway.workers.numbers import added_up
+from inferway.workers.numbers import added_up, cache_worth
 from inferway.workers.peers import Peers
 from inferway.workers.records import WorkerRecords
 from inferway.workers.reports import offer, publish, sample
@@ -81,6 +81,7 @@ PING_SECONDS = 1.0
 ANSWER_SECONDS = 2.0  # that a worker has to tell its numbers, or whether settings can hold
 
 _METRICS = "/metrics"
+_OF_ENGINES = ("/admin/engines", "/admin/drain")  # which say what caches are worth
 _OF_REQUESTS = ("/admin/requests", "/admin/traffic", "/admin/cache-breakers", "/admin/live")
 
 log = logging.getLogger("inferway")
@@ -188,11 +189,12 @@ class ServingHub:
 
     async def _gather(self, path: str) -> None:
         """Fetch what the path shows of all workers."""
-        if path == _METRICS:
+        if path == _METRICS or path.startswith(_OF_ENGINES):
             answers = await self._ask_all(lambda _, number: AskNumbers(number))
             self._numbers = [
                 told.families for told in answers.values() if isinstance(told, Numbers)
             ]
+            self.gateway.worth.others = [cache_worth(each) for each in self._numbers]
         elif path.startswith(_OF_REQUESTS):
             await self._fetch_records()
 

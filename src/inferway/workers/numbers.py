@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from prometheus_client.core import Metric
 
 from inferway.metrics import PREFIX, Family
+from inferway.telemetry.cache_worth import NAME as CACHE_WORTH
 from inferway.workers.messages import FamilyTold
 
 # Counts are added up: counters, histograms, and these gauges, of what each process has for itself.
@@ -16,7 +17,7 @@ _COUNTS = frozenset(
         *(f"{PREFIX}http_connections", f"{PREFIX}http_answering"),
         *(f"{PREFIX}flow_waiting", f"{PREFIX}flow_in_flight"),
         *(f"{PREFIX}remote_bytes", f"{PREFIX}warm_prefixes", f"{PREFIX}warm_prefix_bytes"),
-        *(f"{PREFIX}hand_over_left", f"{PREFIX}index_bytes"),
+        *(f"{PREFIX}hand_over_left", f"{PREFIX}index_bytes", f"{PREFIX}{CACHE_WORTH}"),
         f"{PREFIX}picker_streams_open",
         "llm_d_router_epp_extproc_streams_inflight",
         *("process_virtual_memory_bytes", "process_resident_memory_bytes", "process_open_fds"),
@@ -51,6 +52,16 @@ def added_up(own: Iterable[Family], others: Sequence[Sequence[FamilyTold]]) -> I
     for first, *more in by_name.values():
         empty = Metric(first.name, first.text, first.kind)
         yield _joined(empty, [first, *more])
+
+
+def cache_worth(families: Sequence[FamilyTold]) -> dict[str, float]:
+    """Return what a worker has told that each engine's cache is worth, in tokens."""
+    return {
+        labels["engine"]: value
+        for each in families
+        if each.name == f"{PREFIX}{CACHE_WORTH}"
+        for _, labels, value in each.samples
+    }
 
 
 def _joined(own: Family, others: Sequence[FamilyTold]) -> Family:

@@ -7,6 +7,10 @@ import click
 from inferway.cli.lazy import LazyGroup
 
 COMMANDS = {
+    "autoscale": (
+        "inferway_bench.autoscale.report", "autoscale",
+        "Let engines come and go, beside an oracle.",
+    ),
     "cells": (
         "inferway_bench.simulate.cells", "cells", "Divide a simulated fleet into cells.",
     ),

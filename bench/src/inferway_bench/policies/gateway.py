@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from inferway.fleet.table import RECENT_SECONDS
 from inferway.kv.index.speculative import SpeculativeOverlay
-from inferway.model import Column, Endpoint
+from inferway.model import Adapters, Candidates, Column, Endpoint, Target
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.usage import Usage
+from inferway.scheduling.adapter_rows import AdapterRows
 from inferway.scheduling.expected_ttft.plugin import ExpectedTtft
 from inferway.scheduling.idle import idle
 from inferway.scheduling.plugin import (
@@ -87,6 +90,26 @@ class Feed:
                 job.gateway.on_stored(job)
 
 
+@dataclass(frozen=True, eq=False)
+class ServingRows:
+    """Those of a fleet's engines that get requests."""
+
+    rows: NDArray[np.intp]
+    endpoints: Sequence[Endpoint]  # in the order of the rows
+
+    def of(self, candidates: Candidates) -> Candidates:
+        """Return the table of these alone."""
+        return candidates.narrowed(self.rows, self.endpoints, self._places, self._adapters)
+
+    @cached_property
+    def _places(self) -> Mapping[int, int]:
+        return {endpoint.holder: place for place, endpoint in enumerate(self.endpoints)}
+
+    @cached_property
+    def _adapters(self) -> AdapterRows:
+        return AdapterRows([Adapters()] * len(self.endpoints))
+
+
 class Gateway:
     """One gateway. A shared `feed` has all gateways hear the same events at the same time."""
 
@@ -104,6 +127,8 @@ class Gateway:
         self._engines = engines
         self._fade = math.exp(-scrape_seconds / RECENT_SECONDS)
         self._shared: Shared | None = None  # None: it is alone
+        self.serving: ServingRows | None = None  # None: all of them
+        self.on_routed: Callable[[Candidates, Target], None] | None = None
 
     def join(self, post: Post, place: int, first: Gateway) -> None:
         """Tell the other gateways from now on, and hear them. It is number `place` of them, and
@@ -148,10 +173,14 @@ class Gateway:
             held = self.overlay.extend(blocks, found)
             candidates.matched_blocks = candidates.weighted_matched_blocks = self._column(held)
             candidates.prompt_blocks = np.full(len(self._engines), float(most))
+        if self.serving is not None:
+            candidates = self.serving.of(candidates)
         for producer in policy.producers:
             producer.produce(llm, candidates)
         choice = policy.chooser.choose(llm, candidates)
         target = choice.targets[0]
+        if self.on_routed is not None:
+            self.on_routed(candidates, target)
         if choice.prefill:
             job.leg, job.decodes_on, target = Leg.PREFILL, target, choice.prefill[0]
         if policy.following:

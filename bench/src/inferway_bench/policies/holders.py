@@ -33,6 +33,11 @@ class Holders:
             else:
                 del masks[block]
 
+    def forget(self, engine: int) -> None:
+        """Forget an engine that is no more, whatever it held."""
+        keep = ~(1 << engine)
+        self._masks = {block: left for block, mask in self._masks.items() if (left := mask & keep)}
+
     def match(self, blocks: Sequence[int]) -> dict[int, int]:
         """Return how many of `blocks`, from the start, each engine holds that has any."""
         held: dict[int, int] = {}

@@ -107,10 +107,10 @@ def simulate(
 ) -> Outcome:
     """Run `workload` at `rate` requests a second until all have ended, and return what became of
     them. Raises BenchError for a request that no engine could ever hold."""
-    return _Run(workload, rate, fleet, make_policy, seed).run()
+    return Simulation(workload, rate, fleet, make_policy, seed).run()
 
 
-class _Run:
+class Simulation:
     """One run's state."""
 
     def __init__(

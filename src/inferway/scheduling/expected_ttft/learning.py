@@ -12,6 +12,7 @@ from inferway.metrics import Histogram
 from inferway.model import Column, ColumnKey
 from inferway.scheduling.expected_ttft.backlog import Backlog, ExternalLoad, QueuedRequest
 from inferway.scheduling.expected_ttft.costs import Costs
+from inferway.scheduling.expected_ttft.demand import Demand
 from inferway.scheduling.expected_ttft.marginal_cost import MarginalCost
 from inferway.scheduling.expected_ttft.sharing import (
     Answered,
@@ -72,6 +73,7 @@ class Learning:
     marginal_cost: MarginalCost = field(default_factory=MarginalCost)
     accuracy: list[Histogram] = field(default_factory=list)
     sharing: Sharing | None = None  # None: nobody else is told
+    demand: Demand | None = None  # None: nobody asks how many engines there should be
     now: float = 0.0  # seconds, as of the last `advance`
 
     def grow(self, slots: int) -> None:
@@ -85,6 +87,8 @@ class Learning:
         self.marginal_cost.grow(slots)
         missing = range(slots - len(self.accuracy))
         self.accuracy += [Histogram(ACCURACY_BUCKETS) for _ in missing]
+        if self.demand is not None:
+            self.demand.grow(slots)
 
     def forget(self, slot: int) -> None:
         """Forget a slot that another engine takes; nothing is on its way to the old one."""
@@ -95,6 +99,8 @@ class Learning:
         self.external_load.forget(slot)
         self.marginal_cost.forget(slot)
         self.accuracy[slot] = Histogram(ACCURACY_BUCKETS)
+        if self.demand is not None:
+            self.demand.forget(slot)
 
     # what requests tell; others are told of it, if there are any
 
@@ -141,6 +147,11 @@ class Learning:
             marginal.moved(slot, now, work=work, new_tokens=new_tokens)
         else:
             marginal.sent(slot, now, work=work, new_tokens=new_tokens, tokens=prompt_tokens)
+            if self.demand is not None:
+                # Where steps are full of prompts, a token of one's own seems to cost little: what
+                # one costs others is what it keeps the engine busy for.
+                busy = waiting.tokens * self.ttft.table.item(AHEAD, slot)
+                self.demand.sent(slot, now, work=busy, alone_ms=waiting.alone_ms)
 
     def assume_begun_at(self, waiting: QueuedRequest, then: float) -> None:
         """Take the request's answer for begun then: nobody will tell."""
@@ -156,9 +167,17 @@ class Learning:
     def took(self, kind: Kind, slot: int, features: Sequence[float], ms: float, now: float) -> None:
         """Learn how long something took, from what it was made of. Others are told of so many that
         they know it as well (`Sharing.is_due`)."""
-        self.costs(kind).learn(slot, features, ms, now)
+        self.learn(kind, slot, features, ms, now)
         if self.sharing is not None and self.sharing.is_due(kind, slot, now):
             self.sharing.tell(Took(kind, self.sharing.name(slot), features, ms, now))
+
+    def learn(
+        self, kind: Kind, slot: int, features: Sequence[float], ms: float, now: float
+    ) -> None:
+        """Learn as `took` does, without telling others."""
+        self.costs(kind).learn(slot, features, ms, now)
+        if self.demand is not None and kind is Kind.TTFT:
+            self.demand.answered(slot, now, ms)
 
     def answered(self, tokens: int) -> None:
         """Count an answer of so many tokens."""

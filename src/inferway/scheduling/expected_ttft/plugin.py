@@ -23,6 +23,7 @@ from inferway.metrics import Family, gauge, histogram
 from inferway.model import Candidates, Column, Rows, SchedulingResult
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.scheduling.columns import COMPILE_MS, EXPECTED_TPOT_MS, EXPECTED_TTFT_MS
+from inferway.scheduling.expected_ttft.demand import Demand
 from inferway.scheduling.expected_ttft.follower import ExpectedTtftListener
 from inferway.scheduling.expected_ttft.learning import (
     AHEAD,
@@ -143,6 +144,12 @@ class ExpectedTtft:
         if candidates.get(FEATURES) is None:
             return None
         return ExpectedTtftListener(self.learning, self.slots, request, candidates, choice)
+
+    def watch_demand(self, ttft_ms: float) -> None:
+        """Count from now on what is asked of engines, and which first tokens take longer than
+        that."""
+        self.learning.demand = demand = Demand(ttft_ms)
+        demand.grow(len(self.slots))
 
     def share(self, tell: Callable[[Event], None], delay_seconds: float = 0.0) -> Sharing:
         """Tell others what is learned here, which they know so many seconds later. Return who takes

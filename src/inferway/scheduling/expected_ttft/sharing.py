@@ -144,7 +144,7 @@ class Sharing:
                     learning.backlog.begun(begun, event.at)
             case Took():
                 slot = self.slots.slot_of(event.endpoint, event.at)
-                learning.costs(event.kind).learn(slot, event.features, event.ms, event.at)
+                learning.learn(event.kind, slot, event.features, event.ms, event.at)
             case Answered():
                 learning.marginal_cost.answered(event.tokens)
             case Comes():

@@ -1,0 +1,69 @@
+"""Goodput: how many requests were answered in time, by model. What in time means is said by the
+settings alone: a client's own headers cannot make a fleet look worse than it is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from inferway.config import SloSettings
+from inferway.metrics import Family, counter
+from inferway.routing.record import Record
+from inferway.telemetry.answer_log import EndedAnswer
+from inferway.telemetry.request_counts import MAX_MODELS, OTHER
+
+_REFUSED = (429, 503)  # where no engine has been tried
+
+
+class SloCounts:
+    """An answer_log.AnswerLog that keeps numbers."""
+
+    def __init__(self, slo: SloSettings) -> None:
+        self._slo = slo
+        self._counts: Counter[tuple[str, bool]] = Counter()
+        self._models: set[str] = set()
+
+    def add(self, answer: EndedAnswer) -> None:
+        record = answer.record
+        if record is None or not record.known_model:
+            return
+        good = is_good(self._slo, record, answer.status, answer.seconds)
+        if good is not None:
+            self._counts[self._label(record.known_model), good] += 1
+
+    def flush(self) -> None:
+        """Everything is counted at once."""
+
+    def families(self) -> Iterator[Family]:
+        """Yield what /metrics shows of it."""
+        yield counter(
+            "slo_requests",
+            "Streamed requests, and refused ones, by model and by whether they were good: answered"
+            " within the goals of the settings.",
+            ["model", "good"],
+            {(model, str(good).lower()): number for (model, good), number in self._counts.items()},
+        )
+
+    def _label(self, model: str) -> str:
+        if model not in self._models and len(self._models) >= MAX_MODELS:
+            return OTHER
+        self._models.add(model)
+        return model
+
+
+def is_good(slo: SloSettings, record: Record, status: int, seconds: float) -> bool | None:
+    """Return whether a request that has ended, after so long, has met all goals; None if it cannot
+    be judged: its answer was no stream, or its client left before it was late."""
+    ttft = slo.ttft_seconds
+    if not record.first_at:
+        if record.outcome == "client_gone":
+            return False if ttft is not None and seconds > ttft else None
+        has_failed = record.is_timed and (status >= 500 or record.outcome == "upstream_error")
+        return False if has_failed or status in _REFUSED else None
+    if ttft is not None and record.first_at - record.opened_at > ttft:
+        return False
+    if record.outcome not in ("ok", "client_gone"):
+        return False
+    tokens = record.events if record.usage is None else record.usage.completion
+    took = record.last_at - record.first_at
+    return slo.itl_seconds is None or tokens < 2 or took <= slo.itl_seconds * (tokens - 1)
