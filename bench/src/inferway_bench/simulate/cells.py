@@ -62,7 +62,7 @@ class CellsPlan(msgspec.Struct, frozen=True):
         )
 
 
-class Task(msgspec.Struct, frozen=True):
+class CellTask(msgspec.Struct, frozen=True):
     """One simulation."""
 
     plan: CellsPlan
@@ -89,7 +89,7 @@ def measure(plan: CellsPlan, on_step: OnStep) -> Findings:
         (trace, load, cells) for trace in plan.trace for load in plan.load for cells in plan.cells
     ]
     tasks = [
-        Task(plan, trace, load, rates[trace] * load, cells, seed)
+        CellTask(plan, trace, load, rates[trace] * load, cells, seed)
         for seed, (trace, load, cells) in product(range(1, plan.seeds + 1), cases)
     ]
     found = dict(zip(tasks, processes.map(perform, tasks, "simulating"), strict=True))
@@ -108,7 +108,7 @@ def measure(plan: CellsPlan, on_step: OnStep) -> Findings:
     )
 
 
-def perform(task: Task) -> CellFigures:
+def perform(task: CellTask) -> CellFigures:
     """Simulate a task in a process of the pool."""
     simulated = task.plan.simulated
     workload = simulated.workload(task.trace, task.seed)
@@ -119,7 +119,7 @@ def perform(task: Task) -> CellFigures:
     )
 
 
-def _rows(cases: list[tuple[str, float, int]], found: dict[Task, CellFigures]) -> Iterator[Row]:
+def _rows(cases: list[tuple[str, float, int]], found: dict[CellTask, CellFigures]) -> Iterator[Row]:
     for case in cases:
         mine = [one for task, one in found.items() if (task.trace, task.load, task.cells) == case]
         trace, load, cells = case
