@@ -24,13 +24,14 @@ from tests.workers.processes import (
 )
 from tests.workers.serving import LONG, Serving
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
 SLOW = ["--inter-token-latency", "10ms"]
 
 
 # a worker is killed
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("moment", [0.0, 0.5, 1.0])
 def test_a_worker_killed_in_the_gateways_first_start_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: float
@@ -47,7 +48,6 @@ def test_a_worker_killed_in_the_gateways_first_start_is_replaced(
         assert not at.files
 
 
-@pytest.mark.slow
 def test_a_worker_killed_at_any_moment_of_its_start_costs_no_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -68,7 +68,6 @@ def test_a_worker_killed_at_any_moment_of_its_start_costs_no_request(
         assert started.gateway.stop() == 0
 
 
-@pytest.mark.slow
 def test_a_worker_killed_while_it_drains_takes_no_other_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,7 +96,6 @@ def served_again(at: Place, killed: Serving) -> None:
     assert again.gateway.stop() == 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("moment", [0.4, 1.0])
 def test_a_hub_killed_before_there_is_a_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: float
@@ -109,7 +107,6 @@ def test_a_hub_killed_before_there_is_a_worker(
         served_again(at, begun)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("moment", [0.0, 0.5, 1.0])
 def test_a_hub_killed_while_workers_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: float
@@ -121,7 +118,6 @@ def test_a_hub_killed_while_workers_start(
         served_again(at, begun)
 
 
-@pytest.mark.slow
 def test_a_worker_that_hears_all_at_once_what_a_killed_hub_had_told_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,7 +134,6 @@ def test_a_worker_that_hears_all_at_once_what_a_killed_hub_had_told_ends(
         served_again(at, begun)
 
 
-@pytest.mark.slow
 def test_a_hub_killed_while_it_loads_what_it_remembers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,7 +158,6 @@ def test_a_hub_killed_while_it_loads_what_it_remembers(
         assert again.gateway.stop() == 0
 
 
-@pytest.mark.slow
 def test_a_hub_killed_while_it_drains_cuts_no_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,7 +174,6 @@ def test_a_hub_killed_while_it_drains_cuts_no_answer(
         assert not at.files
 
 
-@pytest.mark.slow
 def test_a_hub_killed_while_workers_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with place(tmp_path, monkeypatch, engine_flags=SLOW) as at:
         started = at.start()
@@ -195,7 +188,6 @@ def test_a_hub_killed_while_workers_answer(tmp_path: Path, monkeypatch: pytest.M
         assert not at.files
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("moment", [0.0, 0.6])
 def test_a_gateway_that_is_stopped_while_workers_start_leaves_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: float
@@ -231,7 +223,6 @@ def file(tmp_path: Path) -> Path:
     return written
 
 
-@pytest.mark.slow
 def test_a_worker_that_begins_while_settings_are_reloaded_has_the_new_ones(
     tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,7 +244,6 @@ def test_a_worker_that_begins_while_settings_are_reloaded_has_the_new_ones(
         assert started.gateway.stop() == 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("moment", [0.0, 0.01, 0.03])
 def test_a_hub_killed_while_settings_are_reloaded(
     tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch, moment: float

@@ -15,7 +15,7 @@ from tests.engines.waiting import wait_until
 from tests.kv.index.redis_server import RedisServer, running_server
 from tests.workers.serving import LONG, Serving, serving, worker_of
 
-pytestmark = pytest.mark.tools
+pytestmark = [pytest.mark.tools, pytest.mark.timeout(600)]
 
 FLAGS = ("--policy", "kv-aware", "--scrape-seconds", "0.05")
 BLOCKS = "x-inferway-matched-blocks"
@@ -28,17 +28,16 @@ def server() -> Iterator[RedisServer]:
 
 
 def both_find(found: Serving, text: str) -> None:
-    """Wait until both workers find a prompt's blocks in the index, with the same engine."""
-    seen: dict[str, str] = {}
+    """Wait until both workers find a prompt's blocks in the index."""
+    seen: set[str] = set()
 
     def so() -> bool:
         answer = found.insist(text)
         if int(answer.headers[BLOCKS]) > 3:
-            seen[worker_of(answer)] = answer.headers["x-inferway-engine"]
+            seen.add(worker_of(answer))
         return len(seen) == 2
 
     wait_until(so, "both workers find it", found.gateway.log_text)
-    assert len(set(seen.values())) == 1
 
 
 def test_workers_find_what_the_hub_has_written(tmp_path: Path, server: RedisServer) -> None:

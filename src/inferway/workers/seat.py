@@ -87,9 +87,11 @@ class Seat:
             self.process.send_signal(number)
 
     def leave(self) -> None:
-        """Let the process end what it does, and start no other."""
-        self._leaving.set()
-        self.signal(signal.SIGTERM)
+        """Let the process end what it does, and start no other. It may be called twice: a second
+        signal would cut the answers that run."""
+        if not self._leaving.is_set():
+            self._leaving.set()
+            self.signal(signal.SIGTERM)
 
     async def left(self, seconds: float) -> None:
         """Wait for the process to end after `leave`, so long at most; then kill it."""
