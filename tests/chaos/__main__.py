@@ -69,18 +69,27 @@ def main() -> int:
     options = _options()
     if options.seed is not None:
         outcome = run(
-            Schedule(options.kind or "everything", options.seed, options.turns), tell=_say
+            Schedule(options.kind or "everything", options.seed, options.turns, options.workers),
+            tell=_say,
         )
         _say(outcome.wrong or f"well: {[str(verdict) for verdict in outcome.verdicts]}")
         return outcome.wrong is not None
     kinds = [options.kind] if options.kind else list(KINDS)
     first, last = options.first, options.first + options.schedules
-    plan = [Schedule(kind, seed) for seed in range(first, last) for kind in kinds]
+    ways = (True,) if options.workers else (False, True)
+    plan = [
+        Schedule(kind, seed, workers=way)
+        for seed in range(first, last)
+        for kind in kinds
+        for way in ways
+    ]
     started = time.monotonic()
     tallies = {kind: Tally() for kind in kinds}
+    of_workers = Tally()
     failures: list[Outcome] = []
     for outcome in _shown(_run_all(plan, options.jobs), len(plan)):
-        tallies[outcome.schedule.kind].add(outcome)
+        tally = of_workers if outcome.schedule.workers else tallies[outcome.schedule.kind]
+        tally.add(outcome)
         if outcome.wrong is not None:
             failures.append(outcome)
     for outcome in failures[:MAX_FAILURES]:
@@ -90,12 +99,14 @@ def main() -> int:
         figures = f"{exact:5} exact {partial:5} partial  {tally.wrong} wrong"
         _say(f"{kind:40} {tally.share_known:6.1%} known {figures}")
     _say(f"{len(plan)} schedules, {len(failures)} with a wrong belief")
+    _say(f"{of_workers.schedules} of them through hub and workers, {of_workers.wrong} wrong")
     misnamed = asyncio.run(_misnamed(range(first, last)))
     for sentence in misnamed[:MAX_FAILURES]:
         _say(sentence)
     _say(f"{options.schedules} planted misses, {len(misnamed)} named wrong")
     if options.out is not None:
-        _write(options.out, tallies, first, last, time.monotonic() - started, len(misnamed))
+        seconds = time.monotonic() - started
+        _write(options.out, tallies, of_workers, first, last, seconds, len(misnamed))
     return bool(failures or misnamed)
 
 
@@ -109,6 +120,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--kind", choices=list(KINDS), help="this kind of trouble alone")
     parser.add_argument("--seed", type=int, help="one schedule, turn by turn")
+    parser.add_argument("--workers", action="store_true", help="through hub and workers only")
     parser.add_argument("--turns", type=int, help="with --seed: only so many")
     parser.add_argument("--schedules", type=int, default=SCHEDULES, help="of each kind")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
@@ -136,7 +148,13 @@ def _shown(outcomes: Iterable[Outcome], total: int) -> Iterator[Outcome]:
 
 
 def _write(
-    path: Path, tallies: dict[str, Tally], first: int, last: int, seconds: float, misnamed: int
+    path: Path,
+    tallies: dict[str, Tally],
+    of_workers: Tally,
+    first: int,
+    last: int,
+    seconds: float,
+    misnamed: int,
 ) -> None:
     total = Tally()
     for tally in tallies.values():
@@ -151,6 +169,7 @@ def _write(
         "seeds": [first, last - 1],
         "seconds": round(seconds, 1),
         "total": total.report(),
+        "through_workers": of_workers.report(),
         "planted_misses": {"planted": last - first, "named_wrong": misnamed},
         "kinds": {kind: tally.report() for kind, tally in tallies.items()},
     }

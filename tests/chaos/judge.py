@@ -8,7 +8,7 @@ from tests.chaos.world import Line, World
 
 from inferway.kv.events.stream import StreamState
 from inferway.kv.index.memory import MemoryIndex
-from inferway.kv.index.protocol import CPU, FULL_ATTENTION, GPU
+from inferway.kv.index.protocol import CPU, FULL_ATTENTION, GPU, Index
 
 
 class WrongBelief(AssertionError):
@@ -24,16 +24,17 @@ class Verdict:
     known_blocks: int
 
 
-async def judge(world: World) -> list[Verdict]:
+async def judge(world: World, index: Index | None = None) -> list[Verdict]:
     """Raises WrongBelief. Exact: all that is true is believed, and nothing else. Partial:
-    nothing else is. Both for every prompt ever seen, and for every block one by one."""
-    return [await _judge(world, line) for line in world.lines]
+    nothing else is. Both for every prompt ever seen, and for every block one by one. `index`: in
+    place of the world's own."""
+    return [await _judge(world, line, index or world.index) for line in world.lines]
 
 
-async def _judge(world: World, line: Line) -> Verdict:
+async def _judge(world: World, line: Line, index: Index) -> Verdict:
     state, engine, holder = line.follower.state, line.engine, line.holder
     true = engine.on_gpu() | engine.on_cpu()
-    known = world.index.num_blocks(holder)
+    known = index.num_blocks(holder)
     verdict = Verdict(state, len(true), known)
     if state not in (StreamState.EXACT, StreamState.PARTIAL):
         raise WrongBelief(f"engine {holder} is {state} when all is calm")
@@ -41,15 +42,15 @@ async def _judge(world: World, line: Line) -> Verdict:
     if known > len(true) or (exact and known != len(true)):
         raise WrongBelief(f"engine {holder} is {state}: {known} blocks, in truth {len(true)}")
     for prompt in dict.fromkeys(world.prompts):
-        found = await world.index.match(world.keys(prompt))
+        found = await index.match(world.keys(prompt))
         believed, reusable = found.blocks.get(holder, 0), engine.reusable(prompt)
         if believed > reusable or (exact and believed != reusable):
             raise WrongBelief(
                 f"engine {holder} is {state}: of {prompt} it would reuse {reusable} blocks, "
                 f"not {believed}"
             )
-    if isinstance(world.index, MemoryIndex):
-        _judge_blocks(world, world.index, line, exact)
+    if isinstance(index, MemoryIndex):
+        _judge_blocks(world, index, line, exact)
     return verdict
 
 

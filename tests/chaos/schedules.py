@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
 from tests.chaos.engine import Features
 from tests.chaos.judge import Verdict, WrongBelief, judge
+from tests.chaos.workers import Workers
 from tests.chaos.world import Troubles, World
-
-from inferway.kv.index.protocol import Index
 
 CALM = Troubles()
 KINDS: dict[str, Troubles] = {
@@ -68,11 +67,18 @@ class Schedule:
     kind: str
     seed: int
     turns: int | None = None  # None: as the seed says; less, to find the shortest that fails
+    workers: bool = False  # the index is a hub's, and those of its workers are judged as well
 
     @property
     def command(self) -> str:
-        turns = "" if self.turns is None else f" --turns {self.turns}"
-        return f".venv/bin/python -m tests.chaos --kind {self.kind!r} --seed {self.seed}{turns}"
+        more = "" if self.turns is None else f" --turns {self.turns}"
+        more += " --workers" if self.workers else ""
+        return f".venv/bin/python -m tests.chaos --kind {self.kind!r} --seed {self.seed}{more}"
+
+
+Rngs = tuple[Random, Random]  # of the storm, of the calm
+Tell = Callable[[str], None]  # what was done in a turn
+Played = tuple[Sequence[Verdict], int]  # and how many messages were left out
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +89,7 @@ class Outcome:
     wrong: str | None = None
 
 
-MakeIndex = Callable[[], Index]
-
-
-def run(
-    schedule: Schedule,
-    make_index: MakeIndex | None = None,
-    tell: Callable[[str], None] | None = None,
-) -> Outcome:
+def run(schedule: Schedule, tell: Callable[[str], None] | None = None) -> Outcome:
     """Storm, calm, verdict. A wrong belief or an error is in the outcome."""
     rng = Random(f"{schedule.kind}/{schedule.seed}")
     troubles = draw(KINDS[schedule.kind], rng, mixed=schedule.kind == "everything")
@@ -99,14 +98,9 @@ def run(
     verdicts: Sequence[Verdict] = ()
     wrong, excluded = None, 0
     try:
-        world = World(troubles, storm_rng, make_index)
-        for turn in world.storm(turns if schedule.turns is None else schedule.turns):
-            if tell is not None:
-                tell(turn)
-        world.rng = calm_rng
-        world.calm()
-        verdicts = asyncio.run(judge(world))
-        excluded = sum(line.excluded for line in world.lines)
+        most = turns if schedule.turns is None else schedule.turns
+        play = _with_workers(schedule) if schedule.workers else _alone
+        verdicts, excluded = asyncio.run(play(troubles, most, (storm_rng, calm_rng), tell))
     except WrongBelief as e:
         wrong = str(e)
     except Exception as e:
@@ -116,11 +110,44 @@ def run(
     return Outcome(schedule, verdicts, excluded, wrong)
 
 
-def shortest(schedule: Schedule, make_index: MakeIndex | None = None) -> Schedule:
+async def _alone(troubles: Troubles, turns: int, rngs: Rngs, tell: Tell | None) -> Played:
+    """A gateway that is one process."""
+    world = World(troubles, rngs[0])
+    for turn in world.storm(turns):
+        if tell is not None:
+            tell(turn)
+    world.rng = rngs[1]
+    world.calm()
+    return await judge(world), _excluded(world)
+
+
+def _with_workers(schedule: Schedule) -> Callable[..., Coroutine[None, None, Played]]:
+    async def play(troubles: Troubles, turns: int, rngs: Rngs, tell: Tell | None) -> Played:
+        workers = Workers(Random(f"workers of {schedule.kind}/{schedule.seed}"))
+        try:
+            world = World(troubles, rngs[0], workers.make_index)
+            for turn in world.storm(turns):
+                if tell is not None:
+                    tell(turn)
+                await workers.turn()
+            world.rng = rngs[1]
+            world.calm()
+            return await workers.judge(world), _excluded(world)
+        finally:
+            workers.close()
+
+    return play
+
+
+def _excluded(world: World) -> int:
+    return sum(line.excluded for line in world.lines)
+
+
+def shortest(schedule: Schedule) -> Schedule:
     """The failing schedule with as few turns as still fail."""
     for turns in range(251):
         short = replace(schedule, turns=turns)
-        if run(short, make_index).wrong is not None:
+        if run(short).wrong is not None:
             return short
     return schedule
 

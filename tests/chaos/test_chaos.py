@@ -23,9 +23,12 @@ def seeds(kind: str) -> range:
     return range(FIRST_SEED, FIRST_SEED + len(range(place, SCHEDULES, kinds)))
 
 
+@pytest.mark.parametrize("workers", [False, True], ids=["one process", "workers"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_once_calm_exact_is_the_truth_and_partial_is_nothing_but_the_truth(kind: str) -> None:
-    outcomes = [run(Schedule(kind, seed)) for seed in seeds(kind)]
+def test_once_calm_exact_is_the_truth_and_partial_is_nothing_but_the_truth(
+    kind: str, workers: bool
+) -> None:
+    outcomes = [run(Schedule(kind, seed, workers=workers)) for seed in seeds(kind)]
 
     failures = [outcome for outcome in outcomes if outcome.wrong is not None]
     for failure in failures[:1]:
@@ -45,16 +48,17 @@ async def test_whatever_happens_to_events_misses_are_named_right(trouble: float)
 
 
 @pytest.mark.parametrize("kind", ["lost messages", "everything"])
-def test_the_same_seed_is_the_same_run(kind: str) -> None:
-    def trace() -> list[str]:
+def test_the_same_seed_is_the_same_run_with_workers_and_without(kind: str) -> None:
+    def trace(*, workers: bool = False) -> list[str]:
         turns: list[str] = []
-        run(Schedule(kind, 3), tell=turns.append)
+        run(Schedule(kind, 3, workers=workers), tell=turns.append)
         return turns
 
     turns = trace()
 
     assert len(turns) >= 20
     assert trace() == turns
+    assert trace(workers=True) == turns
 
 
 def test_a_calm_network_leaves_no_kind_of_engine_less_than_exact() -> None:

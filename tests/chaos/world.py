@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from random import Random
 
 import msgspec
@@ -310,6 +311,13 @@ class Line:
             self.publish(self.engine.report(prompt, self.world.now(), self.holder))
 
 
+MakeIndex = Callable[[int | None], Index]
+
+
+def _memory_index(max_blocks: int | None) -> Index:
+    return MemoryIndex(max_blocks=max_blocks)
+
+
 class World:
     """`storm` as long as you like, then `calm`, then `judge`.
 
@@ -319,10 +327,12 @@ class World:
     """
 
     def __init__(
-        self, troubles: Troubles, rng: Random, make_index: Callable[[], Index] | None = None
+        self, troubles: Troubles, rng: Random, make_index: MakeIndex | None = None
     ) -> None:
+        """`make_index`: for each gateway that there is, with the most blocks that it may have."""
         self.troubles, self.rng = troubles, rng
-        self._make_index = make_index or (lambda: MemoryIndex(max_blocks=troubles.max_blocks))
+        make = make_index or _memory_index
+        self._make_index = partial(make, troubles.max_blocks)
         self._time = 0
         self.prompts: list[Prompt] = []
         self.hasher = BlockHasher(troubles.features.block_size)

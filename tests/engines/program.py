@@ -23,11 +23,16 @@ _LISTENS = re.compile(r"(?:listening on|simulated engine) (http://127\.0\.0\.1:\
 class Program:
     """A command of `inferway` that listens on a free port and says on which."""
 
-    def __init__(self, arguments: Sequence[str], log: Path) -> None:
+    def __init__(self, arguments: Sequence[str], log: Path, *, port: int = 0) -> None:
         self.log = log
-        self._arguments = [str(INFERWAY), *arguments, "--port", "0"]
+        self._arguments = [str(INFERWAY), *arguments, "--port", str(port)]
 
     def __enter__(self) -> Program:
+        self.begin()
+        return self.listens()
+
+    def begin(self) -> None:
+        """Start it, which need not listen yet."""
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
                 self._arguments,
@@ -36,6 +41,9 @@ class Program:
                 stdout=log,
                 stderr=log,
             )
+
+    def listens(self) -> Program:
+        """Wait until it listens."""
         try:
             self.url = wait_until(self._listening, "it says where it listens", self._whats_up)
         except BaseException:

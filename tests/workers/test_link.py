@@ -94,6 +94,27 @@ async def test_closing_is_no_loss(ends: tuple[End, End]) -> None:
     assert not one.is_lost.is_set()
 
 
+async def test_what_comes_after_closing_is_not_heard() -> None:
+    """As from a worker that counts as ended: nobody would take back what it has begun."""
+    ours, theirs = pair()
+    one, heard = End(), list[Message]()
+
+    def hear(message: Message) -> None:
+        heard.append(message)
+        closed.close()
+
+    closed = Link(hear, lambda: None)
+    await one.link.open(ours)
+    await closed.open(theirs)
+    for number in range(100):
+        one.link.send(Suspect(str(number)))
+    async with asyncio.timeout(20):
+        await one.is_lost.wait()
+
+    assert heard == [Suspect("0")]
+    one.link.close()
+
+
 async def test_a_cache_of_many_blocks_comes_while_others_have_their_turn(
     ends: tuple[End, End],
 ) -> None:

@@ -31,6 +31,7 @@ async def _run(end: socket.socket, memory: int) -> None:
     begun: asyncio.Future[Begin] = loop.create_future()
     waiting: list[Message] = []
     worker: Worker | None = None
+    is_lost = False
 
     def heard(message: Message) -> None:
         if worker is not None:
@@ -41,6 +42,8 @@ async def _run(end: socket.socket, memory: int) -> None:
             waiting.append(message)
 
     def lost() -> None:
+        nonlocal is_lost
+        is_lost = True
         if worker is not None:
             worker.hub_has_gone()
         elif not begun.done():
@@ -60,6 +63,8 @@ async def _run(end: socket.socket, memory: int) -> None:
         for message in waiting:
             worker.heard(message)
         waiting.clear()
+        if is_lost:
+            worker.hub_has_gone()
         return worker
 
     await serve(make)

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import aiohttp
 
@@ -18,11 +19,12 @@ from inferway.fleet.silent_zero import StreamEvidence
 from inferway.kv.events.removals import Removals
 from inferway.kv.events.stream import StreamState
 from inferway.kv.index.memory import MemoryIndex
-from inferway.kv.index.protocol import Op
+from inferway.kv.index.protocol import TIER_WEIGHTS, Index, MatchResult, Op
 from inferway.metrics import Family
-from inferway.model import HolderId
+from inferway.model import BlockKey, Endpoint, HolderId
 from inferway.workers.messages import (
     Doubt,
+    Dropped,
     EnginesTold,
     EngineTold,
     Message,
@@ -37,12 +39,24 @@ from inferway.workers.messages import (
 Send = Callable[[Message], None]
 
 FADE_SECONDS = 0.5  # between two looks at what has faded
+MOST_ASKED = 4096  # blocks that the hub is told of at a time
 _AWAY = "the hub ended before it had told of all engines"
 
 
+class WorkerIndex(Index, Protocol):
+    """An index that holds what the hub's does."""
+
+    def hear(self, ops: Iterable[Op]) -> None:
+        """Take over what the hub's index has applied."""
+
+    def asked(self) -> list[BlockKey]:
+        """Return the last blocks that prompts have matched since it was asked before, if the hub
+        should know."""
+
+
 class HeardIndex(MemoryIndex):
-    """A memory index that holds what the hub's does. What this process would change by itself, it
-    asks the hub for, which tells all workers."""
+    """A memory index that holds what the hub's does, without bounds of its own. What this process
+    would change by itself, it asks the hub for, which tells all workers."""
 
     send: Send
 
@@ -52,6 +66,28 @@ class HeardIndex(MemoryIndex):
     def hear(self, ops: Iterable[Op]) -> None:
         """Take over what the hub's index has applied."""
         super().apply(ops)
+
+    def asked(self) -> list[BlockKey]:
+        return []
+
+
+class AskedIndex(HeardIndex):
+    """Of a hub whose index is bounded: it must know what prompts ask for, or that may make room."""
+
+    def __init__(self, *, weights: Sequence[float] = TIER_WEIGHTS) -> None:
+        super().__init__(weights=weights)
+        self._asked: set[BlockKey] = set()
+
+    def match_now(self, keys: Sequence[BlockKey]) -> MatchResult:
+        found = super().match_now(keys)
+        if found.blocks and len(self._asked) < MOST_ASKED:
+            self._asked.add(keys[max(found.blocks.values()) - 1])
+        return found
+
+    def asked(self) -> list[BlockKey]:
+        asked = list(self._asked)
+        self._asked.clear()
+        return asked
 
 
 @dataclass(slots=True)
@@ -109,7 +145,7 @@ class HubWatch:
     """Tells the fleet what the hub tells (`fleet.watch.Watch`)."""
 
     def __init__(
-        self, fleet: Fleet, index: HeardIndex, send: Send, listening: Callable[[], None]
+        self, fleet: Fleet, index: WorkerIndex, send: Send, listening: Callable[[], None]
     ) -> None:
         """`listening` is called when the hub may be heard: then all else is there."""
         self._listening = listening
@@ -173,6 +209,9 @@ class HubWatch:
             if stream is not None:
                 stream.removals.note((op,), told.seq, now)
 
+    def dropped(self, told: Dropped) -> None:
+        self._index.hear((told.op,))
+
     def engines(self, told: EnginesTold) -> None:
         fleet = self._fleet
         names = set(told.names)
@@ -192,11 +231,27 @@ class HubWatch:
             engine = Engine(told.settings, told.settings.authorization())
         engine.facts, engine.healthy = told.facts, told.healthy
         engine.load = Load(adapters=told.adapters)
-        engine.endpoints = [replace(e, headers=tuple(e.headers)) for e in told.endpoints]
+        endpoints = [replace(e, headers=tuple(e.headers)) for e in told.endpoints]
+        self._introduce(endpoints, instead_of=engine.endpoints)
+        engine.endpoints = endpoints
         engine.proofs = {model: _proof(proof) for model, proof in told.proofs.items()}
         engine.followed = [self._stream(name, stream, told.block_size) for stream in told.streams]
         (self.drained.add if told.is_drained else self.drained.discard)(name)
         fleet.follow(engine)
+
+    def _introduce(self, endpoints: Sequence[Endpoint], instead_of: Sequence[Endpoint]) -> None:
+        """Where the index is on a server, have it know the endpoints by their names."""
+        shared = self._index.shared
+        if shared is None:
+            return
+        known = {endpoint.holder: endpoint.name for endpoint in instead_of}
+        names = {endpoint.holder: endpoint.name for endpoint in endpoints}
+        for holder, name in known.items():
+            if names.get(holder) != name:
+                shared.retire(holder)
+        for holder, name in names.items():
+            if known.get(holder) != name:
+                shared.introduce(holder, name)
 
     def _stream(self, engine: str, told: StreamTold, block_size: int | None) -> FollowedStream:
         before = self._streams.get(told.holder)
@@ -209,6 +264,7 @@ class HubWatch:
 
     def _forget(self, engine: Engine) -> None:
         self._fleet.follow_no_more(engine)
+        self._introduce((), instead_of=engine.endpoints)
         self.drained.discard(engine.name)
         for stream in engine.followed:
             if self._streams.get(stream.holder) is stream:

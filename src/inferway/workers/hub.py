@@ -30,13 +30,14 @@ from inferway.fleet.shared_columns import SharedColumns, shared_memory
 from inferway.fleet.subscriber import EventSubscriber
 from inferway.http.listening import UNIX
 from inferway.indexer import FleetParts
-from inferway.kv.index.build import memory_index
 from inferway.metrics import Family
 from inferway.servers import Process
 from inferway.tasks import Tasks
 from inferway.workers.hand_overs import WorkersHandOver
+from inferway.workers.indexes import hub_index
 from inferway.workers.link import Link
 from inferway.workers.messages import (
+    Asked,
     AskNumbers,
     AskRecords,
     Begin,
@@ -73,10 +74,9 @@ from inferway.workers.records import WorkerRecords
 from inferway.workers.reports import offer, publish, sample
 from inferway.workers.reserved import ReservedPort
 from inferway.workers.seat import Seat
-from inferway.workers.teller import FleetTeller, ToldIndex
+from inferway.workers.teller import FleetTeller
 from inferway.workers.turns import Turns
 
-START_SECONDS = 120.0  # for all workers, with their tokenizers
 PING_SECONDS = 1.0
 ANSWER_SECONDS = 2.0  # that a worker has to tell its numbers, or whether settings can hold
 
@@ -96,10 +96,10 @@ class ServingHub:
         self.settings = settings
         self.port = settings.port  # that the workers listen on; 0 on a Unix socket
         self._picks = picks
+        self._index = hub_index(settings.index)
         self._directory = Path(tempfile.mkdtemp(prefix="inferway-"))
         self._memory = shared_memory(workers + 1)
         self._columns = SharedColumns(self._memory, 0)
-        self._index = memory_index(settings.index, ToldIndex)
         process = Process(FleetParts(self._index, self._columns), self._socket, is_hub=True)
         try:
             self.gateway = Gateway(settings, picks=picks, process=process)
@@ -148,7 +148,7 @@ class ServingHub:
             teller.look()
             for seat in self.seats:
                 self._tasks.spawn(seat.keep())
-            await asyncio.gather(*map(_ready, self.seats))
+            await asyncio.gather(*[seat.started() for seat in self.seats])
             self._tasks.spawn(self._ping())
         except BaseException:
             await self.close()
@@ -230,10 +230,7 @@ class ServingHub:
         if self._turns is not None:
             self._turns.tell_full_to(seat.place)
         link.send(Wanted(self._is_wanted))
-        for operations in self._teller.snapshot():
-            link.send(operations)
-            await link.drained()
-            await asyncio.sleep(0)  # others have their turn
+        await self._teller.tell_held(link)
         link.send(Settled())
 
     def _tell(self, message: Message) -> None:
@@ -259,13 +256,13 @@ class ServingHub:
         for answer in answers.values():
             if isinstance(answer, Prepared) and answer.error is not None:
                 raise ConfigError(answer.error)
-        return partial(self._commit, settings)
+        return partial(self._commit, settings, new)
 
-    async def _commit(self, settings: ServeSettings) -> None:
+    async def _commit(self, settings: ServeSettings, of_workers: ServeSettings) -> None:
         self.settings = settings
         if self._turns is not None:
             self._turns.set_settings(settings.flow, len(self.seats))
-        self._tell(Commit())
+        self._tell(Commit(of_workers))  # whoever is just starting has been given the old ones
 
     async def _ask_all(self, ask: Callable[[Seat, int], Message]) -> dict[int, Message]:
         """The answers of the workers that give one in time, by place."""
@@ -282,7 +279,11 @@ class ServingHub:
         done, _ = await asyncio.wait([each for *_, each in asked], timeout=ANSWER_SECONDS)
         for place, number, _ in asked:
             self._answers.pop((place, number), None)
-        return {place: future.result() for place, _, future in asked if future in done}
+        return {
+            place: future.result()
+            for place, _, future in asked
+            if future in done and not future.cancelled()
+        }
 
     async def _ping(self) -> None:
         while True:
@@ -292,7 +293,7 @@ class ServingHub:
                 self._is_wanted = not self._is_wanted
                 self._tell(Wanted(self._is_wanted))
             for seat in self.seats:
-                seat.kill_if_it_hangs()
+                seat.look()
             if self.gateway.is_looked_at:
                 await self._fetch_records()
 
@@ -324,6 +325,7 @@ class ServingHub:
             Publish: lambda _, told: publish(self.gateway.publisher, told),
             Suspect: lambda _, told: fleet.watch.suspect(told.engine),
             Doubt: lambda _, told: self._index.apply(told.ops),
+            Asked: lambda _, told: self._index.note_matched(told.keys),
             Recheck: lambda _, told: self._of_stream(told, EventSubscriber.recheck),
             Reports: lambda _, told: self._of_stream(told, EventSubscriber.count_no_copies),
         }
@@ -351,6 +353,9 @@ class ServingHub:
                 do(stream)
 
     def _ended(self, seat: Seat) -> None:
+        for (place, _), answer in self._answers.items():
+            if place == seat.place:
+                answer.cancel()  # nobody gives it any more
         self._columns.process_ended(seat.place)
         self._records.ended(seat.place)
         self._hand_overs.ended(seat.place)
@@ -411,30 +416,12 @@ def worker_settings(settings: ServeSettings, port: int, picker: PickerSettings) 
     )
 
 
-async def _ready(seat: Seat) -> None:
-    """Raises ConfigError if the worker is not ready in time."""
-    ready = asyncio.ensure_future(seat.ready.wait())
-    gave_up = asyncio.ensure_future(seat.gave_up.wait())
-    await asyncio.wait({ready, gave_up}, timeout=START_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-    ready.cancel()
-    gave_up.cancel()
-    if seat.gave_up.is_set():
-        raise ConfigError(f"worker {seat.place} ended before it was ready; its log says why")
-    if not seat.ready.is_set():
-        raise ConfigError(f"worker {seat.place} was not ready within {START_SECONDS:g} s")
-
-
 def _check(settings: ServeSettings) -> None:
     """Raises ConfigError for what workers cannot serve together."""
     if settings.host.startswith(UNIX):
         raise ConfigError(
             f"workers: several processes cannot share the Unix socket {settings.host!r}; listen on"
             " a port (host: 127.0.0.1), or serve with one worker"
-        )
-    if settings.index.url is not None:
-        raise ConfigError(
-            "workers: an index on a server (index.url) is shared already; start one gateway for"
-            " each core, or leave index.url out"
         )
 
 

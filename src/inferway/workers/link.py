@@ -51,8 +51,8 @@ class Link(asyncio.Protocol):
         await asyncio.get_running_loop().connect_accepted_socket(lambda: self, end)
 
     def close(self) -> None:
-        """Send what is to be sent, then close. `lost` is not called."""
-        self._lost = _nothing
+        """Send what is to be sent, then close. `lost` is not called, and nothing more is heard."""
+        self._lost, self._heard = _nothing, _unheard
         if self._transport is not None:
             self._flush()
             self._transport.close()
@@ -141,15 +141,21 @@ class Link(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         del exc
-        while self._next():  # what it had still said
-            self._heard(self._decoded.popleft())
         self._writable.set()
-        lost, self._lost = self._lost, _nothing
-        lost()
+        try:
+            while self._next():  # what it had still said
+                self._heard(self._decoded.popleft())
+        finally:
+            lost, self._lost = self._lost, _nothing
+            lost()
 
 
 def _nothing() -> None:
     """Nobody waits for it any more."""
+
+
+def _unheard(_: Message) -> None:
+    """It came too late: who had said it counts as gone."""
 
 
 def pair() -> tuple[socket.socket, socket.socket]:

@@ -17,7 +17,7 @@ from inferway.fleet.engine import ProofState
 from inferway.fleet.engine_facts import EngineFacts, EventSource
 from inferway.fleet.hand_over import Progress
 from inferway.kv.events.stream import StreamState
-from inferway.kv.index.protocol import Op
+from inferway.kv.index.protocol import Op, Remove
 from inferway.model import Adapters, Endpoint, HolderId
 from inferway.records.record import RequestRecord
 
@@ -93,6 +93,12 @@ class Operations(_Told, frozen=True):
     seq: int | None = None
 
 
+class Dropped(_Told, frozen=True):
+    """What the hub's index has dropped for want of room. The engine may have it still."""
+
+    op: Remove
+
+
 class Settled(_Told, frozen=True):
     """All that was known at the worker's start has been told."""
 
@@ -112,7 +118,9 @@ class Prepare(_Told, frozen=True):
 
 
 class Commit(_Told, frozen=True):
-    """Go on with the settings that were prepared last."""
+    """Go on with these settings, which were prepared last, unless the worker was not there then."""
+
+    settings: ServeSettings
 
 
 class AskNumbers(_Told, frozen=True):
@@ -208,6 +216,12 @@ class Doubt(_Told, frozen=True):
     """The engine has not delivered these blocks, and nothing says why."""
 
     ops: list[Op]
+
+
+class Asked(_Told, frozen=True):
+    """The last blocks that prompts have matched of late, for a hub whose index is bounded."""
+
+    keys: list[int]
 
 
 class Recheck(_Told, frozen=True):
@@ -328,6 +342,7 @@ Message = (
     Begin
     | EnginesTold
     | Operations
+    | Dropped
     | Settled
     | RulesTold
     | Prepare
@@ -344,6 +359,7 @@ Message = (
     | Suspect
     | Reports
     | Doubt
+    | Asked
     | Recheck
     | LiveSample
     | PromptsOffered

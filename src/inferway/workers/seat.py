@@ -5,15 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import socket
 import sys
 from collections.abc import Awaitable, Callable
 
+from inferway.errors import ConfigError
 from inferway.workers.link import Link, pair
 from inferway.workers.messages import Message, Ready
 
-HANG_SECONDS = 10.0  # without an answer: it is replaced
+START_SECONDS = 120.0  # for a worker, with its tokenizers
+HANG_LOOKS = 10  # without an answer: it is replaced
+START_LOOKS = 120  # without being ready: the same
 MOST_BACKOFF_SECONDS = 10.0  # between two processes that end soon
 KILL_SECONDS = 5.0  # beyond the time that running answers have
+LAST_WORDS_SECONDS = 1.0  # for what a process had said before it ended
 
 log = logging.getLogger("inferway")
 
@@ -23,7 +28,7 @@ Tell = Callable[["Seat", Link], Awaitable[None]]
 
 class Seat:
     """`keep` it until `leave`. `heard` gets what the worker says, `ended` is called when a process
-    of it has ended."""
+    of it has ended, and has been heard to its last word."""
 
     def __init__(
         self,
@@ -39,13 +44,15 @@ class Seat:
         self.link: Link | None = None
         self.hears = False  # what all workers are told
         self.ready = asyncio.Event()
-        self.gave_up = asyncio.Event()  # it has ended before it was ready for the first time
+        self._gave_up = asyncio.Event()  # it has ended before it was ready for the first time
         self._memory = memory
         self._tell = tell
         self._heard = heard
         self._ended = ended
-        self._answered = 0.0  # by the loop's clock
-        self._is_leaving = False
+        self._looks = 0  # since it has said anything
+        self._leaving = asyncio.Event()
+        self._empty = asyncio.Event()
+        self._empty.set()
 
     def send(self, message: Message) -> None:
         """Send it, unless the worker does not hear yet, or not any more."""
@@ -54,22 +61,25 @@ class Seat:
 
     async def keep(self) -> None:
         """Have a process in the seat, one after the other."""
-        backoff, loop = 0.0, asyncio.get_running_loop()
-        has_been_ready = False
-        while not self._is_leaving:
-            began = loop.time()
-            status = await self._run()
-            has_been_ready = has_been_ready or self.ready.is_set()
-            self.ready.clear()
-            if self._is_leaving:
-                return
-            if not has_been_ready:
-                self.gave_up.set()
-                return
-            log.warning("worker %d has ended, %s; another one is started", self.place, _why(status))
-            is_soon = loop.time() - began < MOST_BACKOFF_SECONDS
-            backoff = min(2 * backoff + 0.1, MOST_BACKOFF_SECONDS) if is_soon else 0.0
-            await asyncio.sleep(backoff)
+        self._empty.clear()
+        try:
+            await self._keep()
+        finally:
+            self._empty.set()
+
+    async def started(self) -> None:
+        """Return when the worker answers requests. Raises ConfigError if it cannot, or takes too
+        long."""
+        waits = [asyncio.ensure_future(each.wait()) for each in (self.ready, self._gave_up)]
+        try:
+            await asyncio.wait(waits, timeout=START_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in waits:
+                each.cancel()
+        if self._gave_up.is_set():
+            raise ConfigError(f"worker {self.place} ended before it was ready; its log says why")
+        if not self.ready.is_set():
+            raise ConfigError(f"worker {self.place} was not ready within {START_SECONDS:g} s")
 
     def signal(self, number: signal.Signals) -> None:
         """Send the process a signal, if there is one."""
@@ -77,55 +87,94 @@ class Seat:
             self.process.send_signal(number)
 
     def leave(self) -> None:
-        """Let the process end what it does, and start no other."""
-        self._is_leaving = True
-        self.signal(signal.SIGTERM)
+        """Let the process end what it does, and start no other. It may be called twice: a second
+        signal would cut the answers that run."""
+        if not self._leaving.is_set():
+            self._leaving.set()
+            self.signal(signal.SIGTERM)
 
     async def left(self, seconds: float) -> None:
         """Wait for the process to end after `leave`, so long at most; then kill it."""
-        process = self.process
-        if process is None:
-            return
-        try:
-            async with asyncio.timeout(seconds + KILL_SECONDS):
-                await process.wait()
-        except TimeoutError:
+        if not await _within(seconds + KILL_SECONDS, self._empty):
             log.error("worker %d did not end, and is killed", self.place)
-            process.kill()
-            await process.wait()
+            self.signal(signal.SIGKILL)
+            await self._empty.wait()
 
-    def kill_if_it_hangs(self) -> None:
-        """Kill a process that does not answer, or does not read; `keep` starts another one."""
-        if self.link is None or self.process is None or not self.ready.is_set():
+    def look(self) -> None:
+        """Kill a process that does not answer, does not read, or is not ready in time; `keep`
+        starts another one. Look once a second, and ask it for an answer before. Looks are counted,
+        not seconds: a hub that was stopped for a while has not heard what was said meanwhile."""
+        if self.link is None or self.process is None:
             return
-        silent = asyncio.get_running_loop().time() - self._answered
-        if self.link.is_stuck or silent > HANG_SECONDS:
-            log.error("worker %d has not answered for %.0f s, and is killed", self.place, silent)
-            self.process.kill()
+        self._looks += 1
+        most = HANG_LOOKS if self.ready.is_set() else START_LOOKS
+        if self.link.is_stuck or self._looks > most:
+            log.error("worker %d has not answered for %d s, and is killed", self.place, self._looks)
+            self.signal(signal.SIGKILL)
+
+    async def _keep(self) -> None:
+        backoff, loop = 0.0, asyncio.get_running_loop()
+        has_been_ready = False
+        while not self._leaving.is_set():
+            began = loop.time()
+            status = await self._run()
+            has_been_ready = has_been_ready or self.ready.is_set()
+            self.ready.clear()
+            if self._leaving.is_set():
+                return
+            if not has_been_ready and status >= 0:  # it says so itself; a signal is not its doing
+                self._gave_up.set()
+                return
+            log.warning("worker %d has ended, %s; another one is started", self.place, _why(status))
+            is_soon = loop.time() - began < MOST_BACKOFF_SECONDS
+            backoff = min(2 * backoff + 0.1, MOST_BACKOFF_SECONDS) if is_soon else 0.0
+            await _within(backoff, self._leaving)
 
     async def _run(self) -> int:
+        """Have one process in the seat, until it has ended. Returns its status."""
         ours, theirs = pair()
-        self.link = link = Link(self._says, _nothing)
-        with theirs:
-            self.process = process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "inferway.cli.worker"),
-                *(str(theirs.fileno()), str(self._memory)),
-                pass_fds=[theirs.fileno(), self._memory],
-                start_new_session=True,  # a terminal's Ctrl-C is told once, by the hub
-            )
+        try:
+            with theirs:
+                self.process = process = await self._process(theirs)
+        except OSError as e:  # the machine has no room for it
+            ours.close()
+            log.error("worker %d could not be started: %s", self.place, e)
+            return 1
+        self._looks, lost = 0, asyncio.Event()
+        if self._leaving.is_set():  # meanwhile
+            self.signal(signal.SIGTERM)
+        self.link = link = Link(self._says, lost.set)
         await link.open(ours)
         telling = asyncio.ensure_future(self._tell(self, link))
         try:
-            return await process.wait()
+            status = await process.wait()
+            await _within(LAST_WORDS_SECONDS, lost)
+            return status
         finally:
             telling.cancel()
-            await asyncio.gather(telling, return_exceptions=True)
+            await self._told(telling)
+            self.signal(signal.SIGKILL)  # nobody would look after it
             self.hears, self.link, self.process = False, None, None
             link.close()
             self._ended(self)
 
+    async def _process(self, theirs: socket.socket) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "inferway.cli.worker"),
+            *(str(theirs.fileno()), str(self._memory)),
+            pass_fds=[theirs.fileno(), self._memory],
+            start_new_session=True,  # a terminal's Ctrl-C is told once, by the hub
+        )
+
+    async def _told(self, telling: asyncio.Future[None]) -> None:
+        (error,) = await asyncio.gather(telling, return_exceptions=True)
+        if isinstance(error, Exception):
+            log.error(
+                "worker %d was not told all, by a fault of the gateway", self.place, exc_info=error
+            )
+
     def _says(self, message: Message) -> None:
-        self._answered = asyncio.get_running_loop().time()
+        self._looks = 0
         if isinstance(message, Ready):
             self.ready.set()
         else:
@@ -136,5 +185,11 @@ def _why(status: int) -> str:
     return f"with status {status}" if status >= 0 else f"by signal {-status}"
 
 
-def _nothing() -> None:
-    """Its process has ended, which `_run` waits for."""
+async def _within(seconds: float, event: asyncio.Event) -> bool:
+    """Return whether the event came within so many seconds."""
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True

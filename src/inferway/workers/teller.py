@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
 
 from inferway.fleet.engine import Engine
 from inferway.fleet.fleet import Fleet
 from inferway.fleet.subscriber import EventSubscriber
 from inferway.kv.index.memory import MemoryIndex
-from inferway.kv.index.protocol import Op
-from inferway.model import HolderId
+from inferway.kv.index.protocol import Index, Op, Remove
+from inferway.model import BlockKey, HolderId
+from inferway.workers.link import Link
 from inferway.workers.messages import (
+    Dropped,
     EnginesTold,
     EngineTold,
     Message,
@@ -27,16 +30,45 @@ TOGETHER_SECONDS = 0.02
 MOST_BLOCKS = 1024
 
 
-class ToldIndex(MemoryIndex):
-    """A memory index whose operations others are told of as well."""
+class HubIndex(Index, Protocol):
+    """An index whose owner workers are told by."""
 
-    tell: Callable[[list[Op]], None] | None = None
+    tell_ops: Callable[[list[Op]], None] | None
+    tell_dropped: Callable[[Remove], None] | None
+
+    def snapshot(self) -> Iterator[list[Op]]:
+        """Yield what a worker that starts must be told, a millisecond's work at a time."""
+
+    def note_matched(self, keys: Iterable[BlockKey]) -> None:
+        """Take these as the last blocks that workers' prompts have matched."""
+
+
+class ToldIndex(MemoryIndex):
+    """A memory index whose operations others are told of as well, and what it drops for want of
+    room: they need not bound theirs."""
+
+    tell_ops: Callable[[list[Op]], None] | None = None
+    tell_dropped: Callable[[Remove], None] | None = None
 
     def apply(self, ops: Iterable[Op]) -> None:
         ops = list(ops)
-        super().apply(ops)
-        if self.tell is not None and ops:
-            self.tell(ops)
+        if self.tell_ops is None:
+            super().apply(ops)
+        elif self.max_blocks is None:
+            super().apply(ops)
+            self._tell(ops)
+        else:
+            for op in ops:  # what is dropped is told behind what has taken its room
+                self._tell([op])
+                super().apply((op,))
+
+    def dropped(self, op: Remove) -> None:
+        if self.tell_dropped is not None:
+            self.tell_dropped(op)
+
+    def _tell(self, ops: list[Op]) -> None:
+        if self.tell_ops is not None and ops:
+            self.tell_ops(ops)
 
 
 class FleetTeller:
@@ -46,7 +78,7 @@ class FleetTeller:
     def __init__(
         self,
         fleet: Fleet,
-        index: ToldIndex,
+        index: HubIndex,
         is_drained: Callable[[str], bool],
         send: Callable[[Message], None],
     ) -> None:
@@ -59,10 +91,11 @@ class FleetTeller:
         self._subscribers: dict[HolderId, EventSubscriber] = {}
         self._timer: asyncio.TimerHandle | None = None
         fleet.on_change = self.look_soon
-        index.tell = self._operations
+        index.tell_ops, index.tell_dropped = self._operations, self._dropped
 
     def close(self) -> None:
-        self._fleet.on_change, self._index.tell = _nothing, None
+        self._fleet.on_change = _nothing
+        self._index.tell_ops = self._index.tell_dropped = None
         if self._timer is not None:
             self._timer.cancel()
 
@@ -95,6 +128,17 @@ class FleetTeller:
         meanwhile must be told as well."""
         for ops in self._index.snapshot():
             yield from map(Operations, _pieces(ops))
+
+    async def tell_held(self, link: Link) -> None:
+        """Tell a new worker all that the index holds. What changes meanwhile it must be told as
+        well, from now on."""
+        for operations in self.snapshot():
+            link.send(operations)
+            await link.drained()
+            await asyncio.sleep(0)  # others have their turn
+
+    def _dropped(self, op: Remove) -> None:
+        self._send(Dropped(op))
 
     def _operations(self, ops: list[Op]) -> None:
         stream = self._subscribers.get(ops[0].holder)

@@ -12,6 +12,8 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from inferway.app import Gateway
@@ -21,17 +23,19 @@ from inferway.fleet.fleet import Fleet
 from inferway.fleet.shared_columns import SharedColumns
 from inferway.http.reload import Apply
 from inferway.indexer import FleetParts, next_turn
-from inferway.kv.index.build import memory_index
 from inferway.servers import Process
 from inferway.tasks import Tasks
-from inferway.workers.follower import HeardIndex, HubWatch
+from inferway.workers.follower import HubWatch
+from inferway.workers.indexes import worker_index
 from inferway.workers.link import Link
 from inferway.workers.messages import (
+    Asked,
     AskNumbers,
     AskRecords,
     Begin,
     Commit,
     Drain,
+    Dropped,
     EnginesTold,
     FromOther,
     Full,
@@ -69,14 +73,15 @@ class Worker:
     def __init__(self, begin: Begin, link: Link, memory: int) -> None:
         """Raises ConfigError."""
         self.settings = begin.settings
+        self._hub = Path(begin.hub)
         self._link = link
         self._tasks = Tasks(log, "new settings could not be taken, by a fault of the gateway")
         self._watch: HubWatch | None = None
-        self._prepared: Apply | None = None
+        self._prepared: tuple[ServeSettings, Apply] | None = None
+        self._started = asyncio.Event()
+        self._is_ending = False
         self._waiting: list[Message] = []
-        index = memory_index(begin.settings.index, HeardIndex)
-        index.send = link.send
-        self._index = index
+        self._index = index = worker_index(begin.settings.index, link.send)
         columns = SharedColumns(memory, begin.place)
         os.close(memory)
         parts = FleetParts(index, columns, self._watched, HubProber)
@@ -105,6 +110,9 @@ class Worker:
 
     def _pinged(self, ping: Ping) -> None:
         self._link.send(ping)
+        asked = self._index.asked()
+        if asked:
+            self._link.send(Asked(asked))
         found = self.gateway.draining.all_progress()
         if found:
             self._link.send(HandOvers(found))
@@ -153,6 +161,7 @@ class Worker:
 
     async def start(self) -> None:
         await self.gateway.start()
+        self._started.set()
         self._link.send(Ready())
 
     async def close(self) -> None:
@@ -164,6 +173,7 @@ class Worker:
         """Nothing: the hub tells when, and what."""
 
     def stop_accepting(self) -> None:
+        self._is_ending = True
         self.gateway.stop_accepting()
 
     def cut_connections(self) -> None:
@@ -184,6 +194,7 @@ class Worker:
         gateway, link, peers = self.gateway, self._link, self._peers
         return {
             Operations: watch.operations,
+            Dropped: watch.dropped,
             EnginesTold: watch.engines,
             Settled: lambda _: watch.settled(),
             RulesTold: lambda told: gateway.follow_rules(
@@ -198,7 +209,7 @@ class Worker:
                 told.engine, told.has_failed, time.monotonic()
             ),
             Prepare: lambda told: link.send(Prepared(told.number, self._why_not(told.settings))),
-            Commit: lambda _: self._commit(),
+            Commit: self._commit,
             AskNumbers: lambda told: link.send(
                 Numbers(told.number, numbers_told(gateway.metrics.collect()))
             ),
@@ -212,26 +223,49 @@ class Worker:
             "the hub has ended; this worker goes on with what it knows for %g s, and ends then",
             LINGER_SECONDS,
         )
+        self._forget_hub()
         loop = asyncio.get_running_loop()
         if self._watch is None:
-            loop.call_soon(signal.raise_signal, signal.SIGTERM)
+            loop.call_soon(self._end)
             return
         self._watch.hub_has_gone()
         self._turns.hub_has_gone()
-        loop.call_later(LINGER_SECONDS, signal.raise_signal, signal.SIGTERM)
+        loop.call_later(LINGER_SECONDS, self._end)
+
+    def _forget_hub(self) -> None:
+        """Remove the files that a hub which was killed has left."""
+        with suppress(OSError):  # another worker was first
+            self._hub.unlink()
+            self._hub.parent.rmdir()
+
+    def _end(self) -> None:
+        if not self._is_ending:  # a second signal would cut the answers that still run
+            signal.raise_signal(signal.SIGTERM)
 
     def _why_not(self, settings: ServeSettings) -> str | None:
+        self._prepared = None
         try:
-            self._prepared = self.gateway.reloading.prepare(settings)
+            self._prepared = settings, self.gateway.reloading.prepare(settings)
         except ConfigError as e:
             return str(e)
         return None
 
-    def _commit(self) -> None:
+    def _commit(self, told: Commit) -> None:
         prepared, self._prepared = self._prepared, None
-        if prepared is not None:
-            self._tasks.spawn(self._go_on(prepared))
+        if prepared is None or prepared[0] != told.settings:
+            self._tasks.spawn(self._go_on(told.settings, None))
+        else:
+            self._tasks.spawn(self._go_on(*prepared))
 
-    async def _go_on(self, apply: Apply) -> None:
+    async def _go_on(self, settings: ServeSettings, apply: Apply | None) -> None:
+        """`apply`: None if it was not asked in time whether the settings can hold."""
+        await self._started.wait()
+        try:
+            if apply is None:
+                apply = self.gateway.reloading.prepare(settings)
+        except ConfigError as e:
+            log.error("this worker ends, for the others go on with other settings: %s", e)
+            self._end()
+            return
         await apply()
-        self._set_own_places(self.gateway.reloading.settings)
+        self._set_own_places(settings)

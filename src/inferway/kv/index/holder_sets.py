@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from inferway.kv.index.protocol import FULL_ATTENTION, GPU, Tier
 
@@ -136,6 +136,16 @@ class HolderSets:
                 if mask:
                     found.append((tier, mask))
         return found
+
+    def places(self, state: int) -> Iterator[tuple[Tier, int, int]]:
+        """Yield (tier, group, who has it there) for each of its places."""
+        planes = self.planes[state]
+        for tier, plane in enumerate(self.tiers):
+            if 0 <= plane < len(planes):
+                yield tier, FULL_ATTENTION, planes[plane]
+        for (tier, group), plane in self.window_planes.items():
+            if plane < len(planes):
+                yield tier, group, planes[plane]
 
     def __len__(self) -> int:
         return len(self.planes) - len(self._free)

@@ -136,6 +136,7 @@ class MemoryIndex:
         tree = self._tree
         if self.evicted and op.parent is not None and not tree.slot(op.parent):
             self._count_evicted(holder, len(op.keys))  # they would lie there, never matched
+            self.dropped(Remove(op.holder, op.keys, op.tier, op.group))
             return
         last = tree.store(holder, op)
         if self._eviction is not None and not tree.slots.marks[last]:
@@ -307,6 +308,19 @@ class MemoryIndex:
 
     # bounds
 
+    def note_matched(self, keys: Iterable[BlockKey]) -> None:
+        """Take these as the last blocks that prompts have matched: they and those before them are
+        not the first to make room."""
+        tree = self._tree
+        for key in keys if self._eviction is not None else ():
+            slot = tree.slot(key)
+            if slot:
+                tree.slots.marks[slot] = MATCHED
+
+    def dropped(self, op: Remove) -> None:
+        """Called for each holder of what is dropped for want of room, or not taken: what an index
+        must do that is to stay equal."""
+
     def _make_room(self, eviction: Eviction) -> None:
         assert self.max_blocks is not None
         slots = self._tree.slots
@@ -321,12 +335,15 @@ class MemoryIndex:
                     break
 
     def _take_from_holders(self, slot: int) -> None:
-        states = self._tree.states
-        state = self._tree.slots.states[slot]
+        states, slots = self._tree.states, self._tree.slots
+        state = slots.states[slot]
         for holder in self._holders.of(states.known[state]):
             holder.num_blocks -= 1
             holder.num_detached -= not states.attached[state] & holder.bit
             self._count_evicted(holder, 1)
+        for tier, group, mask in states.places(state):
+            for holder in self._holders.of(mask):
+                self.dropped(Remove(holder.id, (slots.keys[slot],), tier, group))
 
     def _count_evicted(self, holder: Holder, blocks: int) -> None:
         holder.num_evicted += blocks

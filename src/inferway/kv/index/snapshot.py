@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from inferway.kv.index.holders import Holders
-from inferway.kv.index.protocol import FULL_ATTENTION, Op, Store, Window
+from inferway.kv.index.protocol import Op, Store, Window
 from inferway.kv.index.slots import PARENT
 from inferway.kv.index.tree import Tree
 from inferway.model import BlockKey
@@ -82,11 +82,6 @@ class _Walk:
         return len(keys)
 
     def _store(self, state: int, keys: list[BlockKey], parent: BlockKey | None) -> None:
-        states = self._tree.states
-        planes = states.planes[state]
-        places = [(tier, FULL_ATTENTION, plane) for tier, plane in enumerate(states.tiers)]
-        places += [(*place, plane) for place, plane in states.window_planes.items()]
-        for tier, group, plane in places:
-            if 0 <= plane < len(planes):
-                for holder in self._holders.of(planes[plane]):
-                    self._ops.append(Store(holder.id, keys, parent, tier, group))
+        for tier, group, mask in self._tree.states.places(state):
+            for holder in self._holders.of(mask):
+                self._ops.append(Store(holder.id, keys, parent, tier, group))

@@ -1,0 +1,198 @@
+"""A hub's index and its workers', in one process: between them are the parts that tell, real socket
+pairs, and the parts that hear. Workers come and go while engines and network do what they do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+from tests.chaos.judge import Verdict, WrongBelief, judge
+from tests.chaos.world import World
+
+from inferway.config import ServeSettings
+from inferway.fleet.fleet import Fleet
+from inferway.kv.index.memory import MemoryIndex
+from inferway.kv.index.protocol import Op, Store, Window
+from inferway.kv.index.snapshot import snapshot
+from inferway.workers.follower import HeardIndex, HubWatch
+from inferway.workers.link import Link, pair
+from inferway.workers.messages import Dropped, Message, Operations, Ping
+from inferway.workers.teller import FleetTeller, ToldIndex
+
+WORKERS = 2
+COMES, GOES = 0.05, 0.03  # shares of turns
+MOST_HEARINGS = 6  # of what was told, in a turn
+SECONDS = 60.0  # in which all must have been heard
+
+
+class SmallPieces(ToldIndex):
+    """Its snapshot takes many pieces, however little there is."""
+
+    piece = 1
+
+    def snapshot(self) -> Any:
+        return snapshot(self._tree, self._holders, self.piece)
+
+
+class Worker:
+    """What one knows, and the link that it knows it by."""
+
+    def __init__(self) -> None:
+        self.index = HeardIndex()
+        self.index.send = self._never
+        self.is_told = asyncio.Event()  # all that there was when it came
+        self.answered = 0
+        self._watch = HubWatch(_fleet(self.index), self.index, self._never, _nothing)
+        self._end = Link(self._hear, _nothing)
+        self.hub = Link(self._answers, _nothing)
+
+    async def open(self) -> None:
+        ours, theirs = pair()
+        await self.hub.open(ours)
+        await self._end.open(theirs)
+
+    def close(self) -> None:
+        self.hub.close()
+        self._end.close()
+
+    async def has_heard(self) -> None:
+        """Return when it has heard all that was told before."""
+        before = self.answered
+        self.hub.send(Ping())
+        while self.answered == before:
+            await asyncio.sleep(0)
+
+    def _hear(self, message: Message) -> None:
+        match message:
+            case Operations():
+                self._watch.operations(message)
+            case Dropped():
+                self._watch.dropped(message)
+            case Ping():
+                self._end.send(message)
+
+    def _answers(self, _: Message) -> None:
+        self.answered += 1
+
+    def _never(self, message: Message) -> None:
+        raise AssertionError(f"an index that only hears says {message}")
+
+
+class Hub:
+    """The `index` that the events go to, and the workers that are told."""
+
+    def __init__(self, index: SmallPieces, rng: Random) -> None:
+        self.index = index
+        self.workers: list[Worker] = []
+        self._rng = rng
+        self._teller = FleetTeller(_fleet(index), index, lambda _: False, self._tell)
+        self._tellings: dict[Worker, asyncio.Task[None]] = {}
+
+    async def turn(self) -> None:
+        """Workers hear a part of what was told; one may come, or be killed."""
+        rng = self._rng
+        if not self.workers or rng.random() < COMES:
+            await self.come()
+        if len(self.workers) > WORKERS or rng.random() < GOES:
+            self._go(rng.choice(self.workers))
+        for _ in range(rng.randint(0, MOST_HEARINGS)):
+            await asyncio.sleep(0)
+
+    async def come(self) -> None:
+        worker = Worker()
+        await worker.open()
+        self.index.piece = self._rng.randint(1, 20)
+        self.workers.append(worker)
+        self._tellings[worker] = asyncio.ensure_future(self._teller.tell_held(worker.hub))
+
+    async def settled(self) -> None:
+        """Return when all workers have heard all."""
+        async with asyncio.timeout(SECONDS):
+            await asyncio.gather(*self._tellings.values())
+            for worker in self.workers:
+                await worker.has_heard()
+
+    def close(self) -> None:
+        for worker in list(self.workers):
+            self._go(worker)
+        self._teller.close()
+
+    def _go(self, worker: Worker) -> None:
+        self.workers.remove(worker)
+        self._tellings.pop(worker).cancel()
+        worker.close()
+
+    def _tell(self, message: Message) -> None:
+        for worker in self.workers:
+            worker.hub.send(message)
+
+
+class Workers:
+    """Makes the index of each gateway that a world has, one after the other: a hub's."""
+
+    def __init__(self, rng: Random) -> None:
+        self._rng = rng
+        self._hub: Hub | None = None
+
+    def make_index(self, max_blocks: int | None) -> MemoryIndex:
+        self.close()
+        index = SmallPieces(max_blocks=max_blocks)
+        self._hub = Hub(index, self._rng)
+        return index
+
+    async def turn(self) -> None:
+        assert self._hub is not None
+        await self._hub.turn()
+
+    async def judge(self, world: World) -> Sequence[Verdict]:
+        """As `judge.judge`, of the workers' indexes. Raises WrongBelief, also if one has not what
+        the hub has."""
+        hub = self._hub
+        assert hub is not None
+        await hub.come()
+        await hub.settled()
+        held = contents(hub.index)
+        for worker in hub.workers:
+            await judge(world, worker.index)
+            heard = contents(worker.index)
+            if heard != held:
+                raise WrongBelief(
+                    f"a worker has {len(heard - held)} blocks that its hub has not,"
+                    f" and lacks {len(held - heard)}"
+                )
+        return await judge(world)
+
+    def close(self) -> None:
+        if self._hub is not None:
+            self._hub.close()
+
+
+def contents(index: MemoryIndex) -> set[tuple[int, ...]]:
+    """All that an index holds, in no order."""
+    found: set[tuple[int, ...]] = set()
+    for ops in snapshot(index._tree, index._holders):
+        for op in ops:
+            found.update(_of(op))
+    return found
+
+
+def _of(op: Op) -> set[tuple[int, ...]]:
+    if isinstance(op, Store):
+        return {(op.holder, op.tier, op.group, key) for key in op.keys}
+    assert isinstance(op, Window)
+    return {(op.holder, op.group, op.blocks)}
+
+
+def _fleet(index: MemoryIndex) -> Fleet:
+    """Without an engine."""
+    return Fleet(ServeSettings(engines=[]), index, _none, _none)
+
+
+def _none(*_: object) -> Any:
+    raise AssertionError("there is no engine")
+
+
+def _nothing() -> None:
+    """Nobody waits for it."""
