@@ -102,6 +102,8 @@ def test_the_program_takes_the_arguments_and_opens_the_ports(rendered: Rendered)
             }
         elif told.admin_port is not None:
             opened["admin"] = told.admin_port
+        if told.peers.addresses:
+            opened["peers"] = peers_port(told.peers)
 
         assert ports == opened
         assert told.host == "0.0.0.0"
