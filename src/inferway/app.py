@@ -262,11 +262,11 @@ class Gateway:
             # until after the other port: how the last answers end is worth a scrape
             admin = await servers.open_admin_port(routes, settings.admin_port)
             self._closes("admin port", admin.stop)
-        if not self._is_worker:
-            await self._listen(server)
-        if self._process is None and has_peers(settings):
+        if self._process is None and has_peers(settings):  # until the last answers have ended
             plugins = self.learning_plugins
             await self.meet(own_replicas(settings, self.fleet, plugins, self.plain_context))
+        if not self._is_worker:
+            await self._listen(server)
         if self._web is not None:  # its answers never end by themselves
             self._stack.push_async_callback(self._web.close)
         self._stack.push_async_callback(draining.close)

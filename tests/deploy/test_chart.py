@@ -20,6 +20,7 @@ from tests.deploy.chart import (
     with_values,
 )
 
+from inferway.config import peers_port
 from inferway.ext_proc.health import LIVENESS, READINESS
 
 pytestmark = pytest.mark.helm

@@ -56,6 +56,11 @@ class Gateways:
         found = re.findall(rf"^{name}(?:\{{(.*)\}})? (\S+)$", page, re.MULTILINE)
         return sum(float(value) for told, value in found if labels in told)
 
+    def in_flight(self, gateway: int) -> int:
+        """How many requests the gateway believes to be with engines, whoever has sent them."""
+        engines = client.get(f"{self.programs[gateway].url}/admin/engines").json["engines"]
+        return sum(each["load"]["in_flight"] for each in engines)
+
     def peers(self, gateway: int) -> dict[str, Any]:
         report: dict[str, Any] = client.get(f"{self.programs[gateway].url}/admin/peers").json
         return report
@@ -77,9 +82,7 @@ class Gateways:
         """Wait until each of these counts so many requests with the engines."""
         for gateway in range(len(self.programs)) if among is None else among:
             wait_until(
-                lambda gateway=gateway: (  # type: ignore[misc]
-                    self.metric(gateway, "inferway_engine_in_flight") == requests
-                ),
+                lambda gateway=gateway: self.in_flight(gateway) == requests,  # type: ignore[misc]
                 f"gateway {gateway} counts {requests} requests",
                 lambda gateway=gateway: self.peers(gateway),  # type: ignore[misc]
             )

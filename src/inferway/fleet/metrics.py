@@ -34,7 +34,7 @@ def fleet_families(fleet: Fleet) -> Iterator[Family]:
         "engine_in_flight",
         "Requests that were sent to the engine and have not ended.",
         _ENGINE,
-        {key: fleet.in_flight(engine) for key, engine in engines.items()},
+        dict(zip(engines, fleet.table.own_in_flight(list(engines.values())), strict=True)),
     )
     yield gauge(
         "index_blocks",

@@ -101,9 +101,9 @@ class SharedColumns(EndpointColumns):
         self._own[:, holder] = 0.0
 
     def own(self) -> tuple[Column, Column]:
-        """Of all processes; this one is the one that follows the engines."""
+        """Of all processes."""
         self.add_up()
-        elsewhere = self._own[:, : len(self)]
+        elsewhere = self._counted[0, :, : len(self)]
         return self.in_flight - elsewhere[0], self.recent_prefill_tokens - elsewhere[1]
 
     def add_up(self) -> None:

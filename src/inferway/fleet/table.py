@@ -109,8 +109,14 @@ class EndpointTable:
         return float(self._columns.waiting[endpoint.holder])
 
     def in_flight(self, engine: Engine) -> int:
+        """Return how many requests are on their way there, those of other gateways included."""
         self._columns.add_up()
         return int(sum(self._columns.in_flight[e.holder] for e in engine.endpoints))
+
+    def own_in_flight(self, engines: Sequence[Engine]) -> list[int]:
+        """Return how many requests this gateway itself has on their way to each."""
+        requests, _ = self._columns.own()
+        return [int(sum(requests[e.holder] for e in engine.endpoints)) for engine in engines]
 
     def num_blocks(self, engine: Engine) -> int:
         """Return how many blocks the engine is believed to hold, all its endpoints together."""

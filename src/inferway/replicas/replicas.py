@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 from typing import Any
@@ -106,7 +107,7 @@ class Replicas:
 
     @property
     def _now(self) -> float:
-        return asyncio.get_running_loop().time()
+        return time.monotonic()  # the clock that events are told by
 
     def _flush_soon(self) -> None:
         if self._flushes is None:
@@ -123,8 +124,8 @@ class Replicas:
             self._flush_soon()
 
     def _next_beat(self) -> None:
+        self._beat_at = self._now + BEAT_SECONDS
         loop = asyncio.get_running_loop()
-        self._beat_at = loop.time() + BEAT_SECONDS
         self._beats = loop.call_later(BEAT_SECONDS, self._on_beat)
 
     def _on_beat(self) -> None:
