@@ -32,7 +32,8 @@ def fleet_families(fleet: Fleet) -> Iterator[Family]:
         )
     yield gauge(
         "engine_in_flight",
-        "Requests that were sent to the engine and have not ended.",
+        "Requests that were sent to the engine and have not ended; those of other gateways are not "
+        "counted.",
         _ENGINE,
         dict(zip(engines, fleet.table.own_in_flight(list(engines.values())), strict=True)),
     )

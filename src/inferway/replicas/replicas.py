@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import count
@@ -25,10 +26,11 @@ log = logging.getLogger("inferway.peers")
 TOGETHER_SECONDS = 0.01  # what happens in this time goes out together
 BEAT_SECONDS = 0.2  # something is told so often at least
 BEATS_A_ROUND = 5  # all that is so is told once a second
+WHOLE_SECONDS = 0.5  # between two times that all that was learned is told
 LATE_SECONDS = 0.2  # a beat that comes so late: this process was held up, not its peers
 FORGET_SECONDS = 60.0  # after it was last heard a peer is no longer shown
 MOST_PEERS = 128
-WARN_SECONDS = 60.0  # between two lines in the log of one peer and one reason
+SAY_SECONDS = 60.0  # between two lines in the log of one peer and one reason
 
 
 class Replicas:
@@ -50,7 +52,7 @@ class Replicas:
         self._endpoints = endpoints
         self._peers: dict[str, Peer] = {}  # by address
         self._last: dict[str, float] = {}  # when one was last heard, also of those that have gone
-        self._warned: dict[tuple[str, str], float] = {}
+        self._said: dict[tuple[str, str], float] = {}
         self._numbers = count(FIRST_NUMBER)
         self._sent = Sent()
         self._flushes: asyncio.TimerHandle | None = None
@@ -58,6 +60,7 @@ class Replicas:
         self._beat_at = 0.0  # when the next one is due
         self._beat = 0
         self._has_new = False  # somebody has come who knows nothing
+        self._whole_at = -math.inf  # when all that was learned was told
 
     async def open(self) -> None:
         """Begin to tell and to hear. Raises ConfigError."""
@@ -133,10 +136,11 @@ class Replicas:
         is_late = now - self._beat_at > LATE_SECONDS
         self._next_beat()
         self._beat += 1
-        is_due = self._beat % BEATS_A_ROUND == 0 or self._has_new
-        if is_due and not self._outbox.has_more:
-            self._outbox.begin_round(now, self._endpoints(), whole=self._has_new)
-            self._has_new = False
+        whole = self._has_new and now - self._whole_at >= WHOLE_SECONDS
+        if (whole or self._beat % BEATS_A_ROUND == 0) and not self._outbox.has_more:
+            self._outbox.begin_round(now, self._endpoints(), whole=whole)
+            if whole:
+                self._has_new, self._whole_at = False, now
         self._flush_soon()
         if not is_late:
             self._let_go(now)
@@ -178,12 +182,19 @@ class Replicas:
             return
         if is_new:
             self._has_new = True
-            log.info("peer %s at %s is heard", peer.name, peer.address)
+            if self._may_say(peer.address, "heard", now):
+                log.info("peer %s at %s is heard", peer.name, peer.address)
 
     def _refuse(self, address: str, reason: str, text: str, now: float) -> None:
-        if now - self._warned.get((address, reason), now - WARN_SECONDS) >= WARN_SECONDS:
-            self._warned[address, reason] = now
+        if self._may_say(address, reason, now):
             log.warning("a message of the peer at %s is refused: %s", address, text)
+
+    def _may_say(self, address: str, what: str, now: float) -> bool:
+        """Whether the log has not had it for a while."""
+        if now - self._said.get((address, what), -math.inf) < SAY_SECONDS:
+            return False
+        self._said[address, what] = now
+        return True
 
     def _let_go(self, now: float) -> None:
         for peer in self._peers.values():
@@ -205,8 +216,8 @@ class Replicas:
     def _forget(self, address: str) -> None:
         self._last.pop(address, None)
         self._peers.pop(address, None)
-        for key in [key for key in self._warned if key[0] == address]:
-            del self._warned[key]
+        for key in [key for key in self._said if key[0] == address]:
+            del self._said[key]
 
 
 def _nothing() -> None:
