@@ -6,13 +6,14 @@ import pytest
 from tests.replicas.gateways import table
 
 from inferway.fleet.elsewhere import Claims, Count, OwnCounts
+from inferway.fleet.load import Load
 from inferway.fleet.shared_columns import SharedColumns, shared_memory
 from inferway.fleet.table import RECENT_SECONDS, EndpointTable
 from inferway.kv.index.memory import MemoryIndex
 
 
 def in_flight(made: EndpointTable) -> list[float]:
-    return made.candidates("m").in_flight.tolist()
+    return [float(each) for each in made.candidates("m").in_flight]
 
 
 def test_claims_are_added_to_what_this_gateway_has_in_flight() -> None:
@@ -35,7 +36,7 @@ def test_what_an_engine_says_beyond_all_of_it_is_others() -> None:
     made = table()
     Claims(made).set(Count("a", 4.0, 0.0))
     [engine] = [each for each in made._engines if each.name == "a"]
-    engine.load = engine.load.__class__(running=6.0, waiting=0.0)
+    engine.load = Load({"running": 6, "waiting": 0})
 
     made.note_load(engine, 1.0)
 

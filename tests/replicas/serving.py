@@ -110,7 +110,7 @@ def gateways(
         urls = [engine.url for engine in started]
         ports = [free_port() for _ in range(number)]
         peers = [word for port in ports for word in ("--peers", f"127.0.0.1:{port}")]
-        words = [
+        words: list[Sequence[str]] = [
             [
                 *("serve", *urls, "--scrape-seconds", "0.05", *flags),
                 *(["--index", redis] if redis else [*peers, "--peers-port", str(port)]),

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.replicas.gateways import NAMES, Gateway
 
@@ -34,7 +34,9 @@ fates = st.lists(st.tuples(st.sampled_from([0, 1, 1, 2]), st.booleans()), min_si
 stories = st.lists(st.tuples(st.integers(0, 1), actions, fates, st.booleans()), max_size=25)
 
 
-def play(gateways: list[Gateway], story: list[tuple[int, Action, list[tuple[int, bool]], bool]]) -> float:
+def play(
+    gateways: list[Gateway], story: list[tuple[int, Action, list[tuple[int, bool]], bool]]
+) -> float:
     """Returns what time it is then."""
     now = 0.0
     under_way: list[tuple[int, bytes]] = []  # (who has told it, message)
@@ -71,6 +73,7 @@ def added_up(gateways: list[Gateway], now: float) -> Belief:
     return found
 
 
+@settings(max_examples=60)
 @given(story=stories)
 def test_after_a_round_all_know_what_all_do(
     story: list[tuple[int, Action, list[tuple[int, bool]], bool]],
@@ -84,6 +87,7 @@ def test_after_a_round_all_know_what_all_do(
     assert believed[0] == believed[1] == added_up(both, now)
 
 
+@settings(max_examples=60)
 @given(story=stories)
 def test_nothing_is_left_of_a_peer_that_has_gone(
     story: list[tuple[int, Action, list[tuple[int, bool]], bool]],

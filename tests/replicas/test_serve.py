@@ -6,8 +6,11 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
+from http.client import HTTPException
 from pathlib import Path
+from threading import Thread
+from typing import Any
 
 import msgspec
 import pytest
@@ -30,13 +33,14 @@ def peer_to_peer(directory: Path, number: int, *flags: str) -> Iterator[Gateways
 
 @contextmanager
 def over_redis(directory: Path, number: int, *flags: str) -> Iterator[Gateways]:
-    with running_server() as server, gateways(
-        directory, *flags, number=number, redis=server.url
-    ) as found:
+    with (
+        running_server() as server,
+        gateways(directory, *flags, number=number, redis=server.url) as found,
+    ):
         yield found
 
 
-Start = Callable[..., contextmanager[Gateways]]  # type: ignore[type-arg]
+Start = Callable[..., AbstractContextManager[Gateways]]
 WAYS = [
     pytest.param(peer_to_peer, id="peer to peer"),
     pytest.param(over_redis, id="redis", marks=pytest.mark.tools),
@@ -94,7 +98,7 @@ def test_a_gateway_that_starts_knows_what_the_others_have_learned(
         def knows() -> bool:
             found = fleet.metric(1, name, 'of="ttft_fixed"')
             told = fleet.metric(0, name, 'of="ttft_fixed"')
-            return abs(found / told - 1) < 0.05
+            return bool(abs(found / told - 1) < 0.05)
 
         wait_until(knows, "the new one expects what the old one does")
         assert fleet.metric(1, "inferway_upstream_sent_total") == 0
@@ -105,20 +109,19 @@ def test_what_waits_for_its_first_token_is_known_to_all(tmp_path: Path) -> None:
     slow = ["--prefill-overhead", "20s"]
     with gateways(tmp_path, number=2, engines=2, engine_flags=slow) as fleet:
         fleet.all_hear()
-        from threading import Thread
 
         def ask() -> None:
-            try:
+            with suppress(OSError, HTTPException):  # its gateway is stopped before the answer
                 fleet.chat(0, "Are you there?", stream=True)
-            except OSError:
-                pass  # its gateway is stopped before the answer
 
         asking = Thread(target=ask)
         asking.start()
 
         wait_until(
-            lambda: [each["waiting"] for each in fleet.peers(1)["peers"]] == [0, 1]
-            or [each["waiting"] for each in fleet.peers(1)["peers"]] == [1],
+            lambda: (
+                [each["waiting"] for each in fleet.peers(1)["peers"]] == [0, 1]
+                or [each["waiting"] for each in fleet.peers(1)["peers"]] == [1]
+            ),
             "the other knows of it",
             lambda: fleet.peers(1),
         )
@@ -178,7 +181,7 @@ def test_a_wrong_peer_is_refused_and_what_it_claims_goes_with_it(tmp_path: Path)
             Program([*words, f"--peers-port={ports[1]}"], tmp_path / "other.log") as other,
         ):
 
-            def state(address: str) -> dict[str, object]:
+            def state(address: str) -> dict[str, Any]:
                 peers = client.get(f"{one.url}/admin/peers").json["peers"]
                 found = [each for each in peers if each["address"] == f"127.0.0.1:{address}"]
                 return found[0] if found else {}
@@ -193,7 +196,8 @@ def test_a_wrong_peer_is_refused_and_what_it_claims_goes_with_it(tmp_path: Path)
                 liar.say_bytes(b"x" * 1_000_000)
                 liar.say([[0, ["Waits", name, 1, float("nan"), 1.0, 0.0, 1.0, 1.0, 1.0]]])
                 liar.say([], [["no such engine", 5.0, 5.0]])
-                return {"size", "unreadable", "false"} <= set(state(str(ports[2])).get("refused", ()))  # type: ignore[call-overload]
+                reasons = state(str(ports[2])).get("refused", {})
+                return {"size", "unreadable", "false"} <= set(reasons)
 
             wait_until(refused, "what cannot be is refused", one.log_text)
             wait_until(lambda: state(str(ports[1])).get("state") == "heard", "the other is heard")

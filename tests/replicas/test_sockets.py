@@ -83,7 +83,7 @@ async def test_peers_are_followed_as_a_name_has_them(
     port = free_port()
     found = [LOOPBACK, "127.0.0.2", "::1"]
 
-    async def resolve(host: str, _: int) -> list[str]:
+    async def resolve(_: str, __: int) -> list[str]:
         if not found:
             raise OSError("no such name")
         return [*found]

@@ -163,9 +163,9 @@ _SECTIONS = (
             "peers.addresses",
             metavar="HOST:PORT",
             multiple=True,
-            help="Share what is sent and learned with the other gateways in front of the same engines, "
-            "at this address or at every address of this name; the own one may be among them. Repeat "
-            "the flag for more.",
+            help="Share what is sent and learned with the other gateways in front of the same "
+            "engines, at this address or at every address of this name; the own one may be among "
+            "them. Repeat the flag for more.",
         ),
         number_option(
             "--peers-port",

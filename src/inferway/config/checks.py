@@ -66,8 +66,8 @@ def _check_peers(peers: PeerSettings) -> None:
         port = int(address.rpartition(":")[2]) if _PEER.fullmatch(address) else 0
         if not 0 < port <= 65535:
             raise ConfigError(
-                f"peers: addresses (--peers): {address!r}: expected HOST:PORT, where another gateway"
-                " tells its peers, or a name behind which all of them are"
+                f"peers: addresses (--peers): {address!r}: expected HOST:PORT, where another"
+                " gateway tells its peers, or a name behind which all of them are"
             )
     if peers.addresses and peers.port is None and len(_peer_ports(peers)) > 1:
         raise ConfigError(

@@ -237,4 +237,3 @@ def _between(place: str, value: float, least: float, most: float) -> None:
 
 def _false(place: str, value: object, expected: str) -> PeerMessageError:
     return PeerMessageError(f"{place}: {value!r}: expected {expected}", reason="false")
-

@@ -222,7 +222,9 @@ class Outbox:
 
 def _aged(shared: Shared, now: float) -> Shared:
     event = shared.event
-    return shared if isinstance(event, Answered | Comes) else Shared(shared.plugin, _ago(event, now))
+    return (
+        shared if isinstance(event, Answered | Comes) else Shared(shared.plugin, _ago(event, now))
+    )
 
 
 _Timed = TypeVar("_Timed", bound=Any)

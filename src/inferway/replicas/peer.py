@@ -58,7 +58,8 @@ class Allowance:
 
     def takes(self, amount: float, now: float) -> bool:
         """Whether there is so much left, which is used then."""
-        self.left = min(self.a_second, self.left + (now - self.at) * self.a_second)
+        passed = max(now - self.at, 0.0)
+        self.left = min(self.a_second, self.left + passed * self.a_second)
         self.at = now
         if amount > self.left:
             return False
@@ -306,4 +307,3 @@ def _of_those(known: Known, names: Iterable[str]) -> Known:
 
 def _only(told: dict[str, _T], names: set[str]) -> dict[str, _T]:
     return {name: each for name, each in told.items() if name in names}
-

@@ -156,7 +156,7 @@ class _Link:
         socket.setsockopt(zmq.SUBSCRIBE, b"")
         socket.connect(f"tcp://{address}")
         self._loop = asyncio.get_running_loop()
-        self._file = socket.getsockopt(zmq.FD)
+        self._file = int(socket.getsockopt(zmq.FD))
         self._loop.add_reader(self._file, self._read)
         self._read()  # the file tells of what comes from now on
 
@@ -198,4 +198,3 @@ def _to_nobody(_: str, __: bytes) -> None:
 
 def _of_nobody(_: str) -> None:
     """It is not open yet."""
-

@@ -94,9 +94,7 @@ class WorkersOutlet:
             self._replicas.tell(key[1], Begins(number, now, is_assumed=False))
 
 
-async def meet(
-    gateway: Gateway, peers: Peers, send: Callable[[Message], None]
-) -> WorkersLearners:
+async def meet(gateway: Gateway, peers: Peers, send: Callable[[Message], None]) -> WorkersLearners:
     """Have the hub's gateway share with others what its workers send and learn. Raises
     ConfigError."""
     learners = WorkersLearners(peers.sharing, send)

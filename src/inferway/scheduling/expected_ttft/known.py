@@ -168,4 +168,3 @@ def adopt(learning: Learning, slots: EndpointSlots, known: Known, now: float) ->
     for costs, told in zip(learning.all_costs, known.costs, strict=True):
         if told is not None:
             costs.adopt(told, found, now)
-
