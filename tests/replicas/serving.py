@@ -1,20 +1,33 @@
-"""Several `inferway serve` before the same simulated engines, all of them processes."""
+"""Several `inferway serve`, each a process, before the same simulated engines, which run in a
+thread of the test's."""
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from http.client import HTTPResponse
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from tests.engines import client
 from tests.engines.program import Program
 from tests.engines.waiting import wait_until
 from tests.kv.index.redis_server import free_port
-from tests.workers.serving import CHAT, MODEL, simulated
+from tests.workers.serving import CHAT, MODEL
+
+from inferway.prompts.files.prepare import prepare_smollm2
+from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest
+from inferway.prompts.renderer import Renderer
+from inferway.simulator.config import LatencyModel, SimulatorConfig
+from inferway.simulator.engine import SimulatedEngine
+from inferway.simulator.rendered import RenderedModel
+
+SLOW_ANSWERS = LatencyModel(inter_token_latency=0.1)  # 400 s for the longest
 
 
 @dataclass
@@ -22,7 +35,7 @@ class Gateways:
     """They, and the engines behind them."""
 
     programs: list[Program]
-    engines: list[Program]
+    engines: list[str]  # URLs
     words: list[Sequence[str]]  # that each was started with
     directory: Path
     stack: ExitStack
@@ -94,20 +107,44 @@ class Gateways:
 
 
 @contextmanager
+def simulated(number: int, latency: LatencyModel = SLOW_ANSWERS) -> Iterator[list[str]]:
+    """The URLs of so many engines."""
+    loop, stack, renderer = asyncio.new_event_loop(), AsyncExitStack(), Renderer()
+    thread = Thread(target=loop.run_forever)
+    thread.start()
+    root = str(prepare_smollm2())
+    key = renderer.get_or_create_tokenizer_key(GetOrCreateTokenizerKeyRequest(root))
+    config = SimulatorConfig(root, served_model_names=(MODEL,), latency=latency)
+
+    async def start() -> list[str]:
+        engines = [
+            SimulatedEngine(config, RenderedModel(renderer, key, config.max_model_len))
+            for _ in range(number)
+        ]
+        return [(await stack.enter_async_context(engine)).url for engine in engines]
+
+    try:
+        yield asyncio.run_coroutine_threadsafe(start(), loop).result()
+    finally:
+        asyncio.run_coroutine_threadsafe(stack.aclose(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+        renderer.close()
+
+
+@contextmanager
 def gateways(
     directory: Path,
     *flags: str,
     number: int = 2,
     engines: int = 8,
     redis: str | None = None,
-    engine_flags: Sequence[str] = ("--inter-token-latency", "10ms"),
+    latency: LatencyModel = SLOW_ANSWERS,
 ) -> Iterator[Gateways]:
     """`flags`: of all gateways. They tell each other over Redis if its URL is given."""
     with ExitStack() as stack:
-        started = [
-            stack.enter_context(simulated(directory, n, *engine_flags)) for n in range(engines)
-        ]
-        urls = [engine.url for engine in started]
+        urls = stack.enter_context(simulated(engines, latency))
         ports = [free_port() for _ in range(number)]
         peers = [word for port in ports for word in ("--peers", f"127.0.0.1:{port}")]
         words: list[Sequence[str]] = [
@@ -117,11 +154,11 @@ def gateways(
             ]
             for port in ports
         ]
-        programs = [
-            stack.enter_context(Program(each, directory / f"gateway{place}.log"))
-            for place, each in enumerate(words)
-        ]
-        found = Gateways(programs, started, words, directory, stack)
+        logs = [directory / f"gateway{place}.log" for place in range(number)]
+        started = [Program(each, log) for each, log in zip(words, logs, strict=True)]
+        with ThreadPoolExecutor(number) as pool:  # at once: each takes seconds
+            programs = list(pool.map(stack.enter_context, started))
+        found = Gateways(programs, urls, words, directory, stack)
         try:
             yield found
         finally:

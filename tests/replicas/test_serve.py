@@ -19,10 +19,12 @@ from tests.engines import client
 from tests.engines.program import Program
 from tests.engines.waiting import wait_until
 from tests.kv.index.redis_server import free_port, running_server
-from tests.replicas.serving import Gateways, gateways
-from tests.workers.serving import simulated
+from tests.replicas.serving import Gateways, gateways, simulated
 
 from inferway.replicas.messages import SENDER_BYTES, VERSION
+from inferway.simulator.config import LatencyModel
+
+pytestmark = pytest.mark.timeout(400)  # of processes that all start at once
 
 
 @contextmanager
@@ -86,9 +88,9 @@ def test_a_gateway_that_starts_knows_what_the_others_have_learned(
             fleet.stream(0, f"question {request}" * 20, tokens=4)
         fleet.end_all()
         name = "inferway_expected_cost_seconds"
-        engine = fleet.engines[0].url.removeprefix("http://")
+        engine = fleet.engines[0].removeprefix("http://")
         learned = [
-            fleet.metric(0, name, f'engine="{each.url.removeprefix("http://")}"')
+            fleet.metric(0, name, f'engine="{each.removeprefix("http://")}"')
             for each in fleet.engines
         ]
         assert all(learned), engine
@@ -106,8 +108,8 @@ def test_a_gateway_that_starts_knows_what_the_others_have_learned(
 
 @pytest.mark.slow
 def test_what_waits_for_its_first_token_is_known_to_all(tmp_path: Path) -> None:
-    slow = ["--prefill-overhead", "20s"]
-    with gateways(tmp_path, number=2, engines=2, engine_flags=slow) as fleet:
+    slow = LatencyModel(prefill_overhead=60.0)
+    with gateways(tmp_path, number=2, engines=2, latency=slow) as fleet:
         fleet.all_hear()
 
         def ask() -> None:
@@ -173,9 +175,9 @@ class Liar:
 def test_a_wrong_peer_is_refused_and_what_it_claims_goes_with_it(tmp_path: Path) -> None:
     ports = [free_port() for _ in range(3)]
     liar = Liar(ports[2])
-    with simulated(tmp_path, 0) as engine:
-        name = engine.url.removeprefix("http://")
-        words = ["serve", engine.url, *(f"--peers=127.0.0.1:{port}" for port in ports)]
+    with simulated(1) as [url]:
+        name = url.removeprefix("http://")
+        words = ["serve", url, *(f"--peers=127.0.0.1:{port}" for port in ports)]
         with (
             Program([*words, f"--peers-port={ports[0]}"], tmp_path / "one.log") as one,
             Program([*words, f"--peers-port={ports[1]}"], tmp_path / "other.log") as other,
