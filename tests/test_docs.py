@@ -156,6 +156,7 @@ async def exposed_metrics() -> dict[str, str]:
         engines=[EngineSettings(url="http://127.0.0.1:1")],
         port=0,
         publish="tcp://127.0.0.1:*",
+        peers=PeerSettings(addresses=["127.0.0.1:1"], port=0),
         picker=PickerSettings(grpc_port=0, grpc_health_port=0, secure=False),
     )
     gateway = Gateway(settings, picks=True)

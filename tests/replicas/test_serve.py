@@ -28,16 +28,16 @@ pytestmark = pytest.mark.timeout(400)  # of processes that all start at once
 
 
 @contextmanager
-def peer_to_peer(directory: Path, number: int, *flags: str) -> Iterator[Gateways]:
-    with gateways(directory, *flags, number=number) as found:
+def peer_to_peer(directory: Path, number: int, *flags: str, engines: int = 8) -> Iterator[Gateways]:
+    with gateways(directory, *flags, number=number, engines=engines) as found:
         yield found
 
 
 @contextmanager
-def over_redis(directory: Path, number: int, *flags: str) -> Iterator[Gateways]:
+def over_redis(directory: Path, number: int, *flags: str, engines: int = 8) -> Iterator[Gateways]:
     with (
         running_server() as server,
-        gateways(directory, *flags, number=number, redis=server.url) as found,
+        gateways(directory, *flags, number=number, engines=engines, redis=server.url) as found,
     ):
         yield found
 
@@ -81,10 +81,10 @@ def test_none_sends_where_another_has_just_sent_and_one_that_is_killed_is_forgot
 def test_a_gateway_that_starts_knows_what_the_others_have_learned(
     start: Start, tmp_path: Path
 ) -> None:
-    with start(tmp_path, 2) as fleet:
+    with start(tmp_path, 2, engines=3) as fleet:
         fleet.all_hear()
         fleet.programs[1].stop()
-        for request in range(40):
+        for request in range(90):
             fleet.stream(0, f"question {request}" * 20, tokens=4)
         fleet.end_all()
         name = "inferway_expected_cost_seconds"

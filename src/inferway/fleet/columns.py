@@ -108,7 +108,7 @@ class EndpointColumns(Candidates):
             if not figure.is_matched:
                 getattr(self, name)[holder] = figure.unknown
         self.scraped[holder] = 0.0
-        self._elsewhere[:, holder] = 0.0
+        self._elsewhere[:, holder : holder + 1] = 0.0  # of processes that share it stands elsewhere
 
     def toward_the_mean(self, rows: Rows, before: float, share: float) -> None:
         """Move what was scraped of these rows `before` or never by `share` toward the mean of the

@@ -16,7 +16,12 @@ _ROWS: tuple[Row[Peer], ...] = (
         "Messages of the peer that were taken over.",
         lambda peer: peer.stats.messages,
     ),
-    (counter, "peer_bytes", "Bytes of these messages.", lambda peer: peer.stats.bytes),
+    (
+        counter,
+        "peer_bytes",
+        "Bytes of the messages of the peer that were taken over.",
+        lambda peer: peer.stats.bytes,
+    ),
     (
         counter,
         "peer_lost",
@@ -59,7 +64,9 @@ def families(
     there = sum([peer.is_there for peer in peers.values()])
     yield gauge("peers", "Gateways beside this one that are heard now.", value=there)
     yield counter("peer_sent", "Messages that were sent to the peers.", value=sent.messages)
-    yield counter("peer_sent_bytes", "Bytes of these messages.", value=sent.bytes)
+    yield counter(
+        "peer_sent_bytes", "Bytes of the messages that were sent to the peers.", value=sent.bytes
+    )
     by_label = {(address,): peer for address, peer in peers.items()}
     yield from table(_ROWS, ["peer"], by_label)
     ages = {(address,): now - at for address, at in heard.items()}
