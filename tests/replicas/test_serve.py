@@ -28,16 +28,16 @@ pytestmark = pytest.mark.timeout(400)  # of processes that all start at once
 
 
 @contextmanager
-def peer_to_peer(directory: Path, number: int, *flags: str, engines: int = 8) -> Iterator[Gateways]:
-    with gateways(directory, *flags, number=number, engines=engines) as found:
+def peer_to_peer(directory: Path, number: int, *flags: str, **how: Any) -> Iterator[Gateways]:
+    with gateways(directory, *flags, number=number, **how) as found:
         yield found
 
 
 @contextmanager
-def over_redis(directory: Path, number: int, *flags: str, engines: int = 8) -> Iterator[Gateways]:
+def over_redis(directory: Path, number: int, *flags: str, **how: Any) -> Iterator[Gateways]:
     with (
         running_server() as server,
-        gateways(directory, *flags, number=number, engines=engines, redis=server.url) as found,
+        gateways(directory, *flags, number=number, redis=server.url, **how) as found,
     ):
         yield found
 
@@ -81,26 +81,20 @@ def test_none_sends_where_another_has_just_sent_and_one_that_is_killed_is_forgot
 def test_a_gateway_that_starts_knows_what_the_others_have_learned(
     start: Start, tmp_path: Path
 ) -> None:
-    with start(tmp_path, 2, engines=3) as fleet:
+    slow = LatencyModel(prefill_overhead=0.15)  # what is expected at the start is 20 ms
+    with start(tmp_path, 2, engines=3, latency=slow) as fleet:
         fleet.all_hear()
         fleet.programs[1].stop()
-        for request in range(90):
+        for request in range(60):
             fleet.stream(0, f"question {request}" * 20, tokens=4)
         fleet.end_all()
-        name = "inferway_expected_cost_seconds"
-        engine = fleet.engines[0].removeprefix("http://")
-        learned = [
-            fleet.metric(0, name, f'engine="{each.removeprefix("http://")}"')
-            for each in fleet.engines
-        ]
-        assert all(learned), engine
-
         fleet.start(1)
 
         def knows() -> bool:
-            found = fleet.metric(1, name, 'of="ttft_fixed"')
-            told = fleet.metric(0, name, 'of="ttft_fixed"')
-            return bool(abs(found / told - 1) < 0.05)
+            """Single costs differ a little: not all of them are computed as often."""
+            name = "inferway_expected_cost_seconds"
+            told, found = [fleet.metric(place, name, 'of="ttft_fixed"') for place in (0, 1)]
+            return told > 3 * 0.05 and 0.7 < found / told < 1.4
 
         wait_until(knows, "the new one expects what the old one does")
         assert fleet.metric(1, "inferway_upstream_sent_total") == 0

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import RedisError
@@ -20,6 +21,7 @@ from inferway.tasks import Tasks
 log = logging.getLogger("inferway.peers")
 
 RETRY_SECONDS = 0.5
+CLOSE_SECONDS = 1.0
 MOST_UNSAID = 200  # messages; beyond it the oldest are lost
 
 
@@ -48,7 +50,9 @@ class RedisChannel:
         self._wanted.set()
 
     async def close(self) -> None:
-        await self._tasks.close()
+        with suppress(TimeoutError):  # a connection that is just being mended holds nobody up
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await self._tasks.close()
 
     async def _again_and_again(self, work: Callable[[AbstractConnection], object]) -> None:
         while True:
