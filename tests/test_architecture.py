@@ -36,6 +36,7 @@ ROOMS = [
     "indexer",
     "telemetry",
     "records",
+    "replicas",
     "page",
     "http",
     "ext_proc",
@@ -71,6 +72,7 @@ PURE = [
         for path in (SRC / room).glob("*.py")
     ),
     *(f"routing/structured_gate/{name}.py" for name in ("costs", "counts", "quarantine")),
+    *(f"replicas/{name}.py" for name in ("learning", "messages", "outbox", "peer", "told")),
     *(f"kv/index/redis/{name}.py" for name in ("chains", "writer", "scripts")),
 ]
 FORBIDDEN_IN_PURE = {"asyncio", "socket", "threading", "time", "zmq", "aiohttp", "uvloop"}

@@ -26,6 +26,7 @@ from inferway.config import (
     KubernetesSettings,
     KvTransferSettings,
     LimitSettings,
+    PeerSettings,
     PickerSettings,
     RecordSettings,
     RetrySettings,
@@ -56,6 +57,7 @@ CONFIG_SECTIONS: dict[str, type[msgspec.Struct]] = {
     "Top level": ServeSettings,
     "`engines`": EngineSettings,
     "`index`": IndexSettings,
+    "`peers`": PeerSettings,
     "`limits`": LimitSettings,
     "`flow`": FlowSettings,
     "`kv_transfer`": KvTransferSettings,
@@ -156,6 +158,7 @@ async def exposed_metrics() -> dict[str, str]:
         engines=[EngineSettings(url="http://127.0.0.1:1")],
         port=0,
         publish="tcp://127.0.0.1:*",
+        peers=PeerSettings(addresses=["127.0.0.1:1"], port=0),
         picker=PickerSettings(grpc_port=0, grpc_health_port=0, secure=False),
     )
     gateway = Gateway(settings, picks=True)

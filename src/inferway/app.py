@@ -42,6 +42,8 @@ from inferway.page.what_if import WhatIfReplays
 from inferway.prompts.freed_memory import give_back_large
 from inferway.prompts.renderer import Renderer
 from inferway.records.records import Records
+from inferway.replicas.build import has_peers, own_replicas
+from inferway.replicas.replicas import Replicas
 from inferway.routing.director import EVENT_SECONDS, Director
 from inferway.routing.kv_legs import build_legs
 from inferway.routing.limits.outlier_detection import OutlierDetection
@@ -120,6 +122,7 @@ class Gateway:
         self._auth = build_auth(settings, keys, self.fleet, self.scheduling)
         self._started = asyncio.Event()
         self._publisher: ZmqPublisher | None = None
+        self.replicas: Replicas | None = None  # among which this gateway is one
         self._servers: Servers | None = None  # once it starts
         self._web: PageRoutes | None = None  # of the page
         self._requests = RequestCounts(time.monotonic)
@@ -251,6 +254,7 @@ class Gateway:
             *(self.indexer, director, pool, metrics, self._auth, build_ingress(settings, director)),
             *(self._requests, self._traffic, draining),
             RecordPages(self.records.ring, self.records.watch, self._auth),
+            peers=lambda: None if self.replicas is None else self.replicas.report(),
             page=self._open_page(draining),
             forwards=not self._picks,
             admin_apart=settings.admin_port is not None,
@@ -265,6 +269,9 @@ class Gateway:
             # until after the other port: how the last answers end is worth a scrape
             admin = await servers.open_admin_port(routes, settings.admin_port)
             self._closes("admin port", admin.stop)
+        if self._process is None and has_peers(settings):  # until the last answers have ended
+            plugins = self.learning_plugins
+            await self.meet(own_replicas(settings, self.fleet, plugins, self.plain_context))
         if not self._is_worker:
             await self._listen(server)
         if self._web is not None:  # its answers never end by themselves
@@ -291,6 +298,17 @@ class Gateway:
         self._closes("HTTP server", server.stop)
         assert self._servers is not None
         self._servers.public = server
+
+    async def meet(self, replicas: Replicas) -> None:
+        """Begin to share with other gateways what each sends and learns. Raises ConfigError."""
+        await replicas.open()
+        self.replicas = replicas
+        self._closes("exchange with peers", replicas.close)
+        self.metrics.joined_by(replicas.families)
+
+    def plain_context(self) -> zmq.Context[zmq.Socket[bytes]]:
+        """Return what sockets are made with that nobody awaits."""
+        return zmq.Context(self._context)
 
     def _metrics_page(self, pool: Pool) -> MetricsPage:
         metrics = MetricsPage(

@@ -38,6 +38,7 @@
     - JobKilledError          the job passed a limit, or brought its process down
     - JobFailedError          the job raised
   x JournalError            a file in `state_dir` is not whole; never reaches a client
+  x PeerMessageError        another gateway has told what cannot be; never reaches a client
   x ConfigError             raised at start only, never while serving
   x WireError               an engine sent bytes we cannot read
     - BadReferenceError       parameters of a transfer that no engine may get
@@ -275,6 +276,14 @@ class ClientGoneError(InferwayError):
 
 class JournalError(InferwayError):
     """A file in `state_dir` is not whole. It is not used."""
+
+
+class PeerMessageError(InferwayError):
+    """Another gateway has sent what cannot be read or be true; `reason` is a label of a metric."""
+
+    def __init__(self, message: str, *, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class WireError(InferwayError):

@@ -20,6 +20,7 @@ from tests.deploy.chart import (
     with_values,
 )
 
+from inferway.config import peers_port
 from inferway.ext_proc.health import LIVENESS, READINESS
 
 pytestmark = pytest.mark.helm
@@ -102,6 +103,8 @@ def test_the_program_takes_the_arguments_and_opens_the_ports(rendered: Rendered)
             }
         elif told.admin_port is not None:
             opened["admin"] = told.admin_port
+        if told.peers.addresses:
+            opened["peers"] = peers_port(told.peers)
 
         assert ports == opened
         assert told.host == "0.0.0.0"

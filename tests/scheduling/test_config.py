@@ -265,8 +265,8 @@ def test_what_another_one_needs_produces_before_it() -> None:
         ({"flowControl": {"maxRequests": "many"}}, "maxRequests"),
         ({"flowControl": {"maxRequest": 1}}, "unknown field `maxRequest` - at `$.flowControl`"),
         (
-            {"dataLayer": {"crossReplicaSyncerPluginRef": "local-syncer"}},
-            "dataLayer.crossReplicaSyncerPluginRef: 'local-syncer' is known in llm-d,",
+            {"dataLayer": {"crossReplicaSyncerPluginRef": "file-discovery"}},
+            "dataLayer.crossReplicaSyncerPluginRef: 'file-discovery' is known in llm-d,",
         ),
         ({"parser": {"pluginRef": "my-parser"}}, "parser.pluginRef: 'my-parser' is not known"),
     ],

@@ -121,7 +121,7 @@ def _by_a_worker(
     for ops in index.snapshot():
         heard.hear(ops)
     ops_told: list[list[Op]] = []
-    index.tell = ops_told.append
+    index.tell_ops = ops_told.append
     made, blocks = _made(fleet, events)
     for engine, mine in zip(fleet, made, strict=False):
         engine.apply([payload(event, block_size) for event in mine])

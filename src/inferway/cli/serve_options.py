@@ -157,6 +157,25 @@ _SECTIONS = (
         example="inferway serve http://10.0.0.5:8000 --state-dir /var/lib/inferway",
     ),
     section(
+        "Several gateways",
+        key_option(
+            "--peers",
+            "peers.addresses",
+            metavar="HOST:PORT",
+            multiple=True,
+            help="Share what is sent and learned with the other gateways in front of the same "
+            "engines, at this address or at every address of this name; the own one may be among "
+            "them. Repeat the flag for more.",
+        ),
+        number_option(
+            "--peers-port",
+            "peers.port",
+            "Tell the other gateways on this port.  [default: that of --peers]",
+            "PORT",
+        ),
+        example="inferway serve http://10.0.0.5:8000 --peers gateways.default.svc:7400",
+    ),
+    section(
         "Scheduling",
         key_option(
             "--policy",

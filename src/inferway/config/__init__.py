@@ -7,10 +7,11 @@ checks     what goes together, and texts of a form
 shown      a setting                      -> what logs and errors may have of it
 """
 
-from inferway.config.checks import ALLOWED_PATH, check_engines
+from inferway.config.checks import ALLOWED_PATH, check_engines, peers_port
 from inferway.config.converted import converted
 from inferway.config.reading import load_settings, parse_engine, parse_yaml, read_yaml
 from inferway.config.settings import (
+    UNIX,
     DiscoverySettings,
     EjectionSettings,
     EngineSettings,
@@ -21,6 +22,7 @@ from inferway.config.settings import (
     LimitSettings,
     ModelRewrite,
     ModelSettings,
+    PeerSettings,
     PickerSettings,
     Policy,
     ProbeSettings,
@@ -37,6 +39,7 @@ from inferway.config.shown import without_password
 
 __all__ = [
     "ALLOWED_PATH",
+    "UNIX",
     "DiscoverySettings",
     "EjectionSettings",
     "EngineSettings",
@@ -47,6 +50,7 @@ __all__ = [
     "LimitSettings",
     "ModelRewrite",
     "ModelSettings",
+    "PeerSettings",
     "PickerSettings",
     "Policy",
     "ProbeSettings",
@@ -62,6 +66,7 @@ __all__ = [
     "load_settings",
     "parse_engine",
     "parse_yaml",
+    "peers_port",
     "read_yaml",
     "unix_path",
     "without_password",

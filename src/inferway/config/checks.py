@@ -6,7 +6,13 @@ import re
 from collections import Counter
 from urllib.parse import urlsplit
 
-from inferway.config.settings import UNIX, EngineSettings, KubernetesSettings, ServeSettings
+from inferway.config.settings import (
+    UNIX,
+    EngineSettings,
+    KubernetesSettings,
+    PeerSettings,
+    ServeSettings,
+)
 from inferway.config.shown import without_password
 from inferway.errors import ConfigError
 from inferway.model import ROLE
@@ -40,6 +46,7 @@ def check(settings: ServeSettings) -> None:
             "index: max_blocks and max_bytes bound the index in memory; with url, bound the "
             "server (maxmemory), or leave one of the two out"
         )
+    _check_peers(settings.peers)
     if (settings.tls_cert is None) != (settings.tls_key is None):
         raise ConfigError("tls_cert and tls_key: give both, or neither")
     _check_choice(settings)
@@ -49,6 +56,38 @@ def check(settings: ServeSettings) -> None:
             "records: directory and requests: 0: files are written from the records in memory;"
             " leave one of them out"
         )
+
+
+_PEER = re.compile(r"(?:[\w.-]+|\[[0-9A-Fa-f:.%\w]+\]):\d{1,5}")
+
+
+def _check_peers(peers: PeerSettings) -> None:
+    for address in peers.addresses:
+        port = int(address.rpartition(":")[2]) if _PEER.fullmatch(address) else 0
+        if not 0 < port <= 65535:
+            raise ConfigError(
+                f"peers: addresses (--peers): {address!r}: expected HOST:PORT, where another"
+                " gateway tells its peers, or a name behind which all of them are"
+            )
+    if peers.addresses and peers.port is None and len(_peer_ports(peers)) > 1:
+        raise ConfigError(
+            f"peers: addresses (--peers) have the ports {', '.join(map(str, _peer_ports(peers)))}:"
+            " say with peers.port (--peers-port) at which this gateway tells its peers"
+        )
+    if peers.port is not None and not peers.addresses:
+        raise ConfigError(
+            f"peers: port (--peers-port) {peers.port}: no peers are given; give their addresses"
+            " (--peers HOST:PORT), or leave it out"
+        )
+
+
+def peers_port(peers: PeerSettings) -> int:
+    """Return the port where this gateway tells its peers; the settings are checked."""
+    return _peer_ports(peers)[0] if peers.port is None else peers.port
+
+
+def _peer_ports(peers: PeerSettings) -> list[int]:
+    return sorted({int(address.rpartition(":")[2]) for address in peers.addresses})
 
 
 def _check_choice(settings: ServeSettings) -> None:

@@ -101,6 +101,14 @@ class IndexSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     tier_weights: tuple[Share, ...] = (1.0, 0.8, 0.5)  # what a block is worth in GPU, CPU, storage
 
 
+class PeerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The other gateways in front of the same engines, which this one shares its load with
+    (docs/scale.md)."""
+
+    addresses: list[str] = []  # HOST:PORT of each, or a name that all of them are behind
+    port: Port | None = None  # where this one tells them; the addresses' when absent
+
+
 class RewriteTarget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One of the models that a rewrite leads to."""
 
@@ -286,6 +294,7 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     probe: ProbeSettings = ProbeSettings()
     tokens_once: Literal["auto", "on", "off"] = "auto"  # engines get the ids of their prompts
     index: IndexSettings = IndexSettings()
+    peers: PeerSettings = PeerSettings()
     state_dir: str | None = None  # where what is known of the engines' caches outlives us
     heal: Share = 0.0  # of the requests to engines that are known in part: report all they reuse
     admin_key_env: str | None = None  # environment variable with the key for scores and admin paths

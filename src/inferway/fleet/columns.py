@@ -36,6 +36,8 @@ class EndpointColumns(Candidates):
         columns: list[Any] = [np.zeros(0, figure.kind) for figure in FIGURES.values()]
         super().__init__((), {}, (), *columns)
         self.scraped: Column = np.zeros(0)  # when, in seconds
+        # of `in_flight` and of `recent_prefill_tokens`, what other gateways have sent
+        self._elsewhere = np.zeros((2, 0))
         self.grow(size)
 
     def __len__(self) -> int:
@@ -50,6 +52,7 @@ class EndpointColumns(Candidates):
             column.setflags(write=not figure.is_matched)  # requests that match make their own
             setattr(self, name, column)
         self.scraped = np.concatenate([self.scraped, np.zeros(new)])
+        self._elsewhere = np.concatenate([self._elsewhere, np.zeros((2, new))], axis=1)
 
     def book(self, holder: HolderId, new_tokens: int) -> None:
         """Count a request on its way to the holder, of which so many tokens must be computed."""
@@ -59,6 +62,28 @@ class EndpointColumns(Candidates):
     def release(self, holder: HolderId) -> None:
         """Count a request no more, which has ended."""
         self.in_flight[holder] -= 1
+
+    def count_elsewhere(self, holder: HolderId, requests: float, tokens: float) -> None:
+        """Count so many more of the requests and recent tokens that other gateways have sent to the
+        holder."""
+        self.in_flight[holder] += requests
+        self.recent_prefill_tokens[holder] += tokens
+        self._elsewhere[0, holder] += requests
+        self._elsewhere[1, holder] += tokens
+
+    def forget_elsewhere(self, holder: HolderId) -> None:
+        """Count nothing of other gateways for the holder any more."""
+        requests, tokens = self._elsewhere[:, holder].tolist()
+        self.count_elsewhere(holder, -requests, -tokens)
+        self._elsewhere[:, holder] = 0.0
+
+    def own(self) -> tuple[Column, Column]:
+        """Return the requests in flight, and the recent tokens, that this gateway itself has
+        sent."""
+        return (
+            self.in_flight - self._elsewhere[0],
+            self.recent_prefill_tokens - self._elsewhere[1],
+        )
 
     def note_block_size(self, holder: HolderId, block_size: int) -> None:
         """Take over the block size of the holder's engine, in tokens; 0: it is not known."""
@@ -75,6 +100,7 @@ class EndpointColumns(Candidates):
     def fade(self, share: float) -> None:
         """Leave this share of the recent tokens that this process counts."""
         self.recent_prefill_tokens *= share
+        self._elsewhere[1] *= share
 
     def clear(self, holder: HolderId) -> None:
         """Forget what is known of a holder whose number is another endpoint's now."""
@@ -82,6 +108,7 @@ class EndpointColumns(Candidates):
             if not figure.is_matched:
                 getattr(self, name)[holder] = figure.unknown
         self.scraped[holder] = 0.0
+        self._elsewhere[:, holder : holder + 1] = 0.0  # of processes that share it stands elsewhere
 
     def toward_the_mean(self, rows: Rows, before: float, share: float) -> None:
         """Move what was scraped of these rows `before` or never by `share` toward the mean of the

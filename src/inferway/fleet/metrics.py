@@ -32,9 +32,10 @@ def fleet_families(fleet: Fleet) -> Iterator[Family]:
         )
     yield gauge(
         "engine_in_flight",
-        "Requests that were sent to the engine and have not ended.",
+        "Requests that were sent to the engine and have not ended; those of other gateways are not "
+        "counted.",
         _ENGINE,
-        {key: fleet.in_flight(engine) for key, engine in engines.items()},
+        dict(zip(engines, fleet.table.own_in_flight(list(engines.values())), strict=True)),
     )
     yield gauge(
         "index_blocks",

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferway.fleet.columns import EndpointColumns
-from inferway.model import FIGURES, HolderId
+from inferway.model import FIGURES, Column, HolderId
 
 # Rows that there is room for. Memory that was never written to takes none.
 MOST_ENDPOINTS = 32_768
@@ -91,6 +91,20 @@ class SharedColumns(EndpointColumns):
 
     def release(self, holder: HolderId) -> None:
         self._own[0, holder] -= 1
+
+    def count_elsewhere(self, holder: HolderId, requests: float, tokens: float) -> None:
+        """In the row of the process that follows the engines, which sends no requests itself."""
+        self._own[0, holder] += requests
+        self._own[1, holder] += tokens
+
+    def forget_elsewhere(self, holder: HolderId) -> None:
+        self._own[:, holder] = 0.0
+
+    def own(self) -> tuple[Column, Column]:
+        """Of all processes."""
+        self.add_up()
+        elsewhere = self._counted[0, :, : len(self)]
+        return self.in_flight - elsewhere[0], self.recent_prefill_tokens - elsewhere[1]
 
     def add_up(self) -> None:
         counted = self._counted[:, :, : len(self)]

@@ -18,7 +18,7 @@ from inferway.fleet.engine import Engine
 from inferway.fleet.engine_facts import EventSource
 from inferway.kv.events.stream import StreamState
 from inferway.kv.index.protocol import Clear, Index
-from inferway.model import EXACT, SCRAPED, STALE, Candidates, Endpoint, HolderId, Rows
+from inferway.model import EXACT, SCRAPED, STALE, Candidates, Column, Endpoint, HolderId, Rows
 
 RECENT_SECONDS = 30.0  # time constant with which sent tokens stop being recent
 # What was scraped longer ago than so many intervals loses its influence, half of it in as many.
@@ -46,7 +46,10 @@ class EndpointTable:
         self._rows: dict[str, ModelRows] = {}  # of models with a live endpoint
         self._everyone: ModelRows | None = None  # the live endpoints of all models
         self._peers: list[Rows] = []  # of the columns: endpoints of the same model
-        self._faded = 0.0  # recent tokens: as of when
+        self.faded = 0.0  # recent tokens: as of when
+        self.on_counted: Callable[[], None] = _nothing  # own requests in flight have changed
+        self._holders: dict[str, HolderId] = {}  # by the names of the endpoints that are there
+        self._names: dict[HolderId, str] = {}
 
     # what a request asks
 
@@ -94,18 +97,26 @@ class EndpointTable:
     def book(self, endpoint: Endpoint, new_tokens: int) -> None:
         """Count a request that is on its way there, of which so many tokens must be computed."""
         self._columns.book(endpoint.holder, new_tokens)
+        self.on_counted()
 
     def release(self, endpoint: Endpoint) -> None:
         """Count a request no more, which has ended."""
         self._columns.release(endpoint.holder)
+        self.on_counted()
 
     def num_waiting(self, endpoint: Endpoint) -> float:
         """Return how many requests wait there, as last scraped."""
         return float(self._columns.waiting[endpoint.holder])
 
     def in_flight(self, engine: Engine) -> int:
+        """Return how many requests are on their way there, those of other gateways included."""
         self._columns.add_up()
         return int(sum(self._columns.in_flight[e.holder] for e in engine.endpoints))
+
+    def own_in_flight(self, engines: Sequence[Engine]) -> list[int]:
+        """Return how many requests this gateway itself has on their way to each."""
+        requests, _ = self._columns.own()
+        return [int(sum(requests[e.holder] for e in engine.endpoints)) for engine in engines]
 
     def is_at_rest(self, engine: Engine) -> bool:
         """Return whether nothing that was sent there is on its way, as of the last time that all
@@ -125,6 +136,21 @@ class EndpointTable:
         """Return how true what scheduling believes of its cache is, as of the last change or
         scrape."""
         return STATES[int(self._columns.states[endpoint.holder])]
+
+    # what other gateways have sent
+
+    def holder_of(self, name: str) -> HolderId | None:
+        """Return the holder of the endpoint of that name; None if there is none."""
+        return self._holders.get(name)
+
+    def own_counts(self) -> tuple[Mapping[HolderId, str], Column, Column]:
+        """Return the names of the endpoints that are there, and by holder what this gateway has in
+        flight: requests, and tokens that were sent of late."""
+        return self._names, *self._columns.own()
+
+    def count_elsewhere(self, holder: HolderId, requests: float, tokens: float) -> None:
+        """Count so many more requests, and tokens sent of late, of other gateways."""
+        self._columns.count_elsewhere(holder, requests, tokens)
 
     # who is in it
 
@@ -150,6 +176,7 @@ class EndpointTable:
             self._columns.clear(holder)
         self._columns.note_block_size(holder, engine.block_size or 0)
         self._unbegun[holder] = FirstTokenCounter()
+        self._holders[endpoint.name], self._names[holder] = holder, endpoint.name
         if self._index.shared is not None:
             self._index.shared.introduce(endpoint.holder, endpoint.name)
         return endpoint
@@ -164,6 +191,10 @@ class EndpointTable:
         """Take the engine's endpoints out of the table."""
         for endpoint in engine.endpoints:
             self._index.apply([Clear(endpoint.holder)])
+            self._columns.forget_elsewhere(endpoint.holder)
+            self._names.pop(endpoint.holder, None)
+            if self._holders.get(endpoint.name) == endpoint.holder:
+                del self._holders[endpoint.name]
             if self._index.shared is not None:
                 self._index.shared.retire(endpoint.holder)
             self._numbers.give_back(endpoint.holder, now)
@@ -247,8 +278,8 @@ class EndpointTable:
 
     def fade(self, now: float) -> None:
         """Let the tokens fade that this process has sent."""
-        self._columns.fade(math.exp((self._faded - now) / RECENT_SECONDS))
-        self._faded = now
+        self._columns.fade(math.exp((self.faded - now) / RECENT_SECONDS))
+        self.faded = now
 
     def nobody_follows(self) -> None:
         """Take all that is believed of caches as from before the link was lost."""
@@ -320,3 +351,7 @@ class FirstTokenCounter:
             answer -= self._least
             self._least, self._seen = math.inf, 0
         return answer
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""

@@ -1,6 +1,7 @@
 """GET /admin/engines: what is known of each engine, and how it is known. POST .../NAME/drain and
 .../NAME/resume: whether it gets new requests. POST /admin/drain: drains the engine whose cache is
-worth least. GET /admin/traffic: what keeps caches unused.
+worth least. GET /admin/traffic: what keeps caches unused. GET /admin/peers: the gateways beside
+this one.
 
 For operators, and so behind the admin key where one is configured (`routes`). The names are
 described in docs/troubleshooting.md, and stay.
@@ -36,6 +37,8 @@ from inferway.routing.limits.failover import FailoverPolicy
 from inferway.telemetry.traffic_counts import TrafficCounts
 
 DRAIN = "/admin/drain"
+# What is known of other gateways; None: there are none to be told.
+PeersReport = Callable[[], Mapping[str, Any] | None]
 
 _PREFIX = "/admin/engines/"
 _MAX_SECONDS = 24 * 60 * 60
@@ -52,6 +55,7 @@ class AdminPages:
         failover: FailoverPolicy,
         counts: TrafficCounts,
         draining: Draining,
+        peers: PeersReport,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._fleet = fleet
@@ -59,11 +63,13 @@ class AdminPages:
         self._failover = failover
         self._counts = counts
         self._draining = draining
+        self._peers = peers
         self._clock = clock
         self.for_admins: Mapping[str, Mapping[str, Handler]] = {
             "/admin/engines": {"GET": self.engines},
             "/admin/traffic": {"GET": self.traffic},
             DRAIN: {"POST": self.drain},
+            "/admin/peers": {"GET": self.peers},
         }
 
     async def engines(self, _: Request, responder: Responder) -> None:
@@ -78,6 +84,11 @@ class AdminPages:
     async def traffic(self, _: Request, responder: Responder) -> None:
         """Answer with what in the traffic keeps caches from being used."""
         responder.send(200, JSON, msgspec.json.encode(self._counts.told()))
+
+    async def peers(self, _: Request, responder: Responder) -> None:
+        """Answer with the gateways that this one shares its load with."""
+        body = self._peers() or {"name": None, "over": None, "address": None, "peers": []}
+        responder.send(200, JSON, msgspec.json.encode(body))
 
     async def change(self, request: Request, responder: Responder) -> None:
         """A drained engine gets no new requests; those that it has, end as they would have, and its

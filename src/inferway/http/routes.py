@@ -9,7 +9,7 @@ POST /v1/explain                                           where a request would
 POST /v1/structured/explain                                what would become of a shape
 POST /score_chat_completions, /score_completions, /query   what each engine holds of a prompt
 GET  /v1/models   /v1/models/NAME   /version   /          what there is
-GET  /health   /ping   /ready   /metrics   /admin/engines   /admin/traffic
+GET  /health   /ping   /ready   /metrics   /admin/engines   /admin/traffic   /admin/peers
 GET  /admin/requests   /admin/requests/ID   /admin/cache-breakers
 POST /admin/engines/NAME/drain   /admin/engines/NAME/resume   /admin/drain
 GET  /   /page/...   /admin/live                           the page, for browsers (http.page)
@@ -32,7 +32,7 @@ from inferway.errors import (
     UnknownPathError,
 )
 from inferway.fleet.draining import Draining
-from inferway.http.admin import AdminPages
+from inferway.http.admin import AdminPages, PeersReport
 from inferway.http.auth import Auth, withheld
 from inferway.http.discovery_pages import PathsPage, VersionPage, unknown_path
 from inferway.http.explain import PATH as EXPLAIN
@@ -96,6 +96,7 @@ class Routes:
         draining: Draining,
         records: RecordPages,
         *,
+        peers: PeersReport,
         page: PageRoutes | None = None,
         forwards: bool = True,
         admin_apart: bool = False,
@@ -109,7 +110,9 @@ class Routes:
         self._inference = entrance.paths if forwards else {}
         self._token_counts = TokenCounts(director, indexer.fleet, auth)
         self._models = ModelPages(indexer.fleet, lambda: director.rewrites)
-        self._admin = AdminPages(*(indexer.fleet, indexer.index, auth.failover, traffic, draining))
+        self._admin = AdminPages(
+            *(indexer.fleet, indexer.index, auth.failover, traffic, draining, peers)
+        )
         self._admin_apart = admin_apart
         self._for_clients = forwards  # else an operator's port, and clients are at the proxy
         state = StatePages(indexer.fleet, self._shows_names)

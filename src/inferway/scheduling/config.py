@@ -360,8 +360,8 @@ class _Build:
             self._referenced_or_default(syncer, "dataLayer.crossReplicaSyncerPluginRef")
         if layer.cross_replica_sync_interval is not None:
             self.notes.append(
-                "dataLayer: not in force: crossReplicaSyncInterval: each gateway counts its own "
-                "requests"
+                "dataLayer: not in force: crossReplicaSyncInterval: peers are told of changes at "
+                "once"
             )
 
     def _referenced_or_default(self, ref: PluginRef, where: str) -> None:

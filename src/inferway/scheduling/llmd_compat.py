@@ -19,16 +19,22 @@ _BODIES = (
 )
 _GPUS = "the GPUs' metrics are not read: endpoints have none of these attributes"
 _MODELS = "the gateway asks every engine for its models"
+_REPLICAS = (
+    "gateways tell each other what they have sent and learned, where `peers` or an index in Redis "
+    "connects them"
+)
 
 PROVIDED: Mapping[str, str] = {
     "anthropic-parser": _BODIES,
     "burst-prefix-cache-producer": "the index counts a prompt on its way as held, so that equal "
     "prompts of one burst stay together, and nobody waits for the others",
     "core-metrics-extractor": _LOAD,
+    "cross-replica-publisher": _REPLICAS,
     "dcgm-data-source": _GPUS,
     "dcgm-extractor": _GPUS,
     "disagg-headers-handler": _PREFILL,
     "endpoint-notification-source": _EVENTS,
+    "local-syncer": _REPLICAS,
     "metrics-data-source": _LOAD,
     "models-data-extractor": _MODELS,
     "models-data-source": _MODELS,
@@ -56,18 +62,15 @@ _EVICTION = "ends requests that run, for others of a higher priority (flowContro
 _MULTICLUSTER = "supports several clusters behind one picker"
 _TESTS = "is for llm-d's own tests"
 _ROLLOUT = "follows rollouts of disaggregated sets"
-_REPLICAS = "shares load among replicas of the picker; here each gateway counts its own requests"
 
 # llm-d-inference-scheduler 520af47 and llm-d-router ebab687.
 ELSEWHERE: Mapping[str, str] = {
-    "cross-replica-publisher": _REPLICAS,
     "destination-endpoint-served-verifier": _TESTS,
     "disaggregatedset-rollout-pod-extractor": _ROLLOUT,
     "disaggregatedset-rollout-screener": _ROLLOUT,
     "file-discovery": "reads endpoints from a file; here `engines` or `discovery.file`",
     "header-based-testing-filter": _TESTS,
     "k8s-notification-source": "reads events of Kubernetes objects",
-    "local-syncer": _REPLICAS,
     "mock-metrics-source": _TESTS,
     "multicluster-approx-prefix-cache-producer": _MULTICLUSTER,
     "multicluster-file-discovery": _MULTICLUSTER,

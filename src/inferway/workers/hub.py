@@ -24,13 +24,13 @@ from typing import Any
 import msgspec
 
 from inferway.app import Gateway
-from inferway.config import DiscoverySettings, ModelRewrite, PickerSettings, ServeSettings
+from inferway.config import ModelRewrite, ServeSettings
 from inferway.errors import ConfigError
 from inferway.fleet.shared_columns import SharedColumns, shared_memory
 from inferway.fleet.subscriber import EventSubscriber
-from inferway.http.listening import UNIX
 from inferway.indexer import FleetParts
 from inferway.metrics import Family
+from inferway.replicas.build import has_peers
 from inferway.servers import Process
 from inferway.tasks import Tasks
 from inferway.workers.hand_overs import WorkersHandOver
@@ -71,9 +71,11 @@ from inferway.workers.messages import (
 from inferway.workers.numbers import added_up, cache_worth
 from inferway.workers.peers import Peers
 from inferway.workers.records import WorkerRecords
+from inferway.workers.replicas import WorkersLearners, meet
 from inferway.workers.reports import offer, publish, sample
 from inferway.workers.reserved import ReservedPort
 from inferway.workers.seat import Seat
+from inferway.workers.settings import check_together, worker_settings
 from inferway.workers.teller import FleetTeller
 from inferway.workers.turns import Turns
 
@@ -92,7 +94,7 @@ class ServingHub:
 
     def __init__(self, settings: ServeSettings, workers: int, *, picks: bool = False) -> None:
         """Raises ConfigError."""
-        _check(settings)
+        check_together(settings)
         self.settings = settings
         self.port = settings.port  # that the workers listen on; 0 on a Unix socket
         self._picks = picks
@@ -121,6 +123,7 @@ class ServingHub:
         self._answers: dict[tuple[int, int], asyncio.Future[Message]] = {}  # place, number
         self._records = WorkerRecords(self.gateway.records.recorder)
         self._peers: Peers | None = None
+        self._learners: WorkersLearners | None = None  # of what other gateways tell
         self._hand_overs = WorkersHandOver(self._tell, workers, time.monotonic)
         self._numbers: Sequence[Sequence[FamilyTold]] = ()
 
@@ -139,8 +142,10 @@ class ServingHub:
             gateway.draining.others = self._hand_overs
             self._turns = Turns(gateway.auth.control, self._tell_one, self._tell, self._tasks)
             self._turns.set_settings(self.settings.flow, len(self.seats))
-            if gateway.records.writer is not None:  # files have what was learned
-                self._peers = Peers(_to_nobody, gateway.learning_plugins)
+            if gateway.records.writer is not None or has_peers(self.settings):
+                self._peers = Peers(_to_nobody, gateway.learning_plugins)  # files have it, too
+            if self._peers is not None and has_peers(self.settings):
+                self._learners = await meet(gateway, self._peers, self._tell)
             self._does = self._what_to_do()
             gateway.metrics.added_to(self)
             gateway.routes.gathers = self._gather
@@ -231,6 +236,8 @@ class ServingHub:
             self._turns.tell_full_to(seat.place)
         link.send(Wanted(self._is_wanted))
         await self._teller.tell_held(link)
+        if self._learners is not None:
+            link.send(self._learners.all_known(asyncio.get_running_loop().time()))
         link.send(Settled())
 
     def _tell(self, message: Message) -> None:
@@ -398,31 +405,6 @@ class ServingHub:
             os.close(self._memory)
             self._memory = -1
         shutil.rmtree(self._directory, ignore_errors=True)
-
-
-def worker_settings(settings: ServeSettings, port: int, picker: PickerSettings) -> ServeSettings:
-    """Return the settings of a worker, which listens on that port and on the picker's: all that
-    exists once is the hub's."""
-    return msgspec.structs.replace(
-        settings,
-        engines=[],
-        discovery=DiscoverySettings(),
-        port=port,
-        picker=picker,
-        admin_port=None,
-        publish=None,
-        state_dir=None,
-        records=msgspec.structs.replace(settings.records, directory=None),
-    )
-
-
-def _check(settings: ServeSettings) -> None:
-    """Raises ConfigError for what workers cannot serve together."""
-    if settings.host.startswith(UNIX):
-        raise ConfigError(
-            f"workers: several processes cannot share the Unix socket {settings.host!r}; listen on"
-            " a port (host: 127.0.0.1), or serve with one worker"
-        )
 
 
 def _to_nobody(_: Message) -> None:

@@ -8,12 +8,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from itertools import count
+from typing import Protocol
 
 import msgspec
 
 from inferway.kv.index.speculative import Speculation, SpeculativeOverlay
 from inferway.model import BlockKey, HolderId
 from inferway.routing.structured_gate.quarantine import Quarantine
+from inferway.scheduling.expected_ttft.known import Known
 from inferway.scheduling.expected_ttft.plugin import ExpectedTtft
 from inferway.scheduling.expected_ttft.sharing import Event
 from inferway.workers.messages import FromOther, Message, ToOthers
@@ -44,6 +46,13 @@ class Learned(msgspec.Struct, frozen=True, array_like=True, tag=True):
     event: Event
 
 
+class Adopted(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """What a plugin of another gateway has learned, for those that do not know it yet."""
+
+    plugin: int
+    known: Known
+
+
 class Judged(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """An engine was lost with a spec (`struck`), or has answered it to the end."""
 
@@ -51,7 +60,15 @@ class Judged(msgspec.Struct, frozen=True, array_like=True, tag=True):
     struck: bool
 
 
-PeerMessage = OnItsWay | Arrived | Learned | Judged
+PeerMessage = OnItsWay | Arrived | Learned | Adopted | Judged
+
+
+class PassesOn(Protocol):
+    """Who tells other gateways what workers tell each other. `place`: of the worker."""
+
+    def learned(self, place: int, plugin: int, event: Event) -> None: ...
+    def heard(self) -> None: ...
+    def ended(self, place: int, now: float) -> None: ...
 
 
 class ToldOverlay(SpeculativeOverlay):
@@ -98,7 +115,8 @@ class Peers:
         self.overlay = ToldOverlay(self.tell, soon)
         self.quarantine: Quarantine | None = None  # None: shapes are the engines' matter
         self._send = send
-        self._sharing = [
+        self.passes_on: PassesOn | None = None  # None: there are no other gateways
+        self.sharing = [
             plugin.share(lambda event, number=number: self.tell(Learned(number, event)))  # type: ignore[misc]
             for number, plugin in enumerate(plugins)
         ]
@@ -131,7 +149,12 @@ class Peers:
         for message in self._decoder.decode(told.payload):
             match message:
                 case Learned():
-                    self._sharing[message.plugin].hear(told.place, message.event)
+                    self.sharing[message.plugin].hear(told.place, message.event)
+                    if self.passes_on is not None:
+                        self.passes_on.learned(told.place, message.plugin, message.event)
+                case Adopted():
+                    now = asyncio.get_running_loop().time()
+                    self.sharing[message.plugin].adopt(message.known, now)
                 case OnItsWay():
                     heard = self.overlay.hear(message.holder, message.keys)
                     self._heard[told.place, message.number] = heard
@@ -142,13 +165,17 @@ class Peers:
                     speculation = self._heard.pop((told.place, message.number), None)
                     if speculation is not None:
                         self.overlay.remove(speculation)
+        if self.passes_on is not None:
+            self.passes_on.heard()
 
     def gone(self, place: int, now: float) -> None:
         """Forget what is on its way from a worker that has ended."""
         for key in [key for key in self._heard if key[0] == place]:
             self.overlay.remove(self._heard.pop(key))
-        for sharing in self._sharing:
+        for sharing in self.sharing:
             sharing.gone(place, now)
+        if self.passes_on is not None:
+            self.passes_on.ended(place, now)
 
     def _flush(self) -> None:
         self._flushed = asyncio.get_running_loop().time()

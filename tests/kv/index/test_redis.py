@@ -14,6 +14,7 @@ from tests.kv.index.redis_server import RedisServer, make_certificates, running_
 from inferway.errors import IndexAwayError
 from inferway.kv.index.protocol import CPU, Clear, Remove, Store, Window
 from inferway.kv.index.redis import RedisIndex, RedisLimits
+from inferway.kv.index.redis.channel import RedisChannel
 from inferway.kv.index.redis.reader import TOGETHER
 
 pytestmark = pytest.mark.tools
@@ -199,6 +200,13 @@ async def test_an_acl_user_needs_the_documented_rights_and_no_more(
     index.retire(A)
     await until(lambda: server.ask("EXISTS", "inferway:1:a", db=1) == 0, "its keys are gone")
     assert not index.away
+    heard: list[bytes] = []
+    channel = RedisChannel(f"unix://gw:p%25ss@{server.socket}?db=1", "inferway", heard.append)
+    channel.open()
+    while not heard:
+        channel.say(b"hello")
+        await asyncio.sleep(0.01)
+    await channel.close()
     needed = {right[1:] for right in rights if right.startswith("+")}
     called = {name.removeprefix("cmdstat_") for name in server.ask("INFO", "commandstats")}
     assert needed - called == set()

@@ -179,3 +179,36 @@ def test_what_is_assumed_to_begin_does_so_elsewhere_too() -> None:
     other.learning.advance(3.0)
 
     assert other.learning.backlog.requests[other.slot("b")] == 0
+
+
+def test_requests_that_were_taken_for_begun_are_not_remembered() -> None:
+    """Nobody tells of them any more: else there were no room for others some day."""
+    one, other = Gateway(ENDPOINTS), Gateway(ENDPOINTS)
+    told: list[Event] = []
+    one.plugin.share(told.append)
+    hearing = other.plugin.share(lambda _: None)
+    for number in range(10):
+        sends("b", 10.0)(one, 1.0)
+        one.learning.assume_begun_at(one.waiting[number], 3.0)
+    sends("b", 10.0)(one, 4.0)
+
+    for event in told:
+        hearing.hear(1, event)
+
+    assert len(hearing._waiting) == 1
+
+
+def test_what_is_to_come_of_a_gateway_that_has_ended_does_not_come() -> None:
+    one, other = Gateway(ENDPOINTS), Gateway(ENDPOINTS)
+    told: list[Event] = []
+    one.plugin.share(told.append)
+    hearing = other.plugin.share(lambda _: None)
+    comes("a")(one, 1.0)
+    comes("a")(one, 1.0)
+    for event in told:
+        hearing.hear(1, event)
+    assert other.learning.coming[other.slot("a")] == 2
+
+    hearing.gone(1, 2.0)
+
+    assert other.learning.coming[other.slot("a")] == 0

@@ -17,11 +17,15 @@
 {{- if not (or $settings.discovery $settings.engines) -}}
 {{- fail (printf "engines.fromPods: false, and %s.config names no engine; give it `engines` or `discovery`, or set engines.fromPods: true" .component) -}}
 {{- end -}}
-{{- include (printf "inferway.%sSettings" .component) (dict "values" $values "settings" $settings) -}}
+{{- include (printf "inferway.%sSettings" .component) (dict "root" .root "values" $values "settings" $settings) -}}
 {{- toYaml $settings -}}
 {{- end -}}
 
 {{- define "inferway.gatewaySettings" -}}
+{{- if eq (include "inferway.tellsPeers" .values) "true" -}}
+{{- $name := printf "%s-admin.%s.svc:%d" (include "inferway.name" (dict "root" .root "component" "gateway")) .root.Release.Namespace (int .values.peersPort) -}}
+{{- $_ := set .settings "peers" (dict "addresses" (list $name)) -}}
+{{- end -}}
 {{- if .values.tls.secretName -}}
 {{- $_ := set .settings "tls_cert" "/etc/inferway-tls/tls.crt" -}}
 {{- $_ := set .settings "tls_key" "/etc/inferway-tls/tls.key" -}}
@@ -35,6 +39,11 @@
 {{- if .values.tenantSalt.secretName -}}
 {{- $_ := set .settings "salt_per_tenant_env" "TENANT_SALT" -}}
 {{- end -}}
+{{- end -}}
+
+{{/* Whether the chart says how the pods of a gateway find each other: the headless Service names them all. */}}
+{{- define "inferway.tellsPeers" -}}
+{{- and (gt (int .peersPort) 0) (not (hasKey .config "peers")) -}}
 {{- end -}}
 
 {{- define "inferway.pickerSettings" -}}

@@ -37,7 +37,7 @@ slower from now on is believed within some 20 requests.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp, log
 from operator import mul
@@ -46,11 +46,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferway.model import Column
+from inferway.scheduling.expected_ttft.known import KnownCosts, KnownEngine, KnownSums
 
 FADE = 0.99  # about the last hundred observations of an engine count
 FADE_ALL = 0.998  # and the last five hundred of all engines
 HALF_LIFE_SECONDS = 600.0
 KNOWN_AFTER = 10  # observations; of an engine that has had so many
+WELL_KNOWN_AFTER = 50  # of all engines: from then on no other gateway knows better
 KEPT = 3.0  # the weight of as many is kept, however long ago they were
 PULL = 0.08  # observations, of each feature
 # Variances of an engine's mean that may be chance: two deviations, for of sums that fade a mean's
@@ -233,6 +235,60 @@ class Costs:
             self.num_cold -= 1
             self.is_cold[slot] = False
 
+    # what another gateway is told, and takes over
+
+    @property
+    def is_well_known(self) -> bool:
+        """Whether more has been observed than a few answers."""
+        return self._count >= WELL_KNOWN_AFTER
+
+    def known(self, slots: Mapping[str, int]) -> KnownCosts | None:
+        """Return what was observed of all engines, and of those in these slots that are known."""
+        if not self.is_known or self._all.weight <= _TINY:
+            return None
+        engines = {
+            name: KnownEngine(
+                _told(each.sums), each.count, each.error, each.bias, each.mean, each.variance
+            )
+            for name, slot in slots.items()
+            if (each := self._engines[slot]) is not None and each.count >= KNOWN_AFTER
+        }
+        return KnownCosts(_told(self._all), self._count, engines)
+
+    def adopt(self, told: KnownCosts, slots: Mapping[str, int], now: float) -> None:
+        """Take over what another gateway has observed of engines that are hardly known here, and of
+        all engines while little is known of them. It is sound."""
+        if not self.is_well_known and self._count < told.count:
+            self._all = _heard(told.all)
+            self._count = told.count
+            self._solve_all()
+            self._fill(slice(None))
+        for name, known in told.engines.items():
+            slot = slots[name]
+            if self.is_known and self.is_cold[slot]:
+                self._adopt(slot, known, now)
+
+    def _adopt(self, slot: int, known: KnownEngine, now: float) -> None:
+        engine = _Engine(
+            _heard(known.sums),
+            faded=now,
+            solved=now,
+            error=known.error,
+            bias=known.bias,
+            mean=known.mean,
+            variance=known.variance,
+            count=max(known.count, KNOWN_AFTER),
+        )
+        self._engines[slot] = engine
+        self.error[slot] = known.error
+        self.num_cold -= 1
+        self.is_cold[slot] = False
+        self._compare(slot, engine)
+        self._shape[:, slot] = self._shape_of(
+            engine.sums, self._noise.item(slot), self._ratio.item(slot)
+        )
+        self._fill(slice(slot, slot + 1))
+
     def refresh(self, now: float) -> None:
         """Let sums fade as time passes. One engine a call at most: it is called for each
         request."""
@@ -347,3 +403,12 @@ class Costs:
 
 def _nothing(size: int) -> _Sums:
     return _Sums(np.zeros((size, size)), np.zeros(size))
+
+
+def _told(sums: _Sums) -> KnownSums:
+    return KnownSums(sums.zz.ravel().tolist(), sums.zy.tolist())
+
+
+def _heard(told: KnownSums) -> _Sums:
+    size = len(told.zy)
+    return _Sums(np.array(told.zz, np.float64).reshape(size, size), np.array(told.zy, np.float64))

@@ -191,8 +191,13 @@ class Learning:
         if self.sharing is not None:
             self.sharing.tell(Comes(self.sharing.name(slot), by))
 
+    @property
+    def all_costs(self) -> tuple[Costs, Costs, Costs]:
+        """The costs of each `Kind`, in their order."""
+        return self.ttft, self.tpot, self.transfer
+
     def costs(self, kind: Kind) -> Costs:
-        return (self.ttft, self.tpot, self.transfer)[kind]
+        return self.all_costs[kind]
 
     def advance(self, now: float) -> None:
         """Let everything know what time it is."""

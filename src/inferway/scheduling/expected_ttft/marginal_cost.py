@@ -23,6 +23,7 @@ from math import exp
 import numpy as np
 
 from inferway.model import Column, Rows
+from inferway.scheduling.expected_ttft.known import KnownLoad, KnownMeans
 
 RATE_SECONDS = 20.0  # time constant of rates
 BUSIEST = 0.9  # nothing is believed to be busier
@@ -127,6 +128,43 @@ class MarginalCost:
     def answered(self, tokens: int) -> None:
         """Count an answer of so many tokens."""
         self.answer_tokens += (tokens - self.answer_tokens) / MEAN_REQUESTS
+
+    # what another gateway is told, and takes over
+
+    def known(self, slot: int, now: float) -> KnownLoad:
+        """Return what was sent there of late, as of now."""
+        fade = exp((self._at - now) / RATE_SECONDS)
+        return KnownLoad(
+            self._requests.item(slot) * fade,
+            self._work.item(slot) * fade,
+            self._new.item(slot) / self._newest,
+        )
+
+    def known_means(self, now: float) -> KnownMeans:
+        """Return the means, and how many answers were asked for of late, as of now."""
+        answers = self._answers * exp((self._at - now) / RATE_SECONDS)
+        return KnownMeans(self.answer_tokens, self.cached_share, self.new_tokens, answers)
+
+    def adopt(self, slot: int, told: KnownLoad, now: float) -> None:
+        """Take over what others have sent there; of what was told of before, nothing counts
+        twice."""
+        self._scale(now)
+        newest = exp((now - self._at) / RATE_SECONDS)
+        for column, value in (
+            (self._requests, told.requests * newest),
+            (self._work, told.work * newest),
+            (self._new, told.new_tokens * self._newest),
+        ):
+            column[slot] = max(column.item(slot), value)
+
+    def adopt_means(self, told: KnownMeans, now: float) -> None:
+        """Take over the means that others have found."""
+        self._scale(now)
+        self.answer_tokens = told.answer_tokens
+        self.cached_share = told.cached_share
+        self.new_tokens = told.new_tokens
+        asked = told.answers * exp((now - self._at) / RATE_SECONDS)
+        self._answers = max(self._answers, asked)
 
     def _scale(self, now: float) -> None:
         """Lest numbers become too big."""

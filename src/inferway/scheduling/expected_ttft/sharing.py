@@ -7,9 +7,10 @@ Times are seconds of one clock: of this machine, which its processes share.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from heapq import heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from xxhash import xxh3_64_intdigest
 
 from inferway.model import Column, Endpoint
 from inferway.scheduling.expected_ttft.backlog import QueuedRequest
+from inferway.scheduling.expected_ttft.known import Known, adopt, known_of
 from inferway.scheduling.per_endpoint import EndpointSlots, PerEndpoint
 
 if TYPE_CHECKING:
@@ -106,6 +108,10 @@ class Sharing:
     _waiting: dict[tuple[int, int], QueuedRequest] = field(default_factory=dict)
     # when others were told of a time last, by kind and slot
     _told: dict[tuple[Kind, int], float] = field(default_factory=dict)
+    # of others: (who, endpoint) -> decode legs that are to come there
+    _coming: dict[tuple[int, str], float] = field(default_factory=dict)
+    # of others, whose answer is assumed to begin: when, (who, number)
+    _assumed: list[tuple[float, tuple[int, int]]] = field(default_factory=list)
 
     def next_number(self) -> int:
         """Return a number for a request of ours that is told of."""
@@ -128,6 +134,7 @@ class Sharing:
         match event:
             case Waits():
                 self.others_share += (1.0 - self.others_share) / RECENT_REQUESTS
+                self._forget_assumed(event.at)
                 if len(self._waiting) < MOST_WAITING:
                     slot = self.slots.slot_of(event.endpoint, event.at)
                     waiting = QueuedRequest(slot, event.tokens, event.alone_ms)
@@ -140,6 +147,7 @@ class Sharing:
                 if begun is not None and event.is_assumed:
                     learning.backlog.assume_begun_at(begun, event.at)
                     self._waiting[who, event.number] = begun
+                    heappush(self._assumed, (event.at, (who, event.number)))
                 elif begun is not None:
                     learning.backlog.begun(begun, event.at)
             case Took():
@@ -150,6 +158,22 @@ class Sharing:
             case Comes():
                 slot = self.slots.slot_of(event.endpoint, learning.now)  # columns may grow
                 learning.coming[slot] += event.by
+                key = (who, event.endpoint)
+                self._coming[key] = self._coming.get(key, 0.0) + event.by
+
+    def _forget_assumed(self, now: float) -> None:
+        """Nobody tells that they have begun once they were taken for it."""
+        while self._assumed and self._assumed[0][0] <= now:
+            self._waiting.pop(heappop(self._assumed)[1], None)
+
+    def known(self, names: Iterable[str], now: float) -> Known:
+        """Return what was learned here of these endpoints."""
+        return known_of(self.learning, self.slots, names, now)
+
+    def adopt(self, known: Known, now: float) -> None:
+        """Take over what another gateway has learned, and this one does not know yet. It is
+        sound."""
+        adopt(self.learning, self.slots, known, now)
 
     def stand(self, own: str, others: Collection[str]) -> None:
         """Take a place of one's own among all gateways, by their names, whenever others come or
@@ -173,6 +197,9 @@ class Sharing:
         """Forget what of a gateway waits that has ended: its requests have ended with it."""
         for key in [key for key in self._waiting if key[0] == who]:
             self.learning.backlog.begun(self._waiting.pop(key), now)
+        for coming in [key for key in self._coming if key[0] == who]:
+            slot = self.slots.slot_of(coming[1], now)
+            self.learning.coming[slot] -= self._coming.pop(coming)
 
 
 def _in_turn(endpoints: Sequence[Endpoint]) -> Column:

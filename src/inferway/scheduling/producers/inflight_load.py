@@ -43,7 +43,7 @@ class InflightLoadParameters(Parameters, frozen=True):
     output_ratio: Annotated[float, Meta(ge=0)] = 1.5
     max_estimated_output_tokens: Annotated[int, Meta(ge=0)] | None = None
     prefix_match_info_producer_name: str = ""  # "": the precise one
-    sync_cross_replica_state: bool = True  # not in force: each gateway counts its own
+    sync_cross_replica_state: bool = True  # not in force: these tokens are its own
 
 
 @dataclass(slots=True)

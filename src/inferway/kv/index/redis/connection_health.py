@@ -156,7 +156,7 @@ class PipelinedConnection:
     def __init__(self, url: str, *scripts: str) -> None:
         """Raises ConfigError if the URL cannot hold."""
         self.failure: RedisError | None = LostError("not connected yet")
-        self._make = _maker(url)
+        self._make = maker(url)
         self._connection: AbstractConnection | None = None
         self._scripts = scripts
         self._shas: dict[str, bytes] = {}
@@ -282,8 +282,8 @@ def shown(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
-def _maker(url: str) -> Callable[[], AbstractConnection]:
-    """What makes connections to the server; raises ConfigError."""
+def maker(url: str) -> Callable[[], AbstractConnection]:
+    """Return what makes connections to the server. Raises ConfigError."""
     scheme, separator, rest = url.partition("://")
     try:
         pool = ConnectionPool.from_url(

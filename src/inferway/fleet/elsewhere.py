@@ -1,0 +1,112 @@
+"""What other gateways have on their way to our endpoints, and what we tell them of our own.
+
+A peer's claims are numbers of its own: a new one takes the place of the old one, and what ends with
+the peer is what it has claimed. In the table all of them are added up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from inferway.fleet.table import RECENT_SECONDS, EndpointTable
+from inferway.model import Column, HolderId
+
+
+class Count(NamedTuple):
+    """What is on its way to the endpoint of that name."""
+
+    endpoint: str
+    requests: float
+    tokens: float  # to be computed, that were sent of late
+
+
+@dataclass(slots=True)
+class _Claim:
+    holder: HolderId
+    requests: float
+    tokens: float
+    faded: float  # the tokens are as of then
+
+
+@dataclass(slots=True)
+class Claims:
+    """Those of one peer."""
+
+    table: EndpointTable
+    _claims: dict[str, _Claim] = field(default_factory=dict)
+
+    @property
+    def requests(self) -> float:
+        """How many requests the peer has on their way."""
+        return sum([claim.requests for claim in self._claims.values()])
+
+    def __len__(self) -> int:
+        return len(self._claims)
+
+    @property
+    def endpoints(self) -> Collection[str]:
+        return self._claims.keys()
+
+    def set(self, count: Count) -> None:
+        """Take the count for what the peer has on its way there now. The endpoint is known."""
+        table = self.table
+        holder = table.holder_of(count.endpoint)
+        if holder is None:
+            return
+        self.drop(count.endpoint)
+        if count.requests or count.tokens:
+            table.count_elsewhere(holder, count.requests, count.tokens)
+            claim = _Claim(holder, count.requests, count.tokens, table.faded)
+            self._claims[count.endpoint] = claim
+
+    def drop(self, endpoint: str) -> None:
+        """Take it that nothing is on its way there. Of an endpoint that has left, or has another
+        number by now, the table has forgotten it already."""
+        claim, table = self._claims.pop(endpoint, None), self.table
+        if claim is not None and table.holder_of(endpoint) == claim.holder:
+            left = claim.tokens * math.exp((claim.faded - table.faded) / RECENT_SECONDS)
+            table.count_elsewhere(claim.holder, -claim.requests, -left)
+
+    def drop_all(self, endpoints: Iterable[str]) -> None:
+        for endpoint in list(endpoints):
+            self.drop(endpoint)
+
+
+class OwnCounts:
+    """What this gateway has on its way, in all its processes."""
+
+    def __init__(self, table: EndpointTable) -> None:
+        self._table = table
+        self._told: Column = np.zeros(0)
+
+    def changed(self) -> list[Count]:
+        """Return the counts of endpoints that have other requests in flight than when this was last
+        called."""
+        names, requests, tokens = self._table.own_counts()
+        told = self._told
+        if len(told) != len(requests):
+            told = np.concatenate([told, np.zeros(len(requests))])[: len(requests)]
+        rows = np.nonzero(requests != told)[0].tolist()
+        self._told = requests
+        return _counts(names, rows, requests, tokens)
+
+    def all(self) -> list[Count]:
+        """Return the counts of all endpoints that something is on its way to, by their names."""
+        names, requests, tokens = self._table.own_counts()
+        rows = np.nonzero((requests > 0.0) | (tokens >= 1.0))[0].tolist()
+        return sorted(_counts(names, rows, requests, tokens))
+
+
+def _counts(
+    names: Mapping[HolderId, str], rows: Iterable[HolderId], requests: Column, tokens: Column
+) -> list[Count]:
+    return [
+        Count(names[row], max(requests.item(row), 0.0), max(tokens.item(row), 0.0))
+        for row in rows
+        if row in names
+    ]

@@ -1,0 +1,237 @@
+"""This gateway among its peers: tells them, hears them, and lets go of those that are silent."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+from itertools import count
+from typing import Any
+
+from inferway.errors import PeerMessageError
+from inferway.fleet.table import EndpointTable
+from inferway.metrics import Family
+from inferway.replicas.learning import Learners
+from inferway.replicas.messages import sender_of
+from inferway.replicas.outbox import Outbox
+from inferway.replicas.peer import FIRST_NUMBER, Peer
+from inferway.replicas.told import Sent, families, peer_report
+from inferway.replicas.transport import Transport
+from inferway.scheduling.expected_ttft.sharing import Event
+
+log = logging.getLogger("inferway.peers")
+
+TOGETHER_SECONDS = 0.01  # what happens in this time goes out together
+DELAY_SECONDS = 0.02  # from what happens until the others know it
+BEAT_SECONDS = 0.2  # something is told so often at least
+BEATS_A_ROUND = 5  # all that is so is told once a second
+WHOLE_SECONDS = 0.5  # between two times that all that was learned is told
+LATE_SECONDS = 0.2  # a beat that comes so late: this process was held up, not its peers
+FORGET_SECONDS = 60.0  # after it was last heard a peer is no longer shown
+MOST_PEERS = 128
+SAY_SECONDS = 60.0  # between two lines in the log of one peer and one reason
+
+
+class Replicas:
+    """`open`, then `tell`; `close`."""
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        learners: Learners,
+        table: EndpointTable,
+        transport: Transport,
+        endpoints: Callable[[], Iterable[str]],
+    ) -> None:
+        """`endpoints`: the names of those that there are."""
+        self._outbox = outbox
+        self._learners = learners
+        self._table = table
+        self._transport = transport
+        self._endpoints = endpoints
+        self._peers: dict[str, Peer] = {}  # by address
+        self._last: dict[str, float] = {}  # when one was last heard, also of those that have gone
+        self._said: dict[tuple[str, str], float] = {}
+        self._numbers = count(FIRST_NUMBER)
+        self._sent = Sent()
+        self._flushes: asyncio.TimerHandle | None = None
+        self._beats: asyncio.TimerHandle | None = None
+        self._beat_at = 0.0  # when the next one is due
+        self._beat = 0
+        self._has_new = False  # somebody has come who knows nothing
+        self._whole_at = -math.inf  # when all that was learned was told
+
+    async def open(self) -> None:
+        """Begin to tell and to hear. Raises ConfigError."""
+        await self._transport.open(self._heard, self._lost)
+        self._table.on_counted = self.counted
+        self._next_beat()
+
+    async def close(self) -> None:
+        self._table.on_counted = _nothing
+        for timer in (self._flushes, self._beats):
+            if timer is not None:
+                timer.cancel()
+        await self._transport.close()
+
+    def tell(self, plugin: int, event: Event) -> None:
+        """Tell what one of the plugins that learn tells."""
+        self._outbox.tell(plugin, event)
+        self._flush_soon()
+
+    def counted(self) -> None:
+        """Tell soon what is in flight: it may have changed."""
+        self._flush_soon()
+
+    # what operators look at
+
+    def families(self) -> Iterator[Family]:
+        return families(self._peers, self._sent, self._last, self._now)
+
+    def report(self) -> dict[str, Any]:
+        """Return what is known of the peers."""
+        now = self._now
+        return {
+            "name": self._outbox.name,
+            "over": self._transport.kind,
+            "address": self._transport.endpoint,
+            "peers": [
+                peer_report(peer, now - self._last[address])
+                for address, peer in sorted(self._peers.items())
+            ],
+        }
+
+    @property
+    def peers(self) -> Iterable[Peer]:
+        return self._peers.values()
+
+    # what is told
+
+    @property
+    def _now(self) -> float:
+        return time.monotonic()  # the clock that events are told by
+
+    def _flush_soon(self) -> None:
+        if self._flushes is None:
+            loop = asyncio.get_running_loop()
+            self._flushes = loop.call_later(TOGETHER_SECONDS, self._flush)
+
+    def _flush(self) -> None:
+        self._flushes = None
+        for payload in self._outbox.messages(self._now):
+            self._sent.messages += 1
+            self._sent.bytes += len(payload)
+            self._transport.send(payload)
+        if self._outbox.has_more:
+            self._flush_soon()
+
+    def _next_beat(self) -> None:
+        self._beat_at = self._now + BEAT_SECONDS
+        loop = asyncio.get_running_loop()
+        self._beats = loop.call_later(BEAT_SECONDS, self._on_beat)
+
+    def _on_beat(self) -> None:
+        now = self._now
+        is_late = now - self._beat_at > LATE_SECONDS
+        self._next_beat()
+        self._beat += 1
+        whole = self._has_new and now - self._whole_at >= WHOLE_SECONDS
+        if (whole or self._beat % BEATS_A_ROUND == 0) and not self._outbox.has_more:
+            self._outbox.begin_round(now, self._endpoints(), whole=whole)
+            if whole:
+                self._has_new, self._whole_at = False, now
+        self._flush_soon()
+        if not is_late:
+            self._let_go(now)
+
+    # what is heard
+
+    def _heard(self, address: str, payload: bytes) -> None:
+        now = self._now
+        try:
+            if sender_of(payload) == self._outbox.sender:
+                self._lost(address)
+                self._transport.forget(address)
+                return
+        except PeerMessageError:
+            pass  # the peer counts it
+        peer = self._peers.get(address)
+        if peer is None:
+            if not self._has_room():
+                self._refuse("", "too-many-peers", f"there are {MOST_PEERS} already", now)
+                return
+            peer = Peer(address, self._table, self._learners, self._numbers)
+            self._peers[address] = peer
+        self._last[address] = now
+        self._hear(peer, payload, now)
+
+    def _has_room(self) -> bool:
+        """Those that have gone make room."""
+        if len(self._peers) >= MOST_PEERS:
+            for address in [a for a, peer in self._peers.items() if not peer.is_there]:
+                self._forget(address)
+        return len(self._peers) < MOST_PEERS
+
+    def _hear(self, peer: Peer, payload: bytes, now: float) -> None:
+        try:
+            is_new = peer.hear(payload, now)
+        except PeerMessageError as e:
+            peer.stats.refused[e.reason] += 1
+            self._refuse(peer.address, e.reason, str(e), now)
+            return
+        if is_new:
+            self._has_new = True
+            self._stand()
+            if self._may_say(peer.address, "heard", now):
+                log.info("peer %s at %s is heard", peer.name, peer.address)
+
+    def _refuse(self, address: str, reason: str, text: str, now: float) -> None:
+        if self._may_say(address, reason, now):
+            log.warning("a message of the peer at %s is refused: %s", address, text)
+
+    def _may_say(self, address: str, what: str, now: float) -> bool:
+        """Whether the log has not had it for a while."""
+        if now - self._said.get((address, what), -math.inf) < SAY_SECONDS:
+            return False
+        self._said[address, what] = now
+        return True
+
+    def _let_go(self, now: float) -> None:
+        for peer in self._peers.values():
+            if peer.is_silent(now):
+                log.warning(
+                    "peer %s at %s is silent, and nothing of it counts any more",
+                    *(peer.name, peer.address),
+                )
+                peer.gone(now)
+                self._stand()
+        for address in [a for a, last in self._last.items() if now - last > FORGET_SECONDS]:
+            self._forget(address)
+
+    def _lost(self, address: str) -> None:
+        peer = self._peers.get(address)
+        if peer is not None:
+            peer.gone(self._now)
+            self._forget(address)
+            self._stand()
+
+    def _stand(self) -> None:
+        """Somebody has come or gone."""
+        there = [_called(peer.sender) for peer in self._peers.values() if peer.is_there]
+        self._learners.stand(_called(self._outbox.sender), there)
+
+    def _forget(self, address: str) -> None:
+        self._last.pop(address, None)
+        self._peers.pop(address, None)
+        for key in [key for key in self._said if key[0] == address]:
+            del self._said[key]
+
+
+def _called(sender: int) -> str:
+    return f"{sender:016x}"
+
+
+def _nothing() -> None:
+    """Nobody is told any more."""
