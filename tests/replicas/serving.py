@@ -100,6 +100,10 @@ class Gateways:
                 lambda gateway=gateway: self.peers(gateway),  # type: ignore[misc]
             )
 
+    def num_silences(self) -> int:
+        """How often a gateway has taken another one for gone."""
+        return sum(program.log_text().count("is silent") for program in self.programs)
+
     def start(self, gateway: int) -> None:
         """Another process in the place of one that has ended."""
         log = self.directory / f"gateway{gateway}-again.log"
@@ -146,10 +150,14 @@ def gateways(
     with ExitStack() as stack:
         urls = stack.enter_context(simulated(engines, latency))
         ports = [free_port() for _ in range(number)]
+        settings = directory / "gateway.yaml"
+        settings.write_text(
+            "probe: {join: false, one_in: 0}\n"
+        )  # each engine has what is sent here
         peers = [word for port in ports for word in ("--peers", f"127.0.0.1:{port}")]
         words: list[Sequence[str]] = [
             [
-                *("serve", *urls, "--scrape-seconds", "0.05", *flags),
+                *("serve", *urls, "--config", str(settings), "--scrape-seconds", "0.05", *flags),
                 *(["--index", redis] if redis else [*peers, "--peers-port", str(port)]),
             ]
             for port in ports

