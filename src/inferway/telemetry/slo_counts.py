@@ -20,8 +20,7 @@ class SloCounts:
 
     def __init__(self, slo: SloSettings) -> None:
         self._slo = slo
-        self._counts: Counter[tuple[str, bool]] = Counter()
-        self._models: set[str] = set()
+        self._counts: dict[str, Counter[bool]] = {}  # by model: the good ones and the others
 
     def add(self, answer: EndedAnswer) -> None:
         record = answer.record
@@ -29,7 +28,7 @@ class SloCounts:
             return
         good = is_good(self._slo, record, answer.status, answer.seconds)
         if good is not None:
-            self._counts[self._label(record.known_model), good] += 1
+            self._of(record.known_model)[good] += 1
 
     def flush(self) -> None:
         """Everything is counted at once."""
@@ -41,14 +40,20 @@ class SloCounts:
             "Streamed requests, and refused ones, by model and by whether they were good: answered"
             " within the goals of the settings.",
             ["model", "good"],
-            {(model, str(good).lower()): number for (model, good), number in self._counts.items()},
+            {
+                (model, str(good).lower()): number
+                for model, counts in self._counts.items()
+                for good, number in counts.items()
+            },
         )
 
-    def _label(self, model: str) -> str:
-        if model not in self._models and len(self._models) >= MAX_MODELS:
-            return OTHER
-        self._models.add(model)
-        return model
+    def _of(self, model: str) -> Counter[bool]:
+        found = self._counts.get(model)
+        if found is None:
+            if len(self._counts) >= MAX_MODELS:
+                model = OTHER
+            found = self._counts.setdefault(model, Counter())
+        return found
 
 
 def is_good(slo: SloSettings, record: Record, status: int, seconds: float) -> bool | None:
