@@ -34,6 +34,16 @@ class TimeSlice:
         self.begin()
 
 
+async def happens_within(event: asyncio.Event, seconds: float) -> bool:
+    """Return whether the event came within so many seconds."""
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
 def soon(call: Callable[[], None]) -> Callable[[], Awaitable[None]]:
     """Return the call as one that is awaited."""
 

@@ -28,6 +28,7 @@ import zmq.asyncio
 
 from inferway.errors import ConfigError
 from inferway.simulator.config import EventsConfig
+from inferway.tasks import happens_within
 
 log = logging.getLogger("inferway.simulate")
 
@@ -111,10 +112,7 @@ class EventPublisher:
                 loop.call_soon_threadsafe(ended.set)
 
         threading.Thread(target=terminate, name="zmq term", daemon=True).start()
-        try:
-            async with asyncio.timeout(_TERMINATE_SECONDS):
-                await ended.wait()
-        except TimeoutError:
+        if not await happens_within(ended, _TERMINATE_SECONDS):
             log.warning("the sockets of KV events are closed, but their context does not end")
 
     def _bind(self, socket: zmq.Socket[bytes] | zmq.asyncio.Socket, endpoint: str) -> str:

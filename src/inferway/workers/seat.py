@@ -10,6 +10,7 @@ import sys
 from collections.abc import Awaitable, Callable
 
 from inferway.errors import ConfigError
+from inferway.tasks import happens_within
 from inferway.workers.link import Link, pair
 from inferway.workers.messages import Message, Ready
 
@@ -95,7 +96,7 @@ class Seat:
 
     async def left(self, seconds: float) -> None:
         """Wait for the process to end after `leave`, so long at most; then kill it."""
-        if not await _within(seconds + KILL_SECONDS, self._empty):
+        if not await happens_within(self._empty, seconds + KILL_SECONDS):
             log.error("worker %d did not end, and is killed", self.place)
             self.signal(signal.SIGKILL)
             await self._empty.wait()
@@ -128,7 +129,7 @@ class Seat:
             log.warning("worker %d has ended, %s; another one is started", self.place, _why(status))
             is_soon = loop.time() - began < MOST_BACKOFF_SECONDS
             backoff = min(2 * backoff + 0.1, MOST_BACKOFF_SECONDS) if is_soon else 0.0
-            await _within(backoff, self._leaving)
+            await happens_within(self._leaving, backoff)
 
     async def _run(self) -> int:
         """Have one process in the seat, until it has ended. Returns its status."""
@@ -148,7 +149,7 @@ class Seat:
         telling = asyncio.ensure_future(self._tell(self, link))
         try:
             status = await process.wait()
-            await _within(LAST_WORDS_SECONDS, lost)
+            await happens_within(lost, LAST_WORDS_SECONDS)
             return status
         finally:
             telling.cancel()
@@ -183,13 +184,3 @@ class Seat:
 
 def _why(status: int) -> str:
     return f"with status {status}" if status >= 0 else f"by signal {-status}"
-
-
-async def _within(seconds: float, event: asyncio.Event) -> bool:
-    """Return whether the event came within so many seconds."""
-    try:
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    except TimeoutError:
-        return False
-    return True

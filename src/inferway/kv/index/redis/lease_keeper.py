@@ -18,6 +18,7 @@ from inferway.kv.index.redis.flusher import Flusher
 from inferway.kv.index.redis.scripts import KEEP, LEAVE
 from inferway.kv.index.redis.writer import HolderRegistry, HolderWriter
 from inferway.model import HolderId
+from inferway.tasks import happens_within
 
 log = logging.getLogger("inferway.index")
 
@@ -78,7 +79,7 @@ class LeaseKeeper:
         while True:
             self._wanted.clear()
             if await self.keep_or_warn():
-                await _set_within(self._wanted, self._limits.lease / 3)
+                await happens_within(self._wanted, self._limits.lease / 3)
             else:
                 await asyncio.sleep(self._limits.retry)
 
@@ -166,11 +167,3 @@ def milliseconds(seconds: float) -> int:
 def _number(text: bytes | None) -> int | None:
     """None also for what no gateway has written."""
     return int(text) if text is not None and _DIGITS.fullmatch(text) else None
-
-
-async def _set_within(event: asyncio.Event, seconds: float) -> None:
-    try:
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    except TimeoutError:
-        return
