@@ -79,7 +79,6 @@ class Outbox:
     counts: OwnCounts
     num_plugins: int
     learned: Learned
-    num_too_long: int = 0  # messages that nobody would take
     _numbers: count[int] = field(default_factory=lambda: count(1))
     _events: list[Shared] = field(default_factory=list)
     _waiting: list[_Waiting] = field(init=False)
@@ -214,10 +213,8 @@ class Outbox:
     def _written(self, **parts: Any) -> Iterator[bytes]:
         message = PeerMessage(VERSION, next(self._numbers), self.name, **parts)
         payload = written(self.sender, message)
-        if len(payload) <= MOST_BYTES:
+        if len(payload) <= MOST_BYTES:  # else nobody would take it, and its number shows as lost
             yield payload
-        else:
-            self.num_too_long += 1
 
 
 def _aged(shared: Shared, now: float) -> Shared:
