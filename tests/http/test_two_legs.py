@@ -247,7 +247,9 @@ async def test_both_engines_are_held_for_as_long_as_they_work() -> None:
     ],
 )
 @in_loop
-async def test_a_decode_leg_that_failed_is_sent_again_without_blocks(script: Script) -> None:
+async def test_a_decode_leg_that_failed_is_sent_again_without_blocks(
+    script: Script, caplog: pytest.LogCaptureFixture
+) -> None:
     good = streamed(ROLE, TOKEN, DONE)
     async with world([one_after_the_other(script, good)], [returned()]) as w:
         got = await w.ask(stream=True)
@@ -259,6 +261,7 @@ async def test_a_decode_leg_that_failed_is_sent_again_without_blocks(script: Scr
         assert first == second
         assert len(w.prefill[0].seen) == 1
         assert w.decodes == {"recomputed": 1}
+        assert caplog.text.count("did not answer with the blocks of another one") == 1
         assert w.is_at_rest()
 
 

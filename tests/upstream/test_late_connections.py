@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from time import monotonic
 from typing import Any, cast
 
 from tests.upstream.engines import answer, in_loop, running, wait_until
@@ -15,14 +16,17 @@ from inferway.upstream.pool import Pool
 
 
 class Failed:
-    """A sink that keeps the error."""
+    """A sink that keeps the error, and whether it heard the end."""
 
     def __init__(self) -> None:
         self.error: UpstreamError | None = None
+        self.is_whole = False
 
     def on_head(self, status: int, headers: Headers, length: int | None) -> None: ...
     def on_chunk(self, chunk: bytes) -> None: ...
-    def on_end(self, chunk: bytes) -> None: ...
+    def on_end(self, chunk: bytes) -> None:
+        self.is_whole = True
+
     def on_error(self, error: UpstreamError) -> None:
         self.error = error
 
@@ -56,6 +60,27 @@ async def test_a_connection_that_comes_with_the_timeout_is_closed() -> None:
         assert "no connection within 0.2 s" in str(sink.error)
         assert pool.stats.open == 0
         await pool.close()
+
+
+@in_loop
+async def test_the_gateway_s_own_pause_is_no_timeout() -> None:
+    async with running(answer(b"ok")) as engine:
+        pool, sink = Pool(TimeoutSettings(connect=0.1)), Failed()
+
+        pool.send(engine.url, "GET", b"/", b"", b"", sink)
+        await asyncio.sleep(0)  # the attempt to connect begins
+        stand_still(0.3)
+        await wait_until(lambda: sink.is_whole or sink.error is not None)
+
+        assert sink.error is None
+        await pool.close()
+
+
+def stand_still(seconds: float) -> None:
+    """Keep the whole process from running, as a busy machine does."""
+    until = monotonic() + seconds
+    while monotonic() < until:
+        pass
 
 
 class Told(asyncio.Protocol):

@@ -51,6 +51,9 @@ from inferway_structured.sse import WholeEvents
 MAX_ANSWER_BYTES = 8 << 20  # of a prefill engine: the block ids of a million tokens are 0.5 MB
 _MAX_HELD_BYTES = 1 << 20  # of a stream without content
 _ERROR = re.compile(rb'^(?:event: ?error\b|data: ?\{"error")', re.MULTILINE)
+# Why a decode leg is sent again, where no status and no error says it.
+_NO_BLOCKS = "the blocks did not come"
+_ERROR_EVENT = "its stream began with an error"
 # The prefill engine's answer must come as we can read it.
 _NOT_FOR_PREFILL = frozenset({b"accept-encoding"})
 
@@ -145,7 +148,7 @@ class TwoLegs(Forwarding):
         else:
             self._prefill.failed(outcome)
             if self._exchange is not None:
-                self._withdraw(ELSEWHERE)
+                self._withdraw(ELSEWHERE, _NO_BLOCKS)
             self._send_prefill(another)
 
     @property
@@ -166,7 +169,7 @@ class TwoLegs(Forwarding):
         if self._exchange is None:
             self.attempt(self._decode)
         else:
-            self._again(None)
+            self._again(None, _NO_BLOCKS)
 
     # --------------------------------------------------------------------------- decode leg
 
@@ -181,22 +184,22 @@ class TwoLegs(Forwarding):
         if self._is_moved and self._exchange is not None:
             self._exchange.retried = True  # a reference serves once, whoever has lost it
 
-    def _again(self, another: Target | None) -> None:
+    def _again(self, another: Target | None, why: object) -> None:
         """Send the decode leg once more, without blocks of another engine: to the same one, unless
         that is lost."""
-        self._withdraw(AGAIN)
+        self._withdraw(AGAIN, why)
         self._drop_answer()
         if another is None:
             self._attempts.again()
         self.attempt(another or self._decode)
 
-    def _withdraw(self, outcome: str) -> None:
+    def _withdraw(self, outcome: str, why: object) -> None:
         """Take back the decode leg that is under way."""
         self._stop_timer()
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
             exchange.abort()
-        self._prefill.decoded(outcome)
+        self._prefill.decoded(outcome, why)
 
     def on_head(self, status: int, headers: Headers, length: int | None) -> None:
         if status >= 500 and self._is_moved:
@@ -204,7 +207,7 @@ class TwoLegs(Forwarding):
             if status in UNWELL:
                 self._attempts.failed()
                 another = self._attempts.instead_of(status)
-            self._again(another)
+            self._again(another, f"it answered with status {status}")
             return
         super().on_head(status, headers, length)
         if self._events is not None and self._is_moved:
@@ -219,7 +222,7 @@ class TwoLegs(Forwarding):
         if bears_tokens(events):
             super().on_chunk(self._let_go())
         elif _ERROR.search(events):
-            self._again(None)
+            self._again(None, _ERROR_EVENT)
         elif len(self._held_bytes) > _MAX_HELD_BYTES:
             super().on_chunk(self._let_go())
 
@@ -228,7 +231,7 @@ class TwoLegs(Forwarding):
             self._held_bytes += chunk
             events = self._held.whole(chunk) + self._held.rest()
             if _ERROR.search(events) and not bears_tokens(events):
-                self._again(None)
+                self._again(None, _ERROR_EVENT)
                 return
             chunk = self._let_go()
         super().on_end(chunk)
@@ -240,7 +243,7 @@ class TwoLegs(Forwarding):
             return
         self._exchange = None
         self._attempts.failed()
-        self._again(self._attempts.another())
+        self._again(self._attempts.another(), error)
 
     def _lost(self, error: OurFaultError) -> None:
         """What came of the prefill leg is lost, by a fault of ours."""

@@ -37,6 +37,8 @@ FULL, NOT_EDITED, NO_BOOTSTRAP, GONE = "full", "body", "no-bootstrap", "client-g
 # Outcomes of decode legs with blocks of another engine.
 ANSWERED, AGAIN, ELSEWHERE = "ok", "recomputed", "other-engine"
 
+_SILENT_SECONDS = 60.0  # after a warning of an engine
+
 
 @dataclass(slots=True)
 class KvLegs:
@@ -49,6 +51,7 @@ class KvLegs:
     decodes: dict[str, int] = field(default_factory=dict)
     engine_ids: dict[str, str] = field(default_factory=dict)  # Mooncake's, of endpoints by name
     _warned: set[str] = field(default_factory=set)
+    _silent_until: dict[str, float] = field(default_factory=dict)  # engines; times of the clock
 
     def split(self, choice: SchedulingResult, body: Body) -> tuple[Headers, tuple[Target, ...]]:
         """Return the headers that the decode engine needs, and where we ask for the prompt to be
@@ -82,6 +85,17 @@ class KvLegs:
     def decoded(self, outcome: str) -> None:
         """Count a decode leg that was to get blocks of another engine."""
         self.decodes[outcome] = self.decodes.get(outcome, 0) + 1
+
+    def say_failed(self, engine: str, why: object, now: float) -> None:
+        """Log why an engine did not answer with the blocks of another one; once a minute for each
+        engine."""
+        if now >= self._silent_until.get(engine, now):
+            self._silent_until[engine] = now + _SILENT_SECONDS
+            log.warning(
+                "engine %s did not answer with the blocks of another one: %s; the request is sent"
+                " again (inferway_decode_legs_total counts these, the log has one a minute)",
+                *(engine, why),
+            )
 
     def families(self) -> Iterator[Family]:
         """Yield what /metrics shows of legs."""

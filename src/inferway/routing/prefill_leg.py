@@ -278,10 +278,13 @@ class PrefillLeg:
             attempt.carry_transfer(body, with_tokens=ids is not None)
             self._journey.record.prefill_target = reference.prefill
 
-    def decoded(self, outcome: str) -> None:
-        """Count the decode leg with the reference: it was answered, or has failed."""
+    def decoded(self, outcome: str, why: object = None) -> None:
+        """Count the decode leg with the reference: it was answered, or has failed; `why` is
+        logged."""
         self._reference = None
         self._legs.decoded(outcome)
+        if why is not None:
+            self._legs.say_failed(self._decode.engine, why, self._host.clock())
         target = self._journey.record.prefill_target
         if outcome != ANSWERED and target is not None:
             self._journey.record.prefill_target = None

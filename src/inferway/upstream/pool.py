@@ -22,6 +22,7 @@ from inferway.upstream.exchange import Sink, UpstreamRequest
 # uvicorn, which serves vLLM, closes connections that were idle for 5 s.
 IDLE_KEEP_ALIVE_SECONDS = 4.0
 _SWEEP_SECONDS = 1.0
+_LATE_SECONDS = 0.05  # a timer that rings so late was slept through
 _COPY_LIMIT = 16 * 1024  # a larger body is written beside its head instead of behind it
 _SHUTTING_DOWN = "the gateway is shutting down"
 _BODILESS_METHODS = frozenset({"GET", "HEAD", "DELETE", "OPTIONS"})
@@ -206,7 +207,7 @@ class Origin:
 
     async def _connect(self, exchange: UpstreamRequest) -> None:
         try:
-            connection = await self._open()
+            connection = await self._open_patiently()
         except asyncio.CancelledError:
             exchange.fail(UpstreamError(f"engine {self.label}: {_SHUTTING_DOWN}"))
             raise
@@ -226,6 +227,17 @@ class Origin:
                 self.idled(connection)
             else:
                 connection.send(exchange)
+
+    async def _open_patiently(self) -> EngineConnection:
+        """As `_open`; a timeout that this process has slept through is not the engine's: what came
+        meanwhile was not read before the time was over."""
+        while True:
+            due = self.pool.time() + self.pool.timeouts.connect
+            try:
+                return await self._open()
+            except TimeoutError:
+                if self.pool.time() < due + _LATE_SECONDS:
+                    raise
 
     async def _open(self) -> EngineConnection:
         loop, pool = self.pool.loop, self.pool
