@@ -39,6 +39,7 @@ class Trip:
     outcomes: list[str] = field(default_factory=list)
     body: bytes = b""
     changes_length: bool = False
+    is_moved: bool = False
     last: bytes = b""  # what it kept back
 
     def attempt(self, target: Target) -> Headers:
@@ -80,7 +81,8 @@ async def gateway(
     explain: bool = True,
 ) -> AsyncIterator[Gateway]:
     """Tries the engines in the given order; they are called e0, e1, ..."""
-    pool = Pool(timeouts)
+    # longer than any pause of a busy machine
+    pool = Pool(timeouts, idle_keep_alive=60)
     shared = policy or FailoverPolicy(pool.time)
     trips: list[Trip] = []
     decision = Decision(
