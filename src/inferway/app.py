@@ -22,9 +22,10 @@ from inferway.fleet.draining import Draining
 from inferway.fleet.engine import Engine
 from inferway.fleet.orphan_resolution import OrphanResolver
 from inferway.fleet.structured_gate import FleetGate
-from inferway.fleet.tokens_once import build_tokens_once
+from inferway.fleet.tokens_once import build_continuing, build_tokens_once
 from inferway.fleet.zmq_subscriber import sockets_context
 from inferway.http.auth import Auth, build_auth, read_keys
+from inferway.http.continued import Continuer
 from inferway.http.inference_ingress import build_ingress
 from inferway.http.metrics import MetricsPage
 from inferway.http.page import PageRoutes
@@ -258,6 +259,7 @@ class Gateway:
             page=self._open_page(draining),
             forwards=not self._picks,
             admin_apart=settings.admin_port is not None,
+            continuer=self._open_continuer(director, pool),
         )
         server = servers.for_clients(routes, tracing, pool)
         metrics.serve_with(server)
@@ -420,7 +422,16 @@ class Gateway:
             keeper=self.records.keeper,
             tokens_once=build_tokens_once(settings, self.fleet, picks=self._picks),
             legs=build_legs(settings.kv_transfer, picks=self._picks),
+            continuing=build_continuing(settings, self.fleet, picks=self._picks),
         )
+
+    def _open_continuer(self, director: Director, pool: Pool) -> Continuer | None:
+        if director.continuing is None:
+            return None
+        self.metrics.joined_by(director.continuing.families)
+        continuer = Continuer(director, director.continuing, pool, self._auth)
+        self._stack.push_async_callback(continuer.close)
+        return continuer
 
     def _is_busy(self) -> bool:
         server = None if self._servers is None else self._servers.public

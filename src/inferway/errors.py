@@ -38,6 +38,8 @@
     - JobKilledError          the job passed a limit, or brought its process down
     - JobFailedError          the job raised
   x JournalError            a file in `state_dir` is not whole; never reaches a client
+  x SeamError               an engine goes on with other text than the client has; the client
+                            hears of the engine that was lost before
   x PeerMessageError        another gateway has told what cannot be; never reaches a client
   x ConfigError             raised at start only, never while serving
   x WireError               an engine sent bytes we cannot read
@@ -288,6 +290,10 @@ class PeerMessageError(InferwayError):
 
 class WireError(InferwayError):
     """An engine sent bytes we cannot read."""
+
+
+class SeamError(InferwayError):
+    """The engine that goes on with a stream does not say again what its client was sent last."""
 
 
 class BadReferenceError(WireError):

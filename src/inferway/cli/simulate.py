@@ -144,7 +144,7 @@ _FROM_0 = Whole(min=0)
     "Answers and their times",
     option(
         "--mode",
-        type=click.Choice(["echo", "random"]),
+        type=click.Choice(["echo", "random", "recite"]),
         default="random",
         help="Answer with random words, or with an echo of the prompt.",
     ),

@@ -293,6 +293,7 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     objectives: dict[str, int] = {}  # name -> priority; negative: refused when engines are full
     probe: ProbeSettings = ProbeSettings()
     tokens_once: Literal["auto", "on", "off"] = "auto"  # engines get the ids of their prompts
+    continue_streams: bool = True  # where an engine is lost, another one ends its answers
     index: IndexSettings = IndexSettings()
     peers: PeerSettings = PeerSettings()
     state_dir: str | None = None  # where what is known of the engines' caches outlives us

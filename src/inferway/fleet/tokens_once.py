@@ -11,6 +11,7 @@ from inferway.fleet.fleet import Fleet
 from inferway.fleet.prober import Prober
 from inferway.model import Endpoint
 from inferway.prompts.served import ServedModel
+from inferway.routing.continuing import Continuing
 from inferway.routing.tokens_once import LEAST_TOKENS, TokensOnce
 
 # The version whose code openai_api/tokens_once.py follows. Later ones take ids, too. How they make
@@ -31,6 +32,30 @@ def build_tokens_once(settings: ServeSettings, fleet: Fleet, *, picks: bool) -> 
     return TokensOnce(refuses, least=1 if trusts else LEAST_TOKENS)
 
 
+def build_continuing(settings: ServeSettings, fleet: Fleet, *, picks: bool) -> Continuing | None:
+    """Return what keeps streams for other engines to go on with, if the settings ask for it. A
+    picker's answers pass elsewhere, or in pieces that it only sees."""
+    if picks or not settings.continue_streams:
+        return None
+    return Continuing(TakesTokens(fleet.engine))
+
+
+@dataclass(frozen=True, slots=True)
+class TakesTokens:
+    """Says whether an endpoint takes token ids as the prompt of a chat, and tells those of its
+    answer."""
+
+    engine: Callable[[str], Engine | None]  # by name
+
+    def __call__(self, endpoint: Endpoint) -> bool:
+        version = _version(self.engine(endpoint.engine))
+        return version is not None and version >= FOLLOWED
+
+
+def _version(engine: Engine | None) -> tuple[int, int] | None:
+    return None if engine is None or engine.facts is None else engine.facts.vllm_version
+
+
 @dataclass(frozen=True, slots=True)
 class RefusesTokens:
     """Says why an endpoint gets no token ids of a model's prompts. `trusts_unproven`: the probe
@@ -44,7 +69,7 @@ class RefusesTokens:
         """Return a label for metrics; None if it gets them. `is_compared`: live prompts of the kind
         are compared with the engine's."""
         engine = self.engine(endpoint.engine)
-        version = None if engine is None or engine.facts is None else engine.facts.vllm_version
+        version = _version(engine)
         if engine is None or version is None or version < FOLLOWED:
             return OLD_ENGINE
         if version != FOLLOWED and not is_compared:

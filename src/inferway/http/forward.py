@@ -5,9 +5,9 @@ called exactly once, before the answer's end: who logs the answer then knows how
 suspended coroutine per request would cost as much as the parsing does.
 
 what happens                     nothing sent to the client yet     after that
-cannot connect, connection lost  next target, else 502              error event (SSE), else abort
+cannot connect, connection lost  next target, else 502              `goes_on`, else error event
 502, 503 (`retries.statuses`)    next target, else as it is         -
-nothing came in time             504                                error event (SSE), else abort
+nothing came in time             504                                `goes_on`, else error event
 the client goes away             the engine's connection is closed, at once and always
 
 Which target is next, if any, is `attempts`' to say.
@@ -25,6 +25,7 @@ followed by `[DONE]`: OpenAI's clients raise APIError at the error itself, and t
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Protocol
 
 from inferway.errors import (
@@ -46,10 +47,12 @@ from inferway.routing.record import Passed, Record
 from inferway.upstream.exchange import UpstreamRequest
 from inferway.upstream.headers import header_block
 from inferway.upstream.pool import Pool
-from inferway_structured.sse import WholeEvents, is_event_stream, only_comments
+from inferway_structured.sse import MAX_HELD_BYTES, WholeEvents, is_event_stream, only_comments
 
 # What says that the engine is unwell (routing.limits.circuit_breaker).
 UNWELL = frozenset({502, 503, 504})
+
+MOST_HELD_BYTES = 8 << 20  # of an event that must be whole: the ids of a long prompt
 
 
 class RequestLifecycle(Protocol):
@@ -61,6 +64,9 @@ class RequestLifecycle(Protocol):
     def changes_length(self) -> bool: ...
     @property
     def is_moved(self) -> bool: ...
+    @property
+    def is_cut_off(self) -> bool: ...
+    def give_up(self) -> bytes: ...
     def attempt(self, target: Target) -> Headers: ...
     def on_head(self, status: int) -> Headers: ...
     def on_chunk(self, chunk: bytes) -> bytes: ...
@@ -86,6 +92,11 @@ class Client(Protocol):
     def abort(self) -> None: ...
 
 
+# Told of a stream whose engine was lost after it had begun; returns whether its rest comes from
+# another one, and then nothing is the forwarding's any more.
+GoesOn = Callable[["Forwarding", UpstreamError], bool]
+
+
 def forward(
     request: Request,
     responder: Client,
@@ -99,11 +110,13 @@ def forward(
     record: Record | None = None,
     passed: Passed | None = None,
     kind: type[Forwarding] | None = None,
+    goes_on: GoesOn | None = None,
 ) -> None:
     """Sends `request` to the best target that answers, and its answer to the client; with the
     headers that say how it was decided if `explain`, else no error names an engine. `slot` is
     left when all is over; None: nothing is limited. `passed` hears of the events of a stream, for
-    its `record`. `kind`: of a request with two legs.
+    its `record`. `kind`: of a request with two legs. `goes_on`: who is asked for the rest of
+    a stream whose engine was lost.
 
     Raises NoEndpointError, with the journey closed, if the decision has no target.
     """
@@ -116,7 +129,7 @@ def forward(
         return
     attempts = Failover(decision.targets, policy or FailoverPolicy(pool.time), slot)
     forwarding = (kind or Forwarding)(
-        *(request, responder, journey, pool, attempts, explain, record, passed)
+        *(request, responder, journey, pool, attempts, explain, record, passed, goes_on)
     )
     responder.attach(forwarding)
     try:
@@ -135,6 +148,7 @@ class Forwarding:
         "_events",
         "_exchange",
         "_explain",
+        "_goes_on",
         "_head",
         "_journey",
         "_lines",
@@ -158,7 +172,9 @@ class Forwarding:
         explain: bool,
         record: Record | None,
         passed: Passed | None,
+        goes_on: GoesOn | None,
     ) -> None:
+        self._goes_on = goes_on
         self._request = request
         self._responder = responder
         self._journey = journey
@@ -211,7 +227,7 @@ class Forwarding:
                 return
         self._head = (status, headers, length)
         if length is None and is_event_stream(headers):
-            self._events = WholeEvents()
+            self._events = WholeEvents(MOST_HELD_BYTES if self._goes_on else MAX_HELD_BYTES)
             hold, left = self._pool.timeouts.hold_head, self._time_left()
             after = self._hold_no_more if hold < left else self._too_late
             self._timer = self._pool.loop.call_later(min(hold, left), after)
@@ -228,6 +244,9 @@ class Forwarding:
             self._release()
         if self._begun or self._begins(chunk):
             chunk = self._journey.on_chunk(chunk)
+            if self._goes_on is not None and self._journey.is_cut_off:
+                self._given_up(chunk)
+                return
         self._responder.write(chunk)
 
     def on_end(self, chunk: bytes) -> None:
@@ -241,6 +260,10 @@ class Forwarding:
             self._begin()
         if chunk:
             chunk = self._journey.on_chunk(chunk)
+            if self._goes_on is not None and self._journey.is_cut_off:
+                if self._leaves(chunk):
+                    return
+                chunk = self._journey.give_up()
         self._exchange = None
         chunk += self._journey.on_end()
         try:
@@ -261,6 +284,8 @@ class Forwarding:
         ours = isinstance(error, OurFaultError)
         if not ours:
             self._attempts.failed()
+            if self._goes_on is not None and self._responder.started and self._goes_on(self, error):
+                return
         responder = self._responder
         if not responder.started:
             final = ours or isinstance(error, UpstreamTimeoutError)
@@ -272,6 +297,24 @@ class Forwarding:
             self.over("upstream_error")
         finally:
             self._say(error)
+
+    def _given_up(self, chunk: bytes) -> None:
+        """The engine has said, after `chunk`, that it will not end its answer."""
+        if not self._leaves(chunk):
+            self._responder.write(self._journey.give_up())
+
+    def _leaves(self, chunk: bytes) -> bool:
+        """Return whether another engine goes on with the answer behind `chunk`."""
+        self._attempts.failed()
+        self._responder.write(chunk)
+        error = UpstreamError(f"engine {self._attempts.engine} gave up its answer in the middle")
+        assert self._goes_on is not None
+        if not self._goes_on(self, error):
+            return False
+        if self._exchange is not None:
+            self._exchange.abort()
+            self._exchange = None
+        return True
 
     def _say(self, error: UpstreamError) -> None:
         """Tell the client of the error, as far as it still can be told."""

@@ -24,6 +24,7 @@ and /metrics are there alone (`Routes.admin`).
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Container, Mapping
+from functools import partial
 
 from inferway.errors import (
     FleetError,
@@ -34,6 +35,7 @@ from inferway.errors import (
 from inferway.fleet.draining import Draining
 from inferway.http.admin import AdminPages, PeersReport
 from inferway.http.auth import Auth, withheld
+from inferway.http.continued import Asked, Continuer
 from inferway.http.discovery_pages import PathsPage, VersionPage, unknown_path
 from inferway.http.explain import PATH as EXPLAIN
 from inferway.http.explain import ExplainPath
@@ -60,6 +62,7 @@ from inferway.http.token_counts import TokenCounts
 from inferway.http.two_legs import TwoLegs
 from inferway.indexer import Indexer
 from inferway.openai_api.paths import GENERATING
+from inferway.openai_api.sent_stream import PATHS
 from inferway.prompts.fidelity.messages_probe import COUNT_TOKENS
 from inferway.routing.director import Director
 from inferway.routing.limits.callers import ApiCaller
@@ -100,9 +103,12 @@ class Routes:
         page: PageRoutes | None = None,
         forwards: bool = True,
         admin_apart: bool = False,
+        continuer: Continuer | None = None,
     ) -> None:
-        """`admin_apart`: what is for admins is not answered here, but by `admin`; `page`, too."""
+        """`admin_apart`: what is for admins is not answered here, but by `admin`; `page`, too.
+        `continuer`: has other engines go on with streams; None: nobody does."""
         self._pool = pool
+        self._continuer = continuer
         self._metrics = metrics
         self._auth = auth
         self._entrance = entrance
@@ -270,14 +276,20 @@ class Routes:
             raise
         record, shape = journey.record, journey.shape
         client = responder if shape is None else JudgedAnswer(responder, shape)
+        passed = self._requests.follow(record) if request.path in GENERATING else None
+        continuer, goes_on = self._continuer, None
+        if continuer is not None and request.path in PATHS:
+            asked = Asked(request, responder, caller.priority, share, caller.admin, record, passed)
+            goes_on = partial(continuer.go_on, asked, client, journey)
         forward(
             *(request, client, journey, decision, self._pool),
             policy=auth.failover,
             slot=slot,
             explain=caller.admin,
             record=record,
-            passed=self._requests.follow(record) if request.path in GENERATING else None,
+            passed=passed,
             kind=TwoLegs if decision.prefill else None,
+            goes_on=goes_on,
         )
 
     def _asker(self, request: Request) -> Asker:

@@ -13,11 +13,12 @@ from typing import Protocol
 
 from inferway.kv.index.speculative import SpeculativeOverlay
 from inferway.model import Endpoint, HolderId, Target
-from inferway.openai_api.edits import with_vllm_xarg
+from inferway.openai_api.edits import with_last_members, with_vllm_xarg
 from inferway.openai_api.requests import REPORT_MODE
 from inferway.routing.match import Matched, MatchedPrompts
 
 TOKENS = b"tokens"  # the edit of a body that carries its prompt's ids
+IDS = b"return_token_ids"  # of one whose answer another engine may go on with
 TRANSFER = b"kv_transfer_params"  # of one that is a leg of two
 
 # What calls it in a moment.
@@ -126,6 +127,15 @@ class Attempt:
         if body is not None:
             self.body = body
             self.edits = (*self.edits, TOKENS)
+
+    def ask_for_ids(self) -> bool:
+        """Have the engine tell the ids of its tokens; return whether the body says so."""
+        body = with_last_members(self.body, b'"return_token_ids":true')
+        if body is None:
+            return False
+        self.body = body
+        self.edits = (*self.edits, IDS)
+        return True
 
     def carry_transfer(self, body: bytes, *, with_tokens: bool) -> None:
         """Send `body`, which says what the engine gets from another one, or has for it."""

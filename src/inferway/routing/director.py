@@ -47,6 +47,7 @@ from inferway.openai_api.unread import UnreadBody
 from inferway.prompts.context_length import context_needed
 from inferway.prompts.served import ServedModel
 from inferway.routing.attempt import EndpointBook, Later
+from inferway.routing.continuing import Continuing
 from inferway.routing.counts import DirectorStats
 from inferway.routing.eligible import Eligible, Within
 from inferway.routing.journey import Journey, Keeper, Observer, Routed
@@ -120,6 +121,7 @@ class Director:
     keeper: Keeper | None = None  # None: nothing is kept of requests that have ended
     tokens_once: TokensOnce | None = None  # None: engines tokenize all prompts themselves
     legs: KvLegs = field(default_factory=KvLegs)
+    continuing: Continuing | None = None  # None: a stream ends with its engine
     random: Random = field(default_factory=Random)  # which of equally loaded endpoints is first
     stats: DirectorStats = field(default_factory=DirectorStats)
     eligible: Eligible = field(default_factory=Eligible)
@@ -135,15 +137,19 @@ class Director:
         priority: int | None = None,
         edits: Sequence[bytes] = (),
         tenant: str = "",
+        target_model: str | None = None,
     ) -> Journey:
         """Return the journey of a request that goes where most of its prompt is held. `parse`: what
-        the body is, if the path does not say; `within`: endpoints a proxy allows; `priority`: its
+        the body is, if the path does not say; `within`: endpoints it may go to; `priority`: its
         own, whatever headers say; `edits`: what of the client's bytes has been changed; `tenant`:
-        whose share it takes. Raises UnknownPathError."""
+        whose share it takes; `target_model`: that it goes to, whatever rules say. Raises
+        UnknownPathError."""
         parse = parse or PARSERS.get(head.path)
         if parse is None:
             raise UnknownPathError(f"{head.path}: no such path; known: {', '.join(PARSERS)}")
-        by_prompt = ByPrompt(self, head, parse, request_id, within, priority, tenant)
+        by_prompt = ByPrompt(
+            self, head, parse, request_id, within, priority, tenant, target_model=target_model
+        )
         return Journey(self, body, by_prompt, edits)
 
     def open_unread(
@@ -229,6 +235,7 @@ class ByPrompt:
     priority: int | None
     tenant: str
     is_hypothetical: bool = False
+    target_model: str | None = None  # None: rules and proxies say
 
     async def decide(self, journey: Journey, slot: Slot | None) -> Decision:
         """Return where the request goes; raises as `Journey.decide` does."""
@@ -309,7 +316,8 @@ class ByPrompt:
         if director.behind_proxy:
             named = [value for header, value in headers if header == MODEL_HEADER]
             name = named[-1].decode("latin-1") if named else asked
-        record.target_model = target = director.rewrites.target(name)
+        target = self.target_model or director.rewrites.target(name)
+        record.target_model = target
         if target != asked:
             journey.rename(asked, with_model(raw, target))
         return LLMRequest(

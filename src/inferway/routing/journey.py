@@ -24,6 +24,7 @@ from inferway.openai_api.requests import asks_for_report
 from inferway.openai_api.usage import Usage, UsageReader
 from inferway.prompts.served import ServedModel
 from inferway.routing.attempt import Attempt, EndpointBook, Later
+from inferway.routing.continuing import Continuing, KeptStream, RestOfStream
 from inferway.routing.counts import DirectorStats
 from inferway.routing.kv_legs import KvLegs
 from inferway.routing.limits.concurrency_limiter import Slot
@@ -77,6 +78,8 @@ class Host(Protocol):
     def tokens_once(self) -> EditsTokens | None: ...
     @property
     def legs(self) -> KvLegs: ...
+    @property
+    def continuing(self) -> Continuing | None: ...
 
 
 class Decides(Protocol):
@@ -127,6 +130,8 @@ class Journey:
         "closed",
         "edits",
         "goes_on",
+        "is_rest",
+        "kept",
         "known_body",
         "matched",
         "prefill",
@@ -153,6 +158,8 @@ class Journey:
         self.reads_prompt = False  # the client is told how many of its blocks match
         self.matched: MatchedPrompts = {}
         self.goes_on = False  # the engine's prompts are longer than what we know of them
+        self.is_rest = False  # it asks for the rest of an answer whose engine was lost
+        self.kept: KeptStream | None = None  # None: the answer ends with its engine
         self.prefill: PrefillLeg | None = None  # None: the engine that answers computes all
         self.tells_its_reuse = False  # the engine says how much of the prompt it has reused
         self._host = host
@@ -243,10 +250,50 @@ class Journey:
         elif host.tokens_once is not None and self.routed is not None:
             edited = host.tokens_once.edited(attempt.body, self.routed, target.endpoint)
             attempt.carry_tokens(edited)
+        self._keep(attempt)
         self.body = attempt.body
         self.record.prompt_tokens = attempt.prompt_tokens
         self.record.reused_tokens = attempt.reused_tokens
         return self._attempt_headers(target)
+
+    def _keep(self, attempt: Attempt) -> None:
+        """Keep what another engine would need to go on with the answer."""
+        continuing, routed = self._host.continuing, self.routed
+        if continuing is None or routed is None or self.shape is not None:
+            return
+        self._drop_kept()
+        kept = continuing.keep(
+            *(routed, attempt.target.endpoint, self.known_body), is_rest=self.is_rest
+        )
+        if kept is None:
+            return
+        self.kept = kept
+        if not attempt.ask_for_ids():
+            self._drop_kept()
+
+    def _drop_kept(self) -> None:
+        kept, self.kept = self.kept, None
+        if kept is not None:
+            assert self._host.continuing is not None
+            self._host.continuing.drop(kept)
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether the engine has given up its answer in the middle, and the client does not know."""
+        return self.kept is not None and self.kept.sent.is_broken
+
+    def give_up(self) -> bytes:
+        """Return what the engine has said when it gave up: nobody goes on with the answer."""
+        assert self.kept is not None
+        return self.kept.sent.give_up()
+
+    def rest(self) -> RestOfStream | None:
+        """Return how the rest of a streamed answer whose engine was lost is asked for; None if
+        another engine cannot go on with it."""
+        if self.kept is None or self.closed:
+            return None
+        assert self._host.continuing is not None
+        return self._host.continuing.rest(self.kept, is_rest=self.is_rest)
 
     def _attempt_headers(self, target: Target) -> Headers:
         headers = target.endpoint.headers
@@ -293,6 +340,8 @@ class Journey:
         if not self._first_chunk_came:
             self._first_chunk_came = True
             self._begun()
+        if self.kept is not None:
+            chunk = self.kept.sent.feed(chunk)
         self._usage.feed(chunk)
         return chunk if self._names is None else self._names.feed(chunk)
 
@@ -330,6 +379,7 @@ class Journey:
             attempt.end()  # first: what it took is given back, whatever the answer holds
         if self.prefill is not None:
             self.prefill.close()
+        self._drop_kept()
         record = self.record
         record.outcome = outcome
         record.usage = usage = self._usage.usage()

@@ -30,6 +30,7 @@ class Record:
     reason: str = ""  # why the engine was chosen (model.Reason); empty until that is decided
     target: Target | None = None  # that was tried last
     attempts: int = 0
+    continued: int = 0  # times that its engine was lost in the middle, and another went on
     prefill_target: Target | None = None  # whose blocks the answering engine got
     prefill_seconds: float = 0.0  # that its prefill legs took, whatever came of them
     begun_at: float = 0.0  # when the first piece of the answer came; 0.0: none has come

@@ -9,7 +9,7 @@ from typing import Literal
 from inferway.errors import ConfigError
 from inferway.kv.blocks.dialects import DEFAULT_SEED
 
-Mode = Literal["echo", "random"]
+Mode = Literal["echo", "random", "recite"]
 EventFormat = Literal["map", "array"]
 Connector = Literal["nixl", "nixl-push", "mooncake", "sglang"]
 Role = Literal["producer", "consumer", "both"]

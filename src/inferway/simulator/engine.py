@@ -23,7 +23,7 @@ from inferway.simulator.metrics import EngineMetrics
 from inferway.simulator.models import AdapterNames
 from inferway.simulator.planning import Planner
 from inferway.simulator.publisher import EventPublisher, EventSourceEntry
-from inferway.simulator.replies import Reply, echo, random_sentences
+from inferway.simulator.replies import RECITED, Reply, echo, random_sentences, recite
 from inferway.simulator.scheduler import Scheduler
 from inferway.simulator.server import Server
 from inferway.simulator.server_info import VLLM_VERSION, ServerInfo
@@ -41,7 +41,7 @@ class SimulatedEngine:
     ) -> None:
         self.config = config
         self._model = model
-        self._reply = reply or (echo if config.mode == "echo" else random_sentences(config.seed))
+        self._reply = reply or _reply(config, model)
         dialect = Dialect(seed=config.hash_seed)
         transfers = config.kv_transfer
         contents = None if transfers is None else BlockContents(config.block_size)
@@ -187,3 +187,12 @@ class SimulatedEngine:
 
     def _local(self, endpoint: str | None) -> str | None:
         return endpoint and endpoint.replace("*", self.config.host)
+
+
+def _reply(config: SimulatorConfig, model: TextModel) -> Reply:
+    match config.mode:
+        case "echo":
+            return echo
+        case "recite":
+            return recite(model.encode(RECITED))
+    return random_sentences(config.seed)

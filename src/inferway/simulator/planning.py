@@ -192,7 +192,7 @@ class Planner:
             num_cached_tokens=self._cache.num_reusable_tokens(run),
         )
         # The reply's own tokens, as they will stand in the next turn's prompt.
-        words = self._model.encode(self._reply(request))
+        words = self._words(request)
         room = self._max_model_len - len(prompt_ids)
         limit = min(_max_tokens(body) or room, room)
         planned, finish_reason = self._cut(words, limit, ignore_eos=bool(options.ignore_eos))
@@ -211,8 +211,12 @@ class Planner:
             read_text=partial(self._model.decode, held),
             prompt_ids=np.array(held, dtype=np.uint32),
         )
-        words = self._model.encode(self._reply(told))
+        words = self._words(told)
         turn.job.planned, turn.finish_reason = self._cut(words, limit, ignore_eos=ignore_eos)
+
+    def _words(self, request: SimRequest) -> list[int]:
+        reply = self._reply(request)
+        return self._model.encode(reply) if isinstance(reply, str) else [*reply]
 
     def _cut(self, words: list[int], limit: int, *, ignore_eos: bool) -> tuple[Sequence[int], str]:
         """At most `limit` tokens, and why they end."""

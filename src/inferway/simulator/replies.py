@@ -1,10 +1,11 @@
-"""What a simulated engine answers: what it was told, or sentences from a small bank."""
+"""What a simulated engine answers: what it was told, sentences from a small bank, or a text that it
+goes on with where the prompt has come to, as a model does."""
 
 from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +29,8 @@ class SimRequest:
         return self.read_text()
 
 
-Reply = Callable[[SimRequest], str]
+# A text, or token ids.
+Reply = Callable[[SimRequest], str | Sequence[int]]
 
 _SENTENCES = (
     "The prefix was already here, so only the end of the prompt had to be computed.",
@@ -59,6 +61,23 @@ def random_sentences(seed: int) -> Reply:
         digest = hashlib.sha256(request.prompt_ids.tobytes()).hexdigest()
         rng = random.Random(f"{seed}:{digest}")
         return " ".join(rng.choices(_SENTENCES, k=rng.randint(1, 4)))
+
+    return reply
+
+
+RECITED = " ".join([*_SENTENCES, "Naïve café, 東京 🚀."] * 8)
+
+
+def recite(words: Sequence[int]) -> Reply:
+    """Return a reply that is always the same long text, whose tokens are `words`: of a prompt that
+    ends with its beginning, the rest."""
+
+    def reply(request: SimRequest) -> Sequence[int]:
+        ids = request.prompt_ids.tolist()
+        for number in range(min(len(ids), len(words)), 0, -1):
+            if ids[-number:] == words[:number]:
+                return words[number:]
+        return words
 
     return reply
 

@@ -1,0 +1,287 @@
+"""A stream whose engine was lost in the middle: another engine goes on with it, unseen.
+
+the stream's engine   what is done
+is lost, or gives up  the rest is asked for as a request of its own: it has its turn, is matched,
+                      scheduled, booked and tried like any, but never at the engine that was lost
+answers the rest      its events follow those that the client has (openai_api/stream_rest.py)
+is lost, too          the same once more, `retries.attempts` engines in all
+
+If nobody goes on, the client gets the error event that it would have got at once.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+from inferway.errors import FleetError, InferwayError, SeamError
+from inferway.http.auth import Auth, withheld
+from inferway.http.forward import Client, forward
+from inferway.http.message import Request
+from inferway.http.responder import BodySource, Responder
+from inferway.http.two_legs import TwoLegs
+from inferway.model import Endpoint, Headers
+from inferway.openai_api.responses import error_event
+from inferway.openai_api.stream_rest import RestEvents
+from inferway.openai_api.usage import Usage
+from inferway.routing.continuing import FAILED, TOO_OFTEN, WENT_ON, Continuing, RestOfStream
+from inferway.routing.director import Director
+from inferway.routing.journey import Journey
+from inferway.routing.record import Passed, Record
+from inferway.tasks import Tasks
+from inferway.telemetry.answer_log import outcome_of
+from inferway.upstream.pool import Pool
+
+log = logging.getLogger("inferway.forward")
+
+
+@dataclass(slots=True)
+class Asked:
+    """Who has asked for a stream, and is told of it."""
+
+    request: Request
+    responder: Responder
+    priority: int | None
+    share: str  # of the engines, whose it is
+    is_admin: bool
+    record: Record  # of the whole answer
+    passed: Passed | None
+    lost: int = 0  # engines
+
+
+class Leaving(Protocol):
+    """A stream that leaves its engine (forward.Forwarding)."""
+
+    def over(self, outcome: str) -> None: ...
+
+
+@dataclass(slots=True)
+class Continuer:
+    """Has other engines go on with streams. `close` must be called."""
+
+    director: Director
+    continuing: Continuing
+    pool: Pool
+    auth: Auth
+    _tasks: Tasks = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._tasks = Tasks(log, "a stream that had lost its engine ended, by our fault")
+
+    def go_on(
+        self,
+        asked: Asked,
+        client: Client,
+        journey: Journey,
+        leaving: Leaving,
+        error: InferwayError,
+    ) -> bool:
+        """Return whether the client hears no error: another engine is asked for the rest of the
+        answer, which has begun. `leaving` is told that it is over here."""
+        if journey.kept is None or not client.can_say_more:
+            return False
+        if asked.lost + 2 > self.auth.failover.retries.settings.attempts:
+            self.continuing.counts[TOO_OFTEN] += 1
+            return False
+        rest = journey.rest()
+        if rest is None:
+            return False
+        target = journey.record.target
+        assert target is not None
+        leaving.over("upstream_error")
+        asked.lost += 1
+        seam = _Seam(self.continuing, asked, client, journey, rest, error)
+        log.warning(
+            "engine %s was lost after %d tokens of an answer, and another one goes on: %s",
+            *(target.endpoint.engine, rest.cut.num_ids, error),
+        )
+        client.attach(seam)
+        self._tasks.spawn(self._send(seam, target.endpoint.engine))
+        return True
+
+    async def _send(self, seam: _Seam, lost: str) -> None:
+        asked, before = seam.asked, seam.before
+
+        def within(endpoint: Endpoint) -> bool:
+            return endpoint.engine != lost and self.continuing.takes(endpoint)
+
+        request = asked.request
+        journey = self.director.open(
+            *(request.head, seam.rest.body, request.id.decode()),
+            within=within,
+            priority=asked.priority,
+            edits=before.edits,
+            tenant=asked.share,
+            target_model=before.record.target_model,
+        )
+        journey.is_rest = True
+        slot = self.auth.ticket(asked.responder, asked.share)
+        try:
+            decision = await journey.decide(slot)
+            if asked.responder.span is not None:
+                asked.responder.span.follow(journey)
+            seam.journey = journey
+        except BaseException as e:
+            journey.close(outcome_of(e))
+            if slot is not None:
+                slot.leave()
+            seam.fail(e)
+            if isinstance(e, InferwayError):
+                return
+            raise
+        forward(
+            *(request, seam, journey, decision, self.pool),
+            policy=self.auth.failover,
+            slot=slot,
+            explain=asked.is_admin,
+            record=asked.record,
+            passed=asked.passed,
+            kind=TwoLegs if decision.prefill else None,
+            goes_on=partial(self.go_on, asked, seam, journey),
+        )
+
+    async def close(self) -> None:
+        """Give up what is under way."""
+        await self._tasks.close()
+
+
+class _Seam:
+    """The client of the rest, in front of the client of the whole answer."""
+
+    def __init__(
+        self,
+        continuing: Continuing,
+        asked: Asked,
+        client: Client,
+        before: Journey,
+        rest: RestOfStream,
+        error: InferwayError,
+    ) -> None:
+        self.asked = asked
+        self.before = before
+        self.rest = rest
+        self.journey: Journey | None = None  # of the rest; None: it is not decided yet
+        self.started = False
+        self._counts = continuing.counts
+        self._client = client
+        self._error = error  # that the client hears of if nobody goes on
+        record = before.record
+        renamed = record.model if before.changes_length else ""
+        self._events = RestEvents(rest.cut, renamed)
+        self._source: BodySource | None = None
+        self._is_over = False
+        self._comment = b""
+
+    # ---------------------------------------------------------------------- client of the rest
+
+    @property
+    def ended(self) -> bool:
+        return self._is_over or self._client.ended
+
+    @property
+    def can_say_more(self) -> bool:
+        return not self._is_over and self._client.can_say_more
+
+    def attach(self, source: BodySource) -> None:
+        self._source = source
+        self._client.attach(source)
+
+    def start(self, status: int, headers: Headers, length: int | None = None) -> None:
+        del headers, length  # the client has those of the first engine
+        self.started = True
+        assert self.journey is not None
+        target = self.journey.record.target
+        if status != 200 or target is None:
+            self._give_up()
+        elif self.asked.is_admin:
+            self._comment = b": x-inferway-continued engine=%b tokens=%d\n\n" % (
+                *(target.endpoint.engine.encode(), self.rest.cut.num_ids),
+            )
+
+    def flush(self) -> None:
+        pass
+
+    def write(self, chunk: bytes) -> None:
+        if self._is_over:
+            return
+        try:
+            self._client.write(self._edited(chunk))
+        except SeamError as e:
+            self._give_up(e)
+
+    def end(self, chunk: bytes = b"") -> None:
+        if self._is_over:
+            return
+        try:
+            last = self._edited(chunk)
+        except SeamError as e:
+            self.fail(e)
+            return
+        assert self.journey is not None
+        self._note(self.journey.record.outcome)
+        self._client.end(last)
+
+    def send_error(self, error: InferwayError) -> None:
+        self.fail(error)
+
+    def abort(self) -> None:
+        self.fail(self._error)
+
+    # ---------------------------------------------------------------------- source, until then
+
+    def pause(self) -> None:
+        pass
+
+    def resume(self) -> None:
+        pass
+
+    def client_gone(self) -> None:
+        self._is_over = True
+
+    # ----------------------------------------------------------------------------------------
+
+    def _edited(self, chunk: bytes) -> bytes:
+        comment, self._comment = self._comment, b""
+        return comment + self._events.feed(chunk)
+
+    def _give_up(self, error: BaseException | None = None) -> None:
+        """End the rest, of which no more is wanted."""
+        source = self._source
+        if source is not None:
+            source.client_gone()
+        self.fail(error or self._error)
+
+    def fail(self, error: BaseException) -> None:
+        """Tell the client that its answer has ended: its engine was lost, and nobody goes on."""
+        if self._is_over:
+            return
+        log.warning("nobody goes on with an answer whose engine was lost: %s", error)
+        self._note("upstream_error")
+        client, asked = self._client, self.asked
+        told = self._error
+        if isinstance(told, FleetError) and not asked.is_admin:
+            told = withheld(told, asked.request.id)
+        if client.can_say_more:
+            client.end(error_event(told, asked.request.path))
+        else:
+            client.abort()
+
+    def _note(self, outcome: str) -> None:
+        """Note on the record of the answer that the rest is of how it has ended."""
+        self._is_over = True
+        self._counts[WENT_ON if outcome == "ok" else FAILED] += 1
+        whole = self.before.record
+        whole.outcome = outcome
+        whole.continued = 1
+        if self.journey is None:
+            return
+        record, cut = self.journey.record, self.rest.cut
+        whole.continued += record.continued
+        whole.target = record.target or whole.target
+        whole.attempts += record.attempts
+        if record.usage is not None:
+            prompt, usage = cut.prompt_ids.count(b",") + 1, record.usage
+            cached = None if usage.cached is None else min(usage.cached, prompt)
+            whole.usage = Usage(prompt, cut.num_ids + usage.completion, cached)

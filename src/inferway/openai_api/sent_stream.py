@@ -1,0 +1,242 @@
+"""What the client of a stream has been sent, token by token. Pure.
+
+The engine tells the ids of its tokens in each event (`return_token_ids`). The client has not asked
+for them, so each event leaves here as the engine would have written it without:
+
+event                  as it came                        as it leaves
+the first of a chat    "prompt_token_ids":[1,2]          "prompt_token_ids":null
+with tokens            "token_ids":[7]                   "token_ids":null
+of tokens that vLLM    "delta":{} and "token_ids":[8]    not at all
+would say nothing of
+an error, or that the  {"error"..., or                   not at all, nor what follows: `is_broken`,
+engine has given up    "finish_reason":"abort"           until `give_up`
+
+`cut` says after which token another engine may go on, so that no text is doubled or missing. That
+is not always the last one: of an open character, and of a text that may be the start of a stop
+string, the client has been sent nothing yet (vllm/v1/engine/detokenizer.py). These are the rules:
+
+- A token is *settled* if it came alone and with text: then vLLM has decoded all tokens up to it.
+- vLLM keeps back `lag` characters, one fewer than the longest stop string has; none if stop strings
+  are part of the answer. So where text was sent, `lag` more than that have been decoded.
+- Where stop strings are part of the answer, one may have begun in the last `back` characters that
+  were sent. The other engine must see it from its start.
+
+The other engine then says some characters again (`overlap`), which must be the same.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from inferway_structured.decoding import UNREADABLE
+
+MOST_BYTES = 1 << 20  # of a prompt and an answer that are kept
+
+_LOOKED_AT = 64  # events of the stream's end, at least, in which a cut is looked for
+_WHOLE_IDS = re.compile(rb'"token_ids":\[([0-9,]*)\]')
+_PROMPT_IDS = re.compile(rb'"prompt_token_ids":\[([0-9,]*)\]')
+_SAYS_NOTHING = re.compile(rb'"delta":\{\},"logprobs":null,"finish_reason":null')
+_ABORTED = b'"finish_reason":"abort"'
+_FINISHED = b'"finish_reason":"'
+_RUNNING = b'"finish_reason":null'
+_ERROR = re.compile(rb'data: ?\{"error"|event: ?error\b')
+_DATA = b"data: {"
+# Tokens that were not text: who goes on would have to know what they were part of.
+_OTHER_KINDS = (b'"reasoning', b'"tool_calls":[', b'"function_call":{')
+_CHAT, _COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+# What stands between the text and the ids of most events.
+_MARKS = {
+    _CHAT: b'"},"logprobs":null,%b,"token_ids":[' % _RUNNING,
+    _COMPLETIONS: b'","logprobs":null,%b,"stop_reason":null,"prompt_token_ids":null,"token_ids":['
+    % _RUNNING,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Stops:
+    """How many characters of a decoded text are not sent, or may be the start of a stop string."""
+
+    lag: int = 0
+    back: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Where another engine goes on. Ids are as JSON has them, between commas."""
+
+    prompt_ids: bytes
+    ids: bytes  # of the answer, up to the cut
+    num_ids: int
+    overlap: str  # that the client has been sent of what follows
+    first: bytes  # the data of the stream's first event
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    delta: _Delta | None = None
+    text: str | None = None
+
+
+class _Event(msgspec.Struct):
+    choices: list[_Choice] = []
+
+
+_EVENT = msgspec.json.Decoder(_Event)
+
+
+class SentStream:
+    """Fed with the whole events of one stream of one answer, it returns them without the ids that
+    the client has not asked for, and remembers those."""
+
+    __slots__ = (
+        "_earlier",
+        "_events",
+        "_first",
+        "_ids",
+        "_is_plain",
+        "_mark",
+        "_prompt_ids",
+        "_size",
+        "_withheld",
+        "is_broken",
+        "is_finished",
+    )
+
+    def __init__(self, path: str) -> None:
+        """`path`: one of `PATHS`."""
+        self._mark = _MARKS[path]
+        self._first = b""  # event
+        self._prompt_ids = b""
+        self._earlier: list[bytes] = []  # ids of events that `_ids` no longer has
+        self._ids: list[bytes] = []  # of each of the last events
+        self._events: list[bytes] = []  # beside `_ids`: what the client was sent
+        self._size = 0  # of `_earlier` and the prompt
+        self._is_plain = True  # all that came was text, and not too much
+        self._withheld = b""
+        self.is_broken = False  # the engine has given up, and what it said of that is withheld
+        self.is_finished = False  # it has said why the answer ends
+
+    def feed(self, events: bytes) -> bytes:
+        """Return whole events as the client gets them."""
+        if self.is_broken:
+            self._withheld += events
+            return b""
+        mark = self._mark
+        at = events.find(mark)
+        if at < 0 or events.find(b"\n\n") != len(events) - 2:
+            return self._each(events)
+        start = at + len(mark)
+        end = events.index(b"]", start)
+        ids = self._ids
+        ids.append(events[start:end])
+        sent = b"%bnull%b" % (events[: start - 1], events[end + 1 :])
+        self._events.append(sent)
+        if len(ids) > 2 * _LOOKED_AT:
+            self._put_aside()
+        return sent
+
+    def _each(self, events: bytes) -> bytes:
+        """Return the same of events that are several, or not what most are."""
+        whole, _, _ = events.rpartition(b"\n\n")
+        return b"".join([self._one(event + b"\n\n") for event in whole.split(b"\n\n")])
+
+    def _one(self, event: bytes) -> bytes:
+        if self.is_broken or _ABORTED in event or _ERROR.match(event):
+            self.is_broken = True
+            self._withheld += event
+            return b""
+        if _FINISHED in event:
+            self.is_finished = True
+        if not self._first and event.startswith(_DATA):
+            self._first = event
+        found = _PROMPT_IDS.search(event)
+        if found is not None:
+            self._prompt_ids = found[1]
+            self._size += len(found[1])
+            event = _PROMPT_IDS.sub(b'"prompt_token_ids":null', event)
+        found = _WHOLE_IDS.search(event)
+        if found is None:
+            return event
+        says_nothing = _SAYS_NOTHING.search(event) is not None
+        event = b"" if says_nothing else _WHOLE_IDS.sub(b'"token_ids":null', event)
+        self._ids.append(found[1])
+        self._events.append(event)
+        return event
+
+    def give_up(self) -> bytes:
+        """Return what was withheld: nobody goes on, and the client hears it from the engine."""
+        withheld, self._withheld = self._withheld, b""
+        self.is_broken, self._is_plain = False, False
+        return withheld
+
+    def _put_aside(self) -> None:
+        """Keep of the earlier events the ids alone."""
+        ids, events = self._ids[:-_LOOKED_AT], self._events[:-_LOOKED_AT]
+        del self._ids[:-_LOOKED_AT], self._events[:-_LOOKED_AT]
+        self._note_kinds(events)
+        earlier = b",".join([each for each in ids if each])
+        self._size += len(earlier)
+        if self._size > MOST_BYTES:
+            self._is_plain = False
+        if self._is_plain:
+            self._earlier.append(earlier)
+        else:
+            self._earlier.clear()
+
+    def _note_kinds(self, events: Sequence[bytes]) -> None:
+        together = b"".join(events)
+        if any(kind in together for kind in _OTHER_KINDS):
+            self._is_plain = False
+
+    def cut(self, stops: Stops) -> Cut | None:
+        """Return where another engine can go on; None if it cannot."""
+        self._note_kinds(self._events)
+        if not self._is_plain or not self._prompt_ids or not self._first or self.is_finished:
+            return None
+        try:
+            texts = [_text_of(event) for event in self._events]
+        except UNREADABLE:
+            return None
+        counts = [ids.count(b",") + 1 if ids else 0 for ids in self._ids]
+        found = _settled(texts, counts, stops, is_start=not self._earlier)
+        if found is None:
+            return None
+        number, overlap = found
+        kept = [*self._earlier, *[ids for ids in self._ids[:number] if ids]]
+        ids = b",".join(kept)
+        num_ids = ids.count(b",") + 1 if ids else 0
+        first = self._first.partition(_DATA[:-1])[2].strip()
+        return Cut(self._prompt_ids, ids, num_ids, overlap, first)
+
+
+PATHS = frozenset(_MARKS)
+
+
+def _text_of(event: bytes) -> str:
+    if not event:
+        return ""
+    (choice,) = _EVENT.decode(event.partition(b"data:")[2]).choices
+    return choice.text or (choice.delta and choice.delta.content) or ""
+
+
+def _settled(
+    texts: Sequence[str], counts: Sequence[int], stops: Stops, *, is_start: bool
+) -> tuple[int, str] | None:
+    """Return how many of the events may be kept, and what was sent beyond them. `is_start`: they
+    are all that the stream had."""
+    sent = "".join(texts)
+    most = len(sent) - stops.back
+    before = len(sent)  # characters that were sent with the first `number` events
+    for number in range(len(texts), 0, -1):
+        text = texts[number - 1]
+        if text and counts[number - 1] == 1 and before + stops.lag <= most:
+            return number, sent[before + stops.lag :]
+        before -= len(text)
+    return (0, sent) if is_start else None

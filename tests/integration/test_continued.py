@@ -1,0 +1,220 @@
+"""An engine is lost in the middle of a stream, and the client sees the answer of one engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import openai
+import pytest
+from tests.integration.conftest import LONG, Fleet, StartFleet, simulated, until
+
+from inferway.simulator.config import LatencyModel
+from inferway.simulator.replies import RECITED
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+BODIES: Mapping[str, Mapping[str, Any]] = {
+    CHAT: {"messages": [{"role": "user", "content": LONG}]},
+    COMPLETIONS: {"prompt": LONG},
+}
+TOKENS = 600
+SLOW = LatencyModel(inter_token_latency=0.002)
+
+
+async def reciting(start_fleet: StartFleet, number: int = 3, **settings: Any) -> Fleet:
+    """Engines that say the same long text, a token in 2 ms."""
+    engine = simulated(mode="recite", latency=SLOW)
+    return await start_fleet([engine] * number, **settings)
+
+
+async def stream(fleet: Fleet, path: str, **more: Any) -> AsyncIterator[bytes]:
+    """The answer's head as one line, and its events."""
+    body = {"model": "smollm2", **BODIES[path], "max_tokens": TOKENS, "stream": True, **more}
+    async with fleet.http.post(fleet.url + path, json=body) as answer:
+        yield json.dumps({**answer.headers}).encode()
+        async for line in answer.content:
+            if line.strip():
+                yield line
+
+
+async def stop_the_busy_one(fleet: Fleet) -> None:
+    """Cut off all that the engine answers which has the most requests, as soon as one has any."""
+
+    async def is_busy() -> bool:
+        return any(engine.num_requests for engine in fleet.engines)
+
+    await until(is_busy)
+    await max(fleet.engines, key=lambda each: each.num_requests).stop()
+
+
+async def whole(
+    fleet: Fleet, path: str, lose_after: tuple[int, ...] = (), **more: Any
+) -> list[bytes]:
+    """The lines of an answer; the engine that streams is stopped after so many of them."""
+    lines = []
+    async for line in stream(fleet, path, **more):
+        lines.append(line)
+        if len(lines) in lose_after:
+            await stop_the_busy_one(fleet)
+    return lines
+
+
+def told(lines: list[bytes]) -> list[Any]:
+    return [json.loads(line[6:]) for line in lines[1:] if line.startswith(b"data: {")]
+
+
+def text_of(lines: list[bytes]) -> str:
+    choices = [choice for each in told(lines) for choice in each["choices"]]
+    return "".join(
+        choice["text"] if "text" in choice else choice["delta"].get("content") or ""
+        for choice in choices
+    )
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("lost", [(2,), (3,), (60,), (150,), (40, 90)])
+async def test_the_rest_comes_from_another_engine(
+    start_fleet: StartFleet, path: str, lost: tuple[int, ...]
+) -> None:
+    fleet = await reciting(start_fleet)
+    usage = {"stream_options": {"include_usage": True}}
+    undisturbed = await whole(fleet, path, **usage)
+
+    lines = await whole(fleet, path, lost, **usage)
+
+    assert text_of(lines) == text_of(undisturbed) != ""
+    events = told(lines)
+    assert {(each["id"], each["created"], each["model"]) for each in events} == {
+        (events[0]["id"], events[0]["created"], "smollm2")
+    }
+    ends = [choice["finish_reason"] for each in events for choice in each["choices"]]
+    assert [end for end in ends if end] == ["length"]
+    counts = ("prompt_tokens", "completion_tokens", "total_tokens")
+    counted, right = events[-1]["usage"], told(undisturbed)[-1]["usage"]
+    assert [counted[name] for name in counts] == [right[name] for name in counts]
+    assert lines[-1] == b"data: [DONE]\n"
+    assert sum(line.startswith(b": x-inferway-continued engine=") for line in lines) == len(lost)
+    assert await fleet.metric("inferway_continued_streams_total", outcome="ok") == len(lost)
+    assert await fleet.metric("inferway_kept_stream_bytes") == 0
+
+
+async def test_the_client_of_an_undisturbed_stream_sees_no_ids(start_fleet: StartFleet) -> None:
+    fleet = await reciting(start_fleet, 1)
+
+    (head, *lines) = await whole(fleet, CHAT)
+
+    assert "return_token_ids" in json.loads(head)["x-inferway-edited"]
+    assert not any(b'token_ids":[' in line for line in lines)
+    plain = await reciting(start_fleet, 1, continue_streams=False)
+    (head, *others) = await whole(plain, CHAT)
+    assert "return_token_ids" not in json.loads(head).get("x-inferway-edited", "")
+    assert [shape(line) for line in lines] == [shape(line) for line in others]
+
+
+def shape(line: bytes) -> Any:
+    if not line.startswith(b"data: {"):
+        return line
+    return {**json.loads(line[6:]), "id": "", "created": 0}
+
+
+async def test_openais_client_gets_the_whole_text(start_fleet: StartFleet) -> None:
+    fleet = await reciting(start_fleet)
+    async with openai.AsyncOpenAI(base_url=f"{fleet.url}/v1", api_key="none") as people:
+        pieces = []
+        async for each in await people.chat.completions.create(
+            model="smollm2",
+            messages=[{"role": "user", "content": LONG}],
+            max_tokens=TOKENS,
+            stream=True,
+        ):
+            pieces.append(each.choices[0].delta.content or "")
+            if len(pieces) == 50:
+                await stop_the_busy_one(fleet)
+
+    text = "".join(pieces)
+    assert RECITED.startswith(text)
+    assert len(text) > 1000
+
+
+async def test_a_text_of_its_own_length_comes_to_its_own_end(start_fleet: StartFleet) -> None:
+    fleet = await reciting(start_fleet)
+
+    lines = await whole(fleet, CHAT, (30,), max_tokens=None)
+
+    assert text_of(lines) == RECITED
+
+
+async def test_where_nobody_is_left_the_client_hears_of_the_loss(start_fleet: StartFleet) -> None:
+    fleet = await reciting(start_fleet, 1)
+
+    lines = await whole(fleet, CHAT, (50,))
+
+    assert b"data: [DONE]\n" not in lines
+    assert "closed the connection" in told(lines)[-1]["error"]["message"]
+    assert await fleet.metric("inferway_continued_streams_total", outcome="failed") == 1
+    assert await fleet.metric("inferway_kept_stream_bytes") == 0
+
+
+@pytest.mark.parametrize(
+    ("more", "name"),
+    [({"presence_penalty": 0.5}, "presence_penalty"), ({"bad_words": ["x"]}, "bad_words")],
+)
+async def test_a_request_whose_rest_would_be_another_ends_with_its_engine(
+    start_fleet: StartFleet, more: Mapping[str, Any], name: str
+) -> None:
+    fleet = await reciting(start_fleet)
+
+    lines = await whole(fleet, CHAT, (50,), **more)
+
+    assert "error" in told(lines)[-1]
+    assert await fleet.metric("inferway_continued_streams_total", outcome=name) == 1
+
+
+async def test_a_request_that_loses_one_engine_after_the_other_is_given_up(
+    start_fleet: StartFleet,
+) -> None:
+    fleet = await reciting(start_fleet, 4)
+
+    lines = await whole(fleet, CHAT, (20, 40, 60))
+
+    assert "error" in told(lines)[-1]
+    assert await fleet.metric("inferway_continued_streams_total", outcome="too-often") == 1
+
+
+async def test_a_client_that_leaves_while_the_rest_is_asked_for_leaves_nothing(
+    start_fleet: StartFleet,
+) -> None:
+    fleet = await reciting(start_fleet)
+    lines = stream(fleet, CHAT)
+    await anext(lines)
+    await stop_the_busy_one(fleet)
+    await lines.aclose()
+
+    async def at_rest() -> bool:
+        return not any(engine.num_requests for engine in fleet.engines)
+
+    await until(at_rest)
+    assert await fleet.metric("inferway_kept_stream_bytes") == 0
+
+
+async def test_many_streams_go_on_at_once(start_fleet: StartFleet) -> None:
+    fleet = await reciting(start_fleet)
+    loss = asyncio.Event()
+
+    async def one(number: int) -> str:
+        lines = []
+        prompt = f"{number} {LONG}"
+        async for line in stream(fleet, COMPLETIONS, prompt=prompt):
+            lines.append(line)
+            if len(lines) == 40 and not loss.is_set():
+                loss.set()
+                await stop_the_busy_one(fleet)
+        return text_of(lines)
+
+    texts = await asyncio.gather(*[one(number) for number in range(12)])
+
+    assert len(set(texts)) == 1
+    assert RECITED.startswith(texts[0])
+    assert await fleet.metric("inferway_continued_streams_total", outcome="ok") > 0

@@ -1,0 +1,371 @@
+"""A stream is cut anywhere, and another engine goes on: the client's text is that of one engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inferway.errors import SeamError
+from inferway.openai_api.requests import parse_chat, parse_completion
+from inferway.openai_api.sent_stream import Cut, SentStream, Stops
+from inferway.openai_api.stream_rest import (
+    RestEvents,
+    may_go_on,
+    rest_body,
+    stops_of,
+    why_not,
+)
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+PROMPT = [5, 6, 7]
+JsonObject = dict[str, object]
+
+
+def event(data: object) -> bytes:
+    return (
+        b"data: " + json.dumps(data, separators=(",", ":"), ensure_ascii=False).encode() + b"\n\n"
+    )
+
+
+class FakeEngine:
+    """Streams a fixed text as vLLM does: half characters and what may be the start of a stop
+    string wait. Token n of the text has the id n; `number` of them are in the prompt."""
+
+    def __init__(self, tokens: Sequence[bytes], path: str, stop: str, *, shows_stop: bool) -> None:
+        self._tokens = tokens
+        self._is_chat = path == CHAT
+        self._stop = stop
+        self._shows_stop = shows_stop
+
+    def events(self, number: int, sizes: Iterator[int], *, with_ids: bool) -> Iterator[bytes]:
+        """`sizes`: how many tokens each event has."""
+        prompt = [*PROMPT, *range(number)]
+        told = {"id": f"from-{number}", "created": 10 + number, "model": "m"}
+        if self._is_chat:
+            choice: JsonObject = {"index": 0, "delta": {"role": "assistant", "content": ""}}
+            choice |= {"logprobs": None, "finish_reason": None}
+            ids = prompt if with_ids else None
+            yield event({**told, "choices": [choice], "prompt_token_ids": ids, "prompt_text": None})
+        made, text, sent, is_first = 0, "", 0, True
+        lag = len(self._stop) - 1 if self._stop and not self._shows_stop else 0
+        while number + made < len(self._tokens):
+            size = min(next(sizes), len(self._tokens) - number - made)
+            begun, finish = number + made, None
+            for _ in range(size):
+                made += 1
+                before = len(text)
+                raw = b"".join(self._tokens[number : number + made])
+                with_open = raw.decode(errors="replace")
+                if not with_open.endswith("\N{REPLACEMENT CHARACTER}"):
+                    text = with_open
+                at = text.find(self._stop, max(0, before - len(self._stop) + 1))
+                if self._stop and at >= 0:
+                    text = text[: at + len(self._stop) * self._shows_stop]
+                    finish = "stop"
+                    break
+            if number + made == len(self._tokens):
+                finish = finish or "length"
+            upto = len(text) if finish else max(sent, len(text) - lag)
+            ids = list(range(begun, number + made)) if with_ids else None
+            yield event(
+                {**told, "choices": [self._choice(text[sent:upto], finish, ids, prompt * is_first)]}
+            )
+            sent, is_first = upto, False
+            if finish is not None:
+                break
+        usage = {"prompt_tokens": len(prompt), "completion_tokens": made}
+        yield event({**told, "choices": [], "usage": {**usage, "total_tokens": len(prompt) + made}})
+        yield b"data: [DONE]\n\n"
+
+    def _choice(
+        self, text: str, finish: str | None, ids: object, prompt: Sequence[int]
+    ) -> JsonObject:
+        if self._is_chat:
+            choice: JsonObject = {"index": 0, "delta": {"content": text}}
+            choice |= {"logprobs": None, "finish_reason": finish}
+            if finish is not None:
+                choice["stop_reason"] = None
+        else:
+            choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": finish}
+            choice |= {"stop_reason": None}
+            choice["prompt_token_ids"] = (prompt or None) if ids is not None else None
+        choice["token_ids"] = ids
+        return choice
+
+
+def text_of(stream: bytes) -> tuple[str, str | None, object, set[object]]:
+    """The text, why it ended, its usage, and what events are called."""
+    text, finish, usage, names = "", None, None, set()
+    for line in stream.decode().splitlines():
+        if not line.startswith("data: {"):
+            continue
+        data = json.loads(line[6:])
+        names.add((data["id"], data["created"], data["model"]))
+        usage = data.get("usage") or usage
+        for choice in data["choices"]:
+            text += choice["text"] if "text" in choice else choice["delta"].get("content") or ""
+            finish = choice["finish_reason"] or finish
+    return text, finish, usage, names
+
+
+TEXTS = st.text(st.sampled_from("ab \né東🚀"), min_size=1, max_size=60)
+
+
+@settings(max_examples=600)
+@given(
+    text=TEXTS,
+    stop=st.sampled_from(["", "", "ab", "aab", "🚀b", "é東é"]),
+    shows_stop=st.booleans(),
+    path=st.sampled_from([CHAT, COMPLETIONS]),
+    draw=st.data(),
+)
+def test_text_end_and_usage_are_those_of_one_engine(
+    text: str, stop: str, shows_stop: bool, path: str, draw: st.DataObject
+) -> None:
+    raw = text.encode()
+    borders = sorted(draw.draw(st.sets(st.integers(1, max(1, len(raw) - 1)), max_size=40)))
+    tokens = [raw[a:b] for a, b in zip([0, *borders], [*borders, len(raw)], strict=True) if a < b]
+    engine = FakeEngine(tokens, path, stop, shows_stop=shows_stop)
+    sizes = st.integers(1, 3)
+
+    def drawn() -> Iterator[int]:
+        while True:
+            yield draw.draw(sizes)
+
+    whole = b"".join(engine.events(0, iter(drawn()), with_ids=False))
+    sent, passed, losses = SentStream(path), b"", draw.draw(st.integers(1, 3))
+    events = list(engine.events(0, drawn(), with_ids=True))
+    seams: list[RestEvents] = []
+    while losses:
+        losses -= 1
+        lost_at = draw.draw(st.integers(1, len(events)))
+        for each in events[:lost_at]:
+            passed += through(seams, sent.feed(each))
+        fields = {"stop": stop or None, "include_stop_str_in_output": shows_stop}
+        cut = sent.cut(stops_of(fields))
+        if cut is None:
+            assert sent.is_finished or lost_at == 1
+            for each in events[lost_at:]:
+                passed += through(seams, sent.feed(each))
+            break
+        at = len(json.loads(b"[%b]" % cut.prompt_ids)) - len(PROMPT) + cut.num_ids
+        seams.insert(0, RestEvents(cut))
+        sent = SentStream(path)
+        events = list(engine.events(at, drawn(), with_ids=True))
+    else:
+        for each in events:
+            passed += through(seams, sent.feed(each))
+
+    told, as_told = text_of(passed), text_of(whole)
+    assert told[:2] == as_told[:2]
+    assert told[3] == {("from-0", 10, "m")}
+    assert as_told[2] is not None
+    usage = dict(told[2])  # type: ignore[call-overload]
+    # how many tokens came with the last event is drawn: vLLM counts those behind a stop string
+    assert usage["prompt_tokens"] == len(PROMPT)
+    assert usage["total_tokens"] == len(PROMPT) + usage["completion_tokens"]
+    assert passed.endswith(b"data: [DONE]\n\n")
+    if not stop:
+        assert usage == as_told[2]
+
+
+def through(seams: Sequence[RestEvents], events: bytes) -> bytes:
+    for seam in seams:
+        events = seam.feed(events)
+    return events
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_the_client_sees_what_it_would_see_without_ids(path: str) -> None:
+    engine = FakeEngine(
+        [b"a", b"b c", "é".encode()[:1], "é".encode()[1:]], path, "", shows_stop=False
+    )
+    one = iter(lambda: 1, 0)
+    with_ids = engine.events(0, one, with_ids=True)
+    sent = SentStream(path)
+
+    passed = [sent.feed(each) for each in with_ids]
+
+    assert passed == list(engine.events(0, one, with_ids=False))
+
+
+def test_a_long_answer_is_cut_at_its_end() -> None:
+    tokens = [b"%d " % i for i in range(1000)]
+    sent = SentStream(CHAT)
+    for each in list(
+        FakeEngine(tokens, CHAT, "", shows_stop=False).events(0, iter(lambda: 1, 0), with_ids=True)
+    )[:901]:
+        sent.feed(each)
+
+    cut = sent.cut(Stops())
+
+    assert cut is not None
+    assert (cut.num_ids, cut.overlap) == (900, "")
+    assert json.loads(b"[%b]" % cut.ids) == list(range(900))
+
+
+def test_events_in_one_piece_are_as_if_they_came_apart() -> None:
+    engine = FakeEngine([b"a", b"b", b"c"], COMPLETIONS, "", shows_stop=False)
+    events = list(engine.events(0, iter(lambda: 1, 0), with_ids=True))
+    apart, together = SentStream(COMPLETIONS), SentStream(COMPLETIONS)
+
+    assert together.feed(b"".join(events[:2])) == b"".join(map(apart.feed, events[:2]))
+    assert together.cut(Stops()) == apart.cut(Stops())
+
+
+ROLE = (
+    b'data: {"id":"x","created":1,"model":"m","choices":[{"index":0,"delta":{"role":"assistant",'
+    b'"content":""},"logprobs":null,"finish_reason":null}],"prompt_token_ids":[1,2]}\n\n'
+)
+
+
+def chunk(delta: str, ids: str = "[3]", finish: str = "null") -> bytes:
+    return (
+        f'data: {{"id":"x","created":1,"model":"m","choices":[{{"index":0,"delta":{delta},'
+        f'"logprobs":null,"finish_reason":{finish},"token_ids":{ids}}}]}}\n\n'
+    ).encode()
+
+
+def test_tokens_that_vllm_would_say_nothing_of_are_kept_and_not_said() -> None:
+    sent = SentStream(CHAT)
+    sent.feed(ROLE)
+    sent.feed(chunk('{"content":"a"}'))
+
+    assert sent.feed(chunk("{}", "[4]")) == b""
+    sent.feed(chunk('{"content":"b"}', "[5]"))
+    cut = sent.cut(Stops())
+    assert cut is not None
+    assert cut.ids == b"3,4,5"
+
+
+@pytest.mark.parametrize(
+    "delta", ['{"reasoning":"hm"}', '{"tool_calls":[{"index":0}]}', '{"reasoning_content":"hm"}']
+)
+def test_what_is_not_text_is_not_gone_on_with(delta: str) -> None:
+    sent = SentStream(CHAT)
+    for each in (ROLE, chunk(delta), *[chunk('{"content":"a"}')] * 300):
+        sent.feed(each)
+
+    assert sent.cut(Stops()) is None
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        b'data: {"error":{"message":"EngineCore died"}}\n\n',
+        chunk('{"content":""}', "[]", '"abort"'),
+    ],
+)
+def test_that_the_engine_gives_up_is_withheld_until_nobody_goes_on(end: bytes) -> None:
+    sent = SentStream(CHAT)
+    sent.feed(ROLE)
+    before = chunk('{"content":"a"}')
+
+    assert sent.feed(before + end + b"data: [DONE]\n\n") == before.replace(b"[3]", b"null")
+    assert sent.is_broken
+    assert sent.feed(b": late\n\n") == b""
+    cut = sent.cut(Stops())
+    assert cut is not None
+    assert cut.ids == b"3"
+    assert sent.give_up() == end + b"data: [DONE]\n\n" + b": late\n\n"
+    assert sent.cut(Stops()) is None
+
+
+def test_an_answer_that_has_ended_is_not_gone_on_with() -> None:
+    sent = SentStream(CHAT)
+    for each in (ROLE, chunk('{"content":"a"}'), chunk('{"content":""}', "[4]", '"stop"')):
+        sent.feed(each)
+
+    assert sent.is_finished
+    assert sent.cut(Stops()) is None
+
+
+def test_other_text_at_the_seam_is_an_error() -> None:
+    first = ROLE[6:].strip()
+    events = RestEvents(Cut(b"1,2", b"3", 1, "abc", first))
+
+    assert events.feed(ROLE) == b""
+    assert events.feed(chunk('{"content":"ab"}')) == b""
+    with pytest.raises(SeamError, match="other text"):
+        events.feed(chunk('{"content":"x"}'))
+
+
+# ---------------------------------------------------------------------------------- requests
+
+
+CUT = Cut(b"1,2", b"3,4", 2, "", b"{}")
+
+
+def changed(path: str, **fields: object) -> JsonObject | None:
+    raw = json.dumps({"model": "m", "messages": [], "prompt": "p", **fields}).encode()
+    body = rest_body(raw, json.loads(raw), CUT, is_chat=path == CHAT)
+    return None if body is None else json.loads(body)
+
+
+def test_the_rest_is_asked_for_with_what_is_left() -> None:
+    body = changed(CHAT, max_tokens=10, min_tokens=1, seed=7, stop=["x"])
+
+    assert body is not None
+    assert body["kv_transfer_params"] == {"prompt_token_ids": [1, 2, 3, 4]}
+    assert (body["max_tokens"], body["min_tokens"], body["seed"]) == (8, 0, 9)
+    assert body["stop"] == ["x"]
+
+
+def test_a_completion_has_16_tokens_unless_it_says_so() -> None:
+    body = changed(COMPLETIONS)
+
+    assert body is not None
+    assert (body["prompt"], body["max_tokens"]) == ([1, 2, 3, 4], 14)
+    assert "kv_transfer_params" not in body
+
+
+@pytest.mark.parametrize("fields", [{"max_tokens": 2}, {"max_completion_tokens": 1}, {"seed": "a"}])
+def test_nothing_is_asked_for_where_nothing_is_left_or_read(fields: JsonObject) -> None:
+    assert changed(CHAT, **fields) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"temperature": 1, "presence_penalty": 0.5}, "presence_penalty"),
+        ({"n": 2}, "n"),
+        ({"logprobs": True}, "logprobs"),
+        ({"tools": [{}]}, "tools"),
+        ({"something_new": 1}, "something_new"),
+        ({"bad_words": ["x"]}, "bad_words"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"presence_penalty": 0.0, "n": 1, "logprobs": None, "bad_words": [], "stop": "x"}, None),
+        ({"response_format": {"type": "text"}, "tool_choice": "auto", "seed": 1}, None),
+    ],
+)
+def test_a_field_that_would_mean_something_else_ends_the_stream(
+    fields: JsonObject, name: str | None
+) -> None:
+    assert why_not(fields) == name
+
+
+@pytest.mark.parametrize(
+    ("more", "may"),
+    [
+        ({}, True),
+        ({"stream": False}, False),
+        ({"n": 2}, False),
+        ({"return_token_ids": True}, False),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, False),
+        ({"guided_regex": "a"}, False),
+    ],
+)
+def test_only_streams_of_one_text_are_kept(more: JsonObject, may: bool) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    chat = {"model": "m", "messages": messages, "stream": True, **more}
+    assert may_go_on(parse_chat(json.dumps(chat).encode())) is may
+
+
+def test_several_prompts_are_not_kept() -> None:
+    body = parse_completion(b'{"model":"m","prompt":["a","b"],"stream":true}')
+    assert not may_go_on(body)
