@@ -127,6 +127,7 @@ class Trip:
 
     changes_length = False
     is_moved = False
+    is_cut_off = False
 
     def __init__(self, request: Request) -> None:
         self.request = copy(request)  # as it came: a body that is answered is forgotten

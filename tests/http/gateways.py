@@ -40,6 +40,7 @@ class Trip:
     body: bytes = b""
     changes_length: bool = False
     is_moved: bool = False
+    is_cut_off: bool = False
     last: bytes = b""  # what it kept back
 
     def attempt(self, target: Target) -> Headers:
