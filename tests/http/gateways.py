@@ -18,7 +18,7 @@ from inferway.http.responder import Responder
 from inferway.http.server import HttpServer
 from inferway.model import Decision, Endpoint, Headers, Reason, Target
 from inferway.routing.limits.failover import FailoverPolicy
-from inferway.upstream.pool import Pool
+from inferway.upstream.pool import IDLE_KEEP_ALIVE_SECONDS, Pool
 
 EVENTS = [b'data: {"choices":[{"delta":{"content":"%d"}}]}\n\n' % i for i in range(5)]
 DONE = b"data: [DONE]\n\n"
@@ -80,10 +80,10 @@ async def gateway(
     policy: FailoverPolicy | None = None,
     control: RequestQueue | None = None,
     explain: bool = True,
+    idle_keep_alive: float = IDLE_KEEP_ALIVE_SECONDS,
 ) -> AsyncIterator[Gateway]:
     """Tries the engines in the given order; they are called e0, e1, ..."""
-    # longer than any pause of a busy machine
-    pool = Pool(timeouts, idle_keep_alive=60)
+    pool = Pool(timeouts, idle_keep_alive=idle_keep_alive)
     shared = policy or FailoverPolicy(pool.time)
     trips: list[Trip] = []
     decision = Decision(
