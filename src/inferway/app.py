@@ -25,7 +25,7 @@ from inferway.fleet.structured_gate import FleetGate
 from inferway.fleet.tokens_once import build_continuing, build_tokens_once
 from inferway.fleet.zmq_subscriber import sockets_context
 from inferway.http.auth import Auth, build_auth, read_keys
-from inferway.http.continued import Continuer
+from inferway.http.continued import Continuer, move_streams
 from inferway.http.inference_ingress import build_ingress
 from inferway.http.metrics import MetricsPage
 from inferway.http.page import PageRoutes
@@ -263,6 +263,7 @@ class Gateway:
         )
         server = servers.for_clients(routes, tracing, pool)
         metrics.serve_with(server)
+        draining.moves = lambda engine: move_streams(server.sources(), engine)
         self._closes("engine watch, event streams and index", self.indexer.close)
         await self.records.start()
         self._closes("records", self.records.close)

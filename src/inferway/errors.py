@@ -24,6 +24,7 @@
     - UpstreamError           502  the engine's connection failed before an answer
       + UpstreamTimeoutError  504  the engine did not answer in time
       + OurFaultError         500  we have lost its answer, by a fault of ours
+      + MovedError            502  its engine is drained, and another one goes on with the answer
     - IndexAwayError          503  the shared index does not answer; a request is still forwarded,
                               by load only: only who asks for scores sees this error
     - RenderError             503  we cannot derive the prompt, for reasons of our own; a request
@@ -294,6 +295,10 @@ class WireError(InferwayError):
 
 class SeamError(InferwayError):
     """The engine that goes on with a stream does not say again what its client was sent last."""
+
+
+class MovedError(UpstreamError):
+    """The engine is drained, and its answer is to be gone on with elsewhere."""
 
 
 class BadReferenceError(WireError):

@@ -218,3 +218,77 @@ async def test_many_streams_go_on_at_once(start_fleet: StartFleet) -> None:
     assert len(set(texts)) == 1
     assert RECITED.startswith(texts[0])
     assert await fleet.metric("inferway_continued_streams_total", outcome="ok") > 0
+
+
+async def drain(fleet: Fleet, query: str) -> str:
+    """Drain the engine that streams; return its name."""
+
+    async def is_busy() -> bool:
+        return any(engine.num_requests for engine in fleet.engines)
+
+    await until(is_busy)
+    (busy,) = [engine for engine in fleet.engines if engine.num_requests]
+    name = busy.url.removeprefix("http://")
+    assert (await fleet.post(f"/admin/engines/{name}/drain?{query}", b"")).status == 200
+    return name
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_what_a_drained_engine_streams_moves_after_its_grace(
+    start_fleet: StartFleet, path: str
+) -> None:
+    fleet = await reciting(start_fleet)
+    undisturbed = await whole(fleet, path)
+
+    lines, drained = [], ""
+    async for line in stream(fleet, path):
+        lines.append(line)
+        if len(lines) == 20:
+            drained = await drain(fleet, "streams_after=0")
+
+    assert text_of(lines) == text_of(undisturbed)
+    (comment,) = [line.decode() for line in lines if line.startswith(b": x-inferway-continued")]
+    assert drained not in comment
+    assert await fleet.metric("inferway_continued_streams_total", outcome="ok") == 1
+    assert await fleet.metric("inferway_requests_total", outcome="ok") == 2
+
+
+async def test_what_the_last_engine_streams_stays_when_it_is_drained(
+    start_fleet: StartFleet,
+) -> None:
+    fleet = await reciting(start_fleet, 1)
+
+    lines = []
+    async for line in stream(fleet, CHAT):
+        lines.append(line)
+        if len(lines) == 20:
+            await drain(fleet, "streams_after=0")
+
+    assert lines[-1] == b"data: [DONE]\n"
+    assert not any(line.startswith(b": x-inferway-continued") for line in lines)
+
+
+async def test_a_drained_engine_that_is_taken_back_keeps_its_streams(
+    start_fleet: StartFleet,
+) -> None:
+    fleet = await reciting(start_fleet)
+
+    lines = []
+    async for line in stream(fleet, CHAT):
+        lines.append(line)
+        if len(lines) == 20:
+            name = await drain(fleet, "streams_after=0.05")
+            await fleet.post(f"/admin/engines/{name}/resume", b"")
+
+    assert lines[-1] == b"data: [DONE]\n"
+    assert not any(line.startswith(b": x-inferway-continued") for line in lines)
+
+
+async def test_no_number_of_seconds_is_refused(start_fleet: StartFleet) -> None:
+    fleet = await reciting(start_fleet, 1)
+    name = fleet.engines[0].url.removeprefix("http://")
+
+    answer = await fleet.post(f"/admin/engines/{name}/drain?streams_after=soon", b"")
+
+    assert answer.status == 400
+    assert "streams_after: 'soon' is no number of seconds" in answer.body["error"]["message"]

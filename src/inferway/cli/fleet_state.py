@@ -114,12 +114,22 @@ class GatewayClient:
         """Return the JSON object at an admin path. Raises CannotAskError; of a path that is not
         there with what the gateway says of it."""
         try:
-            return self._object(path)
-        except _NotFoundError as e:
+            return self._object(path, says_why=path.startswith("/admin/requests/"))
+        except _RefusedError as e:
             raise CannotAskError(f"{self.url}: {e}") from None
 
-    def _object(self, path: str, *, may_refuse: bool = False) -> dict[str, Any]:
-        _, body = self._get(path, may_refuse=may_refuse)
+    def post(self, path: str) -> dict[str, Any]:
+        """Return the JSON object that an admin path answers when it is told to do something.
+        Raises CannotAskError, with what the gateway says of what it does not take."""
+        try:
+            return self._object(path, says_why=True, method="POST")
+        except _RefusedError as e:
+            raise CannotAskError(f"{self.url}: {e}") from None
+
+    def _object(
+        self, path: str, *, may_refuse: bool = False, says_why: bool = False, method: str = "GET"
+    ) -> dict[str, Any]:
+        _, body = self._get(path, may_refuse=may_refuse, says_why=says_why, method=method)
         try:
             found = json.loads(body)
         except ValueError:
@@ -128,16 +138,19 @@ class GatewayClient:
             raise self._no_gateway(path)
         return found
 
-    def _get(self, path: str, *, may_refuse: bool = False) -> tuple[int, str]:
-        request = urllib.request.Request(self.url + path, headers=self._headers)
+    def _get(
+        self, path: str, *, may_refuse: bool = False, says_why: bool = False, method: str = "GET"
+    ) -> tuple[int, str]:
+        url = self.url + path
+        request = urllib.request.Request(url, headers=self._headers, method=method)
         try:
             with self._opener.open(request, timeout=_SECONDS) as answer:
                 return answer.status, answer.read().decode("utf-8", "replace")
         except urllib.error.HTTPError as e:
             if may_refuse and e.code == 503:
                 return e.code, e.read().decode("utf-8", "replace")
-            if path.startswith("/admin/requests/") and e.code in (400, 404):
-                raise _NotFoundError(_said(e)) from None
+            if says_why and e.code in (400, 404, 409):
+                raise _RefusedError(_said(e)) from None
             raise self._refused(path, e.code) from None
         except (OSError, ValueError) as e:
             why = getattr(e, "reason", None) or e
@@ -167,8 +180,8 @@ class GatewayClient:
         )
 
 
-class _NotFoundError(Exception):
-    """The gateway has not got what was asked for; the message is its own."""
+class _RefusedError(Exception):
+    """The gateway does not do, or has not got, what was asked for; the message is its own."""
 
 
 def _said(error: urllib.error.HTTPError) -> str:

@@ -19,6 +19,7 @@ COMMANDS = {
     "config": ("inferway.cli.config", "config", "Check a configuration, or show what is in force."),
     "demo": ("inferway.cli.demo", "demo", "Show cache-aware routing on three simulated engines."),
     "doctor": ("inferway.cli.doctor", "doctor", "Find what is wrong here, and name the cure."),
+    "drain": ("inferway.cli.drain", "drain", "Take an engine out of a running gateway's fleet."),
     "epp": ("inferway.cli.epp", "epp", "Pick endpoints for Envoy and the Gateway API."),
     "explain": ("inferway.cli.explain", "explain", "Say why a request went where it went."),
     "keys": ("inferway.cli.keys", "keys", "Make API keys for the gateway's callers."),

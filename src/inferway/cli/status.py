@@ -23,11 +23,11 @@ from inferway.cli.flag import Number, Whole, option
 from inferway.cli.fleet_state import CannotAskError, FleetState, GatewayClient
 from inferway.cli.fleet_table import fleet_table, rates
 
-_URL = "http://127.0.0.1:8080"
+URL = "http://127.0.0.1:8080"
 
 
-_ASKS = (
-    click.argument("url", default=_URL),
+ASKS = (
+    click.argument("url", default=URL),
     option(
         "--admin-key-env",
         metavar="NAME",
@@ -40,7 +40,7 @@ _ASKS = (
 @click.command(cls=Command)
 @section(
     "Fleet",
-    *_ASKS,
+    *ASKS,
     option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables."),
     example="inferway status http://10.0.0.2:8080",
 )
@@ -50,7 +50,7 @@ def status(url: str, admin_key_env: str | None, ca: str | None, as_json: bool) -
     The exit status is 0 if the gateway is ready, 1 if it is not, and 2 if it cannot be asked.
     """
     try:
-        state = _gateway(url, admin_key_env, ca).ask()
+        state = gateway_client(url, admin_key_env, ca).ask()
     except CannotAskError as e:
         _cannot("status", e)
     if as_json:
@@ -64,7 +64,7 @@ def status(url: str, admin_key_env: str | None, ca: str | None, as_json: bool) -
 @click.command(cls=Command)
 @section(
     "Fleet",
-    *_ASKS,
+    *ASKS,
     option(
         "--interval",
         type=Number(min=0.1),
@@ -84,7 +84,7 @@ def top(
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the terminal is restored
     try:
-        looks = _Looks(_gateway(url, admin_key_env, ca))
+        looks = _Looks(gateway_client(url, admin_key_env, ca))
         first = looks.next()
         if sys.stdout.isatty():
             _live(looks, first, interval, count)
@@ -176,7 +176,8 @@ def _pressed(seconds: float) -> bool:
     return False
 
 
-def _gateway(url: str, admin_key_env: str | None, ca: str | None) -> GatewayClient:
+def gateway_client(url: str, admin_key_env: str | None, ca: str | None) -> GatewayClient:
+    """Return the gateway at `url`, as the options say. Raises CannotAskError."""
     key = None
     if admin_key_env is not None:
         key = os.environ.get(admin_key_env)

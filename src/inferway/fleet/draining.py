@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -60,6 +61,9 @@ class HandsOver(Protocol):
     def resume(self, engine: str) -> None:
         """Hand over no more of it."""
 
+    def move_streams(self, engine: str, seconds: float | None) -> None:
+        """After so many seconds have other engines go on with its streams; None: never."""
+
     def progress(self, engine: str) -> Progress | None:
         """Return what has become of it, in all of them; None if it was not asked for."""
 
@@ -81,6 +85,9 @@ class Draining:
         self.worth = worth
         self.on_change: Callable[[], None] = _nothing  # who is drained has changed
         self.others: HandsOver | None = None  # who hands over in place of this process
+        # has other engines go on with what one streams, and returns with how many answers
+        self.moves: Callable[[str], int] | None = None
+        self._moving: dict[str, asyncio.TimerHandle] = {}  # by engine
         self._director = director
         self._warm = warm
         self._client = EngineClient(settings)
@@ -90,12 +97,16 @@ class Draining:
         self._tasks: dict[str, Tasks] = {}  # by engine
         self._past: Counter[tuple[str, str]] = Counter()  # counts of earlier times
 
-    def drain(self, engine: Engine, seconds: float | None = None) -> None:
+    def drain(
+        self, engine: Engine, seconds: float | None = None, streams_after: float | None = None
+    ) -> None:
         """Give the engine no new requests, and let it hand over for so long at most. If it does so
-        already, that goes on as it was."""
+        already, that goes on as it was. `streams_after`: so many seconds later, other engines go on
+        with what it still streams; None: it ends its answers itself."""
         name, last = engine.name, self.progress(engine.name)
         self.standing.drained.add(name)
         self.on_change()
+        self.move_streams(name, streams_after)
         if last is not None and last.is_running:
             log.info("engine %s is drained already, and hands over its warm prefixes", name)
             return
@@ -125,11 +136,30 @@ class Draining:
         if tasks is not None:
             await tasks.close()
         self._forget(engine.name)
+        self.move_streams(engine.name, None)
         if self.others is not None:
             self.others.resume(engine.name)
         self.standing.drained.discard(engine.name)
         self.on_change()
         log.info("engine %s gets requests again", engine.name)
+
+    def move_streams(self, engine: str, seconds: float | None) -> None:
+        """After so many seconds have other engines go on with what this one streams; None: never,
+        whatever was asked for before."""
+        if self.others is not None:
+            self.others.move_streams(engine, seconds)
+            return
+        timer = self._moving.pop(engine, None)
+        if timer is not None:
+            timer.cancel()
+        if seconds is not None:
+            loop = asyncio.get_running_loop()
+            self._moving[engine] = loop.call_later(seconds, self._move, engine)
+
+    def _move(self, engine: str) -> None:
+        del self._moving[engine]
+        number = 0 if self.moves is None else self.moves(engine)
+        log.info("engine %s is drained; other engines go on with %d of its streams", engine, number)
 
     def progress(self, engine: str) -> Progress | None:
         """Return what has become of an engine's warm prefixes; None if it is not drained."""
@@ -160,6 +190,8 @@ class Draining:
     async def close(self) -> None:
         """Stop what is handed over. Blocks of which only one leg was asked for are kept by their
         engine until their lease ends."""
+        for timer in self._moving.values():
+            timer.cancel()
         for tasks in self._tasks.values():
             await tasks.close()
         await self._client.close()

@@ -92,7 +92,8 @@ class AdminPages:
 
     async def change(self, request: Request, responder: Responder) -> None:
         """A drained engine gets no new requests; those that it has, end as they would have, and its
-        warm prefixes go to others, for `?seconds=` if that is given."""
+        warm prefixes go to others, for `?seconds=` if that is given. `?streams_after=`: so many
+        seconds later, other engines go on with what it still streams."""
         name, _, what = request.path.removeprefix(_PREFIX).rpartition("/")
         name = unquote(name)
         if what not in ("drain", "resume"):
@@ -104,7 +105,8 @@ class AdminPages:
             known = ", ".join(engine.name for engine in self._fleet.engines)
             raise UnknownPathError(f"no engine is called {name[:200]!r}; known: {known}")
         if what == "drain":
-            self._draining.drain(engine, _seconds(request.query))
+            query = request.query
+            self._draining.drain(engine, _seconds(query), _seconds(query, "streams_after"))
         else:
             await self._draining.resume(engine)
         responder.send(200, JSON, msgspec.json.encode(self._engine(engine)))
@@ -113,9 +115,9 @@ class AdminPages:
         """Drain the engine whose cache is worth least, of `?model=` if that is given, as `change`
         does; the answer names it. The last one that gets requests is not drained."""
         given = parse_qs(request.query).get("model", [""])[-1]
-        seconds = _seconds(request.query)
+        seconds, after = _seconds(request.query), _seconds(request.query, "streams_after")
         engine = self._least_worth(given)
-        self._draining.drain(engine, seconds)
+        self._draining.drain(engine, seconds, after)
         responder.send(200, JSON, msgspec.json.encode(self._engine(engine)))
 
     def _least_worth(self, model: str) -> Engine:
@@ -232,10 +234,10 @@ class AdminPages:
         }
 
 
-def _seconds(query: str) -> float | None:
-    """For how long a drained engine is to hand over; None if the query does not say. Raises
+def _seconds(query: str, name: str = "seconds") -> float | None:
+    """Return the seconds that the query gives by this name; None if it does not. Raises
     InvalidRequestError."""
-    given = parse_qs(query, keep_blank_values=True).get("seconds")
+    given = parse_qs(query, keep_blank_values=True).get(name)
     if given is None:
         return None
     try:
@@ -244,8 +246,8 @@ def _seconds(query: str) -> float | None:
         seconds = math.nan
     if not 0 <= seconds <= _MAX_SECONDS:
         raise InvalidRequestError(
-            f"seconds: {given[-1][:100]!r} is no number of seconds from 0 to {_MAX_SECONDS}",
-            param="seconds",
+            f"{name}: {given[-1][:100]!r} is no number of seconds from 0 to {_MAX_SECONDS}",
+            param=name,
         )
     return seconds
 

@@ -47,7 +47,7 @@ from typing import TYPE_CHECKING, cast
 from inferway.errors import BadHttpError, RequestError
 from inferway.http.message import UNIX_CLIENT, Request
 from inferway.http.request_reader import RequestReader
-from inferway.http.responder import Responder
+from inferway.http.responder import BodySource, Responder
 
 if TYPE_CHECKING:
     from inferway.http.server import HttpServer
@@ -99,6 +99,11 @@ class ClientConnection(asyncio.Protocol):
         self._paused = False  # nothing is read from the client
         self._lingering = False
         self._unread: bytes | memoryview = b""  # has been received, and waits for its turn
+
+    @property
+    def source(self) -> BodySource | None:
+        """Who answers its request, if anybody does."""
+        return None if self._responder is None else self._responder.source
 
     # ---------------------------------------------------------------------- asyncio.Protocol
 

@@ -3,6 +3,8 @@
 the stream's engine   what is done
 is lost, or gives up  the rest is asked for as a request of its own: it has its turn, is matched,
                       scheduled, booked and tried like any, but never at the engine that was lost
+is drained, and has   the same, if there is another engine; else it ends where it is
+had its grace
 answers the rest      its events follow those that the client has (openai_api/stream_rest.py)
 is lost, too          the same once more, `retries.attempts` engines in all
 
@@ -12,22 +14,24 @@ If nobody goes on, the client gets the error event that it would have got at onc
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from inferway.errors import FleetError, InferwayError, SeamError
+from inferway.errors import FleetError, InferwayError, MovedError, SeamError
 from inferway.http.auth import Auth, withheld
-from inferway.http.forward import Client, forward
+from inferway.http.forward import Client, Forwarding, forward
 from inferway.http.message import Request
 from inferway.http.responder import BodySource, Responder
 from inferway.http.two_legs import TwoLegs
-from inferway.model import Endpoint, Headers
+from inferway.model import Headers
 from inferway.openai_api.responses import error_event
 from inferway.openai_api.stream_rest import RestEvents
 from inferway.openai_api.usage import Usage
 from inferway.routing.continuing import FAILED, TOO_OFTEN, WENT_ON, Continuing, RestOfStream
 from inferway.routing.director import Director
+from inferway.routing.eligible import Within
 from inferway.routing.journey import Journey
 from inferway.routing.record import Passed, Record
 from inferway.tasks import Tasks
@@ -49,6 +53,11 @@ class Asked:
     record: Record  # of the whole answer
     passed: Passed | None
     lost: int = 0  # engines
+
+
+def move_streams(sources: Iterable[BodySource], engine: str) -> int:
+    """Have other engines go on with what this one streams; return with how many answers."""
+    return sum([isinstance(each, Forwarding) and each.leave(engine) for each in [*sources]])
 
 
 class Leaving(Protocol):
@@ -82,7 +91,8 @@ class Continuer:
         answer, which has begun. `leaving` is told that it is over here."""
         if journey.kept is None or not client.can_say_more:
             return False
-        if asked.lost + 2 > self.auth.failover.retries.settings.attempts:
+        is_moved = isinstance(error, MovedError)
+        if not is_moved and asked.lost + 2 > self.auth.failover.retries.settings.attempts:
             self.continuing.counts[TOO_OFTEN] += 1
             return False
         rest = journey.rest()
@@ -90,27 +100,39 @@ class Continuer:
             return False
         target = journey.record.target
         assert target is not None
-        leaving.over("upstream_error")
-        asked.lost += 1
+        engine = target.endpoint.engine
+        if is_moved and not self._has_another(journey, engine):
+            return False
+        # what an engine is asked no more is not its fault: as if the client had gone
+        leaving.over("client_gone" if is_moved else "upstream_error")
+        asked.lost += not is_moved
         seam = _Seam(self.continuing, asked, client, journey, rest, error)
-        log.warning(
-            "engine %s was lost after %d tokens of an answer, and another one goes on: %s",
-            *(target.endpoint.engine, rest.cut.num_ids, error),
+        log.log(
+            logging.INFO if is_moved else logging.WARNING,
+            "another engine goes on with an answer after %d tokens: %s",
+            *(rest.cut.num_ids, error),
         )
         client.attach(seam)
-        self._tasks.spawn(self._send(seam, target.endpoint.engine))
+        self._tasks.spawn(self._send(seam, engine))
+        return True
+
+    def _within(self, lost: str) -> Within:
+        takes = self.continuing.takes
+        return lambda endpoint: endpoint.engine != lost and takes(endpoint)
+
+    def _has_another(self, journey: Journey, engine: str) -> bool:
+        try:
+            self.director.candidates(journey.record.target_model, self._within(engine))
+        except FleetError:
+            return False
         return True
 
     async def _send(self, seam: _Seam, lost: str) -> None:
         asked, before = seam.asked, seam.before
-
-        def within(endpoint: Endpoint) -> bool:
-            return endpoint.engine != lost and self.continuing.takes(endpoint)
-
         request = asked.request
         journey = self.director.open(
             *(request.head, seam.rest.body, request.id.decode()),
-            within=within,
+            within=self._within(lost),
             priority=asked.priority,
             edits=before.edits,
             tenant=asked.share,

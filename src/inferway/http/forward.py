@@ -30,6 +30,7 @@ from typing import Protocol
 
 from inferway.errors import (
     InferwayError,
+    MovedError,
     NoEndpointError,
     OurFaultError,
     UpstreamError,
@@ -298,6 +299,27 @@ class Forwarding:
         finally:
             self._say(error)
 
+    def leave(self, engine: str) -> bool:
+        """Return whether another engine goes on with the answer, which is this engine's and has
+        begun."""
+        if (
+            self._goes_on is None
+            or self._exchange is None
+            or not self._responder.started
+            or self._attempts.engine != engine
+        ):
+            return False
+        return self._is_gone_on_with(MovedError(f"engine {engine} is drained"))
+
+    def _is_gone_on_with(self, error: UpstreamError) -> bool:
+        assert self._goes_on is not None
+        if not self._goes_on(self, error):
+            return False
+        if self._exchange is not None:
+            self._exchange.abort()
+            self._exchange = None
+        return True
+
     def _given_up(self, chunk: bytes) -> None:
         """The engine has said, after `chunk`, that it will not end its answer."""
         if not self._leaves(chunk):
@@ -308,13 +330,7 @@ class Forwarding:
         self._attempts.failed()
         self._responder.write(chunk)
         error = UpstreamError(f"engine {self._attempts.engine} gave up its answer in the middle")
-        assert self._goes_on is not None
-        if not self._goes_on(self, error):
-            return False
-        if self._exchange is not None:
-            self._exchange.abort()
-            self._exchange = None
-        return True
+        return self._is_gone_on_with(error)
 
     def _say(self, error: UpstreamError) -> None:
         """Tell the client of the error, as far as it still can be told."""

@@ -18,7 +18,7 @@ from inferway.http.connection import ClientConnection
 from inferway.http.eager import resumed
 from inferway.http.listening import Certificate, Listener
 from inferway.http.message import BodyMemory, Request
-from inferway.http.responder import Responder
+from inferway.http.responder import BodySource, Responder
 from inferway.metrics import Family, Row, counter, gauge, table
 from inferway.telemetry.answer_log import AnswerLog
 
@@ -223,6 +223,11 @@ class HttpServer:
     def buffered_bytes(self) -> int:
         """The number of bytes of answers that wait here for clients to read them."""
         return sum([connection.buffered_bytes for connection in self._connections])
+
+    def sources(self) -> list[BodySource]:
+        """Return who produces the answers that are under way."""
+        found = [connection.source for connection in self._connections]
+        return [source for source in found if source is not None]
 
     def cut(self) -> None:
         """Closes every connection as it is: for who does not want to wait for `stop`."""

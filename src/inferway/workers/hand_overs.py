@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from inferway.fleet.hand_over import HandOverState, Progress
-from inferway.workers.messages import Drain, HandOvers, Message
+from inferway.workers.messages import Drain, HandOvers, Message, MoveStreams
 
 # Of several workers' states the first one here counts.
 _FIRST = (
@@ -40,6 +40,9 @@ class WorkersHandOver:
     def resume(self, engine: str) -> None:
         if self._ends_at.pop(engine, None) is not None:
             self._tell_all(Drain(engine, None))
+
+    def move_streams(self, engine: str, seconds: float | None) -> None:
+        self._tell_all(MoveStreams(engine, seconds))
 
     def progress(self, engine: str) -> Progress | None:
         ends_at = self._ends_at.get(engine)

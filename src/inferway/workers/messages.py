@@ -142,6 +142,13 @@ class Drain(_Told, frozen=True):
     seconds: float | None
 
 
+class MoveStreams(_Told, frozen=True):
+    """After so many seconds, have other engines go on with what this one streams; None: never."""
+
+    engine: str
+    seconds: float | None
+
+
 class HandOvers(_Told, frozen=True):
     """What has become of the warm prefixes of drained engines, by engine."""
 
@@ -350,6 +357,7 @@ Message = (
     | AskNumbers
     | Ping
     | Drain
+    | MoveStreams
     | HandOvers
     | AskRecords
     | RecordsTold

@@ -41,6 +41,7 @@ from inferway.workers.messages import (
     Full,
     HandOvers,
     Message,
+    MoveStreams,
     Numbers,
     Operations,
     OtherEnded,
@@ -116,6 +117,9 @@ class Worker:
         found = self.gateway.draining.all_progress()
         if found:
             self._link.send(HandOvers(found))
+
+    def _move_streams(self, told: MoveStreams) -> None:
+        self.gateway.draining.move_streams(told.engine, told.seconds)
 
     def _drain(self, told: Drain) -> None:
         draining, engine = self.gateway.draining, self.gateway.fleet.engine(told.engine)
@@ -215,6 +219,7 @@ class Worker:
             ),
             Ping: self._pinged,
             Drain: self._drain,
+            MoveStreams: self._move_streams,
             AskRecords: lambda told: link.send(self._records(told)),
         }
 
