@@ -279,7 +279,7 @@ class Journey:
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether the engine has given up its answer in the middle, and the client does not know."""
+        """Whether the engine has given up its answer, and the client does not know."""
         return self.kept is not None and self.kept.sent.is_broken
 
     def give_up(self) -> bytes:
