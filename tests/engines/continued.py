@@ -25,7 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.client import HTTPException
-from itertools import cycle
+from itertools import cycle, takewhile
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -118,7 +118,9 @@ def judge(question: Question, lines: Sequence[bytes], tally: Tally) -> None:
     if text == right:
         tally.equal += 1
         return
-    common = len(os.path.commonprefix([text, right]))
+    common = sum(
+        1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(text, right, strict=False))
+    )
     if common > len("".join(question.texts[: seams[0]])):
         tally.differ_later += 1
     else:
