@@ -1,5 +1,5 @@
-"""Streams of two real engines, one of which is lost again and again: how many end whole, and whether
-their text is that of an undisturbed answer.
+"""Streams of two real engines, one of which is lost again and again: how many end whole, and is their
+text that of an undisturbed answer?
 
 INFERWAY_VLLM_VENV=/path .venv/bin/python -m tests.engines.continued [MINUTES]
 

@@ -21,10 +21,11 @@ from tests.engines.gateway import ask_directly, engine_of, scores, send, wait_un
 from tests.engines.waiting import wait_until
 
 HELD_BEFORE = completion("held by both before", list(range(20_000, 20_000 + 3 * BLOCK_SIZE)))
+NUM_TOKENS = 600
 STORY = {
     "model": MODEL,
     "messages": [user("Tell me a long story about a lighthouse.")],
-    "max_tokens": 600,
+    "max_tokens": NUM_TOKENS,
     "temperature": 0,
     "ignore_eos": True,
     "stream": True,
@@ -67,13 +68,13 @@ def check_that_the_other_one_went_on(killing: Killing) -> None:
         id for event in alone for choice in event["choices"] for id in choice.get("token_ids", ())
     ]
     prompt = alone[0]["prompt_token_ids"] + ids[:kept]
-    left = STORY["max_tokens"] - kept
+    left = NUM_TOKENS - kept
     body = {"model": MODEL, "prompt": prompt, "max_tokens": left, "temperature": 0}
     rest = client.post(killing.survivor.url + COMPLETION, {**body, "ignore_eos": True}).json
 
     assert text_of(killing.lines) == before + rest["choices"][0]["text"]
     usage, right = json.loads(killing.lines[-2][6:])["usage"], alone[-1]["usage"]
-    assert usage["completion_tokens"] == right["completion_tokens"] == STORY["max_tokens"]
+    assert usage["completion_tokens"] == right["completion_tokens"] == NUM_TOKENS
     assert usage["prompt_tokens"] == right["prompt_tokens"]
     assert killing.lines[-1] == "data: [DONE]"
 

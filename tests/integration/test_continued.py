@@ -138,6 +138,17 @@ async def test_openais_client_gets_the_whole_text(start_fleet: StartFleet) -> No
     assert len(text) > 1000
 
 
+async def test_a_chat_that_may_call_tools_goes_on(start_fleet: StartFleet) -> None:
+    fleet = await reciting(start_fleet)
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+    undisturbed = await whole(fleet, CHAT, tools=[tool])
+
+    lines = await whole(fleet, CHAT, (100,), tools=[tool])
+
+    assert text_of(lines) == text_of(undisturbed)
+    assert any(line.startswith(b": x-inferway-continued") for line in lines)
+
+
 async def test_a_text_of_its_own_length_comes_to_its_own_end(start_fleet: StartFleet) -> None:
     fleet = await reciting(start_fleet)
 

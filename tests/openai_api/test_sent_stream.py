@@ -179,6 +179,46 @@ def through(seams: Sequence[RestEvents], events: bytes) -> bytes:
     return events
 
 
+@settings(max_examples=300)
+@given(
+    said=st.lists(st.text(st.sampled_from("ab é東🚀<"), min_size=1, max_size=3), max_size=20),
+    num_earlier=st.sampled_from([0, 200]),
+    kept_back=st.integers(0, 6),
+)
+def test_where_text_is_kept_back_by_other_rules_the_place_is_found_by_the_text(
+    said: list[str], num_earlier: int, kept_back: int
+) -> None:
+    said = [*[f"{i} " for i in range(num_earlier)], *said]
+    sent, passed, made = SentStream(CHAT), "", ""
+    sent.feed(ROLE)
+    for number, text in enumerate(said):
+        made += text
+        # nothing was kept back before the last events
+        until = len(made) - (kept_back if number >= num_earlier else 0)
+        new = made[len(passed) : until]
+        passed += new
+        delta = json.dumps({"content": new}, separators=(",", ":")) if new else "{}"
+        sent.feed(chunk(delta, f"[{100 + number}]"))
+
+    def decode(ids: Sequence[int]) -> str:
+        return "".join([said[id - 100] if id >= 100 else "prompt" for id in ids])
+
+    cut = sent.cut_by_text(decode, Stops())
+
+    assert cut is not None
+    kept = json.loads(b"[%b]" % cut.ids)
+    assert kept == list(range(100, 100 + cut.num_ids))
+    assert decode(kept) + cut.overlap == passed
+
+
+def test_text_that_is_not_that_of_the_tokens_is_not_gone_on_with() -> None:
+    sent = SentStream(CHAT)
+    sent.feed(ROLE)
+    sent.feed(chunk('{"content":"a"}'))
+
+    assert sent.cut_by_text(lambda ids: "x" * len(ids), Stops()) is None
+
+
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 def test_the_client_sees_what_it_would_see_without_ids(path: str) -> None:
     engine = FakeEngine(
@@ -335,6 +375,8 @@ def test_nothing_is_asked_for_where_nothing_is_left_or_read(fields: JsonObject) 
         ({"n": 2}, "n"),
         ({"logprobs": True}, "logprobs"),
         ({"tools": [{}]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, None),
         ({"something_new": 1}, "something_new"),
         ({"bad_words": ["x"]}, "bad_words"),
         ({"tool_choice": "required"}, "tool_choice"),
@@ -356,7 +398,8 @@ def test_a_field_that_would_mean_something_else_ends_the_stream(
         ({"stream": False}, False),
         ({"n": 2}, False),
         ({"return_token_ids": True}, False),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, False),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, True),
+        ({"tools": [], "tool_choice": "required"}, False),
         ({"guided_regex": "a"}, False),
     ],
 )

@@ -138,6 +138,9 @@ def _chosen(record: RequestRecord) -> Iterator[str]:
     )
     if record.attempts > 1:
         yield f"It took {record.attempts} attempts."
+    if record.continued:
+        times = "once" if record.continued == 1 else f"{record.continued} times"
+        yield f"Another engine went on in the middle of its answer, {times}."
     if record.prefill:
         yield f"Its prompt was computed by {record.prefill}."
 

@@ -129,6 +129,13 @@ _SECTIONS = (
             "again: those that the probe has proven to render as the gateway does, or all that "
             "take ids, or none.  [default: auto]",
         ),
+        key_option(
+            "--continue-streams/--no-continue-streams",
+            "continue_streams",
+            default=None,
+            help="Have another engine go on with a stream whose engine was lost, where its rest is "
+            "the same.  [default: continue-streams]",
+        ),
         example="inferway serve http://10.0.0.5:8000 --chat-template org/model=chat.jinja",
     ),
     section(

@@ -304,6 +304,6 @@ class _Seam:
         whole.target = record.target or whole.target
         whole.attempts += record.attempts
         if record.usage is not None:
-            prompt, usage = cut.prompt_ids.count(b",") + 1, record.usage
-            cached = None if usage.cached is None else min(usage.cached, prompt)
-            whole.usage = Usage(prompt, cut.num_ids + usage.completion, cached)
+            # what was cached where the answer began, its engine did not come to tell
+            prompt = cut.prompt_ids.count(b",") + 1
+            whole.usage = Usage(prompt, cut.num_ids + record.usage.completion)

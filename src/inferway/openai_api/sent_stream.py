@@ -21,13 +21,16 @@ string, the client has been sent nothing yet (vllm/v1/engine/detokenizer.py). Th
 - Where stop strings are part of the answer, one may have begun in the last `back` characters that
   were sent. The other engine must see it from its start.
 
+Where the engine's parsers look for calls of tools, they keep back text by rules of their own. Then
+the tokens are decoded here (`cut_by_text`), and their text says where that is what was sent.
+
 The other engine then says some characters again (`overlap`), which must be the same.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -36,6 +39,7 @@ from inferway_structured.decoding import UNREADABLE
 
 MOST_BYTES = 1 << 20  # of a prompt and an answer that are kept
 
+_CONTEXT = 8  # tokens before those that are decoded: what some make depends on their neighbours
 _LOOKED_AT = 64  # events of the stream's end, at least, in which a cut is looked for
 _WHOLE_IDS = re.compile(rb'"token_ids":\[([0-9,]*)\]')
 _PROMPT_IDS = re.compile(rb'"prompt_token_ids":\[([0-9,]*)\]')
@@ -197,20 +201,49 @@ class SentStream:
 
     def cut(self, stops: Stops) -> Cut | None:
         """Return where another engine can go on; None if it cannot."""
-        self._note_kinds(self._events)
-        if not self._is_plain or not self._prompt_ids or not self._first or self.is_finished:
-            return None
-        try:
-            texts = [_text_of(event) for event in self._events]
-        except UNREADABLE:
+        texts = self._texts()
+        if texts is None:
             return None
         counts = [ids.count(b",") + 1 if ids else 0 for ids in self._ids]
         found = _settled(texts, counts, stops, is_start=not self._earlier)
         if found is None:
             return None
         number, overlap = found
-        kept = [*self._earlier, *[ids for ids in self._ids[:number] if ids]]
-        ids = b",".join(kept)
+        return self._cut([ids for ids in self._ids[:number] if ids], overlap)
+
+    def cut_by_text(self, decode: Callable[[Sequence[int]], str], stops: Stops) -> Cut | None:
+        """Return the same where text may have been kept back in other ways. `decode` returns the
+        text of tokens, as the engine makes it."""
+        texts = self._texts()
+        if texts is None:
+            return None
+        before = self._earlier[-1] if self._earlier else self._prompt_ids
+        context = list(map(int, before.split(b",")[-_CONTEXT:]))
+        ids = [int(each) for some in self._ids if some for each in some.split(b",")]
+        start, sent = len(decode(context)), "".join(texts)
+        most = len(sent) - stops.back
+        for number in range(len(ids), -1, -1):
+            text = decode([*context, *ids[:number]])[start:]
+            if len(text) <= most and not text.endswith("\N{REPLACEMENT CHARACTER}"):
+                break
+        else:
+            return None
+        if not sent.startswith(text) or (number == 0 and self._earlier):
+            return None
+        return self._cut([b"%d" % each for each in ids[:number]], sent[len(text) :])
+
+    def _texts(self) -> list[str] | None:
+        """Return the texts of the last events; None if nobody can go on with this stream."""
+        self._note_kinds(self._events)
+        if not self._is_plain or not self._prompt_ids or not self._first or self.is_finished:
+            return None
+        try:
+            return [_text_of(event) for event in self._events]
+        except UNREADABLE:
+            return None
+
+    def _cut(self, last: Sequence[bytes], overlap: str) -> Cut:
+        ids = b",".join([*self._earlier, *last])
         num_ids = ids.count(b",") + 1 if ids else 0
         first = self._first.partition(_DATA[:-1])[2].strip()
         return Cut(self._prompt_ids, ids, num_ids, overlap, first)

@@ -32,6 +32,7 @@ from inferway_structured.sse import with_data
 
 _COMPLETION_TOKENS = 16  # vLLM's `max_tokens` of a completion that does not say how many
 
+_TOOLS = frozenset({"tools", "tool_choice", "use_beam_search"})
 # Fields that mean the same for the rest as for the whole.
 _AS_IT_IS = frozenset(
     {
@@ -66,7 +67,6 @@ _ONLY: Mapping[str, tuple[object, ...]] = {
     "return_token_offsets": (False,),
     "routed_experts_prompt_start": (0,),
     "watermarking": (False,),
-    "tools": ([],),
     "tool_choice": ("none", "auto"),
     "response_format": ({"type": "text"},),
     "suffix": ("",),
@@ -85,11 +85,11 @@ def may_go_on(body: Body, *, is_rest: bool = False) -> bool:
         return False
     if body.kv_transfer_params is not None and not is_rest:
         return False
-    if body.truncate_prompt_tokens is not None or shape_fields(body):
+    if body.truncate_prompt_tokens is not None or not shape_fields(body).keys() <= _TOOLS:
         return False
     if isinstance(body, CompletionRequest):
         return body.logprobs is None and len(body.prompts) == 1
-    return not body.tools
+    return body.tool_choice in (None, "auto", "none")
 
 
 def why_not(fields: Mapping[str, Any]) -> str | None:
@@ -98,9 +98,26 @@ def why_not(fields: Mapping[str, Any]) -> str | None:
     for name, value in fields.items():
         if value is None or name in _AS_IT_IS or name in _CHANGED:
             continue
-        if name not in _ONLY or value not in _ONLY[name]:
+        if name == "tools":
+            if not _are_free(value):
+                return name
+        elif name not in _ONLY or value not in _ONLY[name]:
             return name
     return None
+
+
+def keeps_text_back(fields: Mapping[str, Any]) -> bool:
+    """Return whether the engine may look for calls of tools in the text, and keep back what may be
+    the start of one."""
+    return bool(fields.get("tools")) and fields.get("tool_choice") != "none"
+
+
+def _are_free(tools: object) -> bool:
+    """Return whether no tool's call is held to the tool's schema while it is generated."""
+    if not isinstance(tools, list):
+        return False
+    functions = [tool.get("function") if isinstance(tool, dict) else None for tool in tools]
+    return all(isinstance(each, dict) and not each.get("strict") for each in functions)
 
 
 def stops_of(fields: Mapping[str, Any]) -> Stops:

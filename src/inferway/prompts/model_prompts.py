@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from inferway.config import ModelSettings
@@ -145,6 +145,10 @@ class ModelPrompts:
     def decode(self, ids: TokenIds) -> str:
         """Return the text of `ids` for people to read."""
         return self._model.tokenizer.decode(ids)
+
+    def text_of(self, ids: Sequence[int]) -> str:
+        """Return the text that engines make of the tokens of an answer. Raises RenderError."""
+        return self._model.tokenizer.decode(ids, skip_special_tokens=True)
 
     def alternatives(self, model: str) -> Iterator[Alternative]:
         """The same model under flags that its engines may have been started with instead;

@@ -105,6 +105,7 @@ def _kind(ended: Ended, noted: DecidedRequest, names: Names) -> int:
         record.attempts,
         record.is_streamed,
         noted.has_costs,
+        record.continued,
     )
     return names.known_kind(kind) or names.add_kind(RequestKind(*kind))
 

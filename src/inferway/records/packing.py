@@ -54,6 +54,7 @@ class RequestKind(NamedTuple):
     attempts: int = 0
     is_streamed: bool = False
     has_costs: bool = False  # its candidates; else the chosen one has a score
+    continued: int = 0
 
 
 class RecordRow(msgspec.Struct, frozen=True, array_like=True):
@@ -185,6 +186,7 @@ def _kind_of(record: RequestRecord, *, has_costs: bool) -> RequestKind:
         attempts=record.attempts,
         is_streamed=record.streamed,
         has_costs=has_costs,
+        continued=record.continued,
     )
 
 
@@ -230,6 +232,7 @@ def record_of(row: RecordRow, table: Names) -> RequestRecord:
         waited_ms=_milliseconds(row.waited),
         decided_ms=_milliseconds(row.decided),
         attempts=kind.attempts,
+        continued=kind.continued,
         candidates=tuple(candidates),
         num_candidates=row.num_candidates,
         chosen=chosen,

@@ -80,6 +80,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     waited_ms: float = 0.0  # for its turn
     decided_ms: float = 0.0  # until it was known where it goes, without that wait
     attempts: int = 0
+    continued: int = 0  # times that another engine went on in the middle of its answer
     candidates: tuple[CandidateRecord, ...] = ()  # at most MOST_CANDIDATES of them
     num_candidates: int = 0  # that there were
     chosen: str = ""  # the endpoint that was tried last

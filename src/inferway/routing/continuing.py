@@ -17,7 +17,14 @@ from inferway.metrics import Family, counter, gauge
 from inferway.model import Endpoint
 from inferway.openai_api.requests import ChatRequest, decode_fields
 from inferway.openai_api.sent_stream import PATHS, Cut, SentStream
-from inferway.openai_api.stream_rest import may_go_on, rest_body, stops_of, why_not
+from inferway.openai_api.stream_rest import (
+    keeps_text_back,
+    may_go_on,
+    rest_body,
+    stops_of,
+    why_not,
+)
+from inferway.prompts.served import ServedModel
 
 if TYPE_CHECKING:
     from inferway.routing.journey import Routed
@@ -49,6 +56,7 @@ class KeptStream:
     sent: SentStream
     body: bytes  # that was sent, but for what its attempt added
     is_chat: bool
+    model: ServedModel
 
 
 @dataclass(slots=True)
@@ -72,7 +80,7 @@ class Continuing:
             return None
         self.held += size
         is_chat = isinstance(asked, ChatRequest)
-        return KeptStream(SentStream(CHAT if is_chat else COMPLETIONS), body, is_chat)
+        return KeptStream(SentStream(CHAT if is_chat else COMPLETIONS), body, is_chat, routed.model)
 
     def drop(self, kept: KeptStream) -> None:
         """Forget a stream, which has ended."""
@@ -98,7 +106,12 @@ class Continuing:
         name = why_not(fields)
         if name is not None:
             return name
-        cut = kept.sent.cut(stops_of(fields))
+        stops = stops_of(fields)
+        if keeps_text_back(fields):
+            local = kept.model.prompts.local
+            cut = None if local is None else kept.sent.cut_by_text(local.text_of, stops)
+        else:
+            cut = kept.sent.cut(stops)
         if cut is None:
             return NO_CUT
         body = rest_body(kept.body, fields, cut, is_chat=kept.is_chat)

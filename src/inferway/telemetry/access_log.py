@@ -44,6 +44,7 @@ class Line(msgspec.Struct, omit_defaults=True):
     reason: str = ""
     engine: str = ""
     attempts: int = 0
+    continued: int = 0  # times that another engine went on in the middle
     matched_blocks: int | None = None
     prompt_blocks: int | None = None
     prefill_engine: str = ""  # whose blocks the engine got
@@ -116,6 +117,7 @@ def _tell(line: Line, record: Record) -> None:
     target, usage = record.target, record.usage
     if target is not None:
         line.attempts = record.attempts
+        line.continued = record.continued
         line.engine = target.endpoint.engine
         line.matched_blocks = target.matched_blocks
         line.prompt_blocks = target.prompt_blocks
@@ -169,8 +171,9 @@ def _text(line: Line) -> str:
     if line.reason:
         text += f" reason={line.reason}"
     if line.engine:
+        continued = f" continued={line.continued}" if line.continued else ""
         text += (
-            f" engine={quoted(line.engine)} attempts={line.attempts}"
+            f" engine={quoted(line.engine)} attempts={line.attempts}{continued}"
             f" matched_blocks={line.matched_blocks} prompt_blocks={line.prompt_blocks}"
         )
     if line.prefill_ms is not None:
