@@ -164,7 +164,8 @@ def troubled(gateway: str, engines: Sequence[RealEngine], tally: Tally) -> Itera
             lose(engine, how, gateway)
             tally.troubles[how] += 1
             engine.start()
-            wait_until_ready([engine], lambda _: None)
+            while not engine.answers():  # beside other engines, that may take minutes
+                time.sleep(0.5)
             if how == "drain":
                 client.post(f"{gateway}/admin/engines/{engine.name}/resume", b"")
             print(f"{how}: {vars(tally)}", flush=True)
