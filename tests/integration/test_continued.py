@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
+from itertools import groupby
 from typing import Any
 
 import openai
@@ -12,13 +13,15 @@ import pytest
 from tests.integration.conftest import LONG, Fleet, StartFleet, simulated, until
 
 from inferway.simulator.config import LatencyModel
+from inferway.simulator.engine import SimulatedEngine
 from inferway.simulator.replies import RECITED
 
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+CHAT, COMPLETIONS, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
 BODIES: Mapping[str, Mapping[str, Any]] = {
     CHAT: {"messages": [{"role": "user", "content": LONG}]},
     COMPLETIONS: {"prompt": LONG},
 }
+MESSAGE = {"messages": [{"role": "user", "content": LONG}]}
 TOKENS = 600
 SLOW = LatencyModel(inter_token_latency=0.002)
 
@@ -31,7 +34,13 @@ async def reciting(start_fleet: StartFleet, number: int = 3, **settings: Any) ->
 
 async def stream(fleet: Fleet, path: str, **more: Any) -> AsyncIterator[bytes]:
     """The answer's head as one line, and its events."""
-    body = {"model": "smollm2", **BODIES[path], "max_tokens": TOKENS, "stream": True, **more}
+    body = {
+        "model": "smollm2",
+        **BODIES.get(path, MESSAGE),
+        "max_tokens": TOKENS,
+        "stream": True,
+        **more,
+    }
     async with fleet.http.post(fleet.url + path, json=body) as answer:
         yield json.dumps({**answer.headers}).encode()
         async for line in answer.content:
@@ -155,6 +164,42 @@ async def test_a_text_of_its_own_length_comes_to_its_own_end(start_fleet: StartF
     lines = await whole(fleet, CHAT, (30,), max_tokens=None)
 
     assert text_of(lines) == RECITED
+
+
+@pytest.mark.parametrize("lost", [(3,), (60,), (400,)])
+async def test_messages_go_on_where_the_engine_has_our_tokens(
+    start_fleet: StartFleet, lost: tuple[int, ...]
+) -> None:
+    fleet = await reciting(start_fleet)
+
+    async def proven() -> bool:
+        return all([await agrees(fleet, engine) for engine in fleet.engines])
+
+    await until(proven)
+    undisturbed = await whole(fleet, MESSAGES)
+
+    lines = await whole(fleet, MESSAGES, lost)
+
+    events, right = messages_in(lines), messages_in(undisturbed)
+    texts = [
+        "".join(each["delta"].get("text", "") for each in found if "delta" in each)
+        for found in (events, right)
+    ]
+    assert texts[0] == texts[1] != ""
+    kinds = [kind for kind, _ in groupby(each["type"] for each in events)]
+    assert kinds == [kind for kind, _ in groupby(each["type"] for each in right)]
+    made = [found[-2]["usage"]["output_tokens"] for found in (events, right)]
+    assert made[0] == made[1] == TOKENS
+    assert await fleet.metric("inferway_continued_streams_total", outcome="ok") == 1
+
+
+async def agrees(fleet: Fleet, engine: SimulatedEngine) -> bool:
+    name = engine.url.removeprefix("http://")
+    return await fleet.metric("inferway_engine_proof", engine=name, state="agrees") == 1
+
+
+def messages_in(lines: list[bytes]) -> list[Any]:
+    return [json.loads(line[6:]) for line in lines[1:] if line.startswith(b"data: ")]
 
 
 async def test_where_nobody_is_left_the_client_hears_of_the_loss(start_fleet: StartFleet) -> None:

@@ -342,7 +342,7 @@ CUT = Cut(b"1,2", b"3,4", 2, "", b"{}")
 
 def changed(path: str, **fields: object) -> JsonObject | None:
     raw = json.dumps({"model": "m", "messages": [], "prompt": "p", **fields}).encode()
-    body = rest_body(raw, json.loads(raw), CUT, is_chat=path == CHAT)
+    body = rest_body(raw, json.loads(raw), CUT, is_completion=path == COMPLETIONS)
     return None if body is None else json.loads(body)
 
 

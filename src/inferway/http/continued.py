@@ -27,7 +27,6 @@ from inferway.http.responder import BodySource, Responder
 from inferway.http.two_legs import TwoLegs
 from inferway.model import Headers
 from inferway.openai_api.responses import error_event
-from inferway.openai_api.stream_rest import RestEvents
 from inferway.openai_api.usage import Usage
 from inferway.routing.continuing import FAILED, TOO_OFTEN, WENT_ON, Continuing, RestOfStream
 from inferway.routing.director import Director
@@ -191,7 +190,7 @@ class _Seam:
         self._error = error  # that the client hears of if nobody goes on
         record = before.record
         renamed = record.model if before.changes_length else ""
-        self._events = RestEvents(rest.cut, renamed)
+        self._events = rest.kept.events(rest.cut, renamed)
         self._source: BodySource | None = None
         self._is_over = False
         self._comment = b""

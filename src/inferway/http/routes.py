@@ -62,8 +62,8 @@ from inferway.http.token_counts import TokenCounts
 from inferway.http.two_legs import TwoLegs
 from inferway.indexer import Indexer
 from inferway.openai_api.paths import GENERATING
-from inferway.openai_api.sent_stream import PATHS
 from inferway.prompts.fidelity.messages_probe import COUNT_TOKENS
+from inferway.routing.continuing import PATHS
 from inferway.routing.director import Director
 from inferway.routing.limits.callers import ApiCaller
 from inferway.telemetry.answer_log import outcome_of

@@ -51,11 +51,11 @@ _ERROR = re.compile(rb'data: ?\{"error"|event: ?error\b')
 _DATA = b"data: {"
 # Tokens that were not text: who goes on would have to know what they were part of.
 _OTHER_KINDS = (b'"reasoning', b'"tool_calls":[', b'"function_call":{')
-_CHAT, _COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 # What stands between the text and the ids of most events.
 _MARKS = {
-    _CHAT: b'"},"logprobs":null,%b,"token_ids":[' % _RUNNING,
-    _COMPLETIONS: b'","logprobs":null,%b,"stop_reason":null,"prompt_token_ids":null,"token_ids":['
+    CHAT: b'"},"logprobs":null,%b,"token_ids":[' % _RUNNING,
+    COMPLETIONS: b'","logprobs":null,%b,"stop_reason":null,"prompt_token_ids":null,"token_ids":['
     % _RUNNING,
 }
 
@@ -114,7 +114,7 @@ class SentStream:
     )
 
     def __init__(self, path: str) -> None:
-        """`path`: one of `PATHS`."""
+        """`path`: CHAT or COMPLETIONS."""
         self._mark = _MARKS[path]
         self._first = b""  # event
         self._prompt_ids = b""
@@ -247,9 +247,6 @@ class SentStream:
         num_ids = ids.count(b",") + 1 if ids else 0
         first = self._first.partition(_DATA[:-1])[2].strip()
         return Cut(self._prompt_ids, ids, num_ids, overlap, first)
-
-
-PATHS = frozenset(_MARKS)
 
 
 def _text_of(event: bytes) -> str:

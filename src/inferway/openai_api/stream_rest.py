@@ -24,7 +24,12 @@ import msgspec
 
 from inferway.errors import SeamError
 from inferway.openai_api.edits import with_last_members, with_prompt, with_prompt_token_ids
-from inferway.openai_api.requests import Body, ChatRequest, CompletionRequest
+from inferway.openai_api.requests import (
+    Body,
+    ChatRequest,
+    CompletionRequest,
+    MessagesRequest,
+)
 from inferway.openai_api.sent_stream import Cut, Stops
 from inferway.openai_api.shapes import shape_fields
 from inferway_structured.decoding import UNREADABLE
@@ -46,6 +51,7 @@ _AS_IT_IS = frozenset(
         # of these the prompt is made, which is there
         *("reasoning_effort", "chat_template_kwargs", "documents", "add_generation_prompt"),
         *("continue_final_message", "add_special_tokens"),
+        *("system", "stop_sequences"),  # of messages
     }
 )
 _CHANGED = frozenset({"max_tokens", "max_completion_tokens", "min_tokens", "seed"})
@@ -67,16 +73,19 @@ _ONLY: Mapping[str, tuple[object, ...]] = {
     "return_token_offsets": (False,),
     "routed_experts_prompt_start": (0,),
     "watermarking": (False,),
-    "tool_choice": ("none", "auto"),
     "response_format": ({"type": "text"},),
     "suffix": ("",),
+    "thinking": ({"type": "disabled"},),
 }
+_FREE_CHOICES = ("auto", "none")  # of tools; in messages, their type
 
 
 def may_go_on(body: Body, *, is_rest: bool = False) -> bool:
     """Return whether the rest of this answer may be had from another engine, as far as its parsed
     body tells: a microsecond, for `why_not` to be asked when an engine is lost. `is_rest`: it is
     itself the rest of an answer, and has ids of ours."""
+    if isinstance(body, MessagesRequest):
+        return bool(body.stream) and body.kv_transfer_params is None
     if not isinstance(body, ChatRequest | CompletionRequest):
         return False
     if not body.stream or body.n not in (None, 1) or body.return_token_ids or body.echo:
@@ -101,6 +110,9 @@ def why_not(fields: Mapping[str, Any]) -> str | None:
         if name == "tools":
             if not _are_free(value):
                 return name
+        elif name == "tool_choice":
+            if (value.get("type") if isinstance(value, dict) else value) not in _FREE_CHOICES:
+                return name
         elif name not in _ONLY or value not in _ONLY[name]:
             return name
     return None
@@ -116,7 +128,9 @@ def _are_free(tools: object) -> bool:
     """Return whether no tool's call is held to the tool's schema while it is generated."""
     if not isinstance(tools, list):
         return False
-    functions = [tool.get("function") if isinstance(tool, dict) else None for tool in tools]
+    if not all(isinstance(tool, dict) for tool in tools):
+        return False
+    functions = [tool.get("function", tool) for tool in tools]  # a message's has its fields itself
     return all(isinstance(each, dict) and not each.get("strict") for each in functions)
 
 
@@ -129,14 +143,15 @@ def stops_of(fields: Mapping[str, Any]) -> Stops:
     return Stops(back=most) if fields.get("include_stop_str_in_output") else Stops(lag=most)
 
 
-def rest_body(raw: bytes, fields: Mapping[str, Any], cut: Cut, *, is_chat: bool) -> bytes | None:
+def rest_body(
+    raw: bytes, fields: Mapping[str, Any], cut: Cut, *, is_completion: bool
+) -> bytes | None:
     """Return the body that asks for the rest; None if nothing is left, or it cannot be edited.
     `fields`: those of `raw`, of which `why_not` has found nothing."""
     ids = b"[%b]" % (b",".join([cut.prompt_ids, cut.ids]) if cut.ids else cut.prompt_ids)
     changed: dict[str, int] = {}
-    names = ("max_tokens", "max_completion_tokens") if is_chat else ("max_tokens",)
-    for name in names:
-        given = fields.get(name, None if is_chat else _COMPLETION_TOKENS)
+    for name in ("max_tokens",) if is_completion else ("max_tokens", "max_completion_tokens"):
+        given = fields.get(name, _COMPLETION_TOKENS if is_completion else None)
         if given is None:
             continue
         if not _is_int(given) or given <= cut.num_ids:
@@ -150,7 +165,7 @@ def rest_body(raw: bytes, fields: Mapping[str, Any], cut: Cut, *, is_chat: bool)
         changed["min_tokens"] = max(0, least - cut.num_ids)
     if seed is not None:
         changed["seed"] = (seed + cut.num_ids) % 2**63
-    body = with_prompt_token_ids(raw, ids) if is_chat else with_prompt(raw, ids)
+    body = with_prompt(raw, ids) if is_completion else with_prompt_token_ids(raw, ids)
     if body is None or not changed:
         return body
     return with_last_members(body, msgspec.json.encode(changed)[1:-1])

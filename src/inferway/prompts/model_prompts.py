@@ -146,6 +146,11 @@ class ModelPrompts:
         """Return the text of `ids` for people to read."""
         return self._model.tokenizer.decode(ids)
 
+    def ids_of(self, text: str) -> list[int]:
+        """Return the tokens of a text as it stands, nothing put around it. Raises RenderError."""
+        ids: list[int] = self._model.tokenizer.encode(text, add_special_tokens=False).tolist()
+        return ids
+
     def text_of(self, ids: Sequence[int]) -> str:
         """Return the text that engines make of the tokens of an answer. Raises RenderError."""
         return self._model.tokenizer.decode(ids, skip_special_tokens=True)

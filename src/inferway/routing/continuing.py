@@ -1,23 +1,31 @@
 """Streams that another engine may go on with when theirs is lost: what is kept of them until their
 end, and what is asked for then. No I/O.
 
-`openai_api/sent_stream.py` has the rules by which nothing is doubled or missing, and
-`openai_api/stream_rest.py` the fields with which the rest is the same as that of the whole answer.
+The rules by which nothing is doubled or missing are in `openai_api/sent_stream.py` and, of messages,
+`sent_messages.py`; `stream_rest.py` has the fields with which the rest is that of one engine.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from inferway.errors import InvalidRequestError
+from inferway.errors import InvalidRequestError, RenderError
 from inferway.metrics import Family, counter, gauge
-from inferway.model import Endpoint
-from inferway.openai_api.requests import ChatRequest, decode_fields
-from inferway.openai_api.sent_stream import PATHS, Cut, SentStream
+from inferway.model import Endpoint, TokenIds
+from inferway.openai_api.requests import (
+    Body,
+    ChatRequest,
+    CompletionRequest,
+    MessagesRequest,
+    decode_fields,
+)
+from inferway.openai_api.sent_messages import MESSAGES, RestMessages, SentMessages
+from inferway.openai_api.sent_stream import CHAT, COMPLETIONS, Cut, SentStream
 from inferway.openai_api.stream_rest import (
+    RestEvents,
     keeps_text_back,
     may_go_on,
     rest_body,
@@ -29,8 +37,7 @@ from inferway.prompts.served import ServedModel
 if TYPE_CHECKING:
     from inferway.routing.journey import Routed
 
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-assert frozenset({CHAT, COMPLETIONS}) == PATHS
+PATHS = frozenset({CHAT, COMPLETIONS, MESSAGES})  # of streams that may be gone on with
 
 MOST_BODY_BYTES = 1 << 20  # of one request, that is kept until its answer has ended
 MOST_BYTES = 64 << 20  # of all of them
@@ -47,16 +54,30 @@ class RestOfStream:
 
     body: bytes
     cut: Cut
+    kept: KeptStream
 
 
 @dataclass(slots=True)
 class KeptStream:
-    """What is kept of one stream. `drop` must be called."""
+    """What is kept of one stream."""
 
-    sent: SentStream
+    sent: SentStream | SentMessages
     body: bytes  # that was sent, but for what its attempt added
-    is_chat: bool
+    asked: type[Body]
     model: ServedModel
+    prompt: TokenIds | None  # of messages, whose engines tell no ids
+
+    @property
+    def asks_for_ids(self) -> bool:
+        """Whether the engine is to tell the ids of its tokens."""
+        return self.prompt is None
+
+    def events(self, cut: Cut, model: str) -> RestEvents | RestMessages:
+        """Return what puts the rest's events behind those that were sent. `model`: what the answer
+        names, if not what the first engine did."""
+        if isinstance(self.sent, SentMessages):
+            return RestMessages(cut, has_block=self.sent.has_block)
+        return RestEvents(cut, model)
 
 
 @dataclass(slots=True)
@@ -69,18 +90,33 @@ class Continuing:
     counts: Counter[str] = field(default_factory=Counter)
 
     def keep(
-        self, routed: Routed, endpoint: Endpoint, body: bytes, *, is_rest: bool
+        self,
+        routed: Routed,
+        endpoint: Endpoint,
+        body: bytes,
+        *,
+        is_rest: bool,
+        has_tokens: bool,
     ) -> KeptStream | None:
-        """Return what is kept of an answer to `body`; None if its engine's end will be its own."""
+        """Return what is kept of an answer to `body`; None if its engine's end will be its own.
+        `has_tokens`: the engine gets the prompt as the ids that we have made. What is returned
+        must be dropped."""
         asked = routed.request.body
         size = len(body)
         if size > MOST_BODY_BYTES or self.held + size > MOST_BYTES:
             return None
         if not may_go_on(asked, is_rest=is_rest) or not self.takes(endpoint):
             return None
+        kind, model = type(asked), routed.model
+        if isinstance(asked, MessagesRequest):
+            if not has_tokens or routed.whole_prompt is None:
+                return None
+            kept = KeptStream(SentMessages(), body, kind, model, routed.whole_prompt)
+        else:
+            path = CHAT if isinstance(asked, ChatRequest) else COMPLETIONS
+            kept = KeptStream(SentStream(path), body, kind, model, None)
         self.held += size
-        is_chat = isinstance(asked, ChatRequest)
-        return KeptStream(SentStream(CHAT if is_chat else COMPLETIONS), body, is_chat, routed.model)
+        return kept
 
     def drop(self, kept: KeptStream) -> None:
         """Forget a stream, which has ended."""
@@ -106,16 +142,15 @@ class Continuing:
         name = why_not(fields)
         if name is not None:
             return name
-        stops = stops_of(fields)
-        if keeps_text_back(fields):
-            local = kept.model.prompts.local
-            cut = None if local is None else kept.sent.cut_by_text(local.text_of, stops)
-        else:
-            cut = kept.sent.cut(stops)
+        try:
+            cut = _cut(kept, fields)
+        except RenderError:
+            cut = None
         if cut is None:
             return NO_CUT
-        body = rest_body(kept.body, fields, cut, is_chat=kept.is_chat)
-        return NO_TOKENS if body is None else RestOfStream(body, cut)
+        is_completion = kept.asked is CompletionRequest
+        body = rest_body(kept.body, fields, cut, is_completion=is_completion)
+        return NO_TOKENS if body is None else RestOfStream(body, cut, kept)
 
     def families(self) -> Iterator[Family]:
         """Yield what /metrics shows of it."""
@@ -132,3 +167,16 @@ class Continuing:
             " to go on with.",
             value=self.held,
         )
+
+
+def _cut(kept: KeptStream, fields: Mapping[str, Any]) -> Cut | None:
+    """Return where another engine can go on; None if it cannot. Raises RenderError."""
+    sent, local = kept.sent, kept.model.prompts.local
+    if isinstance(sent, SentMessages):
+        if local is None or kept.prompt is None:
+            return None
+        return sent.cut(kept.prompt.tolist(), local.ids_of, local.text_of)
+    stops = stops_of(fields)
+    if not keeps_text_back(fields):
+        return sent.cut(stops)
+    return None if local is None else sent.cut_by_text(local.text_of, stops)

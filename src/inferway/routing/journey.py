@@ -23,7 +23,7 @@ from inferway.openai_api.model_name import ModelRenamer
 from inferway.openai_api.requests import asks_for_report
 from inferway.openai_api.usage import Usage, UsageReader
 from inferway.prompts.served import ServedModel
-from inferway.routing.attempt import Attempt, EndpointBook, Later
+from inferway.routing.attempt import TOKENS, Attempt, EndpointBook, Later
 from inferway.routing.continuing import Continuing, KeptStream, RestOfStream
 from inferway.routing.counts import DirectorStats
 from inferway.routing.kv_legs import KvLegs
@@ -262,13 +262,12 @@ class Journey:
         if continuing is None or routed is None or self.shape is not None:
             return
         self._drop_kept()
-        kept = continuing.keep(
-            *(routed, attempt.target.endpoint, self.known_body), is_rest=self.is_rest
+        self.kept = kept = continuing.keep(
+            *(routed, attempt.target.endpoint, self.known_body),
+            is_rest=self.is_rest,
+            has_tokens=TOKENS in attempt.edits,
         )
-        if kept is None:
-            return
-        self.kept = kept
-        if not attempt.ask_for_ids():
+        if kept is not None and kept.asks_for_ids and not attempt.ask_for_ids():
             self._drop_kept()
 
     def _drop_kept(self) -> None:
