@@ -1,8 +1,8 @@
 """Streams that another engine may go on with when theirs is lost: what is kept of them until their
 end, and what is asked for then. No I/O.
 
-The rules by which nothing is doubled or missing are in `openai_api/sent_stream.py` and, of messages,
-`sent_messages.py`; `stream_rest.py` has the fields with which the rest is that of one engine.
+By the rules of `openai_api/sent_stream.py` and `sent_messages.py` nothing is doubled or missing;
+`stream_rest.py` has the fields with which the rest is that of one engine.
 """
 
 from __future__ import annotations

@@ -259,7 +259,7 @@ class Journey:
     def _keep(self, attempt: Attempt) -> None:
         """Keep what another engine would need to go on with the answer."""
         continuing, routed = self._host.continuing, self.routed
-        if continuing is None or routed is None or self.shape is not None:
+        if continuing is None or routed is None or not self.record.is_streamed or self.shape:
             return
         self._drop_kept()
         self.kept = kept = continuing.keep(
