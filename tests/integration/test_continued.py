@@ -333,7 +333,7 @@ async def test_a_drained_engine_that_is_taken_back_keeps_its_streams(
     async for line in stream(fleet, CHAT):
         lines.append(line)
         if len(lines) == 20:
-            name = await drain(fleet, "streams_after=0.05")
+            name = await drain(fleet, "streams_after=1")
             await fleet.post(f"/admin/engines/{name}/resume", b"")
 
     assert lines[-1] == b"data: [DONE]\n"

@@ -36,6 +36,7 @@ from inferway.routing.record import Passed, Record
 from inferway.tasks import Tasks
 from inferway.telemetry.answer_log import outcome_of
 from inferway.upstream.pool import Pool
+from inferway_structured.decoding import UNREADABLE
 
 log = logging.getLogger("inferway.forward")
 
@@ -102,17 +103,20 @@ class Continuer:
         engine = target.endpoint.engine
         if is_moved and not self._has_another(journey, engine):
             return False
+        try:
+            seam = _Seam(self.continuing, asked, client, journey, rest, error)
+        except UNREADABLE:  # how its stream began
+            return False
         # what an engine is asked no more is not its fault: as if the client had gone
         leaving.over("client_gone" if is_moved else "upstream_error")
         asked.lost += not is_moved
-        seam = _Seam(self.continuing, asked, client, journey, rest, error)
         log.log(
             logging.INFO if is_moved else logging.WARNING,
             "another engine goes on with an answer after %d tokens: %s",
             *(rest.cut.num_ids, error),
         )
         client.attach(seam)
-        self._tasks.spawn(self._send(seam, engine))
+        self._tasks.spawn(self._send(seam, rest.body, engine))
         return True
 
     def _within(self, lost: str) -> Within:
@@ -126,11 +130,11 @@ class Continuer:
             return False
         return True
 
-    async def _send(self, seam: _Seam, lost: str) -> None:
+    async def _send(self, seam: _Seam, body: bytes, lost: str) -> None:
         asked, before = seam.asked, seam.before
         request = asked.request
         journey = self.director.open(
-            *(request.head, seam.rest.body, request.id.decode()),
+            *(request.head, body, request.id.decode()),
             within=self._within(lost),
             priority=asked.priority,
             edits=before.edits,
@@ -182,7 +186,6 @@ class _Seam:
     ) -> None:
         self.asked = asked
         self.before = before
-        self.rest = rest
         self.journey: Journey | None = None  # of the rest; None: it is not decided yet
         self.started = False
         self._counts = continuing.counts
@@ -191,6 +194,8 @@ class _Seam:
         record = before.record
         renamed = record.model if before.changes_length else ""
         self._events = rest.kept.events(rest.cut, renamed)
+        self._num_ids = rest.cut.num_ids
+        self._num_prompt_ids = rest.cut.prompt_ids.count(b",") + 1
         self._source: BodySource | None = None
         self._is_over = False
         self._comment = b""
@@ -218,7 +223,7 @@ class _Seam:
             self._give_up()
         elif self.asked.is_admin:
             self._comment = b": x-inferway-continued engine=%b tokens=%d\n\n" % (
-                *(target.endpoint.engine.encode(), self.rest.cut.num_ids),
+                *(target.endpoint.engine.encode(), self._num_ids),
             )
 
     def flush(self) -> None:
@@ -276,7 +281,7 @@ class _Seam:
 
     def fail(self, error: BaseException) -> None:
         """Tell the client that its answer has ended: its engine was lost, and nobody goes on."""
-        if self._is_over:
+        if self.ended:
             return
         log.warning("nobody goes on with an answer whose engine was lost: %s", error)
         self._note("upstream_error")
@@ -298,11 +303,11 @@ class _Seam:
         whole.continued = 1
         if self.journey is None:
             return
-        record, cut = self.journey.record, self.rest.cut
+        record = self.journey.record
         whole.continued += record.continued
         whole.target = record.target or whole.target
         whole.attempts += record.attempts
         if record.usage is not None:
             # what was cached where the answer began, its engine did not come to tell
-            prompt = cut.prompt_ids.count(b",") + 1
-            whole.usage = Usage(prompt, cut.num_ids + record.usage.completion)
+            made = self._num_ids + record.usage.completion
+            whole.usage = Usage(self._num_prompt_ids, made)

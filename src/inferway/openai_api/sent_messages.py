@@ -150,7 +150,10 @@ class RestMessages:
         data = list(data_in(event))
         if not event.startswith(b"event:") or len(data) != 1:
             return event + b"\n\n"
-        told = msgspec.json.decode(data[0])
+        try:
+            told = msgspec.json.decode(data[0], type=Json)
+        except UNREADABLE:
+            return event + b"\n\n"
         kind = told.get("type")
         if kind == "message_start":
             return b""

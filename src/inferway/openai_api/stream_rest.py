@@ -205,7 +205,7 @@ class RestEvents:
             chunk = msgspec.json.decode(data)
         except UNREADABLE:
             return data
-        if "choices" not in chunk:
+        if not isinstance(chunk, dict) or "choices" not in chunk:
             return data
         chunk.update(self._head)
         if chunk.get("usage"):
