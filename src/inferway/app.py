@@ -25,7 +25,7 @@ from inferway.fleet.structured_gate import FleetGate
 from inferway.fleet.tokens_once import build_continuing, build_tokens_once
 from inferway.fleet.zmq_subscriber import sockets_context
 from inferway.http.auth import Auth, build_auth, read_keys
-from inferway.http.continued import Continuer, move_streams
+from inferway.http.continued import move_streams, open_continuer
 from inferway.http.inference_ingress import build_ingress
 from inferway.http.metrics import MetricsPage
 from inferway.http.page import PageRoutes
@@ -259,11 +259,10 @@ class Gateway:
             page=self._open_page(draining),
             forwards=not self._picks,
             admin_apart=settings.admin_port is not None,
-            continuer=self._open_continuer(director, pool),
+            continuer=open_continuer(director, pool, self._auth, metrics, self._stack),
         )
         server = servers.for_clients(routes, tracing, pool)
         metrics.serve_with(server)
-        draining.moves = lambda engine: move_streams(server.sources(), engine)
         self._closes("engine watch, event streams and index", self.indexer.close)
         await self.records.start()
         self._closes("records", self.records.close)
@@ -297,6 +296,7 @@ class Gateway:
             log.info("the gateway is listening on %s", server.url)
 
     async def _listen(self, server: HttpServer) -> None:
+        self.draining.moves = partial(move_streams, server.sources)
         await server.start()
         self._closes("HTTP server", server.stop)
         assert self._servers is not None
@@ -425,14 +425,6 @@ class Gateway:
             legs=build_legs(settings.kv_transfer, picks=self._picks),
             continuing=build_continuing(settings, self.fleet, picks=self._picks),
         )
-
-    def _open_continuer(self, director: Director, pool: Pool) -> Continuer | None:
-        if director.continuing is None:
-            return None
-        self.metrics.joined_by(director.continuing.families)
-        continuer = Continuer(director, director.continuing, pool, self._auth)
-        self._stack.push_async_callback(continuer.close)
-        return continuer
 
     def _is_busy(self) -> bool:
         server = None if self._servers is None else self._servers.public

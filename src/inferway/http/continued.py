@@ -14,7 +14,8 @@ If nobody goes on, the client gets the error event that it would have got at onc
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
@@ -23,6 +24,7 @@ from inferway.errors import FleetError, InferwayError, MovedError, SeamError
 from inferway.http.auth import Auth, withheld
 from inferway.http.forward import Client, Forwarding, forward
 from inferway.http.message import Request
+from inferway.http.metrics import MetricsPage
 from inferway.http.responder import BodySource, Responder
 from inferway.http.two_legs import TwoLegs
 from inferway.model import Headers
@@ -42,7 +44,7 @@ log = logging.getLogger("inferway.forward")
 
 
 @dataclass(slots=True)
-class Asked:
+class StreamCaller:
     """Who has asked for a stream, and is told of it."""
 
     request: Request
@@ -55,9 +57,10 @@ class Asked:
     lost: int = 0  # engines
 
 
-def move_streams(sources: Iterable[BodySource], engine: str) -> int:
-    """Have other engines go on with what this one streams; return with how many answers."""
-    return sum([isinstance(each, Forwarding) and each.leave(engine) for each in [*sources]])
+def move_streams(sources: Callable[[], Iterable[BodySource]], engine: str) -> int:
+    """Have other engines go on with what this one streams; return with how many answers.
+    `sources`: who produces all answers that are under way."""
+    return sum([isinstance(each, Forwarding) and each.leave(engine) for each in [*sources()]])
 
 
 class Leaving(Protocol):
@@ -81,7 +84,7 @@ class Continuer:
 
     def go_on(
         self,
-        asked: Asked,
+        asked: StreamCaller,
         client: Client,
         journey: Journey,
         leaving: Leaving,
@@ -172,13 +175,26 @@ class Continuer:
         await self._tasks.close()
 
 
+def open_continuer(
+    director: Director, pool: Pool, auth: Auth, metrics: MetricsPage, stack: AsyncExitStack
+) -> Continuer | None:
+    """Return who has other engines go on, until the stack is closed; None if nobody shall."""
+    continuing = director.continuing
+    if continuing is None:
+        return None
+    metrics.joined_by(continuing.families)
+    continuer = Continuer(director, continuing, pool, auth)
+    stack.push_async_callback(continuer.close)
+    return continuer
+
+
 class _Seam:
     """The client of the rest, in front of the client of the whole answer."""
 
     def __init__(
         self,
         continuing: Continuing,
-        asked: Asked,
+        asked: StreamCaller,
         client: Client,
         before: Journey,
         rest: RestOfStream,

@@ -35,7 +35,7 @@ from inferway.errors import (
 from inferway.fleet.draining import Draining
 from inferway.http.admin import AdminPages, PeersReport
 from inferway.http.auth import Auth, withheld
-from inferway.http.continued import Asked, Continuer
+from inferway.http.continued import Continuer, StreamCaller
 from inferway.http.discovery_pages import PathsPage, VersionPage, unknown_path
 from inferway.http.explain import PATH as EXPLAIN
 from inferway.http.explain import ExplainPath
@@ -279,7 +279,9 @@ class Routes:
         passed = self._requests.follow(record) if request.path in GENERATING else None
         continuer, goes_on = self._continuer, None
         if continuer is not None and request.path in PATHS:
-            asked = Asked(request, responder, caller.priority, share, caller.admin, record, passed)
+            asked = StreamCaller(
+                request, responder, caller.priority, share, caller.admin, record, passed
+            )
             goes_on = partial(continuer.go_on, asked, client, journey)
         forward(
             *(request, client, journey, decision, self._pool),

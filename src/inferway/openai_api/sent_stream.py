@@ -79,20 +79,20 @@ class Cut:
     first: bytes  # the data of the stream's first event
 
 
-class _Delta(msgspec.Struct):
+class _StreamDelta(msgspec.Struct):
     content: str | None = None
 
 
-class _Choice(msgspec.Struct):
-    delta: _Delta | None = None
+class _StreamChoice(msgspec.Struct):
+    delta: _StreamDelta | None = None
     text: str | None = None
 
 
-class _Event(msgspec.Struct):
-    choices: list[_Choice] = []
+class _StreamEvent(msgspec.Struct):
+    choices: list[_StreamChoice] = []
 
 
-_EVENT = msgspec.json.Decoder(_Event)
+_EVENT = msgspec.json.Decoder(_StreamEvent)
 
 
 class SentStream:

@@ -48,7 +48,7 @@ async def load_prompts(
         "model %s has its tokenizer from %s, and the encoder %s (%s)",
         name,
         root,
-        prompts.encoder,
-        prompts.why,
+        prompts.tokenizer.encoder,
+        prompts.tokenizer.why,
     )
     return prompts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 
 from inferway.config import ModelSettings
@@ -47,6 +47,7 @@ from inferway.prompts.render_requests import (
 from inferway.prompts.renderer import MAX_CHARS_ON_LOOP, Renderer
 from inferway.prompts.tokenizer.token_ids import token_ids
 from inferway.prompts.tokenizer.token_rows import truncated
+from inferway.prompts.tokenizer.tokenizer import Tokenizer
 
 # Of one request: keys and matches are made on the event loop, about 10 µs for each prompt.
 MAX_PROMPTS = 256
@@ -92,13 +93,9 @@ class ModelPrompts:
         )
 
     @property
-    def encoder(self) -> str:
-        """ "fastokens" or "tokenizers"; `why` says how it was chosen."""
-        return self._model.tokenizer.encoder
-
-    @property
-    def why(self) -> str:
-        return self._model.tokenizer.why
+    def tokenizer(self) -> Tokenizer:
+        """The model's, which the prompts are made with."""
+        return self._model.tokenizer
 
     @property
     def num_panics(self) -> int:
@@ -145,15 +142,6 @@ class ModelPrompts:
     def decode(self, ids: TokenIds) -> str:
         """Return the text of `ids` for people to read."""
         return self._model.tokenizer.decode(ids)
-
-    def ids_of(self, text: str) -> list[int]:
-        """Return the tokens of a text as it stands, nothing put around it. Raises RenderError."""
-        ids: list[int] = self._model.tokenizer.encode(text, add_special_tokens=False).tolist()
-        return ids
-
-    def text_of(self, ids: Sequence[int]) -> str:
-        """Return the text that engines make of the tokens of an answer. Raises RenderError."""
-        return self._model.tokenizer.decode(ids, skip_special_tokens=True)
 
     def alternatives(self, model: str) -> Iterator[Alternative]:
         """The same model under flags that its engines may have been started with instead;
@@ -301,7 +289,7 @@ class ModelPrompts:
         """The chat as its template writes it, for people to read; None if no template does, or
         if it is so large that others would have to wait for it."""
         size = _chat_size(body).to_render_and_encode
-        if self._model.own_renderer is not None or size > MAX_CHARS_ON_LOOP[self.encoder]:
+        if self._model.own_renderer is not None or size > MAX_CHARS_ON_LOOP[self.tokenizer.encoder]:
             return None
         try:
             return self._text(body)

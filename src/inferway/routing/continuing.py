@@ -8,7 +8,7 @@ By the rules of `openai_api/sent_stream.py` and `sent_messages.py` nothing is do
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -157,7 +157,8 @@ class Continuing:
         yield counter(
             "continued_streams",
             "Streams that lost their engine in the middle, by what came of it: another engine went"
-            " on to the end (ok), or failed, or was not asked, for this reason.",
+            " on to the end (ok), or failed (failed), or was not asked, for the reason that is"
+            " named",
             ["outcome"],
             {(outcome,): number for outcome, number in self.counts.items()},
         )
@@ -171,12 +172,20 @@ class Continuing:
 
 def _cut(kept: KeptStream, fields: Mapping[str, Any]) -> Cut | None:
     """Return where another engine can go on; None if it cannot. Raises RenderError."""
-    sent, local = kept.sent, kept.model.prompts.local
-    if isinstance(sent, SentMessages):
-        if local is None or kept.prompt is None:
-            return None
-        return sent.cut(kept.prompt.tolist(), local.ids_of, local.text_of)
-    stops = stops_of(fields)
-    if not keeps_text_back(fields):
+    sent, stops = kept.sent, stops_of(fields)
+    if isinstance(sent, SentStream) and not keeps_text_back(fields):
         return sent.cut(stops)
-    return None if local is None else sent.cut_by_text(local.text_of, stops)
+    local = kept.model.prompts.local
+    if local is None:
+        return None
+
+    def decode(ids: Sequence[int]) -> str:
+        return local.tokenizer.decode(ids, skip_special_tokens=True)
+
+    def encode(text: str) -> list[int]:
+        ids: list[int] = local.tokenizer.encode(text, add_special_tokens=False).tolist()
+        return ids
+
+    if isinstance(sent, SentStream):
+        return sent.cut_by_text(decode, stops)
+    return None if kept.prompt is None else sent.cut(kept.prompt.tolist(), encode, decode)
