@@ -1,5 +1,5 @@
-"""Streams of two real engines, one of which is lost again and again: how many end whole, and is their
-text that of an undisturbed answer?
+"""Streams of two real engines, one of which is lost again and again: how many end whole, and is
+their text that of an undisturbed answer?
 
 INFERWAY_VLLM_VENV=/path .venv/bin/python -m tests.engines.continued [MINUTES]
 
@@ -42,8 +42,8 @@ from inferway.prompts.files.prepare import prepare_smollm2
 RESULTS = ROOT / "docs" / "results" / "continued.json"
 MINUTES = 30
 CLIENTS = 3
-ANSWER_TOKENS = 250
-QUESTIONS = 24
+ANSWER_TOKENS = 150
+QUESTIONS = 12
 TROUBLE_SECONDS = 60
 
 _SEAM = re.compile(rb": x-inferway-continued engine=(\S+) tokens=(\d+)")
