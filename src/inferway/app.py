@@ -251,16 +251,7 @@ class Gateway:
         )
         self.metrics = metrics = self._metrics_page(pool)
         self._stack.callback(self._auth.control.close)
-        self.routes = routes = Routes(
-            *(self.indexer, director, pool, metrics, self._auth, build_ingress(settings, director)),
-            *(self._requests, self._traffic, draining),
-            RecordPages(self.records.ring, self.records.watch, self._auth),
-            peers=lambda: None if self.replicas is None else self.replicas.report(),
-            page=self._open_page(draining),
-            forwards=not self._picks,
-            admin_apart=settings.admin_port is not None,
-            continuer=open_continuer(director, pool, self._auth, metrics, self._stack),
-        )
+        self.routes = routes = self._open_routes(director, pool)
         server = servers.for_clients(routes, tracing, pool)
         metrics.serve_with(server)
         self._closes("engine watch, event streams and index", self.indexer.close)
@@ -294,6 +285,19 @@ class Gateway:
         self._started.set()
         if self._process is None:
             log.info("the gateway is listening on %s", server.url)
+
+    def _open_routes(self, director: Director, pool: Pool) -> Routes:
+        metrics, draining = self.metrics, self.draining
+        return Routes(
+            *(self.indexer, director, pool, metrics, self._auth, build_ingress(settings, director)),
+            *(self._requests, self._traffic, draining),
+            RecordPages(self.records.ring, self.records.watch, self._auth),
+            peers=lambda: None if self.replicas is None else self.replicas.report(),
+            page=self._open_page(draining),
+            forwards=not self._picks,
+            admin_apart=settings.admin_port is not None,
+            continuer=open_continuer(director, pool, self._auth, metrics, self._stack),
+        )
 
     async def _listen(self, server: HttpServer) -> None:
         self.draining.moves = partial(move_streams, server.sources)
