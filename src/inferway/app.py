@@ -287,13 +287,13 @@ class Gateway:
             log.info("the gateway is listening on %s", server.url)
 
     def _open_routes(self, director: Director, pool: Pool) -> Routes:
-        metrics, draining = self.metrics, self.draining
+        metrics, settings = self.metrics, self.settings
         return Routes(
             *(self.indexer, director, pool, metrics, self._auth, build_ingress(settings, director)),
-            *(self._requests, self._traffic, draining),
+            *(self._requests, self._traffic, self.draining),
             RecordPages(self.records.ring, self.records.watch, self._auth),
             peers=lambda: None if self.replicas is None else self.replicas.report(),
-            page=self._open_page(draining),
+            page=self._open_page(self.draining),
             forwards=not self._picks,
             admin_apart=settings.admin_port is not None,
             continuer=open_continuer(director, pool, self._auth, metrics, self._stack),
