@@ -283,7 +283,13 @@ def test_tokens_that_vllm_would_say_nothing_of_are_kept_and_not_said() -> None:
 
 
 @pytest.mark.parametrize(
-    "delta", ['{"reasoning":"hm"}', '{"tool_calls":[{"index":0}]}', '{"reasoning_content":"hm"}']
+    "delta",
+    [
+        '{"content":"a","tool_calls":[{"index":0}]}',
+        '{"reasoning":"hm"}',
+        '{"tool_calls":[{"index":0}]}',
+        '{"reasoning_content":"hm"}',
+    ],
 )
 def test_what_is_not_text_is_not_gone_on_with(delta: str) -> None:
     sent = SentStream(CHAT)

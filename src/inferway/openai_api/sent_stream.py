@@ -41,6 +41,7 @@ MOST_BYTES = 1 << 20  # of a prompt and an answer that are kept
 
 _CONTEXT = 8  # tokens before those that are decoded: what some make depends on their neighbours
 _LOOKED_AT = 64  # events of the stream's end, at least, in which a cut is looked for
+_END = b"]}]}\n\n"
 _WHOLE_IDS = re.compile(rb'"token_ids":\[([0-9,]*)\]')
 _PROMPT_IDS = re.compile(rb'"prompt_token_ids":\[([0-9,]*)\]')
 _SAYS_NOTHING = re.compile(rb'"delta":\{\},"logprobs":null,"finish_reason":null')
@@ -49,10 +50,10 @@ _FINISHED = b'"finish_reason":"'
 _RUNNING = b'"finish_reason":null'
 _ERROR = re.compile(rb'data: ?\{"error"|event: ?error\b')
 _DATA = b"data: {"
-# Tokens that were not text: who goes on would have to know what they were part of.
-_OTHER_KINDS = (b'"reasoning', b'"tool_calls":[', b'"function_call":{')
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-# What stands between the text and the ids of most events.
+_OTHER_KINDS = (b'"reasoning', b'"tool_calls":[', b'"function_call":{')
+_CONTENT = {CHAT: b'"delta":{"content":"', COMPLETIONS: b'"text":"'}
+# What stands between the text and the ids of most events, and behind the ids.
 _MARKS = {
     CHAT: b'"},"logprobs":null,%b,"token_ids":[' % _RUNNING,
     COMPLETIONS: b'","logprobs":null,%b,"stop_reason":null,"prompt_token_ids":null,"token_ids":['
@@ -100,6 +101,8 @@ class SentStream:
     the client has not asked for, and remembers those."""
 
     __slots__ = (
+        "_at",
+        "_content",
         "_earlier",
         "_events",
         "_first",
@@ -115,7 +118,8 @@ class SentStream:
 
     def __init__(self, path: str) -> None:
         """`path`: CHAT or COMPLETIONS."""
-        self._mark = _MARKS[path]
+        self._mark, self._content = _MARKS[path], _CONTENT[path]
+        self._at = 0  # where an event has it: its head is always as long
         self._first = b""  # event
         self._prompt_ids = b""
         self._earlier: list[bytes] = []  # ids of events that `_ids` no longer has
@@ -132,15 +136,18 @@ class SentStream:
         if self.is_broken:
             self._withheld += events
             return b""
-        mark = self._mark
-        at = events.find(mark)
-        if at < 0 or events.find(b"\n\n") != len(events) - 2:
+        # Most are one event with text, and the ids at its end: nothing is searched from the start.
+        start, mark = events.rfind(b"[") + 1, self._mark
+        if (
+            not events.endswith(_END)
+            or not events.startswith(self._content, self._at)
+            or not events.startswith(mark, start - len(mark))
+            or events.count(b"\n") != 2
+        ):
             return self._each(events)
-        start = at + len(mark)
-        end = events.index(b"]", start)
         ids = self._ids
-        ids.append(events[start:end])
-        sent = b"%bnull%b" % (events[: start - 1], events[end + 1 :])
+        ids.append(events[start : -len(_END)])
+        sent = b"%bnull%b" % (events[: start - 1], _END[1:])
         self._events.append(sent)
         if len(ids) > 2 * _LOOKED_AT:
             self._put_aside()
@@ -169,6 +176,14 @@ class SentStream:
         if found is None:
             return event
         says_nothing = _SAYS_NOTHING.search(event) is not None
+        at = event.find(self._content)
+        if at >= 0:
+            self._at = at
+        # Of other kinds, who goes on would have to know what their tokens were part of.
+        if any(kind in event for kind in _OTHER_KINDS):
+            self._is_plain = False
+        elif at < 0 and not says_nothing and _FINISHED not in event:
+            self._is_plain = False
         event = b"" if says_nothing else _WHOLE_IDS.sub(b'"token_ids":null', event)
         self._ids.append(found[1])
         self._events.append(event)
@@ -182,9 +197,8 @@ class SentStream:
 
     def _put_aside(self) -> None:
         """Keep of the earlier events the ids alone."""
-        ids, events = self._ids[:-_LOOKED_AT], self._events[:-_LOOKED_AT]
+        ids = self._ids[:-_LOOKED_AT]
         del self._ids[:-_LOOKED_AT], self._events[:-_LOOKED_AT]
-        self._note_kinds(events)
         earlier = b",".join([each for each in ids if each])
         self._size += len(earlier)
         if self._size > MOST_BYTES:
@@ -193,11 +207,6 @@ class SentStream:
             self._earlier.append(earlier)
         else:
             self._earlier.clear()
-
-    def _note_kinds(self, events: Sequence[bytes]) -> None:
-        together = b"".join(events)
-        if any(kind in together for kind in _OTHER_KINDS):
-            self._is_plain = False
 
     def cut(self, stops: Stops) -> Cut | None:
         """Return where another engine can go on; None if it cannot."""
@@ -234,7 +243,6 @@ class SentStream:
 
     def _texts(self) -> list[str] | None:
         """Return the texts of the last events; None if nobody can go on with this stream."""
-        self._note_kinds(self._events)
         if not self._is_plain or not self._prompt_ids or not self._first or self.is_finished:
             return None
         try:

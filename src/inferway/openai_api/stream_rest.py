@@ -131,7 +131,7 @@ def _are_free(tools: object) -> bool:
     if not all(isinstance(tool, dict) for tool in tools):
         return False
     functions = [tool.get("function", tool) for tool in tools]  # a message's has its fields itself
-    return all(isinstance(each, dict) and not each.get("strict") for each in functions)
+    return all(isinstance(f, dict) and "name" in f and not f.get("strict") for f in functions)
 
 
 def stops_of(fields: Mapping[str, Any]) -> Stops:
