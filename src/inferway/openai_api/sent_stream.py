@@ -180,9 +180,8 @@ class SentStream:
         if at >= 0:
             self._at = at
         # Of other kinds, who goes on would have to know what their tokens were part of.
-        if any(kind in event for kind in _OTHER_KINDS):
-            self._is_plain = False
-        elif at < 0 and not says_nothing and _FINISHED not in event:
+        has_no_text = at < 0 and not says_nothing and _FINISHED not in event
+        if has_no_text or any(kind in event for kind in _OTHER_KINDS):
             self._is_plain = False
         event = b"" if says_nothing else _WHOLE_IDS.sub(b'"token_ids":null', event)
         self._ids.append(found[1])
