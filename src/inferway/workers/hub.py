@@ -27,7 +27,7 @@ from inferway.app import Gateway
 from inferway.config import ModelRewrite, ServeSettings
 from inferway.errors import ConfigError
 from inferway.fleet.shared_columns import SharedColumns, shared_memory
-from inferway.fleet.subscriber import EventSubscriber
+from inferway.fleet.engine import Subscriber
 from inferway.indexer import FleetParts
 from inferway.metrics import Family
 from inferway.replicas.build import has_peers
@@ -333,8 +333,8 @@ class ServingHub:
             Suspect: lambda _, told: fleet.watch.suspect(told.engine),
             Doubt: lambda _, told: self._index.apply(told.ops),
             Asked: lambda _, told: self._index.note_matched(told.keys),
-            Recheck: lambda _, told: self._of_stream(told, EventSubscriber.recheck),
-            Reports: lambda _, told: self._of_stream(told, EventSubscriber.count_no_copies),
+            Recheck: lambda _, told: self._of_stream(told, lambda stream: stream.recheck()),
+            Reports: lambda _, told: self._of_stream(told, lambda stream: stream.count_no_copies()),
         }
 
     def _answered(self, seat: Seat, message: Prepared | Numbers | RecordsTold) -> None:
@@ -353,7 +353,7 @@ class ServingHub:
         self.gateway.standing.hear(told.engine, told.has_failed, now)
         self._tell_others(seat, told)
 
-    def _of_stream(self, told: Recheck | Reports, do: Callable[[EventSubscriber], None]) -> None:
+    def _of_stream(self, told: Recheck | Reports, do: Callable[[Subscriber], None]) -> None:
         engine = self.gateway.fleet.engine(told.engine)
         for stream in () if engine is None else engine.subscribers:
             if stream.holder == told.holder:
