@@ -168,13 +168,7 @@ class EventSubscriber(ABC):
             await self.journal.close()
 
     async def give_back(self) -> None:
-        """Forget the blocks, and free their memory in slices: 600,000 of them at once would hold
-        the event loop for 70 ms."""
-        self.blocks.forget()
-        slice_ = TimeSlice()
-        while self.blocks.sweep(_FREED_BLOCKS):
-            if slice_.is_over:
-                await slice_.rest()
+        await give_back(self.blocks)
 
     @property
     def may_report(self) -> bool:
@@ -286,3 +280,13 @@ class EventSubscriber(ABC):
             reason,
             message,
         )
+
+
+async def give_back(blocks: EngineBlocks) -> None:
+    """Forget the blocks of a holder that nobody follows any more, and free their memory in slices:
+    600,000 of them at once would hold the event loop for 70 ms."""
+    blocks.forget()
+    slice_ = TimeSlice()
+    while blocks.sweep(_FREED_BLOCKS):
+        if slice_.is_over:
+            await slice_.rest()
