@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from tests.chaos.engine import Features
-from tests.chaos.judge import Verdict, WrongBelief, judge
 from tests.chaos.followers import Followers
+from tests.chaos.judge import Verdict, WrongBelief, judge
 from tests.chaos.workers import Workers
 from tests.chaos.world import Troubles, World
 
