@@ -7,6 +7,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -140,7 +141,8 @@ class Following:
         engine.facts = told.facts
         number = told.number
         index = IndexElsewhere(partial(self._apply, number))
-        stream = self._subscribing.subscriber(engine, told.source, told.endpoint, index)
+        endpoint = replace(told.endpoint, headers=tuple(told.endpoint.headers))
+        stream = self._subscribing.subscriber(engine, told.source, endpoint, index)
         if not told.counts_copies:
             stream.count_no_copies()
         engine.subscribers.append(stream)
