@@ -94,8 +94,8 @@ def main() -> int:
     failures: list[Outcome] = []
     for outcome in _shown(_run_all(plan, options.jobs), len(plan)):
         schedule = outcome.schedule
-        through = of_followers if schedule.followers else of_workers
-        tally = through if schedule.workers else tallies[schedule.kind]
+        beside = of_followers if schedule.followers else of_workers
+        tally = beside if schedule.workers else tallies[schedule.kind]
         tally.add(outcome)
         if outcome.wrong is not None:
             failures.append(outcome)

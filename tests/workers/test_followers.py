@@ -197,9 +197,7 @@ def test_what_followers_remember_outlives_them_and_their_hub(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flags = ("--state-dir", str(tmp_path / "state"), "--policy", "kv-aware", *FLAGS)
-    # of an engine that keeps one batch for replays, nothing would be known again
-    few = ["--kv-events-replay-queue-size", "1"]
-    with place(tmp_path, monkeypatch, *flags, engine_flags=few) as at:
+    with place(tmp_path, monkeypatch, *flags) as at:
         started = at.start()
         started.chat(LONG)
         wait_until(lambda: is_known(started, LONG), "it is known")
@@ -212,6 +210,7 @@ def test_what_followers_remember_outlives_them_and_their_hub(
             "the next one goes on with its journal",
             started.gateway.log_text,
         )
+        assert started.metric("inferway_journal_loaded_blocks") > 0
         assert is_known(started, LONG)
 
         with stopped(started.followers()[0]):  # it has not let go of the directory yet
