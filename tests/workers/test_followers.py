@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
+import zmq
 from tests.engines import client
 from tests.engines.program import Program
 from tests.engines.waiting import wait_until
@@ -19,7 +22,7 @@ from tests.workers.processes import (
     stopped,
     wait_for_cpu,
 )
-from tests.workers.serving import LONG, MODEL, Serving, serving, simulated
+from tests.workers.serving import CHAT, LONG, MODEL, Serving, serving, simulated
 
 from inferway.config import EngineSettings, IndexSettings, ServeSettings
 from inferway.errors import ConfigError
@@ -131,6 +134,48 @@ def test_engines_come_and_go(tmp_path: Path) -> None:
             found.chat(LONG)
             wait_until(lambda: is_known(found, LONG), "what the new one holds is known")
             assert gateway.stop() == 0
+
+
+def test_blocks_without_a_known_parent_are_adopted_by_prompts_of_workers(tmp_path: Path) -> None:
+    last_batch = ["--kv-events-replay-queue-size", "1"]  # all that the follower gets to know
+    with simulated(tmp_path, 0, *last_batch) as engine:
+        for story in (LONG, LONG + LONG):
+            message = {"role": "user", "content": story}
+            body = {"model": MODEL, "messages": [message], "max_tokens": 1}
+            assert client.post(f"{engine.url}{CHAT}", body).status == 200
+        words = ["serve", engine.url, "--workers", "2", "--policy", "kv-aware", *FLAGS]
+        with Program(words, tmp_path / "gateway.log") as gateway:
+            found = Serving(gateway, [engine])
+            wait_until(lambda: found.metric("inferway_orphans") > 0, "one is known")
+
+            def adopted() -> bool:
+                found.chat(LONG + LONG, max_tokens=1)
+                return found.metric("inferway_blocks_adopted_total") > 0
+
+            wait_until(adopted, "prompts give them their keys", gateway.log_text)
+
+
+def test_events_are_published_whoever_follows_them(tmp_path: Path) -> None:
+    with (
+        serving(tmp_path, "--publish", "tcp://127.0.0.1:*", *FLAGS, engines=1) as found,
+        zmq.Context() as context,
+        context.socket(zmq.SUB) as socket,
+    ):
+        said = re.search(r"are published on (tcp://\S+)", found.gateway.log_text())
+        assert said is not None
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.subscribe(b"kv.events.")
+        socket.connect(said[1])
+
+        def published() -> bool:
+            found.chat(f"{LONG} {found.metric('inferway_published_total')}")
+            return socket.poll(100) != 0
+
+        wait_until(published, "an event comes", found.gateway.log_text)
+        topic, _, body = socket.recv_multipart()
+        assert topic == f"kv.events.{MODEL}".encode()
+        engine = msgspec.msgpack.decode(body)["engine"]
+        assert engine == found.engines[0].url.removeprefix("http://")
 
 
 def test_nobody_follows_before_somebody_asks_what_engines_hold(tmp_path: Path) -> None:
