@@ -111,8 +111,8 @@ class Followers:
             self._order(seat, stream)
 
     def end(self, stream: StreamElsewhere) -> None:
-        seat = self._seat_of[stream.engine.name]
-        if stream in self._streams[seat]:
+        seat = self._seat_of.get(stream.engine.name)
+        if seat is not None and stream in self._streams[seat]:
             self._streams[seat].remove(stream)
             if self._by_number.pop(stream.number, None) is not None:
                 seat.send(FollowNoMore(stream.number))
