@@ -34,7 +34,6 @@ from inferway.http.reload import Reloading
 from inferway.http.routes import Routes
 from inferway.http.server import HttpServer
 from inferway.indexer import Indexer
-from inferway.kv.events.adapters.vllm import normalise
 from inferway.kv.events.dialect_finder import SEEDS
 from inferway.kv.events.event import Batch
 from inferway.model import HolderId
@@ -59,7 +58,7 @@ from inferway.telemetry.answer_log import AnswerLog
 from inferway.telemetry.autoscaling import Autoscaling
 from inferway.telemetry.cache_worth import CacheWorth
 from inferway.telemetry.observers import WantsPrompts, build_observers
-from inferway.telemetry.publisher import Publisher, ZmqPublisher, topic_name
+from inferway.telemetry.publisher import Publisher, ZmqPublisher, publish_events
 from inferway.telemetry.request_counts import RequestCounts
 from inferway.telemetry.slo_counts import SloCounts
 from inferway.telemetry.tracing import Tracing, otlp
@@ -442,13 +441,8 @@ class Gateway:
         self._stack.push_async_callback(closing)
 
     def _republish(self, engine: Engine, _: HolderId, batch: Batch) -> None:
-        """Publish the events of a batch in one form, whatever form the engine speaks."""
         assert self._publisher is not None
-        if not engine.model_names:
-            return
-        topic = f"kv.events.{topic_name(engine.model_names[0])}"
-        for event in batch.events:
-            self._publisher.publish(topic, {"engine": engine.name, **normalise(event)})
+        publish_events(self._publisher.publish, engine, batch)
 
 
 def _nobody(_: dict[str, int], __: list[ModelRewrite]) -> None:

@@ -29,21 +29,19 @@ from inferway.errors import (
     SandboxError,
 )
 from inferway.fleet.columns import EndpointColumns
-from inferway.fleet.engine import Engine
+from inferway.fleet.engine import Engine, Subscriber
 from inferway.fleet.engine_facts import EventSource
-from inferway.fleet.fleet import Fleet
+from inferway.fleet.fleet import Fleet, Subscribe
 from inferway.fleet.journal.state_dir import StateDir
-from inferway.fleet.polling_subscriber import PollingSubscriber
 from inferway.fleet.prober import Prober
 from inferway.fleet.scores import Scores, scores_of, served_model
-from inferway.fleet.subscriber import EventSubscriber, Subscription
+from inferway.fleet.subscribing import OnEngineBatch, Subscribing
 from inferway.fleet.watch import EngineWatch, Watch
-from inferway.fleet.zmq_subscriber import REPLAYS_AT_ONCE, ZmqSubscriber, sockets_context
-from inferway.kv.events.event import Batch
+from inferway.fleet.zmq_subscriber import sockets_context
 from inferway.kv.index.build import build_index
 from inferway.kv.index.protocol import Index
 from inferway.kv.index.speculative import SpeculativeOverlay
-from inferway.model import Endpoint, HolderId, TokenIds, Tokenized
+from inferway.model import Endpoint, TokenIds, Tokenized
 from inferway.openai_api.requests import Body, parse_chat, parse_completion
 from inferway.prompts.chat.request_templates import RequestTemplates
 from inferway.prompts.load_prompts import load_prompts
@@ -53,10 +51,6 @@ from inferway.prompts.served import ModelSource, PromptSource
 from inferway.prompts.tokenizer.token_ids import checked_token_ids
 from inferway.routing.match import Matcher
 
-# An engine whose block size nobody has told yet is listened to all the same: its first event
-# tells. Until then this is what is expected.
-ASSUMED_BLOCK_SIZE = 16
-
 MAX_TOKENS_ON_LOOP = 16_384  # about a millisecond's work
 MAX_BYTES_ON_LOOP = 256 * 1024
 CAUGHT_UP_SECONDS = 0.02  # between two looks
@@ -64,7 +58,6 @@ CAUGHT_UP_SECONDS = 0.02  # between two looks
 FIRST_SCORES_SECONDS = 2.0
 
 _Parsed = TypeVar("_Parsed")
-OnEngineBatch = Callable[[Engine, HolderId, Batch], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +68,7 @@ class FleetParts:
     columns: EndpointColumns
     watch: Callable[[Fleet, ServeSettings], Watch] = EngineWatch
     prober: type[Prober] = Prober
+    subscribe: Subscribe | None = None  # None: event streams are followed in this process
 
 
 class Indexer:
@@ -103,15 +97,14 @@ class Indexer:
         self.request_templates = RequestTemplates() if trusted else None
         self._own_context = context is None
         self._context = context or sockets_context()
-        self._on_batch = on_batch
-        self._replays = asyncio.Semaphore(REPLAYS_AT_ONCE)
+        self._subscribing = Subscribing(self.state_dir, self._context, on_batch)
         self._closed = False
         self._first_scores = asyncio.Lock()
         self.fleet = Fleet(
             self.settings,
             self.index,
             self._load_prompts,
-            self._subscribe,
+            self._subscribe if parts is None or parts.subscribe is None else parts.subscribe,
             columns=None if parts is None else parts.columns,
             watch=EngineWatch if parts is None else parts.watch,
             prober=Prober if parts is None else parts.prober,
@@ -261,22 +254,8 @@ class Indexer:
         load = partial(load_prompts, self.renderer, self.request_templates, source)
         return await load() if self.settings.scoring else OnDemandPrompts(load)
 
-    def _subscribe(
-        self, engine: Engine, source: EventSource, endpoint: Endpoint
-    ) -> EventSubscriber:
-        subscription = Subscription(
-            source,
-            endpoint.holder,
-            engine.block_size_told or ASSUMED_BLOCK_SIZE,
-            self.index,
-            name=engine.name,
-            on_batch=partial(self._on_batch, engine) if self._on_batch else None,
-            journal=self.state_dir.journal(engine, source, endpoint),
-            lora_path=engine.adapter_path,
-        )
-        if source.is_polled:
-            return PollingSubscriber(subscription, headers=engine.http_headers)
-        return ZmqSubscriber(subscription, context=self._context, replays=self._replays)
+    def _subscribe(self, engine: Engine, source: EventSource, endpoint: Endpoint) -> Subscriber:
+        return self._subscribing.subscriber(engine, source, endpoint, self.index)
 
 
 def _settings(engines: Iterable[str | EngineSettings]) -> ServeSettings:

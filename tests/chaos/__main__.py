@@ -69,26 +69,33 @@ def main() -> int:
     options = _options()
     if options.seed is not None:
         outcome = run(
-            Schedule(options.kind or "everything", options.seed, options.turns, options.workers),
+            Schedule(
+                *(options.kind or "everything", options.seed, options.turns),
+                *(options.workers or options.followers, options.followers),
+            ),
             tell=_say,
         )
         _say(outcome.wrong or f"well: {[str(verdict) for verdict in outcome.verdicts]}")
         return outcome.wrong is not None
     kinds = [options.kind] if options.kind else list(KINDS)
     first, last = options.first, options.first + options.schedules
-    ways = (True,) if options.workers else (False, True)
+    ways = [(False, False), (True, False), (True, True)]
+    if options.workers or options.followers:
+        ways = [(True, options.followers)]
     plan = [
-        Schedule(kind, seed, workers=way)
+        Schedule(kind, seed, workers=workers, followers=followers)
         for seed in range(first, last)
         for kind in kinds
-        for way in ways
+        for workers, followers in ways
     ]
     started = time.monotonic()
     tallies = {kind: Tally() for kind in kinds}
-    of_workers = Tally()
+    of_workers, of_followers = Tally(), Tally()
     failures: list[Outcome] = []
     for outcome in _shown(_run_all(plan, options.jobs), len(plan)):
-        tally = of_workers if outcome.schedule.workers else tallies[outcome.schedule.kind]
+        schedule = outcome.schedule
+        beside = of_followers if schedule.followers else of_workers
+        tally = beside if schedule.workers else tallies[schedule.kind]
         tally.add(outcome)
         if outcome.wrong is not None:
             failures.append(outcome)
@@ -100,13 +107,15 @@ def main() -> int:
         _say(f"{kind:40} {tally.share_known:6.1%} known {figures}")
     _say(f"{len(plan)} schedules, {len(failures)} with a wrong belief")
     _say(f"{of_workers.schedules} of them through hub and workers, {of_workers.wrong} wrong")
+    _say(f"{of_followers.schedules} through followers, too, {of_followers.wrong} wrong")
     misnamed = asyncio.run(_misnamed(range(first, last)))
     for sentence in misnamed[:MAX_FAILURES]:
         _say(sentence)
     _say(f"{options.schedules} planted misses, {len(misnamed)} named wrong")
     if options.out is not None:
         seconds = time.monotonic() - started
-        _write(options.out, tallies, of_workers, first, last, seconds, len(misnamed))
+        through = {"through_workers": of_workers, "through_followers": of_followers}
+        _write(options.out, tallies, through, first, last, seconds, len(misnamed))
     return bool(failures or misnamed)
 
 
@@ -121,6 +130,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--kind", choices=list(KINDS), help="this kind of trouble alone")
     parser.add_argument("--seed", type=int, help="one schedule, turn by turn")
     parser.add_argument("--workers", action="store_true", help="through hub and workers only")
+    parser.add_argument(
+        "--followers", action="store_true", help="through follower, hub and workers only"
+    )
     parser.add_argument("--turns", type=int, help="with --seed: only so many")
     parser.add_argument("--schedules", type=int, default=SCHEDULES, help="of each kind")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
@@ -150,7 +162,7 @@ def _shown(outcomes: Iterable[Outcome], total: int) -> Iterator[Outcome]:
 def _write(
     path: Path,
     tallies: dict[str, Tally],
-    of_workers: Tally,
+    through: dict[str, Tally],
     first: int,
     last: int,
     seconds: float,
@@ -169,7 +181,7 @@ def _write(
         "seeds": [first, last - 1],
         "seconds": round(seconds, 1),
         "total": total.report(),
-        "through_workers": of_workers.report(),
+        **{name: tally.report() for name, tally in through.items()},
         "planted_misses": {"planted": last - first, "named_wrong": misnamed},
         "kinds": {kind: tally.report() for kind, tally in tallies.items()},
     }

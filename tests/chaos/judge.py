@@ -32,7 +32,7 @@ async def judge(world: World, index: Index | None = None) -> list[Verdict]:
 
 
 async def _judge(world: World, line: Line, index: Index) -> Verdict:
-    state, engine, holder = line.follower.state, line.engine, line.holder
+    state, engine, holder = line.state, line.engine, line.holder
     true = engine.on_gpu() | engine.on_cpu()
     known = index.num_blocks(holder)
     verdict = Verdict(state, len(true), known)

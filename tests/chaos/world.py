@@ -20,6 +20,7 @@ from tests.chaos.engine import ADAPTER, Features, Prompt, TrueEngine
 from tests.chaos.faults import corrupt, spoilt
 
 from inferway.fleet.full_reports import FullReporter
+from inferway.fleet.subscriber import IndexElsewhere
 from inferway.kv.blocks.extra_keys import request_extras
 from inferway.kv.blocks.keys import BlockHasher
 from inferway.kv.events.apply import EngineBlocks
@@ -96,6 +97,11 @@ class Line:
         self.excluded = 0
         self._be_born()
 
+    @property
+    def state(self) -> StreamState:
+        """What the gateway says of its picture."""
+        return self.world.state_of(self)
+
     # the engine
 
     def _be_born(self) -> None:
@@ -170,17 +176,18 @@ class Line:
 
     def follow(self) -> None:
         """A new gateway, which knows nothing."""
-        index = self.world.index
+        self.index = index = self.world.index_of(self)
+        holdings = None if isinstance(index, IndexElsewhere) else index
         size = self.troubles.features.block_size
         self.pending: list[bytes] = []
-        self.blocks = EngineBlocks(self.holder, size, holdings=index, on_record=self._record)
+        self.blocks = EngineBlocks(self.holder, size, holdings=holdings, on_record=self._record)
         self.world.healer.attend(self.blocks)
         self.finder = DialectFinder(["chaos"], lora_path=lambda _: ADAPTER.lora.path)
         self.blocks.verify_hashes(self.finder)
         self.follower = EventApplier(
             self.blocks,
             can_replay=self.troubles.can_replay,
-            holdings=index,
+            holdings=holdings,
             on_batch_done=self._batch_done,
         )
         self.follower.stream.max_held_batches = 6
@@ -201,7 +208,7 @@ class Line:
         self.pending.clear()
         for entry in self.journal:
             for raw in msgspec.msgpack.decode(entry.records, type=list[bytes]):
-                self.world.index.apply(self.blocks.apply_record(RECORD.decode(raw)))
+                self.index.apply(self.blocks.apply_record(RECORD.decode(raw)))
         if self.journal:
             last = self.journal[-1]
             self.follower.restore(last.seq, last.digest, last.from_start)
@@ -242,7 +249,7 @@ class Line:
         if isinstance(step, Replay):
             self.wanted, self.answers = step, None
         else:
-            self.world.index.apply(step)
+            self.index.apply(step)
 
     def deliver(self) -> None:
         if not self.wire:
@@ -302,7 +309,7 @@ class Line:
             return
         prompt = self.rng.choice(self.world.prompts[-40:])
         hashes = self.engine.blocks_of(prompt)
-        self.world.index.apply(self.blocks.adopt(hashes, self.world.keys(prompt)))
+        self.index.apply(self.blocks.adopt(hashes, self.world.keys(prompt)))
 
     def report(self) -> None:
         self.blocks.count_no_copies()  # as `fleet.Fleet.reports`, if a client asks for it
@@ -312,6 +319,12 @@ class Line:
 
 
 MakeIndex = Callable[[int | None], Index]
+IndexOf = Callable[[Line, Index], Index | IndexElsewhere]
+StateOf = Callable[[Line], StreamState]
+
+
+def _own_state(line: Line) -> StreamState:
+    return line.follower.state
 
 
 def _memory_index(max_blocks: int | None) -> Index:
@@ -327,10 +340,18 @@ class World:
     """
 
     def __init__(
-        self, troubles: Troubles, rng: Random, make_index: MakeIndex | None = None
+        self,
+        troubles: Troubles,
+        rng: Random,
+        make_index: MakeIndex | None = None,
+        index_of: IndexOf | None = None,
+        state_of: StateOf | None = None,
     ) -> None:
-        """`make_index`: for each gateway that there is, with the most blocks that it may have."""
+        """`make_index`: for each gateway that there is, with the most blocks that it may have.
+        `index_of`: what a line that is followed anew writes, in place of the gateway's index."""
         self.troubles, self.rng = troubles, rng
+        self._index_of = index_of
+        self.state_of = state_of or _own_state
         make = make_index or _memory_index
         self._make_index = partial(make, troubles.max_blocks)
         self._time = 0
@@ -345,6 +366,9 @@ class World:
                     line.work()
         for line in self.lines:
             line.follow()
+
+    def index_of(self, line: Line) -> Index | IndexElsewhere:
+        return self.index if self._index_of is None else self._index_of(line, self.index)
 
     def now(self) -> float:
         """A batch's time; no two are equal, in whatever life."""

@@ -181,7 +181,7 @@ async def test_a_restart_as_another_engine(fronted: tuple[Fleet, Front]) -> None
     """While the request is on its way the engine ends, and another one takes its addresses."""
     fleet, front = fronted
     await _known(fleet)
-    old, known = front.engine, fleet.gateway.fleet.engines[0].subscribers[0].follower.stats
+    old, known = front.engine, fleet.gateway.fleet.engines[0].subscribers[0].figures.stats
     forgotten = known.forgotten
     events, replay = (f"tcp://*:{_port(at)}" for at in (old.events_endpoint, old.replay_endpoint))
     again = replace(old.config, port=_port(old.url), events=EventsConfig(events, replay))

@@ -294,7 +294,7 @@ async def test_without_a_replay_socket_nothing_is_kept(
     fleet = await start_fleet([simulated(events=events)], state_dir=str(tmp_path))
 
     assert [path.name for path in tmp_path.iterdir()] == ["lock"]
-    assert fleet.gateway.fleet.engines[0].subscribers[0].journal is None
+    assert fleet.gateway.fleet.engines[0].subscribers[0].figures.journal is None
 
 
 async def test_two_gateways_need_two_directories(start_fleet: StartFleet, tmp_path: Path) -> None:

@@ -70,9 +70,16 @@ class Serving:
 
     def workers(self) -> list[int]:
         """The process ids of the workers there are."""
+        return self._children(b"inferway.cli.worker")
+
+    def followers(self) -> list[int]:
+        """The process ids of the followers there are."""
+        return self._children(b"inferway.cli.follower")
+
+    def _children(self, module: bytes) -> list[int]:
         children = Path(f"/proc/{self.gateway.pid}/task/{self.gateway.pid}/children")
         found = map(int, children.read_text().split())
-        return [pid for pid in found if b"inferway.cli.worker" in _command(pid)]
+        return [pid for pid in found if module in _command(pid)]
 
     def all_answer(self, besides: Sequence[int] = ()) -> None:
         """Wait until there are as many workers as there shall be, none of them one of `besides`,

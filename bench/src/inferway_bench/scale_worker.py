@@ -17,11 +17,13 @@ import msgspec
 import numpy as np
 import uvloop
 
+from inferway.fleet.subscriber import IndexElsewhere
 from inferway.kv.blocks.keys import BlockHasher
 from inferway.kv.index.memory import MemoryIndex
 from inferway.kv.index.protocol import Op, Store
 from inferway.model import RequestHead
 from inferway.workers.follower import HeardIndex
+from inferway.workers.follower_messages import FollowerMessage, Heard
 from inferway.workers.messages import Message, Operations
 from inferway.workers.teller import ToldIndex
 from inferway_bench.cpu import resident_bytes
@@ -57,6 +59,8 @@ class Grown(msgspec.Struct, frozen=True):
     bytes_per_block: float
     told_us: float  # of a block that was stored and dropped: telling one worker of it
     followed_us: float  # what that takes the worker
+    follower_us: float  # the same of a block that a follower reads, until the hub is told
+    relayed_us: float  # what that takes the hub, until its own index has it
 
 
 def measure(filling: Filling, engines: int) -> Grown:
@@ -75,6 +79,7 @@ def measure(filling: Filling, engines: int) -> Grown:
     decisions = uvloop.run(_decisions(filling, engines, index))
     resident = resident_bytes(pid)
     told, followed = _by_a_worker(fleet, events, size, index)
+    follower, relayed = _by_a_follower(filling, engines, events, index)
     return Grown(
         stored_us=round(stored, 3),
         removed_us=round(removed, 3),
@@ -83,6 +88,8 @@ def measure(filling: Filling, engines: int) -> Grown:
         bytes_per_block=round(taken / (each * _EVENT_BLOCKS * engines), 1),
         told_us=round(told, 3),
         followed_us=round(followed, 3),
+        follower_us=round(follower, 3),
+        relayed_us=round(relayed, 3),
     )
 
 
@@ -136,6 +143,46 @@ def _by_a_worker(
             heard.hear(message.ops)
     ended = time.process_time()
     return (encoded - began) * 1e6 / blocks, (ended - encoded) * 1e6 / blocks
+
+
+def _by_a_follower(
+    filling: Filling, engines: int, events: Iterator[Stored], index: ToldIndex
+) -> tuple[float, float]:
+    """The microseconds a block of what engines store and remove: in a follower of half of the
+    engines, until it is encoded for the hub; and in the hub, decoding and applying it."""
+    size, heard = filling.block_size, list[Heard]()
+
+    def take(ops: list[Op]) -> None:
+        if ops:
+            heard.append(Heard(1, ops, 1))
+
+    fleet = [
+        FollowedEngine(holder, size, IndexElsewhere(take)) for holder in range(max(1, engines // 2))
+    ]
+    each = filling.blocks_held // _EVENT_BLOCKS
+    for engine in fleet:
+        engine.apply(payload(event, size) for event in islice(events, each))
+        heard.clear()
+    made, blocks = _made(fleet, events)
+    batches = [
+        [payload(event, size) for event in mine]
+        + [removal(event.hashes) for event in reversed(mine)]
+        for mine in made
+    ]
+    index.tell_ops = None
+    encode = msgspec.msgpack.Encoder().encode
+    decode = msgspec.msgpack.Decoder(list[FollowerMessage]).decode
+    began = time.process_time()
+    for engine, mine in zip(fleet, batches, strict=False):
+        engine.apply(mine)
+    frames = [encode([message]) for message in heard]
+    followed = time.process_time()
+    for frame in frames:
+        for message in decode(frame):
+            assert isinstance(message, Heard)
+            index.apply(message.ops)
+    ended = time.process_time()
+    return (followed - began) * 1e6 / blocks, (ended - followed) * 1e6 / blocks
 
 
 async def _decisions(filling: Filling, engines: int, index: MemoryIndex) -> list[float]:

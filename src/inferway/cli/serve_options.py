@@ -72,6 +72,12 @@ _SECTIONS = (
             "follows the engines.  [default: 1]",
         ),
         number_option(
+            "--followers",
+            "followers",
+            "Follow the engines' KV events in this many processes beside the hub; 0: in the hub.",
+            "M",
+        ),
+        number_option(
             "--admin-port",
             "admin_port",
             "Answer admin paths, scores and /metrics on this port, and no longer on --port.",

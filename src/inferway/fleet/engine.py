@@ -3,24 +3,22 @@ for what the probe has found out."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from inferway.config import EngineSettings
 from inferway.fleet.engine_facts import EngineFacts, EventSource, ModelCard, given_source
 from inferway.fleet.kv_transfer import side_channel_finding
 from inferway.fleet.load import Load
 from inferway.fleet.silent_zero import StreamEvidence
-from inferway.kv.events.dialect_finder import DialectFinder
+from inferway.fleet.stream_figures import StreamFigures
+from inferway.kv.events.dialect_finder import DialectState
 from inferway.kv.events.removals import Removals
 from inferway.kv.events.stream import StreamState
 from inferway.model import Endpoint, Headers, HolderId, KvTransfer
 from inferway.prompts.served import ModelSource
-
-if TYPE_CHECKING:
-    from inferway.fleet.subscriber import EventSubscriber
 
 # An engine that computes on the CPU may leave its metrics unanswered for seconds: a refused
 # connection means that it is gone at once, silence only after this many scrapes.
@@ -89,6 +87,53 @@ class StreamView(Protocol):
         """Let any removal remove a block from here on (`EngineBlocks.count_no_copies`)."""
 
 
+class Subscriber(StreamView, Protocol):
+    """An event stream that this gateway follows, in this process or in one beside it. `start` on
+    the event loop, `close` at the end."""
+
+    last_batch_at: float | None  # by the loop's clock
+
+    @property
+    def endpoint(self) -> str | None:
+        """The address that the engine's events come from; None if it cannot be used."""
+
+    @property
+    def last_seq(self) -> int | None:
+        """The number of the last batch that was applied."""
+
+    @property
+    def figures(self) -> StreamFigures:
+        """What it has brought so far."""
+
+    def start(self, on_state: Callable[[], None] | None = None) -> None:
+        """Begin to listen. `on_state` is called when `state` has changed."""
+
+    async def close(self) -> None:
+        """Stop listening. What the index believes stays: who removes the engine clears its
+        holder. It may be called twice."""
+
+    async def give_back(self) -> None:
+        """Free what was remembered of the engine's blocks, after `close`, in slices."""
+
+    def resync(self) -> None:
+        """Compare with the engine now: it was away, or something does not add up."""
+
+
+class DialectView(Protocol):
+    """How the engine hashes its blocks, as far as it is known (`dialect_finder`)."""
+
+    @property
+    def state(self) -> DialectState: ...
+
+    @property
+    def name(self) -> str | None:
+        """The name of the dialect found; None if none is known."""
+
+    @property
+    def finding(self) -> str | None:
+        """A sentence that says what is wrong, and the cure; None if nothing is."""
+
+
 @dataclass(slots=True)
 class Engine:
     """An engine of the fleet, as it was configured, as it tells, and as it is."""
@@ -105,11 +150,11 @@ class Engine:
     load: Load = field(default_factory=Load)
     load_page: str | None = None  # that `load` was read from, if it is short
     endpoints: list[Endpoint] = field(default_factory=list)
-    subscribers: list[EventSubscriber] = field(default_factory=list)  # of streams followed here
-    followed: list[StreamView] = field(default_factory=list)  # of streams that another process does
+    subscribers: list[Subscriber] = field(default_factory=list)
+    followed: list[StreamView] = field(default_factory=list)  # of streams that the hub follows
     offers: dict[str, ModelSource] = field(default_factory=dict)  # by model; `served_models` writes
     proofs: dict[str, ProbeState] = field(default_factory=dict)  # by base model
-    dialects: dict[int, DialectFinder] = field(default_factory=dict)  # by rank; `adoption` writes
+    dialects: dict[int, DialectView] = field(default_factory=dict)  # by rank
 
     @property
     def name(self) -> str:
@@ -208,8 +253,8 @@ class Engine:
         """Return the stream that tells of this endpoint; None if none does."""
         return next((each for each in self.streams if each.holder == endpoint.holder), None)
 
-    def subscriber(self, endpoint: Endpoint) -> EventSubscriber | None:
-        """Return who follows the stream that tells of this endpoint here; None if nobody does."""
+    def subscriber(self, endpoint: Endpoint) -> Subscriber | None:
+        """Return who follows the stream that tells of this endpoint; None if nobody does here."""
         return next((each for each in self.subscribers if each.holder == endpoint.holder), None)
 
     def report(self) -> dict[str, Any]:
@@ -224,7 +269,7 @@ class Engine:
                     "endpoint": subscriber.source.endpoint,
                     "replay": subscriber.source.replay,
                     "state": subscriber.state,
-                    "batches": subscriber.stats.batches,
+                    "batches": subscriber.figures.stats.batches,
                 }
                 for subscriber in self.subscribers
             ],

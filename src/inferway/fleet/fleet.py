@@ -19,7 +19,7 @@ import aiohttp
 from inferway.config import EngineSettings, ServeSettings
 from inferway.errors import NoEndpointError, UnknownModelError
 from inferway.fleet.columns import EndpointColumns
-from inferway.fleet.engine import Engine
+from inferway.fleet.engine import Engine, Subscriber
 from inferway.fleet.engine_facts import EngineFacts, EventSource
 from inferway.fleet.event_demand import needs_events
 from inferway.fleet.full_reports import FullReporter
@@ -30,7 +30,6 @@ from inferway.fleet.prober import Prober
 from inferway.fleet.remote.remote_prompts import RemoteRenderers
 from inferway.fleet.served_models import LoadPrompts, ServedModels
 from inferway.fleet.silent_zero import StreamEvidence
-from inferway.fleet.subscriber import EventSubscriber, give_back
 from inferway.fleet.table import EndpointTable
 from inferway.fleet.watch import ANSWER_SECONDS, EngineWatch, Watch
 from inferway.kv.index.protocol import Clear, Index
@@ -44,7 +43,7 @@ MAX_SHOWN = 200  # characters of a name that a client made up
 TOKENIZER_SECONDS = 15.0  # how long the start waits for tokenizers
 MAX_KEPT_PAGE = 16 * 1024  # characters: of the load alone. Others change with every look
 
-Subscribe = Callable[[Engine, EventSource, Endpoint], EventSubscriber]
+Subscribe = Callable[[Engine, EventSource, Endpoint], Subscriber]
 
 
 class Fleet:
@@ -384,7 +383,7 @@ class Fleet:
         await self._unsubscribe(engine)
         for source, endpoint in zip(engine.sources, engine.endpoints, strict=False):
             subscriber = self._subscribe(engine, source, endpoint)
-            self.healer.attend(subscriber.blocks)
+            self.healer.attend(subscriber)
             engine.subscribers.append(subscriber)
             subscriber.start(on_state=partial(self._state_changed, engine))
         self.table.note_states(engine)
@@ -399,7 +398,7 @@ class Fleet:
             self._index.apply([Clear(subscriber.holder)])
         closed, engine.subscribers = engine.subscribers, []
         for subscriber in closed:
-            await give_back(subscriber.blocks)
+            await subscriber.give_back()
 
     # whether they render as we do
 

@@ -17,14 +17,20 @@ groups' blocks from the prompt's start on as well, though it has dropped most of
 from __future__ import annotations
 
 import re
+from typing import Protocol
 
 from inferway.fleet.engine import Engine
-from inferway.kv.events.apply import EngineBlocks
 from inferway.model import Endpoint, HolderId
 
 FIRST_VERSION = (0, 26)  # of vLLM; its 0.25.0 does not know the mode (pull request 45261)
 
 _VERSION = re.compile(r"(\d+)\.(\d+)")
+
+
+class CountsCopies(Protocol):
+    """An event stream, or its `EngineBlocks`."""
+
+    def count_no_copies(self) -> None: ...
 
 
 class FullReporter:
@@ -37,10 +43,10 @@ class FullReporter:
         self._credit: dict[HolderId, float] = {}
         self._asked: set[HolderId] = set()  # a request is on its way
 
-    def attend(self, blocks: EngineBlocks) -> None:
-        """Prepare an engine's blocks, before anything is applied to them."""
+    def attend(self, stream: CountsCopies) -> None:
+        """Prepare an engine's stream, before anything of it is applied."""
         if self._share:
-            blocks.count_no_copies()
+            stream.count_no_copies()
 
     def ask(self, engine: Engine, endpoint: Endpoint) -> bool:
         """Return whether a request that goes there now is to be edited. Call `asked` when it has

@@ -162,11 +162,13 @@ class OrphanResolver:
 
     def _attend(self) -> None:
         """A finder for each stream there is now; a new one when its engine began anew. Engines that
-        are polled hash in another way than those we know."""
+        are polled hash in another way than those we know; for what another process follows it
+        has a resolver of its own."""
         watches = {}
         for engine in self._engines:
             published = [each for each in engine.subscribers if not each.source.is_polled]
-            for subscriber in published:
+            here = [each for each in published if isinstance(each, EventSubscriber)]
+            for subscriber in here:
                 watch = self._watches.get(subscriber)
                 if watch is None or watch.forgotten != subscriber.stats.forgotten:
                     watch = self._watch(engine, subscriber)

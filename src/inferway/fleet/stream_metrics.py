@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterator, Mapping
 
 from inferway.fleet.fleet import Fleet
-from inferway.fleet.journal.journal import EngineContinuity, HolderJournal
-from inferway.fleet.subscriber import EventSubscriber
+from inferway.fleet.journal.journal import EngineContinuity, JournalFigures
+from inferway.fleet.stream_figures import StreamFigures
 from inferway.kv.events.stream import StreamState
 from inferway.metrics import Family, Row, counter, gauge, table
 from inferway.model import Endpoint
@@ -17,7 +17,7 @@ LABELS = ["engine", "rank"]
 
 Labels = tuple[str, ...]
 
-_STREAMS: tuple[Row[EventSubscriber], ...] = (
+_STREAMS: tuple[Row[StreamFigures], ...] = (
     (
         counter,
         "event_batches",
@@ -34,51 +34,51 @@ _STREAMS: tuple[Row[EventSubscriber], ...] = (
         counter,
         "blocks_stored",
         "Copies of blocks that the engine has stored, as its events say.",
-        lambda s: s.blocks.stats.stored,
+        lambda s: s.blocks.stored,
     ),
     (
         counter,
         "blocks_removed",
         "Copies of blocks that the engine has removed, as its events say.",
-        lambda s: s.blocks.stats.removed,
+        lambda s: s.blocks.removed,
     ),
     (
         counter,
         "blocks_orphaned",
         "Blocks that the engine stored while their parent was unknown, so that no"
         " prompt matches them.",
-        lambda s: s.blocks.stats.orphans,
+        lambda s: s.blocks.orphans,
     ),
     (
         counter,
         "blocks_adopted",
         "Blocks with an unknown parent whose keys a later prompt has shown, and the blocks before"
         " them.",
-        lambda s: s.blocks.stats.adopted,
+        lambda s: s.blocks.adopted,
     ),
     (
         counter,
         "stream_gaps",
         "Gaps in the sequence numbers of the engine's event stream.",
-        lambda s: s.stream.stats.gaps,
+        lambda s: s.stream.gaps,
     ),
     (
         counter,
         "stream_replays",
         "Replays that were asked of the engine's event stream.",
-        lambda s: s.stream.stats.replays,
+        lambda s: s.stream.replays,
     ),
     (
         counter,
         "stream_restarts",
         "Restarts of the engine that its event stream showed.",
-        lambda s: s.stream.stats.restarts,
+        lambda s: s.stream.restarts,
     ),
     (
         counter,
         "stream_unreadable",
         "Batches of events that could not be read and were asked for again, counted each time.",
-        lambda s: s.stream.stats.unreadable,
+        lambda s: s.stream.unreadable,
     ),
     (
         counter,
@@ -88,7 +88,7 @@ _STREAMS: tuple[Row[EventSubscriber], ...] = (
     ),
 )
 
-_JOURNALS: tuple[Row[HolderJournal], ...] = (
+_JOURNALS: tuple[Row[JournalFigures], ...] = (
     (
         counter,
         "journal_batches",
@@ -128,8 +128,8 @@ def stream_families(fleet: Fleet) -> Iterator[Family]:
     endpoints: dict[Labels, Endpoint] = {
         _labels(endpoint): endpoint for engine in fleet.engines for endpoint in engine.endpoints
     }
-    streams: dict[Labels, EventSubscriber] = {
-        (engine.name, str(stream.source.rank)): stream
+    streams: dict[Labels, StreamFigures] = {
+        (engine.name, str(stream.source.rank)): stream.figures
         for engine in fleet.engines
         for stream in engine.subscribers
     }
@@ -165,7 +165,7 @@ def stream_families(fleet: Fleet) -> Iterator[Family]:
     yield from _messages(streams)
 
 
-def _messages(streams: Mapping[Labels, EventSubscriber]) -> Iterator[Family]:
+def _messages(streams: Mapping[Labels, StreamFigures]) -> Iterator[Family]:
     yield from table(_STREAMS, LABELS, streams)
     yield gauge(
         "stream_age_seconds",
@@ -181,7 +181,7 @@ def _messages(streams: Mapping[Labels, EventSubscriber]) -> Iterator[Family]:
         "orphans",
         "Blocks that the engine holds and that no prompt matches because their parent is unknown.",
         LABELS,
-        {labels: stream.blocks.num_orphans for labels, stream in streams.items()},
+        {labels: stream.num_orphans for labels, stream in streams.items()},
     )
     yield counter(
         "events_skipped",
@@ -190,7 +190,7 @@ def _messages(streams: Mapping[Labels, EventSubscriber]) -> Iterator[Family]:
         {
             (*labels, reason): num
             for labels, s in streams.items()
-            for reason, num in (*s.stats.skipped.items(), *s.blocks.stats.skipped.items())
+            for reason, num in (*s.stats.skipped.items(), *s.blocks.skipped.items())
         },
     )
 
@@ -201,11 +201,11 @@ def _labels(endpoint: Endpoint) -> Labels:
 
 def journal_families(fleet: Fleet) -> Iterator[Family]:
     """Yield the families of journals; without `state_dir` they have no values."""
-    journals: dict[Labels, HolderJournal] = {
-        (engine.name, str(stream.source.rank)): stream.journal
+    journals: dict[Labels, JournalFigures] = {
+        (engine.name, str(stream.source.rank)): journal
         for engine in fleet.engines
         for stream in engine.subscribers
-        if stream.journal is not None
+        if (journal := stream.figures.journal) is not None
     }
     yield from table(_JOURNALS, LABELS, journals)
     yield counter(

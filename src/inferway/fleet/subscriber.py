@@ -19,13 +19,14 @@ from inferway.fleet.engine import Engine
 from inferway.fleet.engine_facts import EventSource
 from inferway.fleet.journal.journal import HolderJournal
 from inferway.fleet.silent_zero import StreamEvidence
+from inferway.fleet.stream_figures import StreamFigures
 from inferway.kv.events.adapters import sglang
 from inferway.kv.events.apply import EngineBlocks
 from inferway.kv.events.event import Batch, EventAdapter
 from inferway.kv.events.event_applier import EventApplier, Steps
 from inferway.kv.events.removals import Removals
 from inferway.kv.events.stream import EventStream, Replay, StreamState
-from inferway.kv.index.protocol import Index, LastReport
+from inferway.kv.index.protocol import Index, LastReport, Op
 from inferway.model import BlockKey, HolderId
 from inferway.tasks import Tasks, TimeSlice
 
@@ -38,13 +39,21 @@ OnBatch = Callable[[HolderId, Batch], None]
 
 
 @dataclass(frozen=True, slots=True)
+class IndexElsewhere:
+    """The index of another process: `apply` sends there what it is to apply."""
+
+    apply: Callable[[list[Op]], None]
+    shared: None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Subscription:
     """One event stream, and where what it tells goes."""
 
     source: EventSource
     holder: HolderId
     block_size: int
-    index: Index
+    index: Index | IndexElsewhere
     name: str | None = None  # for the log: which engine
     on_batch: OnBatch | None = None
     journal: HolderJournal | None = None  # loaded first, written then, and closed with the stream
@@ -52,10 +61,7 @@ class Subscription:
 
 
 class EventSubscriber(ABC):
-    """Keeps the index true for one holder. `start` on the event loop, `close` at the end.
-
-    `close` leaves what the index believes; who removes the engine clears its holder.
-    """
+    """Keeps the index true for one holder (`fleet.engine.Subscriber`)."""
 
     def __init__(
         self,
@@ -69,10 +75,11 @@ class EventSubscriber(ABC):
         self.source = source
         self.holder = holder = subscription.holder
         on_record = journal.record if journal is not None else None
+        holdings = None if isinstance(index, IndexElsewhere) else index
         self.blocks = EngineBlocks(
             holder,
             subscription.block_size,
-            holdings=index,
+            holdings=holdings,
             on_record=on_record,
             lora_path=subscription.lora_path,
         )
@@ -80,7 +87,7 @@ class EventSubscriber(ABC):
             self.blocks,
             adapter=adapter,
             can_replay=source.replay is not None,
-            holdings=index,
+            holdings=holdings,
             on_batch=partial(on_batch, holder) if on_batch is not None else None,
             on_batch_done=journal.batch_done if journal is not None else None,
             on_skip=self._warn,
@@ -115,6 +122,26 @@ class EventSubscriber(ABC):
         return self.source.endpoint
 
     @property
+    def last_seq(self) -> int | None:
+        return self.stream.last_seq
+
+    @property
+    def figures(self) -> StreamFigures:
+        stream, blocks = self.stream, self.blocks
+        return StreamFigures(
+            self.stats,
+            stream.stats,
+            blocks.stats,
+            from_start=stream.from_start,
+            last_seq=stream.last_seq,
+            last_batch_at=self.last_batch_at,
+            topic=self.last_topic,
+            copies_count=blocks.copies_count,
+            num_orphans=blocks.num_orphans,
+            journal=None if self.journal is None else self.journal.figures,
+        )
+
+    @property
     def block_size_seen(self) -> int | None:
         """The block size in tokens that the engine's last event had; None before the first."""
         return self.blocks.block_size_seen
@@ -139,6 +166,9 @@ class EventSubscriber(ABC):
         await self._tasks.close()
         if self.journal is not None:
             await self.journal.close()
+
+    async def give_back(self) -> None:
+        await give_back(self.blocks)
 
     @property
     def may_report(self) -> bool:

@@ -27,7 +27,7 @@ from inferway.fleet.draining import Draining
 from inferway.fleet.engine import Engine
 from inferway.fleet.event_demand import NOT_FOLLOWED
 from inferway.fleet.fleet import Fleet
-from inferway.fleet.journal.journal import HolderJournal
+from inferway.fleet.journal.journal import JournalFigures
 from inferway.http.message import Request
 from inferway.http.responder import JSON, Responder
 from inferway.http.server import Handler
@@ -202,35 +202,36 @@ class AdminPages:
         if subscriber is None:
             return None
         finder = engine.dialects.get(subscriber.source.rank)
-        source, stream, blocks = subscriber.source, subscriber.stream, subscriber.blocks
-        last, skipped = subscriber.last_batch_at, dict(subscriber.stats.skipped)
-        for reason, num in blocks.stats.skipped.items():
+        source, figures = subscriber.source, subscriber.figures
+        stats, stream, blocks = figures.stats, figures.stream, figures.blocks
+        last, skipped = subscriber.last_batch_at, dict(stats.skipped)
+        for reason, num in blocks.skipped.items():
             skipped[reason] = skipped.get(reason, 0) + num
         return {
             "rank": source.rank,
             "endpoint": subscriber.endpoint or source.endpoint,
             "replay": source.replay,
             "state": subscriber.state,
-            "from_start": stream.from_start,
-            "seq": stream.last_seq,
+            "from_start": figures.from_start,
+            "seq": subscriber.last_seq,
             "age_seconds": None if last is None else round(self._clock() - last, 3),
-            "batches": subscriber.stats.batches,
-            "events": subscriber.stats.events,
+            "batches": stats.batches,
+            "events": stats.events,
             "skipped": skipped,
-            "gaps": stream.stats.gaps,
-            "duplicates": stream.stats.duplicates,
-            "replays": stream.stats.replays,
-            "unreadable": stream.stats.unreadable,
-            "restarts": stream.stats.restarts,
-            "forgotten": subscriber.stats.forgotten,
-            "cleared": blocks.stats.cleared,
-            "stored": blocks.stats.stored,
-            "removed": blocks.stats.removed,
-            "copies_count": blocks.copies_count,
+            "gaps": stream.gaps,
+            "duplicates": stream.duplicates,
+            "replays": stream.replays,
+            "unreadable": stream.unreadable,
+            "restarts": stream.restarts,
+            "forgotten": stats.forgotten,
+            "cleared": blocks.cleared,
+            "stored": blocks.stored,
+            "removed": blocks.removed,
+            "copies_count": figures.copies_count,
             "dialect": None if finder is None else {"state": finder.state, "name": finder.name},
-            "orphans": blocks.num_orphans,
-            "adopted": blocks.stats.adopted,
-            "journal": _journal(subscriber.journal),
+            "orphans": figures.num_orphans,
+            "adopted": blocks.adopted,
+            "journal": _journal(figures.journal),
         }
 
 
@@ -252,7 +253,7 @@ def _seconds(query: str, name: str = "seconds") -> float | None:
     return seconds
 
 
-def _journal(journal: HolderJournal | None) -> dict[str, Any] | None:
+def _journal(journal: JournalFigures | None) -> dict[str, Any] | None:
     if journal is None:
         return None
     stats = journal.stats

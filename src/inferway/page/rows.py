@@ -114,8 +114,8 @@ class EngineRows:
             evicted=sum([self.index.num_evicted(holder) for holder in holders]),
             trust=self._trust(engine),
             events_at=None if not last else float(round(self.wall + max(last))),
-            events=sum([each.stats.batches for each in subscribers]),
-            gaps=sum([each.stream.stats.gaps for each in subscribers]),
+            events=sum([each.figures.stats.batches for each in subscribers]),
+            gaps=sum([each.figures.stream.gaps for each in subscribers]),
             hand_over=self.draining.told(engine),
             problems=engine.problems()[:_MOST_PROBLEMS],
         )

@@ -13,13 +13,16 @@ Prompts and messages are on them only when `publish_text` is set: a topic has no
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import msgspec
 import zmq
 
 from inferway.errors import ConfigError
+from inferway.fleet.engine import Engine
+from inferway.kv.events.adapters.vllm import normalise
+from inferway.kv.events.event import Batch
 from inferway.metrics import Family, counter
 
 log = logging.getLogger("inferway.publisher")
@@ -92,6 +95,17 @@ class ZmqPublisher:
 def topic_name(model: str) -> str:
     """A model's name as part of a topic."""
     return model.replace("/", "_")
+
+
+def publish_events(
+    publish: Callable[[str, dict[str, Any]], None], engine: Engine, batch: Batch
+) -> None:
+    """Publish the events of a batch in one form, whatever form the engine speaks."""
+    if not engine.model_names:
+        return
+    topic = f"kv.events.{topic_name(engine.model_names[0])}"
+    for event in batch.events:
+        publish(topic, {"engine": engine.name, **normalise(event)})
 
 
 def _binds(address: str) -> bool:

@@ -1,15 +1,14 @@
 """`inferway serve --workers N`: the hub.
 
-It follows the engines, as one gateway alone does, and tells its workers what they are and hold;
-workers answer requests. A worker that ends, or hangs, is replaced; the connections that it had end
-as any lost server's. The kernel gives each new connection to one of the workers, which all listen
-on the same port (SO_REUSEPORT).
+It follows the engines, as one gateway alone does, or has followers do that (`followers`), and tells
+its workers what they are and hold; workers answer requests. A worker that ends, or hangs, is
+replaced; the connections that it had end as any lost server's. The kernel gives each new connection
+to one of the workers, which all listen on the same port (SO_REUSEPORT).
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import os
 import shutil
@@ -26,13 +25,16 @@ import msgspec
 from inferway.app import Gateway
 from inferway.config import ModelRewrite, ServeSettings
 from inferway.errors import ConfigError
+from inferway.fleet.engine import Subscriber
 from inferway.fleet.shared_columns import SharedColumns, shared_memory
-from inferway.fleet.subscriber import EventSubscriber
 from inferway.indexer import FleetParts
 from inferway.metrics import Family
 from inferway.replicas.build import has_peers
 from inferway.servers import Process
 from inferway.tasks import Tasks
+from inferway.workers.asking import Asking
+from inferway.workers.follower_messages import BeginFollowing
+from inferway.workers.followers import Followers
 from inferway.workers.hand_overs import WorkersHandOver
 from inferway.workers.indexes import hub_index
 from inferway.workers.link import Link
@@ -74,13 +76,12 @@ from inferway.workers.records import WorkerRecords
 from inferway.workers.replicas import WorkersLearners, meet
 from inferway.workers.reports import offer, publish, sample
 from inferway.workers.reserved import ReservedPort
-from inferway.workers.seat import Seat
+from inferway.workers.seat import Program, Seat
 from inferway.workers.settings import check_together, worker_settings
 from inferway.workers.teller import FleetTeller
 from inferway.workers.turns import Turns
 
 PING_SECONDS = 1.0
-ANSWER_SECONDS = 2.0  # that a worker has to tell its numbers, or whether settings can hold
 
 _METRICS = "/metrics"
 _OF_ENGINES = ("/admin/engines", "/admin/drain")  # which say what caches are worth
@@ -102,14 +103,20 @@ class ServingHub:
         self._directory = Path(tempfile.mkdtemp(prefix="inferway-"))
         self._memory = shared_memory(workers + 1)
         self._columns = SharedColumns(self._memory, 0)
-        process = Process(FleetParts(self._index, self._columns), self._socket, is_hub=True)
+        self._followers = Followers(
+            settings.followers, self._index, self._begin_following, self._lock_of_state
+        )
+        subscribe = self._followers.subscribe if settings.followers else None
+        parts = FleetParts(self._index, self._columns, subscribe=subscribe)
+        process = Process(parts, self._socket, is_hub=True)
         try:
             self.gateway = Gateway(settings, picks=picks, process=process)
         except BaseException:
             self._forget_files()
             raise
+        program = Program("worker", "inferway.cli.worker", lambda: [self._memory])
         self.seats = [
-            Seat(place, self._memory, self._tell_all, self._heard, self._ended)
+            Seat(place, program, self._tell_all, self._heard, self._ended)
             for place in range(1, workers + 1)
         ]
         self._turns: Turns | None = None
@@ -119,8 +126,7 @@ class ServingHub:
         self._reserved_ports: list[ReservedPort] = []
         self._picker = settings.picker  # with the ports that are reserved
         self._tasks = Tasks(log, "a worker is no longer looked after, by a fault of the gateway")
-        self._asked = itertools.count(1)
-        self._answers: dict[tuple[int, int], asyncio.Future[Message]] = {}  # place, number
+        self._asking = Asking()
         self._records = WorkerRecords(self.gateway.records.recorder)
         self._peers: Peers | None = None
         self._learners: WorkersLearners | None = None  # of what other gateways tell
@@ -135,6 +141,7 @@ class ServingHub:
         try:
             self._reserve_ports()
             gateway.on_rules = self._tell_rules
+            self._followers.does = self._what_followers_say()
             await gateway.start()
             is_drained = gateway.standing.drained.__contains__
             self._teller = teller = FleetTeller(gateway.fleet, self._index, is_drained, self._tell)
@@ -153,7 +160,7 @@ class ServingHub:
             teller.look()
             for seat in self.seats:
                 self._tasks.spawn(seat.keep())
-            await asyncio.gather(*[seat.started() for seat in self.seats])
+            await asyncio.gather(self._followers.started(), *[s.started() for s in self.seats])
             self._tasks.spawn(self._ping())
         except BaseException:
             await self.close()
@@ -164,6 +171,7 @@ class ServingHub:
         """Let running answers end, then close the rest."""
         self.stop_accepting()
         await asyncio.gather(*[seat.left(self.settings.timeouts.drain) for seat in self.seats])
+        await self._followers.close()
         await self._tasks.close()
         if self._teller is not None:
             self._teller.close()
@@ -195,7 +203,8 @@ class ServingHub:
     async def _gather(self, path: str) -> None:
         """Fetch what the path shows of all workers."""
         if path == _METRICS or path.startswith(_OF_ENGINES):
-            answers = await self._ask_all(lambda _, number: AskNumbers(number))
+            seats = [*self.seats, *self._followers.seats]
+            answers = await self._asking.all(seats, lambda _, number: AskNumbers(number))
             self._numbers = [
                 told.families for told in answers.values() if isinstance(told, Numbers)
             ]
@@ -205,10 +214,12 @@ class ServingHub:
 
     async def _fetch_records(self) -> None:
         since = self._records.since
-        answers = await self._ask_all(
-            lambda seat, number: AskRecords(number, since.get(seat.place, 0))
+        answers = await self._asking.all(
+            self.seats, lambda seat, number: AskRecords(number, since.get(seat.place, 0))
         )
-        found = {place: told for place, told in answers.items() if isinstance(told, RecordsTold)}
+        found = {
+            seat.place: told for seat, told in answers.items() if isinstance(told, RecordsTold)
+        }
         self._records.take(found)
         gateway = self.gateway
         gateway.traffic.others = [told.traffic for told in found.values()]
@@ -259,7 +270,7 @@ class ServingHub:
     async def _prepare(self, settings: ServeSettings) -> Callable[[], Awaitable[None]]:
         """As `http.reload.Reloading.others` has it."""
         new = worker_settings(settings, self.port, self._picker)
-        answers = await self._ask_all(lambda _, number: Prepare(number, new))
+        answers = await self._asking.all(self.seats, lambda _, number: Prepare(number, new))
         for answer in answers.values():
             if isinstance(answer, Prepared) and answer.error is not None:
                 raise ConfigError(answer.error)
@@ -271,32 +282,12 @@ class ServingHub:
             self._turns.set_settings(settings.flow, len(self.seats))
         self._tell(Commit(of_workers))  # whoever is just starting has been given the old ones
 
-    async def _ask_all(self, ask: Callable[[Seat, int], Message]) -> dict[int, Message]:
-        """The answers of the workers that give one in time, by place."""
-        loop, asked = asyncio.get_running_loop(), []
-        for seat in self.seats:
-            if seat.ready.is_set():
-                number = next(self._asked)
-                future: asyncio.Future[Message] = loop.create_future()
-                self._answers[seat.place, number] = future
-                asked.append((seat.place, number, future))
-                seat.send(ask(seat, number))
-        if not asked:
-            return {}
-        done, _ = await asyncio.wait([each for *_, each in asked], timeout=ANSWER_SECONDS)
-        for place, number, _ in asked:
-            self._answers.pop((place, number), None)
-        return {
-            place: future.result()
-            for place, _, future in asked
-            if future in done and not future.cancelled()
-        }
-
     async def _ping(self) -> None:
         while True:
             await asyncio.sleep(PING_SECONDS)
             self._tell(Ping())
-            if self._is_wanted != self.gateway.orphans.wanted:
+            self._followers.look()
+            if self._is_wanted != (self.gateway.orphans.wanted or self._followers.wanted):
                 self._is_wanted = not self._is_wanted
                 self._tell(Wanted(self._is_wanted))
             for seat in self.seats:
@@ -318,9 +309,8 @@ class ServingHub:
         assert turns is not None
         return {
             Ping: lambda *_: None,
-            Prepared: self._answered,
-            Numbers: self._answered,
-            RecordsTold: self._answered,
+            Prepared: self._asking.answered,
+            RecordsTold: self._asking.answered,
             HandOvers: lambda seat, told: self._hand_overs.heard(seat.place, told),
             ToOthers: self._pass_on,
             OutcomeTold: self._outcome,
@@ -328,19 +318,26 @@ class ServingHub:
             Move: lambda seat, told: turns.move(seat.place, told),
             Leave: lambda seat, told: turns.leave(seat.place, told.number),
             LiveSample: lambda _, told: sample(fleet, told),
-            PromptsOffered: lambda _, told: offer(self.gateway.orphans, told),
-            Publish: lambda _, told: publish(self.gateway.publisher, told),
-            Suspect: lambda _, told: fleet.watch.suspect(told.engine),
+            PromptsOffered: self._offered,
+            **self._what_followers_say(),
             Doubt: lambda _, told: self._index.apply(told.ops),
             Asked: lambda _, told: self._index.note_matched(told.keys),
-            Recheck: lambda _, told: self._of_stream(told, EventSubscriber.recheck),
-            Reports: lambda _, told: self._of_stream(told, EventSubscriber.count_no_copies),
+            Recheck: lambda _, told: self._of_stream(told, lambda stream: stream.recheck()),
+            Reports: lambda _, told: self._of_stream(told, lambda stream: stream.count_no_copies()),
         }
 
-    def _answered(self, seat: Seat, message: Prepared | Numbers | RecordsTold) -> None:
-        answer = self._answers.get((seat.place, message.number))
-        if answer is not None and not answer.done():
-            answer.set_result(message)
+    def _what_followers_say(self) -> dict[type[Any], Callable[[Seat, Any], None]]:
+        """And workers, too."""
+        gateway = self.gateway
+        return {
+            Numbers: self._asking.answered,
+            Publish: lambda _, told: publish(gateway.publisher, told),
+            Suspect: lambda _, told: gateway.fleet.watch.suspect(told.engine),
+        }
+
+    def _offered(self, _: Seat, told: PromptsOffered) -> None:
+        offer(self.gateway.orphans, told)
+        self._followers.offer(told)
 
     def _pass_on(self, seat: Seat, told: ToOthers) -> None:
         passed_on = FromOther(seat.place, told.payload)
@@ -353,16 +350,14 @@ class ServingHub:
         self.gateway.standing.hear(told.engine, told.has_failed, now)
         self._tell_others(seat, told)
 
-    def _of_stream(self, told: Recheck | Reports, do: Callable[[EventSubscriber], None]) -> None:
+    def _of_stream(self, told: Recheck | Reports, do: Callable[[Subscriber], None]) -> None:
         engine = self.gateway.fleet.engine(told.engine)
         for stream in () if engine is None else engine.subscribers:
             if stream.holder == told.holder:
                 do(stream)
 
     def _ended(self, seat: Seat) -> None:
-        for (place, _), answer in self._answers.items():
-            if place == seat.place:
-                answer.cancel()  # nobody gives it any more
+        self._asking.ended(seat)
         self._columns.process_ended(seat.place)
         self._records.ended(seat.place)
         self._hand_overs.ended(seat.place)
@@ -371,6 +366,17 @@ class ServingHub:
             self._peers.gone(seat.place, asyncio.get_running_loop().time())
         if self._turns is not None:
             self._turns.ended(seat.place)
+
+    # what followers begin with
+
+    def _begin_following(self) -> BeginFollowing:
+        told = worker_settings(self.settings, self.port, self._picker)
+        told = msgspec.structs.replace(told, state_dir=self.settings.state_dir)
+        return BeginFollowing(told, publishes=self.gateway.publisher is not None)
+
+    def _lock_of_state(self) -> list[int]:
+        lock = self.gateway.indexer.state_dir.lock
+        return [] if lock is None else [lock]
 
     # where the workers listen
 

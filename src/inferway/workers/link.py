@@ -1,4 +1,5 @@
-"""One end of the connection between the hub and a worker: messages in order, over a Unix socket.
+"""One end of the connection between the hub and a worker, or a follower: messages in order, over a
+Unix socket.
 
 What is sent in one turn of the event loop goes out together. What comes in is handed on a
 millisecond's worth at a time, so that thousands of blocks from the hub hold up no request. A reader
@@ -28,16 +29,18 @@ _LENGTH_BYTES = 4
 
 class Link(asyncio.Protocol):
     """`open` it on a connected socket. `heard` gets each message, `lost` is called once, when the
-    other end has gone."""
+    other end has gone. `messages`: what is told."""
 
-    def __init__(self, heard: Callable[[Any], None], lost: Callable[[], None]) -> None:
+    def __init__(
+        self, heard: Callable[[Any], None], lost: Callable[[], None], messages: Any = Message
+    ) -> None:
         self._heard = heard
         self._lost = lost
         self._encoder = msgspec.msgpack.Encoder()
-        self._decoder = msgspec.msgpack.Decoder(list[Message])
-        self._outgoing: list[Message] = []
+        self._decoder = msgspec.msgpack.Decoder(list[messages])
+        self._outgoing: list[Any] = []
         self._incoming: deque[bytes] = deque()
-        self._decoded: deque[Message] = deque()  # of the first frame
+        self._decoded: deque[Any] = deque()  # of the first frame
         self._read = bytearray()
         self._transport: asyncio.Transport | None = None
         self._is_due = False  # what came is being handed on in a turn to come
@@ -57,7 +60,7 @@ class Link(asyncio.Protocol):
             self._flush()
             self._transport.close()
 
-    def send(self, message: Message) -> None:
+    def send(self, message: Any) -> None:
         """Send a message, in this turn of the loop. Nothing happens once the other end has gone."""
         if not self._outgoing and self._transport is not None:
             asyncio.get_running_loop().call_soon(self._flush)
@@ -154,7 +157,7 @@ def _nothing() -> None:
     """Nobody waits for it any more."""
 
 
-def _unheard(_: Message) -> None:
+def _unheard(_: object) -> None:
     """It came too late: who had said it counts as gone."""
 
 

@@ -1,4 +1,5 @@
-"""A worker's place, whatever process has it: starts one, tells it all, and starts the next one."""
+"""The place of a worker, or of a follower, whatever process has it: starts one, tells it all, and
+starts the next one."""
 
 from __future__ import annotations
 
@@ -7,7 +8,9 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from inferway.errors import ConfigError
 from inferway.tasks import happens_within
@@ -23,30 +26,41 @@ LAST_WORDS_SECONDS = 1.0  # for what a process had said before it ended
 
 log = logging.getLogger("inferway")
 
-# Tells a new worker all that it must know.
+# Tells a new process all that it must know.
 Tell = Callable[["Seat", Link], Awaitable[None]]
 
 
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What runs in the seats of a kind."""
+
+    kind: str  # for the log
+    module: str
+    files: Callable[[], Sequence[int]]  # open ones, whose numbers it gets behind its link's
+    messages: Any = Message
+
+
 class Seat:
-    """`keep` it until `leave`. `heard` gets what the worker says, `ended` is called when a process
-    of it has ended, and has been heard to its last word."""
+    """`keep` it until `leave`. `heard` gets what the process says, `ended` is called when it has
+    ended, and has been heard to its last word."""
 
     def __init__(
         self,
         place: int,
-        memory: int,
+        program: Program,
         tell: Tell,
-        heard: Callable[[Seat, Message], None],
+        heard: Callable[[Seat, Any], None],
         ended: Callable[[Seat], None],
     ) -> None:
-        """`place`: among the processes that share the columns in `memory`."""
+        """`place`: among those of its kind, from 1 on."""
         self.place = place
+        self.name = f"{program.kind} {place}"
         self.process: asyncio.subprocess.Process | None = None
         self.link: Link | None = None
         self.hears = False  # what all workers are told
         self.ready = asyncio.Event()
         self._gave_up = asyncio.Event()  # it has ended before it was ready for the first time
-        self._memory = memory
+        self._program = program
         self._tell = tell
         self._heard = heard
         self._ended = ended
@@ -55,8 +69,8 @@ class Seat:
         self._empty = asyncio.Event()
         self._empty.set()
 
-    def send(self, message: Message) -> None:
-        """Send it, unless the worker does not hear yet, or not any more."""
+    def send(self, message: object) -> None:
+        """Send it, unless the process does not hear yet, or not any more."""
         if self.hears and self.link is not None:
             self.link.send(message)
 
@@ -69,7 +83,7 @@ class Seat:
             self._empty.set()
 
     async def started(self) -> None:
-        """Return when the worker answers requests. Raises ConfigError if it cannot, or takes too
+        """Return when the process is ready. Raises ConfigError if it cannot, or takes too
         long."""
         waits = [asyncio.ensure_future(each.wait()) for each in (self.ready, self._gave_up)]
         try:
@@ -78,9 +92,9 @@ class Seat:
             for each in waits:
                 each.cancel()
         if self._gave_up.is_set():
-            raise ConfigError(f"worker {self.place} ended before it was ready; its log says why")
+            raise ConfigError(f"{self.name} ended before it was ready; its log says why")
         if not self.ready.is_set():
-            raise ConfigError(f"worker {self.place} was not ready within {START_SECONDS:g} s")
+            raise ConfigError(f"{self.name} was not ready within {START_SECONDS:g} s")
 
     def signal(self, number: signal.Signals) -> None:
         """Send the process a signal, if there is one."""
@@ -97,7 +111,7 @@ class Seat:
     async def left(self, seconds: float) -> None:
         """Wait for the process to end after `leave`, so long at most; then kill it."""
         if not await happens_within(self._empty, seconds + KILL_SECONDS):
-            log.error("worker %d did not end, and is killed", self.place)
+            log.error("%s did not end, and is killed", self.name)
             self.signal(signal.SIGKILL)
             await self._empty.wait()
 
@@ -110,7 +124,7 @@ class Seat:
         self._looks += 1
         most = HANG_LOOKS if self.ready.is_set() else START_LOOKS
         if self.link.is_stuck or self._looks > most:
-            log.error("worker %d has not answered for %d s, and is killed", self.place, self._looks)
+            log.error("%s has not answered for %d s, and is killed", self.name, self._looks)
             self.signal(signal.SIGKILL)
 
     async def _keep(self) -> None:
@@ -126,7 +140,7 @@ class Seat:
             if not has_been_ready and status >= 0:  # it says so itself; a signal is not its doing
                 self._gave_up.set()
                 return
-            log.warning("worker %d has ended, %s; another one is started", self.place, _why(status))
+            log.warning("%s has ended, %s; another one is started", self.name, _why(status))
             is_soon = loop.time() - began < MOST_BACKOFF_SECONDS
             backoff = min(2 * backoff + 0.1, MOST_BACKOFF_SECONDS) if is_soon else 0.0
             await happens_within(self._leaving, backoff)
@@ -139,12 +153,12 @@ class Seat:
                 self.process = process = await self._process(theirs)
         except OSError as e:  # the machine has no room for it
             ours.close()
-            log.error("worker %d could not be started: %s", self.place, e)
+            log.error("%s could not be started: %s", self.name, e)
             return 1
         self._looks, lost = 0, asyncio.Event()
         if self._leaving.is_set():  # meanwhile
             self.signal(signal.SIGTERM)
-        self.link = link = Link(self._says, lost.set)
+        self.link = link = Link(self._says, lost.set, self._program.messages)
         await link.open(ours)
         telling = asyncio.ensure_future(self._tell(self, link))
         try:
@@ -160,21 +174,19 @@ class Seat:
             self._ended(self)
 
     async def _process(self, theirs: socket.socket) -> asyncio.subprocess.Process:
+        files = [theirs.fileno(), *self._program.files()]
         return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "inferway.cli.worker"),
-            *(str(theirs.fileno()), str(self._memory)),
-            pass_fds=[theirs.fileno(), self._memory],
+            *(sys.executable, "-m", self._program.module, *map(str, files)),
+            pass_fds=files,
             start_new_session=True,  # a terminal's Ctrl-C is told once, by the hub
         )
 
     async def _told(self, telling: asyncio.Future[None]) -> None:
         (error,) = await asyncio.gather(telling, return_exceptions=True)
         if isinstance(error, Exception):
-            log.error(
-                "worker %d was not told all, by a fault of the gateway", self.place, exc_info=error
-            )
+            log.error("%s was not told all, by a fault of the gateway", self.name, exc_info=error)
 
-    def _says(self, message: Message) -> None:
+    def _says(self, message: object) -> None:
         self._looks = 0
         if isinstance(message, Ready):
             self.ready.set()

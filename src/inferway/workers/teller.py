@@ -6,9 +6,8 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
-from inferway.fleet.engine import Engine
+from inferway.fleet.engine import Engine, Subscriber
 from inferway.fleet.fleet import Fleet
-from inferway.fleet.subscriber import EventSubscriber
 from inferway.kv.index.memory import MemoryIndex
 from inferway.kv.index.protocol import Index, Op, Remove
 from inferway.model import BlockKey, HolderId
@@ -88,7 +87,7 @@ class FleetTeller:
         self._send = send
         self._told: dict[str, EngineTold] = {}
         self._differed: list[str] = []
-        self._subscribers: dict[HolderId, EventSubscriber] = {}
+        self._subscribers: dict[HolderId, Subscriber] = {}
         self._timer: asyncio.TimerHandle | None = None
         fleet.on_change = self.look_soon
         index.tell_ops, index.tell_dropped = self._operations, self._dropped
@@ -142,7 +141,7 @@ class FleetTeller:
 
     def _operations(self, ops: list[Op]) -> None:
         stream = self._subscribers.get(ops[0].holder)
-        seq = None if stream is None else stream.stream.last_seq
+        seq = None if stream is None else stream.last_seq
         for piece in _pieces(ops):
             self._send(Operations(piece, seq))
 
@@ -165,16 +164,17 @@ class FleetTeller:
         )
 
 
-def _stream(subscriber: EventSubscriber) -> StreamTold:
+def _stream(subscriber: Subscriber) -> StreamTold:
+    figures = subscriber.figures
     return StreamTold(
         subscriber.source,
         subscriber.holder,
         subscriber.state,
         subscriber.may_report,
-        min(subscriber.stats.batches, 1),
-        min(subscriber.blocks.stats.stored, 1),
-        min(sum(subscriber.stats.skipped.values()), 1),
-        subscriber.last_topic,
+        min(figures.stats.batches, 1),
+        min(figures.blocks.stored, 1),
+        min(sum(figures.stats.skipped.values()), 1),
+        figures.topic,
     )
 
 

@@ -9,6 +9,7 @@ from itertools import count
 
 import msgspec
 
+from inferway.fleet.subscriber import IndexElsewhere
 from inferway.kv.events.adapters.sglang import open_batch
 from inferway.kv.events.apply import EngineBlocks
 from inferway.kv.events.dialect_finder import DialectFinder, DialectState
@@ -26,14 +27,18 @@ _ARRAY_AND_TOKEN = struct.Struct(">BHBI")  # 0xdc: 16 bits of length; 0xce: an i
 
 
 class FollowedEngine:
-    """The gateway's own way of an engine's events to the index, without the subscriber's sockets:
-    order and digests of batches, orphans, copies, losses. The engine has stored nothing yet."""
+    """The gateway's own way of an engine's events to the index, in this process or in another one,
+    without the subscriber's sockets: order and digests of batches, orphans, copies, losses. The
+    engine has stored nothing yet."""
 
-    def __init__(self, holder: HolderId, block_size: int, index: MemoryIndex) -> None:
+    def __init__(
+        self, holder: HolderId, block_size: int, index: MemoryIndex | IndexElsewhere
+    ) -> None:
+        holdings = None if isinstance(index, IndexElsewhere) else index
         self._index = index
         self._seq = 0
-        self.blocks = EngineBlocks(holder, block_size, holdings=index)
-        self.follower = EventApplier(self.blocks, holdings=index)
+        self.blocks = EngineBlocks(holder, block_size, holdings=holdings)
+        self.follower = EventApplier(self.blocks, holdings=holdings)
         for steps in (self.follower.resume(), self.follower.replay_ended(True)):
             for _ in steps:
                 pass

@@ -40,7 +40,7 @@ from inferway.fleet.journal.writer import Tail, Writer
 from inferway.kv.events.event_applier import EventApplier
 from inferway.kv.events.records import ClearedRecord, Record, Uncounted
 from inferway.kv.events.stream import StreamState
-from inferway.kv.index.protocol import Index
+from inferway.kv.index.protocol import Applies
 from inferway.tasks import TimeSlice
 
 log = logging.getLogger("inferway.journal")
@@ -79,6 +79,14 @@ class JournalStats:
     loaded_blocks: int = 0
     load_seconds: float = 0.0
     given_up: bool = False
+
+
+class JournalFigures(msgspec.Struct, frozen=True, array_like=True):
+    """What is shown of a journal, whatever process writes it."""
+
+    proof: EngineContinuity
+    stats: JournalStats
+    num_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +136,13 @@ class HolderJournal:
         return self._proof
 
     @property
-    def num_bytes(self) -> int:
-        """The size of its files, with what is on the way there."""
-        return self._kept_bytes
+    def figures(self) -> JournalFigures:
+        """What is shown of it. Its size is that of its files, with what is on the way there."""
+        return JournalFigures(self.proof, self.stats, self._kept_bytes)
 
     # loading
 
-    async def load(self, follower: EventApplier, index: Index) -> None:
+    async def load(self, follower: EventApplier, index: Applies) -> None:
         """Bring `follower`, which has seen nothing yet, and `index` to where the journal ends;
         call it before the link is up. From then on what happens is written."""
         self._follower = follower
@@ -155,7 +163,7 @@ class HolderJournal:
         if not follower.blocks.copies_count:
             self.record(Uncounted())  # it may have been so before there was a file to say it in
 
-    async def _load(self, follower: EventApplier, index: Index) -> JournalFiles:
+    async def _load(self, follower: EventApplier, index: Applies) -> JournalFiles:
         began = time.monotonic()
         kept = await self._recover(self._identity)
         if kept.refused is not None:
@@ -187,7 +195,7 @@ class HolderJournal:
         return await asyncio.to_thread(recovered)
 
     async def _redo(
-        self, kept: JournalFiles, follower: EventApplier, index: Index
+        self, kept: JournalFiles, follower: EventApplier, index: Applies
     ) -> Position | None:
         """Where the journal ends. Raises JournalError, msgspec.DecodeError, TypeError, OSError."""
         history = History(kept.files)

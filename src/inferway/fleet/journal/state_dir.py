@@ -23,7 +23,7 @@ from inferway.kv.blocks.keys import BlockHasher
 from inferway.model import Endpoint
 
 _LOCK = "lock"
-_LOCK_SECONDS = 2.0
+_LOCK_SECONDS = 10.0
 
 
 class StateDir:
@@ -48,16 +48,23 @@ class StateDir:
             )
         return cls(None if settings.state_dir is None else Path(settings.state_dir))
 
-    def open(self) -> None:
-        """Lock the directory, and start what writes there. Raises ConfigError if we may not write
-        there, or another gateway does."""
+    @property
+    def lock(self) -> int | None:
+        """The open file that locks the directory, for processes beside this one to inherit: it is
+        unlocked when all of them have closed it. None while it is not locked."""
+        return self._lock
+
+    def open(self, lock: int | None = None) -> None:
+        """Lock the directory, and start what writes there. `lock`: what another process of this
+        gateway has locked it by. Raises ConfigError if we may not write there, or another gateway
+        does."""
         if self._path is None:
             return
         try:
             self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
             if not os.access(self._path, os.W_OK | os.X_OK):
                 raise PermissionError(13, "permission denied")
-            self._lock = _locked(self._path / _LOCK)
+            self._lock = _locked(self._path / _LOCK) if lock is None else lock
         except OSError as e:
             why = (e.strerror or str(e)).lower()
             raise ConfigError(
@@ -113,7 +120,7 @@ def _locked(path: Path) -> int:
                 f"state_dir {str(path.parent)!r}: the gateway with process id {owner} uses it; "
                 "give each gateway a directory of its own"
             )
-        time.sleep(0.01)  # it was killed when it was starting a process, which will let go too
+        time.sleep(0.01)  # it was killed, and processes that it has started will let go, too
     os.ftruncate(file, 0)
     os.write(file, b"%d\n" % os.getpid())
     return file

@@ -121,6 +121,13 @@ class Holdings(Protocol):
         """Return how many of its blocks were dropped for want of room; 0 again after `Clear`."""
 
 
+class Applies(Protocol):
+    """The part of an index that events change."""
+
+    def apply(self, ops: list[Op]) -> None:
+        """Do `ops` in order. Never waits, never raises for unknown keys or holders."""
+
+
 class Index(Holdings, Protocol):
     """block key -> holders. `start` on the event loop before anything is matched, `close` at the
     end."""

@@ -1,0 +1,31 @@
+"""What an event stream has brought so far, for those who show it: the same whatever process follows
+the stream."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from inferway.fleet.journal.journal import JournalFigures
+from inferway.kv.events.event_applier import EventApplierStats
+from inferway.kv.events.holder_state import ApplyStats
+from inferway.kv.events.stream import StreamStats
+
+
+class StreamFigures(Struct, frozen=True, array_like=True):
+    """Of one stream. The counters are those that the stream goes on counting with."""
+
+    stats: EventApplierStats
+    stream: StreamStats
+    blocks: ApplyStats
+    from_start: bool = False
+    last_seq: int | None = None
+    last_batch_at: float | None = None  # by the clock of the machine's monotonic time
+    topic: str | None = None  # of the last message, whatever it was
+    copies_count: bool = True
+    num_orphans: int = 0
+    journal: JournalFigures | None = None
+
+
+def no_figures() -> StreamFigures:
+    """Return the figures of a stream that has brought nothing."""
+    return StreamFigures(EventApplierStats(), StreamStats(), ApplyStats())

@@ -1,0 +1,63 @@
+"""Makes those who follow the engines' event streams in this process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+
+import zmq.asyncio
+
+from inferway.fleet.engine import Engine
+from inferway.fleet.engine_facts import EventSource
+from inferway.fleet.journal.state_dir import StateDir
+from inferway.fleet.polling_subscriber import PollingSubscriber
+from inferway.fleet.subscriber import EventSubscriber, IndexElsewhere, Subscription
+from inferway.fleet.zmq_subscriber import REPLAYS_AT_ONCE, ZmqSubscriber
+from inferway.kv.events.event import Batch
+from inferway.kv.index.protocol import Index
+from inferway.model import Endpoint, HolderId
+
+# An engine whose block size nobody has told yet is listened to all the same: its first event
+# tells. Until then this is what is expected.
+ASSUMED_BLOCK_SIZE = 16
+
+OnEngineBatch = Callable[[Engine, HolderId, Batch], None]
+
+
+class Subscribing:
+    """Replays of all streams that it makes wait for each other."""
+
+    def __init__(
+        self,
+        state_dir: StateDir,
+        context: zmq.asyncio.Context,
+        on_batch: OnEngineBatch | None = None,
+    ) -> None:
+        """`on_batch` sees each batch of events that was applied."""
+        self._state_dir = state_dir
+        self._context = context
+        self._on_batch = on_batch
+        self._replays = asyncio.Semaphore(REPLAYS_AT_ONCE)
+
+    def subscriber(
+        self,
+        engine: Engine,
+        source: EventSource,
+        endpoint: Endpoint,
+        index: Index | IndexElsewhere,
+    ) -> EventSubscriber:
+        """Return who keeps the index true for the endpoint, not started yet."""
+        subscription = Subscription(
+            source,
+            endpoint.holder,
+            engine.block_size_told or ASSUMED_BLOCK_SIZE,
+            index,
+            name=engine.name,
+            on_batch=partial(self._on_batch, engine) if self._on_batch else None,
+            journal=self._state_dir.journal(engine, source, endpoint),
+            lora_path=engine.adapter_path,
+        )
+        if source.is_polled:
+            return PollingSubscriber(subscription, headers=engine.http_headers)
+        return ZmqSubscriber(subscription, context=self._context, replays=self._replays)
