@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -39,11 +38,9 @@ _ENGINE = ["engine"]  # labels
 LEAST_SECONDS = 0.2
 SECONDS_PER_ENGINE = 0.002
 AWAY_SECONDS = 0.5
-LEAST_IDLE_SECONDS = 2.0
-IDLE_SECONDS_PER_ENGINE = 0.1
 # Engines close connections that were unused for five seconds, and we do so after four: a kept one
 # is cheap to ask by, and its end tells at once that the engine has gone.
-MOST_IDLE_SECONDS = 3.0
+IDLE_SECONDS = 3.0
 SLOW_SECONDS = 0.5
 AT_ONCE = 256
 TOGETHER = 8  # turns; waking up for each of them takes twice the CPU time
@@ -74,8 +71,7 @@ def interval_of(num_engines: int) -> float:
 
 def idle_interval_of(num_engines: int) -> float:
     """Return the most seconds between two turns of an engine that is idle, of so many."""
-    longest = max(LEAST_IDLE_SECONDS, math.ceil(num_engines * IDLE_SECONDS_PER_ENGINE))
-    return max(interval_of(num_engines), min(longest, MOST_IDLE_SECONDS))
+    return max(interval_of(num_engines), IDLE_SECONDS)
 
 
 @dataclass(slots=True, eq=False)
