@@ -18,18 +18,19 @@ class FactsAge:
 
     asked: float | None = None  # None: it may be another engine by now
     has_worked: bool = False  # since then
-    num_same: int = 0  # so many times in a row it told the same, though it had worked
+    holds: float = FIRST_SECONDS  # for so long, once it has worked
 
     def are_due(self, now: float) -> bool:
         """Return whether it must be asked for all again: ever more seldom while it works and tells
         the same, and MOST_SECONDS later at last."""
         if self.asked is None:
             return True
-        doubled = FIRST_SECONDS * 2**self.num_same if self.has_worked else MOST_SECONDS
-        return now - self.asked > min(MOST_SECONDS, doubled)
+        return now - self.asked > (self.holds if self.has_worked else MOST_SECONDS)
 
     def told(self, asked: float, *, is_same: bool) -> None:
         """It has told all, and the same as before or not."""
-        worked, self.has_worked = self.has_worked, False
-        self.num_same = self.num_same + worked if is_same else 0
-        self.asked = asked
+        if not is_same:
+            self.holds = FIRST_SECONDS
+        elif self.has_worked:
+            self.holds = min(MOST_SECONDS, 2 * self.holds)
+        self.asked, self.has_worked = asked, False

@@ -84,6 +84,7 @@ class ScrapeTurn:
     answers: int = 0
     took: float = 0.0  # all answers together
     pause: float = 0.0  # that it has until its next turn while it is idle; 0: it was busy
+    work: Work = Work.UNKNOWN  # as of the last round
     passed_over: int = 0  # turns that came while a question was unanswered
     task: asyncio.Task[None] | None = None
     slot: asyncio.TimerHandle | None = None  # it counts among those AT_ONCE until then
@@ -121,7 +122,7 @@ class Scraper:
     def idle(self) -> Iterator[Engine]:
         """The engines that are left out of rounds because they are idle, and owe no answer."""
         for turn in self.turns.values():
-            if turn.pause and turn.task is None:
+            if turn.work is Work.NONE and turn.task is None:
                 yield turn.engine
 
     def families(self) -> Iterator[Family]:
@@ -244,10 +245,10 @@ class Scraper:
         turns = []
         for turn in self.turns.values():
             since = None if turn.task is not None else turn.answered
-            work = Work.UNKNOWN if since is None else self.work_of(turn.engine, since)
-            if work is Work.UNKNOWN:
+            turn.work = Work.UNKNOWN if since is None else self.work_of(turn.engine, since)
+            if turn.work is Work.UNKNOWN:
                 turn.pause = 0.0
-            elif work is Work.NONE and not self._is_due(turn, now):
+            elif turn.work is Work.NONE and not self._is_due(turn, now):
                 continue
             turns.append(turn)
         return turns
@@ -266,12 +267,12 @@ class Scraper:
         one did."""
         if self.work_of is None or not self.is_stirred or self.interval >= REST_SECONDS:
             return False
-        now = asyncio.get_running_loop().time()
         for turn in self.turns.values():
             is_slow = turn.task is not None and turn.asked < began
-            if turn.pause < REST_SECONDS or is_slow:
+            since = turn.answered if turn.task is None else turn.asked
+            if turn.pause < REST_SECONDS or is_slow or since is None:
                 return False
-            if self.work_of(turn.engine, now) is not Work.NONE:
+            if self.work_of(turn.engine, since) is not Work.NONE:
                 return False
         return True
 
@@ -314,10 +315,11 @@ class Scraper:
             self._slots.release()
 
     def _stir_for(self, turn: ScrapeTurn) -> None:
-        """All rest, and this engine has just told whether it may, too."""
-        if not self._is_resting or self.work_of is None or turn.answered is None:
+        """This engine has just told whether it may rest as well, or has not answered."""
+        since = turn.answered
+        if not self._is_resting or self.work_of is None or since is None:
             return
-        if self.work_of(turn.engine, turn.answered) is not Work.NONE:
+        if self.work_of(turn.engine, since) is not Work.NONE:
             self.stir()
 
     async def _ask(self, turn: ScrapeTurn) -> None:
@@ -327,7 +329,7 @@ class Scraper:
                 turn.answered = asyncio.get_running_loop().time()
                 turn.answers += 1
                 turn.took += turn.answered - turn.asked
-                self._stir_for(turn)
+            self._stir_for(turn)
         except Exception as e:
             log.error(
                 "engine %s could not be asked how it is, by a fault of the gateway: %s",
