@@ -120,9 +120,12 @@ class EndpointTable:
         requests, _ = self._columns.own()
         return [int(sum(requests[e.holder] for e in engine.endpoints)) for engine in engines]
 
-    def is_at_rest(self, engine: Engine) -> bool:
-        """Return whether nothing that was sent there is on its way, as of the last time that all
-        processes' requests were added up, and none of its event streams is cut off."""
+    def is_idle(self, engine: Engine) -> bool:
+        """Return whether the engine had nothing to do when it told last, nothing that was sent
+        there is on its way, as of the last time that all processes' requests were added up, and
+        none of its event streams is cut off."""
+        if engine.load["running"] or engine.load["waiting"]:
+            return False
         in_flight, states = self._columns.in_flight, self._columns.states
         for endpoint in engine.endpoints:
             row = endpoint.holder

@@ -192,15 +192,10 @@ class EngineWatch:
 
     def _work_of(self, engine: Engine, since: float) -> Work:
         """As `Scraper` has it. Blocks that it stores or drops are work, whoever has sent it."""
-        table, load = self._fleet.table, engine.load
+        table = self._fleet.table
         if not engine.healthy or engine.failures or table.has_others(engine):
             work = Work.UNKNOWN
-        elif (
-            load["running"]
-            or load["waiting"]
-            or not table.is_at_rest(engine)
-            or engine.has_told_since(since)
-        ):
+        elif not table.is_idle(engine) or engine.has_told_since(since):
             work = Work.KNOWN
         else:
             return Work.NONE
