@@ -199,6 +199,16 @@ async def test_an_engine_that_has_worked_is_asked_for_all_that_it_is_after_a_whi
     assert ("/kv_event_sources" in steady.asked) is asks_for_all
 
 
+async def test_any_engine_may_have_worked_where_all_are_asked_at_one_interval() -> None:
+    engine = TellingEngine(busy(0, 0))
+    async with engine.serving(), watched(engine, scrape_seconds=INTERVAL) as fleet:
+        await rounds(engine, 3)
+        fleet.engines[0].facts_age.asked = asyncio.get_running_loop().time() - 100.0
+        engine.asked.clear()
+        looks_due(fleet)
+        await until(lambda: "/kv_event_sources" in engine.asked)
+
+
 async def test_an_engine_that_has_cut_its_connection_is_asked_for_all_that_it_is() -> None:
     idle, steady = TellingEngine(busy(0, 0)), TellingEngine(busy(1, 0))
     async with AsyncExitStack() as ends, steady.serving():

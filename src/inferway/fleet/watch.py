@@ -124,6 +124,7 @@ class EngineWatch:
             return await self._rediscover(engine)
         if now - engine.looked > REDISCOVER_SECONDS:
             engine.looked = now
+            engine.facts_age.has_worked |= self.scraper.work_of is None  # nobody has looked
             if engine.facts_age.are_due(now):
                 return await self._rediscover(engine)
             return await self._look(engine)
