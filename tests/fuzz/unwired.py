@@ -126,6 +126,7 @@ class Trip:
     """A journey that changes nothing; `outcomes` must have one entry in the end."""
 
     changes_length = False
+    is_moved = False
 
     def __init__(self, request: Request) -> None:
         self.request = copy(request)  # as it came: a body that is answered is forgotten

@@ -18,7 +18,7 @@ from inferway.http.responder import Responder
 from inferway.http.server import HttpServer
 from inferway.model import Decision, Endpoint, Headers, Reason, Target
 from inferway.routing.limits.failover import FailoverPolicy
-from inferway.upstream.pool import Pool
+from inferway.upstream.pool import IDLE_KEEP_ALIVE_SECONDS, Pool
 
 EVENTS = [b'data: {"choices":[{"delta":{"content":"%d"}}]}\n\n' % i for i in range(5)]
 DONE = b"data: [DONE]\n\n"
@@ -39,6 +39,7 @@ class Trip:
     outcomes: list[str] = field(default_factory=list)
     body: bytes = b""
     changes_length: bool = False
+    is_moved: bool = False
     last: bytes = b""  # what it kept back
 
     def attempt(self, target: Target) -> Headers:
@@ -78,9 +79,10 @@ async def gateway(
     policy: FailoverPolicy | None = None,
     control: RequestQueue | None = None,
     explain: bool = True,
+    idle_keep_alive: float = IDLE_KEEP_ALIVE_SECONDS,
 ) -> AsyncIterator[Gateway]:
     """Tries the engines in the given order; they are called e0, e1, ..."""
-    pool = Pool(timeouts)
+    pool = Pool(timeouts, idle_keep_alive=idle_keep_alive)
     shared = policy or FailoverPolicy(pool.time)
     trips: list[Trip] = []
     decision = Decision(

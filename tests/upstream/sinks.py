@@ -56,15 +56,27 @@ async def pool_of(
 
 
 def start(
-    pool: Pool, url: str, method: str = "POST", headers: bytes = b"", body: bytes = b"{}"
+    pool: Pool,
+    url: str,
+    method: str = "POST",
+    headers: bytes = b"",
+    body: bytes = b"{}",
+    *,
+    once: bool = False,
 ) -> tuple[UpstreamRequest, Collected]:
     sink = Collected()
-    return pool.send(url, method, b"/v1/x?a=b", headers, body, sink), sink
+    return pool.send(url, method, b"/v1/x?a=b", headers, body, sink, once=once), sink
 
 
 async def ask(
-    pool: Pool, url: str, method: str = "POST", headers: bytes = b"", body: bytes = b"{}"
+    pool: Pool,
+    url: str,
+    method: str = "POST",
+    headers: bytes = b"",
+    body: bytes = b"{}",
+    *,
+    once: bool = False,
 ) -> Collected:
-    _, sink = start(pool, url, method, headers, body)
+    _, sink = start(pool, url, method, headers, body, once=once)
     await sink.over.wait()
     return sink

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from time import monotonic
 from typing import Any, cast
 
 from tests.upstream.engines import answer, in_loop, running, wait_until
+from tests.upstream.pause import stand_still
 
 from inferway.config import TimeoutSettings
 from inferway.errors import UpstreamError
@@ -24,7 +24,7 @@ class Failed:
 
     def on_head(self, status: int, headers: Headers, length: int | None) -> None: ...
     def on_chunk(self, chunk: bytes) -> None: ...
-    def on_end(self, chunk: bytes) -> None:
+    def on_end(self, chunk: bytes) -> None:  # noqa: ARG002
         self.is_whole = True
 
     def on_error(self, error: UpstreamError) -> None:
@@ -74,13 +74,6 @@ async def test_the_gateway_s_own_pause_is_no_timeout() -> None:
 
         assert sink.error is None
         await pool.close()
-
-
-def stand_still(seconds: float) -> None:
-    """Keep the whole process from running, as a busy machine does."""
-    until = monotonic() + seconds
-    while monotonic() < until:
-        pass
 
 
 class Told(asyncio.Protocol):

@@ -22,6 +22,7 @@ from tests.upstream.engines import (
     running,
     wait_until,
 )
+from tests.upstream.pause import stand_still
 from tests.upstream.sinks import Collected, ask, pool_of, start
 
 from inferway.config import TimeoutSettings
@@ -306,6 +307,44 @@ async def test_an_idle_connection_is_dropped_before_the_engine_would() -> None:
 
         await wait_until(lambda: engine.open == 0)
         assert pool.stats.open == 0
+
+
+@in_loop
+async def test_after_a_pause_of_the_gateway_no_old_connection_is_used() -> None:
+    async with running(answer()) as engine, pool_of(idle_keep_alive=0.1) as pool:
+        await ask(pool, engine.url)
+        stand_still(0.15)  # the sweep has not had its turn
+        await ask(pool, engine.url)
+
+        assert engine.connections == 2
+
+
+@in_loop
+async def test_what_must_not_be_sent_twice_gets_no_connection_that_was_idle_for_a_second() -> None:
+    async with running(answer()) as engine, pool_of(idle_keep_alive=60) as pool:
+        await ask(pool, engine.url)
+        stand_still(1.01)
+        await ask(pool, engine.url, once=True)
+        assert engine.connections == 2
+
+        await ask(pool, engine.url)
+        assert engine.connections == 2
+
+
+@in_loop
+async def test_what_must_not_be_sent_twice_is_not() -> None:
+    async def close_at_second(seen: Seen, talk: Talk) -> None:
+        if len(engine.seen) == 1:
+            await answer()(seen, talk)
+        else:
+            talk.writer.close()
+
+    async with running(close_at_second) as engine, pool_of() as pool:
+        await ask(pool, engine.url)
+        second = await ask(pool, engine.url, once=True)
+
+    assert "closed the connection before its answer" in str(second.error)
+    assert len(engine.seen) == 2
 
 
 @in_loop

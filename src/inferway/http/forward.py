@@ -59,6 +59,8 @@ class RequestLifecycle(Protocol):
     def body(self) -> bytes: ...
     @property
     def changes_length(self) -> bool: ...
+    @property
+    def is_moved(self) -> bool: ...
     def attempt(self, target: Target) -> Headers: ...
     def on_head(self, status: int) -> Headers: ...
     def on_chunk(self, chunk: bytes) -> bytes: ...
@@ -188,8 +190,10 @@ class Forwarding:
         if extra:
             names = {name for name, _ in extra}
             lines = request_lines(request, names) + header_block(extra)
+        journey = self._journey
         self._exchange = exchange = self._pool.send(
-            endpoint.url, request.method, request.target, lines, self._journey.body, self
+            *(endpoint.url, request.method, request.target, lines, journey.body, self),
+            once=journey.is_moved,  # a reference to blocks serves once, whoever has lost it
         )
         if self._paused:
             exchange.pause()

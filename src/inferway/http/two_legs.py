@@ -124,9 +124,7 @@ class TwoLegs(Forwarding):
         self._answer = None
         if 200 <= answer.status < 300 and not answer.outcome:
             self._tries.succeeded()
-            pool, url = self._pool, self._decode.endpoint.url
-            # it may take so long until the decode engine has the reference
-            delay = 0.0 if pool.idle(url) else pool.timeouts.connect
+            delay = self._pool.timeouts.connect  # until the decode engine has it, at most
             self._prefill.answered(answer.body, answer.age, delay, answer.hosts)
             self._tries.over()
             if not self._prefill.is_at_once:
@@ -181,8 +179,6 @@ class TwoLegs(Forwarding):
     def attempt(self, target: Target) -> None:
         super().attempt(target)
         self._held, self._held_bytes = None, b""
-        if self._is_moved and self._exchange is not None:
-            self._exchange.retried = True  # a reference serves once, whoever has lost it
 
     def _again(self, another: Target | None, why: object) -> None:
         """Send the decode leg once more, without blocks of another engine: to the same one, unless

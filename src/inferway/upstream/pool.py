@@ -23,6 +23,7 @@ from inferway.upstream.exchange import Sink, UpstreamRequest
 # uvicorn, which serves vLLM, closes connections that were idle for 5 s.
 IDLE_KEEP_ALIVE_SECONDS = 4.0
 _SWEEP_SECONDS = 1.0
+_FRESH_SECONDS = 1.0  # an engine would have to stand still for seconds to close such a connection
 _LATE_SECONDS = 0.05  # a timer that rings so late was slept through
 _COPY_LIMIT = 16 * 1024  # a larger body is written beside its head instead of behind it
 _SHUTTING_DOWN = "the gateway is shutting down"
@@ -104,12 +105,22 @@ class Pool:
         self._timer = self._next_sweep()
 
     def send(
-        self, url: str, method: str, target: bytes, headers: bytes, body: bytes, sink: Sink
+        self,
+        url: str,
+        method: str,
+        target: bytes,
+        headers: bytes,
+        body: bytes,
+        sink: Sink,
+        *,
+        once: bool = False,
     ) -> UpstreamRequest:
         """Start one exchange with the engine at `url` (http://host:port; EngineSettings.http_url).
 
         `headers` is a block of lines (headers.header_block) without Host, framing and
-        hop-by-hop fields. Never raises for what the engine does: `sink` hears of it, later.
+        hop-by-hop fields. `once`: it must not be sent a second time, so that a connection that the
+        engine may be about to close is not for it. Never raises for what the engine does: `sink`
+        hears of it, later.
         """
         origin = self._origins.get(url)
         if origin is None:
@@ -125,6 +136,7 @@ class Pool:
         pieces = (head + body,) if len(body) <= _COPY_LIMIT else (head, body)
         self.stats.sent += 1
         exchange = UpstreamRequest(origin, pieces, sink, is_head=method == "HEAD")
+        exchange.retried = once
         origin.send(exchange)
         return exchange
 
@@ -195,9 +207,13 @@ class Origin:
         return not self.connections and not self._connecting
 
     def send(self, exchange: UpstreamRequest) -> None:
-        """Send an exchange on the most recently used idle connection, else on a new one."""
-        while self.idle:
-            connection = self.idle.pop()
+        """Send an exchange on the most recently used idle connection, else on a new one. After a
+        pause of this process, the sweep has not yet closed those that are too old."""
+        pool, idle = self.pool, self.idle
+        kept = max(0.0, pool.idle_keep_alive - _FRESH_SECONDS) if exchange.retried else 0.0
+        oldest = pool.time() + kept
+        while idle and idle[-1].deadline > oldest:
+            connection = idle.pop()
             if not connection.transport.is_closing():
                 connection.send(exchange)
                 return
