@@ -44,7 +44,7 @@ IDLE_SECONDS = 3.0
 SLOW_SECONDS = 0.5
 AT_ONCE = 256
 TOGETHER = 8  # turns; waking up for each of them takes twice the CPU time
-REST_SECONDS = 1.0  # between two rounds while all pauses are at least as long
+REST_SECONDS = 1.0  # between two rounds, or a little longer, while all pauses are so long
 
 log = logging.getLogger("inferway.fleet")
 
@@ -279,8 +279,8 @@ class Scraper:
     async def _rest(self) -> None:
         """Until the next round after one that has found all at rest."""
         self._is_resting = True
-        now = asyncio.get_running_loop().time()
-        await self._nap.sleep_until(next_multiple(now, REST_SECONDS))
+        soonest = asyncio.get_running_loop().time() + 0.8 * REST_SECONDS
+        await self._nap.sleep_until(next_multiple(soonest, REST_SECONDS))
         self._is_resting = False
 
     async def _take(self, turns: Sequence[ScrapeTurn]) -> None:

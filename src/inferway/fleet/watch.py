@@ -193,15 +193,13 @@ class EngineWatch:
 
     def _work_of(self, engine: Engine, since: float) -> Work:
         """As `Scraper` has it. Blocks that it stores or drops are work, whoever has sent it."""
-        table = self._fleet.table
-        if not engine.healthy or engine.failures or table.has_others(engine):
-            work = Work.UNKNOWN
-        elif not table.is_idle(engine) or engine.has_told_since(since):
-            work = Work.KNOWN
-        else:
+        table, is_well = self._fleet.table, engine.healthy and not engine.failures
+        is_idle = is_well and table.is_idle(engine)
+        if is_idle and not engine.has_told_since(since):
             return Work.NONE
         engine.facts_age.has_worked = True
-        return work
+        is_known = is_idle or (is_well and not table.has_others(engine))
+        return Work.KNOWN if is_known else Work.UNKNOWN
 
     def _after_round(self, now: float) -> None:
         for engine in self.scraper.idle:
