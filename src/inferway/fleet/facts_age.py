@@ -32,5 +32,5 @@ class FactsAge:
         if not is_same:
             self.holds = FIRST_SECONDS
         elif self.has_worked:
-            self.holds = min(MOST_SECONDS, 2 * self.holds)
+            self.holds = min(MOST_SECONDS, 4 * self.holds)
         self.asked, self.has_worked = asked, False
