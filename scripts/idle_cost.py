@@ -3,10 +3,10 @@
 python scripts/idle_cost.py OTHER_CHECKOUT [SECONDS [NUMBER_OF_ENGINES ...]]
 
 Both versions stand before the same simulated engines at the same time, beside a gateway of this
-version that never scrapes them; none gets a request (*idle*). Then one after the other gets a
-short chat once a second, and at last many at once, which is what a chat takes by itself (*own*).
-What scraping takes is the difference to *never*. CPU time is that of all the process's threads, as
-Linux's scheduler counts it.
+version that never scrapes them. In turn, none gets a request for a while (*idle*), each gets a
+short chat once a second, and each gets some at once, which is what a chat takes by itself (*own*);
+so for SECONDS each, and the medians are told. What scraping takes is the difference to *never*. CPU
+time is that of all the process's threads, as Linux's scheduler counts it.
 """
 
 from __future__ import annotations
@@ -19,15 +19,20 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import count
 from pathlib import Path
+from statistics import median
 
 HERE = Path(__file__).parents[1]
 SAID = re.compile(r"listening on (http://\S+)")
 START = "import sys; from inferway.cli import main; sys.argv[0] = 'inferway'; main()"
 SETTLE_SECONDS = 15.0  # tokenizers, probes, and pauses that grow
-CHATS = 100
+SLICE_SECONDS = 10.0
+CHATS = 20
+NUMBERS = count(1)
 ENGINES = (2, 8, 64)
 
 
@@ -91,30 +96,31 @@ def measure(number: int, others: Path, seconds: float) -> None:
         }
         all_three["never"] = stack.enter_context(gateway(HERE, engines, "--scrape-seconds", "3600"))
         time.sleep(SETTLE_SECONDS)
-        found: dict[str, list[float]] = {name: [] for name in all_three}
+        found: dict[str, dict[str, list[float]]] = {name: defaultdict(list) for name in all_three}
 
-        began = {name: cpu_ms(pid) for name, (pid, _) in all_three.items()}
-        time.sleep(seconds)
-        for name, (pid, _) in all_three.items():
-            found[name].append((cpu_ms(pid) - began[name]) / seconds)
-        for name, (pid, url) in all_three.items():
-            before, due = cpu_ms(pid), time.monotonic()
-            for chat in range(int(seconds)):
-                ask(url, chat)
-                due += 1.0
-                time.sleep(max(0.0, due - time.monotonic()))
-            found[name].append((cpu_ms(pid) - before) / int(seconds))
-        for name, (pid, url) in all_three.items():
-            before = cpu_ms(pid)
-            for chat in range(CHATS):
-                ask(url, 10_000 + chat)
-            found[name].append((cpu_ms(pid) - before) / CHATS)
-        for name, (idle, second, own) in found.items():
-            print(
-                f"{number:3} engines, {name:6}  idle {idle:6.2f}  at one chat a second"
-                f" {second:6.2f}  own {own:5.2f}",
-                flush=True,
-            )
+        for _ in range(max(1, round(seconds / SLICE_SECONDS))):
+            began = {name: cpu_ms(pid) for name, (pid, _) in all_three.items()}
+            time.sleep(SLICE_SECONDS)
+            for name, (pid, _) in all_three.items():
+                found[name]["idle"].append((cpu_ms(pid) - began[name]) / SLICE_SECONDS)
+            for name, (pid, url) in all_three.items():
+                took = chats(pid, url, int(SLICE_SECONDS), 1.0)
+                found[name]["at one chat a second"].append(took)
+            for name, (pid, url) in all_three.items():
+                found[name]["own"].append(chats(pid, url, CHATS, 0.0))
+        for name, phases in found.items():
+            medians = [f"{phase} {median(taken):6.2f}" for phase, taken in phases.items()]
+            print(f"{number:3} engines, {name:6}  {'  '.join(medians)}", flush=True)
+
+
+def chats(pid: int, url: str, number: int, pause: float) -> float:
+    """Return the milliseconds of CPU time for each of so many chats, `pause` seconds apart."""
+    before, due = cpu_ms(pid), time.monotonic()
+    for _ in range(number):
+        ask(url, next(NUMBERS))
+        due += pause
+        time.sleep(max(0.0, due - time.monotonic()))
+    return (cpu_ms(pid) - before) / number
 
 
 def serve(number: int) -> None:

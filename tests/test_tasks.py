@@ -6,8 +6,10 @@ import asyncio
 import logging
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from inferway.tasks import Later, Tasks
+from inferway.tasks import Later, Nap, Tasks, next_multiple
 
 
 async def fail() -> None:
@@ -58,3 +60,36 @@ async def test_who_is_called_later_may_ask_for_another_call() -> None:
     await done.wait()
 
     assert done.is_set()
+
+
+@given(
+    st.floats(0, 1e7),
+    st.one_of(st.just(1.0), st.just(0.25), st.floats(0.001, 10)),
+)
+def test_the_next_multiple_is_a_step_away_at_most(now: float, seconds: float) -> None:
+    found = next_multiple(now, seconds)
+
+    assert 0 < found - now <= 1.011 * seconds
+    assert found / seconds == pytest.approx(round(found / seconds), rel=1e-9)
+
+
+def test_a_timer_that_rings_early_is_not_set_to_the_same_moment_again() -> None:
+    assert next_multiple(4.999, 1.0) == 6.0
+
+
+async def test_who_naps_may_be_woken_sooner_and_later() -> None:
+    nap, loop = Nap(), asyncio.get_running_loop()
+    long = asyncio.create_task(nap.sleep_until(loop.time() + 1000))
+    await asyncio.sleep(0)
+    nap.wake_at(loop.time())
+    async with asyncio.timeout(20):
+        await long
+    nap.wake_at(loop.time())  # nobody sleeps
+    short = asyncio.create_task(nap.sleep_until(loop.time() + 0.001))
+    await asyncio.sleep(0)
+    nap.wake_at(loop.time() + 1000)
+    await asyncio.sleep(0.01)
+    is_asleep = not short.done()
+    short.cancel()
+
+    assert is_asleep

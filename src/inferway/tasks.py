@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -42,6 +43,42 @@ async def happens_within(event: asyncio.Event, seconds: float) -> bool:
     except TimeoutError:
         return False
     return True
+
+
+def next_multiple(now: float, seconds: float) -> float:
+    """Return when the next whole multiple of `seconds` is. What is done again and again, no matter
+    at what moment, is done then: so an idle process wakes once for all of it."""
+    return (math.floor(now / seconds + 0.01) + 1) * seconds
+
+
+class Nap:
+    """A pause that others may cut short."""
+
+    def __init__(self) -> None:
+        self._over: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def sleep_until(self, when: float) -> None:
+        """Sleep until then, by the loop's clock, or as `wake_at` says."""
+        loop = asyncio.get_running_loop()
+        self._over = over = loop.create_future()
+        self._timer = loop.call_at(when, _end, over)
+        try:
+            await over
+        finally:
+            self._timer.cancel()
+            self._over = self._timer = None
+
+    def wake_at(self, when: float) -> None:
+        """Let who sleeps wake then."""
+        if self._timer is not None and self._over is not None:
+            self._timer.cancel()
+            self._timer = asyncio.get_running_loop().call_at(when, _end, self._over)
+
+
+def _end(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 def soon(call: Callable[[], None]) -> Callable[[], Awaitable[None]]:

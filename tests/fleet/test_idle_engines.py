@@ -106,6 +106,32 @@ async def test_a_request_to_an_idle_engine_brings_its_turns_back() -> None:
     assert scrapes(idle) >= before + 7
 
 
+async def test_an_engine_that_has_done_what_it_was_sent_is_left_alone_as_long_as_before() -> None:
+    idle, steady = TellingEngine(busy(0, 0)), TellingEngine(busy(1, 0))
+    async with idle.serving(), steady.serving(), watched(idle, steady) as fleet:
+        await until_seldom(fleet)
+        [endpoint, _] = fleet.candidates("m").endpoints
+        fleet.book(endpoint, 100)
+        idle.metrics = busy(1, 0)
+        await until(lambda: bool(fleet.candidates("m").running[0] == 1))
+        idle.metrics = busy(0, 0)
+        await until(lambda: bool(fleet.candidates("m").running[0] == 0))
+        fleet.release(endpoint)
+        pause = scraper_of(fleet).turns["e0"].pause
+
+    assert pause > LONG_PAUSE
+
+
+async def test_rounds_are_left_out_until_a_request_comes() -> None:
+    idle = TellingEngine(busy(0, 0))
+    async with idle.serving(), watched(idle) as fleet:
+        turn = scraper_of(fleet).turns["e0"]
+        await until(lambda: turn.pause > 1 and turn.task is None)
+        before = scrapes(idle)
+        fleet.book(fleet.candidates("m").endpoints[0], 100)
+        await until(lambda: scrapes(idle) >= before + 20)  # 20 seconds, if they were left out
+
+
 async def test_the_work_of_others_that_is_seen_brings_its_turns_back() -> None:
     idle, steady = TellingEngine(busy(0, 0)), TellingEngine(busy(1, 0))
     async with idle.serving(), steady.serving(), watched(idle, steady) as fleet:
@@ -157,13 +183,43 @@ async def test_an_engine_that_was_idle_is_asked_for_health_and_models_alone() ->
     assert idle.asked[:3] == ["/health", "/v1/models", "/metrics"]
 
 
-async def test_an_engine_that_was_busy_is_asked_for_all_that_it_is() -> None:
+@pytest.mark.parametrize(("seconds", "asks_for_all"), [(100.0, True), (1.0, False)])
+async def test_an_engine_that_has_worked_is_asked_for_all_that_it_is_after_a_while(
+    seconds: float, asks_for_all: bool
+) -> None:
     steady, other = TellingEngine(busy(1, 0)), TellingEngine(busy(1, 0))
     async with steady.serving(), other.serving(), watched(steady, other) as fleet:
         await rounds(steady, 3)
+        fleet.engines[0].facts_age.asked = asyncio.get_running_loop().time() - seconds
         steady.asked.clear()
         looks_due(fleet)
-        await until(lambda: "/kv_event_sources" in steady.asked)
+        await until(lambda: "/health" in steady.asked)
+        await rounds(steady, 3)
+
+    assert ("/kv_event_sources" in steady.asked) is asks_for_all
+
+
+async def test_any_engine_may_have_worked_where_all_are_asked_at_one_interval() -> None:
+    engine = TellingEngine(busy(0, 0))
+    async with engine.serving(), watched(engine, scrape_seconds=INTERVAL) as fleet:
+        await rounds(engine, 3)
+        fleet.engines[0].facts_age.asked = asyncio.get_running_loop().time() - 100.0
+        engine.asked.clear()
+        looks_due(fleet)
+        await until(lambda: "/kv_event_sources" in engine.asked)
+
+
+async def test_an_engine_that_has_cut_its_connection_is_asked_for_all_that_it_is() -> None:
+    idle, steady = TellingEngine(busy(0, 0)), TellingEngine(busy(1, 0))
+    async with AsyncExitStack() as ends, steady.serving():
+        await ends.enter_async_context(idle.serving())
+        async with watched(idle, steady) as fleet:
+            await until_seldom(fleet)
+            known = fleet.engines[0].facts_age.asked
+            await ends.aclose()
+            await until(lambda: fleet.engines[0].facts_age.asked is None)
+
+    assert known is not None
 
 
 async def test_a_model_that_an_idle_engine_has_loaded_is_served_after_the_next_look() -> None:

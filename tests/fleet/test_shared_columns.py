@@ -11,6 +11,8 @@ import pytest
 
 from inferway.fleet.columns import ModelRows
 from inferway.fleet.shared_columns import MOST_ENDPOINTS, SharedColumns, shared_memory
+from inferway.fleet.table import EndpointTable
+from inferway.kv.index.memory import MemoryIndex
 from inferway.model import BLIND, EXACT, FIGURES, Endpoint
 
 
@@ -116,3 +118,9 @@ def test_another_process_sees_the_same_memory(memory: int) -> None:
 def test_there_is_room_for_so_many(memory: int) -> None:
     with pytest.raises(ValueError, match=str(MOST_ENDPOINTS)):
         SharedColumns(memory, 0).grow(MOST_ENDPOINTS + 1)
+
+
+def test_a_table_of_shared_columns_does_not_hear_of_all_that_is_sent(memory: int) -> None:
+    table = EndpointTable([], MemoryIndex(), SharedColumns(memory, 0))
+
+    assert not table.hears_of_all

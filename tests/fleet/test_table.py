@@ -73,6 +73,32 @@ def test_who_names_no_model_gets_the_one_that_all_serve() -> None:
         table(engine("a", "m"), engine("b", "n")).sole_model()
 
 
+def test_all_that_is_sent_is_told() -> None:
+    one = engine("a", "m")
+    made, sent = table(one), list[float]()
+    made.on_sent = lambda: sent.append(made.in_flight(one))
+    [endpoint] = one.endpoints
+
+    made.book(endpoint, 100)
+    made.count_elsewhere(endpoint.holder, 2, 100)
+
+    assert made.hears_of_all
+    assert sent == [1, 3]
+
+
+def test_work_that_nobody_here_has_sent_is_seen() -> None:
+    one = engine("a", "m")
+    made = table(one)
+    made.book(one.endpoints[0], 100)
+    seen = []
+    for running in (1.0, 2.0, 0.0):
+        one.load = Load({"running": running})
+        made.note_load(one, 1.0)
+        seen.append(made.has_others(one))
+
+    assert seen == [False, True, False]
+
+
 def test_a_request_counts_from_its_booking_to_its_end() -> None:
     one = engine("a", "m")
     made = table(one)

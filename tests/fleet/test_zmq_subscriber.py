@@ -172,12 +172,14 @@ Setup = tuple[Publisher, ZmqSubscriber, MemoryIndex]
 
 
 @asynccontextmanager
-async def running(*, replay: bool = True, **options: Any) -> AsyncIterator[Setup]:
+async def running(
+    *, replay: bool = True, on_told: Callable[[], None] | None = None, **options: Any
+) -> AsyncIterator[Setup]:
     """A publisher and a subscriber to it, linked."""
     index, publisher = MemoryIndex(), Publisher()
     source = EventSource(0, publisher.endpoint, publisher.replay_endpoint if replay else None)
     follower = subscriber(source, index, **options)
-    follower.start()
+    follower.start(on_told=on_told)
     try:
         await publisher.subscribed()
         yield publisher, follower, index
@@ -206,6 +208,18 @@ def test_live_events_reach_the_index() -> None:
             await publisher.publish(stored(2, 5), removed(4))
             await wait_until(lambda: matched(index) == 4)
             await settled(follower, StreamState.EXACT)
+
+    run(scenario)
+
+
+def test_who_wants_to_know_is_told_that_batches_have_come() -> None:
+    async def scenario() -> None:
+        told = asyncio.Event()
+        async with running(on_told=told.set) as (publisher, follower, _):
+            assert not told.is_set()
+            await publisher.publish(stored(0, 2))
+            await told.wait()
+            assert follower.last_batch_at is not None
 
     run(scenario)
 

@@ -32,6 +32,8 @@ class EndpointColumns(Candidates):
     """The table of all endpoints there have ever been: row i is holder i's. What of a row is no
     column stands in `ModelRows`."""
 
+    is_alone = True  # no other process counts what it has sent
+
     def __init__(self, size: int = 0) -> None:
         columns: list[Any] = [np.zeros(0, figure.kind) for figure in FIGURES.values()]
         super().__init__((), {}, (), *columns)

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from inferway.config import EngineSettings
 from inferway.fleet.engine_facts import EngineFacts, EventSource, ModelCard, given_source
+from inferway.fleet.facts_age import FactsAge
 from inferway.fleet.kv_transfer import side_channel_finding
 from inferway.fleet.load import Load
 from inferway.fleet.silent_zero import StreamEvidence
@@ -145,8 +146,7 @@ class Engine:
     warned: bool = False  # its absence is in the log already
     failures: int = 0  # scrapes in a row that got no answer
     looked: float = 0.0  # when it was last asked what it is, by the loop's clock
-    # when it was last asked for all that it is, if it has been idle ever since
-    idle_since: float | None = None
+    facts_age: FactsAge = field(default_factory=FactsAge)
     load: Load = field(default_factory=Load)
     load_page: str | None = None  # that `load` was read from, if it is short
     endpoints: list[Endpoint] = field(default_factory=list)

@@ -89,6 +89,7 @@ class Fleet:
         self.remote = RemoteRenderers(self.engines, self._served.subjects, budget)
         self.healer = FullReporter(settings.heal)
         self.watch = watch(self, settings)
+        table.on_sent = self.watch.stir
         self._changing = asyncio.Lock()
 
     async def start(self) -> None:
@@ -385,11 +386,13 @@ class Fleet:
             subscriber = self._subscribe(engine, source, endpoint)
             self.healer.attend(subscriber)
             engine.subscribers.append(subscriber)
-            subscriber.start(on_state=partial(self._state_changed, engine))
+            changed = partial(self._state_changed, engine)
+            subscriber.start(on_state=changed, on_told=self.watch.stir)
         self.table.note_states(engine)
 
     def _state_changed(self, engine: Engine) -> None:
         self.table.note_states(engine)
+        self.watch.stir()
         self.on_change()
 
     async def _unsubscribe(self, engine: Engine) -> None:

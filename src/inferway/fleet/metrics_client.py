@@ -49,13 +49,12 @@ class MetricsClient:
         assert self._pool is not None
         name = f"{url}{path.partition('?')[0]}"
         page = _Page(self._pool.loop)
+        timer = self._pool.loop.call_later(self._seconds, page.is_late, name)
         exchange = self._pool.send(url, "GET", path.encode(), header_block(headers), b"", page)
         try:
-            async with asyncio.timeout(self._seconds):
-                body = await page.body
-        except TimeoutError as e:
-            raise UpstreamTimeoutError(f"{name} did not answer in time") from e
+            body = await page.body
         finally:
+            timer.cancel()
             exchange.abort()
         if page.status == 404:  # not everything that speaks OpenAI's API has it
             return ""
@@ -90,6 +89,9 @@ class _Page:
         if not self.body.done():
             self._pieces.append(chunk)
             self.body.set_result(b"".join(self._pieces))
+
+    def is_late(self, name: str) -> None:
+        self.on_error(UpstreamTimeoutError(f"{name} did not answer in time"))
 
     def on_error(self, error: UpstreamError) -> None:
         if not self.body.done():

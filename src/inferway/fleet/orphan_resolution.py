@@ -26,11 +26,12 @@ from inferway.kv.events.dialect_finder import SEEDS, DialectFinder
 from inferway.kv.events.event import BlockStored
 from inferway.kv.events.stream import StreamState
 from inferway.model import BlockKey, Prompt, TokenIds
-from inferway.tasks import Tasks, TimeSlice
+from inferway.tasks import Tasks, TimeSlice, next_multiple
 
 log = logging.getLogger("inferway.events")
 
 ROUND_SECONDS = 0.25
+REST_SECONDS = 1.0  # between two rounds while no prompts are wanted
 MAX_PROMPTS = 256  # kept
 MAX_TOKENS = 1 << 20  # of all prompts kept
 _BLOCKS = 16  # hashed between two looks at the clock: 0.5 ms if it is CBOR
@@ -156,7 +157,9 @@ class OrphanResolver:
     async def _run(self) -> None:
         while True:
             await self.look()
-            await asyncio.sleep(ROUND_SECONDS)
+            now = asyncio.get_running_loop().time()
+            until = next_multiple(now, ROUND_SECONDS if self.wanted else REST_SECONDS)
+            await asyncio.sleep(until - now)
 
     # streams
 

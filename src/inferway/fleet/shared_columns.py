@@ -39,6 +39,8 @@ class SharedColumns(EndpointColumns):
     """`place` 0 is the process that follows the engines. `in_flight` and `recent_prefill_tokens`
     are sums over all processes, as of the last `add_up`."""
 
+    is_alone = False
+
     def __init__(self, memory: int, place: int) -> None:
         """`memory`: as `shared_memory` has made it; it may be closed afterwards."""
         buffer = mmap.mmap(memory, 0)

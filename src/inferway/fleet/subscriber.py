@@ -98,6 +98,7 @@ class EventSubscriber(ABC):
         self.last_topic: str | None = None  # of the last message, whatever it was
         self.journal = journal
         self._on_state: Callable[[], None] | None = None
+        self._on_told: Callable[[], None] | None = None
         self._name = subscription.name or source.endpoint
         self._index = index
         self._told: tuple[StreamState, int | None] | None = None
@@ -146,11 +147,15 @@ class EventSubscriber(ABC):
         """The block size in tokens that the engine's last event had; None before the first."""
         return self.blocks.block_size_seen
 
-    def start(self, on_state: Callable[[], None] | None = None) -> None:
+    def start(
+        self,
+        on_state: Callable[[], None] | None = None,
+        on_told: Callable[[], None] | None = None,
+    ) -> None:
         """Begin to listen, once the journal is loaded if there is one: what is published meanwhile
         the replay brings. A source that cannot be opened is logged: the engine stays blind.
-        `on_state` is called when `state` has changed."""
-        self._on_state = on_state
+        `on_state` is called when `state` has changed, `on_told` when batches have come."""
+        self._on_state, self._on_told = on_state, on_told
         if self.journal is None:
             self._open()
         else:
@@ -253,6 +258,8 @@ class EventSubscriber(ABC):
                     await self._slice.rest()
             if self.stats.batches != batches:
                 self.last_batch_at = self._clock()
+                if self._on_told is not None:
+                    self._on_told()
             if self.stats.forgotten != forgotten:
                 log.info("engine %s: what the gateway believed of its cache is dropped", self._name)
             self._tell()

@@ -48,6 +48,7 @@ class EndpointTable:
         self._peers: list[Rows] = []  # of the columns: endpoints of the same model
         self.faded = 0.0  # recent tokens: as of when
         self.on_counted: Callable[[], None] = _nothing  # own requests in flight have changed
+        self.on_sent: Callable[[], None] = _nothing  # a request, by this gateway or another one
         self._holders: dict[str, HolderId] = {}  # by the names of the endpoints that are there
         self._names: dict[HolderId, str] = {}
 
@@ -98,6 +99,7 @@ class EndpointTable:
         """Count a request that is on its way there, of which so many tokens must be computed."""
         self._columns.book(endpoint.holder, new_tokens)
         self.on_counted()
+        self.on_sent()
 
     def release(self, endpoint: Endpoint) -> None:
         """Count a request no more, which has ended."""
@@ -118,15 +120,28 @@ class EndpointTable:
         requests, _ = self._columns.own()
         return [int(sum(requests[e.holder] for e in engine.endpoints)) for engine in engines]
 
-    def is_at_rest(self, engine: Engine) -> bool:
-        """Return whether nothing that was sent there is on its way, as of the last time that all
-        processes' requests were added up, and none of its event streams is cut off."""
+    def is_idle(self, engine: Engine) -> bool:
+        """Return whether the engine had nothing to do when it told last, nothing that was sent
+        there is on its way, as of the last time that all processes' requests were added up, and
+        none of its event streams is cut off."""
+        if engine.load["running"] or engine.load["waiting"]:
+            return False
         in_flight, states = self._columns.in_flight, self._columns.states
         for endpoint in engine.endpoints:
             row = endpoint.holder
             if in_flight[row] or states[row] == STALE:
                 return False
         return True
+
+    def has_others(self, engine: Engine) -> bool:
+        """Return whether the engine, as it told last, has more to do than was sent there as far as
+        this gateway knew."""
+        return any(self._columns.others[endpoint.holder] for endpoint in engine.endpoints)
+
+    @property
+    def hears_of_all(self) -> bool:
+        """Whether `on_sent` is called for all requests: no other process counts some of them."""
+        return self._columns.is_alone
 
     def num_blocks(self, engine: Engine) -> int:
         """Return how many blocks the engine is believed to hold, all its endpoints together."""
@@ -151,6 +166,7 @@ class EndpointTable:
     def count_elsewhere(self, holder: HolderId, requests: float, tokens: float) -> None:
         """Count so many more requests, and tokens sent of late, of other gateways."""
         self._columns.count_elsewhere(holder, requests, tokens)
+        self.on_sent()
 
     # who is in it
 

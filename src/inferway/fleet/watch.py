@@ -23,7 +23,7 @@ from inferway.fleet.engine_facts import (
     parse_models,
 )
 from inferway.fleet.metrics_client import MetricsClient
-from inferway.fleet.scraper import Scraper
+from inferway.fleet.scraper import Scraper, Work
 from inferway.metrics import Family
 
 if TYPE_CHECKING:
@@ -33,8 +33,6 @@ log = logging.getLogger("inferway.fleet")
 
 ANSWER_SECONDS = 5.0  # that an engine may take to answer
 REDISCOVER_SECONDS = 10.0  # how often an engine is asked for its models again
-# An engine that is idle is asked for its health and models alone; for all the rest so often.
-DISCOVER_IDLE_SECONDS = 300.0
 
 
 class Watch(Protocol):
@@ -57,6 +55,9 @@ class Watch(Protocol):
     def suspect(self, name: str) -> None:
         """Hear at once how the engine of that name is."""
 
+    def stir(self) -> None:
+        """Look at the engines soon: one of them may have got something to do."""
+
     def families(self) -> Iterable[Family]:
         """Return what /metrics shows of how they are heard of."""
 
@@ -73,9 +74,11 @@ class EngineWatch:
             self._ask,
             self._after_round,
             settings.scrape_seconds,
-            is_idle=self._is_idle if settings.scrape_seconds is None else None,
+            work_of=self._work_of if settings.scrape_seconds is None else None,
+            is_stirred=fleet.table.hears_of_all,
         )
-        self._pages = MetricsClient(settings.engine_tls(), ANSWER_SECONDS, self.scraper.hurry)
+        self.stir = self.scraper.stir  # which each request calls
+        self._pages = MetricsClient(settings.engine_tls(), ANSWER_SECONDS, self._cut_off)
 
     async def start(self, session: aiohttp.ClientSession) -> None:
         self._session = session
@@ -121,8 +124,8 @@ class EngineWatch:
             return await self._rediscover(engine)
         if now - engine.looked > REDISCOVER_SECONDS:
             engine.looked = now
-            since = engine.idle_since
-            if since is None or now - since > DISCOVER_IDLE_SECONDS:
+            engine.facts_age.has_worked |= self.scraper.work_of is None  # nobody has looked
+            if engine.facts_age.are_due(now):
                 return await self._rediscover(engine)
             return await self._look(engine)
         return await self._scrape(engine)
@@ -130,22 +133,22 @@ class EngineWatch:
     async def _rediscover(self, engine: Engine) -> bool:
         """Asks what the engine is. Returns whether it answered."""
         assert self._session is not None
-        if self.scraper.is_idle is not None:
-            engine.idle_since = asyncio.get_running_loop().time()
+        asked = asyncio.get_running_loop().time()
         try:
             facts, metrics = await discover(
                 self._session, engine.url, engine.http_headers, engine.facts
             )
         except UpstreamError as e:
-            engine.idle_since = None
+            engine.facts_age.asked = None
             self._unanswered(engine, e)
             return False
+        engine.facts_age.told(asked, is_same=facts == engine.facts)
         await self._fleet.told(engine, facts)
         self._fleet.loaded(engine, metrics)
         return True
 
     async def _look(self, engine: Engine) -> bool:
-        """Asks an idle engine whether it is well, and serves what it did. Returns whether it
+        """Asks the engine whether it is well, and serves what it did. Returns whether it
         answered."""
         try:
             await self._pages.get(engine.url, HEALTH, engine.headers)
@@ -181,18 +184,22 @@ class EngineWatch:
             log.warning("engine %s %s: %s; the gateway asks it again", engine.name, fault, error)
         self._fleet.is_down(engine)
 
-    def _is_idle(self, engine: Engine, since: float) -> bool:
+    def _cut_off(self, url: str) -> None:
+        """An engine has closed the connection that it is asked by: it may have ended."""
+        for engine in self._fleet.engines:
+            if engine.url == url:
+                engine.facts_age.asked = None
+        self.scraper.hurry(url)
+
+    def _work_of(self, engine: Engine, since: float) -> Work:
         """As `Scraper` has it. Blocks that it stores or drops are work, whoever has sent it."""
-        load = engine.load
-        is_idle = (
-            engine.healthy
-            and not (load["running"] or load["waiting"] or engine.failures)
-            and self._fleet.table.is_at_rest(engine)
-            and not engine.has_told_since(since)
-        )
-        if not is_idle:
-            engine.idle_since = None
-        return is_idle
+        table, is_well = self._fleet.table, engine.healthy and not engine.failures
+        is_idle = is_well and table.is_idle(engine)
+        if is_idle and not engine.has_told_since(since):
+            return Work.NONE
+        engine.facts_age.has_worked = True
+        is_known = is_idle or (is_well and not table.has_others(engine))
+        return Work.KNOWN if is_known else Work.UNKNOWN
 
     def _after_round(self, now: float) -> None:
         for engine in self.scraper.idle:

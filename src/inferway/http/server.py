@@ -20,6 +20,7 @@ from inferway.http.listening import Certificate, Listener
 from inferway.http.message import BodyMemory, Request
 from inferway.http.responder import BodySource, Responder
 from inferway.metrics import Family, Row, counter, gauge, table
+from inferway.tasks import next_multiple
 from inferway.telemetry.answer_log import AnswerLog
 
 # Answers, or attaches a source to the Responder and returns. What it raises is answered: an
@@ -332,4 +333,4 @@ class HttpServer:
             connection.timed_out()
         for log in self._logs:
             log.flush()
-        self._timer = self.loop.call_later(self._sweep_seconds, self._sweep)
+        self._timer = self.loop.call_at(next_multiple(now, self._sweep_seconds), self._sweep)

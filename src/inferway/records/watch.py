@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from inferway.records.breakers import CacheBreakers
 from inferway.records.prompt_texts import PromptTexts
 from inferway.routing.journey import Observer
-from inferway.tasks import Tasks
+from inferway.tasks import Tasks, next_multiple
 
 log = logging.getLogger("inferway")
 
@@ -41,7 +41,8 @@ class PromptWatch:
 
     async def _look(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            now = asyncio.get_running_loop().time()
+            await asyncio.sleep(next_multiple(now, LOOK_SECONDS) - now)
             if self.breakers.has_work:
                 await asyncio.to_thread(self._work)
 

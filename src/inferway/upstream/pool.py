@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from inferway.config import TimeoutSettings, unix_path
 from inferway.errors import ConfigError, UpstreamError
 from inferway.metrics import Family, Row, counter, table
+from inferway.tasks import next_multiple
 from inferway.upstream.connection import NEVER, EngineConnection
 from inferway.upstream.exchange import Sink, UpstreamRequest
 
@@ -101,7 +102,7 @@ class Pool:
             self.timeouts.first_byte / 4,
             self.timeouts.idle_stream / 4,
         )
-        self._timer = self.loop.call_later(self._sweep_seconds, self._sweep)
+        self._timer = self._next_sweep()
 
     def send(
         self,
@@ -172,7 +173,10 @@ class Pool:
                 connection.timed_out()
             if origin.is_unused:  # pods come and go, each with an address of its own
                 del self._origins[url]
-        self._timer = self.loop.call_later(self._sweep_seconds, self._sweep)
+        self._timer = self._next_sweep()
+
+    def _next_sweep(self) -> asyncio.TimerHandle:
+        return self.loop.call_at(next_multiple(self.time(), self._sweep_seconds), self._sweep)
 
 
 class Origin:

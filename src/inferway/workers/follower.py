@@ -183,6 +183,9 @@ class HubWatch:
     def suspect(self, name: str) -> None:
         self._send(Suspect(name))
 
+    def stir(self) -> None:
+        """Nothing: the hub looks for it."""
+
     def families(self) -> Iterable[Family]:
         return ()
 
