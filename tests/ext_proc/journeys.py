@@ -9,12 +9,17 @@ class Untouched:
     """A journey of which nothing is known, and whose answer passes as it comes."""
 
     changes_length = False
+    is_moved = False
+    is_cut_off = False
 
     def __init__(self, body: bytes) -> None:
         self.body = body
 
     def attempt(self, target: Target) -> Headers:
         return target.endpoint.headers
+
+    def give_up(self) -> bytes:
+        return b""
 
     def on_head(self, status: int) -> Headers:  # noqa: ARG002
         return ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from itertools import groupby
 from typing import Any
 
@@ -32,7 +32,7 @@ async def reciting(start_fleet: StartFleet, number: int = 3, **settings: Any) ->
     return await start_fleet([engine] * number, **settings)
 
 
-async def stream(fleet: Fleet, path: str, **more: Any) -> AsyncIterator[bytes]:
+async def stream(fleet: Fleet, path: str, **more: Any) -> AsyncGenerator[bytes]:
     """The answer's head as one line, and its events."""
     body = {
         "model": "smollm2",
@@ -88,10 +88,10 @@ async def test_the_rest_comes_from_another_engine(
     start_fleet: StartFleet, path: str, lost: tuple[int, ...]
 ) -> None:
     fleet = await reciting(start_fleet)
-    usage = {"stream_options": {"include_usage": True}}
-    undisturbed = await whole(fleet, path, **usage)
+    usage = {"include_usage": True}
+    undisturbed = await whole(fleet, path, stream_options=usage)
 
-    lines = await whole(fleet, path, lost, **usage)
+    lines = await whole(fleet, path, lost, stream_options=usage)
 
     assert text_of(lines) == text_of(undisturbed) != ""
     events = told(lines)

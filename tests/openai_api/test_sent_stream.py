@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -97,9 +98,10 @@ class FakeEngine:
         return choice
 
 
-def text_of(stream: bytes) -> tuple[str, str | None, object, set[object]]:
+def text_of(stream: bytes) -> tuple[str, str | None, Any, set[tuple[Any, ...]]]:
     """The text, why it ended, its usage, and what events are called."""
-    text, finish, usage, names = "", None, None, set()
+    text, finish, usage = "", None, None
+    names: set[tuple[Any, ...]] = set()
     for line in stream.decode().splitlines():
         if not line.startswith("data: {"):
             continue
@@ -164,7 +166,7 @@ def test_text_end_and_usage_are_those_of_one_engine(
     assert told[:2] == as_told[:2]
     assert told[3] == {("from-0", 10, "m")}
     assert as_told[2] is not None
-    usage = dict(told[2])  # type: ignore[call-overload]
+    usage = told[2]
     # how many tokens came with the last event is drawn: vLLM counts those behind a stop string
     assert usage["prompt_tokens"] == len(PROMPT)
     assert usage["total_tokens"] == len(PROMPT) + usage["completion_tokens"]

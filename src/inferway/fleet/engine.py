@@ -106,8 +106,13 @@ class Subscriber(StreamView, Protocol):
     def figures(self) -> StreamFigures:
         """What it has brought so far."""
 
-    def start(self, on_state: Callable[[], None] | None = None) -> None:
-        """Begin to listen. `on_state` is called when `state` has changed."""
+    def start(
+        self,
+        on_state: Callable[[], None] | None = None,
+        on_told: Callable[[], None] | None = None,
+    ) -> None:
+        """Begin to listen. `on_state` is called when `state` has changed, `on_told` when batches
+        have come."""
 
     async def close(self) -> None:
         """Stop listening. What the index believes stays: who removes the engine clears its

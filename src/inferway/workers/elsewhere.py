@@ -66,6 +66,7 @@ class StreamElsewhere:
         self._counts_copies = True
         self._facts: EngineFacts | None = None  # that its follower knows
         self._on_state: Callable[[], None] | None = None
+        self._on_told: Callable[[], None] | None = None
         self._is_heard = False  # its follower has told of it
         self._was_heard = False  # another one before has
 
@@ -117,8 +118,12 @@ class StreamElsewhere:
             topic=figures.topic,
         )
 
-    def start(self, on_state: Callable[[], None] | None = None) -> None:
-        self._on_state = on_state
+    def start(
+        self,
+        on_state: Callable[[], None] | None = None,
+        on_told: Callable[[], None] | None = None,
+    ) -> None:
+        self._on_state, self._on_told = on_state, on_told
         self._follows.begin(self)
 
     async def close(self) -> None:
@@ -164,6 +169,8 @@ class StreamElsewhere:
         self.last_seq, self.last_batch_at = told.seq, time.monotonic()
         self._index.apply(told.ops)
         self.removals.note(told.ops, told.seq, self.last_batch_at)
+        if self._on_told is not None:
+            self._on_told()
 
     def told(self, told: FollowedTold) -> None:
         """Take over how the stream is."""
