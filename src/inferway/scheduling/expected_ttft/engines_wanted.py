@@ -18,9 +18,9 @@ with n servers, in which the wait is longer than x with the probability
 
 which is M/G/n in heavy traffic by Sakasegawa's approximation. The share that may be late is
 1 - share, and b is what has as many late, times a factor that is learned (`Correction`): prompts
-draw requests to where others are, nobody foresees all bursts, an autoscaler rounds and lags, and
-costs are estimates. All of these show in how many are late, so this is what is held: integral
-control, with the theory for where to begin and for how it depends on the number of engines.
+draw requests to where others are, nobody foresees all bursts, an autoscaler lags, and costs are
+estimates. All of these show in how many are late, so this is what is held: integral control, with
+the theory for where to begin and for how it depends on the number of engines.
 
     engines = (r (w + m a) + what waits beyond the goal / the time to start an engine) / b
 
@@ -59,12 +59,13 @@ LEAST_BUCKETS = 6  # before that nothing is said
 TREND_BUCKETS = 6  # before that no trend is seen
 MOST_TREND = 2.0  # times the mean, or a part of it
 SMOOTH = 3  # buckets that tell together how busy engines are
-LEAST_BUSY, MOST_BUSY = 0.05, 1.2  # by theory, of what was said
-FULLY_BUSY = 0.98
+LEAST_BUSY, MOST_BUSY = 0.05, 0.98  # by theory
 ROUNDED_UP = 0.5  # engines, on average, by an autoscaler
+MOST_ROUNDED = 2.0  # times what was said: more engines tell nothing of it
 # Of log b, for a bucket like the mean one. A minute of late requests alone takes 5 % (at a share of
 # 0.9), ten minutes without any give 6 %.
 GAIN = 0.01
+AIM = 0.9  # of those that may be late: control is a little to either side of its aim
 MOST_WEIGHT = 4.0  # mean buckets that one with many requests may count as
 LEAST_FACTOR, MOST_FACTOR = 0.2, 1.5
 MEAN_BUCKETS = 8640  # a day: what a bucket's requests are compared with
@@ -120,8 +121,8 @@ class _Costs(NamedTuple):
 
 @dataclass(slots=True)
 class Correction:
-    """The factor by which engines may be busier than theory says, so that no more and no fewer are
-    late than may be: integral control of its logarithm."""
+    """The factor by which engines may be busier than theory says, so that AIM of those that may be
+    late are: integral control of its logarithm."""
 
     factor: float = 1.0
     _seen: float = 0.0  # requests of a bucket that has any, on average
@@ -134,7 +135,7 @@ class Correction:
                 continue
             self._buckets = min(self._buckets + 1, MEAN_BUCKETS)
             self._seen += (requests - self._seen) / self._buckets
-            left = requests * may_be_late - too_late
+            left = requests * may_be_late * AIM - too_late
             if follows.down if left > 0 else follows.up:
                 mean = max(self._seen, requests / MOST_WEIGHT)
                 self.factor *= math.exp(GAIN * left / mean)
@@ -142,11 +143,11 @@ class Correction:
 
 
 class Follows(NamedTuple):
-    """Whether the fleet is as large as was said of late. Where it is not, what requests fare does
-    not come from what was said."""
+    """Whether the fleet is as large as was said of late. Where it is not, how requests fare does
+    not come from what was said: the factor would wind up."""
 
     up: bool  # it is not smaller
-    down: bool  # nor larger
+    down: bool  # nor larger, by more than comes of rounding
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +182,7 @@ class LateCurve:
         for _ in range(_STEPS):
             middle = (low + high) / 2
             engines = max(work / middle, 1.0 - ROUNDED_UP) + ROUNDED_UP
-            if self.late(min(work / engines, FULLY_BUSY), engines) <= may_be_late:
+            if self.late(work / engines, engines) <= may_be_late:
                 low = middle
             else:
                 high = middle
@@ -261,7 +262,7 @@ class WantedEstimator:
             least, most = min(number for _, number in said), max(number for _, number in said)
             follows = Follows(
                 up=serving.engines >= least / (1 + TOLERANCE),
-                down=serving.engines <= most / (1 - TOLERANCE) + 1,
+                down=serving.engines <= min(most / (1 - TOLERANCE) + 1, most * MOST_ROUNDED),
             )
         if new > 0:
             self.correction.learn(rows[-new:, SEEN], rows[-new:, LATE], may_be_late, follows)
