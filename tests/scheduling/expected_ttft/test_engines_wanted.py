@@ -106,15 +106,15 @@ def test_requests_that_were_in_time_let_engines_be_busier_and_late_ones_less() -
 def test_a_fleet_that_is_not_as_large_as_was_said_teaches_nothing() -> None:
     """One that may not grow is late whatever is said, and one that is idle never is."""
     small, idle = Fleet(2), Fleet(50)
-    small.runs(600, 60, late=1.0)
-    idle.runs(600, 18)
-    after_ten_minutes = small.wanted(), idle.wanted()
-    small.runs(3600, 60, late=1.0)
-    idle.runs(3600, 18)
+    small.runs(300, 20, late=1.0)
+    idle.runs(300, 5)
+    at_first = small.wanted(), idle.wanted()
+    small.runs(900, 20, late=1.0)
+    idle.runs(900, 5)
 
     assert small.estimator.correction.factor > LEAST_FACTOR
     assert idle.estimator.correction.factor < 1.1
-    for before, after in zip(after_ten_minutes, (small.wanted(), idle.wanted()), strict=True):
+    for before, after in zip(at_first, (small.wanted(), idle.wanted()), strict=True):
         assert after.busy_at_slo == pytest.approx(before.busy_at_slo, abs=0.05)
 
 

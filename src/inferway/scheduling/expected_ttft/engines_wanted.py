@@ -63,7 +63,7 @@ LEAST_BUSY, MOST_BUSY = 0.05, 0.98  # by theory
 ROUNDED_UP = 0.5  # engines, on average, by an autoscaler
 MOST_ROUNDED = 2.0  # times what was said: more engines tell nothing of it
 # Of log b, for a bucket like the mean one. A minute of late requests alone takes 5 % (at a share of
-# 0.9), ten minutes without any give 6 %.
+# 0.9), ten minutes without any give 5 %.
 GAIN = 0.01
 AIM = 0.9  # of those that may be late: control is a little to either side of its aim
 MOST_WEIGHT = 4.0  # mean buckets that one with many requests may count as
