@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferway.scheduling.expected_ttft.demand import BUCKET_SECONDS, PARTS
 from inferway.scheduling.expected_ttft.engines_wanted import (
-    BUSY_STEP,
+    AIM,
+    LEAST_FACTOR,
+    MOST_FACTOR,
+    Correction,
     EnginesWanted,
-    LateCounts,
+    Follows,
     LateCurve,
     Serving,
     Slo,
@@ -92,22 +95,27 @@ def test_a_model_that_nobody_asks_for_any_more_wants_nothing() -> None:
 
 
 def test_requests_that_were_in_time_let_engines_be_busier_and_late_ones_less() -> None:
-    good, bad = Fleet(2), Fleet(2)
+    good, bad = Fleet(4), Fleet(4)
     good.runs(600, 18, late=0.0)
     bad.runs(600, 18, late=0.3)
 
-    assert good.wanted().busy_at_slo > bad.wanted().busy_at_slo + 0.1
-    assert bad.wanted().engines > 2.1
+    assert good.estimator.correction.factor > 1.04 > 0.95 > bad.estimator.correction.factor
     assert good.wanted().engines < bad.wanted().engines
 
 
-def test_waits_of_an_idle_fleet_say_little_of_a_busy_one() -> None:
-    fleet = Fleet(50)
-    fleet.runs(600, 18)
+def test_a_fleet_that_is_not_as_large_as_was_said_teaches_nothing() -> None:
+    """One that may not grow is late whatever is said, and one that is idle never is."""
+    small, idle = Fleet(2), Fleet(50)
+    small.runs(300, 20, late=1.0)
+    idle.runs(300, 5)
+    at_first = small.wanted(), idle.wanted()
+    small.runs(900, 20, late=1.0)
+    idle.runs(900, 5)
 
-    anchor = CURVE.busiest(0.1, 1.0)
-    assert fleet.wanted().busy < 0.1
-    assert fleet.wanted().busy_at_slo == pytest.approx(anchor, abs=0.12)
+    assert small.estimator.correction.factor > LEAST_FACTOR
+    assert idle.estimator.correction.factor < 1.1
+    for before, after in zip(at_first, (small.wanted(), idle.wanted()), strict=True):
+        assert after.busy_at_slo == pytest.approx(before.busy_at_slo, abs=0.05)
 
 
 def test_a_rate_that_rises_is_led() -> None:
@@ -179,22 +187,57 @@ def test_a_line_is_followed_and_noise_is_not() -> None:
     assert np.std(found) < 5
 
 
-@given(scale=st.floats(0.05, 20), busy=st.floats(0.1, 0.95))
-def test_more_are_late_the_busier_engines_are_and_the_longer_they_wait(
-    scale: float, busy: float
+def test_a_fall_is_not_foreseen() -> None:
+    line = np.arange(60.0)[::-1] + 100
+    assert forecast(line, 6) == pytest.approx(100)
+
+
+@given(busy=st.floats(0.1, 0.95), engines=st.floats(1, 100))
+def test_more_are_late_the_busier_and_the_fewer_engines_are(busy: float, engines: float) -> None:
+    here = CURVE.late(busy, engines)
+
+    assert 0 <= here <= CURVE.late(busy + 0.02, engines) + 1e-12 <= 1 + 1e-9
+    assert CURVE.late(busy, engines + 1) <= here + 1e-12
+
+
+@given(work=st.floats(0.01, 500))
+def test_large_fleets_may_be_busier(work: float) -> None:
+    here = CURVE.busiest(0.1, work)
+
+    assert here <= CURVE.busiest(0.2, work) + 1e-9
+    if work > 1:
+        assert here <= CURVE.busiest(0.1, 2 * work) + 0.02
+
+
+BOTH = Follows(up=True, down=True)
+
+
+@settings(max_examples=20)
+@given(most=st.floats(0.02, 0.5), begin=st.floats(0.5, 1.4), requests=st.floats(0.1, 1000))
+def test_as_many_are_late_as_may_be(most: float, begin: float, requests: float) -> None:
+    """A fleet of which the more are late the busier it may be: none below 0.5, all above 1.5."""
+    correction = Correction(begin)
+    late = 0.0
+    for _ in range(2000):
+        late = min(max(correction.factor - 0.5, 0.0), 1.0)
+        correction.learn(np.array([requests]), np.array([late * requests]), most, BOTH)
+
+    assert late == pytest.approx(most * AIM, rel=0.02)
+
+
+@given(
+    buckets=st.lists(st.tuples(st.floats(0, 1e9), st.floats(0, 1)), max_size=50),
+    up=st.booleans(),
+    down=st.booleans(),
+)
+def test_the_factor_is_bounded_and_moves_only_where_the_fleet_follows(
+    buckets: list[tuple[float, float]], up: bool, down: bool
 ) -> None:
-    less, more = CURVE.late(np.array([busy, busy + 0.02]), scale)
-
-    assert less <= more
-    assert CURVE.busiest(0.1, scale) >= CURVE.busiest(0.1, scale * 1.5) - 1e-9
-    assert CURVE.busiest(0.1, scale) <= CURVE.busiest(0.2, scale) + 1e-9
-
-
-@given(scale=st.sampled_from([0.2, 0.5, 1.0, 2.0]))
-def test_how_long_requests_wait_is_learned_from_how_many_were_late(scale: float) -> None:
-    counts, busy = LateCounts(), (np.arange(10.0, 19.0) + 0.5) * BUSY_STEP
-    seen = np.full(len(busy), 2000.0)
-    for _ in range(20):
-        counts.add(busy, seen, seen * CURVE.late(busy, scale))
-
-    assert counts.scale(CURVE, 0.8) == pytest.approx(scale, rel=0.1)
+    correction = Correction()
+    for seen, late in buckets:
+        before = correction.factor
+        correction.learn(np.array([seen]), np.array([seen * late]), 0.1, Follows(up, down))
+        assert LEAST_FACTOR <= correction.factor <= MOST_FACTOR
+        assert up or correction.factor >= before
+        assert down or correction.factor <= before
+        assert abs(np.log(correction.factor / before)) < 0.05

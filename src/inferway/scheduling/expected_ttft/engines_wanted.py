@@ -10,18 +10,17 @@ which a step takes a ms longer. So the engines are busy for the share
     b = r (w + m a) / engines
 
 of their time. A request whose first token would take t ms on an engine with nothing else to do is
-late if it waits longer than goal - t. Behind requests that take s ms of the engine the wait is
-longer than x with the probability
+late if it waits longer than goal - t. If each goes where it waits least, n engines are as one queue
+with n servers, in which the wait is longer than x with the probability
 
-    P(x) = b exp(-x (1 - b) / (k s)),    s = mean of w^2 / (2 mean of w) + a step
+    P(x) = b^(sqrt(2 (n + 1)) - 1) exp(-x n (1 - b) / s)
+    s = mean of w^2 / (2 mean of w) + a step
 
-which is M/G/1 in heavy traffic (Kingman) for k = 1: what each engine would do by itself, with
-requests that know nothing of each other. A fleet whose requests go where they wait least does
-better, one whose prompts draw them to where others are does worse, and by how much is learned: k is
-what explains how many were late, of those that came while engines were to be busy for each share of
-their time by what was expected before; so bursts that nobody has foreseen count, too. ANCHOR more
-requests behave as M/G/1 would. The share that may be late is 1 - share, so b is at most what has
-as many late, and
+which is M/G/n in heavy traffic by Sakasegawa's approximation. The share that may be late is
+1 - share, and b is what has as many late, times a factor that is learned (`Correction`): prompts
+draw requests to where others are, nobody foresees all bursts, an autoscaler lags, and costs are
+estimates. All of these show in how many are late, so this is what is held: integral control, with
+the theory for where to begin and for how it depends on the number of engines.
 
     engines = (r (w + m a) + what waits beyond the goal / the time to start an engine) / b
 
@@ -32,6 +31,7 @@ which FULL may be in use. The greatest counts. None is rounded: those of several
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -54,24 +54,29 @@ from inferway.scheduling.expected_ttft.demand import (
 from inferway.scheduling.expected_ttft.learning import AHEAD, BATCH, FIXED, RUNNING, Learning
 from inferway.scheduling.expected_ttft.learning import REQUESTS as WAITING
 
-TREND_HALF_LIFE = 6.0  # buckets
+TREND_HALF_LIFE = 9.0  # buckets
 LEAST_BUCKETS = 6  # before that nothing is said
 TREND_BUCKETS = 6  # before that no trend is seen
 MOST_TREND = 2.0  # times the mean, or a part of it
 SMOOTH = 3  # buckets that tell together how busy engines are
-ANCHOR = 30.0  # requests
-FADE = 0.5 ** (1 / 180)  # a bucket: half of what is known is left after half an hour
-BUSY_BINS = 24  # of BUSY_STEP
-BUSY_STEP = 0.05
-LEAST_BUSY, MOST_BUSY = 0.1, 0.97
-SCALES = 16.0  # k is between this and its inverse
+LEAST_BUSY, MOST_BUSY = 0.05, 0.98  # by theory
+ROUNDED_UP = 0.5  # engines, on average, by an autoscaler
+MOST_ROUNDED = 2.0  # times what was said: more engines tell nothing of it
+# Of log b, for a bucket like the mean one. A minute of late requests alone takes 5 % (at a share of
+# 0.9), ten minutes without any give 5 %.
+GAIN = 0.01
+AIM = 0.9  # of those that may be late: control is a little to either side of its aim
+MOST_WEIGHT = 4.0  # mean buckets that one with many requests may count as
+LEAST_FACTOR, MOST_FACTOR = 0.2, 1.5
+MEAN_BUCKETS = 8640  # a day: what a bucket's requests are compared with
+SETTLED_SECONDS = 300.0  # what an autoscaler waits before it takes engines away
+TOLERANCE = 0.1  # and what it lets pass
 LEAST_LATE = 0.25  # of 1 - share, that may be late by waiting, however many are late in any case
-# What an answer's token costs is learned from the time between tokens, and hard to tell there from
-# what all steps cost. A first token waits for half a step and takes so many, each as much longer.
-LEAST_STEPS, MOST_STEPS = 1.5, 4.0
+# A running answer makes steps longer for a first token: half of the one that runs, its own, and
+# some more where prompts wait, or take several.
+FIRST_TOKEN_STEPS = 2.0
 FULL = 0.9  # of the KV blocks
 BUCKET_MS = BUCKET_SECONDS * 1000
-MOST_PLANS = 1000  # that are kept until it is known what has come of them
 FEW_OTHERS = 0.1  # requests of others that are none: an engine's figures are older than ours
 _STEPS = 40  # of a bisection
 
@@ -115,35 +120,34 @@ class _Costs(NamedTuple):
 
 
 @dataclass(slots=True)
-class LateCounts:
-    """How many requests were late, by how busy the engines were."""
+class Correction:
+    """The factor by which engines may be busier than theory says, so that AIM of those that may be
+    late are: integral control of its logarithm."""
 
-    seen: Column = field(default_factory=lambda: np.zeros(BUSY_BINS))
-    late: Column = field(default_factory=lambda: np.zeros(BUSY_BINS))
+    factor: float = 1.0
+    _seen: float = 0.0  # requests of a bucket that has any, on average
+    _buckets: int = 0
 
-    def add(self, busy: Column, seen: Column, late: Column) -> None:
-        """Count what became of requests in as many buckets."""
-        bins = np.minimum((busy / BUSY_STEP).astype(np.intp), BUSY_BINS - 1)
-        fade = FADE ** len(busy)
-        self.seen *= fade
-        self.late *= fade
-        np.add.at(self.seen, bins, seen)
-        np.add.at(self.late, bins, late)
+    def learn(self, seen: Column, late: Column, may_be_late: float, follows: Follows) -> None:
+        """Learn from as many buckets of requests, those that were late among them."""
+        for requests, too_late in zip(seen.tolist(), late.tolist(), strict=True):
+            if not requests:
+                continue
+            self._buckets = min(self._buckets + 1, MEAN_BUCKETS)
+            self._seen += (requests - self._seen) / self._buckets
+            left = requests * may_be_late * AIM - too_late
+            if follows.down if left > 0 else follows.up:
+                mean = max(self._seen, requests / MOST_WEIGHT)
+                self.factor *= math.exp(GAIN * left / mean)
+        self.factor = min(max(self.factor, LEAST_FACTOR), MOST_FACTOR)
 
-    def scale(self, curve: LateCurve, anchor: float) -> float:
-        """Return k of the module. `anchor`: how busy engines are at which M/G/1 is believed."""
-        bins = (np.arange(BUSY_BINS) + 0.5) * BUSY_STEP
-        busy = np.append(np.minimum(bins, MOST_BUSY), anchor)
-        seen = np.append(self.seen, ANCHOR)
-        late = float(self.late.sum()) + ANCHOR * float(curve.late(busy[-1:], 1.0)[0])
-        low, high = -np.log(SCALES), np.log(SCALES)
-        for _ in range(_STEPS):
-            middle = (low + high) / 2
-            if float(seen.dot(curve.late(busy, float(np.exp(middle))))) < late:
-                low = middle
-            else:
-                high = middle
-        return float(np.exp(low))
+
+class Follows(NamedTuple):
+    """Whether the fleet is as large as was said of late. Where it is not, how requests fare does
+    not come from what was said: the factor would wind up."""
+
+    up: bool  # it is not smaller
+    down: bool  # nor larger, by more than comes of rounding
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,21 +163,26 @@ class LateCurve:
     def out_of_reach(self) -> float:
         return float(self.alone[-1])
 
-    def late(self, busy: Column, scale: float) -> Column:
+    def late(self, busy: float, engines: float) -> float:
         left = self.goal_ms * (1.0 - (np.arange(PARTS) + 0.5) / PARTS)
-        rate = (1.0 - busy) / max(scale * self.service_ms, 1e-6)
-        waits = busy[:, None] * np.exp(-rate[:, None] * left)
-        share: Column = self.out_of_reach + waits.dot(self.alone[:-1])
-        return share
+        rate = engines * (1.0 - busy) / max(self.service_ms, 1e-6)
+        waits = busy ** (math.sqrt(2 * (engines + 1)) - 1) * np.exp(-rate * left)
+        return self.out_of_reach + float(waits.dot(self.alone[:-1]))
 
-    def busiest(self, may_be_late: float, scale: float) -> float:
-        """Return how busy engines may be so that this share is late at most; what is out of reach
-        leaves LEAST_LATE of it in any case."""
-        most = max(may_be_late, self.out_of_reach + LEAST_LATE * may_be_late)
+    def may_be_late(self, share: float) -> float:
+        """Return the share that may be late if this one is to be in time; what is out of reach
+        leaves LEAST_LATE of the rest in any case."""
+        rest = 1.0 - share
+        return max(rest, self.out_of_reach + LEAST_LATE * rest)
+
+    def busiest(self, may_be_late: float, work: float) -> float:
+        """Return how busy as many engines would be as are to be wanted so that this share is late
+        at most: there will be ROUNDED_UP more. `work`: how many would be busy all the time."""
         low, high = LEAST_BUSY, MOST_BUSY
         for _ in range(_STEPS):
             middle = (low + high) / 2
-            if float(self.late(np.array([middle]), scale)[0]) <= most:
+            engines = max(work / middle, 1.0 - ROUNDED_UP) + ROUNDED_UP
+            if self.late(work / engines, engines) <= may_be_late:
                 low = middle
             else:
                 high = middle
@@ -185,12 +194,11 @@ class WantedEstimator:
     """Of one model. `look` whenever somebody asks; it learns from what has been since."""
 
     slo: Slo
-    late: LateCounts = field(default_factory=LateCounts)
+    correction: Correction = field(default_factory=Correction)
     _slots: dict[int, int] = field(default_factory=dict)  # -> the last bucket that it served in
     _looked: int | None = None  # the last bucket that was looked at
-    _endpoints: float = 0.0  # when it was
-    # (for when, ms of work a ms): what was expected
-    _plans: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=MOST_PLANS))
+    # (when, engines): that the first token needs with everybody's requests, as said of late
+    _said: deque[tuple[float, float]] = field(default_factory=deque)
     _last: EnginesWanted | None = None  # that was wanted
 
     def look(self, learning: Learning, serving: Serving, now: float) -> EnginesWanted | None:
@@ -205,21 +213,20 @@ class WantedEstimator:
         if len(rows) < LEAST_BUCKETS:
             return None
         costs = _costs(learning, serving.slots)
-        work = self._work(rows, costs, len(serving.slots))
-        now_busy = self._busy(float(work[-SMOOTH:].mean()) / BUCKET_MS, serving)
-        self._learn(rows, work, serving, last)
-        self._endpoints = float(len(serving.slots))
+        work = rows[:, WORK] + rows[:, REQUESTS] * costs.answer_tokens * costs.answer_token
         curve = self._curve(rows, costs)
-        may_be_late = 1.0 - self.slo.share
-        scale = self.late.scale(curve, curve.busiest(may_be_late, 1.0))
-        busiest = curve.busiest(may_be_late, scale)
+        may_be_late = curve.may_be_late(self.slo.share)
+        self._learn(rows, may_be_late, serving, now, last)
         steps = (now + self.slo.ahead_seconds) / BUCKET_SECONDS - last - 0.5
         coming = forecast(work, steps) / BUCKET_MS
-        self._plans.append((now + self.slo.ahead_seconds, coming))
+        own = _own_share(serving)
+        busiest = curve.busiest(may_be_late, coming / own) * self.correction.factor
         late = self._late_work(learning, serving.slots)
         limits = self._limits(rows, steps, (coming + late) / busiest, costs, serving)
+        self._said.append((now, limits.get("ttft", 0.0) / own))
         engines = max(limits.values(), default=0.0)
-        self._last = EnginesWanted(engines, limits, now_busy, busiest, curve.out_of_reach)
+        busy = float(work[-SMOOTH:].mean()) / BUCKET_MS / own / len(serving.slots)
+        self._last = EnginesWanted(engines, limits, busy, min(busiest, 1.0), curve.out_of_reach)
         return self._last
 
     def _nothing(self) -> EnginesWanted | None:
@@ -236,36 +243,29 @@ class WantedEstimator:
         self._slots = {slot: at for slot, at in self._slots.items() if last - at < KEPT}
         return np.array(list(self._slots), np.intp)
 
-    def _work(self, rows: NDArray[np.float64], costs: _Costs, endpoints: int) -> Column:
-        """The ms of engines' time that was asked for in each bucket."""
-        prompts = rows[:, WORK]
-        mean = float(prompts.mean()) / (endpoints * BUCKET_SECONDS * 1000)
-        each = costs.answer_token * max(1.0 - mean, LEAST_BUSY)
-        work: Column = prompts + rows[:, REQUESTS] * costs.answer_tokens * each
-        return work
-
-    def _busy(self, work: float, serving: Serving) -> float:
-        """The share of their time that engines are busy with so much work of this gateway's, with
-        everybody's requests; as many as there were at the last look."""
-        total = serving.in_flight + serving.others
-        share = serving.in_flight / total if serving.others > FEW_OTHERS * total else 1.0
-        endpoints = self._endpoints or float(len(serving.slots))
-        return work / (endpoints * max(share, FEW_OTHERS))
-
-    def _learn(self, rows: NDArray[np.float64], work: Column, serving: Serving, last: int) -> None:
-        """Of the buckets since the last look: before it there were other engines."""
+    def _learn(
+        self,
+        rows: NDArray[np.float64],
+        may_be_late: float,
+        serving: Serving,
+        now: float,
+        last: int,
+    ) -> None:
+        """Of the buckets since the last look."""
         new = 0 if self._looked is None else min(last - self._looked, len(rows))
         self._looked = last
-        busy = []
-        for back in range(new, 0, -1):
-            end = (last - back + 2) * BUCKET_SECONDS
-            while len(self._plans) > 1 and self._plans[1][0] <= end:
-                self._plans.popleft()
-            is_planned = bool(self._plans) and self._plans[0][0] <= end
-            expected = self._plans[0][1] if is_planned else work[-back] / BUCKET_MS
-            busy.append(self._busy(float(expected), serving))
+        said = self._said
+        while said and said[0][0] < now - self.slo.ahead_seconds - SETTLED_SECONDS:
+            said.popleft()
+        follows = Follows(up=True, down=True)
+        if said:
+            least, most = min(number for _, number in said), max(number for _, number in said)
+            follows = Follows(
+                up=serving.engines >= least / (1 + TOLERANCE),
+                down=serving.engines <= min(most / (1 - TOLERANCE) + 1, most * MOST_ROUNDED),
+            )
         if new > 0:
-            self.late.add(np.array(busy), rows[-new:, SEEN], rows[-new:, LATE])
+            self.correction.learn(rows[-new:, SEEN], rows[-new:, LATE], may_be_late, follows)
 
     def _late_work(self, learning: Learning, slots: NDArray[np.intp]) -> float:
         """The ms of work that wait beyond the goal, for each ms in which they are to be done."""
@@ -311,7 +311,8 @@ class WantedEstimator:
 def forecast(values: Column, steps: float) -> float:
     """Return what is expected so many steps behind the last of the values, which follow each other
     in steps: on the line through them, of which newer ones count more, with as much of its slope as
-    is beyond chance. Never less than nothing, nor more than MOST_TREND times their mean."""
+    is beyond chance. A fall is not foreseen, as engines that are missed cost more than a minute of
+    one too many. Never less than nothing, nor more than MOST_TREND times their mean."""
     number = len(values)
     if number < TREND_BUCKETS:
         return float(values.mean()) if number else 0.0
@@ -325,16 +326,23 @@ def forecast(values: Column, steps: float) -> float:
     off = values - mean - slope * x
     chance = float((weights * weights).dot(off * off * x * x)) / spread**2
     slope *= max(0.0, 1.0 - chance / max(slope * slope, 1e-300))
-    expected = mean + slope * (steps - middle)
+    expected = mean + slope * ((steps if slope > 0 else 0.0) - middle)
     return min(max(expected, mean / MOST_TREND), mean * MOST_TREND)
+
+
+def _own_share(serving: Serving) -> float:
+    """The share of all requests that are this gateway's; never next to none, so that few of them
+    do not stand for many."""
+    total = serving.in_flight + serving.others
+    share = serving.in_flight / total if serving.others > FEW_OTHERS * total else 1.0
+    return max(share, FEW_OTHERS)
 
 
 def _costs(learning: Learning, slots: NDArray[np.intp]) -> _Costs:
     tpot = learning.tpot.table[:, slots].mean(axis=1)
-    batch = float(learning.ttft.table[BATCH, slots].mean())
     return _Costs(
         float(tpot[FIXED]),
         float(tpot[RUNNING]),
-        min(max(float(tpot[RUNNING]), batch / MOST_STEPS), batch / LEAST_STEPS),
+        float(learning.ttft.table[BATCH, slots].mean()) / FIRST_TOKEN_STEPS,
         learning.marginal_cost.answer_tokens,
     )
