@@ -21,14 +21,13 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from inferway.metrics import Family, counter, gauge
 from inferway.model import Candidates, Headers, SchedulingResult, Target
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.scheduling.plugin import RequestListener, RequestOutcome
 from inferway.scheduling.producers.session_id import AGENT_HEADERS, SessionHeaders, header_bytes
-from inferway.scheduling.registry import Building, Parameters, PluginType
+from inferway.scheduling.registry import Parameters, PluginType
 
-TYPE = "session-admission"
+NAME = "session-admission"
 MOST_SESSIONS = 50_000  # alive; beyond, the one that has been away for the longest time is over
 FIRST_TOKENS = 16_384.0  # of a first turn, before any is known
 _HEADERS = (*AGENT_HEADERS, "x-session-id")
@@ -201,11 +200,8 @@ def _while_away(alive: OrderedDict[bytes, LiveSession], before: float) -> Iterat
 class SessionAdmission:
     """The live sessions of all models, and what is told of them."""
 
-    parameters: SessionAdmissionParameters = SessionAdmissionParameters()
+    parameters: SessionAdmissionParameters = field(default_factory=SessionAdmissionParameters)
     models: dict[str, LiveSessions] = field(default_factory=dict)
-    num_waited: int = 0  # sessions that were let in later than they came
-    num_overdue: int = 0  # of them, those that were let in because they had waited for long enough
-    num_waiting: int = 0
     _headers: SessionHeaders = field(init=False)
 
     def __post_init__(self) -> None:
@@ -232,13 +228,6 @@ class SessionAdmission:
         tokens = float(request.num_prompt_tokens)
         return _TurnListener(self.of(request.target_model), name, tokens)
 
-    def families(self) -> Iterator[Family]:
-        """Yield the plugin's metric families."""
-        alive = [({"model": name}, len(each.alive)) for name, each in self.models.items()]
-        tokens = [({"model": name}, each.tokens) for name, each in self.models.items()]
-        del alive, tokens
-        yield from ()
-
 
 @dataclass(slots=True)
 class _TurnListener(RequestListener):
@@ -258,18 +247,14 @@ class _TurnListener(RequestListener):
     def on_end(self, ending: RequestOutcome) -> None:
         if not self._has_begun:
             return
-        usage, tokens = ending.usage, self.tokens
-        if usage is not None:
-            tokens = float((usage.prompt_tokens or 0) + (usage.completion_tokens or 0)) or tokens
+        usage = ending.usage
+        tokens = self.tokens if usage is None else float(usage.prompt + usage.completion)
         self.sessions.end(self.name, tokens, ending.now)
 
 
-TYPES = (
-    PluginType(
-        TYPE,
-        "lets a new session of an agent wait while the caches are full of others that will come "
-        "back",
-        lambda parameters, building: SessionAdmission(parameters),
-        SessionAdmissionParameters,
-    ),
+TYPE = PluginType(
+    NAME,
+    "lets a new session of an agent wait while the caches are full of others that will come back",
+    lambda parameters, building: SessionAdmission(parameters),
+    SessionAdmissionParameters,
 )

@@ -15,7 +15,7 @@ import numpy as np
 
 from inferway_bench.policies.engine import Engine
 from inferway_bench.sessions.agents import Agents
-from inferway_bench.sessions.run import MakeAdmission
+from inferway_bench.sessions.run import MakeAdmission, TurnEvent
 
 
 @dataclass(slots=True)
@@ -44,7 +44,8 @@ class Fitting:
     def __post_init__(self) -> None:
         self._promised = [0] * len(self.engines)
 
-    def arrives(self, index: int, now: float) -> None:
+    def arrives(self, turn: TurnEvent) -> None:
+        index = turn.index
         session = int(self.agents.session[index])
         if session in self._inside:
             self._ready.append(index)
@@ -54,23 +55,25 @@ class Fitting:
             self._back.append(index)
 
     def goes(self, now: float) -> Iterator[tuple[int, int | None]]:
+        del now
         while self._ready:
             index = self._ready.pop()
             row = self._inside[int(self.agents.session[index])][0]
             yield index, row if self.pins else None
         for line in (self._back, self._new):
             while line:
-                row = self._room(line[0])
-                if row is None:
+                place = self._room(line[0])
+                if place is None:
                     return
                 index = line.popleft()
-                self._enter(index, row)
-                yield index, row if self.pins else None
+                self._enter(index, place)
+                yield index, place if self.pins else None
 
-    def sent(self, index: int, row: int, now: float) -> None:
-        self._home[int(self.agents.session[index])] = row
+    def sent(self, turn: TurnEvent) -> None:
+        self._home[int(self.agents.session[turn.index])] = turn.row
 
-    def ended(self, index: int, row: int, cached_tokens: int, now: float) -> None:
+    def ended(self, turn: TurnEvent) -> None:
+        index = turn.index
         session, agents = int(self.agents.session[index]), self.agents
         if agents.last[index]:
             self._leave(session)

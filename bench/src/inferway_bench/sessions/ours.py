@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from inferway.scheduling.session_admission import LiveSessions, SessionAdmissionParameters
 from inferway_bench.policies.engine import Engine
 from inferway_bench.sessions.agents import Agents
-from inferway_bench.sessions.run import MakeAdmission
+from inferway_bench.sessions.run import MakeAdmission, TurnEvent
 
 _SWEEP = 0.5
 
@@ -21,7 +21,7 @@ class Ours:
 
     agents: Agents
     engines: Sequence[Engine]
-    parameters: SessionAdmissionParameters = SessionAdmissionParameters()
+    parameters: SessionAdmissionParameters = field(default_factory=SessionAdmissionParameters)
     live: LiveSessions = field(default_factory=LiveSessions)
     _ready: list[int] = field(default_factory=list)
     _new: deque[tuple[int, float]] = field(default_factory=deque)
@@ -34,7 +34,8 @@ class Ours:
     def _name(self, index: int) -> bytes:
         return b"%d" % int(self.agents.session[index])
 
-    def arrives(self, index: int, now: float) -> None:
+    def arrives(self, turn: TurnEvent) -> None:
+        index, now = turn.index, turn.now
         self._now = now
         if self.live.knows(self._name(index), now):
             self._ready.append(index)
@@ -57,13 +58,13 @@ class Ours:
             self.live.enter(self._name(index), now)
             yield index, None
 
-    def sent(self, index: int, row: int, now: float) -> None:
-        self.live.begin(
-            self._name(index), float(self.agents.workload.columns.prompt_tokens[index]), now
-        )
+    def sent(self, turn: TurnEvent) -> None:
+        prompt = self.agents.workload.columns.prompt_tokens[turn.index]
+        self.live.begin(self._name(turn.index), float(prompt), turn.now)
 
-    def ended(self, index: int, row: int, cached_tokens: int, now: float) -> None:
-        self.live.end(self._name(index), float(self.agents.held_tokens[index]), now)
+    def ended(self, turn: TurnEvent) -> None:
+        held = float(self.agents.held_tokens[turn.index])
+        self.live.end(self._name(turn.index), held, turn.now)
 
     def wakes(self) -> float:
         return self._now + _SWEEP if self._new else math.inf

@@ -1,20 +1,20 @@
-"""vllm-router's program scheduling (its docs/program_scheduling.md and sources at 14d6d81, September
-2026), modelled: its rules written anew, not its code.
+"""vllm-router's program scheduling (docs/program_scheduling.md at 14d6d81, September 2026): a model
+of its rules, written anew.
 
-A program is bound to an engine by a hash. It is *active* there, or *paused*; a turn of an active one
-goes on at once, that of a paused one waits until the program is resumed. When an answer has ended,
-an active program stays active for a time to live that maximises
+A program is bound to an engine by a hash. It is *active* there, or *paused*; a turn of an active
+one goes on at once, that of a paused one waits until the program is resumed. When an answer has
+ended, an active program stays active for a time to live that maximises
 
     P(T < d) C - E[T; T < d] - d P(T >= d)
 
 with log-normal gaps T that are fitted to the engine's last 100, and C, what computing its prompt
-again would cost; before there are 100 it is 0. A program is resumed where what the active ones hold,
-its own prompt, and a reserve for their growth fit the cache, if no request waits at the engine; or
-without the reserve, if the larger batch is modelled to gain more than it costs; or once it has waited
-for long enough. Over capacity, programs that are computing are marked, and pause with their answer.
-The most recently active one is resumed first. A program that has waited may go to another engine that
-has room for 1.2 times its prompt more than its own. The coefficients are those of the simulated
-engines.
+again would cost; before there are 100 it is 0. A program is resumed where what the active ones
+hold, its own prompt, and a reserve for their growth fit the cache, if no request waits at the
+engine; or without the reserve, if the larger batch is modelled to gain more than it costs; or once
+it has waited for long enough. Over capacity, programs that are computing are marked, and pause with
+their answer. The most recently active one is resumed first. A program that has waited may go to
+another engine that has room for 1.2 times its prompt more than its own. The coefficients are those
+of the simulated engines.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import xxhash
 
 from inferway_bench.policies.engine import Engine
 from inferway_bench.sessions.agents import Agents
-from inferway_bench.sessions.run import MakeAdmission
+from inferway_bench.sessions.run import MakeAdmission, TurnEvent
 
 _WINDOW = 100
 _MOST_ROUNDS = 14
@@ -73,7 +73,7 @@ class _Rank:
 
     waiting: int = 0  # requests, when it was asked last
     gaps: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
-    # (growth or None, answer tokens, rounds since the last TTL pause, when it ended, decode seconds)
+    # (growth, answer tokens, rounds since the last TTL pause, when it ended, decode seconds)
     turns: deque[tuple[int | None, int, int, float, float]] = field(
         default_factory=lambda: deque(maxlen=_WINDOW)
     )
@@ -119,12 +119,12 @@ class Programs:
     _queue: list[_Program] = field(default_factory=list)
     _ready: list[tuple[int, int]] = field(default_factory=list)
     _tick: float = 0.0
-    _began: dict[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._ranks = [_Rank() for _ in self.engines]
 
-    def arrives(self, index: int, now: float) -> None:
+    def arrives(self, turn: TurnEvent) -> None:
+        index, now = turn.index, turn.now
         session = int(self.agents.session[index])
         program = self._programs.get(session)
         if program is None:
@@ -147,10 +147,10 @@ class Programs:
         while self._ready:
             yield self._ready.pop()
 
-    def sent(self, index: int, row: int, now: float) -> None:
-        self._began[index] = now
+    def sent(self, turn: TurnEvent) -> None: ...
 
-    def ended(self, index: int, row: int, cached_tokens: int, now: float) -> None:
+    def ended(self, turn: TurnEvent) -> None:
+        index, now, row, cached_tokens = turn
         agents = self.agents
         program = self._programs[int(agents.session[index])]
         request = agents.workload.requests[index]
@@ -166,7 +166,6 @@ class Programs:
         decoded = request.output_tokens * self.engines[0].spec.step_seconds
         rank.turns.append((grown, request.output_tokens, program.rounds_since_ttl, now, decoded))
         rank.prompts.append(prompt)
-        del self._began[index]
         if agents.last[index]:
             del self._programs[int(agents.session[index])]
         elif program.marked:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from inferway.model import Candidates, SchedulingResult
 from inferway.openai_api.llm_request import LLMRequest
@@ -22,19 +22,28 @@ from inferway_bench.sessions.agents import Agents
 _WAKE = -1  # the index of an arrival that is none
 
 
+class TurnEvent(NamedTuple):
+    """What has become of a turn, and when."""
+
+    index: int
+    now: float
+    row: int = 0  # the engine it is at
+    cached_tokens: int = 0  # of its prompt, once its answer has ended
+
+
 class Admission(Protocol):
     """Says when a turn goes on to the engines, and perhaps to which one. Time is virtual."""
 
-    def arrives(self, index: int, now: float) -> None:
+    def arrives(self, turn: TurnEvent) -> None:
         """A turn comes."""
 
     def goes(self, now: float) -> Iterator[tuple[int, int | None]]:
         """Yield the turns that go on now, each with its engine; None: the policy chooses."""
 
-    def sent(self, index: int, row: int, now: float) -> None:
+    def sent(self, turn: TurnEvent) -> None:
         """A turn has gone to that engine."""
 
-    def ended(self, index: int, row: int, cached_tokens: int, now: float) -> None:
+    def ended(self, turn: TurnEvent) -> None:
         """Its answer has ended."""
 
     def wakes(self) -> float:
@@ -50,15 +59,16 @@ class Everyone:
 
     _came: list[int] = field(default_factory=list)
 
-    def arrives(self, index: int, now: float) -> None:
-        self._came.append(index)
+    def arrives(self, turn: TurnEvent) -> None:
+        self._came.append(turn.index)
 
     def goes(self, now: float) -> Iterator[tuple[int, int | None]]:
+        del now
         while self._came:
             yield self._came.pop(), None
 
-    def sent(self, index: int, row: int, now: float) -> None: ...
-    def ended(self, index: int, row: int, cached_tokens: int, now: float) -> None: ...
+    def sent(self, turn: TurnEvent) -> None: ...
+    def ended(self, turn: TurnEvent) -> None: ...
     def wakes(self) -> float:
         return math.inf
 
@@ -116,7 +126,7 @@ class AgentsRun(Simulation):
         if arrived > self._seconds:
             self._outcome.arrived[index] = 0.0
             return
-        self._admission.arrives(index, arrived)
+        self._admission.arrives(TurnEvent(index, arrived))
         self._go()
 
     def _go(self) -> None:
@@ -134,12 +144,12 @@ class AgentsRun(Simulation):
             heappush(self._arrivals, (max(wakes, self.now), _WAKE))
 
     def _send(self, now: float, row: int, job: Job) -> None:
-        self._admission.sent(job.index, row, now)
+        self._admission.sent(TurnEvent(job.index, now, row))
         super()._send(now, row, job)
 
     def _finish(self, job: Job, row: int, now: float) -> None:
         super()._finish(job, row, now)
         if job.leg is not Leg.PREFILL:
             cached = job.cached_blocks * self._workload.block_tokens
-            self._admission.ended(job.index, row, cached, now)
+            self._admission.ended(TurnEvent(job.index, now, row, cached))
             self._go()
