@@ -28,7 +28,7 @@ from inferway.scheduling.producers.session_id import AGENT_HEADERS, SessionHeade
 from inferway.scheduling.registry import Parameters, PluginType
 
 NAME = "session-admission"
-MOST_SESSIONS = 50_000  # alive; beyond, the one that has been away for the longest time is over
+MOST_SESSIONS = 20_000  # alive; beyond, the one that has been away for the longest time is over
 FIRST_TOKENS = 16_384.0  # of a first turn, before any is known
 _HEADERS = (*AGENT_HEADERS, "x-session-id")
 _LONGEST_NAME = 256  # bytes; of a longer one only these count
@@ -36,6 +36,7 @@ _BEGIN_SECONDS = 600.0  # away for so long a session is over, before any has com
 _LEAST_SECONDS = 60.0  # and for so long at least
 _RESUMED = 0.99
 _TIMES = 4.0
+_LOOK_SECONDS = 0.5  # 20,000 sessions take a few milliseconds to add up
 _OLD = 4096  # gaps; then all counts are halved
 _BOUNDS = [0.25 * 2 ** (step / 4) for step in range(60)]  # seconds; up to 1.9 hours
 _PACE = 0.1
@@ -45,7 +46,7 @@ Key = tuple[str, bytes]  # the model, and the session's name
 
 
 class SessionAdmissionParameters(Parameters, frozen=True):
-    cache_share: Annotated[float, Meta(gt=0, le=1)] = 0.85
+    cache_share: Annotated[float, Meta(gt=0, le=1)] = 0.75
     max_wait_seconds: Annotated[float, Meta(gt=0)] = 600.0  # then a new session is let in anyway
     session_headers: tuple[str, ...] = ()  # before the usual ones
 
@@ -100,12 +101,15 @@ class LiveSession:
 class LiveSessions:
     """The sessions of one model that are alive, those that have been away the longest first."""
 
+    most: int = MOST_SESSIONS
     alive: OrderedDict[bytes, LiveSession] = field(default_factory=OrderedDict)
     returns: Returns = field(default_factory=Returns)
     tokens: float = 0.0  # of all
     first_tokens: float = FIRST_TOKENS
     num_first: int = 0
     entered: float = -inf  # when the last one was let in
+    _looked: float = -inf  # when what follows was added up
+    _unexpected: float = 0.0  # tokens of those that will not come back
 
     def knows(self, name: bytes, now: float) -> bool:
         """Return whether that session is alive."""
@@ -117,8 +121,10 @@ class LiveSessions:
         most = cache_tokens - self.first_tokens
         if self.tokens <= most or not self.alive:
             return True
-        self.forget(now)
-        return self.expected_tokens(now) <= most
+        if not 0 <= now - self._looked < _LOOK_SECONDS:
+            self.forget(now)
+            self._looked, self._unexpected = now, self.tokens - self.expected_tokens(now)
+        return self.tokens - self._unexpected <= most
 
     def is_overdue(self, came: float, most_seconds: float, now: float) -> bool:
         """Return whether a session that came then has waited for long enough to be let in without
@@ -144,7 +150,7 @@ class LiveSessions:
         """Count the session as alive."""
         if name in self.alive:
             return
-        while len(self.alive) >= MOST_SESSIONS:
+        while len(self.alive) >= self.most:
             self._drop(next(iter(self.alive)))
         self.alive[name] = LiveSession(self.first_tokens, now)
         self.entered = now

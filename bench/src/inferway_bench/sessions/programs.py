@@ -150,7 +150,7 @@ class Programs:
     def sent(self, turn: TurnEvent) -> None: ...
 
     def ended(self, turn: TurnEvent) -> None:
-        index, now, row, cached_tokens = turn
+        index, now, row, cached_tokens = turn.index, turn.now, turn.row, turn.cached_tokens
         agents = self.agents
         program = self._programs[int(agents.session[index])]
         request = agents.workload.requests[index]

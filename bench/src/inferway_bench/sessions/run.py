@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from inferway.model import Candidates, SchedulingResult
 from inferway.openai_api.llm_request import LLMRequest
@@ -22,7 +22,8 @@ from inferway_bench.sessions.agents import Agents
 _WAKE = -1  # the index of an arrival that is none
 
 
-class TurnEvent(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class TurnEvent:
     """What has become of a turn, and when."""
 
     index: int
