@@ -37,6 +37,8 @@ _LEAST_SECONDS = 60.0  # and for so long at least
 _RESUMED = 0.99
 _TIMES = 4.0
 _LOOK_SECONDS = 0.5  # 20,000 sessions take a few milliseconds to add up
+# Before more is known, one turn in twenty is its session's last; that counts as ten at most.
+_LAST, _MOST_LAST = 0.05, 10.0
 _OLD = 4096  # gaps; then all counts are halved
 _BOUNDS = [0.25 * 2 ** (step / 4) for step in range(60)]  # seconds; up to 1.9 hours
 _PACE = 0.1
@@ -71,7 +73,7 @@ class Returns:
         """Return how probable it is that one comes back that has been away for so long."""
         place = bisect_right(_BOUNDS, seconds)
         still = sum(self.longer[place:]) + 1.0
-        return still / (still + self.over)
+        return still / (still + self.over + min(self.back * _LAST, _MOST_LAST))
 
     @property
     def most_seconds(self) -> float:

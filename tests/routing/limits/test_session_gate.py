@@ -124,7 +124,7 @@ def test_tenants_take_turns_whatever_each_has_sent() -> None:
     last = b"a"
     for _ in range(2):
         world.over(last)
-        (waiter,) = world.turns()
+        (waiter,) = world.turns(later=1.0)
         went.append(waiter)
         last = next(reversed(world.live.alive))
 
@@ -205,8 +205,8 @@ def test_whoever_comes_goes_on_or_leaves_and_nothing_is_left_behind(
             gone += world.turns()
         waiting = [waiter for waiter in came if waiter not in gone]
         assert world.gate.queue.size == len(waiting)
-    for _ in range(len(came)):  # never more than the time that nobody waits beyond
-        gone += world.turns(later=100.0)
+    for _ in range(len(came)):  # more than anybody waits
+        gone += world.turns(later=101.0)
 
     assert set(gone) >= set(came)
     assert world.gate.queue.size == 0

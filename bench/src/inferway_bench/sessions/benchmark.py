@@ -63,7 +63,7 @@ class SessionsPlan(msgspec.Struct, frozen=True):
     system: Annotated[
         tuple[str, ...],
         flag("Simulate this system: " + ", ".join(SYSTEMS) + ".", metavar="NAME"),
-    ] = (OURS, PROGRAMS, ADMISSION, "oracle, now", "oracle, peak", "oracle, free")
+    ] = (OURS, PROGRAMS, ADMISSION, "oracle, now", "oracle, peak")
     load: Annotated[
         tuple[float, ...],
         flag(

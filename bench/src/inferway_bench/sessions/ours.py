@@ -16,7 +16,7 @@ _SWEEP = 0.5
 
 
 @dataclass(slots=True)
-class Ours:
+class Learned:
     """Lets sessions in as the plugin does, in the order in which they came."""
 
     agents: Agents
@@ -71,4 +71,4 @@ class Ours:
 
 
 def admission() -> MakeAdmission:
-    return Ours
+    return Learned

@@ -11,6 +11,7 @@ No session waits for ever: once the one that has waited the longest has done so 
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -39,7 +40,8 @@ class SessionGate:
     num_overdue: int = 0  # of them, those that went on without room
     num_too_long: int = 0  # whose client would not wait any longer
     num_full: int = 0  # for which there was no room to wait
-    _sessions: dict[Waiter, bytes] = field(default_factory=dict)  # in order of arrival
+    # in order of arrival
+    _sessions: OrderedDict[Waiter, bytes] = field(default_factory=OrderedDict)
     _turns: dict[_Key, list[Waiter]] = field(default_factory=dict)  # that wait; none is empty
 
     def session(self, headers: Headers) -> bytes:
