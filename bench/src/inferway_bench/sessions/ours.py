@@ -16,7 +16,7 @@ _SWEEP = 0.5
 
 
 @dataclass(slots=True)
-class Learned:
+class PluginAdmission:
     """Lets sessions in as the plugin does, in the order in which they came."""
 
     agents: Agents
@@ -71,4 +71,4 @@ class Learned:
 
 
 def admission() -> MakeAdmission:
-    return Learned
+    return PluginAdmission
