@@ -18,6 +18,7 @@ from inferway_bench.peers.benchmark import PEERS, PEERS_REAL
 from inferway_bench.prompts import PROMPTS
 from inferway_bench.ray_serve.benchmark import RAY, RAY_ONE_SYSTEM
 from inferway_bench.scale import SCALE
+from inferway_bench.sessions.benchmark import SESSIONS
 from inferway_bench.simulate.cells import CELLS
 from inferway_bench.simulate.report import (
     POLICIES,
@@ -42,6 +43,7 @@ BENCHMARKS: tuple[Benchmark[Any], ...] = (
         POLICIES_GATEWAYS,
         KV_TRANSFER,
         AUTOSCALE,
+        SESSIONS,
         SIMULATE,
         SIMULATE_ENGINES,
         SIMULATE_SEEDS,

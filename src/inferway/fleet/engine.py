@@ -189,6 +189,14 @@ class Engine:
         return self.facts.block_size if self.facts else None
 
     @property
+    def cache_tokens(self) -> int | None:
+        """The tokens that its caches hold, those of all its ranks; None if it has not told."""
+        facts, size = self.facts, self.block_size
+        if facts is None or facts.cache_blocks is None or size is None:
+            return None
+        return facts.cache_blocks * size * max(1, len(self.endpoints))
+
+    @property
     def sources(self) -> Sequence[EventSource]:
         """The sources of its events: by hand, else as the engine told."""
         given = given_source(self.settings)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -118,6 +118,13 @@ class Fleet:
                 await subscriber.close()
         if self._session is not None:
             await self._session.close()
+
+    def cache_tokens(self, engines: Collection[str]) -> float | None:
+        """Return the tokens that the caches of these engines hold. One that has not told counts as
+        the others; None if nobody has."""
+        asked = [self._by_name[name] for name in engines if name in self._by_name]
+        told = [tokens for engine in asked if (tokens := engine.cache_tokens) is not None]
+        return sum(told) / len(told) * len(asked) if told else None
 
     # who is in it
 

@@ -53,6 +53,7 @@ from inferway.http.message import Request
 from inferway.http.request_queue import RequestQueue
 from inferway.http.responder import Responder
 from inferway.http.session_cookie import PAGE_HEADER, cookie_of, forget_cookie
+from inferway.http.session_queue import SessionQueue
 from inferway.model import Candidates
 from inferway.page.guesses import Guesses
 from inferway.page.sessions import Sessions
@@ -70,6 +71,7 @@ from inferway.routing.limits.concurrency_limiter import Slot
 from inferway.routing.limits.failover import FailoverPolicy, Retries
 from inferway.routing.limits.outlier_detection import OutlierDetection
 from inferway.routing.limits.saturation_gate import SaturationGate
+from inferway.routing.limits.session_gate import SessionGate
 from inferway.routing.objectives import named_tenant, tenant_name
 from inferway.scheduling.producers.session_id import NamesSession
 from inferway.scheduling.scheduling import Scheduling
@@ -303,7 +305,15 @@ def build_auth(
 
     flow = scheduling.flow_control
     gate = None if flow is None else SaturationGate(flow, endpoints_of)
-    control = RequestQueue(settings.flow, engines_of, clock, gate)
+    sessions = None
+    if scheduling.sessions is not None:
+
+        def cache_tokens_of(model: str) -> float | None:
+            return fleet.cache_tokens(engines_of(model))
+
+        session_gate = SessionGate(scheduling.sessions, cache_tokens_of, settings.flow.queue)
+        sessions = SessionQueue(session_gate, clock)
+    control = RequestQueue(settings.flow, engines_of, clock, gate, sessions)
     return Auth(
         failover,
         control,

@@ -12,6 +12,7 @@ from inferway.routing.limits.circuit_breaker import BreakerState
 
 def flow_families(auth: Auth, fleet: Fleet) -> Iterator[Family]:
     yield from _queue(auth)
+    yield from _sessions(auth)
     yield from _engines(auth, fleet)
     retries = auth.failover.retries
     yield counter("retries", "Further tries of requests on another engine.", value=retries.made)
@@ -77,6 +78,44 @@ def _queue(auth: Auth) -> Iterator[Family]:
         "flow_left",
         "Requests whose client left while they waited for their turn.",
         value=stats.left,
+    )
+
+
+def _sessions(auth: Auth) -> Iterator[Family]:
+    queue = auth.control.sessions
+    gate = None if queue is None else queue.gate
+    models = {} if gate is None else gate.admission.models
+    yield gauge(
+        "sessions_alive",
+        "Sessions that session-admission has let in and that are not over, by model.",
+        ["model"],
+        {(model,): len(live.alive) for model, live in models.items()},
+    )
+    yield gauge(
+        "sessions_tokens",
+        "Tokens that these sessions have said and heard, which caches hold or would have to.",
+        ["model"],
+        {(model,): live.tokens for model, live in models.items()},
+    )
+    yield gauge(
+        "sessions_waiting",
+        "Turns of new sessions that wait until caches have room for them.",
+        value=0 if gate is None else gate.queue.size,
+    )
+    yield counter(
+        "sessions_waited",
+        "Turns of new sessions that had to wait, by what became of them: room (there was room at"
+        " last), overdue (let in without room after maxWaitSeconds), too-long (refused with 429:"
+        " their clients would not wait longer) or full (refused with 429: too many waited).",
+        ["outcome"],
+        {}
+        if gate is None
+        else {
+            ("room",): gate.num_waited - gate.num_overdue,
+            ("overdue",): gate.num_overdue,
+            ("too-long",): gate.num_too_long,
+            ("full",): gate.num_full,
+        },
     )
 
 

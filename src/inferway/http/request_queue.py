@@ -19,12 +19,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from math import isfinite
-from typing import Protocol
+from math import inf, isfinite
 
 from inferway.config import FlowSettings
 from inferway.errors import ClientGoneError, InferwayError
-from inferway.http.responder import BodySource, Responder
+from inferway.http.responder import Responder
+from inferway.http.session_queue import SessionQueue
+from inferway.http.waiting import InQueue, WaitingClient
 from inferway.model import Headers
 from inferway.routing.limits.concurrency_limiter import ConcurrencyLimiter, EnginesOf, Slot
 from inferway.routing.limits.queue import Waiter
@@ -40,14 +41,6 @@ _UNITS = {  # in seconds
 }
 
 
-class WaitingClient(Protocol):
-    """The client of a request that waits (responder.Responder)."""
-
-    @property
-    def ended(self) -> bool: ...
-    def attach(self, source: BodySource) -> None: ...
-
-
 class RequestQueue:
     """The queue of the gateway's requests, of which there is one. `clock` counts seconds; `gate`
     says who waits beside those for whom there is no place."""
@@ -58,8 +51,10 @@ class RequestQueue:
         engines_of: EnginesOf,
         clock: Callable[[], float],
         gate: SaturationGate | None = None,
+        sessions: SessionQueue | None = None,
     ) -> None:
         self.limiter = ConcurrencyLimiter(settings, engines_of, gate)
+        self.sessions = sessions  # where new sessions wait first; None: they do not
         self.clock = clock
         self._futures: dict[Waiter, asyncio.Future[str]] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -72,6 +67,7 @@ class RequestQueue:
             settings.in_flight is not None
             or settings.engine_in_flight is not None
             or self.limiter.gate is not None
+            or self.sessions is not None
         )
 
     def ticket(self, responder: Responder, tenant: str) -> Slot:
@@ -81,6 +77,8 @@ class RequestQueue:
     def set_settings(self, settings: FlowSettings) -> None:
         """Keep these limits from now on; those who wait may have their turn."""
         self.limiter.set_settings(settings)
+        if self.sessions is not None:
+            self.sessions.gate.most_waiting = settings.queue
         self.turns()
 
     def turns(self) -> None:
@@ -139,9 +137,11 @@ class RequestQueue:
             self.turns()
 
     def close(self) -> None:
-        """Stop the timer: nobody waits any more."""
+        """Stop the timers: nobody waits any more."""
         if self._timer is not None:
             self._timer.cancel()
+        if self.sessions is not None:
+            self.sessions.close()
 
     def _sweep(self) -> None:
         for waiter, error in self.limiter.expire(self.clock()):
@@ -155,22 +155,6 @@ class RequestQueue:
         future = self._futures.pop(waiter)
         if not future.done():
             future.set_exception(error)
-
-
-class InQueue:
-    """The source of an answer whose request has no engine yet. `withdraw` is called if its client
-    goes."""
-
-    __slots__ = ("_withdraw",)
-
-    def __init__(self, withdraw: Callable[[], None]) -> None:
-        self._withdraw = withdraw
-
-    def pause(self) -> None: ...
-    def resume(self) -> None: ...
-
-    def client_gone(self) -> None:
-        self._withdraw()
 
 
 class Ticket:
@@ -193,10 +177,13 @@ class Ticket:
 
     async def enter(self, model: str, headers: Headers, priority: int) -> bool:
         control, self._lane = self._control, model
+        has_waited = control.sessions is not None and await self._enter_session(
+            control.sessions, headers, priority
+        )
         place = control.limiter.enter(model, priority)
         if place is not None:
             self._place, self._inside = place, True
-            return False
+            return has_waited
         now = control.clock()
         most = patience(headers, control.limiter.most_seconds(priority))
         waiter = Waiter(model, self._tenant, priority, now + most, now)
@@ -204,8 +191,22 @@ class Ticket:
             control.limiter.gate.order(waiter, ttft_seconds(headers))
         self._place = await control.wait(self._responder, waiter)
         self._inside = True
-        self.waited = control.clock() - now
+        self.waited += control.clock() - now
         return True
+
+    async def _enter_session(self, sessions: SessionQueue, headers: Headers, priority: int) -> bool:
+        """Wait until the request's session has room; return whether it had to."""
+        name = sessions.gate.session(headers)
+        if not name:
+            return False
+        clock = self._control.clock
+        now = clock()
+        has_waited = await sessions.enter(
+            *(self._responder, self._lane, name, self._tenant, priority),
+            patience=patience(headers, inf),
+        )
+        self.waited = clock() - now
+        return has_waited
 
     def takes(self, engine: str) -> bool:
         return self._control.limiter.takes(engine, self._place)

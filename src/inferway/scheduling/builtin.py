@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from inferway.scheduling import admitters, endpoint_attribute, pickers, sessions, topology
+from inferway.scheduling import (
+    admitters,
+    endpoint_attribute,
+    pickers,
+    session_admission,
+    sessions,
+    topology,
+)
 from inferway.scheduling.expected_ttft import plugin as expected_ttft
 from inferway.scheduling.filters import (
     label,
@@ -70,6 +77,7 @@ _TYPES = (
     mm_embeddings_cache.TYPE,
     *session_id.TYPES,
     *admitters.TYPES,
+    session_admission.TYPE,
     # flow control
     concurrency.TYPE,
     *policies.TYPES,

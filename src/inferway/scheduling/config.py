@@ -50,6 +50,7 @@ from inferway.scheduling.producers.session_id import AgentIdentity
 from inferway.scheduling.profile import Profile, Weighted
 from inferway.scheduling.registry import Building, PluginType
 from inferway.scheduling.scheduling import DEFAULT_ADMITTERS, Scheduling
+from inferway.scheduling.session_admission import SessionAdmission
 from inferway.scheduling.third_party import guarded
 
 DEFAULT_WEIGHT = 1.0
@@ -122,6 +123,7 @@ class _Build:
             [guarded(each) for each in admitters if isinstance(each, ReadsColumns)],
             flow_control,
             next((each for each in everything if isinstance(each, AgentIdentity)), None),
+            next((each for each in everything if isinstance(each, SessionAdmission)), None),
         )
 
     def _admitters(

@@ -68,7 +68,11 @@ def scheduling_of(settings: ServeSettings, *, has_queue: bool = True) -> Schedul
         for plugin in scheduling.producers:
             if isinstance(plugin, ExpectedTtft):
                 plugin.has_legs = False  # nobody would tell it what they take
-    return scheduling if has_queue else scheduling.without_queue()
+    if settings.workers != 1:
+        scheduling = scheduling.without_sessions("each worker would know of its own turns only")
+    if has_queue:
+        return scheduling
+    return scheduling.without_queue().without_sessions("the endpoint picker has no queue")
 
 
 def _scheduling_of(settings: ServeSettings) -> Scheduling:

@@ -19,6 +19,7 @@ from inferway.scheduling.plugin import (
     RequestListenerFactory,
 )
 from inferway.scheduling.producers.session_id import NamesSession
+from inferway.scheduling.session_admission import SessionAdmission
 
 # Who looks after full engines where no other is asked for.
 DEFAULT_ADMITTERS: Sequence[Admitter] = (UtilizationDetector(),)
@@ -37,6 +38,7 @@ class Scheduling:
     late_admitters: Sequence[Admitter] = ()  # those that read columns
     flow_control: FlowControl | None = None  # None: requests wait as the settings have it
     agents: NamesSession | None = None  # who reads which agent a request is of
+    sessions: SessionAdmission | None = None  # who lets new sessions wait; None: they do not
 
     def admit(self, request: LLMRequest, candidates: Candidates) -> None:
         """Ask the admitters that need no columns. Raises SaturatedError if one refuses."""
@@ -57,6 +59,18 @@ class Scheduling:
             flow_control=None,
             admitters=(*self.admitters, flow.detector),
             notes=(*self.notes, "flowControl: the endpoint picker has no queue; nothing waits"),
+        )
+
+    def without_sessions(self, why: str) -> Scheduling:
+        """Return the same where no session waits, and why, for the log."""
+        if self.sessions is None:
+            return self
+        following = [each for each in self.following if each is not self.sessions]
+        return replace(
+            self,
+            sessions=None,
+            following=following,
+            notes=(*self.notes, f"session-admission: {why}; no session waits"),
         )
 
     def families(self) -> Iterator[Family]:

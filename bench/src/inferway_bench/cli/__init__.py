@@ -58,6 +58,10 @@ COMMANDS = {
     ),
     "ray": ("inferway_bench.ray_serve.benchmark", "ray", "Compare routers in Ray Serve."),
     "scale": ("inferway_bench.scale", "scale", "Measure how many engines one process can serve."),
+    "sessions": (
+        "inferway_bench.sessions.benchmark", "sessions",
+        "Simulate agents whose sessions do not fit the caches.",
+    ),
     "simulate": (
         "inferway_bench.simulate.report", "simulate", "Replay traces on a simulated fleet.",
     ),

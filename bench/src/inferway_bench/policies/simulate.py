@@ -188,17 +188,20 @@ class Simulation:
                 self._scrape(tick, at)
             else:
                 self._arrive()
-        if not self._outcome.num_ended.all():
-            raise BenchError(
-                f"{self._workload.name}: requests wait for ever: engines are full of blocks that "
-                "others are to fetch, which have no room for them; the cure: a lower load"
-            )
+        self._check_ended()
         self._outcome.cpu_seconds = process_time() - began
         self._outcome.gaps = tuple(
             np.concatenate([np.asarray(engine.gaps[which]) for engine in self._engines])
             for which in range(3)
         )
         return self._outcome
+
+    def _check_ended(self) -> None:
+        if not self._outcome.num_ended.all():
+            raise BenchError(
+                f"{self._workload.name}: requests wait for ever: engines are full of blocks that "
+                "others are to fetch, which have no room for them; the cure: a lower load"
+            )
 
     def _last_tick(self, at: float) -> tuple[float, int]:
         """(when, gateway) of the scrape that comes next and is the gateway's last before `at`: what
@@ -221,12 +224,16 @@ class Simulation:
     def _arrive(self) -> None:
         at, index = heappop(self._arrivals)
         self.now = at
+        self._outcome.arrived[index] = at
+        self._dispatch(index, at)
+
+    def _dispatch(self, index: int, arrived: float) -> None:
+        """Have a gateway send on a request that arrived then."""
         gateways = self._gateways
         gateway = gateways[0] if len(gateways) == 1 else self._random.choice(gateways)
-        job = Job(index, self._workload.requests[index], at, gateway)
-        row = gateway.route(job, self._workload.llm(index), at)
-        self._outcome.arrived[index] = at
-        self._send(at, row, job)
+        job = Job(index, self._workload.requests[index], arrived, gateway)
+        row = gateway.route(job, self._workload.llm(index), self.now)
+        self._send(self.now, row, job)
 
     def _send(self, now: float, row: int, job: Job) -> None:
         if self._delay:
