@@ -33,7 +33,7 @@ HOLDER = 3
 
 @dataclass
 class Follower:
-    """What one is told (`elsewhere.Follows`)."""
+    """What one is told (`elsewhere.FollowsStreams`)."""
 
     sent: list[FollowerMessage] = field(default_factory=list)
 

@@ -25,7 +25,7 @@ from inferway.workers.follower_messages import (
 )
 
 
-class Follows(Protocol):
+class FollowsStreams(Protocol):
     """Who has streams followed."""
 
     def begin(self, stream: StreamElsewhere) -> None:
@@ -48,7 +48,7 @@ class StreamElsewhere:
         source: EventSource,
         endpoint: Endpoint,
         index: Index,
-        follows: Follows,
+        follows: FollowsStreams,
     ) -> None:
         self.engine = engine
         self.endpoint_followed = endpoint

@@ -28,21 +28,21 @@ from inferway.workers.messages import (
 )
 
 
-class _Told(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class _FollowerTold(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The sockets' two ends are of one program: fields are told by their places."""
 
 
 # hub -> follower
 
 
-class BeginFollowing(_Told, frozen=True):
+class BeginFollowing(_FollowerTold, frozen=True):
     """The first message."""
 
     settings: ServeSettings
     publishes: bool  # the hub does, what followers tell
 
 
-class FollowStream(_Told, frozen=True):
+class FollowStream(_FollowerTold, frozen=True):
     """Follow an event stream of the engine."""
 
     number: int
@@ -53,24 +53,24 @@ class FollowStream(_Told, frozen=True):
     counts_copies: bool  # False: any removal removes a block (`EngineBlocks.count_no_copies`)
 
 
-class FollowNoMore(_Told, frozen=True):
+class FollowNoMore(_FollowerTold, frozen=True):
     number: int
 
 
-class FactsTold(_Told, frozen=True):
+class FactsTold(_FollowerTold, frozen=True):
     """What the stream's engine has told of itself since."""
 
     number: int
     facts: EngineFacts
 
 
-class Resync(_Told, frozen=True):
+class Resync(_FollowerTold, frozen=True):
     """Compare with the engine now."""
 
     number: int
 
 
-class CountNoCopies(_Told, frozen=True):
+class CountNoCopies(_FollowerTold, frozen=True):
     """Let any removal remove a block from here on."""
 
     number: int
@@ -79,7 +79,7 @@ class CountNoCopies(_Told, frozen=True):
 # follower -> hub
 
 
-class Heard(_Told, frozen=True):
+class Heard(_FollowerTold, frozen=True):
     """What the stream changes in the index, in order. `seq`: of the engine's last batch."""
 
     number: int
@@ -95,7 +95,7 @@ class DialectTold(msgspec.Struct, frozen=True, array_like=True):
     finding: str | None
 
 
-class FollowedTold(_Told, frozen=True):
+class FollowedTold(_FollowerTold, frozen=True):
     """How a stream is."""
 
     number: int

@@ -28,7 +28,7 @@ from inferway.workers.follower_messages import (
 )
 from inferway.workers.link import Link
 from inferway.workers.messages import Ping, PromptsOffered, Wanted
-from inferway.workers.seat import Program, Seat
+from inferway.workers.seat import Seat, SeatProgram
 
 END_SECONDS = 5.0  # that a follower has at the end, to close its journals
 MOST_REMEMBERED = 10_000  # engines, with those that have gone
@@ -51,7 +51,7 @@ class Followers:
         self.does: dict[type[Any], Callable[[Seat, Any], None]] = {}
         self._index = index
         self._begin = begin
-        program = Program("follower", "inferway.cli.follower", files, FollowerMessage)
+        program = SeatProgram("follower", "inferway.cli.follower", files, FollowerMessage)
         self.seats = [
             Seat(place, program, self._tell_all, self._heard, self._ended)
             for place in range(1, number + 1)
@@ -98,7 +98,7 @@ class Followers:
         for seat in self._want:
             seat.send(told)
 
-    # elsewhere.Follows
+    # elsewhere.FollowsStreams
 
     def begin(self, stream: StreamElsewhere) -> None:
         seat = self._seat_for(stream.engine.name)

@@ -76,7 +76,7 @@ from inferway.workers.records import WorkerRecords
 from inferway.workers.replicas import WorkersLearners, meet
 from inferway.workers.reports import offer, publish, sample
 from inferway.workers.reserved import ReservedPort
-from inferway.workers.seat import Program, Seat
+from inferway.workers.seat import Seat, SeatProgram
 from inferway.workers.settings import check_together, worker_settings
 from inferway.workers.teller import FleetTeller
 from inferway.workers.turns import Turns
@@ -114,7 +114,7 @@ class ServingHub:
         except BaseException:
             self._forget_files()
             raise
-        program = Program("worker", "inferway.cli.worker", lambda: [self._memory])
+        program = SeatProgram("worker", "inferway.cli.worker", lambda: [self._memory])
         self.seats = [
             Seat(place, program, self._tell_all, self._heard, self._ended)
             for place in range(1, workers + 1)

@@ -31,7 +31,7 @@ Tell = Callable[["Seat", Link], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class SeatProgram:
     """What runs in the seats of a kind."""
 
     kind: str  # for the log
@@ -47,7 +47,7 @@ class Seat:
     def __init__(
         self,
         place: int,
-        program: Program,
+        program: SeatProgram,
         tell: Tell,
         heard: Callable[[Seat, Any], None],
         ended: Callable[[Seat], None],
