@@ -393,8 +393,7 @@ class Fleet:
             subscriber = self._subscribe(engine, source, endpoint)
             self.healer.attend(subscriber)
             engine.subscribers.append(subscriber)
-            changed = partial(self._state_changed, engine)
-            subscriber.start(on_state=changed, on_told=self.watch.stir)
+            subscriber.start(partial(self._state_changed, engine), self.watch.stir)
         self.table.note_states(engine)
 
     def _state_changed(self, engine: Engine) -> None:
