@@ -128,6 +128,20 @@ def shape(line: bytes) -> Any:
     return {**json.loads(line[6:]), "id": "", "created": 0}
 
 
+async def test_who_is_no_admin_is_told_nothing_of_it(
+    start_fleet: StartFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KEY_OF_ADMINS", "of admins")
+    fleet = await reciting(start_fleet, admin_key_env="KEY_OF_ADMINS")
+
+    (head, *lines) = await whole(fleet, CHAT, (60,))
+
+    assert "x-inferway-edited" not in json.loads(head)
+    assert RECITED.startswith(text_of([head, *lines]))
+    assert lines[-1] == b"data: [DONE]\n"
+    assert not any(line.startswith(b":") for line in lines)
+
+
 async def test_openais_client_gets_the_whole_text(start_fleet: StartFleet) -> None:
     fleet = await reciting(start_fleet)
     async with openai.AsyncOpenAI(base_url=f"{fleet.url}/v1", api_key="none") as people:

@@ -39,9 +39,9 @@ _ROUTING_HINT = re.compile(rb"x-(?:inferway|gateway|llm-d)-")  # maybe in a valu
 _EDITED = b"x-inferway-edited"
 _REASON = b"x-inferway-reason"
 _OF_REQUEST = frozenset(reason.encode() for reason in Reason if reason.is_of_request)
-# Whether a report is asked for tells of the cache, what an engine gets as ids of the engine, and
-# whose blocks it gets of the fleet.
-_DECIDED_EDITS = frozenset({b"vllm_xargs", b"tokens", b"kv_transfer_params"})
+# Whether a report is asked for tells of the cache, what an engine gets and tells as ids of the
+# engine, and whose blocks it gets of the fleet.
+_DECIDED_EDITS = frozenset({b"vllm_xargs", b"tokens", b"return_token_ids", b"kv_transfer_params"})
 
 # Who may ask from a browser is ours to say (cors): an engine that sees no Origin says nothing.
 _DROPPED = HOP_BY_HOP | REWRITTEN | ROUTING_HEADERS | {b"x-request-id", b"origin"}
