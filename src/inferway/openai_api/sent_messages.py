@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from inferway.openai_api.sent_stream import MOST_BYTES, Cut
+from inferway.openai_api.sent_stream import MOST_BYTES, Cut, SentEvents
 from inferway_structured.decoding import UNREADABLE
 from inferway_structured.sse import data_in
 
@@ -35,50 +35,33 @@ _ENDS = (b"event: message_delta", b"event: message_stop")
 Json = dict[str, Any]
 
 
-class SentMessages:
+class SentMessages(SentEvents):
     """Fed with the whole events of one stream, in order."""
 
-    __slots__ = (
-        "_events",
-        "_first",
-        "_is_plain",
-        "_size",
-        "_texts",
-        "_withheld",
-        "has_block",
-        "is_broken",
-        "is_finished",
-    )
+    __slots__ = ("_events", "_size", "_texts", "has_block")
 
     def __init__(self) -> None:
-        self._first = b""
+        super().__init__()
         self._events: list[bytes] = []
         self._texts: list[str] = []  # of earlier events
         self._size = 0
-        self._is_plain = True
-        self._withheld = b""
         self.has_block = False  # the client has the start of a text block, and not its end
-        self.is_broken = False
-        self.is_finished = False
 
     def feed(self, events: bytes) -> bytes:
         """Return whole events as the client gets them: as they came, up to an error."""
         if self.is_broken:
-            self._withheld += events
-            return b""
-        if events.startswith(_DELTA) and events.find(b"\n\n") == len(events) - 2:
+            return self._withhold(events)
+        if events.startswith(_DELTA) and events.count(b"\n") == 3:
             self._events.append(events)
             if len(self._events) >= _TOGETHER:
                 self._put_aside()
             return events
-        whole, _, _ = events.rpartition(b"\n\n")
-        return b"".join([self._one(event + b"\n\n") for event in whole.split(b"\n\n")])
+        return self._each(events)
+
+    def _gives_up(self, event: bytes) -> bool:
+        return event.startswith(_ERROR)
 
     def _one(self, event: bytes) -> bytes:
-        if self.is_broken or event.startswith(_ERROR):
-            self.is_broken = True
-            self._withheld += event
-            return b""
         if event.startswith(_ENDS):
             self.is_finished = True
         if event.startswith(b"event: message_start"):
@@ -91,12 +74,6 @@ class SentMessages:
         elif event.startswith(b"event: content_block_stop"):
             self.has_block, self._is_plain = False, False
         return event
-
-    def give_up(self) -> bytes:
-        """Return what was withheld: nobody goes on, and the client hears it from the engine."""
-        withheld, self._withheld = self._withheld, b""
-        self.is_broken, self._is_plain = False, False
-        return withheld
 
     def _put_aside(self) -> None:
         events, self._events = self._events, []
@@ -143,8 +120,8 @@ class RestMessages:
 
     def feed(self, events: bytes) -> bytes:
         """Return the events as the client gets them."""
-        whole, _, _ = events.rpartition(b"\n\n")
-        return b"".join([self._edited(event) for event in whole.split(b"\n\n")])
+        whole, border, rest = events.rpartition(b"\n\n")
+        return b"".join([self._edited(event) for event in whole.split(border or None)]) + rest
 
     def _edited(self, event: bytes) -> bytes:
         data = list(data_in(event))

@@ -30,6 +30,7 @@ The other engine then says some characters again (`overlap`), which must be the 
 from __future__ import annotations
 
 import re
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -96,7 +97,52 @@ class _StreamEvent(msgspec.Struct):
 _EVENT = msgspec.json.Decoder(_StreamEvent)
 
 
-class SentStream:
+class SentEvents:
+    """The events of one stream, as its client gets them, up to where the engine gives up: what it
+    says then is withheld, for another engine may go on. A subclass reads the events."""
+
+    __slots__ = ("_first", "_is_plain", "_withheld", "is_broken", "is_finished")
+
+    def __init__(self) -> None:
+        self._first = b""  # event
+        self._is_plain = True  # all that came was text, and not too much
+        self._withheld = b""
+        self.is_broken = False  # the engine has given up
+        self.is_finished = False  # it has said why the answer ends
+
+    def _each(self, events: bytes) -> bytes:
+        """Return events as the client gets them, and what is behind the last one as it is."""
+        whole, border, rest = events.rpartition(b"\n\n")
+        parts = [self._unless_broken(event + border) for event in whole.split(border or None)]
+        return b"".join(parts) + self._withhold(rest)
+
+    def _unless_broken(self, event: bytes) -> bytes:
+        self.is_broken = self.is_broken or self._gives_up(event)
+        return self._withhold(event) if self.is_broken else self._one(event)
+
+    def _withhold(self, events: bytes) -> bytes:
+        """Return what of this the client gets: all, or nothing, and then it is kept."""
+        if not self.is_broken:
+            return events
+        self._withheld += events
+        return b""
+
+    @abstractmethod
+    def _gives_up(self, event: bytes) -> bool:
+        """Return whether the engine says that it will not end its answer."""
+
+    @abstractmethod
+    def _one(self, event: bytes) -> bytes:
+        """Return an event as the client gets it, once it is remembered."""
+
+    def give_up(self) -> bytes:
+        """Return what was withheld: nobody goes on, and the client hears it from the engine."""
+        withheld, self._withheld = self._withheld, b""
+        self.is_broken, self._is_plain = False, False
+        return withheld
+
+
+class SentStream(SentEvents):
     """Fed with the whole events of one stream of one answer, it returns them without the ids that
     the client has not asked for, and remembers those."""
 
@@ -105,37 +151,27 @@ class SentStream:
         "_content",
         "_earlier",
         "_events",
-        "_first",
         "_ids",
-        "_is_plain",
         "_mark",
         "_prompt_ids",
         "_size",
-        "_withheld",
-        "is_broken",
-        "is_finished",
     )
 
     def __init__(self, path: str) -> None:
         """`path`: CHAT or COMPLETIONS."""
+        super().__init__()
         self._mark, self._content = _MARKS[path], _CONTENT[path]
         self._at = 0  # where an event has it: its head is always as long
-        self._first = b""  # event
         self._prompt_ids = b""
         self._earlier: list[bytes] = []  # ids of events that `_ids` no longer has
         self._ids: list[bytes] = []  # of each of the last events
         self._events: list[bytes] = []  # beside `_ids`: what the client was sent
         self._size = 0  # of `_earlier` and the prompt
-        self._is_plain = True  # all that came was text, and not too much
-        self._withheld = b""
-        self.is_broken = False  # the engine has given up, and what it said of that is withheld
-        self.is_finished = False  # it has said why the answer ends
 
     def feed(self, events: bytes) -> bytes:
         """Return whole events as the client gets them."""
         if self.is_broken:
-            self._withheld += events
-            return b""
+            return self._withhold(events)
         # Most are one event with text, and the ids at its end: nothing is searched from the start.
         start, mark = events.rfind(b"[") + 1, self._mark
         if (
@@ -153,16 +189,10 @@ class SentStream:
             self._put_aside()
         return sent
 
-    def _each(self, events: bytes) -> bytes:
-        """Return the same of events that are several, or not what most are."""
-        whole, _, _ = events.rpartition(b"\n\n")
-        return b"".join([self._one(event + b"\n\n") for event in whole.split(b"\n\n")])
+    def _gives_up(self, event: bytes) -> bool:
+        return _ABORTED in event or _ERROR.match(event) is not None
 
     def _one(self, event: bytes) -> bytes:
-        if self.is_broken or _ABORTED in event or _ERROR.match(event):
-            self.is_broken = True
-            self._withheld += event
-            return b""
         if _FINISHED in event:
             self.is_finished = True
         if not self._first and event.startswith(_DATA):
@@ -187,12 +217,6 @@ class SentStream:
         self._ids.append(found[1])
         self._events.append(event)
         return event
-
-    def give_up(self) -> bytes:
-        """Return what was withheld: nobody goes on, and the client hears it from the engine."""
-        withheld, self._withheld = self._withheld, b""
-        self.is_broken, self._is_plain = False, False
-        return withheld
 
     def _put_aside(self) -> None:
         """Keep of the earlier events the ids alone."""

@@ -191,14 +191,15 @@ class RestEvents:
     def feed(self, events: bytes) -> bytes:
         """Raises SeamError if they say something else than the client was sent already."""
         kept = []
-        for event in events.split(b"\n\n"):
+        whole, border, rest = events.rpartition(b"\n\n")
+        for event in whole.split(border or None):
             if b"{" in event and event.startswith(b"data:"):
                 edited = with_data(event, self._edited)
                 if edited != b"data:":
                     kept.append(edited)
             elif event:
                 kept.append(event)
-        return b"".join([event + b"\n\n" for event in kept])
+        return b"".join([event + border for event in kept]) + rest
 
     def _edited(self, data: bytes) -> bytes:
         try:
