@@ -24,11 +24,14 @@ BODIES: Mapping[str, Mapping[str, Any]] = {
 MESSAGE = {"messages": [{"role": "user", "content": LONG}]}
 TOKENS = 600
 SLOW = LatencyModel(inter_token_latency=0.002)
+SLOWER = LatencyModel(inter_token_latency=0.02)  # its stream is not over before it is drained
 
 
-async def reciting(start_fleet: StartFleet, number: int = 3, **settings: Any) -> Fleet:
-    """Engines that say the same long text, a token in 2 ms."""
-    engine = simulated(mode="recite", latency=SLOW)
+async def reciting(
+    start_fleet: StartFleet, number: int = 3, latency: LatencyModel = SLOW, **settings: Any
+) -> Fleet:
+    """Engines that say the same long text."""
+    engine = simulated(mode="recite", latency=latency)
     return await start_fleet([engine] * number, **settings)
 
 
@@ -307,13 +310,13 @@ async def drain(fleet: Fleet, query: str) -> str:
 async def test_what_a_drained_engine_streams_moves_after_its_grace(
     start_fleet: StartFleet, path: str
 ) -> None:
-    fleet = await reciting(start_fleet)
-    undisturbed = await whole(fleet, path)
+    fleet = await reciting(start_fleet, latency=SLOWER)
+    undisturbed = await whole(fleet, path, max_tokens=100)
 
     lines, drained = [], ""
-    async for line in stream(fleet, path):
+    async for line in stream(fleet, path, max_tokens=100):
         lines.append(line)
-        if len(lines) == 20:
+        if len(lines) == 5:
             drained = await drain(fleet, "streams_after=0")
 
     assert text_of(lines) == text_of(undisturbed)
@@ -326,12 +329,12 @@ async def test_what_a_drained_engine_streams_moves_after_its_grace(
 async def test_what_the_last_engine_streams_stays_when_it_is_drained(
     start_fleet: StartFleet,
 ) -> None:
-    fleet = await reciting(start_fleet, 1)
+    fleet = await reciting(start_fleet, 1, SLOWER)
 
     lines = []
-    async for line in stream(fleet, CHAT):
+    async for line in stream(fleet, CHAT, max_tokens=100):
         lines.append(line)
-        if len(lines) == 20:
+        if len(lines) == 5:
             await drain(fleet, "streams_after=0")
 
     assert lines[-1] == b"data: [DONE]\n"
@@ -341,12 +344,12 @@ async def test_what_the_last_engine_streams_stays_when_it_is_drained(
 async def test_a_drained_engine_that_is_taken_back_keeps_its_streams(
     start_fleet: StartFleet,
 ) -> None:
-    fleet = await reciting(start_fleet)
+    fleet = await reciting(start_fleet, latency=SLOWER)
 
     lines = []
-    async for line in stream(fleet, CHAT):
+    async for line in stream(fleet, CHAT, max_tokens=100):
         lines.append(line)
-        if len(lines) == 20:
+        if len(lines) == 5:
             name = await drain(fleet, "streams_after=1")
             await fleet.post(f"/admin/engines/{name}/resume", b"")
 
@@ -355,7 +358,7 @@ async def test_a_drained_engine_that_is_taken_back_keeps_its_streams(
 
 
 async def test_no_number_of_seconds_is_refused(start_fleet: StartFleet) -> None:
-    fleet = await reciting(start_fleet, 1)
+    fleet = await reciting(start_fleet, 1, SLOWER)
     name = fleet.engines[0].url.removeprefix("http://")
 
     answer = await fleet.post(f"/admin/engines/{name}/drain?streams_after=soon", b"")
