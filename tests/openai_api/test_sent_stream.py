@@ -323,6 +323,14 @@ def test_that_the_engine_gives_up_is_withheld_until_nobody_goes_on(end: bytes) -
     assert sent.cut(Stops()) is None
 
 
+def test_an_engine_that_does_not_tell_its_ids_is_not_gone_on_with() -> None:
+    sent = SentStream(CHAT)
+    for each in (ROLE, chunk('{"content":"a"}', "null"), chunk('{"content":"b"}')):
+        assert sent.feed(each)
+
+    assert sent.cut(Stops()) is None
+
+
 def test_what_is_no_whole_event_at_the_end_is_not_lost() -> None:
     sent, rest = SentStream(CHAT), RestEvents(Cut(b"1", b"2", 1, "", ROLE[6:].strip()))
 

@@ -204,6 +204,8 @@ class SentStream(SentEvents):
             event = _PROMPT_IDS.sub(b'"prompt_token_ids":null', event)
         found = _WHOLE_IDS.search(event)
         if found is None:
+            if self._content in event:  # the engine does not tell the ids
+                self._is_plain = False
             return event
         says_nothing = _SAYS_NOTHING.search(event) is not None
         at = event.find(self._content)
