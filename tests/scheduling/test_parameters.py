@@ -13,6 +13,8 @@ import pytest
 from tests.scheduling.tables import candidates, request
 
 from inferway.model import SchedulingResult, Target
+from inferway.routing.limits.queue import Waiter
+from inferway.routing.limits.session_gate import SessionGate
 from inferway.scheduling.builtin import BUILTIN
 from inferway.scheduling.columns import EXPECTED_TTFT_MS
 from inferway.scheduling.flow_control.policies import ChoosesFlow
@@ -30,6 +32,7 @@ from inferway.scheduling.plugin import (
 from inferway.scheduling.producers.session_id import session_header
 from inferway.scheduling.profile import Profile
 from inferway.scheduling.registry import Building, PluginType
+from inferway.scheduling.session_admission import SessionAdmission
 from inferway.scheduling.topology import EXTRACTOR, Topology
 
 _PROFILE = Profile(MaxScore(), ())
@@ -148,6 +151,12 @@ def use(kind: PluginType, parameters: Any) -> None:
             follower.on_end(RequestOutcome("ok", 1.0))
     if isinstance(plugin, ChoosesFlow):
         plugin.next_flow({ASK.tenant: 0.0, "b": 1.0}, 2.0)
+    if isinstance(plugin, SessionAdmission):
+        gate = SessionGate(plugin, lambda _: 1.0)
+        gate.enters("m", b"first", 0.0)
+        gate.enters("m", b"second", 0.0)  # there is no room beside the first one
+        gate.wait(Waiter("m", "", 0, deadline=9.0, came=0.0), b"second")
+        gate.turns(0.0)
     if kind.name == EXTRACTOR:
         cast(Topology, plugin).place(TABLE.endpoints[0])
     for table in (candidates(2), TABLE):

@@ -49,6 +49,7 @@ class Followers:
     ) -> None:
         """`files`: that followers inherit (`cli.follower`)."""
         self.does: dict[type[Any], Callable[[Seat, Any], None]] = {}
+        self.on_ended: Callable[[Seat], None] | None = None  # one of them has ended
         self._index = index
         self._begin = begin
         program = SeatProgram("follower", "inferway.cli.follower", files, FollowerMessage)
@@ -164,3 +165,5 @@ class Followers:
         for stream in self._streams[seat]:
             self._by_number.pop(stream.number, None)
             stream.lost()
+        if self.on_ended is not None:
+            self.on_ended(seat)

@@ -142,6 +142,7 @@ class ServingHub:
             self._reserve_ports()
             gateway.on_rules = self._tell_rules
             self._followers.does = self._what_followers_say()
+            self._followers.on_ended = self._asking.ended
             await gateway.start()
             is_drained = gateway.standing.drained.__contains__
             self._teller = teller = FleetTeller(gateway.fleet, self._index, is_drained, self._tell)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from statistics import fmean
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -80,7 +80,7 @@ class SessionsPlan(msgspec.Struct, frozen=True):
         int,
         flag("Have a token that attends to this many others take twice its time; 0: none.", ge=0),
     ] = 0
-    minutes: Annotated[float, flag("Simulate this time.", gt=0)] = 40.0
+    minutes: Annotated[float, flag("Simulate this number of minutes.", gt=0)] = 40.0
     warm_up: Annotated[float, flag("Do not count so many minutes first.", ge=0)] = 15.0
     seeds: Annotated[int, flag("Simulate this number of seeds.", ge=1)] = 1
     processes: Annotated[int, flag("Simulate in this number of processes at a time.", ge=1)] = 1
@@ -225,6 +225,7 @@ _FORMS = {
     "goodput": "{:.2f}", "turns": "{:.2f}", "sessions": "{:,.0f}", "session_p50": "{:,.1f}",
     "first_p50": "{:,.1f}", "ttft_p50": "{:,.2f}", "cached": "{:.0f}%",
 }  # fmt: skip
+_BETTER: Mapping[str, Literal["higher"]] = dict.fromkeys(("goodput", "sessions"), "higher")
 _PLOT = Plot(
     "sessions", ("goodput",), x="at", by="system", x_label="what live sessions need / caches hold",
     y_label="goodput, turns a second", title="tools × {tools}", mean=True,
@@ -243,7 +244,7 @@ SESSIONS = Benchmark(
             "sessions",
             f"{said}; tools take {{tools}} times what they take in the trace",
             ["system"],
-            [Column(name, name, _FORMS[name], "mean alone", None, "")],
+            [Column(name, name, _FORMS[name], "mean alone", _BETTER.get(name), "")],
             across="load",
             split=("tools",),
         )
