@@ -138,12 +138,15 @@ def test_engines_come_and_go(tmp_path: Path) -> None:
 
 def test_blocks_without_a_known_parent_are_adopted_by_prompts_of_workers(tmp_path: Path) -> None:
     last_batch = ["--kv-events-replay-queue-size", "1"]  # all that the follower gets to know
+    settings = tmp_path / "gateway.yaml"
+    settings.write_text("probe: {join: false}\n")  # whose batches could be the last before it asks
     with simulated(tmp_path, 0, *last_batch) as engine:
         for story in (LONG, LONG + LONG):
             message = {"role": "user", "content": story}
             body = {"model": MODEL, "messages": [message], "max_tokens": 1}
             assert client.post(f"{engine.url}{CHAT}", body).status == 200
         words = ["serve", engine.url, "--workers", "2", "--policy", "kv-aware", *FLAGS]
+        words += ["--config", str(settings)]
         with Program(words, tmp_path / "gateway.log") as gateway:
             found = Serving(gateway, [engine])
             wait_until(lambda: found.metric("inferway_orphans") > 0, "one is known")
