@@ -140,8 +140,10 @@ def test_blocks_without_a_known_parent_are_adopted_by_prompts_of_workers(tmp_pat
     last_batch = ["--kv-events-replay-queue-size", "1"]  # all that the follower gets to know
     settings = tmp_path / "gateway.yaml"
     settings.write_text("probe: {join: false}\n")  # whose batches could be the last before it asks
+    # no two of its blocks are alike, so that a block says where it stands
+    rules = " ".join(f"Rule {number}: be kind, and say so." for number in range(30))
     with simulated(tmp_path, 0, *last_batch) as engine:
-        for story in (LONG, LONG + LONG):
+        for story in (rules[:500], rules):
             message = {"role": "user", "content": story}
             body = {"model": MODEL, "messages": [message], "max_tokens": 1}
             assert client.post(f"{engine.url}{CHAT}", body).status == 200
@@ -152,7 +154,7 @@ def test_blocks_without_a_known_parent_are_adopted_by_prompts_of_workers(tmp_pat
             wait_until(lambda: found.metric("inferway_orphans") > 0, "one is known")
 
             def adopted() -> bool:
-                found.chat(LONG + LONG, max_tokens=1)
+                found.chat(rules, max_tokens=1)
                 return found.metric("inferway_blocks_adopted_total") > 0
 
             wait_until(adopted, "prompts give them their keys", gateway.log_text)
