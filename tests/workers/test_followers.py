@@ -6,6 +6,7 @@ import os
 import re
 import signal
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import msgspec
@@ -137,24 +138,26 @@ def test_engines_come_and_go(tmp_path: Path) -> None:
 
 
 def test_blocks_without_a_known_parent_are_adopted_by_prompts_of_workers(tmp_path: Path) -> None:
-    last_batch = ["--kv-events-replay-queue-size", "1"]  # all that the follower gets to know
-    settings = tmp_path / "gateway.yaml"
-    settings.write_text("probe: {join: false}\n")  # whose batches could be the last before it asks
-    # no two of its blocks are alike, so that a block says where it stands
-    rules = " ".join(f"Rule {number}: be kind, and say so." for number in range(30))
-    with simulated(tmp_path, 0, *last_batch) as engine:
-        for story in (rules[:500], rules):
+    # The follower gets to know the last story, whether it asks before the probe or behind it, and
+    # never the first. How the engine hashes, a prompt shows that begins as no other one does.
+    stories = [LONG * number for number in range(1, 12)]
+    last_batches = ["--kv-events-replay-queue-size", "9"]
+    with simulated(tmp_path, 0, *last_batches) as engine:
+        for story in stories:
             message = {"role": "user", "content": story}
             body = {"model": MODEL, "messages": [message], "max_tokens": 1}
             assert client.post(f"{engine.url}{CHAT}", body).status == 200
         words = ["serve", engine.url, "--workers", "2", "--policy", "kv-aware", *FLAGS]
-        words += ["--config", str(settings)]
         with Program(words, tmp_path / "gateway.log") as gateway:
             found = Serving(gateway, [engine])
             wait_until(lambda: found.metric("inferway_orphans") > 0, "one is known")
 
+            numbers = count()
+
             def adopted() -> bool:
-                found.chat(rules, max_tokens=1)
+                new = {"model": MODEL, "prompt": f"{next(numbers)} {LONG}", "max_tokens": 1}
+                client.post(f"{found.url}/v1/completions", new)
+                found.chat(stories[-1], max_tokens=1)
                 return found.metric("inferway_blocks_adopted_total") > 0
 
             wait_until(adopted, "prompts give them their keys", gateway.log_text)
