@@ -20,7 +20,7 @@ from contextlib import ExitStack
 from idle_cost import HERE, START, cpu_ms, gateway, line_of, running
 
 ENGINE_SAID = re.compile(r"simulated engine (http://\S+)")
-STREAMS, TOKENS = 40, 200
+STREAMS, TOKENS = 20, 200
 PROMPTS = {"short": "Say something.", "long": "A word or two of a longer story. " * 250}
 
 
