@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
 
 from inferway.errors import FleetError, InferwayError, MovedError, SeamError
 from inferway.http.auth import Auth, withheld
@@ -27,6 +26,7 @@ from inferway.http.message import Request
 from inferway.http.metrics import MetricsPage
 from inferway.http.responder import BodySource, Responder
 from inferway.http.two_legs import TwoLegs
+from inferway.http.waiting import InQueue
 from inferway.model import Headers
 from inferway.openai_api.responses import error_event
 from inferway.openai_api.usage import Usage
@@ -63,12 +63,6 @@ def move_streams(sources: Callable[[], Iterable[BodySource]], engine: str) -> in
     return sum([isinstance(each, Forwarding) and each.leave(engine) for each in [*sources()]])
 
 
-class Leaving(Protocol):
-    """A stream that leaves its engine (forward.Forwarding)."""
-
-    def over(self, outcome: str) -> None: ...
-
-
 @dataclass(slots=True)
 class Continuer:
     """Has other engines go on with streams. `close` must be called."""
@@ -87,7 +81,7 @@ class Continuer:
         asked: StreamCaller,
         client: Client,
         journey: Journey,
-        leaving: Leaving,
+        leaving: Forwarding,
         error: InferwayError,
     ) -> bool:
         """Return whether the client hears no error: another engine is asked for the rest of the
@@ -118,7 +112,7 @@ class Continuer:
             "another engine goes on with an answer after %d tokens: %s",
             *(rest.cut.num_ids, error),
         )
-        client.attach(seam)
+        client.attach(InQueue(seam.client_gone))
         self._tasks.spawn(self._send(seam, rest.body, engine))
         return True
 
@@ -211,7 +205,7 @@ class _Seam:
         renamed = record.model if before.changes_length else ""
         self._events = rest.kept.events(rest.cut, renamed)
         self._num_ids = rest.cut.num_ids
-        self._num_prompt_ids = rest.cut.prompt_ids.count(b",") + 1
+        self._num_prompt_ids = rest.cut.num_prompt_ids
         self._source: BodySource | None = None
         self._is_over = False
         self._comment = b""
@@ -271,18 +265,11 @@ class _Seam:
     def abort(self) -> None:
         self.fail(self._error)
 
-    # ---------------------------------------------------------------------- source, until then
-
-    def pause(self) -> None:
-        pass
-
-    def resume(self) -> None:
-        pass
+    # ----------------------------------------------------------------------------------------
 
     def client_gone(self) -> None:
+        """The client has gone before the rest has an engine."""
         self._is_over = True
-
-    # ----------------------------------------------------------------------------------------
 
     def _edited(self, chunk: bytes) -> bytes:
         comment, self._comment = self._comment, b""

@@ -63,7 +63,6 @@ from inferway.http.two_legs import TwoLegs
 from inferway.indexer import Indexer
 from inferway.openai_api.paths import GENERATING
 from inferway.prompts.fidelity.messages_probe import COUNT_TOKENS
-from inferway.routing.continuing import PATHS
 from inferway.routing.director import Director
 from inferway.routing.limits.callers import ApiCaller
 from inferway.telemetry.answer_log import outcome_of
@@ -278,7 +277,7 @@ class Routes:
         client = responder if shape is None else JudgedAnswer(responder, shape)
         passed = self._requests.follow(record) if request.path in GENERATING else None
         continuer, goes_on = self._continuer, None
-        if continuer is not None and request.path in PATHS:
+        if continuer is not None and record.is_streamed:
             asked = StreamCaller(
                 request, responder, caller.priority, share, caller.admin, record, passed
             )

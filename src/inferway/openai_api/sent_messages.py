@@ -24,8 +24,6 @@ from inferway.openai_api.sent_stream import MOST_BYTES, Cut, SentEvents
 from inferway_structured.decoding import UNREADABLE
 from inferway_structured.sse import data_in
 
-MESSAGES = "/v1/messages"
-
 _TOGETHER = 64  # events of which the text is taken
 _DELTA = b"event: content_block_delta\n"
 _TEXT = re.compile(rb'"type":"text_delta","text":("(?:[^"\\]|\\.)*")')
@@ -113,7 +111,7 @@ class RestMessages:
     def __init__(self, cut: Cut, *, has_block: bool) -> None:
         """`has_block`: the client has the start of a text block, and not its end."""
         self._num_ids = cut.num_ids
-        self._num_prompt_ids = cut.prompt_ids.count(b",") + 1
+        self._num_prompt_ids = cut.num_prompt_ids
         self._is_open = has_block
         self._is_joined = False
         self._shift = 0

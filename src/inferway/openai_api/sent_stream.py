@@ -80,6 +80,11 @@ class Cut:
     overlap: str  # that the client has been sent of what follows
     first: bytes  # the data of the stream's first event
 
+    @property
+    def num_prompt_ids(self) -> int:
+        """How many tokens the prompt has, which is never empty."""
+        return self.prompt_ids.count(b",") + 1
+
 
 class _StreamDelta(msgspec.Struct):
     content: str | None = None

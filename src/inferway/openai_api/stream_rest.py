@@ -186,7 +186,7 @@ class RestEvents:
             self._head["model"] = model
         self._overlap = cut.overlap
         self._num_ids = cut.num_ids
-        self._num_prompt_ids = cut.prompt_ids.count(b",") + 1
+        self._num_prompt_ids = cut.num_prompt_ids
 
     def feed(self, events: bytes) -> bytes:
         """Raises SeamError if they say something else than the client was sent already."""

@@ -22,7 +22,7 @@ from inferway.openai_api.requests import (
     MessagesRequest,
     decode_fields,
 )
-from inferway.openai_api.sent_messages import MESSAGES, RestMessages, SentMessages
+from inferway.openai_api.sent_messages import RestMessages, SentMessages
 from inferway.openai_api.sent_stream import CHAT, COMPLETIONS, Cut, SentStream
 from inferway.openai_api.stream_rest import (
     RestEvents,
@@ -36,8 +36,6 @@ from inferway.prompts.served import ServedModel
 
 if TYPE_CHECKING:
     from inferway.routing.journey import Routed
-
-PATHS = frozenset({CHAT, COMPLETIONS, MESSAGES})  # of streams that may be gone on with
 
 MOST_BODY_BYTES = 1 << 20  # of one request, that is kept until its answer has ended
 MOST_BYTES = 64 << 20  # of all of them
