@@ -71,6 +71,9 @@ class ChatRequest(Guided, frozen=True, kw_only=True):
     for_the_core: ClassVar[tuple[str, ...]] = (*_FOR_THE_CORE, "bad_words")
 
 
+COMPLETION_TOKENS = 16  # vLLM's `max_tokens` of a completion that does not say how many
+
+
 class CompletionRequest(Guided, frozen=True, kw_only=True):
     """The fields of a `/v1/completions` body that we act on."""
 

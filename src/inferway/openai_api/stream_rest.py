@@ -25,6 +25,7 @@ import msgspec
 from inferway.errors import SeamError
 from inferway.openai_api.edits import with_last_members, with_prompt, with_prompt_token_ids
 from inferway.openai_api.requests import (
+    COMPLETION_TOKENS,
     Body,
     ChatRequest,
     CompletionRequest,
@@ -34,8 +35,6 @@ from inferway.openai_api.sent_stream import Cut, Stops
 from inferway.openai_api.shapes import shape_fields
 from inferway_structured.decoding import UNREADABLE
 from inferway_structured.sse import with_data
-
-_COMPLETION_TOKENS = 16  # vLLM's `max_tokens` of a completion that does not say how many
 
 _TOOLS = frozenset({"tools", "tool_choice", "use_beam_search"})
 # Fields that mean the same for the rest as for the whole.
@@ -151,7 +150,7 @@ def rest_body(
     ids = b"[%b]" % (b",".join([cut.prompt_ids, cut.ids]) if cut.ids else cut.prompt_ids)
     changed: dict[str, int] = {}
     for name in ("max_tokens",) if is_completion else ("max_tokens", "max_completion_tokens"):
-        given = fields.get(name, _COMPLETION_TOKENS if is_completion else None)
+        given = fields.get(name, COMPLETION_TOKENS if is_completion else None)
         if given is None:
             continue
         if not _is_int(given) or given <= cut.num_ids:

@@ -11,6 +11,7 @@ from inferway.config import ModelSettings
 from inferway.errors import InvalidRequestError, PromptTooLongError, RenderError
 from inferway.model import ContextLengths, Reason, TokenIds, Tokenized
 from inferway.openai_api.requests import (
+    COMPLETION_TOKENS,
     ChatRequest,
     CompletionRequest,
     CountTokensRequest,
@@ -181,8 +182,7 @@ class ModelPrompts:
         if body.suffix is not None:
             raise RenderError("suffix: the engine joins it on", reason=Reason.OWN_RENDERER)
         self._check_max_tokens("max_tokens", body.max_tokens)
-        # vLLM generates 16 tokens unless told otherwise.
-        max_tokens = 16 if body.max_tokens is None else body.max_tokens
+        max_tokens = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
         keep = self._kept_tokens(body, max_tokens)
         size = _completion_size(body)
         make = partial(self._completion_ids, body, keep)
