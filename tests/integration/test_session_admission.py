@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import Any
 
 from tests.integration.conftest import Answer, Fleet, StartFleet, simulated, until
@@ -69,6 +70,16 @@ async def test_one_that_waits_goes_on_once_it_is_overdue(start_fleet: StartFleet
 
     assert (await turn(fleet, "second")).status == 200
     assert await fleet.metric("inferway_sessions_waited_total", outcome="overdue") == 1
+
+
+async def test_sessions_stay_at_their_engines_and_fill_them_alike(start_fleet: StartFleet) -> None:
+    middle = simulated(kv_cache_size=160, max_model_len=900)  # 2,560 tokens: of four sessions
+    fleet = await start_fleet([middle, middle], scheduling=SCHEDULING)
+
+    homes = [[(await turn(fleet, str(name))).engine for name in range(6)] for _ in range(3)]
+
+    assert homes[1] == homes[2]
+    assert sorted(Counter(homes[2]).values()) == [3, 3]
 
 
 async def test_nobody_waits_while_caches_have_room(start_fleet: StartFleet) -> None:

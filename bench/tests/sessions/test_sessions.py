@@ -12,6 +12,7 @@ from bench.tests.runs import a_run, unseen
 
 from inferway_bench.policies.catalog import policy_named
 from inferway_bench.policies.engine import Engine, EngineSpec
+from inferway_bench.policies.gateway import Policy
 from inferway_bench.policies.requests import SimRequest, Workload
 from inferway_bench.policies.simulate import FleetSpec
 from inferway_bench.processes import BenchError
@@ -20,7 +21,7 @@ from inferway_bench.sessions.agents import Agents, agents, mean_need, sessions_o
 from inferway_bench.sessions.benchmark import ADMISSION, SESSIONS, SessionsPlan, goals, losses
 from inferway_bench.sessions.figures import SessionFigures, figures
 from inferway_bench.sessions.oracles import fitting
-from inferway_bench.sessions.ours import admission
+from inferway_bench.sessions.ours import admission, with_sessions
 from inferway_bench.sessions.programs import programs
 from inferway_bench.sessions.run import Admission, AgentsRun, Everyone, MakeAdmission
 
@@ -54,7 +55,8 @@ def asked(number: int, seed: int = 1) -> Agents:
 def run(number: int, make: MakeAdmission, fleet: FleetSpec = FLEET) -> SessionFigures:
     """So many agents, of whom each needs about 17 of the fleet's 200 blocks."""
     them = asked(number)
-    outcome = AgentsRun(them, fleet, policy_named("expected-ttft"), make, SECONDS, 1).run()
+    policy = with_sessions if make is admission else policy_named("expected-ttft")
+    outcome = AgentsRun(them, fleet, policy, make, SECONDS, 1).run()
     assert (outcome.num_ended <= 1).all()
     return figures(them, ENGINE, outcome, WARM_UP, SECONDS)
 
@@ -98,7 +100,7 @@ def test_a_live_session_needs_the_mean_of_its_turns() -> None:
 
 def test_beyond_the_edge_letting_fewer_in_has_more_good_turns() -> None:
     alone, oracle, ours = (
-        run(40, make) for make in (lambda *_: Everyone(), fitting(1.0), admission())
+        run(40, make) for make in (lambda *_: Everyone(), fitting(1.0), admission)
     )
 
     assert oracle.goodput > 1.3 * alone.goodput
@@ -108,12 +110,12 @@ def test_beyond_the_edge_letting_fewer_in_has_more_good_turns() -> None:
 
 def test_below_the_edge_nothing_changes() -> None:
     fleet = FleetSpec(2, 0, engine=EngineSpec(cache_tokens=1_000 * SIZE))
-    alone, ours = run(4, lambda *_: Everyone(), fleet), run(4, admission(), fleet)
+    alone, ours = run(4, lambda *_: Everyone(), fleet), run(4, admission, fleet)
 
     assert ours == alone
 
 
-@pytest.mark.parametrize("make", [fitting(1.0, 1.0), admission(), programs()])
+@pytest.mark.parametrize("make", [fitting(1.0, 1.0), admission, programs()])
 def test_nobody_waits_for_ever(make: MakeAdmission) -> None:
     found = run(20, make)
 
@@ -124,8 +126,8 @@ def test_nobody_waits_for_ever(make: MakeAdmission) -> None:
 def test_no_engine_is_promised_more_than_it_holds() -> None:
     made: list[Admission] = []
 
-    def make(them: Agents, engines: Sequence[Engine]) -> Admission:
-        made.append(fitting(1.0)(them, engines))
+    def make(them: Agents, engines: Sequence[Engine], policy: Policy) -> Admission:
+        made.append(fitting(1.0)(them, engines, policy))
         return made[0]
 
     found = run(40, make)
@@ -136,7 +138,7 @@ def test_no_engine_is_promised_more_than_it_holds() -> None:
 
 def row(system: str, load: float, goodput: float) -> Row:
     keys = {"tools": "1", "load": f"{load:g}", "system": system}
-    return Row("sessions", keys, {"goodput": [goodput]})
+    return Row("sessions", keys, {"goodput": [goodput], "turns": [3.0]})
 
 
 def test_it_is_judged_beyond_the_edge_and_below_it() -> None:
@@ -149,7 +151,7 @@ def test_it_is_judged_beyond_the_edge_and_below_it() -> None:
         ],
     )
 
-    assert [each.is_met for each in goals(found)] == [False, True, False]
+    assert [each.is_met for each in goals(found)] == [False, True, False, True]
     assert losses(found) == [
         "tools × 1, load 0.8: the goodput of vllm-router is 1.22 times that of session-admission"
     ]

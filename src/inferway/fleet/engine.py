@@ -190,11 +190,11 @@ class Engine:
 
     @property
     def cache_tokens(self) -> int | None:
-        """The tokens that its caches hold, those of all its ranks; None if it has not told."""
+        """The tokens that the cache of each of its endpoints holds; None if it has not told."""
         facts, size = self.facts, self.block_size
         if facts is None or facts.cache_blocks is None or size is None:
             return None
-        return facts.cache_blocks * size * max(1, len(self.endpoints))
+        return facts.cache_blocks * size
 
     @property
     def sources(self) -> Sequence[EventSource]:

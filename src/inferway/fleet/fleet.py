@@ -119,12 +119,19 @@ class Fleet:
         if self._session is not None:
             await self._session.close()
 
-    def cache_tokens(self, engines: Collection[str]) -> float | None:
-        """Return the tokens that the caches of these engines hold. One that has not told counts as
-        the others; None if nobody has."""
+    def cache_tokens(self, engines: Collection[str]) -> dict[str, float]:
+        """Return the tokens that the caches of these engines hold, by endpoint. One that has not
+        told counts as the others; empty if nobody has."""
         asked = [self._by_name[name] for name in engines if name in self._by_name]
         told = [tokens for engine in asked if (tokens := engine.cache_tokens) is not None]
-        return sum(told) / len(told) * len(asked) if told else None
+        if not told:
+            return {}
+        mean = sum(told) / len(told)
+        return {
+            endpoint.name: mean if engine.cache_tokens is None else engine.cache_tokens
+            for engine in asked
+            for endpoint in engine.endpoints
+        }
 
     # who is in it
 

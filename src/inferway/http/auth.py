@@ -34,7 +34,7 @@ import copy
 import logging
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -308,7 +308,7 @@ def build_auth(
     sessions = None
     if scheduling.sessions is not None:
 
-        def cache_tokens_of(model: str) -> float | None:
+        def cache_tokens_of(model: str) -> Mapping[str, float]:
             return fleet.cache_tokens(engines_of(model))
 
         session_gate = SessionGate(scheduling.sessions, cache_tokens_of, settings.flow.queue)

@@ -306,8 +306,9 @@ class _Build:
                 "plugins (disagg-profile-handler), or leave all but one out"
             )
         profile = next(iter(profiles.values()))
-        scorers = [weighted.scorer for weighted in profile.scorers]
-        by_cost = len(scorers) == 1 and isinstance(scorers[0], ExpectedTtft)
+        scorers = [each.scorer for each in profile.scorers]
+        others = [each for each in scorers if not isinstance(each, SessionAdmission)]
+        by_cost = len(others) == 1 and isinstance(others[0], ExpectedTtft)
         return ByRole(profile, has_legs=by_cost and not profile.filters)
 
     # the rest

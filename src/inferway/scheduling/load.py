@@ -69,10 +69,13 @@ def scheduling_of(settings: ServeSettings, *, has_queue: bool = True) -> Schedul
             if isinstance(plugin, ExpectedTtft):
                 plugin.has_legs = False  # nobody would tell it what they take
     if settings.workers != 1:
-        scheduling = scheduling.without_sessions("each worker would know of its own turns only")
+        scheduling = scheduling.without_sessions(
+            "each worker would know of its own turns only", knows_all=False
+        )
     if has_queue:
         return scheduling
-    return scheduling.without_queue().without_sessions("the endpoint picker has no queue")
+    scheduling = scheduling.without_queue()
+    return scheduling.without_sessions("the endpoint picker has no queue", knows_all=True)
 
 
 def _scheduling_of(settings: ServeSettings) -> Scheduling:

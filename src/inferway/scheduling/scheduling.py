@@ -61,17 +61,16 @@ class Scheduling:
             notes=(*self.notes, "flowControl: the endpoint picker has no queue; nothing waits"),
         )
 
-    def without_sessions(self, why: str) -> Scheduling:
-        """Return the same where no session waits, and why, for the log."""
+    def without_sessions(self, why: str, *, knows_all: bool) -> Scheduling:
+        """Return the same where no session waits, and why, for the log. `knows_all`: all turns of a
+        session come by here, so that it can be kept at one endpoint."""
         if self.sessions is None:
             return self
-        following = [each for each in self.following if each is not self.sessions]
-        return replace(
-            self,
-            sessions=None,
-            following=following,
-            notes=(*self.notes, f"session-admission: {why}; no session waits"),
-        )
+        self.sessions.abstains = not knows_all
+        following = [each for each in self.following if knows_all or each is not self.sessions]
+        said = "no session waits" if knows_all else "it has no effect"
+        notes = (*self.notes, f"session-admission: {why}; {said}")
+        return replace(self, sessions=None, following=following, notes=notes)
 
     def families(self) -> Iterator[Family]:
         """Yield the plugins' own metric families."""

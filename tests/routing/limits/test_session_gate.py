@@ -32,16 +32,16 @@ class World:
         self.live = self.gate.admission.of("m")
         self.live.first_tokens = TOKENS
 
-    def _cache(self, model: str) -> float | None:
+    def _cache(self, model: str) -> dict[str, float]:
         assert model == "m"
-        return self.sessions * TOKENS if self.known else None
+        return {"e0": self.sessions * TOKENS} if self.known else {}
 
     def enters(self, name: bytes) -> bool:
         """A turn comes; return whether it goes on, and is at an engine."""
         if not self.gate.enters("m", name, self.now):
             return False
         if name:
-            self.live.begin(name, TOKENS, self.now)
+            self.live.begin(name, TOKENS, "e0", self.now)
         return True
 
     def wait(

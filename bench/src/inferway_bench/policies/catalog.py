@@ -45,9 +45,9 @@ _ENGINE_BLOCK = 16  # tokens: vLLM's blocks, which llm-d's defaults are made for
 _LLM_D = {"queue-scorer": 2.0, "kv-cache-utilization-scorer": 2.0, "prefix-cache-scorer": 3.0}
 
 
-def _configured(world: World, weights: Mapping[str, float], **parameters: Any) -> Policy:
-    """A policy of these scorers with their weights. `parameters` are the approximate producer's;
-    without them, KV events are heard."""
+def configured(world: World, weights: Mapping[str, float], **parameters: Any) -> Policy:
+    """Return a policy of these scorers with their weights. `parameters` are the approximate
+    producer's; without them, KV events are heard."""
     plugins: list[dict[str, Any]] = [{"type": name} for name in weights]
     if parameters:
         plugins.append({"type": "approx-prefix-cache-producer", "parameters": parameters})
@@ -72,7 +72,7 @@ def approximate(world: World, *, whole: bool = False) -> dict[str, Any]:
 
 
 def _expected_ttft(world: World) -> Policy:
-    return _configured(world, {"expected-ttft": 1.0})
+    return configured(world, {"expected-ttft": 1.0})
 
 
 def _deaf(world: World) -> Policy:
@@ -138,9 +138,9 @@ POLICIES: dict[str, MakePolicy] = {
     "round-robin": lambda world: Policy(RoundRobin(world.random.randrange(len(world.engines)))),
     "least-request": lambda _: Policy(LeastLoaded()),
     "consistent-hash": lambda _: Policy(ConsistentHash()),
-    "approx-prefix": lambda w: _configured(w, {"prefix-cache-scorer": 1.0}, **approximate(w)),
-    LLM_D: lambda w: _configured(w, _LLM_D, **approximate(w)),
-    "llm-d-whole": lambda w: _configured(w, _LLM_D, **approximate(w, whole=True)),
+    "approx-prefix": lambda w: configured(w, {"prefix-cache-scorer": 1.0}, **approximate(w)),
+    LLM_D: lambda w: configured(w, _LLM_D, **approximate(w)),
+    "llm-d-whole": lambda w: configured(w, _LLM_D, **approximate(w, whole=True)),
     "cache-aware": lambda world: Policy(CacheAware(world.block_tokens)),
     "kv-aware": lambda _: Policy(load_scheduling(KV_AWARE).chooser, sees_blocks=True),
     OURS: _expected_ttft,

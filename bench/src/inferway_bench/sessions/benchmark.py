@@ -3,7 +3,7 @@ hold all that are alive."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from statistics import fmean
@@ -17,7 +17,7 @@ from inferway_bench.harness import Benchmark
 from inferway_bench.plotting import Chart, Plot
 from inferway_bench.policies.catalog import OURS, policy_named
 from inferway_bench.policies.engine import EngineSpec
-from inferway_bench.policies.simulate import FleetSpec
+from inferway_bench.policies.simulate import FleetSpec, MakePolicy
 from inferway_bench.policies.traces import read_trace, stored
 from inferway_bench.processes import BenchError
 from inferway_bench.progress import OnStep
@@ -31,7 +31,7 @@ from inferway_bench.sessions.figures import (
     figures,
 )
 from inferway_bench.sessions.oracles import fitting
-from inferway_bench.sessions.ours import admission
+from inferway_bench.sessions.ours import admission, with_sessions
 from inferway_bench.sessions.programs import programs
 from inferway_bench.sessions.run import AgentsRun, Everyone, MakeAdmission
 from inferway_bench.simulate.processes import Processes
@@ -42,17 +42,18 @@ EDGE = 1.0
 FIRST_SEED = 11  # those before it were used to find the defaults of session-admission
 BEYOND = 1.5  # times the edge
 
-# name -> (the policy that chooses engines, who lets turns in)
-SYSTEMS: Mapping[str, tuple[str, Callable[[], MakeAdmission]]] = {
-    OURS: (OURS, lambda: lambda *_: Everyone()),
-    "consistent-hash": ("consistent-hash", lambda: lambda *_: Everyone()),
-    PROGRAMS: ("consistent-hash", programs),
-    f"{PROGRAMS}, 60 s": ("consistent-hash", lambda: programs(most_ttl=60.0)),
-    ADMISSION: (OURS, admission),
-    "oracle, now": (OURS, lambda: fitting(0.75, peak=False)),
-    "oracle, peak": (OURS, lambda: fitting(1.15)),
-    "oracle, free": (OURS, lambda: fitting(0.75, pins=False, peak=False)),
-    "oracle, gaps": (OURS, lambda: fitting(0.75, most_gap=30.0)),
+_TTFT, _HASH = policy_named(OURS), policy_named("consistent-hash")
+# name -> (who chooses engines, who lets turns in)
+SYSTEMS: Mapping[str, tuple[MakePolicy, MakeAdmission]] = {
+    OURS: (_TTFT, lambda *_: Everyone()),
+    "consistent-hash": (_HASH, lambda *_: Everyone()),
+    PROGRAMS: (_HASH, programs()),
+    f"{PROGRAMS}, 60 s": (_HASH, programs(most_ttl=60.0)),
+    ADMISSION: (with_sessions, admission),
+    "oracle, now": (_TTFT, fitting(0.75, peak=False)),
+    "oracle, peak": (_TTFT, fitting(1.15)),
+    "oracle, free": (_TTFT, fitting(0.75, pins=False, peak=False)),
+    "oracle, gaps": (_TTFT, fitting(0.75, most_gap=30.0)),
 }
 _ORACLES = tuple(name for name in SYSTEMS if name.startswith("oracle"))
 
@@ -144,7 +145,7 @@ def perform(task: SessionsTask) -> SessionFigures:
     seconds, ramp = plan.minutes * 60, min(600.0, plan.warm_up * 30)
     asked = agents(trace, number, seconds, ramp, fleet.engine, task.seed, task.tools)
     policy, make = SYSTEMS[task.system]
-    run = AgentsRun(asked, fleet, policy_named(policy), make(), seconds, task.seed)
+    run = AgentsRun(asked, fleet, policy, make, seconds, task.seed)
     return figures(asked, fleet.engine, run.run(), plan.warm_up * 60, seconds)
 
 
@@ -169,34 +170,41 @@ def _rows(plan: SessionsPlan, found: Mapping[SessionsTask, SessionFigures]) -> I
         yield Row("sessions", keys, {**values, "at": load}, system in (OURS, ADMISSION))
 
 
-Goodputs = Mapping[tuple[str, float], Mapping[str, float]]  # (tools, load) -> by system
+Means = Mapping[tuple[str, float], Mapping[str, float]]  # (tools, load) -> by system
 
 
-def goodputs(run: Run) -> Goodputs:
-    """Return the mean goodput of each system in each case."""
+def means(run: Run, figure: str) -> Means:
+    """Return the mean of that figure for each system in each case."""
     found: dict[tuple[str, float], dict[str, float]] = {}
     for row in run.rows:
         case = (str(row.keys["tools"]), float(row.keys["load"]))
-        found.setdefault(case, {})[str(row.keys["system"])] = fmean(row.repeats("goodput"))
+        found.setdefault(case, {})[str(row.keys["system"])] = fmean(row.repeats(figure))
     return found
 
 
 def goals(run: Run) -> list[Goal]:
-    """Judge `session-admission` at 1.5 times the edge and below it."""
-    judged = []
-    for (tools, load), by in goodputs(run).items():
-        ours = by.get(ADMISSION)
-        if ours is None:
-            continue
-        for other in (OURS, PROGRAMS):
-            if load == BEYOND and other in by:
-                said = f"{ADMISSION}: goodput / that of {other}, {BEYOND:g} times the edge"
-                ratio = ours / max(by[other], 1e-3)
-                judged.append(goal(f"{said}, tools × {tools}", min(ratio, 99.0), least=1.3))
-        if load < EDGE and OURS in by:
-            said = f"{ADMISSION}: goodput / that of {OURS}, {load:g} times the edge"
-            judged.append(goal(f"{said}, tools × {tools}", ours / by[OURS], least=0.99))
-    return judged
+    """Judge `session-admission` at 1.5 times the edge and below it, where the turns that are not
+    good count, too."""
+    return [
+        each
+        for figure in ("goodput", "turns")
+        for case, by in means(run, figure).items()
+        for each in _judged(figure, case, by)
+    ]
+
+
+def _judged(figure: str, case: tuple[str, float], by: Mapping[str, float]) -> Iterator[Goal]:
+    (tools, load), ours = case, by.get(ADMISSION)
+    if ours is None:
+        return
+    for other in (OURS, PROGRAMS):
+        if load == BEYOND and other in by and figure == "goodput":
+            said = f"{ADMISSION}: {figure} / that of {other}, {BEYOND:g} times the edge"
+            ratio = min(ours / max(by[other], 1e-3), 99.0)
+            yield goal(f"{said}, tools × {tools}", ratio, least=1.3)
+    if load < EDGE and OURS in by:
+        said = f"{ADMISSION}: {figure} / that of {OURS}, {load:g} times the edge"
+        yield goal(f"{said}, tools × {tools}", ours / by[OURS], least=0.99)
 
 
 def losses(run: Run) -> list[str]:
@@ -204,7 +212,7 @@ def losses(run: Run) -> list[str]:
     return [
         f"tools × {tools}, load {load:g}: the goodput of {other} is {theirs / by[ADMISSION]:.2f} "
         f"times that of {ADMISSION}"
-        for (tools, load), by in goodputs(run).items()
+        for (tools, load), by in means(run, "goodput").items()
         if by.get(ADMISSION)
         for other, theirs in by.items()
         if other not in (ADMISSION, *_ORACLES) and theirs > 1.02 * by[ADMISSION]

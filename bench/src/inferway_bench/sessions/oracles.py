@@ -121,4 +121,4 @@ class Fitting:
 def fitting(
     fill: float = 1.0, most_gap: float = math.inf, *, pins: bool = True, peak: bool = True
 ) -> MakeAdmission:
-    return lambda agents, engines: Fitting(agents, engines, fill, most_gap, pins, peak)
+    return lambda agents, engines, _: Fitting(agents, engines, fill, most_gap, pins, peak)

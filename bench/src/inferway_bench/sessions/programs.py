@@ -378,4 +378,4 @@ def _order(program: _Program, now: float) -> tuple[bool, bool, float, float]:
 
 
 def programs(most_ttl: float = 10.0) -> MakeAdmission:
-    return lambda agents, engines: Programs(agents, engines, most_ttl)
+    return lambda agents, engines, _: Programs(agents, engines, most_ttl)

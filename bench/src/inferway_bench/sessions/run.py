@@ -51,7 +51,7 @@ class Admission(Protocol):
         """Return when `goes` is to be asked again, whatever happens before; infinite: never."""
 
 
-MakeAdmission = Callable[[Agents, Sequence[Engine]], Admission]
+MakeAdmission = Callable[[Agents, Sequence[Engine], Policy], Admission]
 
 
 @dataclass(slots=True)
@@ -96,16 +96,19 @@ class AgentsRun(Simulation):
         seconds: float, seed: int,
     ) -> None:  # fmt: skip
         rows: dict[int, int] = {}
+        made: list[Policy] = []
 
         def pinning(world: World) -> Policy:
             policy = make_policy(world)
+            made.append(policy)
             return replace(policy, chooser=Pinning(policy.chooser, rows))
 
         super().__init__(agents.workload, agents.workload.own_rate, fleet, pinning, seed)
         starts = agents.workload.columns.start
         self._arrivals = sorted((float(starts[index]), index) for _, index in self._arrivals)
         self._pinned = rows
-        self._admission = make(agents, self._engines)
+        (policy,) = made
+        self._admission = make(agents, self._engines, policy)
         self._seconds = seconds
         self._wakes = math.inf
 

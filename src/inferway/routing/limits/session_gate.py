@@ -12,7 +12,7 @@ No session waits for ever: once the one that has waited the longest has done so 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from inferway.errors import QueueFullError, WaitTooLongError
@@ -20,8 +20,9 @@ from inferway.model import Headers
 from inferway.routing.limits.queue import FairQueue, Waiter
 from inferway.scheduling.session_admission import SessionAdmission
 
-# model -> tokens that the caches of the engines hold that get requests for it now; None: unknown
-CacheTokensOf = Callable[[str], float | None]
+# model -> tokens that the caches hold of the engines that get requests for it now, by endpoint;
+# none: nothing is known
+CacheTokensOf = Callable[[str], Mapping[str, float]]
 
 RETRY_AFTER = 30  # seconds
 
@@ -117,11 +118,9 @@ class SessionGate:
             self._forget(waiter)
 
     def _has_room(self, model: str, now: float) -> bool:
-        cache_tokens = self.cache_tokens_of(model)
-        if cache_tokens is None:
-            return True
-        share = self.admission.parameters.cache_share
-        return self.admission.of(model).has_room(share * cache_tokens, now)
+        live = self.admission.of(model)
+        live.sizes = self.cache_tokens_of(model)
+        return live.has_room(self.admission.parameters.cache_share, now)
 
     def _overdue(self, now: float) -> Waiter | None:
         oldest = next(iter(self._sessions))
