@@ -51,6 +51,29 @@ def test_workers_pick_for_a_proxy_on_one_port(tmp_path: Path) -> None:
         assert picker.stop() == 0
 
 
+def test_its_workers_know_what_a_follower_hears(tmp_path: Path) -> None:
+    words = [
+        *("epp", "--host", "127.0.0.1", "--workers", "2", "--followers", "1"),
+        *("--policy", "kv-aware", "--scrape-seconds", "0.05"),
+        *("--secure-serving=false", "--grpc-port", "0", "--grpc-health-port", "0"),
+    ]
+    with simulated(tmp_path, 1) as other, simulated(tmp_path, 2) as holder:
+        assert client.post(f"{holder.url}/v1/completions", json.loads(BODY)).status == 200
+        engines = [word for each in (other, holder) for word in ("--engine", each.url)]
+        with Program([*words, *engines], tmp_path / "epp.log") as picker:
+
+            def page() -> str:
+                return client.get(f"{picker.url}/metrics").raw.decode()
+
+            blocks = r"^inferway_index_blocks\{.*\} [1-9]"
+            wait_until(lambda: re.search(blocks, page(), re.M), "its blocks are known", page)
+            [address] = {*re.findall(r"for a proxy at (127\.0\.0\.1:\d+)", picker.log_text())}
+            picks = [picked(address) for _ in range(ASKED)]  # of both workers
+
+            assert {*picks} == {holder.url.removeprefix("http://")}
+            assert picker.stop() == 0
+
+
 def picked(address: str) -> str:
     """The engine that a proxy is told, over a connection of its own."""
     with grpc.insecure_channel(address, OWN_CONNECTION) as channel:
