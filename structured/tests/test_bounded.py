@@ -63,10 +63,10 @@ def test_what_brought_an_engine_down_is_answered_with_what_is_left_out_named() -
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)  # 40 s on a busy machine
-@pytest.mark.parametrize("seed", range(3))
-def test_hostile_shapes_take_little_of_an_engine(seed: int) -> None:
-    told = asked("drawn", str(seed), "52")
+@pytest.mark.timeout(600)  # two minutes on a busy machine
+def test_hostile_shapes_take_little_of_an_engine() -> None:
+    """52 of them; `make hostile` asks for 1,300."""
+    told = asked("drawn", "0", "52")
 
     assert len(told) == 52
     assert_bounded(told)

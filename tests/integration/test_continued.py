@@ -347,10 +347,10 @@ async def test_a_drained_engine_that_is_taken_back_keeps_its_streams(
     fleet = await reciting(start_fleet, latency=SLOWER)
 
     lines = []
-    async for line in stream(fleet, CHAT, max_tokens=100):
+    async for line in stream(fleet, CHAT, max_tokens=200):  # for longer than the grace
         lines.append(line)
         if len(lines) == 5:
-            name = await drain(fleet, "streams_after=1")
+            name = await drain(fleet, "streams_after=3")
             await fleet.post(f"/admin/engines/{name}/resume", b"")
 
     assert lines[-1] == b"data: [DONE]\n"

@@ -42,7 +42,8 @@ MOST_BYTES = 1 << 20  # of a prompt and an answer that are kept
 
 _CONTEXT = 8  # tokens before those that are decoded: what some make depends on their neighbours
 _LOOKED_AT = 64  # events of the stream's end, at least, in which a cut is looked for
-_END = b"]}]}\n\n"
+_END = b"]}]}\n\n"  # behind the ids of most events
+_NO_IDS = b"null}]}\n\n"  # instead of them
 _WHOLE_IDS = re.compile(rb'"token_ids":\[([0-9,]*)\]')
 _PROMPT_IDS = re.compile(rb'"prompt_token_ids":\[([0-9,]*)\]')
 _SAYS_NOTHING = re.compile(rb'"delta":\{\},"logprobs":null,"finish_reason":null')
@@ -54,10 +55,10 @@ _DATA = b"data: {"
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 _OTHER_KINDS = (b'"reasoning', b'"tool_calls":[', b'"function_call":{')
 _CONTENT = {CHAT: b'"delta":{"content":"', COMPLETIONS: b'"text":"'}
-# What stands between the text and the ids of most events, and behind the ids.
+# What stands between the text and the ids of most events.
 _MARKS = {
-    CHAT: b'"},"logprobs":null,%b,"token_ids":[' % _RUNNING,
-    COMPLETIONS: b'","logprobs":null,%b,"stop_reason":null,"prompt_token_ids":null,"token_ids":['
+    CHAT: b'"},"logprobs":null,%b,"token_ids":' % _RUNNING,
+    COMPLETIONS: b'","logprobs":null,%b,"stop_reason":null,"prompt_token_ids":null,"token_ids":'
     % _RUNNING,
 }
 
@@ -169,7 +170,7 @@ class SentStream(SentEvents):
         self._at = 0  # where an event has it: its head is always as long
         self._prompt_ids = b""
         self._earlier: list[bytes] = []  # ids of events that `_ids` no longer has
-        self._ids: list[bytes] = []  # of each of the last events
+        self._ids: list[bytes] = []  # of each of the last events, with `_END`
         self._events: list[bytes] = []  # beside `_ids`: what the client was sent
         self._size = 0  # of `_earlier` and the prompt
 
@@ -177,20 +178,19 @@ class SentStream(SentEvents):
         """Return whole events as the client gets them."""
         if self.is_broken:
             return self._withhold(events)
-        # Most are one event with text, and the ids at its end: nothing is searched from the start.
-        start, mark = events.rfind(b"[") + 1, self._mark
+        # Most are one event with text, and the ids at its end.
+        start, _, ids = events.rpartition(b"[")
         if (
-            not events.endswith(_END)
-            or not events.startswith(self._content, self._at)
-            or not events.startswith(mark, start - len(mark))
-            or events.count(b"\n") != 2
+            not start.endswith(self._mark)
+            or not ids.endswith(_END)
+            or not start.startswith(self._content, self._at)
+            or b"\n" in start
         ):
             return self._each(events)
-        ids = self._ids
-        ids.append(events[start : -len(_END)])
-        sent = b"%bnull%b" % (events[: start - 1], _END[1:])
+        sent = start + _NO_IDS
+        self._ids.append(ids)
         self._events.append(sent)
-        if len(ids) > 2 * _LOOKED_AT:
+        if len(self._ids) > 2 * _LOOKED_AT:
             self._put_aside()
         return sent
 
@@ -221,15 +221,14 @@ class SentStream(SentEvents):
         if has_no_text or any(kind in event for kind in _OTHER_KINDS):
             self._is_plain = False
         event = b"" if says_nothing else _WHOLE_IDS.sub(b'"token_ids":null', event)
-        self._ids.append(found[1])
+        self._ids.append(found[1] + _END)
         self._events.append(event)
         return event
 
     def _put_aside(self) -> None:
         """Keep of the earlier events the ids alone."""
-        ids = self._ids[:-_LOOKED_AT]
+        earlier = b",".join(filter(None, _each_ids(self._ids[:-_LOOKED_AT])))
         del self._ids[:-_LOOKED_AT], self._events[:-_LOOKED_AT]
-        earlier = b",".join([each for each in ids if each])
         self._size += len(earlier)
         if self._size > MOST_BYTES:
             self._is_plain = False
@@ -243,12 +242,13 @@ class SentStream(SentEvents):
         texts = self._texts()
         if texts is None:
             return None
-        counts = [ids.count(b",") + 1 if ids else 0 for ids in self._ids]
+        each = _each_ids(self._ids)
+        counts = [ids.count(b",") + 1 if ids else 0 for ids in each]
         found = _settled(texts, counts, stops, is_start=not self._earlier)
         if found is None:
             return None
         number, overlap = found
-        return self._cut([ids for ids in self._ids[:number] if ids], overlap)
+        return self._cut([ids for ids in each[:number] if ids], overlap)
 
     def cut_by_text(self, decode: Callable[[Sequence[int]], str], stops: Stops) -> Cut | None:
         """Return the same where text may have been kept back in other ways. `decode` returns the
@@ -258,7 +258,8 @@ class SentStream(SentEvents):
             return None
         before = self._earlier[-1] if self._earlier else self._prompt_ids
         context = list(map(int, before.split(b",")[-_CONTEXT:]))
-        ids = [int(each) for some in self._ids if some for each in some.split(b",")]
+        some = filter(None, _each_ids(self._ids))
+        ids = [int(each) for each in b",".join(some).split(b",") if each]
         start, sent = len(decode(context)), "".join(texts)
         most = len(sent) - stops.back
         for number in range(len(ids), -1, -1):
@@ -285,6 +286,10 @@ class SentStream(SentEvents):
         num_ids = ids.count(b",") + 1 if ids else 0
         first = self._first.partition(_DATA[:-1])[2].strip()
         return Cut(self._prompt_ids, ids, num_ids, overlap, first)
+
+
+def _each_ids(ends: Sequence[bytes]) -> list[bytes]:
+    return [end[: -len(_END)] for end in ends]
 
 
 def _text_of(event: bytes) -> str:
