@@ -185,7 +185,7 @@ def test_answers_are_the_same(engine: RealEngine, gateway: str, say: Say) -> Non
         if as_text.status == 400:
             refused.append(request.name)
         else:
-            assert as_ids.headers.get("x-inferway-edited") == "tokens", request
+            assert "tokens" in as_ids.headers.get("x-inferway-edited", ""), request
         if not is_same:
             differing.append((request, as_text.raw, as_ids.raw))
         answers.add(json.dumps(plain(as_text)))

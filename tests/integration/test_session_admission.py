@@ -72,6 +72,27 @@ async def test_one_that_waits_goes_on_once_it_is_overdue(start_fleet: StartFleet
     assert await fleet.metric("inferway_sessions_waited_total", outcome="overdue") == 1
 
 
+async def test_an_agent_that_names_no_session_has_one_by_its_messages(
+    start_fleet: StartFleet,
+) -> None:
+    fleet = await start_fleet([SMALL], scheduling=SCHEDULING)
+    tools = [{"type": "function", "function": {"name": "read", "parameters": {}}}]
+
+    async def agent(*contents: str, **headers: str) -> Answer:
+        messages = [
+            {"role": "assistant" if number % 2 else "user", "content": content}
+            for number, content in enumerate(contents)
+        ]
+        body = {"model": "smollm2", "max_tokens": 8, "messages": messages, "tools": tools}
+        return await fleet.post("/v1/chat/completions", body, **headers)
+
+    assert (await agent(PROMPT)).status == 200
+    refused = await agent("Another task. " + PROMPT, **{"x-request-timeout-ms": "300"})
+    assert (refused.status, refused.body["error"]["code"]) == (429, "wait_too_long")
+    assert (await agent(PROMPT, "Yes.", "Go on.")).status == 200
+    assert await fleet.metric("inferway_sessions_alive", model="smollm2") == 1
+
+
 async def test_sessions_stay_at_their_engines_and_fill_them_alike(start_fleet: StartFleet) -> None:
     middle = simulated(kv_cache_size=160, max_model_len=900)  # 2,560 tokens: of four sessions
     fleet = await start_fleet([middle, middle], scheduling=SCHEDULING)

@@ -152,6 +152,7 @@ def use(kind: PluginType, parameters: Any) -> None:
     if isinstance(plugin, ChoosesFlow):
         plugin.next_flow({ASK.tenant: 0.0, "b": 1.0}, 2.0)
     if isinstance(plugin, SessionAdmission):
+        plugin.named(ASK)
         gate = SessionGate(plugin, lambda _: {"e0": 1.0})
         gate.enters("m", b"first", 0.0)
         gate.enters("m", b"second", 0.0)  # there is no room beside the first one

@@ -225,7 +225,7 @@ def rated(admission: SessionAdmission, session: bytes, expected_ms: list[float])
     table = candidates(3)
     table.add(EXPECTED_TTFT_MS, np.array(expected_ms))
     asked = request(headers=[(b"x-session-id", session)] if session else [])
-    return admission.score(asked, table).tolist()
+    return [float(each) for each in admission.score(asked, table)]
 
 
 def test_the_endpoint_of_the_session_is_rated_unless_it_would_answer_much_later() -> None:
@@ -250,7 +250,7 @@ def test_it_rates_endpoints_where_it_hears_of_all_turns(
     workers: int, has_queue: bool, abstains: bool
 ) -> None:
     plugins = [{"type": "expected-ttft"}, {"type": "session-admission"}]
-    settings = ServeSettings(engines=(), scheduling={"plugins": plugins}, workers=workers)
+    settings = ServeSettings(engines=[], scheduling={"plugins": plugins}, workers=workers)
     scheduling = scheduling_of(settings, has_queue=has_queue)
     profile = profile_of(scheduling)
     [plugin] = [

@@ -320,3 +320,17 @@ class Engine:
             elif proof.messages is ProofState.DIFFERS:
                 found.append(f"it renders messages to {model!r} otherwise: {proof.messages_why}")
         return found
+
+
+def cache_tokens(engines: Sequence[Engine]) -> dict[str, float]:
+    """Return the tokens that the caches of these engines hold, by endpoint. One that has not told
+    counts as the others; empty if nobody has."""
+    told = [tokens for engine in engines if (tokens := engine.cache_tokens) is not None]
+    if not told:
+        return {}
+    mean = sum(told) / len(told)
+    return {
+        endpoint.name: mean if engine.cache_tokens is None else engine.cache_tokens
+        for engine in engines
+        for endpoint in engine.endpoints
+    }

@@ -19,7 +19,7 @@ import aiohttp
 from inferway.config import EngineSettings, ServeSettings
 from inferway.errors import NoEndpointError, UnknownModelError
 from inferway.fleet.columns import EndpointColumns
-from inferway.fleet.engine import Engine, Subscriber
+from inferway.fleet.engine import Engine, Subscriber, cache_tokens
 from inferway.fleet.engine_facts import EngineFacts, EventSource
 from inferway.fleet.event_demand import needs_events
 from inferway.fleet.full_reports import FullReporter
@@ -120,18 +120,8 @@ class Fleet:
             await self._session.close()
 
     def cache_tokens(self, engines: Collection[str]) -> dict[str, float]:
-        """Return the tokens that the caches of these engines hold, by endpoint. One that has not
-        told counts as the others; empty if nobody has."""
-        asked = [self._by_name[name] for name in engines if name in self._by_name]
-        told = [tokens for engine in asked if (tokens := engine.cache_tokens) is not None]
-        if not told:
-            return {}
-        mean = sum(told) / len(told)
-        return {
-            endpoint.name: mean if engine.cache_tokens is None else engine.cache_tokens
-            for engine in asked
-            for endpoint in engine.endpoints
-        }
+        """Return the tokens that the caches of these engines hold, as `engine.cache_tokens` does."""
+        return cache_tokens([self._by_name[name] for name in engines if name in self._by_name])
 
     # who is in it
 

@@ -30,7 +30,7 @@ class LLMRequest(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
     target_model: str
     body: Body
-    headers: Headers = ()  # the client's, names in lower case
+    headers: Headers = ()  # the client's, names in lower case, and its session's if we found it
     objectives: Objectives = Objectives()
     tenant: str = ""  # whose share of the engines it takes
     raw: bytes = b""  # the client's bytes, what the engine gets unless an edit is named

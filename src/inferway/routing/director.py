@@ -278,8 +278,9 @@ class ByPrompt:
         journey.shape = shape = await shape_of(
             *(director.gate, self.head.path, request.body, len(raw), candidates.endpoints, asker)
         )
+        request = director.scheduling.named(request)
         waited = slot is not None and await slot.enter(
-            model.name, self.head.headers, request.objectives.priority
+            model.name, request.headers, request.objectives.priority
         )
         reason = Reason.LOAD_ONLY
         if director.scoring:

@@ -72,6 +72,13 @@ class Scheduling:
         notes = (*self.notes, f"session-admission: {why}; {said}")
         return replace(self, sessions=None, following=following, notes=notes)
 
+    def named(self, request: LLMRequest) -> LLMRequest:
+        """Return the request with the name of its session, if a plugin finds that out."""
+        for plugin in self.following:
+            if isinstance(plugin, SessionAdmission):
+                return plugin.named(request)
+        return request
+
     def families(self) -> Iterator[Family]:
         """Yield the plugins' own metric families."""
         for plugin in self.measured:

@@ -22,12 +22,14 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Annotated
 
+import msgspec
 import numpy as np
 from msgspec import Meta
 
 from inferway.model import Candidates, Column, Headers, SchedulingResult, Target
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.scheduling.columns import EXPECTED_TTFT_MS
+from inferway.scheduling.lineage import Lineage
 from inferway.scheduling.per_endpoint import PerEndpoint
 from inferway.scheduling.plugin import RequestListener, RequestOutcome
 from inferway.scheduling.producers.session_id import AGENT_HEADERS, SessionHeaders, header_bytes
@@ -37,7 +39,8 @@ from inferway.scheduling.sessions import rows_by_name
 NAME = "session-admission"
 MOST_SESSIONS = 20_000  # alive; beyond, the one that has been away for the longest time is over
 FIRST_TOKENS = 16_384.0  # of a first turn, before any is known
-_HEADERS = (*AGENT_HEADERS, "x-session-id")
+_OWN_HEADER = b"x-inferway-session"  # of a request that names no session: as it is found here
+_HEADERS = (*AGENT_HEADERS, "x-session-id", _OWN_HEADER.decode())
 _LONGEST_NAME = 256  # bytes; of a longer one only these count
 _BEGIN_SECONDS = 600.0  # away for so long a session is over, before any has come back
 _LEAST_SECONDS = 60.0  # and for so long at least
@@ -63,6 +66,7 @@ class SessionAdmissionParameters(Parameters, frozen=True):
     cache_share: Annotated[float, Meta(gt=0, le=1)] = 0.95
     max_wait_seconds: Annotated[float, Meta(gt=0)] = 600.0  # then a new session is let in anyway
     session_headers: tuple[str, ...] = ()  # before the usual ones
+    by_messages: bool = True  # a chat with tools that names no session goes on with one
 
 
 @dataclass(slots=True)
@@ -278,6 +282,7 @@ class SessionAdmission:
     models: dict[str, LiveSessions] = field(default_factory=dict)
     abstains: bool = False  # from rating endpoints: it does not know of all turns
     _headers: SessionHeaders = field(init=False)
+    _lineage: Lineage = field(default_factory=Lineage)
     _rows: PerEndpoint[dict[str, int]] = field(default_factory=lambda: PerEndpoint(rows_by_name))
 
     def __post_init__(self) -> None:
@@ -287,6 +292,16 @@ class SessionAdmission:
     def session(self, headers: Headers) -> bytes:
         """Return the name of the session that a request belongs to; b"" if it does not say."""
         return self._headers.session(headers)[:_LONGEST_NAME]
+
+    def named(self, request: LLMRequest) -> LLMRequest:
+        """Return the request with a header that names its session, if its messages tell it and no
+        header does."""
+        if not self.parameters.by_messages or self.session(request.headers):
+            return request
+        name = self._lineage.session(request)
+        if not name:
+            return request
+        return msgspec.structs.replace(request, headers=(*request.headers, (_OWN_HEADER, name)))
 
     def of(self, model: str) -> LiveSessions:
         """Return the sessions of a model."""
