@@ -120,7 +120,7 @@ class Fleet:
             await self._session.close()
 
     def cache_tokens(self, engines: Collection[str]) -> dict[str, float]:
-        """Return the tokens that the caches of these engines hold, as `engine.cache_tokens` does."""
+        """Return the tokens that these engines' caches hold, as `engine.cache_tokens` does."""
         return cache_tokens([self._by_name[name] for name in engines if name in self._by_name])
 
     # who is in it
