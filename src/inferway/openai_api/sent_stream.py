@@ -55,7 +55,7 @@ _DATA = b"data: {"
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 _OTHER_KINDS = (b'"reasoning', b'"tool_calls":[', b'"function_call":{')
 _CONTENT = {CHAT: b'"delta":{"content":"', COMPLETIONS: b'"text":"'}
-# What stands between the text and the ids of most events.
+# What stands between the text of most events and the bracket before their ids.
 _MARKS = {
     CHAT: b'"},"logprobs":null,%b,"token_ids":' % _RUNNING,
     COMPLETIONS: b'","logprobs":null,%b,"stop_reason":null,"prompt_token_ids":null,"token_ids":'
@@ -101,6 +101,7 @@ class _StreamEvent(msgspec.Struct):
 
 
 _EVENT = msgspec.json.Decoder(_StreamEvent)
+_TEXT = msgspec.json.Decoder(str)
 
 
 class SentEvents:
@@ -156,43 +157,53 @@ class SentStream(SentEvents):
         "_at",
         "_content",
         "_earlier",
-        "_events",
-        "_ids",
+        "_last",
         "_mark",
         "_prompt_ids",
         "_size",
+        "_text_at",
     )
 
     def __init__(self, path: str) -> None:
         """`path`: CHAT or COMPLETIONS."""
         super().__init__()
         self._mark, self._content = _MARKS[path], _CONTENT[path]
-        self._at = 0  # where an event has it: its head is always as long
+        self._at = self._text_at = 0  # where an event has it: its head is always as long
         self._prompt_ids = b""
-        self._earlier: list[bytes] = []  # ids of events that `_ids` no longer has
-        self._ids: list[bytes] = []  # of each of the last events, with `_END`
-        self._events: list[bytes] = []  # beside `_ids`: what the client was sent
+        self._earlier: list[bytes] = []  # ids of events that `_last` no longer has
+        # Of each of the last events, from its text, as JSON has it, to its ids: "text", the mark,
+        # and "[1,2". Less is kept of the memory that comes and goes with each event.
+        self._last: list[bytes] = []
         self._size = 0  # of `_earlier` and the prompt
 
     def feed(self, events: bytes) -> bytes:
         """Return whole events as the client gets them."""
         if self.is_broken:
             return self._withhold(events)
-        # Most are one event with text, and the ids at its end.
-        start, _, ids = events.rpartition(b"[")
+        sent = self._plain(events)
+        return self._each(events) if sent is None else sent
+
+    def _plain(self, event: bytes) -> bytes | None:
+        """Return an event as the client gets it, once it is remembered; None if it has anything but
+        text, with the ids at its end, as most have."""
+        start, _, ids = event.rpartition(b"[")
         if (
             not start.endswith(self._mark)
             or not ids.endswith(_END)
             or not start.startswith(self._content, self._at)
             or b"\n" in start
         ):
-            return self._each(events)
-        sent = start + _NO_IDS
-        self._ids.append(ids)
-        self._events.append(sent)
-        if len(self._ids) > 2 * _LOOKED_AT:
+            return None
+        last = self._last
+        last.append(event[self._text_at : -len(_END)])
+        if len(last) > 2 * _LOOKED_AT:
             self._put_aside()
-        return sent
+        return start + _NO_IDS
+
+    def _unless_broken(self, event: bytes) -> bytes:
+        if not self.is_broken and (sent := self._plain(event)) is not None:
+            return sent
+        return super()._unless_broken(event)
 
     def _gives_up(self, event: bytes) -> bool:
         return _ABORTED in event or _ERROR.match(event) is not None
@@ -215,20 +226,29 @@ class SentStream(SentEvents):
         says_nothing = _SAYS_NOTHING.search(event) is not None
         at = event.find(self._content)
         if at >= 0:
-            self._at = at
+            self._at, self._text_at = at, at + len(self._content)
         # Of other kinds, who goes on would have to know what their tokens were part of.
         has_no_text = at < 0 and not says_nothing and _FINISHED not in event
         if has_no_text or any(kind in event for kind in _OTHER_KINDS):
             self._is_plain = False
-        event = b"" if says_nothing else _WHOLE_IDS.sub(b'"token_ids":null', event)
-        self._ids.append(found[1] + _END)
-        self._events.append(event)
-        return event
+        text = self._text_of(event)
+        self._last.append(b"%b%b[%b" % (text, self._mark, found[1]))
+        return b"" if says_nothing else _WHOLE_IDS.sub(b'"token_ids":null', event)
+
+    def _text_of(self, event: bytes) -> bytes:
+        """Return an event's text, as JSON has it."""
+        try:
+            (choice,) = _EVENT.decode(event.partition(b"data:")[2]).choices
+        except UNREADABLE:
+            self._is_plain = False
+            return b""
+        text = choice.text or (choice.delta and choice.delta.content) or ""
+        return msgspec.json.encode(text)[1:-1]
 
     def _put_aside(self) -> None:
         """Keep of the earlier events the ids alone."""
-        earlier = b",".join(filter(None, _each_ids(self._ids[:-_LOOKED_AT])))
-        del self._ids[:-_LOOKED_AT], self._events[:-_LOOKED_AT]
+        earlier = b",".join(filter(None, _each_ids(self._last[:-_LOOKED_AT])))
+        del self._last[:-_LOOKED_AT]
         self._size += len(earlier)
         if self._size > MOST_BYTES:
             self._is_plain = False
@@ -242,7 +262,7 @@ class SentStream(SentEvents):
         texts = self._texts()
         if texts is None:
             return None
-        each = _each_ids(self._ids)
+        each = _each_ids(self._last)
         counts = [ids.count(b",") + 1 if ids else 0 for ids in each]
         found = _settled(texts, counts, stops, is_start=not self._earlier)
         if found is None:
@@ -258,7 +278,7 @@ class SentStream(SentEvents):
             return None
         before = self._earlier[-1] if self._earlier else self._prompt_ids
         context = list(map(int, before.split(b",")[-_CONTEXT:]))
-        some = filter(None, _each_ids(self._ids))
+        some = filter(None, _each_ids(self._last))
         ids = [int(each) for each in b",".join(some).split(b",") if each]
         start, sent = len(decode(context)), "".join(texts)
         most = len(sent) - stops.back
@@ -276,8 +296,9 @@ class SentStream(SentEvents):
         """Return the texts of the last events; None if nobody can go on with this stream."""
         if not self._is_plain or not self._prompt_ids or not self._first or self.is_finished:
             return None
+        texts = [each.rpartition(self._mark)[0] for each in self._last]
         try:
-            return [_text_of(event) for event in self._events]
+            return [_TEXT.decode(b'"%b"' % text) for text in texts]
         except UNREADABLE:
             return None
 
@@ -288,15 +309,8 @@ class SentStream(SentEvents):
         return Cut(self._prompt_ids, ids, num_ids, overlap, first)
 
 
-def _each_ids(ends: Sequence[bytes]) -> list[bytes]:
-    return [end[: -len(_END)] for end in ends]
-
-
-def _text_of(event: bytes) -> str:
-    if not event:
-        return ""
-    (choice,) = _EVENT.decode(event.partition(b"data:")[2]).choices
-    return choice.text or (choice.delta and choice.delta.content) or ""
+def _each_ids(last: Sequence[bytes]) -> list[bytes]:
+    return [each.rpartition(b"[")[2] for each in last]
 
 
 def _settled(

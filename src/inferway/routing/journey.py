@@ -130,6 +130,7 @@ class Journey:
         "closed",
         "edits",
         "goes_on",
+        "is_cut_off",
         "is_rest",
         "kept",
         "known_body",
@@ -160,6 +161,7 @@ class Journey:
         self.goes_on = False  # the engine's prompts are longer than what we know of them
         self.is_rest = False  # it asks for the rest of an answer whose engine was lost
         self.kept: KeptStream | None = None  # None: the answer ends with its engine
+        self.is_cut_off = False  # the engine has given up its answer, and the client does not know
         self.prefill: PrefillLeg | None = None  # None: the engine that answers computes all
         self.tells_its_reuse = False  # the engine says how much of the prompt it has reused
         self._host = host
@@ -272,18 +274,15 @@ class Journey:
 
     def _drop_kept(self) -> None:
         kept, self.kept = self.kept, None
+        self.is_cut_off = False
         if kept is not None:
             assert self._host.continuing is not None
             self._host.continuing.drop(kept)
 
-    @property
-    def is_cut_off(self) -> bool:
-        """Whether the engine has given up its answer, and the client does not know."""
-        return self.kept is not None and self.kept.sent.is_broken
-
     def give_up(self) -> bytes:
         """Return what the engine has said when it gave up: nobody goes on with the answer."""
         assert self.kept is not None
+        self.is_cut_off = False
         return self.kept.sent.give_up()
 
     def rest(self) -> RestOfStream | None:
@@ -340,7 +339,9 @@ class Journey:
             self._first_chunk_came = True
             self._begun()
         if self.kept is not None:
-            chunk = self.kept.sent.feed(chunk)
+            sent = self.kept.sent
+            chunk = sent.feed(chunk)
+            self.is_cut_off = sent.is_broken
         self._usage.feed(chunk)
         return chunk if self._names is None else self._names.feed(chunk)
 
