@@ -301,6 +301,17 @@ def test_what_is_not_text_is_not_gone_on_with(delta: str) -> None:
     assert sent.cut(Stops()) is None
 
 
+@pytest.mark.parametrize("choices", ["[]", '[{"text":"a"},{"text":"b"}]', '"none"'])
+def test_an_event_that_has_not_one_choice_is_passed_on_and_not_gone_on_with(choices: str) -> None:
+    sent = SentStream(CHAT)
+    odd = f'data: {{"choices":{choices},"token_ids":[4]}}\n\n'.encode()
+    for each in (ROLE, chunk('{"content":"a"}'), chunk('{"content":"b"}')):
+        sent.feed(each)
+
+    assert sent.feed(odd) == odd.replace(b"[4]", b"null")
+    assert sent.cut(Stops()) is None
+
+
 @pytest.mark.parametrize(
     "end",
     [

@@ -231,17 +231,21 @@ class SentStream(SentEvents):
         has_no_text = at < 0 and not says_nothing and _FINISHED not in event
         if has_no_text or any(kind in event for kind in _OTHER_KINDS):
             self._is_plain = False
-        text = self._text_of(event)
-        self._last.append(b"%b%b[%b" % (text, self._mark, found[1]))
+        if self._is_plain:  # else nobody asks for it
+            text = self._text_of(event)
+            self._last.append(b"%b%b[%b" % (text, self._mark, found[1]))
         return b"" if says_nothing else _WHOLE_IDS.sub(b'"token_ids":null', event)
 
     def _text_of(self, event: bytes) -> bytes:
         """Return an event's text, as JSON has it."""
         try:
-            (choice,) = _EVENT.decode(event.partition(b"data:")[2]).choices
+            choices = _EVENT.decode(event.partition(b"data:")[2]).choices
         except UNREADABLE:
+            choices = []
+        if len(choices) != 1:
             self._is_plain = False
             return b""
+        choice = choices[0]
         text = choice.text or (choice.delta and choice.delta.content) or ""
         return msgspec.json.encode(text)[1:-1]
 

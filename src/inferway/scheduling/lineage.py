@@ -71,11 +71,9 @@ def _digests(request: LLMRequest) -> Iterator[bytes]:
 def _messages(body: Body) -> Sequence[Any]:
     if not isinstance(body, ChatRequest | MessagesRequest | ResponsesRequest) or not body.tools:
         return ()
-    if isinstance(body, ChatRequest):
-        return body.messages
-    if isinstance(body, MessagesRequest):  # in `system`, Claude Code has what changes each time
-        return body.messages
-    return [body.instructions, *body.input] if isinstance(body.input, list) else ()
+    if isinstance(body, ResponsesRequest):
+        return [body.instructions, *body.input] if isinstance(body.input, list) else ()
+    return body.messages  # without `system`, in which Claude Code has what changes each time
 
 
 def _without_marks(value: Any) -> Any:
