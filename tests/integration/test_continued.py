@@ -112,6 +112,15 @@ async def test_the_rest_comes_from_another_engine(
     assert await fleet.metric("inferway_kept_stream_bytes") == 0
 
 
+async def test_an_engine_that_says_messages_back_goes_on(start_fleet: StartFleet) -> None:
+    fleet = await start_fleet([simulated(mode="echo", latency=SLOWER)] * 3)
+
+    lines = await whole(fleet, CHAT, (20, 40), max_tokens=None)
+
+    assert text_of(lines) == LONG
+    assert sum(line.startswith(b": x-inferway-continued") for line in lines) == 2
+
+
 async def test_the_client_of_an_undisturbed_stream_sees_no_ids(start_fleet: StartFleet) -> None:
     fleet = await reciting(start_fleet, 1)
 

@@ -84,9 +84,12 @@ class Client:
                     return
 
     async def completing(self) -> None:
+        """With a penalty, so that streams end with their engine: who says a prompt back cannot
+        tell it from what another has said."""
         while not self._crowd.stop.is_set():
             said = self._said(5, 200)
-            await self._ask("completion", said, {"prompt": said, "max_tokens": 4000})
+            body = {"prompt": said, "max_tokens": 4000, "presence_penalty": 0.5}
+            await self._ask("completion", said, body)
 
     async def leaving(self) -> None:
         """Goes away: at once, while it waits, or in the middle of a stream."""

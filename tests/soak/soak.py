@@ -14,7 +14,7 @@ import msgspec
 from tests.soak.clients import Client, Crowd, crowd
 from tests.soak.judge import Tally
 from tests.soak.troubles import Troubles
-from tests.soak.world import Taken, World, more_than, world
+from tests.soak.world import Taken, World, more_than, with_probes, world
 
 from inferway.prompts.files.prepare import prepare_smollm2
 from inferway_bench.routers import total
@@ -151,7 +151,7 @@ async def _warmed(one: World, plan: Plan) -> Taken:
         people.stop.set()
         await asyncio.gather(*tasks)
     await asyncio.sleep(6)  # the pool's idle connections to engines have gone
-    return await one.rested()
+    return with_probes(await one.rested(), len(one.engines))
 
 
 async def _trouble(

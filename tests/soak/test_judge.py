@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from tests.soak.judge import Heard, Tally, Wrong, judged
 from tests.soak.soak import Result
-from tests.soak.world import Taken, more_than
+from tests.soak.world import Taken, more_than, with_probes
 
 SAID = "n7x1 anchor basket candle"
 ERROR = b'{"error":{"message":"engine e: gone","type":"upstream_error","code":502}}'
@@ -118,6 +118,17 @@ def test_only_objects_of_requests_must_be_gone() -> None:
     )
 
     assert more_than(before, after) == {"inferway.upstream.exchange.UpstreamRequest": [0, 1]}
+
+
+def test_one_connection_to_each_engine_is_no_leak() -> None:
+    name = "inferway.upstream.connection.EngineConnection"
+    before = with_probes(Taken(100.0, 30, 9, {name: 1}), 3)
+
+    assert more_than(before, Taken(100.0, 32, 9, {name: 3})) == {}
+    assert more_than(before, Taken(100.0, 33, 9, {name: 4})) == {
+        "descriptors": [32, 33],
+        name: [3, 4],
+    }
 
 
 def result(**changes: object) -> Result:

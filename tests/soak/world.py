@@ -29,6 +29,7 @@ flow: {queue_seconds: 10}
 """
 START_SECONDS = 90.0
 SETTLE_SECONDS = 40.0
+_CONNECTION = "inferway.upstream.connection.EngineConnection"
 # The rooms of which nothing may be left when nobody asks.
 _REQUESTS_ROOMS = ("inferway.http.", "inferway.upstream.", "inferway.routing.director.")
 
@@ -113,6 +114,17 @@ class World:
             while not (text := self.counts.read_bytes()).endswith(b"\n"):
                 await asyncio.sleep(0.02)
         return msgspec.json.decode(text.splitlines()[-1], type=Counts)
+
+
+def with_probes(taken: Taken, num_engines: int) -> Taken:
+    """As if each engine were being asked for its load: the connections of that come and go."""
+    had = taken.objects.get(_CONNECTION, 0)
+    more = max(0, num_engines - had)
+    return msgspec.structs.replace(
+        taken,
+        descriptors=taken.descriptors + more,
+        objects={**taken.objects, _CONNECTION: had + more},
+    )
 
 
 def more_than(before: Taken, after: Taken) -> dict[str, list[int]]:

@@ -192,7 +192,7 @@ class SimulatedEngine:
 def _reply(config: SimulatorConfig, model: TextModel) -> Reply:
     match config.mode:
         case "echo":
-            return echo
+            return echo(model.encode)
         case "recite":
             return recite(model.encode(RECITED))
     return random_sentences(config.seed)

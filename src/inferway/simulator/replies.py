@@ -48,9 +48,23 @@ _SENTENCES = (
 )
 
 
-def echo(request: SimRequest) -> str:
-    """Says back the last user message, or the prompt."""
-    return request.text
+def echo(encode: Callable[[str], Sequence[int]]) -> Reply:
+    """Return a reply of the last user message, or the prompt. A chat that brings its token ids may
+    end with the beginning of that message behind the message itself, because another engine has
+    said so much: the reply is the rest."""
+
+    def reply(request: SimRequest) -> str | Sequence[int]:
+        body = request.body
+        if not isinstance(body, ChatRequest) or not _has_ids(body):
+            return request.text
+        words, ids = encode(request.text), request.prompt_ids.tolist()
+        return _rest(words, ids) if len(words) < len(ids) else request.text
+
+    return reply
+
+
+def _has_ids(body: ChatRequest) -> bool:
+    return "prompt_token_ids" in (body.kv_transfer_params or {})
 
 
 def random_sentences(seed: int) -> Reply:
@@ -73,13 +87,17 @@ def recite(words: Sequence[int]) -> Reply:
     ends with its beginning, the rest."""
 
     def reply(request: SimRequest) -> Sequence[int]:
-        ids = request.prompt_ids.tolist()
-        for number in range(min(len(ids), len(words)), 0, -1):
-            if ids[-number:] == words[:number]:
-                return words[number:]
-        return words
+        return _rest(words, request.prompt_ids.tolist())
 
     return reply
+
+
+def _rest(words: Sequence[int], ids: Sequence[int]) -> Sequence[int]:
+    """Return `words` without the most of its beginning that `ids` end with."""
+    for number in range(min(len(ids), len(words)), 0, -1):
+        if ids[-number] == words[0] and ids[-number:] == words[:number]:
+            return words[number:]
+    return words
 
 
 def spoken_text(body: PromptBody, index: int) -> str | None:
