@@ -3,15 +3,18 @@
 --logits-processors tests.engines.steering:Steering
     `vllm_xargs: {"ban": 28}` keeps token 28 out, `{"force": [5, 8]}` writes 5 as the ninth token
 --reasoning-parser-plugin tests/engines/steering.py --reasoning-parser file-sep
-    SmolLM2 does not reason; what comes before its token <file_sep> is taken for it
+    SmolLM2 does not reason; what comes before its token <file_sep> is taken for it, or before the
+    one that the file names to which the variable END_OF_THOUGHT leads
 """
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 from vllm.reasoning import ReasoningParserManager
-from vllm.reasoning.basic_parsers import BaseThinkingReasoningParser
+from vllm.reasoning.deepseek_r1_reasoning_parser import DeepSeekR1ReasoningParser
 from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
 
 
@@ -38,11 +41,12 @@ class Steering(AdapterLogitsProcessor):  # type: ignore[misc]
 
 
 @ReasoningParserManager.register_module("file-sep")
-class FileSep(BaseThinkingReasoningParser):  # type: ignore[misc]
+class FileSep(DeepSeekR1ReasoningParser):  # type: ignore[misc]
     @property
     def start_token(self) -> str:
         return "<repo_name>"
 
     @property
     def end_token(self) -> str:
-        return "<file_sep>"
+        file = os.environ.get("END_OF_THOUGHT")
+        return Path(file).read_text() if file else "<file_sep>"

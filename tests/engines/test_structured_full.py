@@ -181,7 +181,7 @@ def reasoning(vllm: Path, model_dir: Path, new_log: NewLog, say: Say) -> Iterato
     flags: dict[str, object] = {
         "--additional-config": {"inferway": {"structured": True}},
         "--logits-processors": "tests.engines.steering:Steering",
-        "--reasoning-parser-plugin": str(ROOT / "tests" / "fleet" / "steering.py"),
+        "--reasoning-parser-plugin": str(ROOT / "tests" / "engines" / "steering.py"),
         "--reasoning-parser": "file-sep",
     }
     with serving(vllm, model_dir, new_log("engine-reasoning"), say, flags) as url:

@@ -213,6 +213,113 @@ def test_where_text_is_kept_back_by_other_rules_the_place_is_found_by_the_text(
     assert decode(kept) + cut.overlap == passed
 
 
+WORDS = [*(f" w{i}" for i in range(8)), "\n", "é"]
+END_OF_THOUGHT = 50
+
+
+class Thinker:
+    """Streams tokens as vLLM with a parser of thoughts does: white space at the end of a thought
+    is dropped, and at the start of the text. Token n says WORDS[n]."""
+
+    def __init__(self, thought: Sequence[int], text: Sequence[int], *, is_lost: bool) -> None:
+        """`is_lost`: its parser takes a thought that has begun in the prompt for text."""
+        self._tokens = [*thought, END_OF_THOUGHT, *text]
+        self._is_lost = is_lost
+
+    def events(self, number: int) -> Iterator[bytes]:
+        yield event(
+            {
+                **{"id": "x", "created": 1, "model": "m"},
+                "choices": [
+                    {"index": 0, "delta": {"role": "assistant", "content": ""}}
+                    | {"logprobs": None, "finish_reason": None}
+                ],
+                "prompt_token_ids": [100, *self._tokens[:number]],
+            }
+        )
+        ended = END_OF_THOUGHT in self._tokens[:number] or (self._is_lost and number > 0)
+        held, begun = "", number > 0 and ended
+        for token in self._tokens[number:]:
+            delta = {}
+            if token == END_OF_THOUGHT:
+                held, ended = "", True
+            elif not ended:
+                held += WORDS[token]
+                if held.strip():
+                    delta, held = {"reasoning": held}, ""
+            elif begun or WORDS[token].strip():
+                delta, begun = {"content": WORDS[token]}, True
+            yield chunk(json.dumps(delta, separators=(",", ":")), f"[{token}]")
+        yield chunk('{"content":""}', "[]", '"stop"')
+        details = {"reasoning_tokens": 3}
+        usage = {"prompt_tokens": 1 + number, "completion_tokens": len(self._tokens) - number}
+        usage["total_tokens"] = sum(usage.values())
+        yield event({"choices": [], "usage": {**usage, "completion_tokens_details": details}})
+        yield b"data: [DONE]\n\n"
+
+
+def decoded(ids: Sequence[int]) -> str:
+    return "".join([WORDS[id] if id < len(WORDS) else "" for id in ids])
+
+
+def thought_and_text(stream: bytes) -> tuple[str, str, Any]:
+    thought, text, usage = "", "", None
+    for line in stream.decode().splitlines():
+        if line.startswith("data: {"):
+            data = json.loads(line[6:])
+            usage = data.get("usage") or usage
+            for choice in data["choices"]:
+                thought += choice["delta"].get("reasoning") or ""
+                text += choice["delta"].get("content") or ""
+    return thought, text, usage
+
+
+TOKENS = st.lists(st.integers(0, len(WORDS) - 1), min_size=1, max_size=12)
+
+
+@settings(max_examples=500)
+@given(
+    tokens=st.tuples(TOKENS, TOKENS),
+    num_earlier=st.sampled_from([(0, 0), (200, 0), (0, 200), (200, 200)]),
+    lost=st.tuples(st.integers(0, 30), st.booleans()),
+    is_lost=st.booleans(),
+)
+def test_a_thought_and_the_text_behind_it_are_those_of_one_engine(
+    tokens: tuple[list[int], list[int]],
+    num_earlier: tuple[int, int],
+    lost: tuple[int, bool],
+    is_lost: bool,
+) -> None:
+    thought, text = (
+        [i % 8 for i in range(n)] + own for n, own in zip(num_earlier, tokens, strict=True)
+    )
+    engine = Thinker(thought, text, is_lost=is_lost)
+    events = list(engine.events(0))
+    # in the text or in the thought, near where it ends
+    lost_at = max(1, len(events) - 4 - lost[0] - (len(text) if lost[1] else 0))
+    sent, passed = SentStream(CHAT), b""
+    for each in events[:lost_at]:
+        passed += sent.feed(each)
+    cut = sent.cut_by_text(decoded, Stops()) if sent.has_thought else sent.cut(Stops())
+    if cut is None:
+        # a piece has just begun, or has white space that may have been dropped
+        said = engine._tokens[: lost_at - 1]
+        assert lost_at <= 3 or END_OF_THOUGHT in said[-12:] or decoded(said[-1:]) in ("", "\n")
+        return
+    seam = RestEvents(cut)
+    try:
+        for each in list(engine.events(cut.num_ids)):
+            passed += seam.feed(SentStream(CHAT).feed(each))
+    except SeamError:
+        assert is_lost or END_OF_THOUGHT in engine._tokens[cut.num_ids :][:3]
+        return
+
+    told, right = thought_and_text(passed), thought_and_text(b"".join(events))
+    assert told[:2] == right[:2]
+    assert told[2]["completion_tokens"] == right[2]["completion_tokens"]
+    assert (told[2]["completion_tokens_details"] is None) == cut.has_thought
+
+
 def test_text_that_is_not_that_of_the_tokens_is_not_gone_on_with() -> None:
     sent = SentStream(CHAT)
     sent.feed(ROLE)

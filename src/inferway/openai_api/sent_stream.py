@@ -21,8 +21,10 @@ string, the client has been sent nothing yet (vllm/v1/engine/detokenizer.py). Th
 - Where stop strings are part of the answer, one may have begun in the last `back` characters that
   were sent. The other engine must see it from its start.
 
-Where the engine's parsers look for calls of tools, they keep back text by rules of their own. Then
-the tokens are decoded here (`cut_by_text`), and their text says where that is what was sent.
+Where the engine's parsers look for calls of tools or for thoughts, they keep back text by rules of
+their own. Then the tokens are decoded here (`cut_by_text`), and their text says where that is what
+was sent. Thoughts and text are never compared in one piece: tokens stand between them that neither
+has, and parsers drop white space there. So only the last piece is, without its first event.
 
 The other engine then says some characters again (`overlap`), which must be the same.
 """
@@ -53,8 +55,9 @@ _RUNNING = b'"finish_reason":null'
 _ERROR = re.compile(rb'data: ?\{"error"|event: ?error\b')
 _DATA = b"data: {"
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-_OTHER_KINDS = (b'"reasoning', b'"tool_calls":[', b'"function_call":{')
+_OTHER_KINDS = (b'"reasoning_content"', b'"tool_calls":[', b'"function_call":{')
 _CONTENT = {CHAT: b'"delta":{"content":"', COMPLETIONS: b'"text":"'}
+_THOUGHT = b'"delta":{"reasoning":"'
 # What stands between the text of most events and the bracket before their ids.
 _MARKS = {
     CHAT: b'"},"logprobs":null,%b,"token_ids":' % _RUNNING,
@@ -80,6 +83,8 @@ class Cut:
     num_ids: int
     overlap: str  # that the client has been sent of what follows
     first: bytes  # the data of the stream's first event
+    is_thought: bool = False  # in the middle of a thought
+    has_thought: bool = False  # there was one
 
     @property
     def num_prompt_ids(self) -> int:
@@ -89,6 +94,7 @@ class Cut:
 
 class _StreamDelta(msgspec.Struct):
     content: str | None = None
+    reasoning: str | None = None
 
 
 class _StreamChoice(msgspec.Struct):
@@ -159,15 +165,19 @@ class SentStream(SentEvents):
         "_earlier",
         "_last",
         "_mark",
+        "_piece",
         "_prompt_ids",
         "_size",
         "_text_at",
+        "_text_mark",
+        "has_thought",
     )
 
     def __init__(self, path: str) -> None:
         """`path`: CHAT or COMPLETIONS."""
         super().__init__()
-        self._mark, self._content = _MARKS[path], _CONTENT[path]
+        self._mark, self._text_mark = _MARKS[path], _CONTENT[path]
+        self._content = self._text_mark  # what `_plain` takes
         self._at = self._text_at = 0  # where an event has it: its head is always as long
         self._prompt_ids = b""
         self._earlier: list[bytes] = []  # ids of events that `_last` no longer has
@@ -175,6 +185,10 @@ class SentStream(SentEvents):
         # and "[1,2". Less is kept of the memory that comes and goes with each event.
         self._last: list[bytes] = []
         self._size = 0  # of `_earlier` and the prompt
+        self.has_thought = False
+        # The first of the last events that are all text, or all thought; but for the event with
+        # which that began, unless all of the stream is text.
+        self._piece = 0
 
     def feed(self, events: bytes) -> bytes:
         """Return whole events as the client gets them."""
@@ -220,24 +234,20 @@ class SentStream(SentEvents):
             event = _PROMPT_IDS.sub(b'"prompt_token_ids":null', event)
         found = _WHOLE_IDS.search(event)
         if found is None:
-            if self._content in event:  # the engine does not tell the ids
+            if self._content in event or _THOUGHT in event:  # the engine does not tell the ids
                 self._is_plain = False
             return event
         says_nothing = _SAYS_NOTHING.search(event) is not None
-        at = event.find(self._content)
-        if at >= 0:
-            self._at, self._text_at = at, at + len(self._content)
         # Of other kinds, who goes on would have to know what their tokens were part of.
-        has_no_text = at < 0 and not says_nothing and _FINISHED not in event
-        if has_no_text or any(kind in event for kind in _OTHER_KINDS):
+        if any(kind in event for kind in _OTHER_KINDS):
             self._is_plain = False
         if self._is_plain:  # else nobody asks for it
-            text = self._text_of(event)
+            text = b"" if says_nothing else self._text_of(event)
             self._last.append(b"%b%b[%b" % (text, self._mark, found[1]))
         return b"" if says_nothing else _WHOLE_IDS.sub(b'"token_ids":null', event)
 
     def _text_of(self, event: bytes) -> bytes:
-        """Return an event's text, as JSON has it."""
+        """Return an event's text or thought, as JSON has it; of both, the text."""
         try:
             choices = _EVENT.decode(event.partition(b"data:")[2]).choices
         except UNREADABLE:
@@ -246,12 +256,30 @@ class SentStream(SentEvents):
             self._is_plain = False
             return b""
         choice = choices[0]
-        text = choice.text or (choice.delta and choice.delta.content) or ""
-        return msgspec.json.encode(text)[1:-1]
+        delta = choice.delta or _StreamDelta()
+        text = choice.text if delta.content is None else delta.content
+        thought = delta.reasoning
+        if text is None and thought is None and _FINISHED not in event:
+            self._is_plain = False
+        if text or thought:
+            self._expect(_THOUGHT if not text else self._text_mark, has_both=bool(text and thought))
+        at = event.find(self._content)
+        if at >= 0:
+            self._at, self._text_at = at, at + len(self._content)
+        return msgspec.json.encode(text or thought or "")[1:-1]
+
+    def _expect(self, content: bytes, *, has_both: bool) -> None:
+        """Have `_plain` take events of this kind, of which the next one is. `has_both`: it has also
+        the end of a thought."""
+        if content is not self._content or has_both:
+            self._content = content
+            self._piece = len(self._last) + 1
+            self.has_thought = True
 
     def _put_aside(self) -> None:
         """Keep of the earlier events the ids alone."""
         earlier = b",".join(filter(None, _each_ids(self._last[:-_LOOKED_AT])))
+        self._piece = max(0, self._piece + _LOOKED_AT - len(self._last))
         del self._last[:-_LOOKED_AT]
         self._size += len(earlier)
         if self._size > MOST_BYTES:
@@ -262,9 +290,10 @@ class SentStream(SentEvents):
             self._earlier.clear()
 
     def cut(self, stops: Stops) -> Cut | None:
-        """Return where another engine can go on; None if it cannot."""
+        """Return where another engine can go on; None if it cannot. Not for an answer that
+        `has_thought`."""
         texts = self._texts()
-        if texts is None:
+        if texts is None or self.has_thought:
             return None
         each = _each_ids(self._last)
         counts = [ids.count(b",") + 1 if ids else 0 for ids in each]
@@ -280,11 +309,12 @@ class SentStream(SentEvents):
         texts = self._texts()
         if texts is None:
             return None
-        before = self._earlier[-1] if self._earlier else self._prompt_ids
-        context = list(map(int, before.split(b",")[-_CONTEXT:]))
-        some = filter(None, _each_ids(self._last))
-        ids = [int(each) for each in b",".join(some).split(b",") if each]
-        start, sent = len(decode(context)), "".join(texts)
+        each, piece = _each_ids(self._last), self._piece
+        given = filter(None, [self._prompt_ids, *self._earlier, *each[:piece]])
+        context = _numbers([*given][-_CONTEXT:])[-_CONTEXT:]
+        # Where nothing was said, the other engine says all: parsers drop white space in front.
+        ids = _numbers(each[piece:]) if any(texts) else []
+        start, sent = len(decode(context)), "".join(texts[piece:])
         most = len(sent) - stops.back
         for number in range(len(ids), -1, -1):
             text = decode([*context, *ids[:number]])[start:]
@@ -292,9 +322,13 @@ class SentStream(SentEvents):
                 break
         else:
             return None
-        if not sent.startswith(text) or (number == 0 and self._earlier):
+        is_start = not self._earlier and not piece
+        if not sent.startswith(text) or (number == 0 and not is_start):
             return None
-        return self._cut([b"%d" % each for each in ids[:number]], sent[len(text) :])
+        if self._content is _THOUGHT and number == len(ids) and not texts[-1]:
+            return None  # the thought has ended, and white space may follow
+        kept = [ids for ids in each[:piece] if ids] + [b"%d" % id for id in ids[:number]]
+        return self._cut(kept, sent[len(text) :])
 
     def _texts(self) -> list[str] | None:
         """Return the texts of the last events; None if nobody can go on with this stream."""
@@ -310,11 +344,19 @@ class SentStream(SentEvents):
         ids = b",".join([*self._earlier, *last])
         num_ids = ids.count(b",") + 1 if ids else 0
         first = self._first.partition(_DATA[:-1])[2].strip()
-        return Cut(self._prompt_ids, ids, num_ids, overlap, first)
+        return Cut(
+            *(self._prompt_ids, ids, num_ids, overlap, first),
+            is_thought=self._content is _THOUGHT,
+            has_thought=self.has_thought,
+        )
 
 
 def _each_ids(last: Sequence[bytes]) -> list[bytes]:
     return [each.rpartition(b"[")[2] for each in last]
+
+
+def _numbers(ids: Sequence[bytes]) -> list[int]:
+    return [int(each) for each in b",".join(filter(None, ids)).split(b",") if each]
 
 
 def _settled(

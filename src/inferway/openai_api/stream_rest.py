@@ -184,6 +184,11 @@ class RestEvents:
         if model:
             self._head["model"] = model
         self._overlap = cut.overlap
+        self._name, self._other = (
+            ("reasoning", "content") if cut.is_thought else ("content", "reasoning")
+        )
+        self._has_thought = cut.has_thought
+        self._is_begun = not cut.ids  # it may begin with anything
         self._num_ids = cut.num_ids
         self._num_prompt_ids = cut.num_prompt_ids
 
@@ -218,9 +223,12 @@ class RestEvents:
     def _is_said(self, choice: dict[str, Any]) -> bool:
         """Return whether the client has all of this, and else leave out what it has."""
         delta = choice.get("delta")
-        place, name = (choice, "text") if delta is None else (delta, "content")
+        place, name = (choice, "text") if delta is None else (delta, self._name)
         text = place.get(name)
         ends = choice.get("finish_reason") is not None
+        if not self._is_begun and place.get(self._other):
+            raise SeamError(f"it begins with {self._other} where the client has {self._name}")
+        self._is_begun = self._is_begun or bool(text)
         if delta is not None and "role" in delta and not text and not ends:
             return True
         if not self._overlap:
@@ -242,6 +250,10 @@ class RestEvents:
         if "completion_tokens" in usage:
             usage["completion_tokens"] = made
         usage["total_tokens"] = prompt + made
+        made_details = usage.get("completion_tokens_details")
+        if made_details and self._has_thought:  # how many of the start's there were, nobody knows
+            made_details.pop("reasoning_tokens", None)
+            usage["completion_tokens_details"] = made_details or None
         details = usage.get("prompt_tokens_details")
         if details and details.get("cached_tokens"):
             details["cached_tokens"] = min(details["cached_tokens"], prompt)

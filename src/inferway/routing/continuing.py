@@ -171,7 +171,7 @@ class Continuing:
 def _cut(kept: KeptStream, fields: Mapping[str, Any]) -> Cut | None:
     """Return where another engine can go on; None if it cannot. Raises RenderError."""
     sent, stops = kept.sent, stops_of(fields)
-    if isinstance(sent, SentStream) and not keeps_text_back(fields):
+    if isinstance(sent, SentStream) and not (sent.has_thought or keeps_text_back(fields)):
         return sent.cut(stops)
     local = kept.model.prompts.local
     if local is None:
