@@ -51,14 +51,28 @@ async def stream(fleet: Fleet, path: str, **more: Any) -> AsyncGenerator[bytes]:
                 yield line
 
 
-async def stop_the_busy_one(fleet: Fleet) -> None:
-    """Cut off all that the engine answers which has the most requests, as soon as one has any."""
+async def busy_engine(fleet: Fleet) -> SimulatedEngine:
+    """The one that has the most requests of clients, as soon as one has any. (Probes ask, too.)"""
+    counts: list[float] = []
 
     async def is_busy() -> bool:
-        return any(engine.num_requests for engine in fleet.engines)
+        counts[:] = [
+            await fleet.metric("inferway_engine_in_flight", engine=name_of(engine))
+            for engine in fleet.engines
+        ]
+        return any(counts)
 
     await until(is_busy)
-    await max(fleet.engines, key=lambda each: each.num_requests).stop()
+    return fleet.engines[counts.index(max(counts))]
+
+
+def name_of(engine: SimulatedEngine) -> str:
+    return engine.url.removeprefix("http://")
+
+
+async def stop_the_busy_one(fleet: Fleet) -> None:
+    """Cut off all that the engine answers which has the most requests."""
+    await (await busy_engine(fleet)).stop()
 
 
 async def whole(
@@ -145,6 +159,7 @@ async def test_who_is_no_admin_is_told_nothing_of_it(
 ) -> None:
     monkeypatch.setenv("KEY_OF_ADMINS", "of admins")
     fleet = await reciting(start_fleet, admin_key_env="KEY_OF_ADMINS")
+    fleet.admin = {"authorization": "Bearer of admins"}
 
     (head, *lines) = await whole(fleet, CHAT, (60,))
 
@@ -220,8 +235,7 @@ async def test_messages_go_on_where_the_engine_has_our_tokens(
 
 
 async def agrees(fleet: Fleet, engine: SimulatedEngine) -> bool:
-    name = engine.url.removeprefix("http://")
-    return await fleet.metric("inferway_engine_proof", engine=name, state="agrees") == 1
+    return await fleet.metric("inferway_engine_proof", engine=name_of(engine), state="agrees") == 1
 
 
 def messages_in(lines: list[bytes]) -> list[Any]:
@@ -304,13 +318,7 @@ async def test_many_streams_go_on_at_once(start_fleet: StartFleet) -> None:
 
 async def drain(fleet: Fleet, query: str) -> str:
     """Drain the engine that streams; return its name."""
-
-    async def is_busy() -> bool:
-        return any(engine.num_requests for engine in fleet.engines)
-
-    await until(is_busy)
-    (busy,) = [engine for engine in fleet.engines if engine.num_requests]
-    name = busy.url.removeprefix("http://")
+    name = name_of(await busy_engine(fleet))
     assert (await fleet.post(f"/admin/engines/{name}/drain?{query}", b"")).status == 200
     return name
 
@@ -368,7 +376,7 @@ async def test_a_drained_engine_that_is_taken_back_keeps_its_streams(
 
 async def test_no_number_of_seconds_is_refused(start_fleet: StartFleet) -> None:
     fleet = await reciting(start_fleet, 1, SLOWER)
-    name = fleet.engines[0].url.removeprefix("http://")
+    name = name_of(fleet.engines[0])
 
     answer = await fleet.post(f"/admin/engines/{name}/drain?streams_after=soon", b"")
 
