@@ -62,6 +62,18 @@ def engine_of(answer: Answer) -> str:
     return str(answer.headers["x-inferway-engine"])
 
 
+def wait_until_probed(gateway: str) -> None:
+    """Until the gateway has asked each engine how it renders, which takes requests, too."""
+
+    def probed() -> bool:
+        found = [engine["probes"] for engine in client.get(f"{gateway}/ready").json["engines"]]
+        return all(found) and all(
+            each["state"] == "agrees" for probes in found for each in probes.values()
+        )
+
+    wait_until(probed, "the gateway has probed its engines")
+
+
 def wait_until_believed(gateway: str, request: Request, engine: str, blocks: int) -> None:
     """The index knows exactly so many blocks of the prompt at the engine."""
     wait_until(

@@ -9,7 +9,7 @@ import pytest
 from tests.engines import client
 from tests.engines.chats import CHAT, COMPLETION, user
 from tests.engines.engine import MAX_MODEL_LEN, MODEL, RealEngine
-from tests.engines.gateway import requests_seen
+from tests.engines.gateway import requests_seen, wait_until_probed
 
 HI = [user("Hi")]
 
@@ -54,6 +54,7 @@ def test_the_gateway_answers_and_no_engine_is_asked(
     case: tuple[str, Any, int, str | None], gateway: str, engines: Sequence[RealEngine]
 ) -> None:
     path, body, status, field = case
+    wait_until_probed(gateway)
     before = requests_seen(engines)
 
     answer = client.post(gateway + path, body)
