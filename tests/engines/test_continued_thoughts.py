@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.engines import client
 from tests.engines.chats import CHAT, COMPLETION, user
 from tests.engines.conftest import ROOT, Say, serve
+from tests.engines.continued import events_of
 from tests.engines.engine import MODEL, RealEngine, wait_until_ready
 from tokenizers import Tokenizer
 
@@ -42,11 +41,7 @@ class Thinking:
     end: int
 
 
-def events_of(lines: Sequence[str]) -> list[Any]:
-    return [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
-
-
-def said(lines: Sequence[str], name: str) -> str:
+def said(lines: Sequence[bytes], name: str) -> str:
     return "".join(
         choice["delta"].get(name) or "" for event in events_of(lines) for choice in event["choices"]
     )
@@ -84,7 +79,7 @@ def thinking(
 def answer_of(url: str) -> tuple[list[int], list[int]]:
     """The ids of the prompt and of the answer."""
     with client.open_stream(url + CHAT, {**BODY, "return_token_ids": True}) as stream:
-        events = events_of([line.decode() for line in stream])
+        events = events_of([*stream])
     ids = [id for event in events for each in event["choices"] for id in each.get("token_ids", ())]
     return events[0]["prompt_token_ids"], ids
 
@@ -97,23 +92,23 @@ def is_new(id: int, ids: Sequence[int], prompt: Sequence[int]) -> bool:
 @pytest.mark.parametrize(("name", "after"), [("reasoning", 20), ("content", 20)])
 def test_another_engine_goes_on(thinking: Thinking, name: str, after: int) -> None:
     gateway = thinking.gateway
-    lines: list[str] = []
+    lines: list[bytes] = []
     with client.open_stream(gateway + CHAT, BODY) as stream:
         loser = stream.headers["x-inferway-engine"]
         drain = f"{gateway}/admin/engines/{loser}"
         count = 0
-        while count < after and (line := stream.readline().decode().strip()):
+        while count < after and (line := stream.readline().strip()):
             lines.append(line)
-            count += f'"{name}":"' in line
+            count += b'"%b":"' % name.encode() in line
             stream.readline()  # an empty one
         client.post(f"{drain}/drain?seconds=0&streams_after=0", b"")
-        lines += [line.decode().strip() for line in stream if line.strip()]
+        lines += [line.strip() for line in stream if line.strip()]
     client.post(f"{drain}/resume", b"")
 
-    (seam,) = [line for line in lines if line.startswith(": x-inferway-continued")]
+    (seam,) = [line for line in lines if line.startswith(b": x-inferway-continued")]
     (survivor,) = [engine for engine in thinking.engines if engine.name != loser]
-    assert f"engine={survivor.name}" in seam
-    kept = int(seam.rpartition("=")[2])
+    assert b"engine=%b " % survivor.name.encode() in seam
+    kept = int(seam.rpartition(b"=")[2])
     before = lines[: lines.index(seam)]
     thought, text = rest_of(thinking, survivor, kept)
     assert bool(thought) == (name == "reasoning")
@@ -123,7 +118,7 @@ def test_another_engine_goes_on(thinking: Thinking, name: str, after: int) -> No
     assert usage["completion_tokens"] == NUM_TOKENS
     assert usage["prompt_tokens"] == len(thinking.prompt)
     assert not usage["completion_tokens_details"]
-    assert lines[-1] == "data: [DONE]"
+    assert lines[-1] == b"data: [DONE]"
 
 
 def rest_of(thinking: Thinking, engine: RealEngine, kept: int) -> tuple[str, str]:

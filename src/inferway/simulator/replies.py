@@ -54,17 +54,16 @@ def echo(encode: Callable[[str], Sequence[int]]) -> Reply:
     said so much: the reply is the rest."""
 
     def reply(request: SimRequest) -> str | Sequence[int]:
-        body = request.body
-        if not isinstance(body, ChatRequest) or not _has_ids(body):
-            return request.text
-        words, ids = encode(request.text), request.prompt_ids.tolist()
-        return _rest(words, ids) if len(words) < len(ids) else request.text
+        body, text = request.body, request.text
+        if not isinstance(body, ChatRequest):
+            return text
+        if "prompt_token_ids" not in (body.kv_transfer_params or {}):
+            return text
+        words, ids = encode(text), request.prompt_ids.tolist()
+        # As many are no message behind another: the text is that of blocks which were fetched.
+        return _rest(words, ids) if len(words) < len(ids) else text
 
     return reply
-
-
-def _has_ids(body: ChatRequest) -> bool:
-    return "prompt_token_ids" in (body.kv_transfer_params or {})
 
 
 def random_sentences(seed: int) -> Reply:
