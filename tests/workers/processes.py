@@ -129,7 +129,9 @@ def stopped(pid: int) -> Iterator[None]:
 
 
 def is_there(pid: int) -> bool:
-    return _state(pid) not in ("", "Z")
+    """Whether anything of the process is left, which is a zombie as soon as its first thread has
+    ended: what it listens on is closed with the last one."""
+    return _state(pid) not in ("", "Z") or len(_threads(pid)) > 1
 
 
 def descendants(pid: int) -> set[int]:
@@ -197,6 +199,13 @@ def is_whole(stream: HTTPResponse) -> bool:
 def _state(pid: int) -> str:
     fields = _stat(pid)
     return fields[0] if fields else ""
+
+
+def _threads(pid: int) -> list[str]:
+    try:
+        return os.listdir(f"/proc/{pid}/task")
+    except OSError:  # it has ended
+        return []
 
 
 def _stat(pid: int) -> list[str]:
