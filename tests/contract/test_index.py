@@ -38,6 +38,8 @@ IMPLEMENTATIONS: dict[str, MakeIndex] = {
     "memory": partial(MemoryIndex, weights=WEIGHTS),
     # as if every operation were too big to be finished at once
     "memory, bit by bit": partial(MemoryIndex, weights=WEIGHTS, slice_blocks=1),
+    # as if so few holders were many
+    "memory, by groups": partial(MemoryIndex, weights=WEIGHTS, many_holders=1),
     "redis": redis,
 }
 # for tests: Redis' server is a program

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from inferway.kv.blocks.extra_keys import request_extras
 from inferway.kv.blocks.keys import BlockHasher
 from inferway.kv.index.memory import MemoryIndex
+from inferway.kv.index.prefix_lengths import PrefixLengths
 from inferway.kv.index.protocol import MatchResult, Store
 from inferway.kv.index.speculative import SpeculativeOverlay
 from inferway.model import BlockKey, Endpoint, Prompt, Reason, Tokenized
@@ -106,21 +107,31 @@ async def test_a_long_prompt_is_keyed_in_pieces_between_which_others_have_a_turn
     assert turns > 50_000 / LONG_BLOCKS
 
 
+def grouped(held: Mapping[int, int]) -> PrefixLengths:
+    """The same by groups."""
+    return PrefixLengths(
+        [
+            (np.array([holder for holder in held if held[holder] == count]), count)
+            for count in sorted(set(held.values()))
+        ]
+    )
+
+
 @given(
     held=st.dictionaries(st.integers(0, 130), st.integers(1, 7)),
     lower=st.dictionaries(st.integers(0, 130), st.sampled_from([0.5, 1.5])),
+    are_grouped=st.booleans(),
 )
 def test_each_endpoint_gets_what_its_holder_has_in_its_block_size_however_many_hold_some(
-    held: dict[int, int], lower: dict[int, float]
+    held: dict[int, int], lower: dict[int, float], are_grouped: bool
 ) -> None:
     discount = {holder: less for holder, less in lower.items() if holder in held}
     table = idle([Endpoint(f"e{i}", "", 2 * i) for i in range(60)], 4)  # odd holders are gone
     table.block_sizes[10:20] = 2
     prompt = Prompt(np.zeros(32, np.uint32), range(8))
+    found = MatchResult(grouped(held) if are_grouped else held, discount)
 
-    Matcher(MemoryIndex(), SpeculativeOverlay()).fill(
-        table, {4: [Matched(prompt, MatchResult(held, discount))] * 2}
-    )
+    Matcher(MemoryIndex(), SpeculativeOverlay()).fill(table, {4: [Matched(prompt, found)] * 2})
 
     rows = [(2 * i, not 10 <= i < 20) for i in range(60)]
     blocks = [2.0 * held.get(holder, 0) if fits else 0.0 for holder, fits in rows]

@@ -28,6 +28,7 @@ import msgspec
 import numpy as np
 
 from inferway.errors import InferwayError, crash_report, panic_as_error
+from inferway.kv.index.prefix_lengths import different_lengths
 from inferway.kv.index.protocol import MatchResult
 from inferway.model import TokenIds
 from inferway.openai_api.requests import Body
@@ -222,7 +223,7 @@ class CacheBreakers:
     def _note(self, look: Look, nearest: PromptPair, most_alike: PromptPair) -> None:
         """Note it if the prompt could have gone on with what the one nearest to it has, or the one
         that is the most alike."""
-        held = max(look.found.blocks.values(), default=0) * look.block_size
+        held = max(different_lengths(look.found.blocks), default=0) * look.block_size
         start = max(nearest.parted, held)
         behind = len(nearest.prompt.token_ids) - start
         least = max(LEAST_LOST, LEAST_SHARE * behind)

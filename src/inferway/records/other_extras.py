@@ -17,6 +17,7 @@ import msgspec
 from inferway.errors import InferwayError
 from inferway.kv.blocks.extra_keys import BlockExtras, request_extras
 from inferway.kv.blocks.keys import BlockHasher
+from inferway.kv.index.prefix_lengths import longest
 from inferway.kv.index.protocol import MatchResult
 from inferway.model import BlockKey, Endpoint, HolderId, Prompt, TokenIds
 from inferway.records.decided import DecidedRequest
@@ -122,9 +123,11 @@ class OtherExtras:
                 found = await self._index.match(keys)
             except InferwayError:
                 return
-            if found.blocks and (blocks := max(found.blocks.values())) > best:
+            if not found.blocks:
+                continue
+            blocks, holder = longest(found.blocks)
+            if blocks > best:
                 best = blocks
-                holder = max(found.blocks, key=found.blocks.__getitem__)
                 noted.missed = (_miss(own, other, blocks, noted, holder),)
 
     def _plain(self, prompt: Prompt, size: int) -> BlockKey:

@@ -17,6 +17,7 @@ from typing import Protocol
 
 import numpy as np
 
+from inferway.kv.index.prefix_lengths import different_lengths, longest
 from inferway.kv.index.protocol import MatchResult
 from inferway.metrics import Family, counter, gauge
 from inferway.model import BlockKey, Candidates, HolderId, Prompt
@@ -251,7 +252,7 @@ class Recorder:
         if not found:
             if prompts and self.others is not None:
                 self.others.look(routed, prompts[0].prompt, noted)
-        elif max(found.values()) > blocks:
+        elif max(different_lengths(found)) > blocks:
             noted.elsewhere = self._elsewhere(routed, found, blocks)
 
     def _elsewhere(
@@ -259,7 +260,7 @@ class Recorder:
     ) -> Elsewhere | None:
         """Who held more than the chosen one and all others, and was no candidate."""
         rows = routed.candidates.rows
-        blocks, holder = max((blocks, holder) for holder, blocks in found.items())
+        blocks, holder = longest(found)
         if holder in rows or blocks <= chosen or self._whereabouts is None:
             return None
         where = self._whereabouts.of(holder, routed)

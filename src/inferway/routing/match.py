@@ -20,12 +20,14 @@ from inferway.errors import (
 )
 from inferway.kv.blocks.extra_keys import BlockExtras, request_extras
 from inferway.kv.blocks.keys import BlockHasher
+from inferway.kv.index.prefix_lengths import HolderIds, PrefixLengths
 from inferway.kv.index.protocol import Index, MatchResult, Tier
 from inferway.kv.index.speculative import SpeculativeOverlay
 from inferway.model import (
     BlockKey,
     Candidates,
     Column,
+    Endpoint,
     HolderId,
     Prompt,
     Reason,
@@ -35,6 +37,7 @@ from inferway.model import (
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.requests import Body, MessagesRequest, reads_cache
 from inferway.prompts.served import ServedModel
+from inferway.scheduling.per_endpoint import PerEndpoint
 
 log = logging.getLogger("inferway.director")
 
@@ -70,6 +73,7 @@ class Matcher:
     key_seed: int = 0
     breathe: Callable[[], Awaitable[None]] | None = None  # lets others have a turn
     _hashers: dict[int, BlockHasher] = field(default_factory=dict)
+    _holders: PerEndpoint[HolderIds] = field(default_factory=lambda: PerEndpoint(_holders_of))
 
     async def match_if_possible(self, model: ServedModel, body: Body) -> Lookup:
         """Return who holds the request's prompts; routing must never make an answer impossible, so
@@ -171,9 +175,14 @@ class Matcher:
             candidates.prompt_blocks[of_size] = sum([len(m.prompt.block_keys) for m in items])
             for item in items:
                 held = item.found.blocks
+                if isinstance(held, PrefixLengths):
+                    held_blocks += held.column(self._holders(candidates.endpoints)) * of_size
+                else:
+                    _add(held_blocks, candidates.rows, of_size, held)
                 if speculate and item.is_read:
-                    held = self.overlay.extend(item.prompt.block_keys, held)
-                _add(held_blocks, candidates.rows, of_size, held)
+                    longer = self.overlay.longer(item.prompt.block_keys, held)
+                    more = {at: blocks - held.get(at, 0) for at, blocks in longer.items()}
+                    _add(held_blocks, candidates.rows, of_size, more)
                 _add(less, candidates.rows, of_size, item.found.discount)
         candidates.weighted_matched_blocks = held_blocks - less
 
@@ -196,6 +205,10 @@ class Matcher:
             keys += hasher.keys(piece, behind, keys[-1])
         await self._breathe(keys)
         return keys
+
+
+def _holders_of(endpoints: Sequence[Endpoint]) -> HolderIds:
+    return np.array([endpoint.holder for endpoint in endpoints], np.intp)
 
 
 def with_prompts(request: LLMRequest, matched: MatchedPrompts, *, are_whole: bool) -> LLMRequest:

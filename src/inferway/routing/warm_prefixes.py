@@ -14,6 +14,7 @@ from itertools import islice
 
 import numpy as np
 
+from inferway.kv.index.prefix_lengths import different_lengths
 from inferway.model import BlockKey, TokenIds
 from inferway.routing.journey import Routed
 from inferway.routing.match import Matched
@@ -84,7 +85,7 @@ class WarmPrefixes:
         keys = item.prompt.block_keys
         found: BlockKey | None = keys[-1]
         if found not in kept:
-            unheld = len(keys) - max(item.found.blocks.values(), default=0)
+            unheld = len(keys) - max(different_lengths(item.found.blocks), default=0)
             lately = islice(reversed(keys), unheld, unheld + _MOST_STEPS)
             found = next(filter(kept.__contains__, lately), None)
         if found is None:

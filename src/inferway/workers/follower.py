@@ -19,6 +19,7 @@ from inferway.fleet.silent_zero import StreamEvidence
 from inferway.kv.events.removals import Removals
 from inferway.kv.events.stream import StreamState
 from inferway.kv.index.memory import MemoryIndex
+from inferway.kv.index.prefix_lengths import different_lengths
 from inferway.kv.index.protocol import TIER_WEIGHTS, Index, MatchResult, Op
 from inferway.metrics import Family
 from inferway.model import BlockKey, Endpoint, HolderId
@@ -81,7 +82,7 @@ class AskedIndex(HeardIndex):
     def match_now(self, keys: Sequence[BlockKey]) -> MatchResult:
         found = super().match_now(keys)
         if found.blocks and len(self._asked) < MOST_ASKED:
-            self._asked.add(keys[max(found.blocks.values()) - 1])
+            self._asked.add(keys[max(different_lengths(found.blocks)) - 1])
         return found
 
     def asked(self) -> list[BlockKey]:

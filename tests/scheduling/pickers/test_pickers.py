@@ -68,6 +68,19 @@ def test_when_the_best_is_lost_its_requests_spread(size: int) -> None:
     assert set(Counter(second for _, second, _ in picked).values()) == {2}
 
 
+@pytest.mark.parametrize("count", [3, 20])
+@pytest.mark.parametrize("size", SIZES)
+def test_no_endpoint_is_picked_twice_where_few_may_be_picked(size: int, count: int) -> None:
+    scores = np.full(size, -np.inf)
+    scores[[2, 5]] = [0.5, 0.9]
+    count = min(count, size)
+
+    picked = MaxScore().pick(scores, count)
+
+    assert picked[:2] == [5, 2]
+    assert len(set(picked)) == count
+
+
 def test_scores_that_differ_by_rounding_only_are_equal() -> None:
     scores = np.array([0.3, 0.1 + 0.2])
     picker = MaxScore()

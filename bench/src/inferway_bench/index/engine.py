@@ -83,16 +83,18 @@ def payload(stored: Stored, block_size: int) -> bytes:
         "group_idx": 0,
         "kv_cache_spec_kind": "full_attention",
     }
-    return _batch(event)
+    return _batch([event])
 
 
-def removal(hashes: Sequence[int]) -> bytes:
-    """Return a batch of one event that removes these blocks."""
-    return _batch({"type": "BlockRemoved", "block_hashes": hashes, "medium": "GPU"})
+def removal(chain: Sequence[int]) -> bytes:
+    """Return a batch that removes these blocks as vLLM 0.32 does when it needs room: the end of
+    the chain first, with an event for each block."""
+    event = {"type": "BlockRemoved", "medium": "GPU", "group_idx": 0}
+    return _batch([{**event, "block_hashes": [block_hash]} for block_hash in reversed(chain)])
 
 
-def _batch(event: Mapping[str, object]) -> bytes:
-    return _ENCODER.encode([1700000000.5, [event], 0])
+def _batch(events: Sequence[Mapping[str, object]]) -> bytes:
+    return _ENCODER.encode([1700000000.5, events, 0])
 
 
 def endless_payloads(block_size: int, seed: int, chain: int = CHAIN) -> Iterator[bytes]:

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
+from inferway.kv.index.prefix_lengths import HolderIds
 from inferway.kv.index.protocol import GPU, Tier
 from inferway.model import HolderId
 
@@ -31,7 +34,7 @@ class Holder:
 class Holders:
     """The holders of an index and the bit of each."""
 
-    __slots__ = ("_by_id", "_by_place", "_free", "ids", "live", "tiered", "windowed")
+    __slots__ = ("_arrays", "_by_id", "_by_place", "_free", "ids", "live", "tiered", "windowed")
 
     def __init__(self) -> None:
         self.live = 0  # the bits of all holders
@@ -41,6 +44,7 @@ class Holders:
         self._by_place: list[Holder | None] = []  # place i has bit 1 << i
         self._free: list[int] = []  # places
         self.ids: dict[int, list[HolderId]] = {}  # mask -> holders, as far as remembered
+        self._arrays: dict[int, HolderIds] = {}  # the same, of masks of many
 
     def get(self, holder: HolderId) -> Holder | None:
         return self._by_id.get(holder)
@@ -56,7 +60,7 @@ class Holders:
             self._by_place.append(None)
         added = self._by_place[place] = self._by_id[holder] = Holder(holder, 1 << place)
         self.live |= added.bit
-        self.ids.clear()
+        self._forget_ids()
         return added
 
     def in_tier(self, holder: Holder, tier: Tier) -> None:
@@ -80,7 +84,7 @@ class Holders:
             self.live &= ~dropped.bit
             self.windowed &= ~dropped.bit
             self.tiered &= ~dropped.bit
-            self.ids.clear()
+            self._forget_ids()
         return dropped
 
     def free(self, bits: int) -> None:
@@ -89,12 +93,26 @@ class Holders:
             self._by_place[place] = None
             self._free.append(place)
 
+    def _forget_ids(self) -> None:
+        self.ids.clear()
+        self._arrays.clear()
+
     def remember_ids(self, bits: int) -> list[HolderId]:
         """Return the ids of the live holders in a mask. A few masks make most answers, so `ids`
         keeps them."""
         if len(self.ids) >= _MAX_REMEMBERED:
             self.ids.clear()
         found = self.ids[bits] = [holder.id for holder in self.of(bits)]
+        return found
+
+    def ids_of_many(self, bits: int) -> HolderIds:
+        """Return the same as an array, which must not be written to."""
+        found = self._arrays.get(bits)
+        if found is None:
+            if len(self._arrays) >= _MAX_REMEMBERED:
+                self._arrays.clear()
+            ids = [holder.id for holder in self.of(bits)]
+            found = self._arrays[bits] = np.array(ids, np.intp)
         return found
 
     def of(self, bits: int) -> Iterator[Holder]:

@@ -23,6 +23,7 @@ from inferway.kv.index.eviction import MATCHED, STORED, Eviction
 from inferway.kv.index.holders import Holder, Holders
 from inferway.kv.index.matching import prefix_lengths, runs, walked_prefix_lengths, window_blocks
 from inferway.kv.index.metrics import index_families
+from inferway.kv.index.prefix_lengths import PrefixLengths, different_lengths
 from inferway.kv.index.protocol import (
     TIER_WEIGHTS,
     Clear,
@@ -48,6 +49,7 @@ _SLICE = 2048  # blocks that one operation may look at besides its own: about a 
 _WITH_EACH_APPLY = 32  # of what was left over
 _WITH_EACH_MATCH = 1024  # of what keeps a match from halving
 _MOST_COUNTED = 10_000  # different sets of holders: some milliseconds
+_MANY = 128  # holders of a prompt: an entry for each of so many takes longer than arrays
 
 _NOTHING = MatchResult()
 
@@ -62,14 +64,17 @@ class MemoryIndex:
         max_blocks: int | None = None,
         max_bytes: int | None = None,
         slice_blocks: int = _SLICE,
+        many_holders: int = _MANY,
     ) -> None:
         """`weights`: what a block in each tier is worth, best first. `max_bytes` counts the
         bridges of its holders as well, a block as BYTES_PER_BLOCK. `slice_blocks`: so many an
-        operation looks at; the rest is left for later."""
+        operation looks at; the rest is left for later. `many_holders`: where a prompt has so many
+        or more, `match` answers with `PrefixLengths`."""
         bounds = [max_blocks, None if max_bytes is None else max_bytes // BYTES_PER_BLOCK]
         self.max_blocks = min((bound for bound in bounds if bound is not None), default=None)
         self.evicted = 0  # blocks dropped for want of room, once for each holder
         self._discounts = [1.0 - weight for weight in weights]
+        self._many_holders = many_holders
         self._with_each_match = min(slice_blocks, _WITH_EACH_MATCH)
         self._tree = Tree(slice_blocks)
         self._holders = Holders()
@@ -186,6 +191,10 @@ class MemoryIndex:
             found += walked_prefix_lengths(keys, tree.state, tree.states.known, tree.unsettled)
         if not found:
             return _NOTHING
+        are_many = sum([mask.bit_count() for mask, _ in found]) >= self._many_holders
+        if are_many and not (holders.windowed or holders.tiered):
+            groups = [(holders.ids_of_many(mask), count) for mask, count in found]
+            return self._matched(keys, PrefixLengths(groups))
         blocks: dict[HolderId, int] = {}
         ids = holders.ids
         for mask, count in found:
@@ -193,11 +202,21 @@ class MemoryIndex:
                 blocks[holder] = count
         if holders.windowed:
             self._cut_to_windows(keys, blocks)
-        if self._eviction is not None and blocks:
-            tree.slots.marks[tree.slot(keys[max(blocks.values()) - 1])] = MATCHED
         if holders.tiered:
-            return MatchResult(blocks, *self._in_lower_tiers(keys, blocks))
-        return MatchResult(blocks)
+            return self._matched(keys, blocks, *self._in_lower_tiers(keys, blocks))
+        return self._matched(keys, blocks)
+
+    def _matched(
+        self,
+        keys: Sequence[BlockKey],
+        blocks: Mapping[HolderId, int],
+        discount: Mapping[HolderId, float] = _NOTHING.discount,
+        lower: Mapping[HolderId, Mapping[Tier, int]] = _NOTHING.lower,
+    ) -> MatchResult:
+        if self._eviction is not None and blocks:
+            tree, longest = self._tree, max(different_lengths(blocks))
+            tree.slots.marks[tree.slot(keys[longest - 1])] = MATCHED
+        return MatchResult(blocks, discount, lower)
 
     def _cut_to_windows(self, keys: Sequence[BlockKey], blocks: dict[HolderId, int]) -> None:
         tree = self._tree

@@ -55,13 +55,16 @@ class Slots:
     def new_chain(self, keys: Sequence[BlockKey], state: int, parent: int) -> Sequence[int]:
         """Return slots for new blocks, each the child of the one before it, the first of
         `parent`."""
-        if self.free or len(keys) == 1:  # of one, columns grow faster by one
+        count = len(keys)
+        if len(self.free) >= count:
+            return self._reuse_for_chain(keys, state, parent)
+        if self.free or count == 1:  # of one, columns grow faster by one
             slots = [self.new(key, state) for key in keys]
             for slot in slots:
                 self.link(slot, parent)
                 parent = slot
             return slots
-        start, count = len(self.states), len(keys)
+        start = len(self.states)
         end = start + count
         self.keys.extend(array("Q", keys))
         self.states.extend(array("I", [state]) * count)
@@ -73,6 +76,24 @@ class Slots:
         self.marks.extend(bytes(count))
         self.link(start, parent)
         return range(start, end)
+
+    def _reuse_for_chain(self, keys: Sequence[BlockKey], state: int, parent: int) -> Sequence[int]:
+        """`new_chain` of free slots, of which there are enough."""
+        count = len(keys)
+        slots = self.free[-count:].tolist()
+        del self.free[-count:]
+        slots.reverse()  # a chain is freed from its end: where it was, it is again
+        keys_of, states, first, before = self.keys, self.states, self.first, self.before
+        self.link(slots[0], parent)
+        parent = 0
+        for key, slot in zip(keys, slots, strict=True):
+            keys_of[slot] = key
+            states[slot] = state
+            if parent:
+                first[parent] = slot
+                before[slot] = PARENT | parent
+            parent = slot
+        return slots
 
     def link(self, slot: int, parent: int) -> None:
         """Make `slot`, which belongs nowhere yet, a child of `parent`."""
@@ -112,6 +133,17 @@ class Slots:
         self.states[slot] = self.marks[slot] = 0
         self.free.append(slot)
         return childless
+
+    def release_end(self, slot: int) -> bool:
+        """Free the slot of a block without children, if it is an only child and held as its parent
+        is, as the end of a chain is; else do nothing, and return False."""
+        states, first = self.states, self.first
+        parent = self.before[slot] - PARENT
+        if parent <= 0 or self.next[slot] or states[parent] != states[slot]:
+            return False
+        first[parent] = self.before[slot] = states[slot] = self.marks[slot] = 0
+        self.free.append(slot)
+        return True
 
     def num_bytes(self) -> int:
         columns = (self.keys, self.states, self.first, self.next, self.before, self.free)

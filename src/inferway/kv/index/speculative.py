@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from inferway.kv.index.prefix_lengths import different_lengths
 from inferway.model import BlockKey, HolderId
 
 STEP_BLOCKS = 4096  # that a turn adds and removes: about a millisecond
@@ -138,11 +139,17 @@ class SpeculativeOverlay:
     ) -> dict[HolderId, int]:
         """Return `matched` (the index's answer for `keys`), each holder's run continued by what is
         on its way there."""
-        extended = dict(matched)
+        return {**matched, **self.longer(keys, matched)}
+
+    def longer(
+        self, keys: Sequence[BlockKey], matched: Mapping[HolderId, int]
+    ) -> dict[HolderId, int]:
+        """Return the same of those holders alone whose run goes on."""
+        found: dict[HolderId, int] = {}
         if not self._bits:
-            return extended
+            return found
         get, size = self._bits.get, len(keys)
-        for start in {0, *matched.values()}:
+        for start in {0, *different_lengths(matched)}:
             coming = get(keys[start], 0) if start < size else 0
             while coming:
                 bit = coming & -coming
@@ -153,8 +160,8 @@ class SpeculativeOverlay:
                 end = start + 1
                 while end < size and get(keys[end], 0) & bit:
                     end += 1
-                extended[holder] = end
-        return extended
+                found[holder] = end
+        return found
 
     def num_blocks(self, holder: HolderId) -> int:
         """Return how many different blocks are on their way to `holder`."""

@@ -92,31 +92,40 @@ class Tree:
     def remove(self, holder: Holder, op: Remove) -> None:
         slots, states, bit = self.slots, self.states, holder.bit
         column, full = slots.states, op.group == FULL_ATTENTION
+        first, counts = slots.first, states.counts
         plane = states.plane(op.tier, op.group)
         at, shift = self.shards.at, self.shards.shift
-        last_old = last_new = -1
+        old = new = -1
+        lost = was_attached = False
         changed: list[int] = []
         for key in op.keys:
-            slot = at[key >> shift].get(key)
+            shard = at[key >> shift]
+            slot = shard.get(key)
             if slot is None:
                 continue
-            old = column[slot]
-            if old != last_old:
-                last_old, last_new = old, states.drop(old, plane, bit)
-            if last_new == old:
+            if column[slot] != old:
+                old = column[slot]
+                new = states.drop(old, plane, bit)
+                lost = full and new != old and not states.known[new] & bit
+                was_attached = bool(states.attached[old] & bit)
+            if new == old:
                 continue
-            if full and not states.known[last_new] & bit:
+            child = first[slot]
+            if lost:
                 holder.num_blocks -= 1
-                if not states.attached[old] & bit:
+                if not was_attached:
                     holder.num_detached -= 1
-                elif slots.first[slot]:
+                elif child:
                     changed.append(slot)
-            if last_new == NOBODY and not slots.first[slot]:
+            if new != NOBODY or child:
+                column[slot] = new
+                states.move(old, new)
+            elif counts[old] > 1 and not self.settling and slots.release_end(slot):
+                counts[old] -= 1
+                del shard[key]
+            else:
                 states.release(old)
                 self.free_slot(slot)
-                continue
-            column[slot] = last_new
-            states.move(old, last_new)
         if changed:
             self._changed(holder, changed)
 
