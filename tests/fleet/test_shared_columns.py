@@ -14,6 +14,7 @@ from inferway.fleet.shared_columns import MOST_ENDPOINTS, SharedColumns, shared_
 from inferway.fleet.table import EndpointTable
 from inferway.kv.index.memory import MemoryIndex
 from inferway.model import BLIND, EXACT, FIGURES, Endpoint
+from inferway.scheduling.expected_ttft.sent_log import ROW
 
 
 @pytest.fixture
@@ -42,6 +43,20 @@ def test_a_column_of_every_figure_is_there(memory: int) -> None:
 
     for name, figure in FIGURES.items():
         assert getattr(columns, name).tolist() == [figure.unknown] * 3
+
+
+def test_what_processes_have_sent_of_late_goes_with_them_and_with_nothing_else(memory: int) -> None:
+    hub, one, other = [SharedColumns(memory, place) for place in range(3)]
+    for each in (hub, one, other):
+        each.grow(2)
+    one.sent[1], other.sent[2] = 5.0, 7.0
+    assert other.sent.sum(axis=1).tolist() == [0.0, 5.0 * ROW, 7.0 * ROW]
+
+    hub.clear(1)
+    hub.process_ended(1)
+
+    assert one.sent.sum(axis=1).tolist() == [0.0, 0.0, 7.0 * ROW]
+    assert one.in_flight.tolist() == [0.0, 0.0]
 
 
 def test_requests_of_all_processes_are_added_up(memory: int) -> None:

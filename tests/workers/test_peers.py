@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
+import numpy as np
+
+from inferway.model import Endpoint
+from inferway.scheduling.expected_ttft.backlog import QueuedRequest
 from inferway.scheduling.expected_ttft.plugin import ExpectedTtft
+from inferway.scheduling.expected_ttft.sent_log import ROW, SentLog
 from inferway.workers.messages import FromOther, Message, ToOthers
 from inferway.workers.peers import TOGETHER_SECONDS, Peers
 
@@ -23,8 +29,12 @@ class Two:
     """Two workers, the first of which the second hears."""
 
     def __init__(self) -> None:
-        self.one = Peers(self._sent, [ExpectedTtft()])
-        self.other = Peers(lambda _: None, [ExpectedTtft()])
+        sent = np.zeros((3, ROW))
+        self.plugins = [ExpectedTtft(), ExpectedTtft()]
+        for plugin in self.plugins:
+            plugin.slots.rows([Endpoint("e", "http://e", HOLDER)], 0.0)
+        self.one = Peers(self._sent, self.plugins[:1], open_log=partial(SentLog, sent, 1))
+        self.other = Peers(lambda _: None, self.plugins[1:], open_log=partial(SentLog, sent, 2))
 
     def _sent(self, message: Message) -> None:
         assert isinstance(message, ToOthers)
@@ -33,6 +43,22 @@ class Two:
     def elsewhere(self) -> dict[int, int]:
         """What the other believes to be on its way, of the prompt."""
         return self.other.overlay.extend(KEYS, {})
+
+
+async def test_a_request_counts_with_all_workers_at_once_and_not_twice_when_they_are_told() -> None:
+    two = Two()
+    one, other = [plugin.learning for plugin in two.plugins]
+    log = two.other.sharing[0].log
+    assert log is not None
+    for number in (1, 2):
+        request = QueuedRequest(0, 100.0 * number, 10.0, holder=HOLDER)
+        one.waits(request, 0.0, work=10.0, new_tokens=100.0, prompt_tokens=100.0)
+        unheard = list(log.unheard())
+        await told()
+
+        assert list(log.unheard()) == []
+        assert other.backlog.requests.tolist() == [number]
+    assert unheard == [(HOLDER, 200.0)]  # of the first nothing is known before the worker is
 
 
 async def test_a_prompt_on_its_way_counts_with_all_workers_until_it_has_arrived() -> None:

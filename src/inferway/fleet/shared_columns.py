@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from inferway.fleet.columns import EndpointColumns
 from inferway.model import FIGURES, Column, HolderId
+from inferway.scheduling.expected_ttft.sent_log import ROW
 
 # Rows that there is room for. Memory that was never written to takes none.
 MOST_ENDPOINTS = 32_768
@@ -31,7 +32,8 @@ def shared_memory(processes: int) -> int:
     """Return the file descriptor of memory for the columns that so many processes share: it is
     gone when the last of them has closed it. Raises OSError."""
     memory = os.memfd_create("inferway-columns", os.MFD_CLOEXEC)
-    os.ftruncate(memory, (len(_KINDS) + len(_COUNTED) * processes) * MOST_ENDPOINTS * _ITEM_BYTES)
+    rows = len(_KINDS) + (len(_COUNTED) + 1) * processes
+    os.ftruncate(memory, rows * MOST_ENDPOINTS * _ITEM_BYTES)
     return memory
 
 
@@ -49,7 +51,11 @@ class SharedColumns(EndpointColumns):
             name: whole[at].view(kind)[:MOST_ENDPOINTS]
             for at, (name, kind) in enumerate(_KINDS.items())
         }
-        counted = whole[len(_KINDS) :].view("f8").reshape(-1, len(_COUNTED), MOST_ENDPOINTS)
+        own = whole[len(_KINDS) :].view("f8")
+        processes = len(own) // (len(_COUNTED) + 1)
+        # a row for each process: what it has sent of late (scheduling.expected_ttft.sent_log)
+        self.sent: NDArray[np.float64] = own[:processes, :ROW]
+        counted = own[processes:].reshape(-1, len(_COUNTED), MOST_ENDPOINTS)
         self._counted: NDArray[np.float64] = counted
         self._own = counted[place]
         self._writes = place == 0
@@ -123,3 +129,4 @@ class SharedColumns(EndpointColumns):
     def process_ended(self, place: int) -> None:
         """Count nothing more of a process that has ended: its requests have ended with it."""
         self._counted[place, :, : len(self)] = 0.0
+        self.sent[place] = 0.0

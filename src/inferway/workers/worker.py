@@ -13,6 +13,7 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from inferway.fleet.fleet import Fleet
 from inferway.fleet.shared_columns import SharedColumns
 from inferway.http.reload import Apply
 from inferway.indexer import FleetParts, next_turn
+from inferway.scheduling.expected_ttft.sent_log import SentLog
 from inferway.servers import Process
 from inferway.tasks import Tasks
 from inferway.workers.follower import HubWatch
@@ -98,7 +100,11 @@ class Worker:
         prober.send, prober.fleet = link.send, self.gateway.fleet
 
         self.gateway.records.recorder.keeps_keys = begin.keeps_keys
-        self._peers = Peers(link.send, self.gateway.learning_plugins, soon=next_turn)
+        self._peers = Peers(
+            *(link.send, self.gateway.learning_plugins),
+            soon=next_turn,
+            open_log=partial(SentLog, columns.sent, begin.place),
+        )
         self.gateway.indexer.matcher.overlay = self._peers.overlay
         self.gateway.standing.tell = self._tell_outcome
         self._turns = HubQueue(link.send)

@@ -14,10 +14,12 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import msgspec
+import numpy as np
 
 from inferway.kv.index.speculative import Speculation, SpeculativeOverlay
 from inferway.model import Candidates
 from inferway.scheduling.expected_ttft.plugin import ExpectedTtft
+from inferway.scheduling.expected_ttft.sent_log import MOST_PLUGINS, ROW, SentLog
 from inferway.scheduling.expected_ttft.sharing import Begins, Event, Took, Waits
 from inferway.workers.peers import (
     TOGETHER_SECONDS,
@@ -86,6 +88,8 @@ class Post:
         self._coming: list[deque[tuple[float, int, list[Message]]]] = [
             deque() for _ in range(num_gateways)
         ]
+        # what processes of one machine write of what they send
+        self.sent = np.zeros((num_gateways, ROW))
 
     def tell(self, who: int, message: Message) -> None:
         """Tell all others what has happened now."""
@@ -130,6 +134,9 @@ class Shared:
         others = [f"{other:04}" for other in range(post.num_gateways) if other != place]
         for each in self._sharing:
             each.stand(f"{place:04}", others)
+        if post.spec.one_machine:
+            for number, each in enumerate(self._sharing[:MOST_PLUGINS]):
+                each.log = SentLog(post.sent, place, number)
         self._heard: dict[tuple[int, int], Speculation] = {}  # (who, number)
 
     def count(self, row: int, by: int, new_tokens: float) -> None:

@@ -28,7 +28,7 @@ from itertools import count
 
 import numpy as np
 
-from inferway.model import Candidates, Column, Rows
+from inferway.model import Candidates, Column, HolderId, Rows
 
 
 @dataclass(slots=True, eq=False)
@@ -39,6 +39,7 @@ class QueuedRequest:
     tokens: float  # of its prompt, that must be computed; more, if each costs more
     alone_ms: float  # its time to the first token, if nothing has to be done before it
     number: int = 0  # that others know it by
+    holder: HolderId = -1  # of the endpoint
 
 
 @dataclass(slots=True)

@@ -196,7 +196,10 @@ class ExpectedTtftListener(RequestListener):
         # as many as cost the same without pairs: whoever waits for them need not know more
         tokens_ahead = own * work / terms[OWN]
         waiting = QueuedRequest(
-            self._slots.slot(target.endpoint), tokens_ahead, terms[FIXED] + work + terms[BATCH]
+            self._slots.slot(target.endpoint),
+            tokens_ahead,
+            terms[FIXED] + work + terms[BATCH],
+            holder=target.endpoint.holder,
         )
         ttft = added[EXPECTED_TTFT_MS.name].item(row)
         return _Sent(features, terms, ttft, added[COST_MS.name].item(row), now, waiting)

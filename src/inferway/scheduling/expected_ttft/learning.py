@@ -131,6 +131,8 @@ class Learning:
                     prompt_tokens,
                 )
             )
+            if self.sharing.log is not None:
+                self.sharing.log.sent(waiting.number, waiting.holder, waiting.tokens)
 
     def add(
         self,

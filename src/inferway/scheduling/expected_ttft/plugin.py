@@ -43,6 +43,7 @@ from inferway.scheduling.expected_ttft.learning import (
     Learning,
 )
 from inferway.scheduling.expected_ttft.legs import add_legs
+from inferway.scheduling.expected_ttft.sent_log import SentLog
 from inferway.scheduling.expected_ttft.sharing import Event, Sharing
 from inferway.scheduling.per_endpoint import EndpointSlots, PerEndpoint
 from inferway.scheduling.prefix_source import TRUST
@@ -226,9 +227,22 @@ class ExpectedTtft:
             features[AHEAD] += tokens
             features[REQUESTS] += queued
             features[BATCH] += candidates.others - queued
+        sharing = self.learning.sharing
+        if sharing is not None and sharing.log is not None:
+            _add_unheard(sharing.log, features, candidates)
         elapsed -= backlog.first_alone_ms[rows]
         late: Column = np.maximum(elapsed, _ZERO)
         return late
+
+
+def _add_unheard(log: SentLog, features: NDArray[np.float64], candidates: Candidates) -> None:
+    """Count as waiting what others have sent and not told of yet; it is in flight already."""
+    for holder, tokens in log.unheard():
+        row = candidates.rows.get(holder)
+        if row is not None:
+            features[AHEAD, row] += tokens
+            features[REQUESTS, row] += 1.0
+            features[BATCH, row] = max(features.item(BATCH, row) - 1.0, 0.0)
 
 
 def _own_tokens(prompt: float, candidates: Candidates) -> Column:

@@ -21,6 +21,7 @@ from xxhash import xxh3_64_intdigest
 from inferway.model import Column, Endpoint
 from inferway.scheduling.expected_ttft.backlog import QueuedRequest
 from inferway.scheduling.expected_ttft.known import Known, adopt, known_of
+from inferway.scheduling.expected_ttft.sent_log import SentLog
 from inferway.scheduling.per_endpoint import EndpointSlots, PerEndpoint
 
 if TYPE_CHECKING:
@@ -100,6 +101,7 @@ class Sharing:
     slots: EndpointSlots
     tell: Callable[[Event], None]
     delay_seconds: float = 0.0  # from what happens until others hear of it
+    log: SentLog | None = None  # what the others on this machine have sent, before they tell
     others_share: float = 0.0  # of the last requests: those that others have sent
     _place: float = 0.0  # among all gateways, from 0 up to 1
     _turns: PerEndpoint[Column] = field(default_factory=lambda: PerEndpoint(_in_turn))
@@ -133,6 +135,8 @@ class Sharing:
         learning = self.learning
         match event:
             case Waits():
+                if self.log is not None:
+                    self.log.heard(who, event.number)
                 self.others_share += (1.0 - self.others_share) / RECENT_REQUESTS
                 self._forget_assumed(event.at)
                 if len(self._waiting) < MOST_WAITING:
@@ -195,6 +199,8 @@ class Sharing:
 
     def gone(self, who: int, now: float) -> None:
         """Forget what of a gateway waits that has ended: its requests have ended with it."""
+        if self.log is not None:
+            self.log.gone(who)
         for key in [key for key in self._waiting if key[0] == who]:
             self.learning.backlog.begun(self._waiting.pop(key), now)
         for coming in [key for key in self._coming if key[0] == who]:
