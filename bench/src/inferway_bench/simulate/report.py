@@ -301,7 +301,7 @@ POLICIES_GATEWAYS = replace(
     losses=lambda _: [],
     chart=Chart("Several gateways", (_AT_EACH_LOAD,), split=("trace",)),
     question="whether several gateways that tell each other what they do are as good as one",
-    takes="45 minutes",
+    takes="5 minutes",
     arguments="1 --gateways 4 --policy expected-ttft --policy expected-ttft+workers …",
 )
 
