@@ -2,13 +2,16 @@
 
 --logits-processors tests.engines.steering:Steering
     `vllm_xargs: {"ban": 28}` keeps token 28 out, `{"force": [5, 8]}` writes 5 as the ninth token
+--logits-processors tests.engines.steering:Reciting
+    what follows on a prompt is written in a file, to which the variable RECITED leads:
+    `{"start": 40, "ids": [5, 8]}` has 5 and 8 come after the first 40 tokens of prompt and answer
 --reasoning-parser-plugin tests/engines/steering.py --reasoning-parser file-sep
-    SmolLM2 does not reason; what comes before its token <file_sep> is taken for it, or before the
-    one that the file names to which the variable END_OF_THOUGHT leads
+    SmolLM2 does not reason; what comes before its token <file_sep> is taken for it
 """
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -40,6 +43,25 @@ class Steering(AdapterLogitsProcessor):  # type: ignore[misc]
         return steer
 
 
+class Reciting(AdapterLogitsProcessor):  # type: ignore[misc]
+    def is_argmax_invariant(self) -> bool:
+        return False
+
+    def new_req_logits_processor(self, params: Any) -> Any:
+        del params  # all requests are told
+        recited = json.loads(Path(os.environ["RECITED"]).read_text())
+        start, ids = recited["start"], recited["ids"]
+
+        def recite(prompt: list[int], output: list[int], logits: Any) -> Any:
+            at = len(prompt) + len(output) - start
+            if 0 <= at < len(ids):
+                logits[:] = float("-inf")
+                logits[ids[at]] = 0.0
+            return logits
+
+        return recite
+
+
 @ReasoningParserManager.register_module("file-sep")
 class FileSep(DeepSeekR1ReasoningParser):  # type: ignore[misc]
     @property
@@ -48,5 +70,4 @@ class FileSep(DeepSeekR1ReasoningParser):  # type: ignore[misc]
 
     @property
     def end_token(self) -> str:
-        file = os.environ.get("END_OF_THOUGHT")
-        return Path(file).read_text() if file else "<file_sep>"
+        return "<file_sep>"
