@@ -25,6 +25,16 @@ def told(max_blocks: int) -> tuple[ToldIndex, HeardIndex]:
     return index, heard
 
 
+def test_of_what_follows_an_evicted_block_workers_keep_what_the_hub_had_before() -> None:
+    index, heard = told(max_blocks=3)
+    index.apply([Store(0, [1]), Store(0, [4], parent=3), Store(0, [1, 2])])
+
+    index.apply([Store(0, [3, 4], parent=2)])
+
+    assert index.evicted
+    assert contents(heard) == contents(index) == {(0, 0, 0, 1), (0, 0, 0, 4)}
+
+
 @given(story=stories(), max_blocks=st.integers(1, 15))
 def test_what_the_hub_has_no_room_for_workers_have_not_either(
     story: tuple[list[list[BlockKey]], list[list[Op]]], max_blocks: int

@@ -140,8 +140,11 @@ class MemoryIndex:
         self._holders.in_tier(holder, op.tier)
         tree = self._tree
         if self.evicted and op.parent is not None and not tree.slot(op.parent):
-            self._count_evicted(holder, len(op.keys))  # they would lie there, never matched
-            self.dropped(Remove(op.holder, op.keys, op.tier, op.group))
+            # they would lie there, never matched
+            held = set(self.held(op.holder, op.keys, op.tier, op.group))
+            refused = [key for key in dict.fromkeys(op.keys) if key not in held]
+            self._count_evicted(holder, len(refused))
+            self.dropped(Remove(op.holder, refused, op.tier, op.group))
             return
         last = tree.store(holder, op)
         if self._eviction is not None and not tree.slots.marks[last]:
