@@ -9,6 +9,7 @@ import secrets
 import signal
 import socket
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from tests.workers.serving import CHAT, MODEL, WORKERS, Serving, simulated, work
 
 _MARK = "INFERWAY_TEST_OF"  # in the environment of hubs, which workers inherit
 _TICKS = os.sysconf("SC_CLK_TCK")
+_IDLE_SECONDS = 3.0
 
 
 @dataclass
@@ -158,8 +160,18 @@ def cpu_seconds(pid: int) -> float:
 
 def wait_for_cpu(pid: int, seconds: float) -> None:
     """Wait until the process has taken so many seconds of CPU time, which is a moment of its life
-    however busy the machine is; or has ended."""
-    wait_until(lambda: cpu_seconds(pid) >= seconds, "it has done that much")
+    however busy the machine is; or has ended; or has had nothing to do for a while, for on a fast
+    machine it has started by then."""
+    last, since = cpu_seconds(pid), time.monotonic()
+
+    def has_come_so_far() -> bool:
+        nonlocal last, since
+        taken, now = cpu_seconds(pid), time.monotonic()
+        if taken > last:
+            last, since = taken, now
+        return taken >= seconds or now - since > _IDLE_SECONDS
+
+    wait_until(has_come_so_far, "it has done that much")
 
 
 def streams_of_both(gateway: Serving, tokens: int) -> list[HTTPResponse]:
