@@ -1,7 +1,7 @@
 #!/bin/sh
 # Makes .venv-ray: Ray Serve, for the tests and the benchmark of `inferway.ray`. It borrows what is installed in
 # .venv (scripts/install.sh dev), which must be there first and stays as it is, and this checkout; what Ray needs
-# besides is installed beside it: 400 MB, a minute. pyarrow is for Ray's own prefix-aware router. Does nothing if
+# besides is installed beside it: 400 MB, a minute. .venv-ray/bin/inferway is the command there. pyarrow is for Ray's own prefix-aware router. Does nothing if
 # that is done already.
 set -eu
 
@@ -26,6 +26,8 @@ borrow_packages() {
         printf '%s\n' "$here/src" "$here/structured/src" "$here/bench/src"
         .venv/bin/python -c "$purelib"
     } >"$("$venv/bin/python" -c "$purelib")/borrowed.pth"
+    printf '#!%s\nfrom inferway.cli import main\n\nmain()\n' "$venv/bin/python" >"$venv/bin/inferway"
+    chmod +x "$venv/bin/inferway"
 }
 
 rm -rf "$venv"

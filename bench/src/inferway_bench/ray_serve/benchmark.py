@@ -42,7 +42,10 @@ ROUTERS = {OURS: "TimedInferway", PREFIX: "TimedPrefixAware", DEFAULT: "TimedDef
 LEAST_TIMES_CACHED, MOST_MORE_US = 1.2, 300.0
 _WARM_UP_SEED = 2_000
 ONE_SYSTEM = "ray --systems 1"
-_CURE = "the cure: scripts/install_ray.sh in a checkout, or pip install 'inferway[ray]' pyarrow"
+_CURE = (
+    "the cure: pip install 'inferway[ray]' pyarrow; or, in a checkout, scripts/install_ray.sh, and"
+    " then .venv-ray/bin/inferway in place of this command"
+)
 
 
 class RayPlan(msgspec.Struct, frozen=True):
