@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 
 import numpy as np
 
 from inferway.model import Endpoint
 from inferway.scheduling.expected_ttft.backlog import QueuedRequest
 from inferway.scheduling.expected_ttft.plugin import ExpectedTtft
-from inferway.scheduling.expected_ttft.sent_log import ROW, SentLog
+from inferway.scheduling.expected_ttft.sent_log import ROW
+from inferway.scheduling.expected_ttft.sharing import open_logs
 from inferway.workers.messages import FromOther, Message, ToOthers
 from inferway.workers.peers import TOGETHER_SECONDS, Peers
 
@@ -33,8 +33,10 @@ class Two:
         self.plugins = [ExpectedTtft(), ExpectedTtft()]
         for plugin in self.plugins:
             plugin.slots.rows([Endpoint("e", "http://e", HOLDER)], 0.0)
-        self.one = Peers(self._sent, self.plugins[:1], open_log=partial(SentLog, sent, 1))
-        self.other = Peers(lambda _: None, self.plugins[1:], open_log=partial(SentLog, sent, 2))
+        self.one = Peers(self._sent, self.plugins[:1])
+        self.other = Peers(lambda _: None, self.plugins[1:])
+        for place, worker in ((1, self.one), (2, self.other)):
+            open_logs(worker.sharing, sent, place)
 
     def _sent(self, message: Message) -> None:
         assert isinstance(message, ToOthers)

@@ -17,7 +17,6 @@ from inferway.model import BlockKey, HolderId
 from inferway.routing.structured_gate.quarantine import Quarantine
 from inferway.scheduling.expected_ttft.known import Known
 from inferway.scheduling.expected_ttft.plugin import ExpectedTtft
-from inferway.scheduling.expected_ttft.sent_log import MOST_PLUGINS, SentLog
 from inferway.scheduling.expected_ttft.sharing import Event
 from inferway.workers.messages import FromOther, Message, ToOthers
 
@@ -111,11 +110,8 @@ class Peers:
         send: Callable[[Message], None],
         plugins: Sequence[ExpectedTtft],
         soon: Callable[[Callable[[], None]], object] | None = None,
-        open_log: Callable[[int], SentLog] | None = None,
     ) -> None:
-        """`plugins`: those of the scheduling that learn. `soon`: as the overlay takes it.
-        `open_log`: returns where the plugin of that place writes what it sends; None: nothing is
-        sent."""
+        """`plugins`: those of the scheduling that learn. `soon`: as the overlay takes it."""
         self.overlay = ToldOverlay(self.tell, soon)
         self.quarantine: Quarantine | None = None  # None: shapes are the engines' matter
         self._send = send
@@ -124,9 +120,6 @@ class Peers:
             plugin.share(lambda event, number=number: self.tell(Learned(number, event)))  # type: ignore[misc]
             for number, plugin in enumerate(plugins)
         ]
-        if open_log is not None:
-            for number, sharing in enumerate(self.sharing[:MOST_PLUGINS]):
-                sharing.log = open_log(number)
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(list[PeerMessage])
         self._outgoing: list[PeerMessage] = []

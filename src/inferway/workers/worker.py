@@ -13,7 +13,6 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from inferway.fleet.fleet import Fleet
 from inferway.fleet.shared_columns import SharedColumns
 from inferway.http.reload import Apply
 from inferway.indexer import FleetParts, next_turn
-from inferway.scheduling.expected_ttft.sent_log import SentLog
+from inferway.scheduling.expected_ttft.sharing import open_logs
 from inferway.servers import Process
 from inferway.tasks import Tasks
 from inferway.workers.follower import HubWatch
@@ -100,11 +99,8 @@ class Worker:
         prober.send, prober.fleet = link.send, self.gateway.fleet
 
         self.gateway.records.recorder.keeps_keys = begin.keeps_keys
-        self._peers = Peers(
-            *(link.send, self.gateway.learning_plugins),
-            soon=next_turn,
-            open_log=partial(SentLog, columns.sent, begin.place),
-        )
+        self._peers = Peers(link.send, self.gateway.learning_plugins, soon=next_turn)
+        open_logs(self._peers.sharing, columns.sent, begin.place)
         self.gateway.indexer.matcher.overlay = self._peers.overlay
         self.gateway.standing.tell = self._tell_outcome
         self._turns = HubQueue(link.send)

@@ -19,8 +19,8 @@ import numpy as np
 from inferway.kv.index.speculative import Speculation, SpeculativeOverlay
 from inferway.model import Candidates
 from inferway.scheduling.expected_ttft.plugin import ExpectedTtft
-from inferway.scheduling.expected_ttft.sent_log import MOST_PLUGINS, ROW, SentLog
-from inferway.scheduling.expected_ttft.sharing import Begins, Event, Took, Waits
+from inferway.scheduling.expected_ttft.sent_log import ROW
+from inferway.scheduling.expected_ttft.sharing import Begins, Event, Took, Waits, open_logs
 from inferway.workers.peers import (
     TOGETHER_SECONDS,
     Arrived,
@@ -135,8 +135,7 @@ class Shared:
         for each in self._sharing:
             each.stand(f"{place:04}", others)
         if post.spec.one_machine:
-            for number, each in enumerate(self._sharing[:MOST_PLUGINS]):
-                each.log = SentLog(post.sent, place, number)
+            open_logs(self._sharing, post.sent, place)
         self._heard: dict[tuple[int, int], Speculation] = {}  # (who, number)
 
     def count(self, row: int, by: int, new_tokens: float) -> None:

@@ -194,10 +194,22 @@ class MemoryIndex:
             found += walked_prefix_lengths(keys, tree.state, tree.states.known, tree.unsettled)
         if not found:
             return _NOTHING
+        blocks = self._blocks_of(keys, found)
+        if self._eviction is not None and blocks:
+            longest = max(different_lengths(blocks))
+            tree.slots.marks[tree.slot(keys[longest - 1])] = MATCHED
+        if holders.tiered:
+            return MatchResult(blocks, *self._in_lower_tiers(keys, blocks))
+        return MatchResult(blocks)
+
+    def _blocks_of(
+        self, keys: Sequence[BlockKey], found: Sequence[tuple[int, int]]
+    ) -> Mapping[HolderId, int]:
+        """Return how many blocks each holder has, from masks of holders and what these have."""
+        holders = self._holders
         are_many = sum([mask.bit_count() for mask, _ in found]) >= self._many_holders
         if are_many and not (holders.windowed or holders.tiered):
-            groups = [(holders.ids_of_many(mask), count) for mask, count in found]
-            return self._matched(keys, PrefixLengths(groups))
+            return PrefixLengths([(holders.ids_of_many(mask), count) for mask, count in found])
         blocks: dict[HolderId, int] = {}
         ids = holders.ids
         for mask, count in found:
@@ -205,21 +217,7 @@ class MemoryIndex:
                 blocks[holder] = count
         if holders.windowed:
             self._cut_to_windows(keys, blocks)
-        if holders.tiered:
-            return self._matched(keys, blocks, *self._in_lower_tiers(keys, blocks))
-        return self._matched(keys, blocks)
-
-    def _matched(
-        self,
-        keys: Sequence[BlockKey],
-        blocks: Mapping[HolderId, int],
-        discount: Mapping[HolderId, float] = _NOTHING.discount,
-        lower: Mapping[HolderId, Mapping[Tier, int]] = _NOTHING.lower,
-    ) -> MatchResult:
-        if self._eviction is not None and blocks:
-            tree, longest = self._tree, max(different_lengths(blocks))
-            tree.slots.marks[tree.slot(keys[longest - 1])] = MATCHED
-        return MatchResult(blocks, discount, lower)
+        return blocks
 
     def _cut_to_windows(self, keys: Sequence[BlockKey], blocks: dict[HolderId, int]) -> None:
         tree = self._tree

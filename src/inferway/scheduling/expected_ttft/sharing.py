@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
 from inferway.model import Column, Endpoint
 from inferway.scheduling.expected_ttft.backlog import QueuedRequest
 from inferway.scheduling.expected_ttft.known import Known, adopt, known_of
-from inferway.scheduling.expected_ttft.sent_log import SentLog
+from inferway.scheduling.expected_ttft.sent_log import MOST_PLUGINS, SentLog
 from inferway.scheduling.per_endpoint import EndpointSlots, PerEndpoint
 
 if TYPE_CHECKING:
@@ -206,6 +207,14 @@ class Sharing:
         for coming in [key for key in self._coming if key[0] == who]:
             slot = self.slots.slot_of(coming[1], now)
             self.learning.coming[slot] -= self._coming.pop(coming)
+
+
+def open_logs(sharing: Sequence[Sharing], memory: NDArray[np.float64], own: int) -> None:
+    """Have the plugins of a process write what they send where others on this machine read it, and
+    read what those write. `sharing`: of each plugin, in an order that all have; `memory` and `own`
+    as `SentLog` takes them."""
+    for number, each in enumerate(sharing[:MOST_PLUGINS]):
+        each.log = SentLog(memory, own, number)
 
 
 def _in_turn(endpoints: Sequence[Endpoint]) -> Column:
