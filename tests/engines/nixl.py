@@ -14,6 +14,9 @@ CACHE = ("--num-gpu-blocks-override", "256")  # 8,160 tokens
 
 LEASE_SECONDS = 20  # vLLM's own default is 30, and tests wait for its end
 
+# A metric of the engine that kept blocks for another one, which did not fetch them in time.
+ENDED_LEASES = "vllm:nixl_num_kv_expired_reqs_total"
+
 PREFILL, DECODE = "kv_producer", "kv_consumer"
 
 # What asks an engine for a reference: the kv_transfer_params of a prefill leg.

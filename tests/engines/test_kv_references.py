@@ -15,7 +15,7 @@ from tests.engines import client
 from tests.engines.chats import CHAT, COMPLETION
 from tests.engines.client import Answer
 from tests.engines.engine import BLOCK_SIZE, MODEL, free_ports
-from tests.engines.nixl import ASKS_FOR_REFERENCE, LEASE_SECONDS, NixlEngine, metric
+from tests.engines.nixl import ASKS_FOR_REFERENCE, ENDED_LEASES, LEASE_SECONDS, NixlEngine, metric
 from tests.engines.waiting import wait_until
 
 Json = dict[str, Any]
@@ -146,11 +146,11 @@ def test_a_reference_whose_lease_has_ended_is_counted_by_the_prefill_engine_alon
     nixl_engines: Pair,
 ) -> None:
     prefill, other = nixl_engines
-    expired = metric(prefill, "vllm:nixl_num_kv_expired_reqs_total")
+    ended = metric(prefill, ENDED_LEASES)
     params = reference(prefill, "expired")
 
     wait_until(
-        lambda: metric(prefill, "vllm:nixl_num_kv_expired_reqs_total") > expired,
+        lambda: metric(prefill, ENDED_LEASES) > ended,
         "the lease ends",
         seconds=LEASE_SECONDS + 30,
     )

@@ -22,7 +22,14 @@ from tests.engines.conftest import serve, serve_in_two_legs, wait_until_known_to
 from tests.engines.engine import BLOCK_SIZE, MODEL, RealEngine
 from tests.engines.gateway import ask_directly, cached, engine_of, scores, send, wait_until_believed
 from tests.engines.legs import MESSAGES, RESPONSES, counted, log_probabilities, text_of
-from tests.engines.nixl import ASKS_FOR_REFERENCE, LEASE_SECONDS, NixlEngine, fetched, metric
+from tests.engines.nixl import (
+    ASKS_FOR_REFERENCE,
+    ENDED_LEASES,
+    LEASE_SECONDS,
+    NixlEngine,
+    fetched,
+    metric,
+)
 from tests.engines.record_kv_transfer import bodies, text
 from tests.engines.test_kv_references import completion, computed_alone, reference
 from tests.engines.test_kv_references import log_probabilities as of_completion
@@ -248,19 +255,17 @@ def test_what_is_kept_for_a_client_that_has_gone_is_free_when_the_lease_ends(
     prefill, decode = nixl_engines
     done = counted(two_legs, "prefill", "ok")
     gone = counted(two_legs, "decode", "client_gone")
-    connection = HTTPConnection(two_legs.removeprefix("http://"))
-    with decode.core_stopped(), closing(connection):
-        body = json.dumps(completion("gone")).encode()
-        connection.request("POST", COMPLETION, body, {"content-type": "application/json"})
-        wait_until(lambda: counted(two_legs, "prefill", "ok") > done, "leg 1 is over")
-        # vLLM tells with the steps that come, while it keeps blocks
-        wait_until(lambda: metric(prefill, KV_USAGE) > 0, "its blocks are kept")
+    ended = metric(prefill, ENDED_LEASES)
+    with decode.core_stopped():
+        with closing(HTTPConnection(two_legs.removeprefix("http://"))) as connection:
+            body = json.dumps(completion("gone")).encode()
+            connection.request("POST", COMPLETION, body, {"content-type": "application/json"})
+            wait_until(lambda: counted(two_legs, "prefill", "ok") > done, "leg 1 is over")
+        wait_until(lambda: counted(two_legs, "decode", "client_gone") > gone, "leg 2 is aborted")
+        wait_until(lambda: metric(prefill, ENDED_LEASES) > ended, "the lease ends")
 
-    wait_until(lambda: counted(two_legs, "decode", "client_gone") > gone, "leg 2 is aborted")
     wait_until(
-        lambda: all(metric(engine, KV_USAGE) == 0 for engine in nixl_engines),
-        "the blocks are free",
-        seconds=LEASE_SECONDS + 30,
+        lambda: all(metric(engine, KV_USAGE) == 0 for engine in nixl_engines), "the blocks are free"
     )
 
 

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from tests.engines import client
@@ -67,20 +68,24 @@ def test_a_salted_prompt_that_left_the_gpu_is_believed_where_it_is_reused_and_no
         def report() -> str:
             return client.get(f"{gateway.url}/admin/engines").raw.decode()
 
+        def stream() -> dict[str, Any]:
+            [told] = json.loads(report())["engines"]
+            found: dict[str, Any] = told["endpoints"][0]["stream"]
+            return found
+
         def believed(request: Request) -> float:
             return scores(gateway.url, request).get(engine.name, 0)
 
         send(engine.url, salted)
         wait_until(lambda: believed(salted) == PROMPT_BLOCKS, "the salted prompt is known", report)
+        wait_until(lambda: stream()["dialect"]["state"] == "found", "its hashes are known", report)
         assert believed(plain) == 0
         for i in range(5):
             send(engine.url, prompt(f"other {i}", 18))
         in_cpu = pytest.approx(CPU_WEIGHT * PROMPT_BLOCKS)
         wait_until(lambda: believed(salted) == in_cpu, "the prompt is in CPU memory alone", report)
         assert believed(plain) == 0
-        [told] = json.loads(report())["engines"]
-        stream = told["endpoints"][0]["stream"]
-        assert (stream["state"], stream["dialect"]["state"]) == ("exact", "found")
+        assert (stream()["state"], stream()["dialect"]["state"]) == ("exact", "found")
         reused = cached(send(engine.url, salted)).blocks
         reused_plain = cached(send(engine.url, plain)).blocks
 
