@@ -19,6 +19,8 @@ from tests.engines import client
 
 from inferway_bench.machine import CPUINFO, vllm_dtype
 
+INSIDE = Path(__file__).parent / "inside"  # modules that engines import
+
 MODEL = "smollm2"
 BLOCK_SIZE = 32  # tokens; vLLM's CPU kernels are made for multiples of 32
 MAX_MODEL_LEN = 4096  # tokens, prompt and answer together
@@ -66,7 +68,9 @@ class RealEngine:
         self.log = log
         self._command = [str(vllm), "serve", str(model_dir), *FLAGS.split(), *self._own_flags()]
         self._command += flags
-        self._environment = {**os.environ, **ENVIRONMENT, **environment}
+        path = [environment.get("PYTHONPATH"), str(INSIDE), os.environ.get("PYTHONPATH")]
+        python_path = {"PYTHONPATH": os.pathsep.join(filter(None, path))}
+        self._environment = {**os.environ, **ENVIRONMENT, **environment, **python_path}
         self._process: subprocess.Popen[bytes] | None = None
 
     @property

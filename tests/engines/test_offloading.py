@@ -42,8 +42,7 @@ def engine(
 ) -> Iterator[RealEngine]:
     flags = ["--num-gpu-blocks-override", str(NUM_BLOCKS), "--max-model-len", "1024"]
     flags += ["--kv-transfer-config", json.dumps(OFFLOADING)]
-    environment = {"PYTHONPATH": str(Path(__file__).parent / "inside")}
-    one = RealEngine(vllm, model_dir, new_log("engine-offloading"), flags, environment)
+    one = RealEngine(vllm, model_dir, new_log("engine-offloading"), flags)
     try:
         one.start()
         wait_until_ready([one], say)
