@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from tests.chaos.world import Line, World
 
 from inferway.kv.events.stream import StreamState
-from inferway.kv.index.memory import MemoryIndex
 from inferway.kv.index.protocol import CPU, FULL_ATTENTION, GPU, Index
+from inferway.kv.index.reading import HeldBlocks
 
 
 class WrongBelief(AssertionError):
@@ -49,12 +49,12 @@ async def _judge(world: World, line: Line, index: Index) -> Verdict:
                 f"engine {holder} is {state}: of {prompt} it would reuse {reusable} blocks, "
                 f"not {believed}"
             )
-    if isinstance(index, MemoryIndex):
+    if isinstance(index, HeldBlocks):
         _judge_blocks(world, index, line, exact)
     return verdict
 
 
-def _judge_blocks(world: World, index: MemoryIndex, line: Line, exact: bool) -> None:
+def _judge_blocks(world: World, index: HeldBlocks, line: Line, exact: bool) -> None:
     engine = line.engine
     hashes = {
         key: block_hash

@@ -4,7 +4,7 @@ pairs, and the parts that hear. Workers come and go while engines and network do
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from random import Random
 from typing import Any
 
@@ -13,12 +13,13 @@ from tests.chaos.world import World
 
 from inferway.config import ServeSettings
 from inferway.fleet.fleet import Fleet
+from inferway.kv.index.changes import Changes
 from inferway.kv.index.memory import MemoryIndex
-from inferway.kv.index.protocol import Op, Store, Window
-from inferway.kv.index.snapshot import snapshot
+from inferway.kv.index.protocol import Index
+from inferway.kv.index.reading import HeldBlocks
 from inferway.workers.follower import HeardIndex, HubWatch
 from inferway.workers.link import Link, pair
-from inferway.workers.messages import Dropped, Message, Operations, Ping
+from inferway.workers.messages import IndexChanged, Message, Ping
 from inferway.workers.teller import FleetTeller, ToldIndex
 
 WORKERS = 2
@@ -28,12 +29,12 @@ SECONDS = 60.0  # in which all must have been heard
 
 
 class SmallPieces(ToldIndex):
-    """Its snapshot takes many pieces, however little there is."""
+    """Its picture takes many pieces, however little there is."""
 
     piece = 1
 
-    def snapshot(self) -> Any:
-        return snapshot(self._tree, self._holders, self.piece)
+    def picture(self) -> Iterator[Changes]:
+        return self._log.picture(self.piece, self.piece)
 
 
 class Worker:
@@ -66,10 +67,8 @@ class Worker:
 
     def _hear(self, message: Message) -> None:
         match message:
-            case Operations():
-                self._watch.operations(message)
-            case Dropped():
-                self._watch.dropped(message)
+            case IndexChanged():
+                self._watch.index_changed(message)
             case Ping():
                 self._end.send(message)
 
@@ -169,23 +168,24 @@ class Workers:
             self._hub.close()
 
 
-def contents(index: MemoryIndex) -> set[tuple[int, ...]]:
-    """All that an index holds, in no order."""
-    found: set[tuple[int, ...]] = set()
-    for ops in snapshot(index._tree, index._holders):
-        for op in ops:
-            found.update(_of(op))
-    return found
+def contents(index: HeldBlocks) -> set[tuple[int, ...]]:
+    """All that an index holds: each block of each holder, and each window."""
+    states, holders = index._states, index._holders
+    found = {
+        (holder.id, group, blocks)
+        for holder in holders.of(holders.windowed)
+        for group, blocks in holder.windows.items()
+    }
+    places = [item for shard in index._shards.dicts() for item in shard.items()]
+    return found | {
+        (holder.id, tier, group, key)
+        for key, place in places
+        for tier, group, mask in states.places(index._column[place])
+        for holder in holders.of(mask)
+    }
 
 
-def _of(op: Op) -> set[tuple[int, ...]]:
-    if isinstance(op, Store):
-        return {(op.holder, op.tier, op.group, key) for key in op.keys}
-    assert isinstance(op, Window)
-    return {(op.holder, op.group, op.blocks)}
-
-
-def _fleet(index: MemoryIndex) -> Fleet:
+def _fleet(index: Index) -> Fleet:
     """Without an engine."""
     return Fleet(ServeSettings(engines=[]), index, _none, _none)
 

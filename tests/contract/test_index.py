@@ -7,12 +7,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.kv.index.redis_at_rest import RedisAtRest
 
-from inferway.kv.index.memory import MemoryIndex
+from inferway.kv.index.changes import Changes
+from inferway.kv.index.copied import CopiedIndex
+from inferway.kv.index.memory import SLICE_BLOCKS, MemoryIndex
 from inferway.kv.index.protocol import (
     CPU,
     FULL_ATTENTION,
@@ -28,10 +31,39 @@ from inferway.kv.index.protocol import (
     Tier,
     Window,
 )
+from inferway.kv.index.reading import MANY_HOLDERS
 from inferway.model import BlockKey, HolderId
+from inferway.workers.teller import ToldIndex
 
 WEIGHTS = (1.0, 0.5, 0.25)
 MakeIndex = Callable[[], Index]
+
+
+class Copied(ToldIndex):
+    """What a copy answers that is told of each change, as it comes from another process."""
+
+    def __init__(self, slice_blocks: int = SLICE_BLOCKS, many_holders: int = MANY_HOLDERS) -> None:
+        super().__init__(weights=WEIGHTS, slice_blocks=slice_blocks)
+        self.copy = CopiedIndex(weights=WEIGHTS, many_holders=many_holders)
+        self.tell_changes = self._hear
+
+    def _hear(self, changes: Changes) -> None:
+        self.copy.hear(msgspec.msgpack.decode(msgspec.msgpack.encode(changes), type=Changes))
+
+    async def match(self, keys: Sequence[BlockKey]) -> MatchResult:
+        return await self.copy.match(keys)
+
+    async def match_all(self, prompts: Sequence[Sequence[BlockKey]]) -> list[MatchResult]:
+        return await self.copy.match_all(prompts)
+
+    def held(
+        self, holder: HolderId, keys: Sequence[BlockKey], tier: Tier, group: int
+    ) -> list[BlockKey]:
+        return self.copy.held(holder, keys, tier, group)
+
+    def num_blocks(self, holder: HolderId) -> int:
+        return self.copy.num_blocks(holder)
+
 
 redis = RedisAtRest()
 IMPLEMENTATIONS: dict[str, MakeIndex] = {
@@ -40,6 +72,9 @@ IMPLEMENTATIONS: dict[str, MakeIndex] = {
     "memory, bit by bit": partial(MemoryIndex, weights=WEIGHTS, slice_blocks=1),
     # as if so few holders were many
     "memory, by groups": partial(MemoryIndex, weights=WEIGHTS, many_holders=1),
+    "copied": Copied,
+    "copied, bit by bit": partial(Copied, slice_blocks=1),
+    "copied, by groups": partial(Copied, many_holders=1),
     "redis": redis,
 }
 # for tests: Redis' server is a program

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferway.kv.index.protocol import Op, Remove, Store
+from inferway.kv.index.changes import BlockChange, Changes
 from inferway.workers import link as module
 from inferway.workers.link import Link, pair
-from inferway.workers.messages import Message, Operations, Ping, Suspect
+from inferway.workers.messages import IndexChanged, Message, Ping, Suspect
 
 
 class End:
@@ -137,7 +137,7 @@ async def test_a_cache_of_many_blocks_comes_while_others_have_their_turn(
 
     counting = asyncio.ensure_future(count())
     for start in range(0, 200_000, 1000):
-        one.link.send(Operations([Store(1, list(range(start, start + 1000)))]))
+        one.link.send(changed(range(start, start + 1000)))
     await other.hears(200)
     counting.cancel()
 
@@ -152,7 +152,7 @@ async def test_an_end_that_does_not_read_is_stuck(monkeypatch: pytest.MonkeyPatc
     assert not one.link.is_stuck
 
     for _ in range(100):
-        one.link.send(Operations([Store(1, list(range(2**60, 2**60 + 10_000)))]))
+        one.link.send(changed(range(2**60, 2**60 + 10_000)))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
 
@@ -161,23 +161,21 @@ async def test_an_end_that_does_not_read_is_stuck(monkeypatch: pytest.MonkeyPatc
     one.link.close()
 
 
-ops: st.SearchStrategy[Op] = st.one_of(
-    st.builds(Store, st.integers(0, 9), st.lists(st.integers(0, 2**64 - 1), max_size=5)),
-    st.builds(Remove, st.integers(0, 9), st.lists(st.integers(0, 2**64 - 1), max_size=5)),
-)
+def changed(keys: Iterable[int]) -> IndexChanged:
+    return IndexChanged(Changes([BlockChange(1, list(keys), 1)]))
 
 
 @given(
-    batches=st.lists(st.lists(ops, max_size=4), max_size=5),
+    batches=st.lists(st.lists(st.integers(0, 2**64 - 1), max_size=9), max_size=5),
     cuts=st.lists(st.integers(1, 50), max_size=20),
 )
 @settings(deadline=None)
-def test_bytes_may_come_in_any_pieces(batches: list[list[Op]], cuts: list[int]) -> None:
+def test_bytes_may_come_in_any_pieces(batches: list[list[int]], cuts: list[int]) -> None:
     async def run() -> None:
         ours, theirs = pair()
         one = End()
         await one.link.open(ours)
-        sent = [Operations(batch) for batch in batches]
+        sent: list[Message] = [changed(keys) for keys in batches]
         for message in sent:
             one.link.send(message)
         one.link.close()

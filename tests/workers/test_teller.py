@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tests.chaos.workers import contents
 from tests.contract.test_index import WEIGHTS, stories
 
-from inferway.kv.index.protocol import Op, Remove, Store
+from inferway.kv.index.protocol import Op, Store
 from inferway.model import BlockKey
 from inferway.workers.follower import AskedIndex, HeardIndex
 from inferway.workers.teller import ToldIndex
@@ -17,11 +17,7 @@ def told(max_blocks: int) -> tuple[ToldIndex, HeardIndex]:
     """The hub's index, and a worker's that hears all of it at once."""
     index = ToldIndex(weights=WEIGHTS, max_blocks=max_blocks)
     heard = HeardIndex(weights=WEIGHTS)
-
-    def drop(op: Remove) -> None:
-        heard.hear((op,))
-
-    index.tell_ops, index.tell_dropped = heard.hear, drop
+    index.tell_changes = heard.hear
     return index, heard
 
 
@@ -58,13 +54,13 @@ def test_prompts_that_workers_are_asked_for_cost_no_block_that_the_engine_has_re
     index.apply([Store(0, [3]), Store(0, [4])])
 
     assert contents(heard) == contents(index)
-    assert heard.num_keys == index.num_keys <= 2
+    assert index.num_keys <= 2
 
 
 def test_what_workers_prompts_ask_for_is_not_the_first_to_make_room() -> None:
     index = ToldIndex(max_blocks=4)
     heard = AskedIndex()
-    index.tell_ops = heard.hear
+    index.tell_changes = heard.hear
     index.apply([Store(0, [key]) for key in (1, 2, 3, 4)])
     index.apply([Store(0, [5])])  # whoever was there for long has no mark any more
     left = min(key for (*_, key) in contents(index) if key != 5)

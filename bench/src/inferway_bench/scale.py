@@ -236,7 +236,7 @@ def process_rows(plan: ScalePlan, shares: Sequence[Row], grown: dict[int, Grown]
 def _processes(plan: ScalePlan, row: Row, one: Grown, mix: Mix) -> dict[str, float]:
     """Shares of a core: of each follower, the hub, each worker."""
     blocks = plan.requests * float(row.keys["engines"]) * plan.new_blocks / 1e6
-    told = mix.workers * blocks * one.told_us
+    told = blocks * (one.noted_us + mix.workers * one.told_us)
     followed = blocks * one.followed_us
     hears = blocks * one.relayed_us if mix.followers else row.median("events")
     hub = hears + row.median("scrapes") + told
@@ -325,6 +325,7 @@ SCALE = Benchmark(
                 Column("removed_us", "block dropped, µs", "{:.2f}"),
                 Column("resident_mib", "memory, MiB", "{:,.0f}", better="lower", unit="MiB"),
                 Column("bytes_per_block", "bytes for each held block", "{:,.0f}"),
+                Column("noted_us", "noting it for workers, µs", "{:.2f}"),
                 Column("told_us", "telling a worker, µs", "{:.2f}"),
                 Column("followed_us", "a worker's part, µs", "{:.2f}", better="lower", unit="µs"),
                 Column("follower_us", "a follower's, µs", "{:.2f}", better="lower", unit="µs"),

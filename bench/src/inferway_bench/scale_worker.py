@@ -10,7 +10,7 @@ import gc
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 import msgspec
@@ -19,12 +19,13 @@ import uvloop
 
 from inferway.fleet.subscriber import IndexElsewhere
 from inferway.kv.blocks.keys import BlockHasher
+from inferway.kv.index.changes import Changes
 from inferway.kv.index.memory import MemoryIndex
 from inferway.kv.index.protocol import Op, Store
 from inferway.model import RequestHead
 from inferway.workers.follower import HeardIndex
 from inferway.workers.follower_messages import FollowerMessage, Heard
-from inferway.workers.messages import Message, Operations
+from inferway.workers.messages import IndexChanged, Message
 from inferway.workers.teller import ToldIndex
 from inferway_bench.cpu import resident_bytes
 from inferway_bench.idle_engines import MODEL, GivenTokens, idle_director
@@ -49,6 +50,17 @@ class Filling(msgspec.Struct, frozen=True):
     seed: int
 
 
+class _TimedIndex(ToldIndex):
+    """It says how long it took to note what has changed."""
+
+    noted_seconds = 0.0  # of CPU time
+
+    def _tell(self, ops: Iterable[Op]) -> None:
+        began = time.process_time()
+        super()._tell(ops)
+        self.noted_seconds += time.process_time() - began
+
+
 class Grown(msgspec.Struct, frozen=True):
     """The costs with one number of engines. Times are CPU time, with decoding."""
 
@@ -57,7 +69,8 @@ class Grown(msgspec.Struct, frozen=True):
     decision_us: list[float]  # each the mean of some
     resident_mib: float
     bytes_per_block: float
-    told_us: float  # of a block that was stored and dropped: telling one worker of it
+    noted_us: float  # of a block that was stored and dropped: noting what workers must be told
+    told_us: float  # telling one of them
     followed_us: float  # what that takes the worker
     follower_us: float  # the same of a block that a follower reads, until the hub is told
     relayed_us: float  # what that takes the hub, until its own index has it
@@ -66,7 +79,7 @@ class Grown(msgspec.Struct, frozen=True):
 def measure(filling: Filling, engines: int) -> Grown:
     """Fill an index by `engines`, and time events and decisions."""
     gc.disable()
-    index, pid, size = ToldIndex(), os.getpid(), filling.block_size
+    index, pid, size = _TimedIndex(), os.getpid(), filling.block_size
     events = endless_events(size, filling.seed, _CHAIN, _EVENT_BLOCKS)
     start = resident_bytes(pid)
     fleet = [FollowedEngine(holder, size, index) for holder in range(engines)]
@@ -78,7 +91,7 @@ def measure(filling: Filling, engines: int) -> Grown:
     stored, removed = _timed(fleet, events, size)
     decisions = uvloop.run(_decisions(filling, engines, index))
     resident = resident_bytes(pid)
-    told, followed = _by_a_worker(fleet, events, size, index)
+    noted, told, followed = _by_a_worker(fleet, events, size, index)
     follower, relayed = _by_a_follower(filling, engines, events, index)
     return Grown(
         stored_us=round(stored, 3),
@@ -86,6 +99,7 @@ def measure(filling: Filling, engines: int) -> Grown:
         decision_us=[round(us, 2) for us in decisions],
         resident_mib=round(resident / 2**20, 1),
         bytes_per_block=round(taken / (each * _EVENT_BLOCKS * engines), 1),
+        noted_us=round(noted, 3),
         told_us=round(told, 3),
         followed_us=round(followed, 3),
         follower_us=round(follower, 3),
@@ -120,29 +134,32 @@ def _made(
 
 
 def _by_a_worker(
-    fleet: Sequence[FollowedEngine], events: Iterator[Stored], block_size: int, index: ToldIndex
-) -> tuple[float, float]:
-    """The microseconds a block of what engines store and remove: encoding it for a worker, and, in
-    a worker's index that holds the same, decoding and applying it."""
+    fleet: Sequence[FollowedEngine], events: Iterator[Stored], block_size: int, index: _TimedIndex
+) -> tuple[float, float, float]:
+    """The microseconds a block of what engines store and remove: noting what it changes, encoding
+    that for a worker, and, in a worker's copy of the index, decoding and applying it."""
     heard = HeardIndex()
-    for ops in index.snapshot():
-        heard.hear(ops)
-    ops_told: list[list[Op]] = []
-    index.tell_ops = ops_told.append
+    for changes in index.picture():
+        heard.hear(changes)
+    told: list[Changes] = []
+    index.tell_changes = told.append
     made, blocks = _made(fleet, events)
+    index.noted_seconds = 0.0
     for engine, mine in zip(fleet, made, strict=False):
         engine.apply([payload(event, block_size) for event in mine])
         engine.apply([removal(event.hashes) for event in reversed(mine)])
+    noted = index.noted_seconds
     encode, decode = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder(list[Message]).decode
     began = time.process_time()
-    frames = [encode([Operations(ops, 1)]) for ops in ops_told]
+    frames = [encode([IndexChanged(changes, 1)]) for changes in told]
     encoded = time.process_time()
     for frame in frames:
         for message in decode(frame):
-            assert isinstance(message, Operations)
-            heard.hear(message.ops)
+            assert isinstance(message, IndexChanged)
+            heard.hear(message.changes)
     ended = time.process_time()
-    return (encoded - began) * 1e6 / blocks, (ended - encoded) * 1e6 / blocks
+    took = noted, encoded - began, ended - encoded
+    return took[0] * 1e6 / blocks, took[1] * 1e6 / blocks, took[2] * 1e6 / blocks
 
 
 def _by_a_follower(
@@ -169,7 +186,7 @@ def _by_a_follower(
         + [removal(event.hashes) for event in reversed(mine)]
         for mine in made
     ]
-    index.tell_ops = None
+    index.tell_changes = None
     encode = msgspec.msgpack.Encoder().encode
     decode = msgspec.msgpack.Decoder(list[FollowerMessage]).decode
     began = time.process_time()

@@ -18,18 +18,18 @@ from inferway.fleet.load import Load
 from inferway.fleet.silent_zero import StreamEvidence
 from inferway.kv.events.removals import Removals
 from inferway.kv.events.stream import StreamState
-from inferway.kv.index.memory import MemoryIndex
+from inferway.kv.index.changes import Changes
+from inferway.kv.index.copied import CopiedIndex
 from inferway.kv.index.prefix_lengths import different_lengths
-from inferway.kv.index.protocol import TIER_WEIGHTS, Index, MatchResult, Op
+from inferway.kv.index.protocol import TIER_WEIGHTS, Clear, Index, MatchResult, Op, Remove
 from inferway.metrics import Family
 from inferway.model import BlockKey, Endpoint, HolderId
 from inferway.workers.messages import (
     Doubt,
-    Dropped,
     EnginesTold,
     EngineTold,
+    IndexChanged,
     Message,
-    Operations,
     ProofTold,
     Recheck,
     Reports,
@@ -47,26 +47,22 @@ _AWAY = "the hub ended before it had told of all engines"
 class WorkerIndex(Index, Protocol):
     """An index that holds what the hub's does."""
 
-    def hear(self, ops: Iterable[Op]) -> None:
-        """Take over what the hub's index has applied."""
+    def hear(self, changes: Changes) -> None:
+        """Take over what has changed in the hub's index."""
 
     def asked(self) -> list[BlockKey]:
         """Return the last blocks that prompts have matched since it was asked before, if the hub
         should know."""
 
 
-class HeardIndex(MemoryIndex):
-    """A memory index that holds what the hub's does, without bounds of its own. What this process
-    would change by itself, it asks the hub for, which tells all workers."""
+class HeardIndex(CopiedIndex):
+    """A copy of the hub's memory index. What this process would change by itself, it asks the hub
+    for, which tells all workers."""
 
     send: Send
 
     def apply(self, ops: Iterable[Op]) -> None:
         self.send(Doubt(list(ops)))
-
-    def hear(self, ops: Iterable[Op]) -> None:
-        """Take over what the hub's index has applied."""
-        super().apply(ops)
 
     def asked(self) -> list[BlockKey]:
         return []
@@ -205,16 +201,14 @@ class HubWatch:
             stream.is_hub_there = False
         self._fleet.table.nobody_follows()
 
-    def operations(self, told: Operations) -> None:
-        self._index.hear(told.ops)
-        now = time.monotonic()
-        for op in told.ops:
-            stream = self._streams.get(op.holder)
-            if stream is not None:
-                stream.removals.note((op,), told.seq, now)
-
-    def dropped(self, told: Dropped) -> None:
-        self._index.hear((told.op,))
+    def index_changed(self, told: IndexChanged) -> None:
+        changes, now = told.changes, time.monotonic()
+        self._index.hear(changes)
+        for holder in changes.cleared:
+            self._note_removal(Clear(holder), told.seq, now)
+        for change in changes.blocks:
+            if change.is_removal and change.holder is not None:
+                self._note_removal(Remove(change.holder, change.keys), told.seq, now)
 
     def engines(self, told: EnginesTold) -> None:
         fleet = self._fleet
@@ -224,6 +218,11 @@ class HubWatch:
         for each in told.changed:
             self._engine(each)
         fleet.prober.differed.update(told.differed)
+
+    def _note_removal(self, op: Op, seq: int | None, now: float) -> None:
+        stream = self._streams.get(op.holder)
+        if stream is not None:
+            stream.removals.note((op,), seq, now)
 
     def _engine(self, told: EngineTold) -> None:
         fleet, name = self._fleet, told.settings.label

@@ -1,7 +1,7 @@
 """What the hub and its workers tell each other.
 
 The hub tells a worker what it is to do (`Begin`), what the engines are and hold (`EnginesTold`,
-`Operations`), and that all it knew has been told (`Settled`). A worker tells the hub what it has
+`IndexChanged`), and that all it knew has been told (`Settled`). A worker tells the hub what it has
 seen of engines that the hub should look into.
 """
 
@@ -17,7 +17,8 @@ from inferway.fleet.engine import ProofState
 from inferway.fleet.engine_facts import EngineFacts, EventSource
 from inferway.fleet.hand_over import Progress
 from inferway.kv.events.stream import StreamState
-from inferway.kv.index.protocol import Op, Remove
+from inferway.kv.index.changes import Changes
+from inferway.kv.index.protocol import Op
 from inferway.model import Adapters, Endpoint, HolderId
 from inferway.records.record import RequestRecord
 
@@ -86,17 +87,12 @@ class EnginesTold(_Told, frozen=True):
     differed: list[str]  # models whose token ids engines do not get
 
 
-class Operations(_Told, frozen=True):
-    """What engines did, in order; or pieces of a snapshot. `seq`: of the engine's batch."""
+class IndexChanged(_Told, frozen=True):
+    """What has changed in the hub's index; or a piece of all that it holds. `seq`: of the engine's
+    batch that has changed it."""
 
-    ops: list[Op]
+    changes: Changes
     seq: int | None = None
-
-
-class Dropped(_Told, frozen=True):
-    """What the hub's index has dropped for want of room. The engine may have it still."""
-
-    op: Remove
 
 
 class Settled(_Told, frozen=True):
@@ -348,8 +344,7 @@ class OutcomeTold(_Told, frozen=True):
 Message = (
     Begin
     | EnginesTold
-    | Operations
-    | Dropped
+    | IndexChanged
     | Settled
     | RulesTold
     | Prepare

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from inferway.kv.index.protocol import Clear, Op, Remove
+from inferway.kv.index.changes import BlockChange, Changes
+from inferway.kv.index.holder_sets import NOBODY
+from inferway.kv.index.protocol import FULL_ATTENTION, Clear, Op, Remove
 from inferway.kv.index.redis import RedisIndex
 from inferway.model import BlockKey
 from inferway.workers.follower import Send
@@ -15,17 +17,21 @@ class WrittenIndex(RedisIndex):
     """The hub's (`teller.HubIndex`). Workers are told of removals only, which say later why a
     prompt was not reused; the rest they read on the server."""
 
-    tell_ops: Callable[[list[Op]], None] | None = None
-    tell_dropped: Callable[[Remove], None] | None = None  # never: nothing is
+    tell_changes: Callable[[Changes], None] | None = None
 
     def apply(self, ops: Iterable[Op]) -> None:
         ops = list(ops)
         super().apply(ops)
-        gone: list[Op] = [op for op in ops if isinstance(op, (Remove, Clear))]
-        if self.tell_ops is not None and gone:
-            self.tell_ops(gone)
+        removed = [
+            BlockChange(NOBODY, list(op.keys), op.holder, is_removal=op.group == FULL_ATTENTION)
+            for op in ops
+            if isinstance(op, Remove)
+        ]
+        cleared = [op.holder for op in ops if isinstance(op, Clear)]
+        if self.tell_changes is not None and (removed or cleared):
+            self.tell_changes(Changes(removed, cleared))
 
-    def snapshot(self) -> Iterator[list[Op]]:
+    def picture(self) -> Iterator[Changes]:
         """Yield nothing."""
         return iter(())
 
@@ -42,7 +48,7 @@ class ReadIndex(RedisIndex):
     def apply(self, ops: Iterable[Op]) -> None:
         self.send(Doubt(list(ops)))
 
-    def hear(self, ops: Iterable[Op]) -> None:
+    def hear(self, changes: Changes) -> None:
         """Do nothing: the hub has written it."""
 
     def asked(self) -> list[BlockKey]:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from inferway.fleet.engine import Engine, Subscriber
 from inferway.fleet.fleet import Fleet
-from inferway.kv.index.memory import MemoryIndex
-from inferway.kv.index.protocol import Index, Op, Remove
+from inferway.kv.index.changes import ChangeLog, Changes
+from inferway.kv.index.memory import SLICE_BLOCKS, MemoryIndex
+from inferway.kv.index.protocol import TIER_WEIGHTS, Index, MatchResult, Op
 from inferway.model import BlockKey, HolderId
 from inferway.workers.link import Link
 from inferway.workers.messages import (
-    Dropped,
     EnginesTold,
     EngineTold,
+    IndexChanged,
     Message,
-    Operations,
     ProofTold,
     StreamTold,
 )
@@ -32,10 +32,9 @@ MOST_BLOCKS = 1024
 class HubIndex(Index, Protocol):
     """An index whose owner workers are told by."""
 
-    tell_ops: Callable[[list[Op]], None] | None
-    tell_dropped: Callable[[Remove], None] | None
+    tell_changes: Callable[[Changes], None] | None
 
-    def snapshot(self) -> Iterator[list[Op]]:
+    def picture(self) -> Iterator[Changes]:
         """Yield what a worker that starts must be told, a millisecond's work at a time."""
 
     def note_matched(self, keys: Iterable[BlockKey]) -> None:
@@ -43,31 +42,50 @@ class HubIndex(Index, Protocol):
 
 
 class ToldIndex(MemoryIndex):
-    """A memory index whose operations others are told of as well, and what it drops for want of
-    room: they need not bound theirs."""
+    """A memory index of which others are told what changes."""
 
-    tell_ops: Callable[[list[Op]], None] | None = None
-    tell_dropped: Callable[[Remove], None] | None = None
+    tell_changes: Callable[[Changes], None] | None = None
+
+    def __init__(
+        self,
+        *,
+        weights: Sequence[float] = TIER_WEIGHTS,
+        max_blocks: int | None = None,
+        max_bytes: int | None = None,
+        slice_blocks: int = SLICE_BLOCKS,
+    ) -> None:
+        super().__init__(
+            weights=weights, max_blocks=max_blocks, max_bytes=max_bytes, slice_blocks=slice_blocks
+        )
+        self._log = ChangeLog(self._tree, self._holders)
 
     def apply(self, ops: Iterable[Op]) -> None:
-        ops = list(ops)
-        if self.tell_ops is None:
-            super().apply(ops)
-        elif self.max_blocks is None:
-            super().apply(ops)
-            self._tell(ops)
+        for piece in _pieces(list(ops)):
+            super().apply(piece)
+            self._tell(piece)
+
+    def sweep(self, max_blocks: int) -> bool:
+        is_more = super().sweep(max_blocks)
+        self._tell(())
+        return is_more
+
+    def match_now(self, keys: Sequence[BlockKey]) -> MatchResult:
+        found = super().match_now(keys)
+        self._tell(())  # it may have settled some
+        return found
+
+    def picture(self) -> Iterator[Changes]:
+        """Yield all that it holds, in pieces of a millisecond. Whoever is told them and all that is
+        told meanwhile has an equal copy."""
+        return self._log.picture()
+
+    def _tell(self, ops: Iterable[Op]) -> None:
+        if self.tell_changes is None:
+            self._log.forget()
         else:
-            for op in ops:  # what is dropped is told behind what has taken its room
-                self._tell([op])
-                super().apply((op,))
-
-    def dropped(self, op: Remove) -> None:
-        if self.tell_dropped is not None:
-            self.tell_dropped(op)
-
-    def _tell(self, ops: list[Op]) -> None:
-        if self.tell_ops is not None and ops:
-            self.tell_ops(ops)
+            changes = self._log.take(ops)
+            if changes is not None:
+                self.tell_changes(changes)
 
 
 class FleetTeller:
@@ -90,11 +108,11 @@ class FleetTeller:
         self._subscribers: dict[HolderId, Subscriber] = {}
         self._timer: asyncio.TimerHandle | None = None
         fleet.on_change = self.look_soon
-        index.tell_ops, index.tell_dropped = self._operations, self._dropped
+        index.tell_changes = self._changed
 
     def close(self) -> None:
         self._fleet.on_change = _nothing
-        self._index.tell_ops = self._index.tell_dropped = None
+        self._index.tell_changes = None
         if self._timer is not None:
             self._timer.cancel()
 
@@ -122,28 +140,20 @@ class FleetTeller:
         """Return all that was told of engines so far."""
         return EnginesTold(list(self._told.values()), list(self._told), self._differed)
 
-    def snapshot(self) -> Iterator[Operations]:
-        """Yield what makes a worker's index equal, a millisecond's work at a time; what is applied
-        meanwhile must be told as well."""
-        for ops in self._index.snapshot():
-            yield from map(Operations, _pieces(ops))
-
     async def tell_held(self, link: Link) -> None:
         """Tell a new worker all that the index holds. What changes meanwhile it must be told as
         well, from now on."""
-        for operations in self.snapshot():
-            link.send(operations)
+        for changes in self._index.picture():
+            link.send(IndexChanged(changes))
             await link.drained()
             await asyncio.sleep(0)  # others have their turn
 
-    def _dropped(self, op: Remove) -> None:
-        self._send(Dropped(op))
-
-    def _operations(self, ops: list[Op]) -> None:
-        stream = self._subscribers.get(ops[0].holder)
-        seq = None if stream is None else stream.last_seq
-        for piece in _pieces(ops):
-            self._send(Operations(piece, seq))
+    def _changed(self, changes: Changes) -> None:
+        holder = changes.blocks[0].holder if changes.blocks else None
+        if holder is None and changes.cleared:
+            holder = changes.cleared[0]
+        stream = None if holder is None else self._subscribers.get(holder)
+        self._send(IndexChanged(changes, None if stream is None else stream.last_seq))
 
     def _engine(self, engine: Engine) -> EngineTold:
         return EngineTold(
@@ -178,8 +188,12 @@ def _stream(subscriber: Subscriber) -> StreamTold:
     )
 
 
-def _pieces(ops: list[Op]) -> Iterator[list[Op]]:
-    """Yield the operations a millisecond's work at a time."""
+def _pieces(ops: list[Op]) -> Iterable[list[Op]]:
+    """Return the operations a millisecond's work at a time."""
+    return (ops,) if len(ops) == 1 else _divided(ops)
+
+
+def _divided(ops: list[Op]) -> Iterator[list[Op]]:
     piece: list[Op] = []
     blocks = 0
     for op in ops:

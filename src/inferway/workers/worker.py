@@ -36,15 +36,14 @@ from inferway.workers.messages import (
     Begin,
     Commit,
     Drain,
-    Dropped,
     EnginesTold,
     FromOther,
     Full,
     HandOvers,
+    IndexChanged,
     Message,
     MoveStreams,
     Numbers,
-    Operations,
     OtherEnded,
     OutcomeTold,
     Ping,
@@ -199,8 +198,7 @@ class Worker:
     def _what_to_do(self, watch: HubWatch) -> dict[type[Message], Callable[[Any], None]]:
         gateway, link, peers = self.gateway, self._link, self._peers
         return {
-            Operations: watch.operations,
-            Dropped: watch.dropped,
+            IndexChanged: watch.index_changed,
             EnginesTold: watch.engines,
             Settled: lambda _: watch.settled(),
             RulesTold: lambda told: gateway.follow_rules(

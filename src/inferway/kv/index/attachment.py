@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 from inferway.kv.index.holder_sets import HolderSets
 from inferway.kv.index.slots import Slots
+from inferway.model import BlockKey
 
 
 class AttachmentUpdate:
@@ -30,9 +31,12 @@ class AttachmentUpdate:
         self.slot = 0  # of the block whose children are being looked at
         self.child = 0  # the next of them
 
-    def run(self, slots: Slots, states: HolderSets, budget: int) -> tuple[int, int]:
-        """Look at so many children at most. Returns how many of them became detached, minus those
-        that became attached, and what is left of the budget."""
+    def run(
+        self, slots: Slots, states: HolderSets, budget: int, touched: list[BlockKey] | None
+    ) -> tuple[int, int]:
+        """Look at so many children at most; those that change are noted in `touched`. Returns how
+        many of them became detached, minus those that became attached, and what is left of the
+        budget."""
         column, following, first = slots.states, slots.next, slots.first
         known, attached, bit = states.known, states.attached, self.bit
         last_old = last_new = -1
@@ -50,6 +54,8 @@ class AttachmentUpdate:
                     last_old, last_new = old, states.flip(old, bit)
                 column[slot] = last_new
                 states.move(old, last_new)
+                if touched is not None:
+                    touched.append(slots.keys[slot])
                 detached += -1 if wanted else 1
                 if first[slot]:
                     self.parents.append(slot)

@@ -82,6 +82,8 @@ class BitSweep:
             if slots.first[slot]:
                 slots.states[slot] = NOBODY
                 states.move(state, NOBODY)
+                if self._tree.touched is not None:
+                    self._tree.touched.append(slots.keys[slot])
             else:
                 states.release(state)
                 count += self._tree.free_slot(slot) - 1

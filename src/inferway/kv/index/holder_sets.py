@@ -31,9 +31,11 @@ class HolderSets:
         "_free",
         "_ids",
         "attached",
+        "changed",
         "counts",
         "dead",
         "known",
+        "num_planes",
         "planes",
         "tiers",
         "window_planes",
@@ -45,10 +47,12 @@ class HolderSets:
         self.planes: list[Planes] = [()]
         self.counts = array("q", [1])
         self.dead = 0  # bits of holders that are gone; no new value has them
+        self.changed: list[int] | None = None  # ids that have got a value, with repetitions
         # plane numbers: of the full-attention group by tier (-1: no block was there yet) ...
         self.tiers = [0]
         # ... and of other groups: (tier, group) -> plane
         self.window_planes: dict[tuple[Tier, int], int] = {}
+        self.num_planes = 1
         self._ids: dict[tuple[int, Planes], int] = {(0, ()): NOBODY}
         self._free: list[int] = []
 
@@ -57,12 +61,18 @@ class HolderSets:
         if tier == GPU and group == FULL_ATTENTION:
             return 0
         if group != FULL_ATTENTION:
-            return self.window_planes.setdefault((tier, group), self._num_planes())
+            if (tier, group) not in self.window_planes:
+                self.window_planes[tier, group] = self._new_plane()
+            return self.window_planes[tier, group]
         while len(self.tiers) <= tier:
             self.tiers.append(-1)
         if self.tiers[tier] < 0:
-            self.tiers[tier] = self._num_planes()
+            self.tiers[tier] = self._new_plane()
         return self.tiers[tier]
+
+    def _new_plane(self) -> int:
+        self.num_planes += 1
+        return self.num_planes - 1
 
     def add(self, state: int, plane: int, bit: int, attach: int) -> int:
         """Return the state that is `state` with the holder `bit` in `plane`; `attach` is `bit` or
@@ -115,7 +125,24 @@ class HolderSets:
         planes = self.planes[state] = _trimmed(tuple([mask & live for mask in planes]))
         self.known[state] = self._known(planes)
         self._ids.setdefault((attached, planes), state)  # else a second id for one value
+        if self.changed is not None:
+            self.changed.append(state)
         return not planes
+
+    def put(self, state: int, attached: int, planes: Planes) -> None:
+        """Give the state this value, whatever it had: for a copy, which counts no blocks and looks
+        up no value. States that were not there before have nobody until they are put."""
+        self.make_room(state)
+        self.attached[state], self.planes[state] = attached, planes
+        self.known[state] = self._known(planes)
+
+    def make_room(self, state: int) -> None:
+        """Have the state, with nobody until it is put."""
+        missing = state + 1 - len(self.planes)
+        if missing > 0:
+            self.attached += [0] * missing
+            self.known += [0] * missing
+            self.planes += [()] * missing
 
     def window_mask(self, state: int, group: int) -> int:
         """Return who holds the block in a window group, in any tier."""
@@ -155,9 +182,6 @@ class HolderSets:
         masks = sum(sys.getsizeof(mask) for mask in self.attached)
         return 2 * masks + 200 * len(self.planes) + sys.getsizeof(self._ids)
 
-    def _num_planes(self) -> int:
-        return sum(plane >= 0 for plane in self.tiers) + len(self.window_planes)
-
     def _known(self, planes: Planes) -> int:
         if len(self.tiers) == 1:
             return planes[0] if planes else 0
@@ -181,12 +205,14 @@ class HolderSets:
             state = self._ids[value] = self._free.pop()
             self.attached[state], self.planes[state] = value
             self.known[state] = self._known(planes)
-            return state
-        state = self._ids[value] = len(self.planes)
-        self.attached.append(attached)
-        self.planes.append(planes)
-        self.known.append(self._known(planes))
-        self.counts.append(0)
+        else:
+            state = self._ids[value] = len(self.planes)
+            self.attached.append(attached)
+            self.planes.append(planes)
+            self.known.append(self._known(planes))
+            self.counts.append(0)
+        if self.changed is not None:
+            self.changed.append(state)
         return state
 
     def _forget(self, state: int) -> None:

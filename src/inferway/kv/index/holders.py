@@ -34,7 +34,17 @@ class Holder:
 class Holders:
     """The holders of an index and the bit of each."""
 
-    __slots__ = ("_arrays", "_by_id", "_by_place", "_free", "ids", "live", "tiered", "windowed")
+    __slots__ = (
+        "_arrays",
+        "_by_id",
+        "_by_place",
+        "_free",
+        "changed",
+        "ids",
+        "live",
+        "tiered",
+        "windowed",
+    )
 
     def __init__(self) -> None:
         self.live = 0  # the bits of all holders
@@ -43,6 +53,7 @@ class Holders:
         self._by_id: dict[HolderId, Holder] = {}
         self._by_place: list[Holder | None] = []  # place i has bit 1 << i
         self._free: list[int] = []  # places
+        self.changed: set[HolderId] = set()  # of which something else than their blocks has changed
         self.ids: dict[int, list[HolderId]] = {}  # mask -> holders, as far as remembered
         self._arrays: dict[int, HolderIds] = {}  # the same, of masks of many
 
@@ -58,17 +69,28 @@ class Holders:
         else:
             place = len(self._by_place)
             self._by_place.append(None)
+        return self._add(holder, place)
+
+    def put(self, holder: HolderId, place: int) -> Holder:
+        """Return the holder, which has this place from now on if it had none: for a copy."""
+        self._by_place += [None] * (place + 1 - len(self._by_place))
+        return self._by_id.get(holder) or self._add(holder, place)
+
+    def _add(self, holder: HolderId, place: int) -> Holder:
         added = self._by_place[place] = self._by_id[holder] = Holder(holder, 1 << place)
         self.live |= added.bit
+        self.changed.add(holder)
         self._forget_ids()
         return added
 
     def in_tier(self, holder: Holder, tier: Tier) -> None:
-        if tier != GPU:
+        if tier != GPU and not self.tiered & holder.bit:
             self.tiered |= holder.bit
+            self.changed.add(holder.id)
 
     def set_window(self, holder: Holder, group: int, blocks: int) -> None:
         """Have the group's window of so many blocks; 0 blocks take it back."""
+        self.changed.add(holder.id)
         if blocks:
             holder.windows[group] = blocks
             self.windowed |= holder.bit

@@ -1,8 +1,7 @@
 """The index everybody uses: one tree of blocks in this process.
 
-Along a prompt holders only ever drop out, because what each can reuse is kept closed under
-"parent of" when it is written (`tree`). So `match` looks for the places where that happens by
-halving, instead of at each block (`matching`).
+What each holder can reuse is kept closed under "parent of" when it is written (`tree`), so that
+reading it takes few looks (`reading`).
 
 Nothing here waits for long, however big the index: dicts are split before they are big, `Clear`
 gives a holder a fresh bit and leaves the old one to be swept in pieces (`clearing`), and so do
@@ -16,14 +15,13 @@ stays true then, but is no longer all there is: `num_evicted`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from inferway.kv.index.bit_sweep import BitSweep
 from inferway.kv.index.eviction import MATCHED, STORED, Eviction
 from inferway.kv.index.holders import Holder, Holders
-from inferway.kv.index.matching import prefix_lengths, runs, walked_prefix_lengths, window_blocks
 from inferway.kv.index.metrics import index_families
-from inferway.kv.index.prefix_lengths import PrefixLengths, different_lengths
+from inferway.kv.index.prefix_lengths import different_lengths
 from inferway.kv.index.protocol import (
     TIER_WEIGHTS,
     Clear,
@@ -31,12 +29,10 @@ from inferway.kv.index.protocol import (
     MatchResult,
     Op,
     Remove,
-    SharedIndex,
     Store,
-    Tier,
     Window,
 )
-from inferway.kv.index.snapshot import snapshot
+from inferway.kv.index.reading import MANY_HOLDERS, HeldBlocks
 from inferway.kv.index.tree import Tree
 from inferway.metrics import Family
 from inferway.model import BlockKey, HolderId
@@ -45,16 +41,13 @@ from inferway.model import BlockKey, HolderId
 # docs/benchmarks/index.md has the measurement.
 BYTES_PER_BLOCK = 250
 
-_SLICE = 2048  # blocks that one operation may look at besides its own: about a millisecond
+SLICE_BLOCKS = 2048  # blocks that one operation may look at besides its own: about a millisecond
 _WITH_EACH_APPLY = 32  # of what was left over
 _WITH_EACH_MATCH = 1024  # of what keeps a match from halving
 _MOST_COUNTED = 10_000  # different sets of holders: some milliseconds
-_MANY = 128  # holders of a prompt: an entry for each of so many takes longer than arrays
-
-_NOTHING = MatchResult()
 
 
-class MemoryIndex:
+class MemoryIndex(HeldBlocks):
     """`kv.index.protocol.Index`. One writer, and readers on the same event loop."""
 
     def __init__(
@@ -63,21 +56,19 @@ class MemoryIndex:
         weights: Sequence[float] = TIER_WEIGHTS,
         max_blocks: int | None = None,
         max_bytes: int | None = None,
-        slice_blocks: int = _SLICE,
-        many_holders: int = _MANY,
+        slice_blocks: int = SLICE_BLOCKS,
+        many_holders: int = MANY_HOLDERS,
     ) -> None:
         """`weights`: what a block in each tier is worth, best first. `max_bytes` counts the
         bridges of its holders as well, a block as BYTES_PER_BLOCK. `slice_blocks`: so many an
-        operation looks at; the rest is left for later. `many_holders`: where a prompt has so many
-        or more, `match` answers with `PrefixLengths`."""
+        operation looks at; the rest is left for later."""
         bounds = [max_blocks, None if max_bytes is None else max_bytes // BYTES_PER_BLOCK]
         self.max_blocks = min((bound for bound in bounds if bound is not None), default=None)
         self.evicted = 0  # blocks dropped for want of room, once for each holder
-        self._discounts = [1.0 - weight for weight in weights]
-        self._many_holders = many_holders
         self._with_each_match = min(slice_blocks, _WITH_EACH_MATCH)
-        self._tree = Tree(slice_blocks)
-        self._holders = Holders()
+        self._tree = tree = Tree(slice_blocks)
+        holders, column = Holders(), tree.slots.states
+        super().__init__(tree.shards, column, tree.states, holders, weights, many_holders)
         self._clearing: BitSweep | None = None
         self._eviction = None if self.max_blocks is None else Eviction(self._tree.slots)
 
@@ -103,13 +94,16 @@ class MemoryIndex:
                     holder = self._holders.get_or_add(op.holder)
                     self._holders.set_window(holder, op.group, op.blocks)
         if self._has_left_over:
-            self.sweep(_WITH_EACH_APPLY)
+            self._sweep(_WITH_EACH_APPLY)
         elif self._eviction is not None:
             self._make_room(self._eviction)
 
     def sweep(self, max_blocks: int) -> bool:
         """Do what operations left over, looking at about so many blocks (~1 µs each). Returns
         whether there is more to do."""
+        return self._sweep(max_blocks)
+
+    def _sweep(self, max_blocks: int) -> bool:
         tree, budget = self._tree, self._settle(max_blocks)
         budget = tree.free_lapsed(budget)
         if self._clearing is None and tree.states.dead:
@@ -142,9 +136,7 @@ class MemoryIndex:
         if self.evicted and op.parent is not None and not tree.slot(op.parent):
             # they would lie there, never matched
             held = set(self.held(op.holder, op.keys, op.tier, op.group))
-            refused = [key for key in dict.fromkeys(op.keys) if key not in held]
-            self._count_evicted(holder, len(refused))
-            self.dropped(Remove(op.holder, refused, op.tier, op.group))
+            self._count_evicted(holder, len(set(op.keys) - held))
             return
         last = tree.store(holder, op)
         if self._eviction is not None and not tree.slots.marks[last]:
@@ -156,139 +148,20 @@ class MemoryIndex:
             self._tree.states.dead |= holder.bit
             self._tree.forget(holder.bit)
 
-    def snapshot(self) -> Iterator[list[Op]]:
-        """Yield all that it holds, in pieces of a millisecond (`kv.index.snapshot`)."""
-        return snapshot(self._tree, self._holders)
-
-    # nobody else looks at this index
-
-    async def start(self) -> None:
-        pass
-
-    async def close(self) -> None:
-        pass
-
-    @property
-    def shared(self) -> SharedIndex | None:
-        return None
-
     # what a prompt would find
 
-    async def match(self, keys: Sequence[BlockKey]) -> MatchResult:
-        return self.match_now(keys)
-
-    async def match_all(self, prompts: Sequence[Sequence[BlockKey]]) -> list[MatchResult]:
-        return [self.match_now(keys) for keys in prompts]
-
     def match_now(self, keys: Sequence[BlockKey]) -> MatchResult:
-        """Return what `match` returns, at once: for callers on this very event loop."""
-        if not keys:
-            return _NOTHING
-        tree, holders = self._tree, self._holders
-        masks, settled = tree.states.attached, holders.live
+        tree = self._tree
         if tree.unsettled:
             self._settle(self._with_each_match)
-            settled &= ~tree.unsettled
-        found = prefix_lengths(keys, tree.shards, tree.slots.states, masks, settled)
-        if tree.unsettled:
-            found += walked_prefix_lengths(keys, tree.state, tree.states.known, tree.unsettled)
-        if not found:
-            return _NOTHING
-        blocks = self._blocks_of(keys, found)
-        if self._eviction is not None and blocks:
-            longest = max(different_lengths(blocks))
+        self._unsettled = tree.unsettled
+        found = super().match_now(keys)
+        if self._eviction is not None and found.blocks:
+            longest = max(different_lengths(found.blocks))
             tree.slots.marks[tree.slot(keys[longest - 1])] = MATCHED
-        if holders.tiered:
-            return MatchResult(blocks, *self._in_lower_tiers(keys, blocks))
-        return MatchResult(blocks)
-
-    def _blocks_of(
-        self, keys: Sequence[BlockKey], found: Sequence[tuple[int, int]]
-    ) -> Mapping[HolderId, int]:
-        """Return how many blocks each holder has, from masks of holders and what these have."""
-        holders = self._holders
-        are_many = sum([mask.bit_count() for mask, _ in found]) >= self._many_holders
-        if are_many and not (holders.windowed or holders.tiered):
-            return PrefixLengths([(holders.ids_of_many(mask), count) for mask, count in found])
-        blocks: dict[HolderId, int] = {}
-        ids = holders.ids
-        for mask, count in found:
-            for holder in ids.get(mask) or holders.remember_ids(mask):
-                blocks[holder] = count
-        if holders.windowed:
-            self._cut_to_windows(keys, blocks)
-        return blocks
-
-    def _cut_to_windows(self, keys: Sequence[BlockKey], blocks: dict[HolderId, int]) -> None:
-        tree = self._tree
-        for holder in self._holders.of(self._holders.windowed):
-            bit, count = holder.bit, blocks.pop(holder.id, 0)
-
-            def is_in(i: int, group: int, bit: int = bit) -> bool:
-                return bool(tree.states.window_mask(tree.state(keys[i]), group) & bit)
-
-            count = window_blocks(count, holder.windows, is_in)
-            if count:
-                blocks[holder.id] = count
-
-    def _in_lower_tiers(
-        self, keys: Sequence[BlockKey], blocks: Mapping[HolderId, int]
-    ) -> tuple[dict[HolderId, float], dict[HolderId, dict[Tier, int]]]:
-        """`MatchResult.discount` and `MatchResult.lower`."""
-        tiered = {
-            holder.bit: (holder.id, blocks[holder.id])
-            for holder in self._holders.of(self._holders.tiered)
-            if holder.id in blocks
-        }
-        if not tiered:
-            return {}, {}
-        wanted = sum(tiered)
-        discount: dict[HolderId, float] = {}
-        places: dict[HolderId, dict[Tier, int]] = {}
-        longest = max(count for _, count in tiered.values())
-        for tier, mask, start, end in self._runs_in_lower_tiers(keys[:longest]):
-            each = self._discounts[min(tier, len(self._discounts) - 1)]
-            for holder in self._holders.of(mask & wanted):
-                holder_id, count = tiered[holder.bit]
-                if count <= start:
-                    continue
-                places.setdefault(holder_id, {}).setdefault(tier, start)
-                if each:
-                    lower = each * (min(count, end) - start)
-                    discount[holder_id] = discount.get(holder_id, 0.0) + lower
-        return discount, places
-
-    def _runs_in_lower_tiers(
-        self, keys: Sequence[BlockKey]
-    ) -> Iterator[tuple[Tier, int, int, int]]:
-        """Yield (tier, who has them there at best, start, end) of stretches of blocks."""
-        for state, start, end in runs(keys, self._tree.state):
-            for tier, mask in self._tree.states.best_tiers(state):
-                yield tier, mask, start, end
-
-    # how it is
-
-    def held(
-        self, holder: HolderId, keys: Sequence[BlockKey], tier: Tier, group: int
-    ) -> list[BlockKey]:
-        known = self._holders.get(holder)
-        if known is None:
-            return []
-        tree, bit = self._tree, known.bit
-        planes, plane = tree.states.planes, tree.states.plane(tier, group)
-        at, shift, column = tree.shards.at, tree.shards.shift, tree.slots.states
-        found = []
-        for key in keys:
-            slot = at[key >> shift].get(key)
-            if slot is not None:
-                masks = planes[column[slot]]
-                if plane < len(masks) and masks[plane] & bit:
-                    found.append(key)
         return found
 
-    def num_blocks(self, holder: HolderId) -> int:
-        found = self._holders.get(holder)
-        return found.num_blocks if found is not None else 0
+    # how it is
 
     def lower_tiers(self) -> dict[HolderId, list[int]]:
         states = self._tree.states
@@ -301,10 +174,6 @@ class MemoryIndex:
                     counts = found.setdefault(holder.id, [0] * (len(states.tiers) - 1))
                     counts[tier - 1] += blocks
         return found
-
-    def num_evicted(self, holder: HolderId) -> int:
-        found = self._holders.get(holder)
-        return found.num_evicted if found is not None else 0
 
     @property
     def num_keys(self) -> int:
@@ -337,10 +206,6 @@ class MemoryIndex:
             if slot:
                 tree.slots.marks[slot] = MATCHED
 
-    def dropped(self, op: Remove) -> None:
-        """Called for each holder of what is dropped for want of room, or not taken: what an index
-        must do that is to stay equal."""
-
     def _make_room(self, eviction: Eviction) -> None:
         assert self.max_blocks is not None
         slots = self._tree.slots
@@ -361,10 +226,8 @@ class MemoryIndex:
             holder.num_blocks -= 1
             holder.num_detached -= not states.attached[state] & holder.bit
             self._count_evicted(holder, 1)
-        for tier, group, mask in states.places(state):
-            for holder in self._holders.of(mask):
-                self.dropped(Remove(holder.id, (slots.keys[slot],), tier, group))
 
     def _count_evicted(self, holder: Holder, blocks: int) -> None:
         holder.num_evicted += blocks
         self.evicted += blocks
+        self._holders.changed.add(holder.id)

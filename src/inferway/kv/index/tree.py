@@ -29,6 +29,7 @@ class Tree:
         self.settling: dict[int, AttachmentUpdate] = {}  # bit -> what is left to do
         self.unsettled = 0  # those bits
         self.lapsed: list[int] = []  # slots without children that nobody holds, to be freed
+        self.touched: list[BlockKey] | None = None  # see `settle` and `free_slot`
         self._slice = slice_blocks
 
     def slot(self, key: BlockKey) -> int:
@@ -135,10 +136,10 @@ class Tree:
         self.unsettled &= ~bit
 
     def settle(self, holder: Holder, budget: int) -> int:
-        """Go on with what was left to do, for at most so many blocks. Returns what is left of the
-        budget."""
+        """Go on with what was left to do, for at most so many blocks, and note them in `touched`.
+        Returns what is left of the budget."""
         settling = self.settling[holder.bit]
-        detached, budget = settling.run(self.slots, self.states, budget)
+        detached, budget = settling.run(self.slots, self.states, budget, self.touched)
         holder.num_detached += detached
         if settling.is_done:
             self.forget(holder.bit)
@@ -158,8 +159,8 @@ class Tree:
 
     def free_slot(self, slot: int) -> int:
         """Free the slot of a block without children that nobody holds (its state is released), and
-        those of parents that only stood for it; of a long chain the rest is `lapsed`. Returns how
-        many."""
+        those of parents that only stood for it, and note them in `touched`; of a long chain the
+        rest is `lapsed`. Returns how many."""
         slots, states, shards = self.slots, self.states, self.shards
         at, shift = shards.at, shards.shift
         for count in range(1, self._slice + 1):
@@ -167,6 +168,8 @@ class Tree:
                 settling.released(slot, slots.next[slot])
             key = slots.keys[slot]
             del at[key >> shift][key]
+            if self.touched is not None:
+                self.touched.append(key)
             slot = slots.release(slot)
             if not slot or states.planes[slots.states[slot]]:
                 return count

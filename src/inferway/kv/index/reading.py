@@ -1,0 +1,180 @@
+"""What an index that is in this process answers, from who holds which block: the part of a
+`MemoryIndex` that reads, and all of the copy of one that another process has (`copied`).
+
+Along a prompt holders only ever drop out, because what each can reuse is kept closed under
+"parent of" when it is written (`tree`). So `match` looks for the places where that happens by
+halving, instead of at each block (`matching`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from inferway.kv.index.holder_sets import HolderSets
+from inferway.kv.index.holders import Holders
+from inferway.kv.index.matching import prefix_lengths, runs, walked_prefix_lengths, window_blocks
+from inferway.kv.index.prefix_lengths import PrefixLengths
+from inferway.kv.index.protocol import MatchResult, SharedIndex, Tier
+from inferway.kv.index.shards import Shards
+from inferway.model import BlockKey, HolderId
+
+MANY_HOLDERS = 128  # of a prompt: an entry for each of so many takes longer than arrays
+
+_NOTHING = MatchResult()
+
+
+class HeldBlocks:
+    """The part of `kv.index.protocol.Index` that does not change anything. Readers are on the
+    writer's event loop."""
+
+    def __init__(
+        self,
+        shards: Shards[int],
+        column: Sequence[int],
+        states: HolderSets,
+        holders: Holders,
+        weights: Sequence[float],
+        many_holders: int,
+    ) -> None:
+        """A block's key has a place in `shards`, which `column` has the state of: an id of
+        `states`. `weights`: what a block in each tier is worth, best first. `many_holders`: where a
+        prompt has so many or more, `match` answers with `PrefixLengths`."""
+        self._shards = shards
+        self._column = column
+        self._states = states
+        self._holders = holders
+        self._discounts = [1.0 - weight for weight in weights]
+        self._many_holders = many_holders
+        self._unsettled = 0  # bits of holders whose blocks are not yet closed under "parent of"
+
+    # nobody else looks at this index
+
+    async def start(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+    @property
+    def shared(self) -> SharedIndex | None:
+        return None
+
+    # what a prompt would find
+
+    async def match(self, keys: Sequence[BlockKey]) -> MatchResult:
+        return self.match_now(keys)
+
+    async def match_all(self, prompts: Sequence[Sequence[BlockKey]]) -> list[MatchResult]:
+        return [self.match_now(keys) for keys in prompts]
+
+    def match_now(self, keys: Sequence[BlockKey]) -> MatchResult:
+        """Return what `match` returns, at once: for callers on this very event loop."""
+        if not keys:
+            return _NOTHING
+        states, holders, unsettled = self._states, self._holders, self._unsettled
+        settled = holders.live & ~unsettled
+        found = prefix_lengths(keys, self._shards, self._column, states.attached, settled)
+        if unsettled:
+            found += walked_prefix_lengths(keys, self._state, states.known, unsettled)
+        if not found:
+            return _NOTHING
+        blocks = self._blocks_of(keys, found)
+        if holders.tiered:
+            return MatchResult(blocks, *self._in_lower_tiers(keys, blocks))
+        return MatchResult(blocks)
+
+    def _state(self, key: BlockKey) -> int:
+        shards = self._shards
+        return self._column[shards.at[key >> shards.shift].get(key, 0)]
+
+    def _blocks_of(
+        self, keys: Sequence[BlockKey], found: Sequence[tuple[int, int]]
+    ) -> Mapping[HolderId, int]:
+        """Return how many blocks each holder has, from masks of holders and what these have."""
+        holders = self._holders
+        are_many = sum([mask.bit_count() for mask, _ in found]) >= self._many_holders
+        if are_many and not (holders.windowed or holders.tiered):
+            return PrefixLengths([(holders.ids_of_many(mask), count) for mask, count in found])
+        blocks: dict[HolderId, int] = {}
+        ids = holders.ids
+        for mask, count in found:
+            for holder in ids.get(mask) or holders.remember_ids(mask):
+                blocks[holder] = count
+        if holders.windowed:
+            self._cut_to_windows(keys, blocks)
+        return blocks
+
+    def _cut_to_windows(self, keys: Sequence[BlockKey], blocks: dict[HolderId, int]) -> None:
+        states = self._states
+        for holder in self._holders.of(self._holders.windowed):
+            bit, count = holder.bit, blocks.pop(holder.id, 0)
+
+            def is_in(i: int, group: int, bit: int = bit) -> bool:
+                return bool(states.window_mask(self._state(keys[i]), group) & bit)
+
+            count = window_blocks(count, holder.windows, is_in)
+            if count:
+                blocks[holder.id] = count
+
+    def _in_lower_tiers(
+        self, keys: Sequence[BlockKey], blocks: Mapping[HolderId, int]
+    ) -> tuple[dict[HolderId, float], dict[HolderId, dict[Tier, int]]]:
+        """`MatchResult.discount` and `MatchResult.lower`."""
+        tiered = {
+            holder.bit: (holder.id, blocks[holder.id])
+            for holder in self._holders.of(self._holders.tiered)
+            if holder.id in blocks
+        }
+        if not tiered:
+            return {}, {}
+        wanted = sum(tiered)
+        discount: dict[HolderId, float] = {}
+        places: dict[HolderId, dict[Tier, int]] = {}
+        longest = max(count for _, count in tiered.values())
+        for tier, mask, start, end in self._runs_in_lower_tiers(keys[:longest]):
+            each = self._discounts[min(tier, len(self._discounts) - 1)]
+            for holder in self._holders.of(mask & wanted):
+                holder_id, count = tiered[holder.bit]
+                if count <= start:
+                    continue
+                places.setdefault(holder_id, {}).setdefault(tier, start)
+                if each:
+                    lower = each * (min(count, end) - start)
+                    discount[holder_id] = discount.get(holder_id, 0.0) + lower
+        return discount, places
+
+    def _runs_in_lower_tiers(
+        self, keys: Sequence[BlockKey]
+    ) -> Iterator[tuple[Tier, int, int, int]]:
+        """Yield (tier, who has them there at best, start, end) of stretches of blocks."""
+        for state, start, end in runs(keys, self._state):
+            for tier, mask in self._states.best_tiers(state):
+                yield tier, mask, start, end
+
+    # how it is
+
+    def held(
+        self, holder: HolderId, keys: Sequence[BlockKey], tier: Tier, group: int
+    ) -> list[BlockKey]:
+        known = self._holders.get(holder)
+        if known is None:
+            return []
+        states, bit = self._states, known.bit
+        planes, plane = states.planes, states.plane(tier, group)
+        at, shift, column = self._shards.at, self._shards.shift, self._column
+        found = []
+        for key in keys:
+            slot = at[key >> shift].get(key)
+            if slot is not None:
+                masks = planes[column[slot]]
+                if plane < len(masks) and masks[plane] & bit:
+                    found.append(key)
+        return found
+
+    def num_blocks(self, holder: HolderId) -> int:
+        found = self._holders.get(holder)
+        return found.num_blocks if found is not None else 0
+
+    def num_evicted(self, holder: HolderId) -> int:
+        found = self._holders.get(holder)
+        return found.num_evicted if found is not None else 0
