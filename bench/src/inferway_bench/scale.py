@@ -325,6 +325,7 @@ SCALE = Benchmark(
                 Column("removed_us", "block dropped, µs", "{:.2f}"),
                 Column("resident_mib", "memory, MiB", "{:,.0f}", better="lower", unit="MiB"),
                 Column("bytes_per_block", "bytes for each held block", "{:,.0f}"),
+                Column("copied_bytes_per_block", "in a worker, bytes", "{:,.0f}"),
                 Column("noted_us", "noting it for workers, µs", "{:.2f}"),
                 Column("told_us", "telling a worker, µs", "{:.2f}"),
                 Column("followed_us", "a worker's part, µs", "{:.2f}", better="lower", unit="µs"),

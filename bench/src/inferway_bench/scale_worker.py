@@ -72,6 +72,7 @@ class Grown(msgspec.Struct, frozen=True):
     noted_us: float  # of a block that was stored and dropped: noting what workers must be told
     told_us: float  # telling one of them
     followed_us: float  # what that takes the worker
+    copied_bytes_per_block: float  # in a worker's copy
     follower_us: float  # the same of a block that a follower reads, until the hub is told
     relayed_us: float  # what that takes the hub, until its own index has it
 
@@ -91,7 +92,8 @@ def measure(filling: Filling, engines: int) -> Grown:
     stored, removed = _timed(fleet, events, size)
     decisions = uvloop.run(_decisions(filling, engines, index))
     resident = resident_bytes(pid)
-    noted, told, followed = _by_a_worker(fleet, events, size, index)
+    copy, copied_bytes = _copied(index)
+    noted, told, followed = _by_a_worker(fleet, events, size, index, copy)
     follower, relayed = _by_a_follower(filling, engines, events, index)
     return Grown(
         stored_us=round(stored, 3),
@@ -102,6 +104,7 @@ def measure(filling: Filling, engines: int) -> Grown:
         noted_us=round(noted, 3),
         told_us=round(told, 3),
         followed_us=round(followed, 3),
+        copied_bytes_per_block=round(copied_bytes / (each * _EVENT_BLOCKS * engines), 1),
         follower_us=round(follower, 3),
         relayed_us=round(relayed, 3),
     )
@@ -133,14 +136,25 @@ def _made(
     return made, len(made) * each * _EVENT_BLOCKS
 
 
+def _copied(index: _TimedIndex) -> tuple[HeardIndex, int]:
+    """A worker's copy of the index, and the memory that it takes."""
+    heard, pid = HeardIndex(), os.getpid()
+    before = resident_bytes(pid)
+    for changes in index.picture():
+        frame = msgspec.msgpack.encode(changes)
+        heard.hear(msgspec.msgpack.decode(frame, type=Changes))
+    return heard, resident_bytes(pid) - before
+
+
 def _by_a_worker(
-    fleet: Sequence[FollowedEngine], events: Iterator[Stored], block_size: int, index: _TimedIndex
+    fleet: Sequence[FollowedEngine],
+    events: Iterator[Stored],
+    block_size: int,
+    index: _TimedIndex,
+    heard: HeardIndex,
 ) -> tuple[float, float, float]:
     """The microseconds a block of what engines store and remove: noting what it changes, encoding
     that for a worker, and, in a worker's copy of the index, decoding and applying it."""
-    heard = HeardIndex()
-    for changes in index.picture():
-        heard.hear(changes)
     told: list[Changes] = []
     index.tell_changes = told.append
     made, blocks = _made(fleet, events)
