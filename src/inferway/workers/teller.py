@@ -89,7 +89,7 @@ class ToldIndex(MemoryIndex):
 
 
 class FleetTeller:
-    """Tells `send`, which passes it on to all workers, what has changed. `engines` and `snapshot`
+    """Tells `send`, which passes it on to all workers, what has changed. `engines` and `tell_held`
     are what a new worker is told first."""
 
     def __init__(
