@@ -79,7 +79,7 @@ class ToldIndex(MemoryIndex):
         told meanwhile has an equal copy."""
         return self._log.picture()
 
-    def _tell(self, ops: Iterable[Op]) -> None:
+    def _tell(self, ops: Sequence[Op]) -> None:
         if self.tell_changes is None:
             self._log.forget()
         else:

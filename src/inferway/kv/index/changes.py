@@ -7,7 +7,7 @@ which takes a quarter of what the operation takes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -30,11 +30,10 @@ PIECE_BLOCKS = 2048  # looked at for one piece of a picture: about a millisecond
 PIECE_STATES = 256
 
 
-class _Told(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Reader and writer are of one program: fields are told by their places."""
+# Reader and writer are of one program: fields are told by their places.
 
 
-class BlockChange(_Told, frozen=True):
+class BlockChange(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """These blocks have this set of holders now."""
 
     state: int  # an id of sets; NOBODY: the blocks are forgotten
@@ -44,7 +43,7 @@ class BlockChange(_Told, frozen=True):
     is_removal: bool = False  # the holder has told that it has removed them
 
 
-class SetChange(_Told, frozen=True):
+class SetChange(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """A set of holders has this value now (`holder_sets`); masks are little-endian."""
 
     state: int
@@ -52,7 +51,7 @@ class SetChange(_Told, frozen=True):
     planes: list[bytes]
 
 
-class HolderChange(_Told, frozen=True):
+class HolderChange(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """All of a holder but its blocks."""
 
     holder: HolderId
@@ -63,14 +62,14 @@ class HolderChange(_Told, frozen=True):
     windows: dict[int, int]
 
 
-class PlanesChange(_Told, frozen=True):
+class PlanesChange(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """What the planes of sets stand for (`HolderSets.tiers`, `HolderSets.window_planes`)."""
 
     tiers: list[int]
     windows: list[tuple[Tier, int, int]]  # tier, group, plane
 
 
-class Changes(_Told, frozen=True):
+class Changes(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """What has changed between two moments at which the index was whole: a copy applies all of it
     before it answers."""
 
@@ -95,17 +94,19 @@ class ChangeLog:
         self._num_planes = 1
         self._unsettled = 0
 
-    def take(self, ops: Iterable[Op]) -> Changes | None:
+    def take(self, ops: Sequence[Op]) -> Changes | None:
         """Return what has changed, by these operations and by what was left over from others; None
         if nothing has."""
         tree, holders = self._tree, self._holders
         blocks: list[BlockChange] = []
         cleared: list[HolderId] = []
+        common = tree.common if len(ops) == 1 else -1
+        tree.common = -1  # the next operation may be refused
         for op in ops:
             if isinstance(op, Clear):
                 cleared.append(op.holder)
             elif not isinstance(op, Window):
-                self._note_blocks(op, blocks)
+                self._note_blocks(op, common, blocks)
         if self._touched:
             found = self._states(self._touched)
             blocks += [BlockChange(state, keys) for state, keys in found]
@@ -135,6 +136,7 @@ class ChangeLog:
         self._touched.clear()
         self._sets.clear()
         self._holders.changed.clear()
+        self._tree.common = -1
 
     def picture(
         self, piece_blocks: int = PIECE_BLOCKS, piece_states: int = PIECE_STATES
@@ -162,22 +164,22 @@ class ChangeLog:
             yield Changes([BlockChange(state, keys) for state, keys in by_state.items()])
             start = end
 
-    def _note_blocks(self, op: Store | Copy | Remove, blocks: list[BlockChange]) -> None:
+    def _note_blocks(
+        self, op: Store | Copy | Remove, common: int, blocks: list[BlockChange]
+    ) -> None:
+        """`common`: the state that all of its blocks have got, if that is known."""
         holder = self._holders.get(op.holder)
         num_blocks = 0 if holder is None else holder.num_blocks
         is_removal = isinstance(op, Remove) and op.group == FULL_ATTENTION
-        for state, keys in self._states(op.keys):
+        found = self._states(op.keys) if common < 0 else ((common, list(op.keys)),)
+        for state, keys in found:
             blocks.append(BlockChange(state, keys, op.holder, num_blocks, is_removal))
 
-    def _states(self, keys: Sequence[BlockKey]) -> Sequence[tuple[int, list[BlockKey]]]:
+    def _states(self, keys: Sequence[BlockKey]) -> list[tuple[int, list[BlockKey]]]:
         """Stretches of keys with one state, and the state of each."""
         shards, column = self._tree.shards, self._tree.slots.states
         at, shift = shards.at, shards.shift
         states = [column[at[key >> shift].get(key, 0)] for key in keys]
-        if not states:
-            return ()
-        if states.count(states[0]) == len(states):
-            return ((states[0], list(keys)),)
         stretches: list[tuple[int, list[BlockKey]]] = []
         last = -1
         for state, key in zip(states, keys, strict=True):

@@ -30,6 +30,7 @@ class Tree:
         self.unsettled = 0  # those bits
         self.lapsed: list[int] = []  # slots without children that nobody holds, to be freed
         self.touched: list[BlockKey] | None = None  # see `settle` and `free_slot`
+        self.common = -1  # the state that all blocks of the last operation got; -1: they differ
         self._slice = slice_blocks
 
     def slot(self, key: BlockKey) -> int:
@@ -70,6 +71,7 @@ class Tree:
     def copy(self, holder: Holder, op: Copy) -> None:
         slots, states, bit = self.slots, self.states, holder.bit
         plane = states.plane(op.tier, op.group)
+        self.common = -1
         changed = []
         for key in op.keys:
             slot = self.slot(key)
@@ -97,14 +99,17 @@ class Tree:
         plane = states.plane(op.tier, op.group)
         at, shift = self.shards.at, self.shards.shift
         old = new = -1
+        num_states = num_missing = 0
         lost = was_attached = False
         changed: list[int] = []
         for key in op.keys:
             shard = at[key >> shift]
             slot = shard.get(key)
             if slot is None:
+                num_missing += 1
                 continue
             if column[slot] != old:
+                num_states += 1
                 old = column[slot]
                 new = states.drop(old, plane, bit)
                 lost = full and new != old and not states.known[new] & bit
@@ -127,6 +132,7 @@ class Tree:
             else:
                 states.release(old)
                 self.free_slot(slot)
+        self.common = new if num_states == 1 and not num_missing else -1
         if changed:
             self._changed(holder, changed)
 
@@ -199,6 +205,7 @@ class Tree:
         """Keys nobody has, all different. Returns the last one's slot."""
         state = self.states.add(NOBODY, plane, holder.bit, attach)
         self.states.counts[state] += len(keys)
+        self.common = state
         slots = self.slots.new_chain(keys, state, parent)
         shards = self.shards
         at, shift = shards.at, shards.shift
@@ -220,6 +227,7 @@ class Tree:
         fresh = states.add(NOBODY, plane, bit, attach)
         states.counts[fresh] += 1  # so that it stays while we are here
         last_old = last_new = slot = -1
+        num_states = 0
         gained = gate = 0  # gate: the block before, if what lies below it may be attached now
         changed: list[int] = []
         for key in keys:
@@ -235,6 +243,7 @@ class Tree:
                 changed.append(gate)  # it has other children than the next in the chain
             parent, gate, old = slot, 0, column[slot]
             if old != last_old:
+                num_states += 1
                 last_old, last_new = old, states.add(old, plane, bit, attach)
             if last_new == old:
                 continue
@@ -248,6 +257,7 @@ class Tree:
             column[slot] = last_new
             states.move(old, last_new)
         states.release(fresh)
+        self.common = last_new if num_states == 1 else -1
         if gate:
             changed.append(gate)
         if changed and holder.num_detached:
