@@ -30,8 +30,8 @@ PLAN = ScalePlan(requests=2.0, new_blocks=10)
 def grown(decision: float) -> Grown:
     return Grown(
         stored_us=4.0, removed_us=1.0, decision_us=[decision] * 3, resident_mib=1_100.0,
-        bytes_per_block=250.0, told_us=0.5, followed_us=1.5, follower_us=3.0,
-        relayed_us=2.0,
+        bytes_per_block=250.0, copied_bytes_per_block=90.0, noted_us=1.0, told_us=0.5,
+        followed_us=1.5, follower_us=3.0, relayed_us=2.0,
     )  # fmt: skip
 
 
@@ -77,7 +77,10 @@ def test_the_report_says_where_it_ends() -> None:
     text = SCALE.markdown(a_run("scale", found))
 
     assert "reaches this at about **" in text
-    assert "| 1,000 | 100 | 4.00 | 1.00 | 1,100 | 250 | 0.50 | 1.50 | 3.00 | 2.00 |" in text
+    assert (
+        "| 1,000 | 100 | 4.00 | 1.00 | 1,100 | 250 | 90 | 1.00 | 0.50 | 1.50 | 3.00 | 2.00 |"
+        in text
+    )
     assert "  - a hub and 3 workers: reaches this at about **" in text
     assert "  - 1 follower, a hub and 2 workers: reaches this at about **" in text
 
@@ -86,7 +89,7 @@ def test_the_hub_has_events_and_scrapes_and_workers_the_requests_and_what_they_a
     [alone] = shares(50)
     row = process_rows(PLAN, [alone], {50: grown(100.0)})[mixes(4).index(Mix(0, 3))]
 
-    told, followed = 3 * 100 * 10 * 0.5e-6, 100 * 10 * 1.5e-6
+    told, followed = 100 * 10 * (1.0 + 3 * 0.5) * 1e-6, 100 * 10 * 1.5e-6
     assert row.values["told"] == pytest.approx(told)
     assert row.values["followed"] == pytest.approx(followed)
     hub = alone.median("events") + alone.median("scrapes") + told
@@ -101,7 +104,7 @@ def test_followers_have_the_events_and_the_hub_what_they_tell() -> None:
     row = process_rows(PLAN, [alone], {50: grown(100.0)})[mixes(4).index(Mix(2, 2))]
 
     blocks = 100 * 10 * 1e-6
-    follower, hub = blocks * 3.0 / 2, blocks * (2.0 + 2 * 0.5) + alone.median("scrapes")
+    follower, hub = blocks * 3.0 / 2, blocks * (2.0 + 1.0 + 2 * 0.5) + alone.median("scrapes")
     worker = (alone.median("requests") + alone.median("decisions")) / 2 + blocks * 1.5
     assert row.values["follower"] == pytest.approx(follower)
     assert row.values["hub"] == pytest.approx(hub)

@@ -45,7 +45,7 @@ class Copied(ToldIndex):
     def __init__(self, slice_blocks: int = SLICE_BLOCKS, many_holders: int = MANY_HOLDERS) -> None:
         super().__init__(weights=WEIGHTS, slice_blocks=slice_blocks)
         self.copy = CopiedIndex(weights=WEIGHTS, many_holders=many_holders)
-        self.tell_changes = self._hear
+        self.tell_to(self._hear)
 
     def _hear(self, changes: Changes) -> None:
         self.copy.hear(msgspec.msgpack.decode(msgspec.msgpack.encode(changes), type=Changes))

@@ -17,7 +17,7 @@ def told(max_blocks: int) -> tuple[ToldIndex, HeardIndex]:
     """The hub's index, and a worker's that hears all of it at once."""
     index = ToldIndex(weights=WEIGHTS, max_blocks=max_blocks)
     heard = HeardIndex(weights=WEIGHTS)
-    index.tell_changes = heard.hear
+    index.tell_to(heard.hear)
     return index, heard
 
 
@@ -60,7 +60,7 @@ def test_prompts_that_workers_are_asked_for_cost_no_block_that_the_engine_has_re
 def test_what_workers_prompts_ask_for_is_not_the_first_to_make_room() -> None:
     index = ToldIndex(max_blocks=4)
     heard = AskedIndex()
-    index.tell_changes = heard.hear
+    index.tell_to(heard.hear)
     index.apply([Store(0, [key]) for key in (1, 2, 3, 4)])
     index.apply([Store(0, [5])])  # whoever was there for long has no mark any more
     left = min(key for (*_, key) in contents(index) if key != 5)

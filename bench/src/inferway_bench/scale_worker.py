@@ -92,8 +92,11 @@ def measure(filling: Filling, engines: int) -> Grown:
     stored, removed = _timed(fleet, events, size)
     decisions = uvloop.run(_decisions(filling, engines, index))
     resident = resident_bytes(pid)
-    copy, copied_bytes = _copied(index)
-    noted, told, followed = _by_a_worker(fleet, events, size, index, copy)
+    changes: list[Changes] = []
+    index.tell_to(changes.append)
+    copy = _copied(index)
+    copied_bytes = copy.num_bytes()  # it fits into what filling has freed, so no memory shows it
+    noted, told, followed = _by_a_worker(fleet, events, size, index, copy, changes)
     follower, relayed = _by_a_follower(filling, engines, events, index)
     return Grown(
         stored_us=round(stored, 3),
@@ -136,14 +139,13 @@ def _made(
     return made, len(made) * each * _EVENT_BLOCKS
 
 
-def _copied(index: _TimedIndex) -> tuple[HeardIndex, int]:
-    """A worker's copy of the index, and the memory that it takes."""
-    heard, pid = HeardIndex(), os.getpid()
-    before = resident_bytes(pid)
+def _copied(index: _TimedIndex) -> HeardIndex:
+    """A worker's copy of the index."""
+    heard = HeardIndex()
     for changes in index.picture():
         frame = msgspec.msgpack.encode(changes)
         heard.hear(msgspec.msgpack.decode(frame, type=Changes))
-    return heard, resident_bytes(pid) - before
+    return heard
 
 
 def _by_a_worker(
@@ -152,11 +154,11 @@ def _by_a_worker(
     block_size: int,
     index: _TimedIndex,
     heard: HeardIndex,
+    told: Sequence[Changes],
 ) -> tuple[float, float, float]:
     """The microseconds a block of what engines store and remove: noting what it changes, encoding
-    that for a worker, and, in a worker's copy of the index, decoding and applying it."""
-    told: list[Changes] = []
-    index.tell_changes = told.append
+    that for a worker, and, in a worker's copy of the index, decoding and applying it. `told`: what
+    the index tells is there."""
     made, blocks = _made(fleet, events)
     index.noted_seconds = 0.0
     for engine, mine in zip(fleet, made, strict=False):
@@ -165,7 +167,7 @@ def _by_a_worker(
     noted = index.noted_seconds
     encode, decode = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder(list[Message]).decode
     began = time.process_time()
-    frames = [encode([IndexChanged(changes, 1)]) for changes in told]
+    frames = [encode([IndexChanged(each, 1)]) for each in told]
     encoded = time.process_time()
     for frame in frames:
         for message in decode(frame):
@@ -200,7 +202,7 @@ def _by_a_follower(
         + [removal(event.hashes) for event in reversed(mine)]
         for mine in made
     ]
-    index.tell_changes = None
+    index.tell_to(None)
     encode = msgspec.msgpack.Encoder().encode
     decode = msgspec.msgpack.Decoder(list[FollowerMessage]).decode
     began = time.process_time()

@@ -17,7 +17,11 @@ class WrittenIndex(RedisIndex):
     """The hub's (`teller.HubIndex`). Workers are told of removals only, which say later why a
     prompt was not reused; the rest they read on the server."""
 
-    tell_changes: Callable[[Changes], None] | None = None
+    _tell_changes: Callable[[Changes], None] | None = None
+
+    def tell_to(self, tell: Callable[[Changes], None] | None) -> None:
+        """Tell of removals from now on; with None no more."""
+        self._tell_changes = tell
 
     def apply(self, ops: Iterable[Op]) -> None:
         ops = list(ops)
@@ -28,8 +32,8 @@ class WrittenIndex(RedisIndex):
             if isinstance(op, Remove)
         ]
         cleared = [op.holder for op in ops if isinstance(op, Clear)]
-        if self.tell_changes is not None and (removed or cleared):
-            self.tell_changes(Changes(removed, cleared))
+        if self._tell_changes is not None and (removed or cleared):
+            self._tell_changes(Changes(removed, cleared))
 
     def picture(self) -> Iterator[Changes]:
         """Yield nothing."""

@@ -9,8 +9,8 @@ from typing import Protocol
 from inferway.fleet.engine import Engine, Subscriber
 from inferway.fleet.fleet import Fleet
 from inferway.kv.index.changes import ChangeLog, Changes
-from inferway.kv.index.memory import SLICE_BLOCKS, MemoryIndex
-from inferway.kv.index.protocol import TIER_WEIGHTS, Index, MatchResult, Op
+from inferway.kv.index.memory import MemoryIndex
+from inferway.kv.index.protocol import Index, MatchResult, Op
 from inferway.model import BlockKey, HolderId
 from inferway.workers.link import Link
 from inferway.workers.messages import (
@@ -32,7 +32,8 @@ MOST_BLOCKS = 1024
 class HubIndex(Index, Protocol):
     """An index whose owner workers are told by."""
 
-    tell_changes: Callable[[Changes], None] | None
+    def tell_to(self, tell: Callable[[Changes], None] | None) -> None:
+        """Tell what changes from now on; with None no more."""
 
     def picture(self) -> Iterator[Changes]:
         """Yield what a worker that starts must be told, a millisecond's work at a time."""
@@ -44,20 +45,14 @@ class HubIndex(Index, Protocol):
 class ToldIndex(MemoryIndex):
     """A memory index of which others are told what changes."""
 
-    tell_changes: Callable[[Changes], None] | None = None
+    _tell_changes: Callable[[Changes], None] | None = None
 
-    def __init__(
-        self,
-        *,
-        weights: Sequence[float] = TIER_WEIGHTS,
-        max_blocks: int | None = None,
-        max_bytes: int | None = None,
-        slice_blocks: int = SLICE_BLOCKS,
-    ) -> None:
-        super().__init__(
-            weights=weights, max_blocks=max_blocks, max_bytes=max_bytes, slice_blocks=slice_blocks
-        )
+    def tell_to(self, tell: Callable[[Changes], None] | None) -> None:
+        """Tell what changes from now on; with None no more."""
+        self._tell_changes = tell
         self._log = ChangeLog(self._tree, self._holders)
+        if tell is None:
+            self._log.close()
 
     def apply(self, ops: Iterable[Op]) -> None:
         for piece in _pieces(list(ops)):
@@ -80,12 +75,10 @@ class ToldIndex(MemoryIndex):
         return self._log.picture()
 
     def _tell(self, ops: Sequence[Op]) -> None:
-        if self.tell_changes is None:
-            self._log.forget()
-        else:
+        if self._tell_changes is not None:
             changes = self._log.take(ops)
             if changes is not None:
-                self.tell_changes(changes)
+                self._tell_changes(changes)
 
 
 class FleetTeller:
@@ -108,11 +101,11 @@ class FleetTeller:
         self._subscribers: dict[HolderId, Subscriber] = {}
         self._timer: asyncio.TimerHandle | None = None
         fleet.on_change = self.look_soon
-        index.tell_changes = self._changed
+        index.tell_to(self._changed)
 
     def close(self) -> None:
         self._fleet.on_change = _nothing
-        self._index.tell_changes = None
+        self._index.tell_to(None)
         if self._timer is not None:
             self._timer.cancel()
 

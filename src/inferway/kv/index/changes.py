@@ -82,8 +82,8 @@ class Changes(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class ChangeLog:
-    """Tells what has changed in an index since it was told before. It is the only one of its
-    index."""
+    """Notes what changes in an index from now on; `take` is called after each piece of it. An
+    index has one at a time."""
 
     def __init__(self, tree: Tree, holders: Holders) -> None:
         self._tree = tree
@@ -131,12 +131,9 @@ class ChangeLog:
             return Changes(blocks, cleared, differ, sets, planes, unsettled)
         return None
 
-    def forget(self) -> None:
-        """Tell nothing of what has changed so far: there is no copy."""
-        self._touched.clear()
-        self._sets.clear()
-        self._holders.changed.clear()
-        self._tree.common = -1
+    def close(self) -> None:
+        """Note nothing any more."""
+        self._tree.touched = self._tree.states.changed = None
 
     def picture(
         self, piece_blocks: int = PIECE_BLOCKS, piece_states: int = PIECE_STATES
