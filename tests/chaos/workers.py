@@ -13,7 +13,7 @@ from tests.chaos.world import World
 
 from inferway.config import ServeSettings
 from inferway.fleet.fleet import Fleet
-from inferway.kv.index.changes import Changes
+from inferway.kv.index.changes import IndexChanges
 from inferway.kv.index.memory import MemoryIndex
 from inferway.kv.index.protocol import Index
 from inferway.kv.index.reading import HeldBlocks
@@ -33,7 +33,7 @@ class SmallPieces(ToldIndex):
 
     piece = 1
 
-    def picture(self) -> Iterator[Changes]:
+    def picture(self) -> Iterator[IndexChanges]:
         return self._log.picture(self.piece, self.piece)
 
 

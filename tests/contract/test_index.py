@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.kv.index.redis_at_rest import RedisAtRest
 
-from inferway.kv.index.changes import Changes
+from inferway.kv.index.changes import IndexChanges
 from inferway.kv.index.copied import CopiedIndex
 from inferway.kv.index.memory import SLICE_BLOCKS, MemoryIndex
 from inferway.kv.index.protocol import (
@@ -47,8 +47,8 @@ class Copied(ToldIndex):
         self.copy = CopiedIndex(weights=WEIGHTS, many_holders=many_holders)
         self.tell_to(self._hear)
 
-    def _hear(self, changes: Changes) -> None:
-        self.copy.hear(msgspec.msgpack.decode(msgspec.msgpack.encode(changes), type=Changes))
+    def _hear(self, changes: IndexChanges) -> None:
+        self.copy.hear(msgspec.msgpack.decode(msgspec.msgpack.encode(changes), type=IndexChanges))
 
     async def match(self, keys: Sequence[BlockKey]) -> MatchResult:
         return await self.copy.match(keys)

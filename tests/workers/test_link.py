@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferway.kv.index.changes import BlockChange, Changes
+from inferway.kv.index.changes import BlockChange, IndexChanges
 from inferway.workers import link as module
 from inferway.workers.link import Link, pair
 from inferway.workers.messages import IndexChanged, Message, Ping, Suspect
@@ -162,7 +162,7 @@ async def test_an_end_that_does_not_read_is_stuck(monkeypatch: pytest.MonkeyPatc
 
 
 def changed(keys: Iterable[int]) -> IndexChanged:
-    return IndexChanged(Changes([BlockChange(1, list(keys), 1)]))
+    return IndexChanged(IndexChanges([BlockChange(1, list(keys), 1)]))
 
 
 @given(

@@ -19,7 +19,7 @@ import uvloop
 
 from inferway.fleet.subscriber import IndexElsewhere
 from inferway.kv.blocks.keys import BlockHasher
-from inferway.kv.index.changes import Changes
+from inferway.kv.index.changes import IndexChanges
 from inferway.kv.index.memory import MemoryIndex
 from inferway.kv.index.protocol import Op, Store
 from inferway.model import RequestHead
@@ -50,7 +50,7 @@ class Filling(msgspec.Struct, frozen=True):
     seed: int
 
 
-class _TimedIndex(ToldIndex):
+class _TimedToldIndex(ToldIndex):
     """It says how long it took to note what has changed."""
 
     noted_seconds = 0.0  # of CPU time
@@ -80,7 +80,7 @@ class Grown(msgspec.Struct, frozen=True):
 def measure(filling: Filling, engines: int) -> Grown:
     """Fill an index by `engines`, and time events and decisions."""
     gc.disable()
-    index, pid, size = _TimedIndex(), os.getpid(), filling.block_size
+    index, pid, size = _TimedToldIndex(), os.getpid(), filling.block_size
     events = endless_events(size, filling.seed, _CHAIN, _EVENT_BLOCKS)
     start = resident_bytes(pid)
     fleet = [FollowedEngine(holder, size, index) for holder in range(engines)]
@@ -92,7 +92,7 @@ def measure(filling: Filling, engines: int) -> Grown:
     stored, removed = _timed(fleet, events, size)
     decisions = uvloop.run(_decisions(filling, engines, index))
     resident = resident_bytes(pid)
-    changes: list[Changes] = []
+    changes: list[IndexChanges] = []
     index.tell_to(changes.append)
     copy = _copied(index)
     copied_bytes = copy.num_bytes()  # it fits into what filling has freed, so no memory shows it
@@ -139,12 +139,12 @@ def _made(
     return made, len(made) * each * _EVENT_BLOCKS
 
 
-def _copied(index: _TimedIndex) -> HeardIndex:
+def _copied(index: _TimedToldIndex) -> HeardIndex:
     """A worker's copy of the index."""
     heard = HeardIndex()
     for changes in index.picture():
         frame = msgspec.msgpack.encode(changes)
-        heard.hear(msgspec.msgpack.decode(frame, type=Changes))
+        heard.hear(msgspec.msgpack.decode(frame, type=IndexChanges))
     return heard
 
 
@@ -152,9 +152,9 @@ def _by_a_worker(
     fleet: Sequence[FollowedEngine],
     events: Iterator[Stored],
     block_size: int,
-    index: _TimedIndex,
+    index: _TimedToldIndex,
     heard: HeardIndex,
-    told: Sequence[Changes],
+    told: Sequence[IndexChanges],
 ) -> tuple[float, float, float]:
     """The microseconds a block of what engines store and remove: noting what it changes, encoding
     that for a worker, and, in a worker's copy of the index, decoding and applying it. `told`: what

@@ -18,7 +18,7 @@ from inferway.fleet.load import Load
 from inferway.fleet.silent_zero import StreamEvidence
 from inferway.kv.events.removals import Removals
 from inferway.kv.events.stream import StreamState
-from inferway.kv.index.changes import Changes
+from inferway.kv.index.changes import IndexChanges
 from inferway.kv.index.copied import CopiedIndex
 from inferway.kv.index.prefix_lengths import different_lengths
 from inferway.kv.index.protocol import TIER_WEIGHTS, Clear, Index, MatchResult, Op, Remove
@@ -47,7 +47,7 @@ _AWAY = "the hub ended before it had told of all engines"
 class WorkerIndex(Index, Protocol):
     """An index that holds what the hub's does."""
 
-    def hear(self, changes: Changes) -> None:
+    def hear(self, changes: IndexChanges) -> None:
         """Take over what has changed in the hub's index."""
 
     def asked(self) -> list[BlockKey]:

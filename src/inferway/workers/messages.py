@@ -17,7 +17,7 @@ from inferway.fleet.engine import ProofState
 from inferway.fleet.engine_facts import EngineFacts, EventSource
 from inferway.fleet.hand_over import Progress
 from inferway.kv.events.stream import StreamState
-from inferway.kv.index.changes import Changes
+from inferway.kv.index.changes import IndexChanges
 from inferway.kv.index.protocol import Op
 from inferway.model import Adapters, Endpoint, HolderId
 from inferway.records.record import RequestRecord
@@ -91,7 +91,7 @@ class IndexChanged(_Told, frozen=True):
     """What has changed in the hub's index; or a piece of all that it holds. `seq`: of the engine's
     batch that has changed it."""
 
-    changes: Changes
+    changes: IndexChanges
     seq: int | None = None
 
 

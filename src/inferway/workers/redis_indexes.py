@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from inferway.kv.index.changes import BlockChange, Changes
+from inferway.kv.index.changes import BlockChange, IndexChanges
 from inferway.kv.index.holder_sets import NOBODY
 from inferway.kv.index.protocol import FULL_ATTENTION, Clear, Op, Remove
 from inferway.kv.index.redis import RedisIndex
@@ -17,9 +17,9 @@ class WrittenIndex(RedisIndex):
     """The hub's (`teller.HubIndex`). Workers are told of removals only, which say later why a
     prompt was not reused; the rest they read on the server."""
 
-    _tell_changes: Callable[[Changes], None] | None = None
+    _tell_changes: Callable[[IndexChanges], None] | None = None
 
-    def tell_to(self, tell: Callable[[Changes], None] | None) -> None:
+    def tell_to(self, tell: Callable[[IndexChanges], None] | None) -> None:
         """Tell of removals from now on; with None no more."""
         self._tell_changes = tell
 
@@ -33,9 +33,9 @@ class WrittenIndex(RedisIndex):
         ]
         cleared = [op.holder for op in ops if isinstance(op, Clear)]
         if self._tell_changes is not None and (removed or cleared):
-            self._tell_changes(Changes(removed, cleared))
+            self._tell_changes(IndexChanges(removed, cleared))
 
-    def picture(self) -> Iterator[Changes]:
+    def picture(self) -> Iterator[IndexChanges]:
         """Yield nothing."""
         return iter(())
 
@@ -52,7 +52,7 @@ class ReadIndex(RedisIndex):
     def apply(self, ops: Iterable[Op]) -> None:
         self.send(Doubt(list(ops)))
 
-    def hear(self, changes: Changes) -> None:
+    def hear(self, changes: IndexChanges) -> None:
         """Do nothing: the hub has written it."""
 
     def asked(self) -> list[BlockKey]:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from inferway.fleet.engine import Engine, Subscriber
 from inferway.fleet.fleet import Fleet
-from inferway.kv.index.changes import ChangeLog, Changes
+from inferway.kv.index.changes import ChangeLog, IndexChanges
 from inferway.kv.index.memory import MemoryIndex
 from inferway.kv.index.protocol import Index, MatchResult, Op
 from inferway.model import BlockKey, HolderId
@@ -22,7 +22,7 @@ from inferway.workers.messages import (
     StreamTold,
 )
 
-# Changes of engines are told together: at the start there are thousands.
+# IndexChanges of engines are told together: at the start there are thousands.
 TOGETHER_SECONDS = 0.02
 
 # Most blocks of one message: what a worker does at a time.
@@ -32,10 +32,10 @@ MOST_BLOCKS = 1024
 class HubIndex(Index, Protocol):
     """An index whose owner workers are told by."""
 
-    def tell_to(self, tell: Callable[[Changes], None] | None) -> None:
+    def tell_to(self, tell: Callable[[IndexChanges], None] | None) -> None:
         """Tell what changes from now on; with None no more."""
 
-    def picture(self) -> Iterator[Changes]:
+    def picture(self) -> Iterator[IndexChanges]:
         """Yield what a worker that starts must be told, a millisecond's work at a time."""
 
     def note_matched(self, keys: Iterable[BlockKey]) -> None:
@@ -45,9 +45,9 @@ class HubIndex(Index, Protocol):
 class ToldIndex(MemoryIndex):
     """A memory index of which others are told what changes."""
 
-    _tell_changes: Callable[[Changes], None] | None = None
+    _tell_changes: Callable[[IndexChanges], None] | None = None
 
-    def tell_to(self, tell: Callable[[Changes], None] | None) -> None:
+    def tell_to(self, tell: Callable[[IndexChanges], None] | None) -> None:
         """Tell what changes from now on; with None no more."""
         self._tell_changes = tell
         self._log = ChangeLog(self._tree, self._holders)
@@ -69,7 +69,7 @@ class ToldIndex(MemoryIndex):
         self._tell(())  # it may have settled some
         return found
 
-    def picture(self) -> Iterator[Changes]:
+    def picture(self) -> Iterator[IndexChanges]:
         """Yield all that it holds, in pieces of a millisecond. Whoever is told them and all that is
         told meanwhile has an equal copy."""
         return self._log.picture()
@@ -141,7 +141,7 @@ class FleetTeller:
             await link.drained()
             await asyncio.sleep(0)  # others have their turn
 
-    def _changed(self, changes: Changes) -> None:
+    def _changed(self, changes: IndexChanges) -> None:
         holder = changes.blocks[0].holder if changes.blocks else None
         if holder is None and changes.cleared:
             holder = changes.cleared[0]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.chaos.workers import contents
 from tests.contract.test_index import WEIGHTS, Plain, prompts, stories
 
-from inferway.kv.index.changes import BlockChange, ChangeLog, Changes
+from inferway.kv.index.changes import BlockChange, ChangeLog, IndexChanges
 from inferway.kv.index.copied import CopiedIndex
 from inferway.kv.index.holder_sets import NOBODY
 from inferway.kv.index.memory import MemoryIndex
@@ -20,9 +20,9 @@ def logged(index: MemoryIndex) -> ChangeLog:
     return ChangeLog(index._tree, index._holders)
 
 
-def told(changes: Changes) -> Changes:
+def told(changes: IndexChanges) -> IndexChanges:
     """As it comes from another process."""
-    return msgspec.msgpack.decode(msgspec.msgpack.encode(changes), type=Changes)
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(changes), type=IndexChanges)
 
 
 @given(

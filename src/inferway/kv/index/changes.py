@@ -69,7 +69,7 @@ class PlanesChange(msgspec.Struct, frozen=True, gc=False, array_like=True):
     windows: list[tuple[Tier, int, int]]  # tier, group, plane
 
 
-class Changes(msgspec.Struct, frozen=True, gc=False, array_like=True):
+class IndexChanges(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """What has changed between two moments at which the index was whole: a copy applies all of it
     before it answers."""
 
@@ -94,7 +94,7 @@ class ChangeLog:
         self._num_planes = 1
         self._unsettled = 0
 
-    def take(self, ops: Sequence[Op]) -> Changes | None:
+    def take(self, ops: Sequence[Op]) -> IndexChanges | None:
         """Return what has changed, by these operations and by what was left over from others; None
         if nothing has."""
         tree, holders = self._tree, self._holders
@@ -128,7 +128,7 @@ class ChangeLog:
             self._unsettled = tree.unsettled
             unsettled = _bytes(self._unsettled)
         if blocks or cleared or differ or sets or planes is not None or unsettled is not None:
-            return Changes(blocks, cleared, differ, sets, planes, unsettled)
+            return IndexChanges(blocks, cleared, differ, sets, planes, unsettled)
         return None
 
     def close(self) -> None:
@@ -137,19 +137,19 @@ class ChangeLog:
 
     def picture(
         self, piece_blocks: int = PIECE_BLOCKS, piece_states: int = PIECE_STATES
-    ) -> Iterator[Changes]:
+    ) -> Iterator[IndexChanges]:
         """Yield all that the index holds, in pieces of a millisecond. Whoever is told each of them
         and, from the first one on, all changes besides, has an equal copy at the end."""
         tree, holders = self._tree, self._holders
         states, slots = tree.states, tree.slots
         everybody = [_holder(each, holders) for each in holders.of(holders.live)]
         unsettled = _bytes(tree.unsettled)
-        yield Changes(holders=everybody, planes=self._planes(), unsettled=unsettled)
+        yield IndexChanges(holders=everybody, planes=self._planes(), unsettled=unsettled)
         start = NOBODY + 1
         while start < len(states.planes):  # it may grow meanwhile
             end = min(start + piece_states, len(states.planes))
             used = [state for state in range(start, end) if states.planes[state]]
-            yield Changes(sets=[self._set(state) for state in used])
+            yield IndexChanges(sets=[self._set(state) for state in used])
             start = end
         start = 1
         while start < len(slots.states):
@@ -158,7 +158,7 @@ class ChangeLog:
             for key, state in zip(slots.keys[start:end], slots.states[start:end], strict=True):
                 if state != NOBODY:
                     by_state.setdefault(state, []).append(key)
-            yield Changes([BlockChange(state, keys) for state, keys in by_state.items()])
+            yield IndexChanges([BlockChange(state, keys) for state, keys in by_state.items()])
             start = end
 
     def _note_blocks(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from inferway.kv.index.changes import BlockChange, Changes, HolderChange
+from inferway.kv.index.changes import BlockChange, HolderChange, IndexChanges
 from inferway.kv.index.holder_sets import NOBODY, HolderSets
 from inferway.kv.index.holders import Holders
 from inferway.kv.index.metrics import index_families
@@ -28,7 +28,7 @@ class CopiedIndex(HeldBlocks):
         shards: Shards[int] = Shards()
         super().__init__(shards, _ITSELF, HolderSets(), Holders(), weights, many_holders)
 
-    def hear(self, changes: Changes) -> None:
+    def hear(self, changes: IndexChanges) -> None:
         """Take over what has changed."""
         states, holders = self._states, self._holders
         for holder in changes.cleared:
@@ -75,18 +75,17 @@ class CopiedIndex(HeldBlocks):
         at, shift = shards.at, shards.shift
         for change in changes:
             state = change.state
+            holder = None if change.holder is None else self._holders.get(change.holder)
+            if holder is not None:
+                holder.num_blocks = change.num_blocks
             if state == NOBODY:
                 for key in change.keys:
                     at[key >> shift].pop(key, None)
-            else:
-                states.make_room(state)
-                for key in change.keys:
-                    shard = at[key >> shift]
-                    shard[key] = state
-                    if len(shard) == LIMIT:
-                        shards.split(key)
-                        at, shift = shards.at, shards.shift
-            if change.holder is not None:
-                holder = self._holders.get(change.holder)
-                if holder is not None:
-                    holder.num_blocks = change.num_blocks
+                continue
+            states.make_room(state)
+            for key in change.keys:
+                shard = at[key >> shift]
+                shard[key] = state
+                if len(shard) == LIMIT:
+                    shards.split(key)
+                    at, shift = shards.at, shards.shift

@@ -58,21 +58,23 @@ class HolderSets:
 
     def plane(self, tier: Tier, group: int) -> int:
         """Return the plane's number; a new one if need be."""
-        if tier == GPU and group == FULL_ATTENTION:
-            return 0
-        if group != FULL_ATTENTION:
-            if (tier, group) not in self.window_planes:
-                self.window_planes[tier, group] = self._new_plane()
-            return self.window_planes[tier, group]
-        while len(self.tiers) <= tier:
-            self.tiers.append(-1)
-        if self.tiers[tier] < 0:
-            self.tiers[tier] = self._new_plane()
-        return self.tiers[tier]
-
-    def _new_plane(self) -> int:
+        plane = 0 if tier == GPU and group == FULL_ATTENTION else self.known_plane(tier, group)
+        if plane >= 0:
+            return plane
+        plane = self.num_planes
         self.num_planes += 1
-        return self.num_planes - 1
+        if group != FULL_ATTENTION:
+            self.window_planes[tier, group] = plane
+        else:
+            self.tiers += [-1] * (tier + 1 - len(self.tiers))
+            self.tiers[tier] = plane
+        return plane
+
+    def known_plane(self, tier: Tier, group: int) -> int:
+        """Return the plane's number; -1 if no block was ever there."""
+        if group != FULL_ATTENTION:
+            return self.window_planes.get((tier, group), -1)
+        return self.tiers[tier] if tier < len(self.tiers) else -1
 
     def add(self, state: int, plane: int, bit: int, attach: int) -> int:
         """Return the state that is `state` with the holder `bit` in `plane`; `attach` is `bit` or

@@ -157,10 +157,10 @@ class HeldBlocks:
         self, holder: HolderId, keys: Sequence[BlockKey], tier: Tier, group: int
     ) -> list[BlockKey]:
         known = self._holders.get(holder)
-        if known is None:
+        plane = self._states.known_plane(tier, group)
+        if known is None or plane < 0:
             return []
-        states, bit = self._states, known.bit
-        planes, plane = states.planes, states.plane(tier, group)
+        planes, bit = self._states.planes, known.bit
         at, shift, column = self._shards.at, self._shards.shift, self._column
         found = []
         for key in keys:
