@@ -127,6 +127,8 @@ def test_an_open_texts_last_boundary_is_the_end_of_an_added_token(
         ("hello<a>c", 4, 0),
         ("hello  <lstrip>c", 9, 5),
         ("a<rstrip>\n\n world", 9, 1),
+        (" wordmild", 7, 0),  # cut before "mild", "word" would be a word
+        ("1 mildword", 6, 6),
     ],
 )
 def test_a_whole_texts_boundaries_are_both_ends_of_an_added_token(

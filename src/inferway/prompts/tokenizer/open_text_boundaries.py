@@ -50,7 +50,10 @@ class OpenTextBoundaries:
         for start, end in self._found(text):
             if start > place:
                 break
-            last = end if end <= place else start
+            if end <= place:
+                last = end
+            elif not self._is_in_word(text, start):
+                last = start
         return last
 
     def _found(self, text: str) -> Iterator[tuple[int, int]]:
@@ -71,6 +74,13 @@ class OpenTextBoundaries:
         if is_certain:
             yield first, last
 
+    def _is_in_word(self, text: str, place: int) -> bool:
+        """Return whether a token that counts as a whole word only may be found at the end of `text`
+        up to the place, and not in all of it, where the word goes on."""
+        if not self._words or place == 0:
+            return False
+        return all(map(_may_be_of_word, text[place - 1 : place + 1]))
+
     def _unsettled_from(self, text: str) -> int:
         """The first place at which an added token may begin that `text` shows in part only."""
         for start in range(max(0, len(text) - self._longest + 1), len(text)):
@@ -80,6 +90,12 @@ class OpenTextBoundaries:
             if i < len(self._contents) and self._contents[i].startswith(tail):
                 return start
         return len(text)
+
+
+def _may_be_of_word(character: str) -> bool:
+    """Return whether \\w of Rust's regex may match it: all but white space and ASCII's signs."""
+    is_sign = character.isascii() and not character.isalnum() and character != "_"
+    return not (is_sign or character.isspace())
 
 
 def _is_plain(normalizer: tokenizers.normalizers.Normalizer | None) -> bool:
