@@ -147,6 +147,5 @@ async def test_an_engine_that_comes_back_with_more_ranks_is_all_used(
 
         await until(both_known)
         front.chosen.clear()
-        for i in range(12):
-            await fleet.chat(f"{i}: {LONG}")
+        await asyncio.gather(*[fleet.chat(f"{i}: {LONG}") for i in range(12)])  # at once: by load
         assert set(front.chosen) == {"0", "1"}
