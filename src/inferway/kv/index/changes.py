@@ -2,7 +2,7 @@
 
 A copy is told results, not operations: which set of holders each block has now. So the tree of
 blocks is kept once, by the index itself, and a copy does no more than enter a number for a key,
-which takes a quarter of what the operation takes.
+which takes about two fifths of the operation's time.
 """
 
 from __future__ import annotations
