@@ -92,11 +92,7 @@ def measure(filling: Filling, engines: int) -> Grown:
     stored, removed = _timed(fleet, events, size)
     decisions = uvloop.run(_decisions(filling, engines, index))
     resident = resident_bytes(pid)
-    changes: list[IndexChanges] = []
-    index.tell_to(changes.append)
-    copy = _copied(index)
-    copied_bytes = copy.num_bytes()  # it fits into what filling has freed, so no memory shows it
-    noted, told, followed = _by_a_worker(fleet, events, size, index, copy, changes)
+    copied, noted, told, followed = _by_a_worker(fleet, events, size, index)
     follower, relayed = _by_a_follower(filling, engines, events, index)
     return Grown(
         stored_us=round(stored, 3),
@@ -107,7 +103,7 @@ def measure(filling: Filling, engines: int) -> Grown:
         noted_us=round(noted, 3),
         told_us=round(told, 3),
         followed_us=round(followed, 3),
-        copied_bytes_per_block=round(copied_bytes / (each * _EVENT_BLOCKS * engines), 1),
+        copied_bytes_per_block=round(copied / (each * _EVENT_BLOCKS * engines), 1),
         follower_us=round(follower, 3),
         relayed_us=round(relayed, 3),
     )
@@ -139,26 +135,22 @@ def _made(
     return made, len(made) * each * _EVENT_BLOCKS
 
 
-def _copied(index: _TimedToldIndex) -> HeardIndex:
-    """A worker's copy of the index."""
-    heard = HeardIndex()
-    for changes in index.picture():
-        frame = msgspec.msgpack.encode(changes)
-        heard.hear(msgspec.msgpack.decode(frame, type=IndexChanges))
-    return heard
-
-
 def _by_a_worker(
     fleet: Sequence[FollowedEngine],
     events: Iterator[Stored],
     block_size: int,
     index: _TimedToldIndex,
-    heard: HeardIndex,
-    told: Sequence[IndexChanges],
-) -> tuple[float, float, float]:
-    """The microseconds a block of what engines store and remove: noting what it changes, encoding
-    that for a worker, and, in a worker's copy of the index, decoding and applying it. `told`: what
-    the index tells is there."""
+) -> tuple[int, float, float, float]:
+    """The bytes of a worker's copy of the index, which fits into what filling has freed, so that no
+    memory shows it; and the microseconds a block of what engines store and remove: noting what it
+    changes, encoding that for a worker, and, in the copy, decoding and applying it."""
+    told: list[IndexChanges] = []
+    index.tell_to(told.append)
+    heard = HeardIndex()
+    for changes in index.picture():
+        frame = msgspec.msgpack.encode(changes)  # the copy's keys are its own, as in a process
+        heard.hear(msgspec.msgpack.decode(frame, type=IndexChanges))
+    copied = heard.num_bytes()
     made, blocks = _made(fleet, events)
     index.noted_seconds = 0.0
     for engine, mine in zip(fleet, made, strict=False):
@@ -174,8 +166,8 @@ def _by_a_worker(
             assert isinstance(message, IndexChanged)
             heard.hear(message.changes)
     ended = time.process_time()
-    took = noted, encoded - began, ended - encoded
-    return took[0] * 1e6 / blocks, took[1] * 1e6 / blocks, took[2] * 1e6 / blocks
+    us = 1e6 / blocks
+    return copied, noted * us, (encoded - began) * us, (ended - encoded) * us
 
 
 def _by_a_follower(

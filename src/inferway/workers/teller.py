@@ -22,7 +22,7 @@ from inferway.workers.messages import (
     StreamTold,
 )
 
-# IndexChanges of engines are told together: at the start there are thousands.
+# Changes of engines are told together: at the start there are thousands.
 TOGETHER_SECONDS = 0.02
 
 # Most blocks of one message: what a worker does at a time.
@@ -55,7 +55,7 @@ class ToldIndex(MemoryIndex):
             self._log.close()
 
     def apply(self, ops: Iterable[Op]) -> None:
-        for piece in _pieces(list(ops)):
+        for piece in _pieces(ops):
             super().apply(piece)
             self._tell(piece)
 
@@ -181,12 +181,8 @@ def _stream(subscriber: Subscriber) -> StreamTold:
     )
 
 
-def _pieces(ops: list[Op]) -> Iterable[list[Op]]:
-    """Return the operations a millisecond's work at a time."""
-    return (ops,) if len(ops) == 1 else _divided(ops)
-
-
-def _divided(ops: list[Op]) -> Iterator[list[Op]]:
+def _pieces(ops: Iterable[Op]) -> Iterator[list[Op]]:
+    """Yield the operations a millisecond's work at a time."""
     piece: list[Op] = []
     blocks = 0
     for op in ops:

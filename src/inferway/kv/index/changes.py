@@ -2,7 +2,8 @@
 
 A copy is told results, not operations: which set of holders each block has now. So the tree of
 blocks is kept once, by the index itself, and a copy does no more than enter a number for a key,
-which takes about two fifths of the operation's time.
+which takes about two fifths of the operation's time. Both are of one program: fields are told by
+their places.
 """
 
 from __future__ import annotations
@@ -28,9 +29,6 @@ from inferway.model import BlockKey, HolderId
 
 PIECE_BLOCKS = 2048  # looked at for one piece of a picture: about a millisecond
 PIECE_STATES = 256
-
-
-# Reader and writer are of one program: fields are told by their places.
 
 
 class BlockChange(msgspec.Struct, frozen=True, gc=False, array_like=True):
