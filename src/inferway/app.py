@@ -23,7 +23,6 @@ from inferway.fleet.engine import Engine
 from inferway.fleet.orphan_resolution import OrphanResolver
 from inferway.fleet.structured_gate import FleetGate
 from inferway.fleet.tokens_once import build_continuing, build_tokens_once
-from inferway.fleet.zmq_subscriber import sockets_context
 from inferway.http.auth import Auth, build_auth, read_keys
 from inferway.http.continued import move_streams, open_continuer
 from inferway.http.inference_ingress import build_ingress
@@ -103,12 +102,11 @@ class Gateway:
         self.members: Members | None = None
         self._picks = picks
         self._stack = AsyncExitStack()
-        self._context = sockets_context()
+        self.sockets: zmq.Context[zmq.Socket[bytes]] = zmq.Context()  # what publishes, and peers
         self.scheduling = scheduling_of(settings, has_queue=not picks)
         self.indexer = Indexer(
             settings,
             renderer=renderer,
-            context=self._context,
             on_batch=self._republish if settings.publish is not None else None,
             parts=None if process is None else process.parts,
         )
@@ -235,12 +233,12 @@ class Gateway:
         sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
         give_back_large()
         settings = self.settings
-        self._stack.callback(self._context.destroy, linger=200)
+        self._stack.callback(self.sockets.destroy, linger=200)
         # What can refuse the settings comes first: nothing has to be stopped then.
         tracing = self._open_tracing()
         self._servers = servers = Servers(settings, self._process, self._logs)
         if settings.publish is not None:
-            self._publisher = ZmqPublisher(settings.publish, zmq.Context(self._context))
+            self._publisher = ZmqPublisher(settings.publish, self.sockets)
             self._closes("publisher", soon(self._publisher.close))
         self._pool = pool = Pool(settings.timeouts, tls=settings.engine_tls())
         self._closes("engine connections", pool.close)
@@ -263,7 +261,7 @@ class Gateway:
             self._closes("admin port", admin.stop)
         if self._process is None and has_peers(settings):  # until the last answers have ended
             plugins = self.learning_plugins
-            await self.meet(own_replicas(settings, self.fleet, plugins, self.plain_context))
+            await self.meet(own_replicas(settings, self.fleet, plugins, self.sockets))
         if not self._is_worker:
             await self._listen(server)
         if self._web is not None:  # its answers never end by themselves
@@ -311,10 +309,6 @@ class Gateway:
         self.replicas = replicas
         self._closes("exchange with peers", replicas.close)
         self.metrics.joined_by(replicas.families)
-
-    def plain_context(self) -> zmq.Context[zmq.Socket[bytes]]:
-        """Return what sockets are made with that nobody awaits."""
-        return zmq.Context(self._context)
 
     def _metrics_page(self, pool: Pool) -> MetricsPage:
         metrics = MetricsPage(

@@ -19,7 +19,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
-import zmq.asyncio
 
 from inferway.config import EngineSettings, ServeSettings, load_settings, parse_engine
 from inferway.errors import (
@@ -37,7 +36,6 @@ from inferway.fleet.prober import Prober
 from inferway.fleet.scores import Scores, scores_of, served_model
 from inferway.fleet.subscribing import OnEngineBatch, Subscribing
 from inferway.fleet.watch import EngineWatch, Watch
-from inferway.fleet.zmq_subscriber import sockets_context
 from inferway.kv.index.build import build_index
 from inferway.kv.index.protocol import Index
 from inferway.kv.index.speculative import SpeculativeOverlay
@@ -82,7 +80,6 @@ class Indexer:
         engines: Iterable[str | EngineSettings] | ServeSettings,
         *,
         renderer: Renderer | None = None,
-        context: zmq.asyncio.Context | None = None,
         on_batch: OnEngineBatch | None = None,
         parts: FleetParts | None = None,
     ) -> None:
@@ -95,9 +92,7 @@ class Indexer:
         self.renderer = renderer or Renderer()
         trusted = self.settings.trust_request_chat_template
         self.request_templates = RequestTemplates() if trusted else None
-        self._own_context = context is None
-        self._context = context or sockets_context()
-        self._subscribing = Subscribing(self.state_dir, self._context, on_batch)
+        self._subscribing = Subscribing(self.state_dir, on_batch)
         self._closed = False
         self._first_scores = asyncio.Lock()
         self.fleet = Fleet(
@@ -153,8 +148,6 @@ class Indexer:
         await self.fleet.close()
         await self.state_dir.close()
         await self.index.close()
-        if self._own_context:
-            self._context.destroy(linger=200)
         if self.request_templates is not None:
             self.request_templates.close()
         if self._own_renderer:

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import zmq.asyncio
 
 from inferway.config import EngineSettings
 from inferway.fleet.engine import Engine
@@ -96,10 +95,9 @@ class Setup:
 
 @asynccontextmanager
 async def setup(dialect: Dialect | None = None, **options: Any) -> AsyncIterator[Setup]:
-    context: zmq.asyncio.Context = zmq.asyncio.Context()
     index = MemoryIndex()
     source = EventSource(0, "tcp://127.0.0.1:1", None)
-    subscriber = ZmqSubscriber(Subscription(source, HOLDER, SIZE, index), context=context)
+    subscriber = ZmqSubscriber(Subscription(source, HOLDER, SIZE, index))
     facts = EngineFacts(models=CARDS, block_size=SIZE, sources=(source,), findings=())
     engine = Engine(EngineSettings(url="http://one:1"), headers=(), facts=facts)
     engine.subscribers.append(subscriber)
@@ -110,7 +108,6 @@ async def setup(dialect: Dialect | None = None, **options: Any) -> AsyncIterator
     finally:
         await adopter.close()
         await subscriber.close()
-        context.destroy(linger=0)
 
 
 def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 import pytest
-import zmq.asyncio
 
 from inferway.config import EngineSettings
 from inferway.fleet.engine import Engine
@@ -37,12 +36,11 @@ class OneEngine:
     def __init__(self, healer: FullReporter, version: str | None = "0.32.0") -> None:
         self.healer = healer
         self.index = MemoryIndex()
-        self.context = zmq.asyncio.Context()
         self.engine = Engine(EngineSettings(url="http://e"), ())
         self.engine.facts = EngineFacts((), (), 2, (), version)
         self.engine.endpoints = [THERE]
         source = EventSource(0, "tcp://127.0.0.1:1", "tcp://127.0.0.1:2")
-        self.stream = ZmqSubscriber(Subscription(source, 0, 2, self.index), context=self.context)
+        self.stream = ZmqSubscriber(Subscription(source, 0, 2, self.index))
         self.engine.subscribers = [self.stream]
         healer.attend(self.stream.blocks)
         self.do(self.stream.follower.resume())
@@ -63,12 +61,11 @@ class OneEngine:
 
 
 @pytest.fixture
-def late() -> Iterator[OneEngine]:
+def late() -> OneEngine:
     """Joined after batch 6."""
     one = OneEngine(FullReporter(1.0))
     one.replay((7, batch(stored(11))))
-    yield one
-    one.context.destroy(linger=0)
+    return one
 
 
 def test_a_partial_engine_is_asked_by_one_request_at_a_time(late: OneEngine) -> None:
@@ -90,7 +87,6 @@ def test_what_was_reported_to_a_gateway_before_is_no_copy(first_seq: int) -> Non
 
     assert one.index.num_blocks(0) == 0
     assert one.stream.state is StreamState.PARTIAL
-    one.context.destroy(linger=0)
 
 
 async def test_a_report_that_a_client_asks_for_ends_counting_and_exactness_at_once() -> None:
@@ -107,7 +103,6 @@ async def test_a_report_that_a_client_asks_for_ends_counting_and_exactness_at_on
     one.do(one.stream.follower.live(2, batch({"type": "BlockRemoved", "block_hashes": [11]})))
     assert one.index.num_blocks(0) == 0
     await one.stream.close()
-    one.context.destroy(linger=0)
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.1, 0.3])
@@ -122,7 +117,6 @@ def test_the_share_of_requests_is_kept(share: float) -> None:
 
     assert asked[0]
     assert abs(sum(asked) - 100 * share) <= 1
-    one.context.destroy(linger=0)
 
 
 def test_without_a_share_copies_count_and_nobody_is_asked() -> None:
@@ -131,7 +125,6 @@ def test_without_a_share_copies_count_and_nobody_is_asked() -> None:
 
     assert one.stream.blocks.copies_count
     assert not one.asks()
-    one.context.destroy(linger=0)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +158,6 @@ def test_an_engine_that_gains_nothing_or_is_not_understood_is_left_alone(
     one.replay((first_seq, batch(*events)))
 
     assert not one.asks()
-    one.context.destroy(linger=0)
 
 
 def test_an_engine_that_was_started_anew_is_known_from_its_start(late: OneEngine) -> None:

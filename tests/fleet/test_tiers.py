@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
-import zmq.asyncio
 
 from inferway.config import IndexSettings
 from inferway.fleet.engine_facts import EventSource
@@ -21,13 +19,6 @@ TOKENS = list(range(8))
 KEYS = BlockHasher(2).keys(np.array(TOKENS, dtype=np.uint32), None)
 
 
-@pytest.fixture
-def context() -> Iterator[zmq.asyncio.Context]:
-    context = zmq.asyncio.Context()
-    yield context
-    context.destroy(linger=0)
-
-
 def stored(hashes: list[int], **fields: Any) -> dict[str, Any]:
     event = {"type": "BlockStored", "block_hashes": hashes, "parent_block_hash": None}
     return {**event, "token_ids": [], "block_size": 2, **fields}
@@ -37,11 +28,11 @@ def stored(hashes: list[int], **fields: Any) -> dict[str, Any]:
     ("weights", "discount"), [((1.0, 0.8, 0.5), 0.2 + 0.5), ((1.0, 1.0, 1.0), 0.0)]
 )
 async def test_an_offloaded_block_weighs_what_its_tier_is_worth(
-    context: zmq.asyncio.Context, weights: tuple[float, ...], discount: float
+    weights: tuple[float, ...], discount: float
 ) -> None:
     index = build_index(IndexSettings(tier_weights=weights))
     source = EventSource(0, "tcp://127.0.0.1:1", None)
-    stream = ZmqSubscriber(Subscription(source, 0, 2, index), context=context)
+    stream = ZmqSubscriber(Subscription(source, 0, 2, index))
     events = [
         stored([1, 2, 3, 4], token_ids=TOKENS, medium="GPU"),
         stored([3], medium="CPU"),

@@ -85,10 +85,10 @@ class PlantedStream(EventSubscriber):
             self._random.shuffle(self._late)
             await self._live(self._late)
             self._late.clear()
-            await self._feed(self.follower.recheck)
+            self._feed(self.follower.recheck)
         else:
             self._is_up = True
-            await self._feed(self.follower.resume)
+            self._feed(self.follower.resume)
         while self._wanted is not None:
             await self._answer(self._wanted)
 
@@ -119,13 +119,16 @@ class PlantedStream(EventSubscriber):
 
     async def _live(self, messages: Sequence[tuple[int, bytes]]) -> None:
         for number, payload in messages:
-            await self._feed(partial(self.follower.live, number, payload))
+            self._feed(partial(self.follower.live, number, payload))
+            await self._idle.wait()
 
     async def _answer(self, wanted: Replay) -> None:
         """Answer a replay, until another one is wanted instead."""
         for number in range(wanted.from_seq, len(self._published)):
-            await self._feed(partial(self.follower.replayed, number, self._published[number]))
+            self._feed(partial(self.follower.replayed, number, self._published[number]))
+            await self._idle.wait()
             if self._wanted is not wanted:
                 return
         self._wanted = None
-        await self._feed(partial(self.follower.replay_ended, complete=True))
+        self._feed(partial(self.follower.replay_ended, complete=True))
+        await self._idle.wait()

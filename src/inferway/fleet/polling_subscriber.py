@@ -69,13 +69,15 @@ class PollingSubscriber(EventSubscriber):
             except UpstreamTimeoutError:
                 continue
             except UpstreamError as e:
-                await self._lose(e)
+                self._report(e)
+                self._feed(self._lose)
                 await asyncio.sleep(self._away_seconds)
                 continue
             if not self._is_reached:
                 self._is_reached = True
-                await self._feed(self.follower.resume)
-            await self._read(body)
+                self._feed(self.follower.resume)
+            self._read(body)
+            await self._idle.wait()
             await asyncio.sleep(self._poll_seconds)
 
     async def _ask(self, session: aiohttp.ClientSession) -> bytes:
@@ -88,7 +90,7 @@ class PollingSubscriber(EventSubscriber):
             raise UpstreamError(f"{url} answered {status}")
         return body
 
-    async def _read(self, body: bytes) -> None:
+    def _read(self, body: bytes) -> None:
         try:
             for event in split_answer(body):
                 if event.attention_dp_rank:
@@ -98,15 +100,12 @@ class PollingSubscriber(EventSubscriber):
                         "0 can be followed by HTTP; use kv_events_config and its ZMQ sockets",
                     )
                     continue
-                await self._feed(partial(self.follower.live, event.event_id, event.payload))
+                self._feed(partial(self.follower.live, event.event_id, event.payload))
         except UNREADABLE as e:
             self.follower.skip("malformed", f"{self.source.endpoint}: {e}")
 
-    async def _lose(self, error: UpstreamError) -> None:
+    def _report(self, error: UpstreamError) -> None:
         """The engine is away: what is believed is stale until it is back."""
         if self._is_reached is not False:
             log.warning("engine %s: its KV events cannot be had: %s", self._name, error)
         self._is_reached = False
-        async with self._lock:
-            self.follower.lost()
-            self._tell()

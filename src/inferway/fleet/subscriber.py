@@ -2,7 +2,9 @@
 
 The follower (`kv.events.event_applier`) knows what to do; a subclass brings what the engine says:
 `zmq_subscriber` by ZeroMQ, `polling_subscriber` by asking again and again. The follower's steps are
-done in order, one thing at a time, and others have the event loop every few milliseconds.
+done in order, one thing at a time, and at once: for most batches, waking a task would take as long
+as what there is to do. What takes longer is done in slices, and others have the event loop between
+them.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import asyncio
 import logging
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -103,9 +106,19 @@ class EventSubscriber(ABC):
         self._index = index
         self._told: tuple[StreamState, int | None] | None = None
         self._clock = clock
-        self._tasks = Tasks(log, f"engine {self._name}: its event stream is no longer read")
-        self._lock = asyncio.Lock()  # the stream says what to do in order; so it must be done
+        self._tasks = Tasks(log, self._no_longer_read)
         self._slice = TimeSlice(clock)
+        self._waiting: deque[Callable[[], Steps]] = deque()  # what has happened meanwhile
+        self._steps: Steps | None = None  # of what is being done
+        self._before = 0, 0  # batches, and times that all was forgotten, when that was begun
+        self._idle = asyncio.Event()  # nothing waits, and nothing is being done
+        self._idle.set()
+        self._turn: asyncio.Handle | None = None  # when it goes on
+        self._has_failed = False
+
+    @property
+    def _no_longer_read(self) -> str:
+        return f"engine {self._name}: its event stream is no longer read"
 
     @property
     def stream(self) -> EventStream:
@@ -169,6 +182,7 @@ class EventSubscriber(ABC):
     async def close(self) -> None:
         """Stop listening. It may be called twice."""
         await self._tasks.close()
+        self._stop()
         if self.journal is not None:
             await self.journal.close()
 
@@ -210,7 +224,7 @@ class EventSubscriber(ABC):
     def resync(self) -> None:
         """Compare with the engine now: it was away, or something does not add up."""
         if self._is_open:
-            self._tasks.spawn(self._feed(self.follower.recheck))
+            self._feed(self.follower.recheck)
 
     def count_no_copies(self) -> None:
         """Let any removal remove a block from here on (`EngineBlocks.count_no_copies`). The state
@@ -221,11 +235,8 @@ class EventSubscriber(ABC):
 
     async def adopt(self, hashes: Sequence[int], keys: Sequence[BlockKey]) -> None:
         """Give orphans their keys (`EngineBlocks.adopt`), between two batches."""
-        async with self._lock:
-            for ops in self.blocks.adopt_in_steps(hashes, keys):
-                self._index.apply(ops)
-                if self._slice.is_over:
-                    await self._slice.rest()
+        self._feed(lambda: self.blocks.adopt_in_steps(hashes, keys))
+        await self._idle.wait()
 
     # what a subclass does
 
@@ -245,24 +256,67 @@ class EventSubscriber(ABC):
 
     # what is done about it
 
-    async def _feed(self, happened: Callable[[], Steps]) -> None:
-        async with self._lock:
-            batches, forgotten = self.stats.batches, self.stats.forgotten
-            for step in happened():
-                if isinstance(step, Replay):
-                    self._ask_for(step)
-                    continue
-                self._index.apply(step)
-                self.removals.note(step, self.stream.last_seq, self._clock())
-                if self._slice.is_over:
-                    await self._slice.rest()
-            if self.stats.batches != batches:
-                self.last_batch_at = self._clock()
-                if self._on_told is not None:
-                    self._on_told()
-            if self.stats.forgotten != forgotten:
-                log.info("engine %s: what the gateway believed of its cache is dropped", self._name)
+    def _feed(self, happened: Callable[[], Steps]) -> None:
+        """Do what comes of it: now, or when all that has happened before is done."""
+        if self._has_failed:
+            return
+        self._waiting.append(happened)
+        if self._idle.is_set():
+            self._idle.clear()
+            self._go_on()
+
+    def _lose(self) -> Steps:
+        """The link is gone."""
+        self.follower.lost()
+        return iter(())
+
+    def _go_on(self) -> None:
+        """Until all is done, or it is the turn of others."""
+        self._slice.begin()
+        try:
+            while self._steps is not None or self._waiting:
+                if self._steps is None:
+                    self._before = self.stats.batches, self.stats.forgotten
+                    self._steps = self._waiting.popleft()()
+                if not self._do(self._steps):
+                    self._turn = asyncio.get_running_loop().call_soon(self._go_on)
+                    return
+                self._steps = None
+            self._idle.set()
+        except Exception as e:
+            log.error("%s", self._no_longer_read, exc_info=e)
+            self._has_failed = True
+            self._stop()
+            self.follower.lost()
             self._tell()
+
+    def _do(self, steps: Steps) -> bool:
+        """Return whether all of the steps are done; False: it is the turn of others."""
+        for step in steps:
+            if isinstance(step, Replay):
+                self._ask_for(step)
+                continue
+            self._index.apply(step)
+            self.removals.note(step, self.stream.last_seq, self._clock())
+            if self._slice.is_over:
+                return False
+        batches, forgotten = self._before
+        if self.stats.batches != batches:
+            self.last_batch_at = self._clock()
+            if self._on_told is not None:
+                self._on_told()
+        if self.stats.forgotten != forgotten:
+            log.info("engine %s: what the gateway believed of its cache is dropped", self._name)
+        self._tell()
+        return True
+
+    def _stop(self) -> None:
+        """Do nothing more of what has happened."""
+        if self._turn is not None:
+            self._turn.cancel()
+        self._waiting.clear()
+        self._steps = None
+        self._idle.set()
 
     def _tell(self) -> None:
         """The index, if something has changed; the fleet, if the state has."""

@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
-import zmq.asyncio
-
 from inferway.fleet.engine import Engine
 from inferway.fleet.engine_facts import EventSource
 from inferway.fleet.journal.state_dir import StateDir
@@ -31,12 +29,10 @@ class Subscribing:
     def __init__(
         self,
         state_dir: StateDir,
-        context: zmq.asyncio.Context,
         on_batch: OnEngineBatch | None = None,
     ) -> None:
         """`on_batch` sees each batch of events that was applied."""
         self._state_dir = state_dir
-        self._context = context
         self._on_batch = on_batch
         self._replays = asyncio.Semaphore(REPLAYS_AT_ONCE)
 
@@ -60,4 +56,4 @@ class Subscribing:
         )
         if source.is_polled:
             return PollingSubscriber(subscription, headers=engine.http_headers)
-        return ZmqSubscriber(subscription, context=self._context, replays=self._replays)
+        return ZmqSubscriber(subscription, replays=self._replays)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import zmq
@@ -24,7 +24,7 @@ from inferway.scheduling.expected_ttft.sharing import Event
 
 LOOPBACK = "127.0.0.1"
 
-Context = Callable[[], "zmq.Context[zmq.Socket[bytes]]"]
+Context = zmq.Context["zmq.Socket[bytes]"]
 
 
 def has_peers(settings: ServeSettings) -> bool:
@@ -65,7 +65,7 @@ def _transport(settings: ServeSettings, context: Context) -> Transport:
     addresses, index = settings.peers.addresses, settings.index
     if addresses:
         host = LOOPBACK if settings.host.startswith(UNIX) else settings.host
-        return PeerSockets(addresses, host, peers_port(settings.peers), context())
+        return PeerSockets(addresses, host, peers_port(settings.peers), context)
     assert index.url is not None
     return PeerChannel(index.url, index.prefix)
 

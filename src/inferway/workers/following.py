@@ -21,7 +21,6 @@ from inferway.fleet.journal.state_dir import StateDir
 from inferway.fleet.orphan_resolution import OrphanResolver
 from inferway.fleet.subscriber import EventSubscriber, IndexElsewhere
 from inferway.fleet.subscribing import Subscribing
-from inferway.fleet.zmq_subscriber import sockets_context
 from inferway.kv.events.dialect_finder import SEEDS
 from inferway.kv.events.event import Batch
 from inferway.kv.index.protocol import Op
@@ -74,7 +73,6 @@ class Following:
         self._told: dict[int, bytes] = {}  # what was told last, by the stream's number
         self._encoder = msgspec.msgpack.Encoder()
         self._state_dir = StateDir(None)
-        self._context = sockets_context()
         self._orphans = OrphanResolver(
             self._engines,
             seeds=[*SEEDS, *filter(None, [os.environ.get("PYTHONHASHSEED")])],
@@ -103,7 +101,6 @@ class Following:
         await self._orphans.close()
         await asyncio.gather(*[stream.close() for _, stream in self._streams.values()])
         await self._state_dir.close()
-        self._context.destroy(linger=0)
 
     def _begin(self, told: BeginFollowing) -> None:
         settings = told.settings
@@ -116,7 +113,7 @@ class Following:
             self.ended.set()
             return
         on_batch = self._publish if told.publishes else None
-        self._subscribing = Subscribing(self._state_dir, self._context, on_batch)
+        self._subscribing = Subscribing(self._state_dir, on_batch)
         self._orphans.start()
         self._tasks.spawn(self._obey())
         self._tasks.spawn(self._tell_figures())
