@@ -658,6 +658,47 @@ def test_a_heavy_batch_leaves_others_the_event_loop() -> None:
     run(scenario)
 
 
+def test_many_small_batches_leave_others_the_event_loop() -> None:
+    """They are in the socket already, so that many of them are read at once."""
+
+    async def scenario() -> None:
+        turns = 0
+        async with running() as (publisher, follower, _):
+            for number in range(3000):
+                await publisher.publish(stored(number, number + 1))
+            while follower.stats.batches < 3000:
+                await asyncio.sleep(0)
+                turns += 1
+
+        assert turns >= 10
+
+    run(scenario)
+
+
+def test_a_fault_of_the_gateway_leaves_its_picture_stale_and_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario() -> None:
+        def on_batch(_: int, batch: Batch) -> None:
+            raise RuntimeError(f"no good: {len(batch.events)} events")
+
+        async with running(on_batch=on_batch) as (publisher, follower, _):
+            await settled(follower, StreamState.EXACT)
+            await publisher.publish(stored(0, 2))
+            await settled(follower, StreamState.STALE)
+            await publisher.publish(stored(2, 3))
+            await publisher.served()
+
+            assert follower.state is StreamState.STALE
+
+    with caplog.at_level(logging.ERROR):
+        run(scenario)
+
+    [message] = caplog.messages
+    assert message == "engine e1: its event stream is no longer read"
+    assert "no good: 1 events" in caplog.text
+
+
 def encoded(*events: object) -> bytes:
     return msgspec.msgpack.encode([1.5, list(events), 0])
 

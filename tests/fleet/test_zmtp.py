@@ -35,9 +35,9 @@ class Heard:
     def connected(self, connection: ZmtpConnection) -> None:
         self.up.append(connection)
 
-    def received(self, connection: ZmtpConnection, frames: list[bytes]) -> None:
+    def received(self, connection: ZmtpConnection, messages: list[list[bytes]]) -> None:
         assert connection is self.up[-1]
-        self.messages.append(frames)
+        self.messages += messages
 
     def disconnected(self, connection: ZmtpConnection) -> None:
         self.down.append(connection)

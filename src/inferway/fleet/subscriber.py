@@ -256,11 +256,11 @@ class EventSubscriber(ABC):
 
     # what is done about it
 
-    def _feed(self, happened: Callable[[], Steps]) -> None:
-        """Do what comes of it: now, or when all that has happened before is done."""
+    def _feed(self, *happened: Callable[[], Steps]) -> None:
+        """Do what comes of each: now, or when all that has happened before is done."""
         if self._has_failed:
             return
-        self._waiting.append(happened)
+        self._waiting += happened
         if self._idle.is_set():
             self._idle.clear()
             self._go_on()

@@ -46,9 +46,10 @@ class _ReplayAnswers:
     def connected(self, connection: ZmtpConnection) -> None:
         """Nothing: who made the connection waits for that."""
 
-    def received(self, connection: ZmtpConnection, frames: list[bytes]) -> None:
+    def received(self, connection: ZmtpConnection, messages: list[list[bytes]]) -> None:
         del connection
-        self.queue.put_nowait(frames)
+        for frames in messages:
+            self.queue.put_nowait(frames)
 
     def disconnected(self, connection: ZmtpConnection) -> None:
         del connection
@@ -166,19 +167,22 @@ class ZmqSubscriber(EventSubscriber):
             if self._is_open:
                 self._feed(self._lose)
 
-    def received(self, connection: ZmtpConnection, frames: list[bytes]) -> None:
-        """Take a batch that the engine has just published."""
+    def received(self, connection: ZmtpConnection, messages: list[list[bytes]]) -> None:
+        """Take batches that the engine has just published."""
         if connection is not self._link:
             if self._link is not None:
                 return  # an engine that connects to us has done so again
             self.connected(connection)
-        self.last_topic = frames[0][:200].decode(errors="replace")
-        if len(frames) != 3 or len(frames[1]) != 8:
+        batches = []
+        for frames in messages:
+            if len(frames) == 3 and len(frames[1]) == 8:
+                seq = int.from_bytes(frames[1], "big")
+                batches.append(partial(self._live, connection, seq, frames[2]))
+                continue
             sizes = [len(frame) for frame in frames[:8]]
             self.follower.skip("frames", f"frames of {sizes} bytes; expected topic, 8, payload")
-            return
-        seq = int.from_bytes(frames[1], "big")
-        self._feed(partial(self._live, connection, seq, frames[2]))
+        self.last_topic = messages[-1][0][:200].decode(errors="replace")
+        self._feed(*batches)
 
     def _live(self, connection: ZmtpConnection, seq: int, payload: bytes) -> Steps:
         if connection is not self._link:

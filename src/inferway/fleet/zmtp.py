@@ -51,8 +51,8 @@ class Owner(Protocol):
     def connected(self, connection: ZmtpConnection) -> None:
         """The handshake is done."""
 
-    def received(self, connection: ZmtpConnection, frames: list[bytes]) -> None:
-        """A message has come."""
+    def received(self, connection: ZmtpConnection, messages: list[list[bytes]]) -> None:
+        """Messages have come together, in order, each of some frames."""
 
     def disconnected(self, connection: ZmtpConnection) -> None:
         """A connection that was up has ended."""
@@ -81,6 +81,7 @@ class ZmtpConnection(asyncio.Protocol):
         self._read = self._read_greeting
         self._rest = bytearray()  # of what has come: the beginning of a frame
         self._needed = 0  # bytes that it must have before there is something to read
+        self._messages: list[list[bytes]] = []  # that the owner is still to be told of
         self._frames: list[bytes] = []  # of a message that is not complete
         self._num_bytes = 0  # of those
         self._heartbeat_seconds = heartbeat_seconds
@@ -114,13 +115,18 @@ class ZmtpConnection(asyncio.Protocol):
                 return
             data = bytes(self._rest)
             self._rest = bytearray()
+        fault: str | None = None
         try:
             read = self._read(data)
         except ZmtpError as e:
-            self._end(str(e))
-            return
+            fault, read = str(e), len(data)
         if read < len(data):
             self._rest += data[read:]
+        if self._messages:
+            messages, self._messages = self._messages, []
+            self._owner.received(self, messages)
+        if fault is not None:
+            self._end(fault)
 
     def connection_lost(self, exc: Exception | None) -> None:
         del exc
@@ -190,8 +196,7 @@ class ZmtpConnection(asyncio.Protocol):
                 raise ZmtpError(f"a message of more than {MAX_FRAMES} frames")
             return
         self._frames, self._num_bytes = [], 0
-        if self._transport is not None:  # else it was ended while this was read
-            self._owner.received(self, frames)
+        self._messages.append(frames)
 
     def _obey(self, command: bytes) -> None:
         name, data = command[1 : 1 + command[0]], command[1 + command[0] :]
