@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+import uvloop
 from bench.tests.runs import MACHINE, a_run
 
 from inferway_bench.dataplane.benchmark import LONG, PLAIN
+from inferway_bench.index.reading import reading_us
 from inferway_bench.processes import BenchError
 from inferway_bench.rows import Row, Run
 from inferway_bench.scale import (
     SCALE,
     Mix,
+    Once,
     ScalePlan,
     carried,
     end,
@@ -24,19 +27,20 @@ from inferway_bench.scale import (
 from inferway_bench.scale_worker import Filling, Grown, measure
 
 TINY = Filling(block_size=16, blocks_held=128, prompt_tokens=320, decisions=2, repeats=2, seed=1)
-PLAN = ScalePlan(requests=2.0, new_blocks=10)
+PLAN = ScalePlan(requests=2.0, new_blocks=16)  # two batches for each request
+ONCE = Once(request_us=300.0, scrape_us=1_000.0, read_us=20.0)
 
 
 def grown(decision: float) -> Grown:
     return Grown(
-        stored_us=4.0, removed_us=1.0, decision_us=[decision] * 3, resident_mib=1_100.0,
-        bytes_per_block=250.0, copied_bytes_per_block=90.0, noted_us=1.0, told_us=0.5,
+        event_us=5.0, decision_us=[decision] * 3, resident_mib=1_100.0, bytes_per_block=250.0,
+        copied_bytes_per_block=90.0, noted_us=1.0, told_us=0.5,
         followed_us=1.5, follower_us=3.0, relayed_us=2.0,
     )  # fmt: skip
 
 
 def shares(*engines: int) -> list[Row]:
-    return share_rows(PLAN, 300.0, 1_000.0, {number: grown(100.0) for number in engines})
+    return share_rows(PLAN, ONCE, {number: grown(100.0) for number in engines})
 
 
 def test_shares_are_what_each_part_takes_of_a_second() -> None:
@@ -44,9 +48,10 @@ def test_shares_are_what_each_part_takes_of_a_second() -> None:
 
     assert row.values["requests"] == pytest.approx(100 * 300e-6)
     assert row.values["decisions"] == pytest.approx(100 * 100e-6)
-    assert row.values["events"] == pytest.approx(100 * 10 * 5e-6)
+    assert row.values["reading"] == pytest.approx(100 * 2 * 20e-6)
+    assert row.values["events"] == pytest.approx(100 * 16 * 5e-6)
     assert row.values["scrapes"] == pytest.approx(50 / 0.2 * 1_000e-6)
-    assert row.values["all"] == pytest.approx(0.295)
+    assert row.values["all"] == pytest.approx(0.302)
 
 
 def test_many_engines_are_scraped_500_times_a_second_and_no_more() -> None:
@@ -73,14 +78,11 @@ def test_one_number_of_engines_has_no_line() -> None:
 
 def test_the_report_says_where_it_ends() -> None:
     parts = {100: grown(100.0), 1_000: grown(100.0)}
-    found = findings(PLAN, parts, 300.0, "a stored run", [900.0, 1_000.0, 1_100.0], 20_000)
+    found = findings(PLAN, parts, ONCE, "a stored run", 20_000)
     text = SCALE.markdown(a_run("scale", found))
 
     assert "reaches this at about **" in text
-    assert (
-        "| 1,000 | 100 | 4.00 | 1.00 | 1,100 | 250 | 90 | 1.00 | 0.50 | 1.50 | 3.00 | 2.00 |"
-        in text
-    )
+    assert "| 1,000 | 100 | 5.00 | 1,100 | 250 | 90 | 1.00 | 0.50 | 1.50 | 3.00 | 2.00 |" in text
     assert "  - a hub and 3 workers: reaches this at about **" in text
     assert "  - 1 follower, a hub and 2 workers: reaches this at about **" in text
 
@@ -89,10 +91,10 @@ def test_the_hub_has_events_and_scrapes_and_workers_the_requests_and_what_they_a
     [alone] = shares(50)
     row = process_rows(PLAN, [alone], {50: grown(100.0)})[mixes(4).index(Mix(0, 3))]
 
-    told, followed = 100 * 10 * (1.0 + 3 * 0.5) * 1e-6, 100 * 10 * 1.5e-6
+    told, followed = 100 * 16 * (1.0 + 3 * 0.5) * 1e-6, 100 * 16 * 1.5e-6
     assert row.values["told"] == pytest.approx(told)
     assert row.values["followed"] == pytest.approx(followed)
-    hub = alone.median("events") + alone.median("scrapes") + told
+    hub = alone.median("reading") + alone.median("events") + alone.median("scrapes") + told
     assert row.values["hub"] == pytest.approx(hub)
     answers = (alone.median("requests") + alone.median("decisions")) / 3
     assert row.values["worker"] == pytest.approx(answers + followed)
@@ -103,8 +105,9 @@ def test_followers_have_the_events_and_the_hub_what_they_tell() -> None:
     [alone] = shares(50)
     row = process_rows(PLAN, [alone], {50: grown(100.0)})[mixes(4).index(Mix(2, 2))]
 
-    blocks = 100 * 10 * 1e-6
-    follower, hub = blocks * 3.0 / 2, blocks * (2.0 + 1.0 + 2 * 0.5) + alone.median("scrapes")
+    blocks, reading = 100 * 16 * 1e-6, 100 * 2 * 20e-6
+    follower = (reading + blocks * 3.0) / 2
+    hub = blocks * (2.0 + 1.0 + 2 * 0.5) + alone.median("scrapes")
     worker = (alone.median("requests") + alone.median("decisions")) / 2 + blocks * 1.5
     assert row.values["follower"] == pytest.approx(follower)
     assert row.values["hub"] == pytest.approx(hub)
@@ -120,7 +123,7 @@ def test_cores_are_used_by_a_process_each_or_by_one_more() -> None:
 
 def test_four_cores_are_judged() -> None:
     parts = {100: grown(100.0), 1_000: grown(100.0)}
-    found = findings(PLAN, parts, 300.0, "a stored run", [1.0, 1.0, 1.0], 20_000)
+    found = findings(PLAN, parts, ONCE, "a stored run", 20_000)
 
     [goal] = goals(a_run("scale", found))
 
@@ -159,10 +162,16 @@ def test_the_parts_are_measured_with_a_number_of_engines() -> None:
     found = measure(TINY, 3)
 
     assert len(found.decision_us) == 2
-    assert found.stored_us > 0
-    assert found.removed_us > 0
+    assert found.event_us > 0
     assert found.resident_mib > 0
     assert found.told_us > 0
     assert found.followed_us > 0
     assert found.follower_us > 0
     assert found.relayed_us > 0
+
+
+def test_batches_are_read_from_real_sockets() -> None:
+    found = uvloop.run(reading_us(b"payload", connections=3, rounds=2))
+
+    assert len(found) == 2
+    assert min(found) > 0

@@ -17,10 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferway.fleet import zmtp
-from inferway.fleet.zmtp import ZmtpConnection, ZmtpError
+from inferway.fleet.zmtp import GREETING, ZmtpConnection, ZmtpError, frame
 
-GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
-READY = b"\x05READY\x0bSocket-Type\x00\x00\x00\x03PUB"
+READY = zmtp.ready("PUB")
 
 
 class Heard:
@@ -44,12 +43,6 @@ class Heard:
 
     def refused(self, fault: str) -> None:
         self.faults.append(fault)
-
-
-def frame(flags: int, body: bytes) -> bytes:
-    if len(body) < 256:
-        return struct.pack(">BB", flags, len(body)) + body
-    return struct.pack(">BQ", flags | 2, len(body)) + body
 
 
 def message(frames: list[bytes]) -> bytes:

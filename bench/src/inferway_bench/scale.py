@@ -2,8 +2,8 @@
 a hub with workers and followers.
 
 A process for each number of engines (`scale_worker`) measures what grows with it. Carrying a
-request is taken from the stored run of `bench dataplane`; knowing its tokens and scraping an engine
-are measured here.
+request is taken from the stored run of `bench dataplane`; knowing its tokens, scraping an engine
+and reading its batches are measured here.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import closing
+from itertools import islice
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -33,6 +34,8 @@ from inferway_bench import conversations
 from inferway_bench.dataplane.benchmark import LONG, PLAIN
 from inferway_bench.flags import flag
 from inferway_bench.harness import Benchmark
+from inferway_bench.index.engine import endless_events, step
+from inferway_bench.index.reading import reading_us
 from inferway_bench.machine import Machine, this_machine, times_as_slow
 from inferway_bench.peers.fleets import simulated_fleet
 from inferway_bench.peers.plan import SimulatedEngines
@@ -41,7 +44,7 @@ from inferway_bench.processes import BenchError
 from inferway_bench.progress import OnStep
 from inferway_bench.report import Column, Table
 from inferway_bench.rows import Findings, Goal, Row, Run, goal, load_run
-from inferway_bench.scale_worker import Filling, Grown
+from inferway_bench.scale_worker import EVENT_BLOCKS, Filling, Grown
 from inferway_bench.workers import result_of
 
 
@@ -74,6 +77,7 @@ class ScalePlan(msgspec.Struct, frozen=True):
     decisions: int = 50  # in a row
     repeats: int = 7
     scrapes: int = 300
+    connections: int = 250  # that batches are read from
     seed: int = 1
 
     @property
@@ -86,31 +90,47 @@ def measure(plan: ScalePlan, on_step: OnStep) -> Findings:
     on_step("rendering and tokenizing")
     request_us, made_of = carried(load_run(plan.dataplane), this_machine(), _prompt_us())
     on_step("scraping an engine")
-    scrapes = _scrapes(plan)
+    scrape_us, page_bytes = _scrapes(plan)
+    on_step("reading batches from sockets")
+    read_us = uvloop.run(reading_us(_batch(plan), plan.connections, plan.repeats))
     grown = {}
     for engines in plan.engines:
         on_step(f"{engines:,} engines")
         words = (str(engines), msgspec.json.encode(plan.filling).decode())
         found = result_of(sys.executable, "inferway_bench.scale_worker", *words)
         grown[engines] = msgspec.convert(found, Grown)
-    return findings(plan, grown, request_us, made_of, *scrapes)
+    once = Once(request_us, median(scrape_us), median(read_us))
+    return findings(plan, grown, once, made_of, page_bytes)
+
+
+class Once(NamedTuple):
+    """Costs that do not depend on the number of engines, in microseconds of CPU time."""
+
+    request_us: float  # carrying a request, and knowing its tokens
+    scrape_us: float  # of an engine
+    read_us: float  # a batch of events, from its socket
+
+
+def _batch(plan: ScalePlan) -> bytes:
+    """A step's: it stores some blocks, and drops others for them."""
+    old, new = islice(endless_events(plan.block_size, plan.seed, 1, EVENT_BLOCKS), 2)
+    return step(old.hashes, new, plan.block_size)
 
 
 def findings(
     plan: ScalePlan,
     grown: dict[int, Grown],
-    request_us: float,
+    once: Once,
     made_of: str,
-    scrape_us: Sequence[float],
     page_bytes: int,
 ) -> Findings:
-    """Return what the parts come to: those that grow with the engines, carrying a request, and
-    scraping an engine."""
+    """Return what the parts come to: those that grow with the engines, and the others. `made_of`:
+    what carrying a request is."""
     costs = [
         Row("costs", {"engines": engines}, msgspec.structs.asdict(one))
         for engines, one in grown.items()
     ]
-    shares = share_rows(plan, request_us, median(scrape_us), grown)
+    shares = share_rows(plan, once, grown)
     divided = process_rows(plan, shares, grown)
     reached = [f"- {mix.words}: {_reaches(end(_of(divided, mix)))}" for mix in mixes(plan.cores)]
     return Findings(
@@ -119,15 +139,18 @@ def findings(
             "The figures are sums of parts that were measured one by one; no fleet of this size "
             "was run. A process for each number of engines runs the production event path "
             "(decoding, order, digests, index) with the batches of all engines, and the production "
-            "director with the default scheduling. The cost of forwarding streamed answers is not "
-            "included; `bench dataplane` measures it.",
+            "director with the default scheduling; the sockets that batches come by are measured "
+            "apart. The cost of forwarding streamed answers is not included; `bench dataplane` "
+            "measures it.",
             "",
             f"- the load: each engine answers {plan.requests:g} request a second of "
             f"{plan.prompt_tokens:,} tokens, stores {plan.new_blocks} new blocks for it and drops "
-            f"as many; each engine holds {plan.blocks_held:,} blocks of {plan.block_size} tokens",
-            f"- carrying a request takes {request_us:,.0f} µs ({made_of}); scraping the metrics of "
-            f"an engine takes {median(scrape_us):,.0f} µs of CPU time (a simulated engine with "
-            f"{page_bytes:,} bytes of metrics)",
+            f"as many; each engine holds {plan.blocks_held:,} blocks of {plan.block_size} tokens, "
+            f"and tells in one batch of {EVENT_BLOCKS} that it stores and as many that it drops",
+            f"- carrying a request takes {once.request_us:,.0f} µs ({made_of}); scraping the "
+            f"metrics of an engine takes {once.scrape_us:,.0f} µs of CPU time (a simulated engine "
+            f"with {page_bytes:,} bytes of metrics); reading a batch from its socket takes "
+            f"{once.read_us:,.1f} µs, where {plan.connections} sockets have one at once",
             f"- one process uses at most one core; it {_reaches(end(shares))}",
             f"- several processes use at most one core each, and {plan.cores} together; the group",
             *(f"  {line}" for line in reached),
@@ -201,20 +224,19 @@ def _prompt_us() -> float:
         return (time.process_time() - began) * 1e6 / (len(chats) - len(templates))
 
 
-def share_rows(
-    plan: ScalePlan, request_us: float, scrape_us: float, grown: dict[int, Grown]
-) -> list[Row]:
+def share_rows(plan: ScalePlan, once: Once, grown: dict[int, Grown]) -> list[Row]:
     """Return a row for each number of engines: what of one core each part takes at the plan's load.
     An engine is scraped every 200 ms, or 2 ms for each engine."""
     rows = []
     for engines, one in grown.items():
         requests = plan.requests * engines
-        blocks = requests * plan.new_blocks * (one.stored_us + one.removed_us)
+        blocks = requests * plan.new_blocks
         shares = {
-            "requests": requests * request_us / 1e6,
+            "requests": requests * once.request_us / 1e6,
             "decisions": requests * median(one.decision_us) / 1e6,
-            "events": blocks / 1e6,
-            "scrapes": engines / max(0.2, engines * 0.002) * scrape_us / 1e6,
+            "reading": blocks / EVENT_BLOCKS * once.read_us / 1e6,
+            "events": blocks * one.event_us / 1e6,
+            "scrapes": engines / max(0.2, engines * 0.002) * once.scrape_us / 1e6,
         }
         whole = sum(shares.values())
         figures = {**shares, "all": whole, "request_us": whole * 1e6 / requests}
@@ -238,10 +260,13 @@ def _processes(plan: ScalePlan, row: Row, one: Grown, mix: Mix) -> dict[str, flo
     blocks = plan.requests * float(row.keys["engines"]) * plan.new_blocks / 1e6
     told = blocks * (one.noted_us + mix.workers * one.told_us)
     followed = blocks * one.followed_us
-    hears = blocks * one.relayed_us if mix.followers else row.median("events")
+    reading = row.median("reading")
+    hears = blocks * one.relayed_us if mix.followers else reading + row.median("events")
     hub = hears + row.median("scrapes") + told
     worker = (row.median("requests") + row.median("decisions")) / mix.workers + followed
-    follower = blocks * one.follower_us / mix.followers if mix.followers else 0.0
+    follower = 0.0
+    if mix.followers:
+        follower = (reading + blocks * one.follower_us) / mix.followers
     whole = follower * mix.followers + hub + worker * mix.workers
     return {
         "follower": follower,
@@ -321,8 +346,7 @@ SCALE = Benchmark(
             ["engines"],
             [
                 Column("decision_us", "decision, µs", "{:,.0f}", better="lower", unit="µs"),
-                Column("stored_us", "block stored, µs", "{:.2f}", better="lower", unit="µs"),
-                Column("removed_us", "block dropped, µs", "{:.2f}"),
+                Column("event_us", "a block, µs", "{:.2f}", better="lower", unit="µs"),
                 Column("resident_mib", "memory, MiB", "{:,.0f}", better="lower", unit="MiB"),
                 Column("bytes_per_block", "bytes for each held block", "{:,.0f}"),
                 Column("copied_bytes_per_block", "in a worker, bytes", "{:,.0f}"),
@@ -339,7 +363,8 @@ SCALE = Benchmark(
             ["engines"],
             [
                 *(Column(name, form=_SHARE) for name in ("requests", "decisions")),
-                Column("events", "KV events", _SHARE),
+                Column("reading", "reading KV events", _SHARE),
+                Column("events", "applying them", _SHARE),
                 *(Column(name, form=_SHARE) for name in ("scrapes", "all")),
                 Column("request_us", "µs for each request", "{:,.0f}"),
             ],

@@ -10,8 +10,8 @@ import gc
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections.abc import Sequence
+from itertools import chain, islice
 
 import msgspec
 import numpy as np
@@ -29,12 +29,12 @@ from inferway.workers.messages import IndexChanged, Message
 from inferway.workers.teller import ToldIndex
 from inferway_bench.cpu import resident_bytes
 from inferway_bench.idle_engines import MODEL, GivenTokens, idle_director
-from inferway_bench.index.engine import FollowedEngine, endless_events, payload, removal
+from inferway_bench.index.engine import FollowedEngine, endless_events, payload, step
 from inferway_bench.index.worker import VOCABULARY, Stored
 
 _HEAD = RequestHead("POST", "/v1/chat/completions", "", ())
 _BODY = msgspec.json.encode({"model": MODEL, "messages": [{"role": "user", "content": "hi"}]})
-_EVENT_BLOCKS = 8
+EVENT_BLOCKS = 8  # of a batch
 _CHAIN = 8  # events of a prompt
 _TIMED = 4_000  # events
 
@@ -62,88 +62,96 @@ class _TimedToldIndex(ToldIndex):
 
 
 class Grown(msgspec.Struct, frozen=True):
-    """The costs with one number of engines. Times are CPU time, with decoding."""
+    """The costs with one number of engines. Times are CPU time, with decoding, and those of a block
+    are of one that an engine stores and another one that it drops for it."""
 
-    stored_us: float  # of a block that an engine has stored
-    removed_us: float  # of one that it has dropped
+    event_us: float  # of a block in one process, from messages on that a socket has brought
     decision_us: list[float]  # each the mean of some
     resident_mib: float
     bytes_per_block: float
-    noted_us: float  # of a block that was stored and dropped: noting what workers must be told
+    noted_us: float  # of a block: noting what workers must be told
     told_us: float  # telling one of them
     followed_us: float  # what that takes the worker
     copied_bytes_per_block: float  # in a worker's copy
-    follower_us: float  # the same of a block that a follower reads, until the hub is told
+    follower_us: float  # of a block that a follower reads, until the hub is told
     relayed_us: float  # what that takes the hub, until its own index has it
+
+
+class _Fleet:
+    """Engines that hold blocks, and go on with others."""
+
+    def __init__(self, filling: Filling, engines: int, index: MemoryIndex | IndexElsewhere) -> None:
+        size = self._block_size = filling.block_size
+        self.engines = [FollowedEngine(holder, size, index) for holder in range(engines)]
+        self._events = endless_events(size, filling.seed, _CHAIN, EVENT_BLOCKS)
+        self._each = filling.blocks_held // EVENT_BLOCKS
+        steps = max(_CHAIN, _TIMED // engines // _CHAIN * _CHAIN)
+        self._steps = min(steps, self._each // _CHAIN * _CHAIN)
+        self._oldest: list[list[Stored]] = []  # that some of the engines hold
+
+    def fill(self) -> None:
+        """Have each engine store what it holds."""
+        for engine in self.engines:
+            first = list(islice(self._events, self._steps))
+            rest = islice(self._events, self._each - self._steps)
+            engine.apply(payload(event, self._block_size) for event in chain(first, rest))
+            if len(self._oldest) < _TIMED // _CHAIN:
+                self._oldest.append(first)
+
+    def steps(self) -> tuple[list[list[bytes]], int]:
+        """Return the next batches of some of the engines, each of which stores what it drops others
+        for, and how many blocks they store."""
+        batches = []
+        for number, oldest in enumerate(self._oldest):
+            new = self._oldest[number] = list(islice(self._events, self._steps))
+            gone = [oldest[i : i + _CHAIN][::-1] for i in range(0, len(oldest), _CHAIN)]
+            pairs = zip(chain.from_iterable(gone), new, strict=True)
+            batches.append([step(old.hashes, one, self._block_size) for old, one in pairs])
+        return batches, len(batches) * self._steps * EVENT_BLOCKS
 
 
 def measure(filling: Filling, engines: int) -> Grown:
     """Fill an index by `engines`, and time events and decisions."""
     gc.disable()
-    index, pid, size = _TimedToldIndex(), os.getpid(), filling.block_size
-    events = endless_events(size, filling.seed, _CHAIN, _EVENT_BLOCKS)
+    index, pid = _TimedToldIndex(), os.getpid()
     start = resident_bytes(pid)
-    fleet = [FollowedEngine(holder, size, index) for holder in range(engines)]
-    each = filling.blocks_held // _EVENT_BLOCKS
-    for engine in fleet:
-        engine.apply(payload(event, size) for event in islice(events, each))
+    fleet = _Fleet(filling, engines, index)
+    fleet.fill()
     gc.collect()
     taken = resident_bytes(pid) - start
-    stored, removed = _timed(fleet, events, size)
+    events = _timed(fleet)
     decisions = uvloop.run(_decisions(filling, engines, index))
     resident = resident_bytes(pid)
-    copied, noted, told, followed = _by_a_worker(fleet, events, size, index)
-    follower, relayed = _by_a_follower(filling, engines, events, index)
+    copied, noted, told, followed = _by_a_worker(fleet, index)
+    follower, relayed = _by_a_follower(filling, engines, index)
+    held = filling.blocks_held // EVENT_BLOCKS * EVENT_BLOCKS * engines
     return Grown(
-        stored_us=round(stored, 3),
-        removed_us=round(removed, 3),
+        event_us=round(events, 3),
         decision_us=[round(us, 2) for us in decisions],
         resident_mib=round(resident / 2**20, 1),
-        bytes_per_block=round(taken / (each * _EVENT_BLOCKS * engines), 1),
+        bytes_per_block=round(taken / held, 1),
         noted_us=round(noted, 3),
         told_us=round(told, 3),
         followed_us=round(followed, 3),
-        copied_bytes_per_block=round(copied / (each * _EVENT_BLOCKS * engines), 1),
+        copied_bytes_per_block=round(copied / held, 1),
         follower_us=round(follower, 3),
         relayed_us=round(relayed, 3),
     )
 
 
-def _timed(
-    fleet: Sequence[FollowedEngine], events: Iterator[Stored], block_size: int
-) -> tuple[float, float]:
-    """The microseconds a block of batches that store, and of batches that remove the same; they
-    come from one engine after the other."""
-    made, blocks = _made(fleet, events)
-    stored = [[payload(event, block_size) for event in mine] for mine in made]
-    removed = [[removal(event.hashes) for event in reversed(mine)] for mine in made]
-    took = []
-    for batches in (stored, removed):
-        began = time.process_time()
-        for engine, mine in zip(fleet, batches, strict=False):
-            engine.apply(mine)
-        took.append((time.process_time() - began) * 1e6 / blocks)
-    return took[0], took[1]
+def _timed(fleet: _Fleet) -> float:
+    """The microseconds a block of steps; they come from one engine after the other."""
+    made, blocks = fleet.steps()
+    began = time.process_time()
+    for engine, mine in zip(fleet.engines, made, strict=False):
+        engine.apply(mine)
+    return (time.process_time() - began) * 1e6 / blocks
 
 
-def _made(
-    fleet: Sequence[FollowedEngine], events: Iterator[Stored]
-) -> tuple[list[list[Stored]], int]:
-    """Events of engines, and how many blocks they are."""
-    each = max(_CHAIN, _TIMED // len(fleet) // _CHAIN * _CHAIN)
-    made = [list(islice(events, each)) for _ in range(min(len(fleet), _TIMED // _CHAIN))]
-    return made, len(made) * each * _EVENT_BLOCKS
-
-
-def _by_a_worker(
-    fleet: Sequence[FollowedEngine],
-    events: Iterator[Stored],
-    block_size: int,
-    index: _TimedToldIndex,
-) -> tuple[int, float, float, float]:
+def _by_a_worker(fleet: _Fleet, index: _TimedToldIndex) -> tuple[int, float, float, float]:
     """The bytes of a worker's copy of the index, which fits into what filling has freed, so that no
-    memory shows it; and the microseconds a block of what engines store and remove: noting what it
-    changes, encoding that for a worker, and, in the copy, decoding and applying it."""
+    memory shows it; and the microseconds a block: noting what it changes, encoding that for a
+    worker, and, in the copy, decoding and applying it."""
     told: list[IndexChanges] = []
     index.tell_to(told.append)
     heard = HeardIndex()
@@ -151,11 +159,10 @@ def _by_a_worker(
         frame = msgspec.msgpack.encode(changes)  # the copy's keys are its own, as in a process
         heard.hear(msgspec.msgpack.decode(frame, type=IndexChanges))
     copied = heard.num_bytes()
-    made, blocks = _made(fleet, events)
+    made, blocks = fleet.steps()
     index.noted_seconds = 0.0
-    for engine, mine in zip(fleet, made, strict=False):
-        engine.apply([payload(event, block_size) for event in mine])
-        engine.apply([removal(event.hashes) for event in reversed(mine)])
+    for engine, mine in zip(fleet.engines, made, strict=False):
+        engine.apply(mine)
     noted = index.noted_seconds
     encode, decode = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder(list[Message]).decode
     began = time.process_time()
@@ -170,43 +177,33 @@ def _by_a_worker(
     return copied, noted * us, (encoded - began) * us, (ended - encoded) * us
 
 
-def _by_a_follower(
-    filling: Filling, engines: int, events: Iterator[Stored], index: ToldIndex
-) -> tuple[float, float]:
-    """The microseconds a block of what engines store and remove: in a follower of half of the
-    engines, until it is encoded for the hub; and in the hub, decoding and applying it."""
-    size, heard = filling.block_size, list[Heard]()
+def _by_a_follower(filling: Filling, engines: int, index: ToldIndex) -> tuple[float, float]:
+    """The microseconds a block: in a follower of half of the engines, until it is encoded for the
+    hub; and in the hub, decoding and applying it."""
+    heard: list[Heard] = []
+    decode = msgspec.msgpack.Decoder(list[FollowerMessage]).decode
 
     def take(ops: list[Op]) -> None:
         if ops:
             heard.append(Heard(1, ops, 1))
 
-    fleet = [
-        FollowedEngine(holder, size, IndexElsewhere(take)) for holder in range(max(1, engines // 2))
-    ]
-    each = filling.blocks_held // _EVENT_BLOCKS
-    for engine in fleet:
-        engine.apply(payload(event, size) for event in islice(events, each))
-        heard.clear()
-    made, blocks = _made(fleet, events)
-    batches = [
-        [payload(event, size) for event in mine]
-        + [removal(event.hashes) for event in reversed(mine)]
-        for mine in made
-    ]
+    other = msgspec.structs.replace(filling, seed=filling.seed + 1)  # blocks that nobody has yet
+    fleet = _Fleet(other, max(1, engines // 2), IndexElsewhere(take))
+    fleet.fill()
     index.tell_to(None)
-    encode = msgspec.msgpack.Encoder().encode
-    decode = msgspec.msgpack.Decoder(list[FollowerMessage]).decode
-    began = time.process_time()
-    for engine, mine in zip(fleet, batches, strict=False):
-        engine.apply(mine)
-    frames = [encode([message]) for message in heard]
-    followed = time.process_time()
-    for frame in frames:
-        for message in decode(frame):
-            assert isinstance(message, Heard)
-            index.apply(message.ops)
-    ended = time.process_time()
+    for _ in range(2):  # what the second drops the first has told the hub of
+        made, blocks = fleet.steps()
+        heard.clear()
+        began = time.process_time()
+        for engine, mine in zip(fleet.engines, made, strict=False):
+            engine.apply(mine)
+        frames = [msgspec.msgpack.encode([message]) for message in heard]
+        followed = time.process_time()
+        for frame in frames:
+            for message in decode(frame):
+                assert isinstance(message, Heard)
+                index.apply(message.ops)
+        ended = time.process_time()
     return (followed - began) * 1e6 / blocks, (ended - followed) * 1e6 / blocks
 
 

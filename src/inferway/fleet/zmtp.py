@@ -28,10 +28,11 @@ CONNECT_SECONDS = 10.0  # until a connection is up, with its handshake
 HEARTBEAT_SECONDS = 10.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # seconds before another attempt to connect
 
-_GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
 _MECHANISM = slice(12, 32)  # of a greeting
 
-_MORE, _LONG, _COMMAND = 1, 2, 4  # flags of a frame
+MORE, COMMAND = 1, 4  # flags of a frame
+_LONG = 2
 _SHORT_HEAD, _LONG_HEAD = 2, 9  # bytes before a frame's body
 _SUBSCRIBE_TO_ALL = b"\x01"
 
@@ -90,8 +91,8 @@ class ZmtpConnection(asyncio.Protocol):
 
     def send(self, frames: Sequence[bytes]) -> None:
         """Send a message. One that is down sends nothing."""
-        for frame in frames[:-1]:
-            self._write(_MORE, frame)
+        for body in frames[:-1]:
+            self._write(MORE, body)
         self._write(0, frames[-1])
 
     def close(self) -> None:
@@ -105,7 +106,7 @@ class ZmtpConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
-        self._transport.write(_GREETING)
+        self._transport.write(GREETING)
 
     def data_received(self, data: bytes) -> None:
         self._is_silent = False
@@ -144,7 +145,7 @@ class ZmtpConnection(asyncio.Protocol):
     # how its bytes are read: what has come -> how many of them were read
 
     def _read_greeting(self, data: bytes) -> int:
-        size = len(_GREETING)
+        size = len(GREETING)
         if data[:1] != b"\xff" or data[9:10] not in (b"", b"\x7f"):
             raise ZmtpError(f"what answers is no ZeroMQ socket: it begins with {data[:16]!r}")
         if len(data) < size:
@@ -156,8 +157,7 @@ class ZmtpConnection(asyncio.Protocol):
                 f"it speaks ZMTP {data[10]} with the mechanism {mechanism!r}; "
                 "expected version 3 or later, without encryption"
             )
-        ready = b"\x05READY\x0bSocket-Type" + struct.pack(">I", len(self._kind))
-        self._write(_COMMAND, ready + self._kind.encode())
+        self._write(COMMAND, ready(self._kind))
         self._read = self._read_frames
         return size + self._read_frames(data[size:])
 
@@ -183,14 +183,14 @@ class ZmtpConnection(asyncio.Protocol):
         return start
 
     def _take(self, flags: int, body: bytes) -> None:
-        if flags & _COMMAND:
+        if flags & COMMAND:
             self._obey(body)
             return
         if not self.up.done():
             raise ZmtpError("a message before the handshake was done")
         frames = self._frames
         frames.append(body)
-        if flags & _MORE:
+        if flags & MORE:
             self._num_bytes += len(body)
             if len(frames) >= MAX_FRAMES:
                 raise ZmtpError(f"a message of more than {MAX_FRAMES} frames")
@@ -201,7 +201,7 @@ class ZmtpConnection(asyncio.Protocol):
     def _obey(self, command: bytes) -> None:
         name, data = command[1 : 1 + command[0]], command[1 + command[0] :]
         if name == b"PING":
-            self._write(_COMMAND, b"\x04PONG" + data[2:])
+            self._write(COMMAND, b"\x04PONG" + data[2:])
         elif name == b"ERROR":
             raise ZmtpError(f"it refuses the connection: {data[1:200].decode(errors='replace')}")
         elif name == b"READY" and not self.up.done():
@@ -226,7 +226,7 @@ class ZmtpConnection(asyncio.Protocol):
             self._end(f"nothing has come from it for {2 * self._heartbeat_seconds:g} s")
             return
         self._is_silent = True
-        self._write(_COMMAND, b"\x04PING\0\0")
+        self._write(COMMAND, b"\x04PING\0\0")
         self._timer = asyncio.get_running_loop().call_later(self._heartbeat_seconds, self._beat)
 
     def _end(self, fault: str) -> None:
@@ -237,11 +237,19 @@ class ZmtpConnection(asyncio.Protocol):
     def _write(self, flags: int, body: bytes) -> None:
         if self._transport is None:
             return
-        if len(body) < 256:
-            head = struct.pack(">BB", flags, len(body))
-        else:
-            head = struct.pack(">BQ", flags | _LONG, len(body))
-        self._transport.write(head + body)
+        self._transport.write(frame(flags, body))
+
+
+def frame(flags: int, body: bytes) -> bytes:
+    """Return a frame as it is sent."""
+    if len(body) < 256:
+        return struct.pack(">BB", flags, len(body)) + body
+    return struct.pack(">BQ", flags | _LONG, len(body)) + body
+
+
+def ready(kind: str) -> bytes:
+    """Return the command that says what kind of socket one has."""
+    return b"\x05READY\x0bSocket-Type" + struct.pack(">I", len(kind)) + kind.encode()
 
 
 def _property(properties: bytes, wanted: bytes) -> str:

@@ -6,15 +6,17 @@ import random
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count
+from typing import cast
 
 import msgspec
 
-from inferway.fleet.subscriber import IndexElsewhere
+from inferway.fleet.engine_facts import EventSource
+from inferway.fleet.subscriber import IndexElsewhere, Subscription
+from inferway.fleet.zmq_subscriber import ZmqSubscriber
+from inferway.fleet.zmtp import ZmtpConnection
 from inferway.kv.events.adapters.sglang import open_batch
-from inferway.kv.events.apply import EngineBlocks
 from inferway.kv.events.dialect_finder import DialectFinder, DialectState
 from inferway.kv.events.event import BlockStored
-from inferway.kv.events.event_applier import EventApplier
 from inferway.kv.events.stream import StreamState
 from inferway.kv.index.memory import MemoryIndex
 from inferway.model import HolderId
@@ -28,20 +30,20 @@ _ARRAY_AND_TOKEN = struct.Struct(">BHBI")  # 0xdc: 16 bits of length; 0xce: an i
 
 class FollowedEngine:
     """The gateway's own way of an engine's events to the index, in this process or in another one,
-    without the subscriber's sockets: order and digests of batches, orphans, copies, losses. The
-    engine has stored nothing yet."""
+    from messages on that its socket has brought: order and digests of batches, orphans, copies,
+    losses. The engine has stored nothing yet, and there is no event loop to give others a turn."""
 
     def __init__(
         self, holder: HolderId, block_size: int, index: MemoryIndex | IndexElsewhere
     ) -> None:
-        holdings = None if isinstance(index, IndexElsewhere) else index
-        self._index = index
+        source = EventSource(0, "tcp://127.0.0.1:1", None)
+        subscription = Subscription(source, holder, block_size, index)
+        self._subscriber = ZmqSubscriber(subscription, clock=_no_time_passes)
+        self._link = cast(ZmtpConnection, object())  # it is compared, and nothing else
         self._seq = 0
-        self.blocks = EngineBlocks(holder, block_size, holdings=holdings)
-        self.follower = EventApplier(self.blocks, holdings=holdings)
-        for steps in (self.follower.resume(), self.follower.replay_ended(True)):
-            for _ in steps:
-                pass
+        self.blocks = self._subscriber.blocks
+        self.follower = self._subscriber.follower
+        self._subscriber.connected(self._link)
 
     def find_dialect(self, payloads: Iterable[bytes]) -> None:
         """Find out how the blocks of these are hashed, as the gateway does beside the first events,
@@ -60,18 +62,24 @@ class FollowedEngine:
 
     def apply(self, payloads: Iterable[bytes]) -> None:
         """Apply the next batches."""
-        live, index = self.follower.live, self._index
+        received, link = self._subscriber.received, self._link
         for seq, payload in enumerate(payloads, self._seq):
-            for step in live(seq, payload):
-                assert isinstance(step, list)
-                index.apply(step)
+            received(link, [[b"", seq.to_bytes(8, "big"), payload]])
             self._seq = seq + 1
         assert self.follower.state is StreamState.EXACT
 
 
+def _no_time_passes() -> float:
+    return -1.0
+
+
 def payload(stored: Stored, block_size: int) -> bytes:
     """Return a batch of one event, with the fields that vLLM 0.32 sends."""
-    event = {
+    return _batch([_stored(stored, block_size)])
+
+
+def _stored(stored: Stored, block_size: int) -> dict[str, object]:
+    return {
         "type": "BlockStored",
         "block_hashes": stored.hashes,
         "parent_block_hash": stored.parent,
@@ -83,14 +91,15 @@ def payload(stored: Stored, block_size: int) -> bytes:
         "group_idx": 0,
         "kv_cache_spec_kind": "full_attention",
     }
-    return _batch([event])
 
 
-def removal(chain: Sequence[int]) -> bytes:
-    """Return a batch that removes these blocks as vLLM 0.32 does when it needs room: the end of
-    the chain first, with an event for each block."""
+def step(gone: Sequence[int], stored: Stored, block_size: int) -> bytes:
+    """Return the batch of a step that stores blocks and needs the room of others, as vLLM 0.32
+    publishes it: once a step, what is removed with an event for each block, the end of the chain
+    first."""
     event = {"type": "BlockRemoved", "medium": "GPU", "group_idx": 0}
-    return _batch([{**event, "block_hashes": [block_hash]} for block_hash in reversed(chain)])
+    removed = [{**event, "block_hashes": [block_hash]} for block_hash in reversed(gone)]
+    return _batch([*removed, _stored(stored, block_size)])
 
 
 def _batch(events: Sequence[Mapping[str, object]]) -> bytes:
