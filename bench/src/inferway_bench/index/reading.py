@@ -36,7 +36,7 @@ class _Counting:
         self.messages += len(messages)
 
     def disconnected(self, connection: ZmtpConnection) -> None:
-        raise ConnectionError(f"lost: {connection}")
+        """Nothing: it is over."""
 
     def refused(self, fault: str) -> None:
         raise ConnectionError(fault)
@@ -62,9 +62,8 @@ async def reading_us(payload: bytes, connections: int, rounds: int) -> list[floa
             while counting.up < connections:
                 await asyncio.sleep(0)
             ours = [publisher for publisher, _ in publishers]
-            return [await _round(ours, batch, counting) for _ in range(_SKIPPED + rounds)][
-                _SKIPPED:
-            ]
+            took = [await _round(ours, batch, counting) for _ in range(_SKIPPED + rounds)]
+            return took[_SKIPPED:]
         finally:
             for task in tasks:
                 task.cancel()
