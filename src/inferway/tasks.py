@@ -16,17 +16,17 @@ class TimeSlice:
     """How long the event loop is held by one piece of work before others get a turn."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.end = 0.0  # by the clock
         self._clock = clock
-        self._end = 0.0
 
     @property
     def is_over(self) -> bool:
         """Whether others should get a turn now."""
-        return self._clock() >= self._end
+        return self._clock() >= self.end
 
     def begin(self) -> None:
         """Begin a slice."""
-        self._end = self._clock() + SLICE_SECONDS
+        self.end = self._clock() + SLICE_SECONDS
 
     async def rest(self) -> None:
         """Give others a turn, and begin the next slice. Reading what is there already never gives

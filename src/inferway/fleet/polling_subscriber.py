@@ -69,7 +69,7 @@ class PollingSubscriber(EventSubscriber):
             except UpstreamTimeoutError:
                 continue
             except UpstreamError as e:
-                self._report(e)
+                self._note_away(e)
                 self._feed(self._lose)
                 await asyncio.sleep(self._away_seconds)
                 continue
@@ -104,7 +104,7 @@ class PollingSubscriber(EventSubscriber):
         except UNREADABLE as e:
             self.follower.skip("malformed", f"{self.source.endpoint}: {e}")
 
-    def _report(self, error: UpstreamError) -> None:
+    def _note_away(self, error: UpstreamError) -> None:
         """The engine is away: what is believed is stale until it is back."""
         if self._is_reached is not False:
             log.warning("engine %s: its KV events cannot be had: %s", self._name, error)

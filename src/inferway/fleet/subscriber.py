@@ -29,7 +29,7 @@ from inferway.kv.events.event import Batch, EventAdapter
 from inferway.kv.events.event_applier import EventApplier, Steps
 from inferway.kv.events.removals import Removals
 from inferway.kv.events.stream import EventStream, Replay, StreamState
-from inferway.kv.index.protocol import Index, LastReport, Op
+from inferway.kv.index.protocol import Index, LastReport, Op, SharedIndex
 from inferway.model import BlockKey, HolderId
 from inferway.tasks import Tasks, TimeSlice
 
@@ -104,13 +104,13 @@ class EventSubscriber(ABC):
         self._on_told: Callable[[], None] | None = None
         self._name = subscription.name or source.endpoint
         self._index = index
-        self._told: tuple[StreamState, int | None] | None = None
+        self._told_state: StreamState | None = None
+        self._last_report: LastReport | None = None
         self._clock = clock
         self._tasks = Tasks(log, self._no_longer_read)
         self._slice = TimeSlice(clock)
         self._waiting: deque[Callable[[], Steps]] = deque()  # what has happened meanwhile
         self._steps: Steps | None = None  # of what is being done
-        self._before = 0, 0  # batches, and times that all was forgotten, when that was begun
         self._idle = asyncio.Event()  # nothing waits, and nothing is being done
         self._idle.set()
         self._turn: asyncio.Handle | None = None  # when it goes on
@@ -273,16 +273,21 @@ class EventSubscriber(ABC):
     def _go_on(self) -> None:
         """Until all is done, or it is the turn of others."""
         self._slice.begin()
+        stats = self.stats
+        batches, forgotten = stats.batches, stats.forgotten
         try:
-            while self._steps is not None or self._waiting:
-                if self._steps is None:
-                    self._before = self.stats.batches, self.stats.forgotten
-                    self._steps = self._waiting.popleft()()
-                if not self._do(self._steps):
-                    self._turn = asyncio.get_running_loop().call_soon(self._go_on)
-                    return
-                self._steps = None
-            self._idle.set()
+            is_done = self._do()
+            if stats.batches != batches:
+                self.last_batch_at = self._clock()
+                if self._on_told is not None:
+                    self._on_told()
+            if stats.forgotten != forgotten:
+                log.info("engine %s: what the gateway believed of its cache is dropped", self._name)
+            if is_done:
+                self._idle.set()
+                self._tell()
+            else:
+                self._turn = asyncio.get_running_loop().call_soon(self._go_on)
         except Exception as e:
             log.error("%s", self._no_longer_read, exc_info=e)
             self._has_failed = True
@@ -290,24 +295,22 @@ class EventSubscriber(ABC):
             self.follower.lost()
             self._tell()
 
-    def _do(self, steps: Steps) -> bool:
-        """Return whether all of the steps are done; False: it is the turn of others."""
-        for step in steps:
-            if isinstance(step, Replay):
-                self._ask_for(step)
-                continue
-            self._index.apply(step)
-            self.removals.note(step, self.stream.last_seq, self._clock())
-            if self._slice.is_over:
-                return False
-        batches, forgotten = self._before
-        if self.stats.batches != batches:
-            self.last_batch_at = self._clock()
-            if self._on_told is not None:
-                self._on_told()
-        if self.stats.forgotten != forgotten:
-            log.info("engine %s: what the gateway believed of its cache is dropped", self._name)
-        self._tell()
+    def _do(self) -> bool:
+        """Return whether nothing waits any more; False: it is the turn of others."""
+        apply, note, clock, stream = self._index.apply, self.removals.note, self._clock, self.stream
+        while self._steps is not None or self._waiting:
+            if self._steps is None:
+                self._steps = self._waiting.popleft()()
+            for step in self._steps:
+                if isinstance(step, Replay):
+                    self._ask_for(step)
+                    continue
+                apply(step)
+                now = clock()
+                note(step, stream.last_seq, now)
+                if now >= self._slice.end:
+                    return False
+            self._steps = None
         return True
 
     def _stop(self) -> None:
@@ -319,19 +322,22 @@ class EventSubscriber(ABC):
         self._idle.set()
 
     def _tell(self) -> None:
-        """The index, if something has changed; the fleet, if the state has."""
-        stream = self.follower.stream
-        state, seq = told = self.follower.state, stream.last_seq
-        if told == self._told:
-            return
-        is_new_state = self._told is None or state is not self._told[0]
-        self._told = told
-        if self._index.shared is not None:
-            digest = "" if stream.digest is None else stream.digest.hex()
-            report = LastReport(state, seq, digest, fit=state not in _UNFIT)
-            self._index.shared.tell(self.holder, report)
-        if is_new_state and self._on_state is not None:
-            self._on_state()
+        """An index that others read, of each batch; the fleet, if the state is another."""
+        state, shared = self.follower.state, self._index.shared
+        if shared is not None:
+            self._report(state, shared)
+        if state is not self._told_state:
+            self._told_state = state
+            if self._on_state is not None:
+                self._on_state()
+
+    def _report(self, state: StreamState, shared: SharedIndex) -> None:
+        stream = self.stream
+        digest = "" if stream.digest is None else stream.digest.hex()
+        report = LastReport(state, stream.last_seq, digest, fit=state not in _UNFIT)
+        if report != self._last_report:
+            self._last_report = report
+            shared.tell(self.holder, report)
 
     def _warn(self, reason: str, message: str) -> None:
         """Counted each time, in the log once."""
