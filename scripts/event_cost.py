@@ -30,6 +30,7 @@ BLOCKS = 8_192  # of a round
 TRACED = 64  # batches whose bytecode is counted
 VOCABULARY = 128_000
 
+
 def stored_fields(hashes: list[Any], parent: Any, tokens: list[int]) -> dict[str, Any]:
     return {
         "type": "BlockStored",
