@@ -58,6 +58,7 @@ _SWEEP_EVERY = 32  # events
 _SHORT_BLOCKS = 16  # of an event: with so many, reading it alone costs about the same
 _AHEAD_BLOCKS = 512  # whose tokens are read at a time: some tens of microseconds
 _SWEEP_BLOCKS = 2048
+_LEAVING_BLOCKS = 512  # so many that are kept leave the index at once: half a millisecond
 
 
 # Engines with blocks of one size share it, and the arrays that it computes in. A hasher is not for
@@ -195,31 +196,26 @@ class EngineBlocks:
         for event in some:
             tokens.extend(event.token_ids)
         hasher = self._hashers.get(size) or self._hasher(size)
-        digests: list[int] = hasher.digests(np.frombuffer(tokens, _TOKEN)).tolist()
+        digests = hasher.digests_of_list(tokens)
         start = 0
         for event in some:
             end = start + len(event.block_hashes)
             self._ahead[id(event)] = event, digests[start:end]  # it lives as long as its id is here
             start = end
 
-    def apply_late(self, event: BlockRemoved) -> int:
-        """Apply the engine's next event, and keep what the index must do with what was kept before.
-        Return how many blocks that are."""
+    def in_turn(self, ops: list[Op]) -> Sequence[list[Op]]:
+        """Keep what an event takes away, for it to leave the index with what others take. Return
+        what the index must do now: nothing, or `ops` if they do something else, and before them
+        what is kept if that is about the same blocks."""
         leaving = self._held.bridge.leaving
-        for op in self.apply(event):
-            if isinstance(op, Remove):
-                leaving.setdefault((op.tier, op.group), {}).update(dict.fromkeys(op.keys))
-        return sum(map(len, leaving.values()))
-
-    def must_wait(self, ops: Sequence[Op]) -> bool:
-        """Return whether operations are about blocks that are kept: `late` goes first."""
-        leaving = self._held.bridge.leaving
-        return bool(leaving) and any(
-            not keys.keys().isdisjoint(op.keys)
-            for keys in leaving.values()
-            for op in ops
-            if isinstance(op, Store | Copy)
-        )
+        if len(ops) == 1 and isinstance(op := ops[0], Remove):
+            leaving.setdefault((op.tier, op.group), {}).update(dict.fromkeys(op.keys))
+            return () if sum(map(len, leaving.values())) < _LEAVING_BLOCKS else (self.late(),)
+        for op in ops if leaving else ():
+            keys = op.keys if isinstance(op, Store | Copy) else ()
+            if not all(kept.keys().isdisjoint(keys) for kept in leaving.values()):
+                return self.late(), ops
+        return (ops,)
 
     def late(self) -> list[Op]:
         """Return what is kept, one operation for each place; nothing is kept then. It is to be

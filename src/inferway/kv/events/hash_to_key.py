@@ -16,6 +16,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice
+from typing import cast
 
 from inferway.kv.index.protocol import Holdings, Tier
 from inferway.kv.index.shards import FOLD, LIMIT, Shards
@@ -108,10 +109,12 @@ class HashToKey:
             if held and self.leaving:
                 leaving = self.leaving.get(place, {})
                 held = [key for key in held if key not in leaving]
+        elif blocks.own.isdisjoint(keys):  # nearly always
+            blocks.own.update(keys)
+            return
         else:
-            own = blocks.own
-            held = [key for key in keys if key in own]
-            own.update(keys)
+            held = [key for key in keys if key in blocks.own]
+            blocks.own.update(keys)
         for key in held:
             blocks.doubles[key] = blocks.doubles.get(key, 0) + 1
 
@@ -121,13 +124,14 @@ class HashToKey:
         blocks = self._places.get(place)
         if blocks is None:
             return (), hashes
-        if blocks.doubles or not blocks.more.keys().isdisjoint(hashes):
+        if blocks.doubles or (blocks.more and not blocks.more.keys().isdisjoint(hashes)):
             return self._drop_some(blocks, hashes)
         table = blocks.table
-        at, shift = table.at, table.shift
-        found = [at[block_hash >> shift].pop(block_hash & FOLD, None) for block_hash in hashes]
-        gone, absent = [key for key in found if key is not None], list[int]()
-        if len(gone) < len(found):
+        at, shift, fold = table.at, table.shift, FOLD
+        found = [at[block_hash >> shift].pop(block_hash & fold, None) for block_hash in hashes]
+        gone, absent = cast(list[BlockKey], found), list[int]()
+        if not all(found):  # some are None, unless a key is 0
+            gone = [key for key in found if key is not None]
             absent = [hashes[i] for i, key in enumerate(found) if key is None]
         if self._holdings is None:
             blocks.own.difference_update(gone)

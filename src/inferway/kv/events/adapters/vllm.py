@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import count, repeat
-from typing import Annotated
+from typing import Annotated, cast
 
 import msgspec
 from msgspec import Meta, Raw, Struct
@@ -166,14 +166,18 @@ def open_batch(payload: bytes, other_form: OtherForm | None = None) -> Batch | O
     if len(payload) <= SMALL_BYTES and _may_be_plain(payload):
         try:
             plain = _PLAIN_BATCH.decode(payload)
-            return Batch(plain.ts, list(map(_checked, plain.events, count())), plain.rank)
+            items: list[Event | EventError] = [*plain.events]
+            for path, kind in enumerate(map(type, plain.events)):
+                if kind is BlockStored:
+                    items[path] = _checked(cast(BlockStored, items[path]), path)
+            return Batch(plain.ts, items, plain.rank)
         except (OverflowError, *UNREADABLE):
             pass  # it is of another form, or one event in it is bad
     raw = _open(payload)
     if isinstance(raw, EventError):
         return OpenBatch(0.0, [raw])
-    items = map(_decode_event, raw.events, count(), repeat(other_form))
-    return OpenBatch(raw.ts, items, raw.rank)
+    decoded = map(_decode_event, raw.events, count(), repeat(other_form))
+    return OpenBatch(raw.ts, decoded, raw.rank)
 
 
 def _may_be_plain(payload: bytes) -> bool:
@@ -289,11 +293,9 @@ def _stored(event: StoredFields) -> BlockStored:
     )
 
 
-def _checked(event: Event, path: int) -> Event | EventError:
+def _checked(event: BlockStored, path: int) -> BlockStored | EventError:
     """`event` with its tokens packed, if its lists go together. Raises OverflowError for an event
     of `_PlainBatch` whose tokens cannot be."""
-    if type(event) is not BlockStored:
-        return event
     num_blocks, tokens, extra_keys = len(event.block_hashes), event.token_ids, event.extra_keys
     assert isinstance(tokens, list)
     tokens = packed(tokens)
