@@ -109,7 +109,9 @@ class EngineBlocks:
         self._hashers: dict[int, BlockHasher] = {}
         self._held = HolderState(holder, holdings, on_record, self.stats)
         self._events = 0
-        self._ahead: dict[int, tuple[BlockStored, Sequence[int]]] = {}  # by the event's id
+        # where the digests of events that are read ahead are, by the event's id
+        self._ahead: dict[int, tuple[BlockStored, int, int]] = {}
+        self._digests: list[int] = []
         self._full_kind: object = None  # group, kind, locality of an event of full attention, and
         # which group that was
 
@@ -181,27 +183,21 @@ class EngineBlocks:
     def read_ahead(self, events: Iterable[object]) -> None:
         """Read the tokens of some events before they are applied one by one, those of short ones
         all together: that takes a fraction of the time. What was read ahead before is forgotten."""
-        self._ahead = {}
-        size, room = self.block_size_seen, _AHEAD_BLOCKS
-        some: list[BlockStored] = []
+        self._ahead = ahead = {}
+        size, tokens, start = self.block_size_seen, array("I"), 0
         for event in events:
             if type(event) is BlockStored and _is_short(event, size):
-                room -= len(event.block_hashes)
-                if room < 0:
+                end = start + len(event.block_hashes)
+                if end > _AHEAD_BLOCKS:
                     break
-                some.append(event)
-        if len(some) < 2 or size is None:
+                ahead[id(event)] = event, start, end  # it lives as long as its id is here
+                tokens.extend(event.token_ids)
+                start = end
+        if len(ahead) < 2 or size is None:
+            ahead.clear()
             return
-        tokens = array("I")
-        for event in some:
-            tokens.extend(event.token_ids)
         hasher = self._hashers.get(size) or self._hasher(size)
-        digests = hasher.digests_of_list(tokens)
-        start = 0
-        for event in some:
-            end = start + len(event.block_hashes)
-            self._ahead[id(event)] = event, digests[start:end]  # it lives as long as its id is here
-            start = end
+        self._digests = hasher.digests_of_list(tokens)
 
     def in_turn(self, ops: list[Op]) -> Sequence[list[Op]]:
         """Keep what an event takes away, for it to leave the index with what others take. Return
@@ -310,15 +306,16 @@ class EngineBlocks:
                 ops = held.add(hashes[first:done], (tier, FULL_ATTENTION))
                 hashes, tokens = hashes[done:], tokens[done * size :]
                 extra_keys = extra_keys[done:] if extra_keys else None
-        extras = None
-        if (extra_keys and any(extra_keys)) or event.lora_name or event.lora_id is not None:
-            path = self._path(event)
-            extras = event_extras(event.lora_name, extra_keys, event.lora_id, path)
         hasher = self._hashers.get(size) or self._hasher(size)
         ahead = self._ahead.get(id(event)) if self._ahead else None
         if ahead is not None and hashes is event.block_hashes:
-            keys = hasher.chain_of_list(ahead[1], parent)
+            _, start, end = ahead
+            keys = hasher.chain_of_list(self._digests[start:end], parent)
         else:
+            extras = None
+            if not _has_tokens_alone(event):
+                path = self._path(event)
+                extras = event_extras(event.lora_name, extra_keys, event.lora_id, path)
             keys = hasher.keys_of_list(tokens, extras, parent)
         return ops + held.store(hashes, keys, parent, tier)
 
@@ -439,7 +436,15 @@ def _is_short(event: BlockStored, block_size: int | None) -> bool:
         event.block_size == block_size
         and 0 < num_blocks <= _SHORT_BLOCKS
         and len(event.token_ids) == num_blocks * block_size
-        and not any(event.extra_keys or ())
+        and _has_tokens_alone(event)
+    )
+
+
+def _has_tokens_alone(event: BlockStored) -> bool:
+    """Whether nothing but its tokens is hashed into its blocks."""
+    extra_keys = event.extra_keys
+    return (
+        (extra_keys is None or not any(extra_keys))
         and not event.lora_name
         and event.lora_id is None
     )

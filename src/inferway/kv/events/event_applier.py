@@ -206,7 +206,7 @@ class EventApplier:
 
     def _apply(self, action: Apply, batch: Batch, is_last_life: bool = True) -> Steps:
         """`batch` is what is in the action's payload."""
-        blocks, items = self.blocks, batch.items
+        blocks, apply, items = self.blocks, self.blocks.apply, batch.items
         said: Iterable[Event | EventError] = items
         self.stats.events += len(items)
         waits = False  # whether what is removed may leave the index later, together
@@ -217,17 +217,16 @@ class EventApplier:
             if BlockRemoved in kinds:
                 said, waits = joined(items), _is_scattered(kinds, BlockRemoved)
         for item in said:
-            if isinstance(item, _OF_BLOCKS) and len(item.block_hashes) <= _PIECE_BLOCKS:
-                if item.medium not in _GPU:
-                    self._see_other_medium()
-                steps: Iterable[list[Op]] = (blocks.apply(item),)
+            if not isinstance(item, _OF_BLOCKS) or len(item.block_hashes) > _PIECE_BLOCKS:
+                for ops in self._apply_other(item, is_last_life):
+                    yield from blocks.in_turn(ops) if waits else (ops,)
+                continue
+            if item.medium not in _GPU:
+                self._see_other_medium()
+            if waits:
+                yield from blocks.in_turn(apply(item))
             else:
-                steps = self._apply_other(item, is_last_life)
-            for ops in steps:
-                if waits:
-                    yield from blocks.in_turn(ops)
-                else:
-                    yield ops
+                yield apply(item)
         if waits and (late := blocks.late()):
             yield late
         self._applied(action, batch)

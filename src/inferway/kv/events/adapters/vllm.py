@@ -296,9 +296,8 @@ def _stored(event: StoredFields) -> BlockStored:
 def _checked(event: BlockStored, path: int) -> BlockStored | EventError:
     """`event` with its tokens packed, if its lists go together. Raises OverflowError for an event
     of `_PlainBatch` whose tokens cannot be."""
-    num_blocks, tokens, extra_keys = len(event.block_hashes), event.token_ids, event.extra_keys
-    assert isinstance(tokens, list)
-    tokens = packed(tokens)
+    num_blocks, extra_keys = len(event.block_hashes), event.extra_keys
+    tokens = packed(event.token_ids)  # type: ignore[arg-type]  # decoded just now: a list
     is_whole = extra_keys is None or len(extra_keys) == num_blocks
     if is_whole and event.cache_salt is None and len(tokens) == num_blocks * event.block_size:
         # nobody else has seen it yet, and a copy takes ten times as long
