@@ -162,36 +162,6 @@ def test_what_a_batch_removes_leaves_together_but_not_after_it_is_stored_again()
 @given(
     st.lists(
         st.tuples(
-            st.booleans(), st.integers(0, 7), st.integers(1, 3), st.sampled_from(["GPU", "CPU"])
-        ),
-        max_size=12,
-    )
-)
-def test_a_batch_comes_to_the_same_as_its_events_one_by_one(
-    drawn: list[tuple[bool, int, int, str]],
-) -> None:
-    events = [
-        stored(first, first + count, medium=medium) if is_stored else removed(first, medium)
-        for is_stored, first, count, medium in drawn
-    ]
-    together, apart = following(batch(stored(0, 8))), following(batch(stored(0, 8)))
-
-    together.live(1, batch(*events))
-    for number, event in enumerate(events, 1):
-        apart.live(number, batch(event))
-
-    keys = BlockHasher(SIZE).keys(np.arange(200, dtype=np.uint32))
-    assert together.index.match_now(keys) == apart.index.match_now(keys)
-    for tier in (0, 1):
-        held = [each.index.held(HOLDER, keys, tier, 0) for each in (together, apart)]
-        assert held[0] == held[1]
-    assert together.blocks.num_blocks == apart.blocks.num_blocks
-    assert together.index.num_blocks(HOLDER) == apart.index.num_blocks(HOLDER)
-
-
-@given(
-    st.lists(
-        st.tuples(
             st.integers(0, 40),
             st.integers(1, 20),
             st.sampled_from(["plain", "nones", "salt", "lora"]),
