@@ -50,8 +50,9 @@ Said = list[dict[str, Any]]
 
 
 def stored(first: int, count: int, form: str, lives: tuple[int, int] = (0, 0)) -> Said:
-    """Its blocks, and the one before them, have other hashes in other lives of the engine."""
-    life, life_before = lives
+    """Its blocks, and the one before them, have other hashes in other lives of the engine, and
+    with an adapter."""
+    life, life_before = (2, 2) if form == "adapter" else lives
     last = min(first + count, BLOCKS)
     hashes = [hash_of(number, life) for number in range(first, last)]
     fields = {"medium": "GPU", "lora_id": None, "lora_name": None} | FORMS[form]
