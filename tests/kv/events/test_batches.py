@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from inferway.kv.blocks.keys import BlockHasher
-from inferway.kv.events import apply, event_applier
+from inferway.kv.events import event_applier, together
 from inferway.kv.events.apply import EngineBlocks
 from inferway.kv.events.event_applier import EventApplier
 from inferway.kv.events.stream import Replay
@@ -94,9 +94,19 @@ gone = st.builds(
     lives,
 )
 END = BLOCKS - 1  # the block that goes first
+TWO_HASHES = [
+    *removed([END], 0, 0),
+    *stored(END, 1, "plain", (1, 0)),
+    *stored(END, 1, "plain", (2, 0)),
+]
+ADOPTING = [*stored(END - 1, 1, "plain"), *stored(END, 1, "plain")]
 unusual = st.sampled_from([[BAD], [NEWS], [CLEARED]])
-batches = st.lists(ordinary | ordinary | gone | gone | strange | unusual, max_size=14).map(
-    lambda drawn: [event for said in drawn for event in said]
+batches = st.lists(
+    st.lists(ordinary | ordinary | gone | gone | strange | unusual, max_size=8).map(
+        lambda drawn: [event for said in drawn for event in said]
+    ),
+    min_size=1,
+    max_size=4,
 )
 
 
@@ -147,28 +157,31 @@ class Gateway:
 
 def small_pieces(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(event_applier, "_PIECE_BLOCKS", 3)
-    patch.setattr(apply, "_LEAVING_BLOCKS", 3)
-    patch.setattr(apply, "_AHEAD_BLOCKS", 5)
+    patch.setattr(together, "_SHORT_BLOCKS", 2)
 
 
 @pytest.mark.parametrize("shares_index", [True, False])
 @pytest.mark.parametrize("patched", [lambda _: None, small_pieces], ids=["whole", "pieces"])
 @given(batches)
-@example([*removed([END], 0, 0), *stored(0, BLOCKS, "plain"), *removed([END], 0, 0)])
-@example([*removed([END], 5, 0), *removed([END - 1], 0, 0), *removed([END - 2], 2, 0)])
-@example([*removed([END], 0, 0), *stored(END, 1, "plain"), *removed([END - 1], 0, 0), CLEARED])
+@example([[*removed([END], 0, 0), *stored(0, BLOCKS, "plain"), *removed([END], 0, 0)]])
+@example([[*removed([END], 5, 0), *removed([END - 1], 0, 0), *removed([END - 2], 2, 0)]])
+@example([[*removed([END], 0, 0), *stored(END, 1, "plain"), *removed([END - 1], 0, 0), CLEARED]])
+@example([removed([END], 0, 0), [*removed([END - 1], 0, 0), *stored(END, 1, "plain")]])
+@example([[*removed([END], 0, 0), *stored(END, 1, "plain", (1, 0))], removed([END], 0, 1)])
+@example([TWO_HASHES, removed([END], 0, 1), removed([END], 0, 2), stored(END, 1, "plain")])
+@example([removed([END - 1, END], 0, 0), stored(END, 1, "plain"), ADOPTING, removed([END], 0, 0)])
 def test_a_batch_comes_to_the_same_as_its_events_one_by_one(
-    patched: Callable[[pytest.MonkeyPatch], None], shares_index: bool, events: Said
+    patched: Callable[[pytest.MonkeyPatch], None], shares_index: bool, drawn: list[Said]
 ) -> None:
-    together, apart = Gateway(shares_index=shares_index), Gateway(shares_index=True)
+    at_once, apart = Gateway(shares_index=shares_index), Gateway(shares_index=True)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patched(patch)
-        together.hear(events)
-    for event in events:
-        apart.hear([event])
-
-    assert together.picture == apart.picture
-    together.adopt()
+    for events in drawn:
+        with pytest.MonkeyPatch.context() as patch:
+            patched(patch)
+            at_once.hear(events)
+        for event in events:
+            apart.hear([event])
+        assert at_once.picture == apart.picture
+    at_once.adopt()
     apart.adopt()
-    assert together.picture == apart.picture
+    assert at_once.picture == apart.picture

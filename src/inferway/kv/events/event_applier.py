@@ -206,30 +206,25 @@ class EventApplier:
 
     def _apply(self, action: Apply, batch: Batch, is_last_life: bool = True) -> Steps:
         """`batch` is what is in the action's payload."""
-        blocks, apply, items = self.blocks, self.blocks.apply, batch.items
-        said: Iterable[Event | EventError] = items
+        items, apply = batch.items, self.blocks.apply
         self.stats.events += len(items)
-        waits = False  # whether what is removed may leave the index later, together
-        if len(items) > 1:
-            kinds = [*map(type, items)]
-            if kinds.count(BlockStored) > 1:
-                blocks.read_ahead(items)
-            if BlockRemoved in kinds:
-                said, waits = joined(items), _is_scattered(kinds, BlockRemoved)
-        for item in said:
-            if not isinstance(item, _OF_BLOCKS) or len(item.block_hashes) > _PIECE_BLOCKS:
-                for ops in self._apply_other(item, is_last_life):
-                    yield from blocks.in_turn(ops) if waits else (ops,)
-                continue
-            if item.medium not in _GPU:
-                self._see_other_medium()
-            if waits:
-                yield from blocks.in_turn(apply(item))
+        for item in items if len(items) == 1 else runs(joined(items)):
+            if isinstance(item, list):
+                yield from self._apply_run(item)
+            elif not isinstance(item, _OF_BLOCKS) or len(item.block_hashes) > _PIECE_BLOCKS:
+                yield from self._apply_other(item, is_last_life)
             else:
+                if item.medium not in _GPU:
+                    self._see_other_medium()
                 yield apply(item)
-        if waits and (late := blocks.late()):
-            yield late
         self._applied(action, batch)
+
+    def _apply_run(self, events: Sequence[BlockStored | BlockRemoved]) -> Iterator[list[Op]]:
+        ops = self.blocks.apply_together(events) if len(events) > 1 else None
+        if ops is None:
+            yield from map(self.blocks.apply, events)
+        else:
+            yield ops
 
     def _apply_other(self, item: Event | EventError, is_last_life: bool) -> Iterator[list[Op]]:
         """What comes seldom: a long event, one that could not be read, or AllBlocksCleared."""
@@ -313,10 +308,32 @@ def joined(items: Iterable[Event | EventError]) -> Iterator[Event | EventError]:
             yield first
 
 
-def _is_scattered(kinds: list[type], kind: type) -> bool:
-    """Return whether something else lies between those of this kind."""
-    first, count = kinds.index(kind), kinds.count(kind)
-    return kinds[first : first + count].count(kind) < count
+def runs(
+    items: Iterable[Event | EventError],
+) -> Iterator[Event | EventError | list[BlockStored | BlockRemoved]]:
+    """Yield the items, neighbours that are about GPU memory as one list, if they have so few
+    blocks that none takes long."""
+    run: list[BlockStored | BlockRemoved] = []
+    room = _PIECE_BLOCKS
+    for item in items:
+        if (
+            not isinstance(item, _OF_BLOCKS)
+            or item.medium not in _GPU
+            or len(item.block_hashes) > _PIECE_BLOCKS
+        ):
+            if run:
+                yield run
+                run, room = [], _PIECE_BLOCKS
+            yield item
+            continue
+        num_blocks = len(item.block_hashes) or 1
+        if num_blocks > room:
+            yield run
+            run, room = [], _PIECE_BLOCKS
+        run.append(item)
+        room -= num_blocks
+    if run:
+        yield run
 
 
 def _pieces(event: BlockStored | BlockRemoved) -> Iterator[BlockStored | BlockRemoved]:
