@@ -8,7 +8,7 @@ record. Both return the operations that keep the index true.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from inferway.kv.events.hash_to_key import HashToKey, Place
@@ -149,8 +149,8 @@ class HolderState:
                 start = end
         self._stats.stored += len(hashes)
         gone = [op.keys for op in before if isinstance(op, Remove) and (op.tier, op.group) == place]
-        self.bridge.add(place, hashes, keys, leaving=set().union(*gone))
-        return stored.ops  # those that were there already are stored again, which changes nothing
+        had = self.bridge.add(place, hashes, keys, leaving=set().union(*gone))
+        return self._without({keys[i] for i in had}, stored.ops) if had else stored.ops
 
     def add(self, hashes: Sequence[int], place: Place) -> list[Op]:
         """Add a copy of each of these blocks that are in the bridge. Return what the index must
@@ -284,6 +284,16 @@ class HolderState:
             for block_hash, key in zip(hashes, keys, strict=True):
                 for place in self.deferred.pop(block_hash, ()):
                     ops += self._add([(block_hash, key)], place)
+        return ops
+
+    def _without(self, known: Collection[BlockKey], stores: Sequence[Store]) -> list[Op]:
+        """The same, but for blocks that were there before, as far as a chain can be without."""
+        ops: list[Op] = []
+        for op in stores:
+            had = [i for i, key in enumerate(op.keys) if key in known]
+            parent, new = _between(op.keys, had, op.parent)
+            if new:
+                ops.append(Store(self._holder, new, parent, op.tier))
         return ops
 
     def _add(self, pairs: Sequence[tuple[int, BlockKey]], place: Place) -> list[Op]:

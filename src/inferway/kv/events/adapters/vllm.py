@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import count, repeat
-from typing import Annotated, cast
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Raw, Struct
@@ -165,12 +165,7 @@ def open_batch(payload: bytes, other_form: OtherForm | None = None) -> Batch | O
     going over their bytes twice. `other_form` is asked for events that are not in vLLM's form."""
     if len(payload) <= SMALL_BYTES and _may_be_plain(payload):
         try:
-            plain = _PLAIN_BATCH.decode(payload)
-            items: list[Event | EventError] = [*plain.events]
-            for path, kind in enumerate(map(type, plain.events)):
-                if kind is BlockStored:
-                    items[path] = _checked(cast(BlockStored, items[path]), path)
-            return Batch(plain.ts, items, plain.rank)
+            return _plain(_PLAIN_BATCH.decode(payload))
         except (OverflowError, *UNREADABLE):
             pass  # it is of another form, or one event in it is bad
     raw = _open(payload)
@@ -178,6 +173,14 @@ def open_batch(payload: bytes, other_form: OtherForm | None = None) -> Batch | O
         return OpenBatch(0.0, [raw])
     decoded = map(_decode_event, raw.events, count(), repeat(other_form))
     return OpenBatch(raw.ts, decoded, raw.rank)
+
+
+def _plain(batch: _PlainBatch) -> Batch:
+    items: list[Event | EventError] = [*batch.events]
+    for path, event in enumerate(batch.events):
+        if type(event) is BlockStored:
+            items[path] = _checked(event, path)
+    return Batch(batch.ts, items, batch.rank)
 
 
 def _may_be_plain(payload: bytes) -> bool:
