@@ -4,8 +4,10 @@ python scripts/event_cost.py OTHER_CHECKOUT [ROUNDS]
 
 Both versions take the same batches by turns, each in a process of its own. *Follower* is the way
 from a batch's bytes to index operations, *index* is `apply` of these. A batch has one event; with
-removals, and while sixteen requests are decoded, it has sixteen, of one block each. Shown is the
-least of all rounds, batch by batch, for what else runs on the machine only ever adds to it.
+removals, and while sixteen requests are decoded, it has sixteen, of one block each. A *step* of a
+full engine makes room for the blocks that it stores: a batch has a removal of each of so many
+blocks, and one event that stores as many. Shown is the least of all rounds, batch by batch, for
+what else runs on the machine only ever adds to it.
 """
 
 from __future__ import annotations
@@ -27,8 +29,6 @@ PROMPT_BLOCKS = 128
 BLOCKS = 8_192  # of a round
 TRACED = 64  # batches whose bytecode is counted
 VOCABULARY = 128_000
-
-Made = tuple[list[bytes], int]  # payloads, events in each
 
 
 def stored_fields(hashes: list[Any], parent: Any, tokens: list[int]) -> dict[str, Any]:
@@ -100,11 +100,27 @@ def zmq_batches(form: str, size: int, seed: int) -> list[bytes]:
 def removals(seed: int) -> list[bytes]:
     import msgspec
 
-    gone = [
-        [{"type": "BlockRemoved", "block_hashes": [h], "medium": "GPU"} for h in reversed(hashes)]
-        for hashes, _, _ in chains(16, seed)
-    ]
+    gone = [as_removals(hashes) for hashes, _, _ in chains(16, seed)]
     return [msgspec.msgpack.encode([1700000000.5, events, 0]) for events in reversed(gone)]
+
+
+def as_removals(hashes: list[int]) -> list[dict[str, Any]]:
+    return [
+        {"type": "BlockRemoved", "block_hashes": [each], "medium": "GPU", "group_idx": 0}
+        for each in reversed(hashes)
+    ]
+
+
+def steps(size: int, seed: int) -> list[bytes]:
+    """Of vLLM 0.32, which is full of the blocks of `zmq_batches(..., size, seed)`."""
+    import msgspec
+
+    gone = [as_removals(hashes) for hashes, _, _ in chains(size, seed)]
+    new = [as_map_with_extra_keys(*each) for each in chains(size, seed + BLOCKS)]
+    return [
+        msgspec.msgpack.encode([1700000000.5, [*removed, stored], 0])
+        for removed, stored in zip(reversed(gone), new, strict=True)
+    ]
 
 
 def decoding(seed: int) -> list[bytes]:
@@ -207,24 +223,29 @@ class Follower:
         return count
 
 
+def made(form: str, size: int, seed: int) -> tuple[list[bytes], list[bytes]]:
+    """Return the batches that are measured, and those that come before them."""
+    if form == "TensorRT-LLM":
+        return tensorrt_batches(size, seed), []
+    if form == "decoding":
+        return decoding(seed), []
+    if form == "removals":
+        return removals(seed), zmq_batches("vLLM", 16, seed)
+    if form == "step":
+        return steps(size, seed), zmq_batches("vLLM 0.32", size, seed)
+    return zmq_batches(form, size, seed), []
+
+
 def timed(form: str, size: int, seed: int = 1) -> dict[str, Any]:
     """Return the nanoseconds of each batch, and instructions a block."""
-    is_json = form == "TensorRT-LLM"
-    removing = form == "removals"
-    stored = tensorrt_batches(size, seed) if is_json else zmq_batches("vLLM", 16, seed)
-    if form in FORMS:
-        stored = zmq_batches(form, size, seed)
-    elif form == "decoding":
-        stored = decoding(seed)
-    measured, before = (removals(seed), stored) if removing else (stored, [])
+    measured, before = made(form, size, seed)
     follower = Follower(form)
     follower.apply(before, 0)
     taken, index, steps = follower.timed(measured, len(before))
     traced = Follower(form)
     traced.apply(before, 0)
     some = measured[:TRACED]
-    blocks = size if form in FORMS or is_json else 16
-    opcodes = traced.opcodes(some, len(before)) / len(some) / blocks
+    opcodes = traced.opcodes(some, len(before)) / len(some) / (BLOCKS / len(measured))
     return {
         "follower": taken,
         "index": index,
@@ -273,7 +294,8 @@ def compare(other: Path, rounds: int) -> None:
     cases = [(form, size) for form in (*FORMS, "TensorRT-LLM") for size in (1, 16, 64)]
     print("a block, other and this: follower, µs | index, µs | bytecode | steps of a batch")
     wanted = sys.argv[3:]
-    for form, size in [*cases, ("decoding", 1), ("removals", 1)]:
+    cases += [("decoding", 1), ("removals", 1), ("step", 8), ("step", 64)]
+    for form, size in cases:
         if wanted and f"{form}:{size}" not in wanted:
             continue
         found: list[list[dict[str, Any]]] = [[], []]

@@ -139,54 +139,39 @@ def test_events_reach_the_index() -> None:
     assert (gateway.matched, gateway.state) == (2, EXACT)
 
 
-def test_what_a_batch_removes_leaves_together_but_not_after_it_is_stored_again() -> None:
-    gateway = following(batch(stored(0, 6), stored(0, 6, medium="CPU")))
-    events = [removed(5), removed(4), removed(5, "CPU"), stored(6, 7), removed(3), removed(2)]
-    told = []
-
-    for step in gateway.follower.live(1, batch(*events, stored(2, 3), removed(1))):
+def steps_of(gateway: Gateway, payload: bytes) -> list[list[tuple[str, int]]]:
+    """What the index is told, in which steps, and of how many blocks."""
+    steps = []
+    for step in gateway.follower.live(1, payload):
         assert isinstance(step, list)
-        for op in step:
-            assert isinstance(op, Store | Copy | Remove)
-            told.append((type(op).__name__, op.tier, len(op.keys)))
+        told = [op for op in step if isinstance(op, Store | Copy | Remove)]
+        assert told == step
+        steps.append([(type(op).__name__, len(op.keys)) for op in told])
         gateway.index.apply(step)
-
-    first = [("Remove", 0, 4), ("Remove", 1, 1)]
-    assert sorted(told[-4:-2]) == first
-    assert told[-2:] == [("Store", 0, 1), ("Remove", 0, 1)]
-    assert gateway.follower.stats.events == 10
-    assert gateway.blocks.stats.removed == 6
-    assert gateway.matched == 5  # 0 and 2 on the GPU, the others in CPU memory
+    return steps
 
 
-@given(
-    st.lists(
-        st.tuples(
-            st.booleans(), st.integers(0, 7), st.integers(1, 3), st.sampled_from(["GPU", "CPU"])
-        ),
-        max_size=12,
-    )
+def test_the_index_is_told_at_once_of_events_that_have_nothing_to_do_with_each_other() -> None:
+    gateway = following(batch(stored(0, 6)))
+    events = [removed(4), stored(6, 8), removed(3), removed(2), stored(8, 9)]
+
+    assert steps_of(gateway, batch(*events)) == [[("Remove", 3), ("Store", 2), ("Store", 1)]]
+    assert (gateway.matched, gateway.index.num_blocks(HOLDER)) == (2, 6)
+    assert gateway.follower.stats.events == 6
+    assert gateway.blocks.stats.removed == 3
+
+
+@pytest.mark.parametrize(
+    "between", [stored(4, 6), stored(5, 7), stored(6, 7), stored(9, 10), stored(6, 7, medium="CPU")]
 )
-def test_a_batch_comes_to_the_same_as_its_events_one_by_one(
-    drawn: list[tuple[bool, int, int, str]],
-) -> None:
-    events = [
-        stored(first, first + count, medium=medium) if is_stored else removed(first, medium)
-        for is_stored, first, count, medium in drawn
-    ]
-    together, apart = following(batch(stored(0, 8))), following(batch(stored(0, 8)))
+def test_events_are_applied_in_order_where_it_may_matter(between: dict[str, Any]) -> None:
+    """One stores what others remove, or what follows on it, or what is not known; or elsewhere."""
+    gateway = following(batch(stored(0, 6)))
 
-    together.live(1, batch(*events))
-    for number, event in enumerate(events, 1):
-        apart.live(number, batch(event))
+    steps = steps_of(gateway, batch(removed(5), removed(4), between, removed(4)))
 
-    keys = BlockHasher(SIZE).keys(np.arange(200, dtype=np.uint32))
-    assert together.index.match_now(keys) == apart.index.match_now(keys)
-    for tier in (0, 1):
-        held = [each.index.held(HOLDER, keys, tier, 0) for each in (together, apart)]
-        assert held[0] == held[1]
-    assert together.blocks.num_blocks == apart.blocks.num_blocks
-    assert together.index.num_blocks(HOLDER) == apart.index.num_blocks(HOLDER)
+    assert len(steps) == 3
+    assert steps[0] == [("Remove", 2)]
 
 
 @given(

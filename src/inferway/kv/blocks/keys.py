@@ -56,7 +56,7 @@ _MULTIPLY = np.array(0x9FB21C651E98DF25, dtype=np.uint64)  # of rrmxmx (P. Evens
 
 
 _FEW_BLOCKS = 32  # up to so many a loop is faster than five array operations
-_VERY_FEW_BLOCKS = 8  # and up to so many faster than the same in arrays that are laid out
+_SMALL_PRODUCT = 800  # up to so many factors a product is faster than five operations on arrays
 _LAID_OUT = 64  # up to so many blocks have arrays laid out for `keys_of_list`: 64 KB for the most
 
 
@@ -65,7 +65,11 @@ class _Layout:
     them takes as long as what is done in them.
 
     `weights` are those of the lanes, times K**-j for block j: what is summed up to a block's end
-    are all digests before it, as the chain needs them."""
+    are all digests before it, as the chain needs them.
+
+    Of few blocks, the mixed lanes and the key before them are one vector, and `product` is
+    the matrix that makes keys of it: block i has K**(i - j) times the lanes' weights for each
+    block j up to i, and K**(i + 1) for the key."""
 
     __slots__ = (
         "adds",
@@ -76,22 +80,32 @@ class _Layout:
         "low",
         "muls",
         "powers",
+        "product",
         "rows",
         "shifted",
+        "vector",
         "weights",
         "x",
     )
 
     def __init__(self, adds: Lanes, muls: Lanes, weights: Lanes, powers: Lanes) -> None:
-        lanes = len(adds) // len(powers)
+        num_blocks, count = len(powers), len(adds)
+        lanes = count // num_blocks
         self.adds, self.muls, self.weights, self.powers = adds, muls, weights, powers
-        self.x = np.empty(len(adds), dtype=np.uint64)
+        self.vector = np.empty(count + 1, dtype=np.uint64)
+        self.x = self.vector[:count]
         self.low, self.high = (self.x.view(_TOKEN)[half::2] for half in (0, 1))
         self.shifted = np.empty_like(self.x)
-        self.rows = self.x.reshape(len(powers), lanes)
+        self.rows = self.x.reshape(num_blocks, lanes)
         self.ends = self.x[lanes - 1 :: lanes]
         self.key = np.zeros((), dtype=np.uint64)
         self.keys = np.empty_like(powers)
+        self.product: Lanes | None = None
+        if num_blocks * count <= _SMALL_PRODUCT:
+            of_blocks = np.outer(powers, weights)
+            for i in range(num_blocks):
+                of_blocks[i, (i + 1) * lanes :] = 0  # of blocks after it
+            self.product = np.column_stack((of_blocks, powers))
 
 
 class BlockHasher:
@@ -112,6 +126,7 @@ class BlockHasher:
         self._extras_key = numbers.next().to_bytes(8, "little")
         self._digest_of = lru_cache(maxsize=4096)(self._extras_digest)
         self._tiled = 0
+        self._most_laid_out = 0 if block_size % 2 else _LAID_OUT  # an odd block ends in half a lane
         self._layouts: dict[int, _Layout] = {}
         self._tile(256)
 
@@ -134,25 +149,41 @@ class BlockHasher:
         """Do as `keys`, if all blocks are full; fastest with tokens in an array of type "I"."""
         packed = token_ids if isinstance(token_ids, array) else array("I", token_ids)
         num_blocks = len(packed) // self.block_size
-        if extras is not None or self.block_size % 2 or not 0 < num_blocks <= _LAID_OUT:
+        if extras is not None or not 0 < num_blocks <= self._most_laid_out:
             return self.keys(np.frombuffer(packed, _TOKEN), extras, parent)
-        at = self._layouts.get(num_blocks) or self._layout(num_blocks)
-        x = at.x
-        np.add(np.frombuffer(packed, _LANE), at.adds, x)
-        np.multiply(x, at.muls, x)
-        np.bitwise_xor(at.low, at.high, at.low)  # x ^= x >> 32
-        np.multiply(x, _MULTIPLY, x)
-        np.right_shift(x, _SHIFT_2, at.shifted)
-        np.bitwise_xor(x, at.shifted, x)
-        if num_blocks <= _VERY_FEW_BLOCKS:
-            return self.chain_of_list(np.dot(at.rows, self._weight).tolist(), parent)
-        np.multiply(x, at.weights, x)
-        np.add.accumulate(x, out=x)
+        at = self._mixed(packed, num_blocks)
+        if at.product is not None:
+            at.vector[-1] = self._root if parent is None else parent
+            return at.product.dot(at.vector).tolist()  # type: ignore[no-any-return]
+        np.multiply(at.x, at.weights, at.x)
+        np.add.accumulate(at.x, out=at.x)
         at.key[()] = self._root if parent is None else parent
         np.add(at.ends, at.key, at.keys)
         np.multiply(at.keys, at.powers, at.keys)
         keys: list[BlockKey] = at.keys.tolist()
         return keys
+
+    def digests_of_list(self, packed: array[int]) -> list[int]:
+        """Do as `digests`, if all blocks are full and have nothing but tokens in an array of type
+        "I"."""
+        num_blocks = len(packed) // self.block_size
+        if 0 < num_blocks <= self._most_laid_out:
+            digests = self._mixed(packed, num_blocks).rows.dot(self._weight)
+        else:
+            digests = self.digests(np.frombuffer(packed, _TOKEN))
+        return digests.tolist()  # type: ignore[no-any-return]
+
+    def _mixed(self, packed: array[int], num_blocks: int) -> _Layout:
+        """Mix the lanes of so many full blocks where they are laid out."""
+        at = self._layouts.get(num_blocks) or self._layout(num_blocks)
+        x, shifted = at.x, at.shifted
+        np.add(np.frombuffer(packed, _LANE), at.adds, x)
+        np.multiply(x, at.muls, x)
+        np.bitwise_xor(at.low, at.high, at.low)  # x ^= x >> 32
+        np.multiply(x, _MULTIPLY, x)
+        np.right_shift(x, _SHIFT_2, shifted)
+        np.bitwise_xor(x, shifted, x)
+        return at
 
     def digests(self, token_ids: TokenIds, extras: BlockExtras | None = None) -> Lanes:
         """Return one number per full block, which does not depend on the blocks before it."""

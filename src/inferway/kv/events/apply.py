@@ -27,9 +27,9 @@ they wait, as orphans do.
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
+from itertools import chain
 from typing import Protocol
 
 import numpy as np
@@ -37,17 +37,16 @@ import numpy as np
 from inferway.kv.blocks.extra_keys import event_extras
 from inferway.kv.blocks.keys import BlockHasher
 from inferway.kv.events.event import WINDOW_KINDS, BlockRemoved, BlockStored, Event
+from inferway.kv.events.hash_to_key import Place
 from inferway.kv.events.holder_state import ApplyStats, HolderState
 from inferway.kv.events.orphans import MAX_ORPHANS as MAX_ORPHANS  # for the follower
 from inferway.kv.events.records import Record
+from inferway.kv.events.together import stored
 from inferway.kv.index.protocol import (
     FULL_ATTENTION,
     GPU,
-    Copy,
     Holdings,
     Op,
-    Remove,
-    Store,
     Tier,
 )
 from inferway.model import BlockKey, HolderId, TokenIds
@@ -55,8 +54,6 @@ from inferway.model import BlockKey, HolderId, TokenIds
 _FULL_ATTENTION = ("full_attention", "mla_attention", "sink_full_attention")
 _TOKEN = np.dtype(np.uint32)
 _SWEEP_EVERY = 32  # events
-_SHORT_BLOCKS = 16  # of an event: with so many, reading it alone costs about the same
-_AHEAD_BLOCKS = 512  # whose tokens are read at a time: some tens of microseconds
 _SWEEP_BLOCKS = 2048
 
 
@@ -83,8 +80,8 @@ class EngineBlocks:
     """The blocks that one holder's engine has told us it holds.
 
     With `holdings` (the index itself, if it is in this process), the operations returned must be
-    applied to it before the next event is handed in (those of `apply_late` may wait): asking it
-    which keys the holder has saves a third of the memory."""
+    applied to it before the next event is handed in: asking it which keys the holder has saves a
+    third of the memory."""
 
     def __init__(
         self,
@@ -108,7 +105,6 @@ class EngineBlocks:
         self._hashers: dict[int, BlockHasher] = {}
         self._held = HolderState(holder, holdings, on_record, self.stats)
         self._events = 0
-        self._ahead: dict[int, tuple[BlockStored, Sequence[int]]] = {}  # by the event's id
         self._full_kind: object = None  # group, kind, locality of an event of full attention, and
         # which group that was
 
@@ -166,10 +162,7 @@ class EngineBlocks:
 
     def apply(self, event: Event) -> list[Op]:
         """Apply the engine's next event. Return what the index must do so that it stays true."""
-        self._events += 1
-        if self._events >= _SWEEP_EVERY:
-            self._events = 0
-            self._held.bridge.sweep(_SWEEP_BLOCKS)
+        self._sweep()
         if type(event) is BlockStored:
             return self._stored(event)
         if type(event) is BlockRemoved:
@@ -177,57 +170,31 @@ class EngineBlocks:
         self.stats.cleared += 1
         return self.forget()
 
-    def read_ahead(self, events: Iterable[object]) -> None:
-        """Read the tokens of some events before they are applied one by one, those of short ones
-        all together: that takes a fraction of the time. What was read ahead before is forgotten."""
-        self._ahead = {}
-        size, room = self.block_size_seen, _AHEAD_BLOCKS
-        some: list[BlockStored] = []
+    def apply_together(self, events: Sequence[BlockStored | BlockRemoved]) -> list[Op] | None:
+        """Apply the engine's next events, all about GPU memory, at once. Return what the index must
+        do; None, and nothing has changed: they must be applied one by one."""
+        held, stores, removed = self._held, list[BlockStored](), dict[Place, list[int]]()
+        self._sweep()
         for event in events:
-            if type(event) is BlockStored and _is_short(event, size):
-                room -= len(event.block_hashes)
-                if room < 0:
-                    break
-                some.append(event)
-        if len(some) < 2 or size is None:
-            return
-        tokens = array("I")
-        for event in some:
-            tokens.extend(event.token_ids)
+            if type(event) is BlockStored:
+                if not self._is_ordinary(event):
+                    return None
+                stores.append(event)
+            elif type(event) is BlockRemoved:
+                place = self._place(event)
+                if isinstance(place, str):
+                    return None
+                removed.setdefault(place, []).extend(event.block_hashes)
+        size = held.block_size or self.block_size
         hasher = self._hashers.get(size) or self._hasher(size)
-        digests: list[int] = hasher.digests(np.frombuffer(tokens, _TOKEN)).tolist()
-        start = 0
-        for event in some:
-            end = start + len(event.block_hashes)
-            self._ahead[id(event)] = event, digests[start:end]  # it lives as long as its id is here
-            start = end
-
-    def apply_late(self, event: BlockRemoved) -> int:
-        """Apply the engine's next event, and keep what the index must do with what was kept before.
-        Return how many blocks that are."""
-        leaving = self._held.bridge.leaving
-        for op in self.apply(event):
-            if isinstance(op, Remove):
-                leaving.setdefault((op.tier, op.group), {}).update(dict.fromkeys(op.keys))
-        return sum(map(len, leaving.values()))
-
-    def must_wait(self, ops: Sequence[Op]) -> bool:
-        """Return whether operations are about blocks that are kept: `late` goes first."""
-        leaving = self._held.bridge.leaving
-        return bool(leaving) and any(
-            not keys.keys().isdisjoint(op.keys)
-            for keys in leaving.values()
-            for op in ops
-            if isinstance(op, Store | Copy)
-        )
-
-    def late(self) -> list[Op]:
-        """Return what is kept, one operation for each place; nothing is kept then. It is to be
-        applied before the next event."""
-        leaving = self._held.bridge.leaving
-        ops: list[Op] = [Remove(self.holder, list(keys), *place) for place, keys in leaving.items()]
-        leaving.clear()
-        return ops
+        gone = set(chain.from_iterable(removed.values()))
+        found = stored(stores, gone, self.holder, held.bridge, hasher)
+        if found is None or held.awaits(found.blocks):
+            return None
+        for event in stores:
+            self._see(event)
+        ops = [op for place, hashes in removed.items() for op in held.remove(hashes, place)]
+        return [*ops, *held.store_together(found, ops)] if stores else ops
 
     def adopt(
         self, hashes: Sequence[int], keys: Sequence[BlockKey], parent: BlockKey | None = None
@@ -288,17 +255,13 @@ class EngineBlocks:
     def _stored_tokens(self, event: BlockStored, tier: Tier) -> list[Op]:
         hashes, parent = event.block_hashes, None
         held, size = self._held, event.block_size
-        verifier = self._verifier
-        if verifier is not None and tier == GPU:
-            verifier.see(event)
         if size != held.block_size:
             held.set_block_size(size)
-        if size != self.block_size:
-            self.stats.other_block_size += 1
+        self._see(event, tier)
         tokens, extra_keys = event.token_ids, event.extra_keys
         ops: list[Op] = []
         if event.parent_hash is None:
-            self.first_tokens = np.array(tokens[:size], _TOKEN)
+            verifier = self._verifier
             if event.lora_name and verifier is not None and verifier.is_moved(event):
                 held.wait(hashes, (tier, FULL_ATTENTION), implies_ancestors=True)
                 return []
@@ -314,17 +277,22 @@ class EngineBlocks:
                 ops = held.add(hashes[first:done], (tier, FULL_ATTENTION))
                 hashes, tokens = hashes[done:], tokens[done * size :]
                 extra_keys = extra_keys[done:] if extra_keys else None
+        hasher = self._hashers.get(size) or self._hasher(size)
         extras = None
-        if (extra_keys and any(extra_keys)) or event.lora_name or event.lora_id is not None:
+        if not _has_tokens_alone(event):
             path = self._path(event)
             extras = event_extras(event.lora_name, extra_keys, event.lora_id, path)
-        hasher = self._hashers.get(size) or self._hasher(size)
-        ahead = self._ahead.get(id(event)) if self._ahead else None
-        if ahead is not None and hashes is event.block_hashes:
-            keys = hasher.chain_of_list(ahead[1], parent)
-        else:
-            keys = hasher.keys_of_list(tokens, extras, parent)
+        keys = hasher.keys_of_list(tokens, extras, parent)
         return ops + held.store(hashes, keys, parent, tier)
+
+    def _see(self, event: BlockStored, tier: Tier = GPU) -> None:
+        """Note what an event with tokens tells beside its blocks."""
+        if self._verifier is not None and tier == GPU:
+            self._verifier.see(event)
+        if event.block_size != self.block_size:
+            self.stats.other_block_size += 1
+        if event.parent_hash is None:
+            self.first_tokens = np.array(event.token_ids[: event.block_size], _TOKEN)
 
     def _path(self, event: BlockStored) -> str | None:
         """Where its adapter is from, if that is for its blocks to say."""
@@ -403,21 +371,45 @@ class EngineBlocks:
         return -(-(event.sliding_window - 1) // event.block_size)
 
     def _removed(self, event: BlockRemoved) -> list[Op]:
-        group = event.group_idx or 0
+        place = self._place(event)
+        return (
+            self._skip(place)
+            if isinstance(place, str)
+            else self._held.remove(event.block_hashes, place)
+        )
+
+    def _place(self, event: BlockRemoved) -> Place | str:
+        """Return where an event's blocks were; the reason to skip it if that is not kept."""
+        held, group = self._held, event.group_idx or 0
         if event.locality == "REMOTE":
-            return self._skip("remote")
-        tier = self._held.tier(event.medium)
+            return "remote"
+        tier = held.tier(event.medium)
         if tier is None:
-            return self._skip("medium")
-        if group in self._held.windows:
-            place = (tier, group + 1)
-        elif group == (self._held.full_group or 0):
-            place = (tier, FULL_ATTENTION)
-        else:
-            return self._skip("other_group")
-        return self._held.remove(event.block_hashes, place)
+            return "medium"
+        if group in held.windows:
+            return tier, group + 1
+        return (tier, FULL_ATTENTION) if group == (held.full_group or 0) else "other_group"
 
     # steps
+
+    def _sweep(self) -> None:
+        self._events += 1
+        if self._events >= _SWEEP_EVERY:
+            self._events = 0
+            self._held.bridge.sweep(_SWEEP_BLOCKS)
+
+    def _is_ordinary(self, event: BlockStored) -> bool:
+        """Whether it stores blocks of full attention, of the size that we know, and tells their
+        tokens, with nothing else in them."""
+        held, size, num_blocks = self._held, event.block_size, len(event.block_hashes)
+        kind = (event.group_idx, event.spec_kind, event.locality, held.full_group)
+        return (
+            size == held.block_size
+            and kind == self._full_kind
+            and num_blocks > 0
+            and len(event.token_ids) == num_blocks * size
+            and _has_tokens_alone(event)
+        )
 
     def _is_full(self, group: int, kind: str | None) -> bool:
         """Return whether a group's blocks are those that decide."""
@@ -436,14 +428,11 @@ class EngineBlocks:
         return []
 
 
-def _is_short(event: BlockStored, block_size: int | None) -> bool:
-    """Whether it has few blocks, of this size, and nothing but tokens in them."""
-    num_blocks = len(event.block_hashes)
+def _has_tokens_alone(event: BlockStored) -> bool:
+    """Whether nothing but its tokens is hashed into its blocks."""
+    extra_keys = event.extra_keys
     return (
-        event.block_size == block_size
-        and 0 < num_blocks <= _SHORT_BLOCKS
-        and len(event.token_ids) == num_blocks * block_size
-        and not any(event.extra_keys or ())
+        (extra_keys is None or not any(extra_keys))
         and not event.lora_name
         and event.lora_id is None
     )

@@ -23,9 +23,11 @@ one that names its first afterwards may have had blocks there before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import chain, groupby
+from operator import attrgetter
+from typing import cast
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -49,7 +51,10 @@ Step = list[Op] | Replay
 Steps = Iterator[Step]
 _Handler = Callable[[int, bytes, bool], list[Action]]  # of `EventStream`: live or replayed
 
+_OF_BLOCKS = (BlockStored, BlockRemoved)  # for isinstance; a union is made anew at each call
 _GPU = (None, "GPU")
+_REMOVED_FROM = attrgetter("medium", "group_idx", "locality")  # of a BlockRemoved
+_REMOVED = attrgetter("block_hashes")
 _PIECE_BLOCKS = 512  # of an event applied at a time: half a millisecond
 _NOT_MISSED = ("remote",)  # reasons of `apply` to skip what is not the engine's own
 
@@ -161,15 +166,15 @@ class EventApplier:
     # what is done about it
 
     def _came(self, handler: _Handler, seq: int, payload: bytes) -> Steps:
-        opened = self._open_small(payload)
-        if opened is None:
+        if len(payload) > SMALL_BYTES:
             return self._big_came(handler, seq, payload)
-        actions = handler(seq, payload, opened.batch.is_readable)
+        batch = self._adapter(payload).decoded()
+        actions = handler(seq, payload, batch.is_readable)
         if len(actions) == 1:  # nearly always
             action = actions[0]
             if isinstance(action, Apply) and action.payload is payload:
-                return self._apply(action, opened.batch)
-        return self._do(actions, opened)
+                return self._apply(action, batch)
+        return self._do(actions, _Opened(payload, batch))
 
     def _big_came(self, handler: _Handler, seq: int, payload: bytes) -> Steps:
         opened = yield from self._open(payload)
@@ -180,8 +185,7 @@ class EventApplier:
         for i, action in enumerate(actions, 1):
             if isinstance(action, Apply):
                 if opened is None or opened.payload is not action.payload:
-                    small = self._open_small(action.payload)
-                    opened = small or (yield from self._open(action.payload))
+                    opened = yield from self._open(action.payload)
                 # False: what is done now is forgotten at once
                 is_last_life = i == len(actions) or Forget() not in actions[i:]
                 yield from self._apply(action, opened.batch, is_last_life)
@@ -190,14 +194,10 @@ class EventApplier:
             else:
                 yield self._forget()
 
-    def _open_small(self, payload: bytes) -> _Opened | None:
-        """None: it takes long enough to give others a turn."""
-        if len(payload) > SMALL_BYTES:
-            return None
-        return _Opened(payload, self._adapter(payload).decoded())
-
     def _open(self, payload: bytes) -> Generator[Step, None, _Opened]:
         raw = self._adapter(payload)
+        if len(payload) <= SMALL_BYTES:
+            return _Opened(payload, raw.decoded())
         items: list[Event | EventError] = []
         for item in raw.items:
             items.append(item)
@@ -206,49 +206,29 @@ class EventApplier:
 
     def _apply(self, action: Apply, batch: Batch, is_last_life: bool = True) -> Steps:
         """`batch` is what is in the action's payload."""
-        stats, apply = self.stats, self.blocks.apply
-        stats.events += len(batch.items)
-        items = batch.items
-        if len(items) > 1:
-            self.blocks.read_ahead(items)
-            if BlockRemoved in map(type, items):
-                yield from self._apply_joined(items, is_last_life)
-                self._applied(action, batch)
-                return
-        for item in items:
-            if not isinstance(item, BlockStored) or len(item.block_hashes) > _PIECE_BLOCKS:
+        items, apply = batch.items, self.blocks.apply
+        self.stats.events += len(items)
+        for item in items if len(items) == 1 else runs(joined(items)):
+            if isinstance(item, list):
+                yield from self._apply_run(item)
+            elif not isinstance(item, _OF_BLOCKS) or len(item.block_hashes) > _PIECE_BLOCKS:
                 yield from self._apply_other(item, is_last_life)
-                continue
-            if item.medium not in _GPU:
-                self._see_other_medium()
-            yield apply(item)
+            else:
+                if item.medium not in _GPU:
+                    self._see_other_medium()
+                yield apply(item)
         self._applied(action, batch)
 
-    def _apply_joined(self, items: Sequence[Event | EventError], is_last_life: bool) -> Steps:
-        """What is removed leaves the index together: at the end, or before it is stored again."""
-        blocks = self.blocks
-        for item in joined(items):
-            if not isinstance(item, BlockRemoved):
-                yield from self._apply_beside_late(item, is_last_life)
-                continue
-            if item.medium not in _GPU:
-                self._see_other_medium()
-            for piece in _pieces(item):
-                assert isinstance(piece, BlockRemoved)
-                if blocks.apply_late(piece) >= _PIECE_BLOCKS:
-                    yield blocks.late()
-        if late := blocks.late():
-            yield late
+    def _apply_run(self, events: Sequence[BlockStored | BlockRemoved]) -> Iterator[list[Op]]:
+        ops = self.blocks.apply_together(events) if len(events) > 1 else None
+        if ops is None:
+            yield from map(self.blocks.apply, events)
+        else:
+            yield ops
 
-    def _apply_beside_late(self, item: Event | EventError, is_last_life: bool) -> Steps:
-        """While some removals have not left yet: they do, before what they removed is stored."""
-        for step in self._apply_other(item, is_last_life):
-            if isinstance(step, list) and self.blocks.must_wait(step):
-                yield self.blocks.late()
-            yield step
-
-    def _apply_other(self, item: Event | EventError, is_last_life: bool) -> Steps:
-        if isinstance(item, BlockStored | BlockRemoved):
+    def _apply_other(self, item: Event | EventError, is_last_life: bool) -> Iterator[list[Op]]:
+        """What comes seldom: a long event, one that could not be read, or AllBlocksCleared."""
+        if isinstance(item, _OF_BLOCKS):
             if item.medium not in _GPU:
                 self._see_other_medium()
             yield from map(self.blocks.apply, _pieces(item))
@@ -314,31 +294,51 @@ class EventApplier:
         return lost
 
 
-def joined(items: Sequence[Event | EventError]) -> Iterator[Event | EventError]:
+def joined(items: Iterable[Event | EventError]) -> Iterator[Event | EventError]:
     """Yield what says the same: neighbours that remove blocks from the same place are one."""
-    for place, some in groupby(items, _removed_from):
-        if place is None:
-            yield from some
+    for kind, alike in groupby(items, type):
+        if kind is not BlockRemoved:
+            yield from alike
             continue
-        removed = [item for item in some if isinstance(item, BlockRemoved)]
-        if len(removed) > 1:
-            hashes = [block_hash for item in removed for block_hash in item.block_hashes]
-            removed = [replace(removed[0], block_hashes=hashes)]
-        yield from removed
+        for _, removed in groupby(alike, _REMOVED_FROM):
+            some = list(removed)
+            first = cast(BlockRemoved, some[0])
+            if len(some) > 1:
+                first = replace(first, block_hashes=[*chain.from_iterable(map(_REMOVED, some))])
+            yield first
 
 
-def _removed_from(item: Event | EventError) -> tuple[str | None, int | None, str | None] | None:
-    if not isinstance(item, BlockRemoved):
-        return None
-    return item.medium, item.group_idx, item.locality
+def runs(
+    items: Iterable[Event | EventError],
+) -> Iterator[Event | EventError | list[BlockStored | BlockRemoved]]:
+    """Yield the items, neighbours that are about GPU memory as one list, if they have so few
+    blocks that none takes long."""
+    run: list[BlockStored | BlockRemoved] = []
+    room = _PIECE_BLOCKS
+    for item in items:
+        if (
+            not isinstance(item, _OF_BLOCKS)
+            or item.medium not in _GPU
+            or len(item.block_hashes) > _PIECE_BLOCKS
+        ):
+            if run:
+                yield run
+                run, room = [], _PIECE_BLOCKS
+            yield item
+            continue
+        num_blocks = len(item.block_hashes) or 1
+        if num_blocks > room:
+            yield run
+            run, room = [], _PIECE_BLOCKS
+        run.append(item)
+        room -= num_blocks
+    if run:
+        yield run
 
 
 def _pieces(event: BlockStored | BlockRemoved) -> Iterator[BlockStored | BlockRemoved]:
     """As an engine says it that computes a long prompt in pieces."""
     hashes = event.block_hashes
-    if len(hashes) <= _PIECE_BLOCKS:
-        yield event
-        return
     for start in range(0, len(hashes), _PIECE_BLOCKS):
         end = start + _PIECE_BLOCKS
         if isinstance(event, BlockRemoved):

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
+from typing import cast
 
 from inferway.kv.index.protocol import Holdings, Tier
 from inferway.kv.index.shards import FOLD, LIMIT, Shards
@@ -39,12 +40,10 @@ class _Blocks:
 class HashToKey:
     """hash -> key of what one holder has, by place. Told by `holdings`, it need not remember
     which keys that are; then its answers must be applied to that index before the next call, but
-    for keys that are gone and in `leaving`."""
+    for keys that are gone and that `add` is told of."""
 
     def __init__(self, holder: HolderId, holdings: Holdings | None) -> None:
         self.counting = True  # False: however many copies there are, a removal removes the block
-        # keys that are gone, in order, and that the index is still to be told of
-        self.leaving: dict[Place, dict[BlockKey, None]] = {}
         self._holder = holder
         self._holdings = holdings
         self._places: dict[Place, _Blocks] = {}
@@ -62,8 +61,15 @@ class HashToKey:
                 return key
         return None
 
-    def add(self, place: Place, hashes: Sequence[int], keys: Sequence[BlockKey]) -> list[int]:
-        """Add a copy of each block. Return the positions of those that the place had already."""
+    def add(
+        self,
+        place: Place,
+        hashes: Sequence[int],
+        keys: Sequence[BlockKey],
+        leaving: Collection[BlockKey] = (),
+    ) -> list[int]:
+        """Add a copy of each block. Return the positions of those that the place had already. The
+        index is still to be told that the place has no more those `leaving`."""
         blocks = self._places.get(place)
         if blocks is None:
             blocks = self._places[place] = _Blocks()
@@ -80,16 +86,13 @@ class HashToKey:
             if len(shard) == limit:
                 table.split(block_hash)
                 at, shift = table.at, table.shift
-        if not had:
-            self._note_doubles(place, blocks, keys)
-            return had
-        return self._had(place, hashes, keys, had)
+        positions = self._had(blocks, hashes, had) if had else had
+        self._note_doubles(place, blocks, _without(keys, positions) if had else keys, leaving)
+        return positions
 
-    def _had(
-        self, place: Place, hashes: Sequence[int], keys: Sequence[BlockKey], had: Sequence[int]
-    ) -> list[int]:
+    def _had(self, blocks: _Blocks, hashes: Sequence[int], had: Sequence[int]) -> list[int]:
         """As `add`, after it: some were there already, or come twice."""
-        blocks, left = self._places[place], Counter(had)
+        left = Counter(had)
         positions: list[int] = []
         for i in range(len(hashes) - 1, -1, -1):  # of equal ones the first is new
             if left[hashes[i]]:
@@ -98,20 +101,26 @@ class HashToKey:
         positions.reverse()
         for block_hash in had if self.counting else ():
             blocks.more[block_hash] = blocks.more.get(block_hash, 0) + 1
-        self._note_doubles(place, blocks, _without(keys, positions))
         return positions
 
-    def _note_doubles(self, place: Place, blocks: _Blocks, keys: Sequence[BlockKey]) -> None:
+    def _note_doubles(
+        self,
+        place: Place,
+        blocks: _Blocks,
+        keys: Sequence[BlockKey],
+        leaving: Collection[BlockKey],
+    ) -> None:
         """Take note of those that were there before, under other hashes."""
         if self._holdings is not None:
             held = self._holdings.held(self._holder, keys, *place)
-            if held and self.leaving:
-                leaving = self.leaving.get(place, {})
+            if held and leaving:
                 held = [key for key in held if key not in leaving]
+        elif blocks.own.isdisjoint(keys):  # nearly always
+            blocks.own.update(keys)
+            return
         else:
-            own = blocks.own
-            held = [key for key in keys if key in own]
-            own.update(keys)
+            held = [key for key in keys if key in blocks.own]
+            blocks.own.update(keys)
         for key in held:
             blocks.doubles[key] = blocks.doubles.get(key, 0) + 1
 
@@ -121,13 +130,14 @@ class HashToKey:
         blocks = self._places.get(place)
         if blocks is None:
             return (), hashes
-        if blocks.doubles or not blocks.more.keys().isdisjoint(hashes):
+        if blocks.doubles or (blocks.more and not blocks.more.keys().isdisjoint(hashes)):
             return self._drop_some(blocks, hashes)
         table = blocks.table
-        at, shift = table.at, table.shift
-        found = [at[block_hash >> shift].pop(block_hash & FOLD, None) for block_hash in hashes]
-        gone, absent = [key for key in found if key is not None], list[int]()
-        if len(gone) < len(found):
+        at, shift, fold = table.at, table.shift, FOLD
+        found = [at[block_hash >> shift].pop(block_hash & fold, None) for block_hash in hashes]
+        gone, absent = cast(list[BlockKey], found), list[int]()
+        if not all(found):  # some are None, unless a key is 0
+            gone = [key for key in found if key is not None]
             absent = [hashes[i] for i, key in enumerate(found) if key is None]
         if self._holdings is None:
             blocks.own.difference_update(gone)
@@ -169,7 +179,6 @@ class HashToKey:
         for blocks in self._places.values():
             self._garbage.extend(blocks.table.dicts())
         self._places.clear()
-        self.leaving.clear()
         self._to_check = None
         self._checked_at = 0
 

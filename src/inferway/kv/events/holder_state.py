@@ -8,7 +8,7 @@ record. Both return the operations that keep the index true.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from inferway.kv.events.hash_to_key import HashToKey, Place
@@ -27,6 +27,7 @@ from inferway.kv.events.records import (
     WaitingRecord,
     Windowed,
 )
+from inferway.kv.events.together import Stored
 from inferway.kv.index.protocol import (
     CPU,
     FULL_ATTENTION,
@@ -136,6 +137,21 @@ class HolderState:
         self._stats.stored += len(hashes)
         return self._store(hashes, keys, parent, tier)
 
+    def store_together(self, stored: Stored, before: Sequence[Op]) -> Sequence[Op]:
+        """Add a copy of each of these blocks, if it `awaits` none of them. Return what the index
+        must do, after it has done what it must do `before`."""
+        place, start = (GPU, FULL_ATTENTION), 0
+        hashes, keys = list(stored.blocks), list(stored.blocks.values())
+        for op in stored.ops:
+            if self._record is not None:
+                end = start + len(op.keys)
+                self._record(StoredRecord(hashes[start:end], op.keys, op.parent, GPU))
+                start = end
+        self._stats.stored += len(hashes)
+        gone = [op.keys for op in before if isinstance(op, Remove) and (op.tier, op.group) == place]
+        had = self.bridge.add(place, hashes, keys, leaving=set().union(*gone))
+        return self._without({keys[i] for i in had}, stored.ops) if had else stored.ops
+
     def add(self, hashes: Sequence[int], place: Place) -> list[Op]:
         """Add a copy of each of these blocks that are in the bridge. Return what the index must
         do."""
@@ -145,6 +161,12 @@ class HolderState:
             self._record(KnownRecord(hashes, *place))
         self._stats.stored += len(hashes)
         return self._add(self._pairs(hashes), place)
+
+    def awaits(self, hashes: Iterable[int]) -> bool:
+        """Return whether something waits for one of these blocks: it is an orphan, or a window has
+        it."""
+        orphans, deferred = self.orphans.tiers, self.deferred
+        return bool(orphans or deferred) and any(h in orphans or h in deferred for h in hashes)
 
     def remembers(self, block_hash: int) -> bool:
         """Return whether the key of a block is known: it is there, or was a moment ago."""
@@ -262,6 +284,16 @@ class HolderState:
             for block_hash, key in zip(hashes, keys, strict=True):
                 for place in self.deferred.pop(block_hash, ()):
                     ops += self._add([(block_hash, key)], place)
+        return ops
+
+    def _without(self, known: Collection[BlockKey], stores: Sequence[Store]) -> list[Op]:
+        """The same, but for blocks that were there before, as far as a chain can be without."""
+        ops: list[Op] = []
+        for op in stores:
+            had = [i for i, key in enumerate(op.keys) if key in known]
+            parent, new = _between(op.keys, had, op.parent)
+            if new:
+                ops.append(Store(self._holder, new, parent, op.tier))
         return ops
 
     def _add(self, pairs: Sequence[tuple[int, BlockKey]], place: Place) -> list[Op]:

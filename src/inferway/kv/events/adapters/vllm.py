@@ -165,15 +165,22 @@ def open_batch(payload: bytes, other_form: OtherForm | None = None) -> Batch | O
     going over their bytes twice. `other_form` is asked for events that are not in vLLM's form."""
     if len(payload) <= SMALL_BYTES and _may_be_plain(payload):
         try:
-            plain = _PLAIN_BATCH.decode(payload)
-            return Batch(plain.ts, list(map(_checked, plain.events, count())), plain.rank)
+            return _plain(_PLAIN_BATCH.decode(payload))
         except (OverflowError, *UNREADABLE):
             pass  # it is of another form, or one event in it is bad
     raw = _open(payload)
     if isinstance(raw, EventError):
         return OpenBatch(0.0, [raw])
-    items = map(_decode_event, raw.events, count(), repeat(other_form))
-    return OpenBatch(raw.ts, items, raw.rank)
+    decoded = map(_decode_event, raw.events, count(), repeat(other_form))
+    return OpenBatch(raw.ts, decoded, raw.rank)
+
+
+def _plain(batch: _PlainBatch) -> Batch:
+    items: list[Event | EventError] = [*batch.events]
+    for path, event in enumerate(batch.events):
+        if type(event) is BlockStored:
+            items[path] = _checked(event, path)
+    return Batch(batch.ts, items, batch.rank)
 
 
 def _may_be_plain(payload: bytes) -> bool:
@@ -289,14 +296,11 @@ def _stored(event: StoredFields) -> BlockStored:
     )
 
 
-def _checked(event: Event, path: int) -> Event | EventError:
+def _checked(event: BlockStored, path: int) -> BlockStored | EventError:
     """`event` with its tokens packed, if its lists go together. Raises OverflowError for an event
     of `_PlainBatch` whose tokens cannot be."""
-    if type(event) is not BlockStored:
-        return event
-    num_blocks, tokens, extra_keys = len(event.block_hashes), event.token_ids, event.extra_keys
-    assert isinstance(tokens, list)
-    tokens = packed(tokens)
+    num_blocks, extra_keys = len(event.block_hashes), event.extra_keys
+    tokens = packed(event.token_ids)  # type: ignore[arg-type]  # decoded just now: a list
     is_whole = extra_keys is None or len(extra_keys) == num_blocks
     if is_whole and event.cache_salt is None and len(tokens) == num_blocks * event.block_size:
         # nobody else has seen it yet, and a copy takes ten times as long
