@@ -111,7 +111,8 @@ class EventSubscriber(ABC):
         self._slice = TimeSlice(clock)
         self._waiting: deque[Callable[[], Steps]] = deque()  # what has happened meanwhile
         self._steps: Steps | None = None  # of what is being done
-        self._idle = asyncio.Event()  # nothing waits, and nothing is being done
+        self._is_busy = False  # something is being done, or waits for its turn
+        self._idle = asyncio.Event()  # nothing waits for its turn
         self._idle.set()
         self._turn: asyncio.Handle | None = None  # when it goes on
         self._has_failed = False
@@ -261,8 +262,8 @@ class EventSubscriber(ABC):
         if self._has_failed:
             return
         self._waiting += happened
-        if self._idle.is_set():
-            self._idle.clear()
+        if not self._is_busy:
+            self._is_busy = True
             self._go_on()
 
     def _lose(self) -> Steps:
@@ -284,9 +285,10 @@ class EventSubscriber(ABC):
             if stats.forgotten != forgotten:
                 log.info("engine %s: what the gateway believed of its cache is dropped", self._name)
             if is_done:
-                self._idle.set()
+                self._rest()
                 self._tell()
             else:
+                self._idle.clear()
                 self._turn = asyncio.get_running_loop().call_soon(self._go_on)
         except Exception as e:
             log.error("%s", self._no_longer_read, exc_info=e)
@@ -319,7 +321,13 @@ class EventSubscriber(ABC):
             self._turn.cancel()
         self._waiting.clear()
         self._steps = None
-        self._idle.set()
+        self._rest()
+
+    def _rest(self) -> None:
+        """There is nothing to do."""
+        self._is_busy = False
+        if not self._idle.is_set():  # to set it takes longer than to look
+            self._idle.set()
 
     def _tell(self) -> None:
         """An index that others read, of each batch; the fleet, if the state is another."""
