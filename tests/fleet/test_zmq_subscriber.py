@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from itertools import count
 from typing import Any
 
 import msgspec
@@ -658,19 +659,18 @@ def test_a_heavy_batch_leaves_others_the_event_loop() -> None:
     run(scenario)
 
 
-def test_many_small_batches_leave_others_the_event_loop() -> None:
-    """They are in the socket already, so that many of them are read at once."""
-
+def test_many_small_batches_that_come_together_leave_others_the_event_loop() -> None:
     async def scenario() -> None:
-        turns = 0
-        async with running() as (publisher, follower, _):
-            for number in range(3000):
-                await publisher.publish(stored(number, number + 1))
-            while follower.stats.batches < 3000:
-                await asyncio.sleep(0)
-                turns += 1
+        ticks = count()  # a fifth of a millisecond passes between two looks at the clock
+        async with running(clock=lambda: next(ticks) / 5000) as (_, follower, index):
+            await settled(follower, StreamState.EXACT)
+            assert follower._link is not None
+            come = [list(batch(number, stored(number, number + 1))) for number in range(99)]
+            follower.received(follower._link, come)
 
-        assert turns >= 10
+            assert 0 < follower.stats.batches < 10
+
+            await wait_until(lambda: matched(index) == 99)
 
     run(scenario)
 
