@@ -28,7 +28,7 @@ from inferway_bench.scale_worker import Filling, Grown, measure
 
 TINY = Filling(block_size=16, blocks_held=128, prompt_tokens=320, decisions=2, repeats=2, seed=1)
 PLAN = ScalePlan(requests=2.0, new_blocks=16)  # two batches for each request
-ONCE = Once(request_us=300.0, scrape_us=1_000.0, read_us=20.0)
+ONCE = Once(request_us=300.0, scrape_us=1_000.0, read_us=20.0, times_as_slow=1.0)
 
 
 def grown(decision: float) -> Grown:
@@ -85,6 +85,18 @@ def test_the_report_says_where_it_ends() -> None:
     assert "| 1,000 | 100 | 5.00 | 1,100 | 250 | 90 | 1.00 | 0.50 | 1.50 | 3.00 | 2.00 |" in text
     assert "  - a hub and 3 workers: reaches this at about **" in text
     assert "  - 1 follower, a hub and 2 workers: reaches this at about **" in text
+
+
+def test_what_a_faster_machine_would_carry_is_said_to_be_an_estimate() -> None:
+    parts = {100: grown(100.0), 1_000: grown(100.0)}
+    [*_, here] = findings(PLAN, parts, ONCE, "a stored run", 20_000).about
+    [*_, most, slow] = findings(
+        PLAN, parts, ONCE._replace(times_as_slow=2.0), "a stored run", 20_000
+    ).about
+
+    assert most == here
+    assert "takes 2.00 times as long" in slow
+    assert slow.endswith("which is an estimate")
 
 
 def test_the_hub_has_events_and_scrapes_and_workers_the_requests_and_what_they_are_told() -> None:

@@ -271,6 +271,25 @@ async def test_an_endpoint_that_is_none_is_named(endpoint: str) -> None:
         await zmtp.connect(endpoint, ZmtpConnection("SUB", Heard()))
 
 
+@given(st.lists(st.tuples(st.integers(0, 7), st.binary(max_size=40))), st.booleans(), st.binary())
+def test_nothing_that_comes_raises(
+    frames: list[tuple[int, bytes]], is_greeted: bool, rest: bytes
+) -> None:
+    """What cannot be read ends the connection, with the reason, and does nothing else."""
+
+    async def read() -> None:
+        heard = Heard()
+        connection = ZmtpConnection("SUB", heard)
+        connection.connection_made(_Pipe())
+        stream = b"".join(frame(flags & 5, body) for flags, body in frames)
+        connection.data_received(GREETING + frame(4, READY) * is_greeted + stream + rest)
+        connection.close()
+        for each in heard.messages:
+            assert all(isinstance(part, bytes) for part in each)
+
+    asyncio.run(read())
+
+
 class _Pipe(asyncio.Transport):
     """Where what a connection writes goes."""
 

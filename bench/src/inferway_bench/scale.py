@@ -88,7 +88,8 @@ class ScalePlan(msgspec.Struct, frozen=True):
 def measure(plan: ScalePlan, on_step: OnStep) -> Findings:
     """Measure the parts, one number of engines after the other. Raises BenchError."""
     on_step("rendering and tokenizing")
-    request_us, made_of = carried(load_run(plan.dataplane), this_machine(), _prompt_us())
+    dataplane, here = load_run(plan.dataplane), this_machine()
+    request_us, made_of = carried(dataplane, here, _prompt_us())
     on_step("scraping an engine")
     scrape_us, page_bytes = _scrapes(plan)
     on_step("reading batches from sockets")
@@ -99,16 +100,18 @@ def measure(plan: ScalePlan, on_step: OnStep) -> Findings:
         words = (str(engines), msgspec.json.encode(plan.filling).decode())
         found = result_of(sys.executable, "inferway_bench.scale_worker", *words)
         grown[engines] = msgspec.convert(found, Grown)
-    once = Once(request_us, median(scrape_us), median(read_us))
+    times = times_as_slow(here, dataplane.machine) or 1.0
+    once = Once(request_us, median(scrape_us), median(read_us), times)
     return findings(plan, grown, once, made_of, page_bytes)
 
 
 class Once(NamedTuple):
-    """Costs that do not depend on the number of engines, in microseconds of CPU time."""
+    """What does not depend on the number of engines. Costs are microseconds of CPU time."""
 
     request_us: float  # carrying a request, and knowing its tokens
     scrape_us: float  # of an engine
     read_us: float  # a batch of events, from its socket
+    times_as_slow: float  # this machine, by the yardstick, as that of the dataplane's run
 
 
 def _batch(plan: ScalePlan) -> bytes:
@@ -154,9 +157,23 @@ def findings(
             f"- one process uses at most one core; it {_reaches(end(shares))}",
             f"- several processes use at most one core each, and {plan.cores} together; the group",
             *(f"  {line}" for line in reached),
+            *_elsewhere(once.times_as_slow, divided, plan.cores),
         ],
         facts={"cores": plan.cores},
     )
+
+
+def _elsewhere(times: float, divided: Sequence[Row], cores: int) -> list[str]:
+    """What the group would carry on a machine as fast as that of the dataplane's run, if that is
+    another."""
+    most = max([each for mix in mixes(cores) if (each := end(_of(divided, mix)))], default=None)
+    if most is None or 0.9 < times < 1.1:
+        return []
+    return [
+        f"- by the yardstick this machine takes {times:.2f} times as long as the one of the stored "
+        f"run of dataplane: there the group would carry about {most * times:,.0f} engines, if all "
+        "parts were faster by that much, which is an estimate"
+    ]
 
 
 class Mix(NamedTuple):

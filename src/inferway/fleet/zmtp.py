@@ -199,7 +199,8 @@ class ZmtpConnection(asyncio.Protocol):
         self._messages.append(frames)
 
     def _obey(self, command: bytes) -> None:
-        name, data = command[1 : 1 + command[0]], command[1 + command[0] :]
+        end = 1 + command[0] if command else 0  # of its name
+        name, data = command[1:end], command[end:]
         if name == b"PING":
             self._write(COMMAND, b"\x04PONG" + data[2:])
         elif name == b"ERROR":
