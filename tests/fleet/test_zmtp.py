@@ -299,6 +299,9 @@ class _Pipe(asyncio.Transport):
     def abort(self) -> None:
         pass
 
+    def get_write_buffer_size(self) -> int:
+        return 0
+
 
 @given(
     messages=st.lists(st.lists(st.binary(max_size=600), min_size=1, max_size=4), max_size=6),

@@ -35,6 +35,7 @@ MORE, COMMAND = 1, 4  # flags of a frame
 _LONG = 2
 _SHORT_HEAD, _LONG_HEAD = 2, 9  # bytes before a frame's body
 _SUBSCRIBE_TO_ALL = b"\x01"
+_MOST_UNREAD = 65_536  # bytes of ours that a peer may leave unread
 
 # The sockets that one may be connected to (ZMTP, "The Socket Type Property").
 _PEERS = {"SUB": ("PUB", "XPUB"), "DEALER": ("ROUTER", "DEALER", "REP")}
@@ -70,7 +71,7 @@ class ZmtpConnection(asyncio.Protocol):
     def __init__(
         self, kind: str, owner: Owner, *, heartbeat_seconds: float = HEARTBEAT_SECONDS
     ) -> None:
-        """`kind`: SUB or DEALER. One that is silent for two heartbeats is lost."""
+        """`kind`: SUB or DEALER. A peer that lets a heartbeat pass without a word is lost."""
         loop = asyncio.get_running_loop()
         self.up: asyncio.Future[None] = loop.create_future()  # done when the handshake is; fails
         # with ZmtpError or OSError
@@ -202,7 +203,11 @@ class ZmtpConnection(asyncio.Protocol):
         end = 1 + command[0] if command else 0  # of its name
         name, data = command[1:end], command[end:]
         if name == b"PING":
-            self._write(COMMAND, b"\x04PONG" + data[2:])
+            if (
+                self._transport is not None
+                and self._transport.get_write_buffer_size() < _MOST_UNREAD
+            ):
+                self._write(COMMAND, b"\x04PONG" + data[2:])
         elif name == b"ERROR":
             raise ZmtpError(f"it refuses the connection: {data[1:200].decode(errors='replace')}")
         elif name == b"READY" and not self.up.done():
@@ -223,12 +228,14 @@ class ZmtpConnection(asyncio.Protocol):
     # steps
 
     def _beat(self) -> None:
-        if self._is_silent:
-            self._end(f"nothing has come from it for {2 * self._heartbeat_seconds:g} s")
+        loop, pause = asyncio.get_running_loop(), self._heartbeat_seconds
+        # a loop that was held has not read yet what came meanwhile
+        if self._is_silent and loop.time() - self._timer.when() < pause / 2:
+            self._end(f"nothing has come from it for {pause:g} s")
             return
         self._is_silent = True
         self._write(COMMAND, b"\x04PING\0\0")
-        self._timer = asyncio.get_running_loop().call_later(self._heartbeat_seconds, self._beat)
+        self._timer = loop.call_later(pause, self._beat)
 
     def _end(self, fault: str) -> None:
         self._fault = fault
@@ -236,9 +243,10 @@ class ZmtpConnection(asyncio.Protocol):
         self.close()
 
     def _write(self, flags: int, body: bytes) -> None:
-        if self._transport is None:
-            return
-        self._transport.write(frame(flags, body))
+        """Nothing more for a peer that does not read."""
+        transport = self._transport
+        if transport is not None and transport.get_write_buffer_size() < _MOST_UNREAD:
+            transport.write(frame(flags, body))
 
 
 def frame(flags: int, body: bytes) -> bytes:
