@@ -484,11 +484,12 @@ def test_a_socket_that_is_no_publisher_is_told_once(caplog: pytest.LogCaptureFix
 
     async def scenario() -> None:
         publisher = Publisher()
-        follower = subscriber(EventSource(0, publisher.replay_endpoint, None), MemoryIndex())
+        source = EventSource(0, publisher.replay_endpoint, None)
+        follower = subscriber(source, MemoryIndex(), answer_seconds=2.0)
         follower.start()
         await wait_until(lambda: bool(caplog.messages))
-
         assert follower.state is StreamState.BLIND
+        await wait_until(lambda: len(follower._tasks.running) == 2)  # nobody waits for it any more
 
         await follower.close()
         await publisher.close()

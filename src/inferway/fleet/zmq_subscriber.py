@@ -132,8 +132,8 @@ class ZmqSubscriber(EventSubscriber):
     async def _miss_the_engine(self) -> None:
         """Once: it is there, for it has told us the address, but not at that address."""
         await asyncio.sleep(self._answer_seconds)
-        if self._was_up:
-            return
+        if self._was_up or self._fault is not None:
+            return  # that is told already
         log.warning(
             "engine %s: nobody %s %s, where its KV events should come from; until somebody "
             "does nothing is known of its cache",
