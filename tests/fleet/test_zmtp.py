@@ -87,17 +87,21 @@ def at(socket: Any) -> str:
 async def peer(*writes: bytes, heard: list[bytes] | None = None) -> AsyncIterator[str]:
     """A server that is no ZeroMQ socket: it writes this, and reads whatever comes."""
     heard = [] if heard is None else heard
+    serving: set[asyncio.Task[None] | None] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving.add(asyncio.current_task())
         for each in writes:
             writer.write(each)
-        while data := await reader.read(1000):
-            heard.append(data)
+        with suppress(ConnectionError):
+            while data := await reader.read(1000):
+                heard.append(data)
         writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with server:
         yield f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        await asyncio.gather(*filter(None, serving))
 
 
 # what it must do with the library
@@ -250,6 +254,22 @@ async def test_a_message_without_end_ends_the_connection(what: bytes, fault: str
     assert heard.messages == [[b"good"]]
     assert heard.faults == [fault]
     assert heard.down == [connection]
+
+
+async def test_waiting_for_a_handshake_may_be_given_up() -> None:
+    heard: list[bytes] = []
+    faults: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
+    async with peer(heard=heard) as endpoint:
+        connection = ZmtpConnection("SUB", Heard())
+        connecting = asyncio.ensure_future(zmtp.connect(endpoint, connection))
+        await until(lambda: heard)  # it waits for a greeting now
+        connecting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await connecting
+        await connection.down
+
+    assert faults == []
 
 
 async def test_a_peer_that_is_silent_is_lost() -> None:

@@ -105,7 +105,7 @@ class PollingSubscriber(EventSubscriber):
             self.follower.skip("malformed", f"{self.source.endpoint}: {e}")
 
     def _note_away(self, error: UpstreamError) -> None:
-        """The engine is away: what is believed is stale until it is back."""
+        """Say that the engine is away, if that is new."""
         if self._is_reached is not False:
             log.warning("engine %s: its KV events cannot be had: %s", self._name, error)
         self._is_reached = False

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -235,13 +236,8 @@ class ZmqSubscriber(EventSubscriber):
         """An engine that has just started may not listen yet. Raises as `zmtp.connect` does."""
         while True:
             connection = ZmtpConnection("DEALER", answers)
-            try:
+            with suppress(ConnectionRefusedError):
                 await zmtp.connect(endpoint, connection)
-            except BaseException as e:
-                connection.close()
-                if not isinstance(e, ConnectionRefusedError):
-                    raise
-            else:
                 return connection
             await asyncio.sleep(self._limits.retry)
 

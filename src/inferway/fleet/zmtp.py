@@ -73,8 +73,9 @@ class ZmtpConnection(asyncio.Protocol):
     ) -> None:
         """`kind`: SUB or DEALER. A peer that lets a heartbeat pass without a word is lost."""
         loop = asyncio.get_running_loop()
+        self.is_up = False  # the handshake is done, and it has not ended
         self.up: asyncio.Future[None] = loop.create_future()  # done when the handshake is; fails
-        # with ZmtpError or OSError
+        # with ZmtpError
         self.down: asyncio.Future[None] = loop.create_future()  # done when it has ended
         self._fault = "it has ended the connection"
         self._kind = kind
@@ -134,7 +135,7 @@ class ZmtpConnection(asyncio.Protocol):
         del exc
         self._timer.cancel()
         self._transport = None
-        was_up = self.up.done() and self.up.exception() is None
+        was_up, self.is_up = self.is_up, False
         if not self.up.done():
             self.up.set_exception(ZmtpError(self._fault))
             self.up.exception()  # nobody need ask for it
@@ -187,7 +188,7 @@ class ZmtpConnection(asyncio.Protocol):
         if flags & COMMAND:
             self._obey(body)
             return
-        if not self.up.done():
+        if not self.is_up:
             raise ZmtpError("a message before the handshake was done")
         frames = self._frames
         frames.append(body)
@@ -222,6 +223,7 @@ class ZmtpConnection(asyncio.Protocol):
             self._write(0, _SUBSCRIBE_TO_ALL)
         self._timer.cancel()
         self._beat()
+        self.is_up = True
         self.up.set_result(None)
         self._owner.connected(self)
 
@@ -277,19 +279,22 @@ def _property(properties: bytes, wanted: bytes) -> str:
 
 
 async def connect(endpoint: str, connection: ZmtpConnection) -> None:
-    """Connect it, and return when it is up. Raises OSError, ZmtpError, or ValueError for an
-    endpoint that is neither tcp://HOST:PORT nor ipc://PATH."""
+    """Connect it, and return when it is up; one that cannot be is closed. Raises OSError,
+    ZmtpError, or ValueError for an endpoint that is neither tcp://HOST:PORT nor ipc://PATH."""
     loop = asyncio.get_running_loop()
-    async with asyncio.timeout(CONNECT_SECONDS):
-        if endpoint.startswith("ipc://"):
-            path = endpoint.removeprefix("ipc://")
-            path = (
-                f"\0{path[1:]}" if path.startswith("@") else path
-            )  # as ZeroMQ names abstract ones
-            await loop.create_unix_connection(lambda: connection, path)
-        else:
-            await loop.create_connection(lambda: connection, *_address(endpoint))
-    await connection.up
+    try:
+        async with asyncio.timeout(CONNECT_SECONDS):
+            if endpoint.startswith("ipc://"):
+                path = endpoint.removeprefix("ipc://")
+                # ZeroMQ names an abstract one by an @
+                path = f"\0{path[1:]}" if path.startswith("@") else path
+                await loop.create_unix_connection(lambda: connection, path)
+            else:
+                await loop.create_connection(lambda: connection, *_address(endpoint))
+        await connection.up
+    finally:
+        if not connection.is_up:
+            connection.close()
 
 
 async def keep_connected(endpoint: str, kind: str, owner: Owner) -> None:
