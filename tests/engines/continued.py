@@ -147,7 +147,7 @@ def lose(engine: RealEngine, how: str, gateway: str) -> None:
         path = f"{gateway}/admin/engines/{engine.name}/drain?seconds=0&streams_after=0"
         client.post(path, b"")
         os.kill(engine.session, signal.SIGTERM)
-    while engine.exit_status is None:
+    while not engine.has_ended:
         time.sleep(0.1)
     engine.kill()
 

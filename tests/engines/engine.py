@@ -12,10 +12,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
 from tests.engines import client
+from tests.engines.preloaded import ForkedProcess, Preloaded
 
 from inferway_bench.machine import CPUINFO, vllm_dtype
 
@@ -54,7 +56,11 @@ class Ports:
 
 
 class RealEngine:
-    """One engine. It keeps its ports, and so its name, when it is started again."""
+    """One engine. It keeps its ports, and so its name, when it is started again.
+
+    `alone`: start the command itself, for an engine that has modules which others have not, as a
+    plugin's. Others are forked from a Python that has imported vLLM.
+    """
 
     def __init__(
         self,
@@ -63,15 +69,18 @@ class RealEngine:
         log: Path,
         flags: Sequence[str] = (),
         environment: Mapping[str, str] = MappingProxyType({}),
+        *,
+        alone: bool = False,
     ) -> None:
         self.ports = Ports(*free_ports(3))
         self.log = log
-        self._command = [str(vllm), "serve", str(model_dir), *FLAGS.split(), *self._own_flags()]
-        self._command += flags
+        self._vllm = vllm
+        self._arguments = ["serve", str(model_dir), *FLAGS.split(), *self._own_flags(), *flags]
+        self._alone = alone
         path = [environment.get("PYTHONPATH"), str(INSIDE), os.environ.get("PYTHONPATH")]
         python_path = {"PYTHONPATH": os.pathsep.join(filter(None, path))}
         self._environment = {**os.environ, **ENVIRONMENT, **environment, **python_path}
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | ForkedProcess | None = None
 
     @property
     def name(self) -> str:
@@ -101,9 +110,14 @@ class RealEngine:
 
     def start(self, *flags: str) -> None:
         """With more `flags`, this time. Returns at once; `wait_until_ready` waits."""
+        arguments = [*self._arguments, *flags]
+        if not self._alone:
+            parent = preloaded(self._vllm.with_name("python"))
+            self._process = parent.start(arguments, self._environment, self.log)
+            return
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [*self._command, *flags],
+                [str(self._vllm), *arguments],
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -118,9 +132,9 @@ class RealEngine:
         return self._process.pid
 
     @property
-    def exit_status(self) -> int | None:
-        """None while it runs, or before it was started."""
-        return self._process.poll() if self._process else None
+    def has_ended(self) -> bool:
+        """Not before it was started."""
+        return self._process is not None and self._process.poll() is not None
 
     def answers(self) -> bool:
         return client.answers(f"{self.url}/health")
@@ -182,6 +196,12 @@ class RealEngine:
         return "\n".join([f"--- {self.log}", *lines[-num_lines:]])
 
 
+@cache
+def preloaded(python: Path) -> Preloaded:
+    """The one of this run, for that Python."""
+    return Preloaded(python, {**os.environ, **ENVIRONMENT, "PYTHONPATH": str(INSIDE)})
+
+
 def wait_until_ready(engines: Sequence[RealEngine], report: Callable[[str], None]) -> None:
     """All engines answer /health. Raises RuntimeError, with logs, if one ends or is late."""
     started = time.monotonic()
@@ -190,8 +210,8 @@ def wait_until_ready(engines: Sequence[RealEngine], report: Callable[[str], None
     while waiting := [engine for engine in waiting if not engine.answers()]:
         seconds = time.monotonic() - started
         for engine in waiting:
-            if engine.exit_status is not None or seconds > START_SECONDS:
-                what = "ended" if engine.exit_status is not None else "is not ready"
+            if engine.has_ended or seconds > START_SECONDS:
+                what = "ended" if engine.has_ended else "is not ready"
                 raise RuntimeError(
                     f"{engine.name} {what} after {seconds:.0f} s\n{engine.log_tail()}"
                 )

@@ -90,7 +90,7 @@ def measured(engine: RealEngine, specs: list[tuple[str, Spec]], seconds: float) 
     def post_all() -> None:
         until = time.monotonic() + seconds
         for name, spec in specs:
-            if time.monotonic() > until or engine.exit_status is not None:
+            if time.monotonic() > until or engine.has_ended:
                 break
             began = time.monotonic()
             outcomes[name] = outcome_of(engine.url, spec)
@@ -101,13 +101,13 @@ def measured(engine: RealEngine, specs: list[tuple[str, Spec]], seconds: float) 
     beside: list[list[float]] = []
     with ThreadPoolExecutor(1) as pool:
         posting = pool.submit(post_all)
-        while not ended.is_set() and engine.exit_status is None:
+        while not ended.is_set() and not engine.has_ended:
             try:
                 beside.append(gaps(engine.url))
             except (OSError, HTTPException):  # no token for so long, or the engine is gone
                 beside.append([float(client.SECONDS)] * 2)
         posting.result()
-    lost = engine.exit_status is not None or not engine.answers()
+    lost = engine.has_ended or not engine.answers()
     p99s = [p99(one) for one in beside if len(one) > 1]
     return {
         "draws": len(outcomes),
@@ -134,7 +134,9 @@ def run(
                 "PYTHONPATH": str(ROOT / "structured/src"),
             }
             log = Path(folder) / "engine.log"
-            engine = RealEngine(vllm, prepare_smollm2(weights=True), log, (), environment)
+            engine = RealEngine(
+                vllm, prepare_smollm2(weights=True), log, (), environment, alone=True
+            )
             try:
                 engine.start()
                 wait_until_ready([engine], say)

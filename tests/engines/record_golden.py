@@ -137,7 +137,8 @@ def main(names: Sequence[str]) -> None:
             continue
         with tempfile.TemporaryDirectory() as logs:
             log = Path(logs) / "engine.log"
-            engine = RealEngine(vllm, model_dir, log, recording.flags, recording.environment)
+            flags, environment = recording.flags, recording.environment
+            engine = RealEngine(vllm, model_dir, log, flags, environment, alone=True)
             engine.start()
             try:
                 wait_until_ready([engine], print)

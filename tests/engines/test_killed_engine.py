@@ -21,7 +21,7 @@ from tests.engines.gateway import ask_directly, engine_of, scores, send, wait_un
 from tests.engines.waiting import wait_until
 
 HELD_BEFORE = completion("held by both before", list(range(20_000, 20_000 + 3 * BLOCK_SIZE)))
-NUM_TOKENS = 600
+NUM_TOKENS = 240
 STORY = {
     "model": MODEL,
     "messages": [user("Tell me a long story about a lighthouse.")],

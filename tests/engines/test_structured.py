@@ -79,7 +79,7 @@ def engine(
     log = new_log("engine-structured")
     dotvllm = vllm.with_name("dotvllm")
     path = f"{ROOT}:{ROOT}/structured/src"
-    engine = RealEngine(dotvllm, whole_model, log, flags, {"PYTHONPATH": path})
+    engine = RealEngine(dotvllm, whole_model, log, flags, {"PYTHONPATH": path}, alone=True)
     try:
         engine.start()
         wait_until_ready([engine], say)

@@ -45,7 +45,7 @@ def serving(
         for pair in flags.items()
         for word in pair
     ]
-    engine = RealEngine(vllm, model_dir, log, words, {"PYTHONPATH": str(ROOT)})
+    engine = RealEngine(vllm, model_dir, log, words, {"PYTHONPATH": str(ROOT)}, alone=True)
     try:
         engine.start()
         wait_until_ready([engine], say)

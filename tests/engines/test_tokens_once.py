@@ -1,6 +1,6 @@
 """An engine answers a prompt's token ids as it answers its text.
 
-`make fleet` compares 60 of the bodies, `make fleet-full` all of them, more than 300. Each is sent
+`make fleet` compares 30 of the bodies, `make fleet-full` all of them, more than 300. Each is sent
 to the engine as it is, and by a gateway that adds the ids; before both the engine's cache is
 emptied, and nothing else is asked meanwhile, so that it computes the same in the same steps.
 """
@@ -34,7 +34,7 @@ from inferway.openai_api.tokens_once import why_text
 
 RESPONSE, MESSAGES = "/v1/responses", "/v1/messages"
 
-NUM_SPREAD = 60
+NUM_SPREAD = 30
 MAX_TOKENS = 12
 
 # Two answers to one text differ now and then, too: a stream's events have one token or two, and
