@@ -207,7 +207,7 @@ def test_followers_cannot_write_an_index_on_a_server() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("moment", [0.0, 0.3, 0.6])
+@pytest.mark.parametrize("moment", [0.0, 0.6])
 def test_a_follower_killed_in_the_gateways_first_start_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: float
 ) -> None:

@@ -32,7 +32,7 @@ SLOW = ["--inter-token-latency", "10ms"]
 # a worker is killed
 
 
-@pytest.mark.parametrize("moment", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("moment", [0.0, 1.0])
 def test_a_worker_killed_in_the_gateways_first_start_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: float
 ) -> None:
@@ -107,7 +107,7 @@ def test_a_hub_killed_before_there_is_a_worker(
         served_again(at, begun)
 
 
-@pytest.mark.parametrize("moment", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("moment", [0.0, 1.0])
 def test_a_hub_killed_while_workers_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: float
 ) -> None:
@@ -244,7 +244,7 @@ def test_a_worker_that_begins_while_settings_are_reloaded_has_the_new_ones(
         assert started.gateway.stop() == 0
 
 
-@pytest.mark.parametrize("moment", [0.0, 0.01, 0.03])
+@pytest.mark.parametrize("moment", [0.0, 0.02])
 def test_a_hub_killed_while_settings_are_reloaded(
     tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch, moment: float
 ) -> None:
