@@ -57,10 +57,14 @@ class Preloaded:
     def start(
         self, arguments: Sequence[str], environment: Mapping[str, str], log: Path
     ) -> ForkedProcess:
-        """`vllm ARGUMENTS`, in a session of its own."""
+        """`vllm ARGUMENTS`, in a session of its own. Raises RuntimeError if vLLM could not be
+        imported; what it said is on standard error."""
         order = {"arguments": arguments, "environment": dict(environment), "log": str(log)}
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with self._lock:
             print(json.dumps(order), file=self._process.stdin, flush=True)
-            return ForkedProcess(int(self._process.stdout.readline()))
+            answer = self._process.stdout.readline()
+        if not answer:
+            raise RuntimeError(f"{PRELOAD} ended with status {self._process.wait()}")
+        return ForkedProcess(int(answer))

@@ -14,7 +14,7 @@ from typing import Any
 
 from inferway.prompts.files.prepare import WEIGHTS_FILE
 
-NUM_LAYERS = 2
+NUM_LAYERS = 4
 
 
 def first_layers(model_dir: Path, made: Path) -> Path:

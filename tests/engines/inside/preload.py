@@ -22,7 +22,7 @@ import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing import util
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import setproctitle
 
@@ -72,7 +72,7 @@ def become_engine(arguments: list[str], environment: dict[str, str], log: str) -
     sys.exit(importlib.import_module("vllm.entrypoints.cli.main").main())
 
 
-def fork_as_if_spawned(path: str, args: Sequence[str], passfds: Sequence[int]) -> int:
+def fork_as_if_spawned(path: bytes, args: Sequence[Any], passfds: Sequence[int]) -> int:
     """In place of multiprocessing's function of that name, which starts a new Python."""
     *_, code, kind = args
     if kind != "--multiprocessing-fork":  # the tracker of shared memory
