@@ -1,7 +1,7 @@
 """Messages: the chats, ids and counts that we make of them are vLLM's own, and a conversation that
 grows is matched as the engine reuses it.
 
-`make fleet` draws 60 bodies, `make fleet-full` 200."""
+`make fleet` draws 30 bodies, `make fleet-full` 200."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from inferway.prompts.served import ServedModel
 
 ROOT = Path(__file__).parents[2]
 RECORDER = ROOT / "tests" / "golden" / "prompts" / "record_vllm_messages.py"
-NUM_DRAWN = 200 if FULL else 60
+NUM_DRAWN = 200 if FULL else 30
 RECORDER_SECONDS = 1200
 
 # The template of Qwen 3, which takes system messages anywhere, and of Qwen 3.5, which does not.
