@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+import socket
+from contextlib import suppress
 from typing import Any
 
 import aiohttp
@@ -51,6 +53,21 @@ def test_published_events_add_up_to_the_cache_under_pressure(format: str) -> Non
 
     assert told == held
     assert num_removed > 50
+
+
+@pytest.mark.parametrize("steps", range(6))
+async def test_a_connection_made_while_it_stops_is_closed(steps: int) -> None:
+    """However many steps of the event loop before."""
+    one = engine()
+    await one.start()
+    with socket.create_connection(("127.0.0.1", int(one.url.rpartition(":")[2]))) as client:
+        client.setblocking(False)
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        await one.stop()
+
+        with suppress(ConnectionResetError):
+            assert await asyncio.get_running_loop().sock_recv(client, 1) == b""
 
 
 def test_three_engines_live_in_one_process_and_share_nothing() -> None:

@@ -4,15 +4,12 @@ one corner of a process."""
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from aiohttp import web
-
-from inferway.errors import ConfigError
 from inferway.kv.blocks.dialects import Dialect, wire_hash
+from inferway.simulator.app_server import AppServer
 from inferway.simulator.block_contents import BlockContents
 from inferway.simulator.cache import KvCache
 from inferway.simulator.config import SimulatorConfig
@@ -60,7 +57,7 @@ class SimulatedEngine:
         self.structured = Structured() if config.structured else None
         self.names = AdapterNames(config)
         self._publisher: EventPublisher | None = None
-        self._runner: web.AppRunner | None = None
+        self._server: AppServer | None = None
         self._running: asyncio.Task[None] | None = None
         self._port = config.port
 
@@ -107,8 +104,8 @@ class SimulatedEngine:
 
     async def stop(self) -> None:
         """Close everything, in reverse order. Requests that still run are cut off."""
-        if self._runner is not None:
-            await self._runner.cleanup()
+        if self._server is not None:
+            await self._server.stop()
         if self._running is not None:
             self._running.cancel()
             with suppress(asyncio.CancelledError):
@@ -117,7 +114,7 @@ class SimulatedEngine:
             await self.side_channel.stop()
         if self._publisher is not None:
             await self._publisher.stop()
-        self._runner = self._running = self._publisher = self.side_channel = None
+        self._server = self._running = self._publisher = self.side_channel = None
 
     async def __aenter__(self) -> SimulatedEngine:
         await self.start()
@@ -157,21 +154,10 @@ class SimulatedEngine:
             scale_out=self.config.enable_scale_out,
             structured=self.structured,
         )
-        # A client that leaves cancels its handler, which aborts its jobs.
-        self._runner = web.AppRunner(
-            server.application(), access_log=None, handler_cancellation=True, shutdown_timeout=0.1
+        self._server = await AppServer.start(
+            server.application(), self.config.host, self.config.port
         )
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, self.config.host, self.config.port)
-        try:
-            await site.start()
-        except OSError as e:
-            why = os.strerror(e.errno or 0).lower()
-            raise ConfigError(
-                f"port {self.config.port} on {self.config.host} cannot be had: {why}; "
-                "choose another with --port"
-            ) from e
-        self._port = self._runner.addresses[0][1]
+        self._port = self._server.port
 
     def _publish(self, events: Sequence[Event]) -> None:
         if not events or self._publisher is None:

@@ -6,7 +6,6 @@ bootstrap server (`GET /query`) and for SGLang's.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -15,7 +14,7 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
-from inferway.errors import ConfigError
+from inferway.simulator.app_server import AppServer
 from inferway.simulator.cache import KvCache
 from inferway.simulator.kv_transfer import Connector, Fetch
 
@@ -52,7 +51,7 @@ class SideChannel:
         self._kept: dict[str, asyncio.Event] = {}  # who waits for a prefill leg
         self._beating: dict[int, Fetch] = {}  # whose turn has not come
         self._tasks: set[asyncio.Task[None]] = set()
-        self._runner: web.AppRunner | None = None
+        self._server: AppServer | None = None
         self._client: aiohttp.ClientSession | None = None
 
     async def start(self) -> None:
@@ -67,19 +66,9 @@ class SideChannel:
                 web.get("/query", self._query),
             ]
         )
-        self._runner = web.AppRunner(
-            app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1
-        )
-        await self._runner.setup()
-        try:
-            await web.TCPSite(self._runner, transfer.config.host, transfer.config.port).start()
-        except OSError as e:
-            why = os.strerror(e.errno or 0).lower()
-            raise ConfigError(
-                f"kv-transfer port {transfer.config.port} on {transfer.config.host} cannot be "
-                f"had: {why}; choose another with --kv-transfer-port"
-            ) from e
-        transfer.start(self._runner.addresses[0][1])
+        host, port = transfer.config.host, transfer.config.port
+        self._server = await AppServer.start(app, host, port, kind="kv-transfer")
+        transfer.start(self._server.port)
         transfer.on_keep = self._tell_kept
         transfer.on_drop = self._tell_dropped
         self._client = aiohttp.ClientSession(
@@ -95,9 +84,9 @@ class SideChannel:
                 await task
         if self._client is not None:
             await self._client.close()
-        if self._runner is not None:
-            await self._runner.cleanup()
-        self._runner = self._client = None
+        if self._server is not None:
+            await self._server.stop()
+        self._server = self._client = None
 
     def expect(self, fetch: Fetch) -> None:
         """The request is queued: until it is its turn, the other engine is asked to wait."""
