@@ -19,6 +19,12 @@ def counted(gateway: str, leg: str, outcome: str) -> float:
     return _total(gateway, f"inferway_{leg}_legs_total", f'outcome="{outcome}"')
 
 
+def outcomes(gateway: str) -> list[str]:
+    """The lines of /metrics that count legs: why one has not come that is waited for."""
+    lines = client.get(f"{gateway}/metrics").raw.decode().splitlines()
+    return [line for line in lines if "_legs_total{" in line and not line.endswith((" 0", " 0.0"))]
+
+
 def in_flight(gateway: str, engine: RealEngine) -> float:
     """How many legs the engine has now."""
     return _total(gateway, "inferway_engine_in_flight", f'engine="{engine.name}"')

@@ -14,7 +14,7 @@ from tests.engines.client import Answer
 from tests.engines.conftest import Say
 from tests.engines.engine import wait_until_ready
 from tests.engines.killed_prefill import TOLERANCE, body_of
-from tests.engines.legs import counted, in_flight, log_probabilities
+from tests.engines.legs import counted, in_flight, log_probabilities, outcomes
 from tests.engines.nixl import NixlEngine
 from tests.engines.waiting import wait_until
 
@@ -57,7 +57,11 @@ def killing(nixl_engines: Pair, two_legs: str) -> Killing:
         lines = [stream.readline() for _ in range(8)]
         with decode.core_stopped():
             between = submit(BETWEEN)
-            wait_until(lambda: counted(two_legs, "prefill", "ok") == done + 3, "legs 1 are over")
+            wait_until(
+                lambda: counted(two_legs, "prefill", "ok") >= done + 3,
+                "legs 1 are over",
+                lambda: outcomes(two_legs),
+            )
             with prefill.core_stopped():
                 in_leg_1 = submit(IN_LEG_1)
                 wait_until(lambda: in_flight(two_legs, prefill) == 2, "legs 1 are sent")
