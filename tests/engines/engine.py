@@ -58,8 +58,8 @@ class Ports:
 class RealEngine:
     """One engine. It keeps its ports, and so its name, when it is started again.
 
-    `alone`: start the command itself, for an engine that has modules which others have not, as a
-    plugin's. Others are forked from a Python that has imported vLLM.
+    `alone`: start the command itself, as for our plugin, which each process of an engine loads when
+    it starts. Other engines are forked from a Python that has imported vLLM.
     """
 
     def __init__(
