@@ -121,13 +121,15 @@ def test_only_objects_of_requests_must_be_gone() -> None:
 
 
 def test_one_connection_to_each_engine_is_no_leak() -> None:
-    name = "inferway.upstream.connection.EngineConnection"
-    before = with_probes(Taken(100.0, 30, 9, {name: 1}), 3)
+    connection = "inferway.upstream.connection.EngineConnection"
+    origin = "inferway.upstream.pool.Origin"
+    before = with_probes(Taken(100.0, 30, 9, {connection: 1, origin: 2}), 3)
 
-    assert more_than(before, Taken(100.0, 32, 9, {name: 3})) == {}
-    assert more_than(before, Taken(100.0, 33, 9, {name: 4})) == {
+    assert more_than(before, Taken(100.0, 32, 9, {connection: 3, origin: 3})) == {}
+    assert more_than(before, Taken(100.0, 33, 9, {connection: 4, origin: 4})) == {
         "descriptors": [32, 33],
-        name: [3, 4],
+        connection: [3, 4],
+        origin: [3, 4],
     }
 
 

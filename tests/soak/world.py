@@ -30,6 +30,7 @@ flow: {queue_seconds: 10}
 START_SECONDS = 90.0
 SETTLE_SECONDS = 40.0
 _CONNECTION = "inferway.upstream.connection.EngineConnection"
+_ORIGIN = "inferway.upstream.pool.Origin"
 # The rooms of which nothing may be left when nobody asks.
 _REQUESTS_ROOMS = ("inferway.http.", "inferway.upstream.", "inferway.routing.director.")
 
@@ -117,13 +118,14 @@ class World:
 
 
 def with_probes(taken: Taken, num_engines: int) -> Taken:
-    """As if each engine were being asked for its load: the connections of that come and go."""
+    """As if each engine were being asked for its load: the connections of that come and go, and
+    the pool forgets an engine without connections at its next sweep."""
     had = taken.objects.get(_CONNECTION, 0)
-    more = max(0, num_engines - had)
+    probed = {name: max(num_engines, taken.objects.get(name, 0)) for name in (_CONNECTION, _ORIGIN)}
     return msgspec.structs.replace(
         taken,
-        descriptors=taken.descriptors + more,
-        objects={**taken.objects, _CONNECTION: had + more},
+        descriptors=taken.descriptors + probed[_CONNECTION] - had,
+        objects={**taken.objects, **probed},
     )
 
 
