@@ -84,10 +84,9 @@ def test_what_an_operation_changes_is_told_with_who_did_it() -> None:
     removed = log.take(removals)
 
     assert removed is not None
-    both, first = stored.blocks[0].state, stored.blocks[1].state
+    first, both = stored.blocks[0].state, stored.blocks[1].state
     assert stored.blocks == [
-        BlockChange(both, [1], 0, 3),
-        BlockChange(first, [2, 3], 0, 3),
+        BlockChange(first, [1, 2, 3], 0, 3),
         BlockChange(both, [1], 1, 1),
     ]
     assert [each.holder for each in stored.holders] == [0, 1]

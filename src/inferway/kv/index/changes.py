@@ -88,19 +88,20 @@ class ChangeLog:
         self._holders = holders
         self._touched: list[BlockKey] = []
         self._sets: list[int] = []
+        self._commons: list[int] = []
         tree.touched, tree.states.changed = self._touched, self._sets
+        tree.commons = self._commons
         self._num_planes = 1
         self._unsettled = 0
 
     def take(self, ops: Sequence[Op]) -> IndexChanges | None:
-        """Return what has changed, by these operations and by what was left over from others; None
-        if nothing has."""
+        """Return what has changed, by these operations, the last that the index has applied, and by
+        what was left over from others; None if nothing has."""
         tree, holders = self._tree, self._holders
         blocks: list[BlockChange] = []
         cleared: list[HolderId] = []
-        common = tree.common if len(ops) == 1 else -1
-        tree.common = -1  # the next operation may be refused
-        for op in ops:
+        # A block that an operation after its own has changed is told again, by that one or below.
+        for op, common in zip(ops, self._commons, strict=True) if ops else ():
             if isinstance(op, Clear):
                 cleared.append(op.holder)
             elif not isinstance(op, Window):
@@ -131,7 +132,7 @@ class ChangeLog:
 
     def close(self) -> None:
         """Note nothing any more."""
-        self._tree.touched = self._tree.states.changed = None
+        self._tree.touched = self._tree.states.changed = self._tree.commons = None
 
     def picture(
         self, piece_blocks: int = PIECE_BLOCKS, piece_states: int = PIECE_STATES

@@ -75,6 +75,10 @@ class MemoryIndex(HeldBlocks):
     # what engines did
 
     def apply(self, ops: Iterable[Op]) -> None:
+        tree = self._tree
+        commons = tree.commons
+        if commons is not None:
+            commons.clear()
         for op in ops:
             match op:
                 case Store():
@@ -82,17 +86,20 @@ class MemoryIndex(HeldBlocks):
                 case Remove():
                     holder = self._holders.get(op.holder)
                     if holder is not None:
-                        self._tree.remove(holder, op)
+                        tree.remove(holder, op)
                 case Copy():
                     holder = self._holders.get(op.holder)
                     if holder is not None:
                         self._holders.in_tier(holder, op.tier)
-                        self._tree.copy(holder, op)
+                        tree.copy(holder, op)
                 case Clear():
                     self._clear(op)
                 case Window():
                     holder = self._holders.get_or_add(op.holder)
                     self._holders.set_window(holder, op.group, op.blocks)
+            if commons is not None:
+                commons.append(tree.common)
+                tree.common = -1  # the next operation may be refused
         if self._has_left_over:
             self._sweep(_WITH_EACH_APPLY)
         elif self._eviction is not None:
