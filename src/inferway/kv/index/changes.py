@@ -90,7 +90,7 @@ class ChangeLog:
         self._sets: list[int] = []
         self._commons: list[int] = []
         tree.touched, tree.states.changed = self._touched, self._sets
-        tree.commons = self._commons
+        tree.commons, tree.common = self._commons, -1
         self._num_planes = 1
         self._unsettled = 0
 
@@ -100,12 +100,16 @@ class ChangeLog:
         tree, holders = self._tree, self._holders
         blocks: list[BlockChange] = []
         cleared: list[HolderId] = []
+        commons = self._commons
+        if len(commons) != len(ops):  # some were left of operations that failed
+            commons = [-1] * len(ops)
         # A block that an operation after its own has changed is told again, by that one or below.
-        for op, common in zip(ops, self._commons, strict=True) if ops else ():
+        for op, common in zip(ops, commons, strict=True):
             if isinstance(op, Clear):
                 cleared.append(op.holder)
             elif not isinstance(op, Window):
                 self._note_blocks(op, common, blocks)
+        self._commons.clear()
         if self._touched:
             found = self._states(self._touched)
             blocks += [BlockChange(state, keys) for state, keys in found]

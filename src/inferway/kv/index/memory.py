@@ -76,9 +76,6 @@ class MemoryIndex(HeldBlocks):
 
     def apply(self, ops: Iterable[Op]) -> None:
         tree = self._tree
-        commons = tree.commons
-        if commons is not None:
-            commons.clear()
         for op in ops:
             match op:
                 case Store():
@@ -97,8 +94,8 @@ class MemoryIndex(HeldBlocks):
                 case Window():
                     holder = self._holders.get_or_add(op.holder)
                     self._holders.set_window(holder, op.group, op.blocks)
-            if commons is not None:
-                commons.append(tree.common)
+            if tree.commons is not None:
+                tree.commons.append(tree.common)
                 tree.common = -1  # the next operation may be refused
         if self._has_left_over:
             self._sweep(_WITH_EACH_APPLY)

@@ -31,7 +31,7 @@ class Tree:
         self.lapsed: list[int] = []  # slots without children that nobody holds, to be freed
         self.touched: list[BlockKey] | None = None  # see `settle` and `free_slot`
         self.common = -1  # the state that all blocks of the last operation got; -1: they differ
-        self.commons: list[int] | None = None  # those of a whole `MemoryIndex.apply`
+        self.commons: list[int] | None = None  # those of all operations; see `changes`
         self._slice = slice_blocks
 
     def slot(self, key: BlockKey) -> int:
