@@ -21,8 +21,11 @@ def counted(gateway: str, leg: str, outcome: str) -> float:
 
 def outcomes(gateway: str) -> list[str]:
     """The lines of /metrics that count legs: why one has not come that is waited for."""
-    lines = client.get(f"{gateway}/metrics").raw.decode().splitlines()
-    return [line for line in lines if "_legs_total{" in line and not line.endswith((" 0", " 0.0"))]
+    return [
+        line
+        for line in _metrics(gateway)
+        if "_legs_total{" in line and not line.endswith((" 0", " 0.0"))
+    ]
 
 
 def in_flight(gateway: str, engine: RealEngine) -> float:
@@ -31,9 +34,12 @@ def in_flight(gateway: str, engine: RealEngine) -> float:
 
 
 def _total(gateway: str, name: str, label: str) -> float:
-    lines = client.get(f"{gateway}/metrics").raw.decode().splitlines()
-    series = [line for line in lines if line.startswith(f"{name}{{") and label in line]
+    series = [line for line in _metrics(gateway) if line.startswith(f"{name}{{") and label in line]
     return sum([float(line.rpartition(" ")[2]) for line in series])
+
+
+def _metrics(gateway: str) -> list[str]:
+    return client.get(f"{gateway}/metrics").raw.decode().splitlines()
 
 
 def events_of(answer: Answer) -> Iterator[Any]:
