@@ -126,6 +126,13 @@ def test_a_closed_event_port_is_an_error() -> None:
     assert socket.error == "Connection refused"
 
 
+def test_an_event_host_that_nobody_knows_is_an_error(event_port: int) -> None:
+    (socket,) = ask(engine(event_port), events="tcp://nobody.invalid:5557").sockets
+
+    assert socket.error is not None
+    assert "name" in socket.error.lower()  # "Name or service not known", or another resolver's
+
+
 def test_a_port_that_speaks_something_else_is_an_error() -> None:
     async def run() -> str | None:
         async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -139,7 +146,32 @@ def test_a_port_that_speaks_something_else_is_an_error() -> None:
                 (found,) = await ask_engines([EngineSettings(url=url)])
         return found.sockets[0].error
 
-    assert asyncio.run(run()) == "open, but not a ZMQ socket"
+    error = asyncio.run(run())
+    assert error is not None
+    assert error.startswith("what answers is no ZeroMQ socket: it begins with b'220 mail")
+
+
+def test_a_replay_socket_where_events_should_be_is_an_error() -> None:
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as replay:
+        port = replay.bind_to_random_port("tcp://127.0.0.1")
+        (socket,) = ask(engine(port)).sockets
+
+    assert socket.error == "what answers is a ROUTER socket; expected PUB or XPUB"
+
+
+def test_a_replay_socket_answers_a_knock(event_port: int) -> None:
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as replay:
+        port = replay.bind_to_random_port("tcp://127.0.0.1")
+        found = ask(
+            engine(event_port),
+            events=f"tcp://127.0.0.1:{event_port}",
+            replay=f"tcp://127.0.0.1:{port}",
+        )
+
+    assert [(socket.what, socket.error) for socket in found.sockets] == [
+        ("events", None),
+        ("replay", None),
+    ]
 
 
 def test_sockets_given_by_hand_are_the_ones_tried(event_port: int) -> None:

@@ -8,7 +8,6 @@ import re
 import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
@@ -19,11 +18,11 @@ from inferway.doctor.facts import EngineReport, Socket
 from inferway.errors import ConfigError, UpstreamError
 from inferway.fleet.engine_facts import EngineFacts, discover, given_source
 from inferway.fleet.http_client import EngineConnector, post, upstream_errors
+from inferway.fleet.zmtp import CONNECT_SECONDS, ZmtpConnection, ZmtpError, connect
 
 ENGINE_SECONDS = 10.0  # an engine that computes on the CPU leaves us waiting for a while
 
-# Every ZMQ peer opens with its signature before it hears anything: ff, 8 bytes, 7f (ZMTP 3).
-_SIGNATURE_BYTES = 10
+_CONNECTS_AS = {"events": "SUB", "replay": "DEALER"}  # to a publisher's sockets
 
 # Metrics that vLLM has with its OffloadingConnector alone (0.32, offloading/metrics.py).
 _OFFLOADING = re.compile(r"^# TYPE vllm:kv_offload_", re.M)
@@ -110,34 +109,37 @@ def _sockets_of(settings: EngineSettings, told: EngineFacts) -> list[Socket]:
 
 
 async def _knock(socket: Socket) -> Socket:
-    """Connects and waits for a ZMQ peer's first bytes."""
-    return socket if socket.bind else replace(socket, error=await _fault(socket.endpoint))
+    """Connect to it as the gateway would, and hang up."""
+    return socket if socket.bind else replace(socket, error=await _fault(socket))
 
 
-async def _fault(endpoint: str) -> str | None:
+async def _fault(socket: Socket) -> str | None:
     """What is wrong with a ZMQ socket; None if nothing is."""
+    connection = ZmtpConnection(_CONNECTS_AS[socket.what], _Visitor())
     try:
-        async with asyncio.timeout(ENGINE_SECONDS):
-            reader, writer = await _connect(endpoint)
-            try:
-                signature = await reader.readexactly(_SIGNATURE_BYTES)
-            finally:
-                writer.close()
+        await connect(socket.endpoint, connection)
     except TimeoutError:
-        return f"silent for {ENGINE_SECONDS:g} s"
-    except asyncio.IncompleteReadError as e:
-        signature = e.partial
-    except (OSError, ValueError) as e:
-        return os.strerror(e.errno) if isinstance(e, OSError) and e.errno else str(e)
-    is_zmq = len(signature) == _SIGNATURE_BYTES and (signature[0], signature[-1]) == (0xFF, 0x7F)
-    return None if is_zmq else "open, but not a ZMQ socket"
+        return f"no connection within {CONNECT_SECONDS:g} s"
+    except OSError as e:  # a name that nobody knows has a number below 0
+        return os.strerror(e.errno) if e.errno and e.errno > 0 else e.strerror or str(e)
+    except (ZmtpError, ValueError) as e:
+        return str(e)
+    finally:
+        connection.close()
+    return None
 
 
-async def _connect(endpoint: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Raises OSError, or ValueError for an endpoint that is neither tcp:// nor ipc://."""
-    if endpoint.startswith("ipc://"):
-        return await asyncio.open_unix_connection(endpoint.removeprefix("ipc://"))
-    parts = urlsplit(endpoint)
-    if parts.scheme != "tcp" or not parts.hostname or not parts.port:
-        raise ValueError("not tcp://HOST:PORT")
-    return await asyncio.open_connection(parts.hostname, parts.port)
+class _Visitor:
+    """Wants to know no more than whether a connection comes about (`zmtp.Owner`)."""
+
+    def connected(self, connection: ZmtpConnection) -> None:
+        pass
+
+    def received(self, connection: ZmtpConnection, messages: list[list[bytes]]) -> None:
+        pass
+
+    def disconnected(self, connection: ZmtpConnection) -> None:
+        pass
+
+    def refused(self, fault: str) -> None:
+        pass
