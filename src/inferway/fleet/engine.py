@@ -3,6 +3,7 @@ for what the probe has found out."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -13,6 +14,7 @@ from inferway.fleet.engine_facts import EngineFacts, EventSource, ModelCard, giv
 from inferway.fleet.facts_age import FactsAge
 from inferway.fleet.kv_transfer import side_channel_finding
 from inferway.fleet.load import Load
+from inferway.fleet.outage import Outage
 from inferway.fleet.silent_zero import StreamEvidence
 from inferway.fleet.stream_figures import StreamFigures
 from inferway.kv.events.dialect_finder import DialectState
@@ -148,6 +150,7 @@ class Engine:
     headers: Headers
     facts: EngineFacts | None = None
     healthy: bool = False
+    outage: Outage | None = None  # why it is not healthy; None: it is, or has not been asked yet
     warned: bool = False  # its absence is in the log already
     failures: int = 0  # scrapes in a row that got no answer
     looked: float = 0.0  # when it was last asked what it is, by the loop's clock
@@ -270,6 +273,9 @@ class Engine:
         """Return who follows the stream that tells of this endpoint; None if nobody does here."""
         return next((each for each in self.subscribers if each.holder == endpoint.holder), None)
 
+    def _outage_words(self, now: float) -> str:
+        return "it has not answered yet" if self.outage is None else f"it {self.outage.words(now)}"
+
     def report(self) -> dict[str, Any]:
         """Return what /ready shows of it."""
         return {
@@ -306,9 +312,10 @@ class Engine:
         found = list(self.facts.findings) if self.settings.events is None else []
         return found if side_channel is None else [*found, side_channel]
 
-    def problems(self) -> list[str]:
-        """Return sentences that say what is wrong."""
-        found = [] if self.healthy else ["it does not answer"]
+    def problems(self, now: float | None = None) -> list[str]:
+        """Return sentences that say what is wrong. `now`: as `Outage.words` has it; None: at this
+        moment."""
+        found = [] if self.healthy else [self._outage_words(time.monotonic() if now is None else now)]
         found += self.findings
         if self.facts is not None and self.block_size is None:
             found.append("its block size is unknown; give block_size=N by hand")

@@ -26,6 +26,7 @@ from inferway.fleet.full_reports import FullReporter
 from inferway.fleet.http_client import EngineConnector
 from inferway.fleet.kv_transfer import kv_transfer_of, warn_of_legs
 from inferway.fleet.load import parse_load
+from inferway.fleet.outage import Outage
 from inferway.fleet.prober import Prober
 from inferway.fleet.remote.remote_prompts import RemoteRenderers
 from inferway.fleet.served_models import LoadPrompts, ServedModels
@@ -295,8 +296,9 @@ class Fleet:
             self._served.look_again(engine)
             self.remote.look_again(engine)
 
-    def is_down(self, engine: Engine) -> None:
+    def is_down(self, engine: Engine, outage: Outage) -> None:
         """Give the engine no more requests."""
+        engine.outage = outage if engine.outage is None else engine.outage.told(outage)
         if engine.healthy:
             engine.healthy = False
             for model in engine.proofs:
@@ -333,6 +335,7 @@ class Fleet:
     def is_up(self, engine: Engine) -> None:
         """Give the engine requests."""
         engine.healthy, engine.warned, engine.failures = True, False, 0
+        engine.outage = None
         events = ", ".join(source.endpoint for source in engine.sources) or "none"
         if not self.follows_events:
             events = "that are not followed"
