@@ -32,6 +32,7 @@ from inferway.http.records import RecordPages
 from inferway.http.reload import Reloading
 from inferway.http.routes import Routes
 from inferway.http.server import HttpServer
+from inferway.http.silent_engines import SilentEngines
 from inferway.indexer import Indexer
 from inferway.kv.events.dialect_finder import SEEDS
 from inferway.kv.events.event import Batch
@@ -243,6 +244,7 @@ class Gateway:
         self._pool = pool = Pool(settings.timeouts, tls=settings.engine_tls())
         self._closes("engine connections", pool.close)
         self.director = director = self._open_director()
+        self.fleet.expected_seconds = self._expected_seconds
         self.draining = draining = Draining(
             *(settings, director, self._auth.failover.standing, self._warm, self.worth.of)
         )
@@ -298,10 +300,18 @@ class Gateway:
 
     async def _listen(self, server: HttpServer) -> None:
         self.draining.moves = partial(move_streams, server.sources)
+        assert self._pool is not None
+        silent = SilentEngines(self.standing, server.sources, self._pool)
+        self.fleet.on_outage = silent.hear
+        self._stack.callback(silent.close)
         await server.start()
         self._closes("HTTP server", server.stop)
         assert self._servers is not None
         self._servers.public = server
+
+    def _expected_seconds(self, engine: Engine) -> float:
+        plugins = self.learning_plugins
+        return max([each.expected_seconds(engine.endpoints) for each in plugins], default=0.0)
 
     async def meet(self, replicas: Replicas) -> None:
         """Begin to share with other gateways what each sends and learns. Raises ConfigError."""

@@ -13,8 +13,9 @@ from inferway.config import EngineSettings
 from inferway.fleet.engine_facts import EngineFacts, EventSource, ModelCard, given_source
 from inferway.fleet.facts_age import FactsAge
 from inferway.fleet.kv_transfer import side_channel_finding
+from inferway.fleet.liveness import Liveness
 from inferway.fleet.load import Load
-from inferway.fleet.outage import Outage
+from inferway.fleet.outage import Outage, OutageKind
 from inferway.fleet.silent_zero import StreamEvidence
 from inferway.fleet.stream_figures import StreamFigures
 from inferway.kv.events.dialect_finder import DialectState
@@ -22,10 +23,6 @@ from inferway.kv.events.removals import Removals
 from inferway.kv.events.stream import StreamState
 from inferway.model import Endpoint, Headers, HolderId, KvTransfer
 from inferway.prompts.served import ModelSource
-
-# An engine that computes on the CPU may leave its metrics unanswered for seconds: a refused
-# connection means that it is gone at once, silence only after this many scrapes.
-SILENT_SCRAPES = 6
 
 
 class ProofState(StrEnum):
@@ -153,6 +150,7 @@ class Engine:
     outage: Outage | None = None  # why it is not healthy; None: it is, or has not been asked yet
     warned: bool = False  # its absence is in the log already
     failures: int = 0  # scrapes in a row that got no answer
+    liveness: Liveness = field(default_factory=Liveness)
     looked: float = 0.0  # when it was last asked what it is, by the loop's clock
     facts_age: FactsAge = field(default_factory=FactsAge)
     load: Load = field(default_factory=Load)
@@ -246,6 +244,11 @@ class Engine:
         """The engine's context in tokens, the same under all its names; None if it has not told."""
         return next((card.max_model_len for card in self.base_models), None)
 
+    @property
+    def is_stalled(self) -> bool:
+        """Whether it is out because its core computes nothing: that its API answers is no news."""
+        return self.outage is not None and self.outage.kind is OutageKind.STALLED
+
     def adapter_path(self, name: str) -> str | None:
         """Return where it has an adapter from; None if it has not told."""
         return None if self.facts is None else self.facts.adapter_paths.get(name)
@@ -315,7 +318,9 @@ class Engine:
     def problems(self, now: float | None = None) -> list[str]:
         """Return sentences that say what is wrong. `now`: as `Outage.words` has it; None: at this
         moment."""
-        found = [] if self.healthy else [self._outage_words(time.monotonic() if now is None else now)]
+        found = (
+            [] if self.healthy else [self._outage_words(time.monotonic() if now is None else now)]
+        )
         found += self.findings
         if self.facts is not None and self.block_size is None:
             found.append("its block size is unknown; give block_size=N by hand")
