@@ -8,10 +8,11 @@ of     sign of life                            late when it has not come for
 API    an answer to what it is asked           SILENT_SECONDS, or LATE_TIMES its slowest of late
 core   other counters of its load, KV events   QUIET_SECONDS, or LATE_TIMES its longest pause of
                                                late, or EXPECTED_TIMES what its prompts should take
-       an answer to a try: one token           the same once more
+       an answer to a try: one token, which    half of that
+       is asked for after half of the time
 
 The core is judged only while it has work that it could go on with, and only if its counters move
-with each token. A long prefill moves them with each chunk; a chunk of minutes, or a compilation,
+with each token. A long prefill moves them with each chunk. A chunk of seconds, or a compilation,
 keeps the try waiting as well, so that only time tells: an engine that has not computed anything yet
 has FIRST_SECONDS.
 
@@ -27,7 +28,7 @@ from dataclasses import dataclass, field
 from inferway.fleet.load import Load
 
 SILENT_SECONDS = 2.5
-QUIET_SECONDS = 1.5
+QUIET_SECONDS = 2.5
 LATE_TIMES = 4.0
 EXPECTED_TIMES = 3.0
 FIRST_SECONDS = 10.0
@@ -105,15 +106,17 @@ class Liveness:
         return now - max(self.asked, awake) > late
 
     def is_quiet(self, now: float, awake: float, expected: float) -> bool:
-        """Whether its core has not computed anything for too long. `expected`: seconds that what it
-        has to compute should take."""
-        return now - self.quiet_since(awake) > self._patience(now, expected)
+        """Whether its core has not computed anything for so long that it is to be tried. `expected`:
+        seconds that what it has to compute should take."""
+        return now - self.quiet_since(awake) > self._patience(now, expected) / 2
 
     def is_stalled(self, now: float, awake: float, expected: float) -> bool:
-        """Whether its core owes the answer to a try for too long as well."""
-        if self.tried is None or not self.is_quiet(now, awake, expected):
+        """Whether its core has not computed anything for too long, the answer to a try included."""
+        if self.tried is None:
             return False
-        return now - max(self.tried, awake) > self._patience(now, expected)
+        patience = self._patience(now, expected)
+        is_try_late = now - max(self.tried, awake) > patience / 2
+        return is_try_late and now - self.quiet_since(awake) > patience
 
     def quiet_since(self, awake: float) -> float:
         progressed = _LONG_AGO if self.progressed is None else self.progressed
@@ -121,6 +124,6 @@ class Liveness:
 
     def _patience(self, now: float, expected: float) -> float:
         if not self.has_computed:
-            return max(FIRST_SECONDS / 2, EXPECTED_TIMES * expected)
+            return max(FIRST_SECONDS, EXPECTED_TIMES * expected)
         longest = LATE_TIMES * self.pauses.seconds(now)
         return max(QUIET_SECONDS, longest, EXPECTED_TIMES * expected)
