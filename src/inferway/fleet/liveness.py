@@ -65,6 +65,7 @@ class Liveness:
     asked: float | None = None  # since when its API owes an answer
     tried: float | None = None  # since when its core owes the answer to a try
     rested: float = _LONG_AGO  # when it last had nothing to do
+    works: bool = False  # it has something to do since
     has_computed: bool = False  # ever, since it came
     takes_no_tries: bool = False  # it cannot be asked for a token
     load: Load | None = None  # that it told last
@@ -84,12 +85,15 @@ class Liveness:
 
     def has_progressed(self, now: float, awake: float) -> None:
         """Its core has computed something."""
-        self.pauses.note(now - self.quiet_since(awake), now)
+        if self.works:
+            self.pauses.note(now - self.quiet_since(awake), now)
         self.has_computed, self.progressed = True, now
 
-    def rests(self, now: float) -> None:
-        """It has nothing to do that its core could go on with."""
-        self.rested = now
+    def has_work(self, now: float, *, works: bool) -> None:
+        """Whether it has something to do that its core could go on with."""
+        if not (works and self.works):
+            self.rested = now
+        self.works = works
 
     def comes(self, now: float) -> None:
         """It may be another engine than before, which has not shown anything."""
@@ -106,8 +110,8 @@ class Liveness:
         return now - max(self.asked, awake) > late
 
     def is_quiet(self, now: float, awake: float, expected: float) -> bool:
-        """Whether its core has not computed anything for so long that it is to be tried. `expected`:
-        seconds that what it has to compute should take."""
+        """Whether its core has not computed anything for so long that it is to be tried.
+        `expected`: seconds that what it has to compute should take."""
         return now - self.quiet_since(awake) > self._patience(now, expected) / 2
 
     def is_stalled(self, now: float, awake: float, expected: float) -> bool:

@@ -64,6 +64,12 @@ class Load(RankLoad, frozen=True):
     ranks: Mapping[int, RankLoad] = {}  # by number; empty if the engine does not tell them apart
     generated: float | None = None  # tokens, since it started; None: it does not tell
 
+    @property
+    def computed(self) -> tuple[float | None, ...]:
+        """Figures of which one changes whenever the engine has computed something. How many
+        requests wait is none of them: an API server may count those that its core does not know."""
+        return self.generated, self.answering, self["kv_usage"]
+
     def of(self, rank: int | None, ranks: int) -> RankLoad:
         """Return what `rank` has to do, of an engine that has so many: as told, else its share."""
         told = self.ranks.get(rank) if rank is not None else None

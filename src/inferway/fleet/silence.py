@@ -69,13 +69,14 @@ class SilenceWatch:
         live, awake = engine.liveness, self._awake
         if live.is_silent(now, awake):
             assert live.asked is not None
-            error = f"what it was asked {duration(now - live.asked)} ago is unanswered"
             since = max(live.asked, awake)
+            slowest = live.answers.seconds(now)
+            error = f"no answer for {now - since:.1f} s; its slowest of late took {slowest:.2g} s"
             self._give_up(engine, Outage(OutageKind.SILENT, since, live.answered, error), now)
             return
         self._note_progress(engine, now)
-        if not self._has_work(engine):
-            live.rests(now)
+        live.has_work(now, works=self._has_work(engine))
+        if not live.works:
             return
         expected = self._fleet.expected_seconds(engine)
         if not live.is_quiet(now, awake, expected):
@@ -110,7 +111,7 @@ class SilenceWatch:
     def _note_progress(self, engine: Engine, now: float) -> None:
         live, awake = engine.liveness, self._awake
         if engine.load is not live.load:
-            if live.load is not None and engine.load != live.load:
+            if live.load is not None and engine.load.computed != live.load.computed:
                 live.has_progressed(now, awake)
             live.load = engine.load
         elif live.progressed is not None and engine.has_told_since(live.progressed):
