@@ -14,6 +14,14 @@ from inferway.routing.limits.circuit_breaker import BreakerState, CircuitBreaker
 
 
 @dataclass(slots=True)
+class Affected:
+    """What became of the requests that an engine had, since its last outage began."""
+
+    moved: int = 0  # another engine took them over, streams included
+    failed: int = 0  # whose clients got an error for it
+
+
+@dataclass(slots=True)
 class OutlierDetection:
     """Tells which engines are ejected or drained, by their names."""
 
@@ -23,6 +31,7 @@ class OutlierDetection:
     breakers: dict[str, CircuitBreaker] = field(default_factory=dict)  # of those that have failed
     failures: dict[str, int] = field(default_factory=dict)
     ejections: dict[str, int] = field(default_factory=dict)
+    affected: dict[str, Affected] = field(default_factory=dict)  # of engines in an outage
     # Others that send to the same engines are told of what has come from one that has a breaker:
     # its name, and whether it failed
     tell: Callable[[str, bool], None] | None = None
@@ -107,7 +116,8 @@ class OutlierDetection:
         there = set(engines)
         self.drained &= there
         self.ejected &= there
-        for engine in {*self.breakers, *self.failures} - there:
+        for engine in {*self.breakers, *self.failures, *self.affected} - there:
+            self.affected.pop(engine, None)
             self.breakers.pop(engine, None)
             self.failures.pop(engine, None)
             self.ejections.pop(engine, None)
