@@ -31,7 +31,9 @@ class OutlierDetection:
     breakers: dict[str, CircuitBreaker] = field(default_factory=dict)  # of those that have failed
     failures: dict[str, int] = field(default_factory=dict)
     ejections: dict[str, int] = field(default_factory=dict)
-    affected: dict[str, Affected] = field(default_factory=dict)  # of engines in an outage
+    affected: dict[str, Affected] = field(default_factory=dict)  # by the last outage of each
+    moved: dict[str, int] = field(default_factory=dict)  # of all outages: `Affected.moved`
+    lost: dict[str, int] = field(default_factory=dict)  # and `Affected.failed`
     # Others that send to the same engines are told of what has come from one that has a breaker:
     # its name, and whether it failed
     tell: Callable[[str, bool], None] | None = None
@@ -97,6 +99,20 @@ class OutlierDetection:
             self.ejected.add(engine)
         return ejected
 
+    def outage_began(self, engine: str) -> None:
+        """Count from now on what the engine's outage does to requests."""
+        self.affected[engine] = Affected()
+
+    def was_moved(self, engine: str) -> None:
+        """Another engine has taken over a request, or the rest of a stream, that this one had."""
+        self.moved[engine] = self.moved.get(engine, 0) + 1
+        self.affected.setdefault(engine, Affected()).moved += 1
+
+    def was_lost(self, engine: str) -> None:
+        """A client has got an error for a request that the engine had."""
+        self.lost[engine] = self.lost.get(engine, 0) + 1
+        self.affected.setdefault(engine, Affected()).failed += 1
+
     def hear(self, engine: str, has_failed: bool, now: float) -> None:
         """Take over what another one has told; nothing is counted."""
         (self._failed if has_failed else self._succeeded)(engine, now)
@@ -116,8 +132,11 @@ class OutlierDetection:
         there = set(engines)
         self.drained &= there
         self.ejected &= there
-        for engine in {*self.breakers, *self.failures, *self.affected} - there:
+        for engine in {*self.affected, *self.moved, *self.lost} - there:
             self.affected.pop(engine, None)
+            self.moved.pop(engine, None)
+            self.lost.pop(engine, None)
+        for engine in {*self.breakers, *self.failures} - there:
             self.breakers.pop(engine, None)
             self.failures.pop(engine, None)
             self.ejections.pop(engine, None)
