@@ -7,10 +7,12 @@ from bisect import insort
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
+from inferway.page.engine_times import is_failed, quantile
 from inferway.records.record import RequestRecord
 
 SECONDS = 2  # of one bucket
 BUCKETS = 300  # that are kept: ten minutes
+MINUTE = 60  # seconds
 _MOST_TIMES = 200  # of one bucket, that quantiles are taken of
 
 
@@ -30,7 +32,7 @@ class Bucket:
 
     def add(self, record: RequestRecord) -> None:
         self.requests += 1
-        self.failed += record.status >= 500 or record.outcome == "error"
+        self.failed += is_failed(record)
         whole = record.usage_prompt_tokens
         if whole < 0:
             whole = record.prompt_tokens
@@ -49,8 +51,8 @@ class Bucket:
         return [
             *(start, self.requests, self.failed),
             *(self.prompt, self.reachable, self.chosen, self.delivered),
-            *(_quantile(self.expected, 0.5), _quantile(self.came, 0.5)),
-            _quantile(self.came, 0.9),
+            *(quantile(self.expected, 0.5), quantile(self.came, 0.5)),
+            quantile(self.came, 0.9),
         ]
 
 
@@ -79,6 +81,16 @@ class Timeline:
         self._changed.clear()
         return [self._buckets[start].told(start) for start in starts]
 
+    def minute(self, now: float) -> dict[str, float | None]:
+        """Return the quantiles of the first tokens' times of the last minute, in milliseconds.
+        `now`: Unix time."""
+        times: list[float] = []
+        for start, bucket in self._buckets.items():
+            if start >= now - MINUTE:
+                times += bucket.came
+        times.sort()
+        return {"p50": quantile(times, 0.5), "p95": quantile(times, 0.95)}
+
     def whole(self) -> list[list[float | None]]:
         """Return all buckets, oldest first."""
         return [self._buckets[start].told(start) for start in sorted(self._buckets)]
@@ -87,9 +99,3 @@ class Timeline:
 def _note(times: list[float], ms: float) -> None:
     if ms >= 0 and len(times) < _MOST_TIMES:
         insort(times, ms)
-
-
-def _quantile(times: list[float], share: float) -> float | None:
-    if not times:
-        return None
-    return round(times[min(len(times) - 1, int(share * len(times)))], 1)
