@@ -18,30 +18,29 @@ _PAGES = {
 # What to do first: two steps for each kind, of which the first is a command where one helps.
 _STEPS = {
     OutageKind.UNREACHABLE: (
-        "see whether it runs (kubectl get pod, systemctl status), and start it if not; its log says"
-        " why it ended",
-        "if it runs, ask it from this machine (curl -m 5 {url}/health): host, port or a firewall"
+        "does the process run (kubectl get pod, systemctl status)? If not, its log says why it"
+        " ended; start it",
+        "if it runs, try from this machine: curl -m 5 {url}/health; then host, port or a firewall"
         " are wrong",
     ),
     OutageKind.SILENT: (
-        "ask it from this machine (curl -m 5 {url}/health); if that hangs too, see whether its node"
-        " answers at all (ping, kubectl get node)",
-        "if the node is well, the process stands still: see where (py-spy dump, dmesg), and restart"
-        " it",
+        "try from this machine: curl -m 5 {url}/health; if that hangs too, does the node answer"
+        " (ping, kubectl get node)?",
+        "if the node does, the process stands still: see where (py-spy dump, dmesg), and restart it",
     ),
     OutageKind.STALLED: (
-        "look at its GPUs (nvidia-smi, dmesg for Xid errors) and at the end of its log",
-        "restart it: its API answers, and what it holds is not computed any more",
+        "look at the GPUs (nvidia-smi; dmesg for Xid errors) and at the end of the engine's log",
+        "restart it: its API answers, and nothing is computed behind it",
     ),
     OutageKind.INVALID: (
-        "see what answers there (curl -m 5 {url}/v1/models)",
-        "correct its URL in the list of engines, or its API key (api_key_env)",
+        "see what answers there: curl -m 5 {url}/v1/models",
+        "correct the URL in the list of engines, or the engine's API key (api_key_env)",
     ),
 }
 
 
 def steps(kind: OutageKind, url: str) -> str:
-    """Return the first two steps, in one sentence each. `url`: the engine's, or a word for it."""
+    """Return the first two steps. `url`: the engine's, or that of one of them."""
     first, second = _STEPS[kind]
     return f"(1) {first}; (2) {second}".format(url=url)
 

@@ -109,12 +109,11 @@ def _outages(rows: Sequence[EngineRow]) -> Iterator[Alarm]:
             yield Alarm("fail", named(names), words, cure, see=f"{ALERTS}#inferwayenginedown")
             continue
         kind = OutageKind(state)
-        url = those[0].url if len(those) == 1 else "URL"
         yield Alarm(
             "fail",
             named(names),
             (WORDS if len(names) == 1 else _PLURAL)[kind],
-            steps(kind, url),
+            steps(kind, those[0].url),
             since=min([row.since for row in those if row.since is not None], default=None),
             detail=_errors(those),
             effect=_effect(those),

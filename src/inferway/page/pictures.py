@@ -104,7 +104,7 @@ class Pictures:
             return []
         came: deque[RequestRow] = deque(maxlen=MOST_REQUESTS)
         engines = {
-            endpoint.name: engine.name
+            endpoint.name: engine
             for engine in self._engines.fleet.engines
             for endpoint in engine.endpoints
         }
@@ -114,9 +114,11 @@ class Pictures:
                 break
             first = last - len(records) + 1
             for seq, record in enumerate(records, first):
-                self._timeline.add(record)
-                if record.chosen:
-                    self._times.add(record, engines.get(record.chosen, record.chosen))
+                engine = engines.get(record.chosen)
+                is_unseen = engine is not None and not engine.streams
+                self._timeline.add(record, is_unseen=is_unseen)
+                if engine is not None:
+                    self._times.add(record, engine.name)
                 came.append(request_row(seq, record))
             self._seq = last
             if turn.is_over:

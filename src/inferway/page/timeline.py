@@ -27,10 +27,11 @@ class Bucket:
     reachable: int = 0
     chosen: int = 0
     delivered: int = 0
+    unseen: int = 0  # of those delivered, by engines whose caches are not known
     expected: list[float] = field(default_factory=list)  # ms, sorted
     came: list[float] = field(default_factory=list)  # ms, sorted
 
-    def add(self, record: RequestRecord) -> None:
+    def add(self, record: RequestRecord, *, is_unseen: bool = False) -> None:
         self.requests += 1
         self.failed += is_failed(record)
         whole = record.usage_prompt_tokens
@@ -42,6 +43,7 @@ class Bucket:
             self.reachable += min(whole, record.reachable_blocks * size)
             self.chosen += min(whole, record.chosen_blocks * size)
             self.delivered += min(whole, record.delivered_tokens)
+            self.unseen += min(whole, record.delivered_tokens) if is_unseen else 0
         if record.streamed:  # else the first token comes with the last
             _note(self.expected, record.expected_ttft_ms)
             _note(self.came, record.ttft_ms)
@@ -52,7 +54,7 @@ class Bucket:
             *(start, self.requests, self.failed),
             *(self.prompt, self.reachable, self.chosen, self.delivered),
             *(quantile(self.expected, 0.5), quantile(self.came, 0.5)),
-            quantile(self.came, 0.9),
+            *(quantile(self.came, 0.9), self.unseen),
         ]
 
 
@@ -63,8 +65,8 @@ class Timeline:
         self._buckets: OrderedDict[int, Bucket] = OrderedDict()
         self._changed: set[int] = set()
 
-    def add(self, record: RequestRecord) -> None:
-        """Count a request that has ended."""
+    def add(self, record: RequestRecord, *, is_unseen: bool = False) -> None:
+        """Count a request that has ended. `is_unseen`: what its engine holds is not known."""
         ended = record.at + max(0.0, record.total_ms) / 1000
         start = int(ended) // SECONDS * SECONDS
         bucket = self._buckets.get(start)
@@ -72,7 +74,7 @@ class Timeline:
             bucket = self._buckets[start] = Bucket()
             if len(self._buckets) > BUCKETS:
                 del self._buckets[min(self._buckets)]
-        bucket.add(record)
+        bucket.add(record, is_unseen=is_unseen)
         self._changed.add(start)
 
     def changes(self) -> list[list[float | None]]:

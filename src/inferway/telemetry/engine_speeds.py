@@ -45,10 +45,11 @@ _HARDWARE = ("gpu", "hardware", "accelerator", "instance-type", "device", "node-
 
 class Speed(msgspec.Struct, frozen=True):
     """What an engine takes, in milliseconds: for a token of a prompt of the usual length, and for
-    one of an answer that it computes alone."""
+    one of an answer that it computes alone; None while too few answers have said how long they
+    are."""
 
     prompt_token_ms: float
-    answer_token_ms: float
+    answer_token_ms: float | None
 
 
 class Slow(msgspec.Struct, frozen=True):
@@ -201,9 +202,10 @@ class EngineSpeeds:
     def _compared(self, engines: Sequence[Engine]) -> Iterator[tuple[str, Slow]]:
         """Yield those that are slow, by name."""
         for what, of in (("prompt_token_ms", "prompt token"), ("answer_token_ms", "answer token")):
-            taken = {each.name: getattr(self._speeds[each.name], what) for each in engines}
-            everyone = median(taken.values())
-            for engine in engines:
+            known = [each for each in engines if getattr(self._speeds[each.name], what) is not None]
+            taken = {each.name: getattr(self._speeds[each.name], what) for each in known}
+            everyone = median(taken.values()) if taken else 0.0
+            for engine in known if len(known) > 1 else ():
                 others = [ms for name, ms in taken.items() if name != engine.name]
                 usual = median(others) if 0 < len(others) < _MANY else everyone
                 name, times = engine.name, round(taken[engine.name] / usual, 1)
@@ -226,7 +228,7 @@ def told_by(samples: Iterable[tuple[str, Mapping[str, str], float]]) -> Told:
             _prompt_token_ms(
                 of["ttft_fixed"], of["ttft_own_token"], of["ttft_token_pair"], USUAL_TOKENS
             ),
-            of["tpot_fixed"] + of["tpot_running_request"],
+            None,  # how many answers have said how long they are is not told
         )
         for engine, of in costs.items()
         if numbers.get(engine, {}).get("answers", 0.0) >= KNOWN_AFTER
@@ -249,7 +251,9 @@ def _learned(plugin: ExpectedTtft) -> dict[str, Speed]:
                 *(ttft.table.item(FIXED, slot), ttft.table.item(OWN, slot)),
                 *(ttft.table.item(PAIRS, slot), tokens),
             ),
-            tpot.table.item(FIXED, slot) + tpot.table.item(RUNNING, slot),
+            None
+            if tpot.is_cold.item(slot)
+            else tpot.table.item(FIXED, slot) + tpot.table.item(RUNNING, slot),
         )
         for name, slot in plugin.slots.names().items()
         if not ttft.is_cold.item(slot) and ttft.error.item(slot) < MOST_SCATTER
@@ -265,10 +269,15 @@ def _speed_of(engine: Engine, known: Mapping[str, Speed]) -> Speed | None:
     speeds = [known[each.name] for each in engine.endpoints if each.name in known]
     if not speeds:
         return None
+    answers = [each.answer_token_ms for each in speeds if each.answer_token_ms is not None]
     return Speed(
-        float(f"{max(speed.prompt_token_ms for speed in speeds):.2g}"),
-        float(f"{max(speed.answer_token_ms for speed in speeds):.2g}"),
+        _two_digits(max(each.prompt_token_ms for each in speeds)),
+        _two_digits(max(answers)) if answers else None,
     )
+
+
+def _two_digits(number: float) -> float:
+    return float(f"{number:.2g}")
 
 
 def _is_other_hardware(engine: Engine, fellows: Sequence[Engine]) -> bool:
