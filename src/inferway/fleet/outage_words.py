@@ -26,7 +26,7 @@ _STEPS = {
     OutageKind.SILENT: (
         "try from this machine: curl -m 5 {url}/health; if that hangs too, does the node answer"
         " (ping, kubectl get node)?",
-        "if the node does, the process stands still: see where (py-spy dump, dmesg), and restart it",
+        "if so, the process stands still: see where (py-spy dump, dmesg), and restart it",
     ),
     OutageKind.STALLED: (
         "look at the GPUs (nvidia-smi; dmesg for Xid errors) and at the end of the engine's log",

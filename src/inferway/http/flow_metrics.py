@@ -10,6 +10,7 @@ from inferway.fleet.standing import count_states
 from inferway.http.auth import Auth
 from inferway.metrics import Family, counter, gauge
 from inferway.routing.limits.circuit_breaker import BreakerState
+from inferway.routing.limits.outlier_detection import Affected, OutlierDetection
 
 
 def flow_families(auth: Auth, fleet: Fleet) -> Iterator[Family]:
@@ -165,15 +166,32 @@ def _engines(auth: Auth, fleet: Fleet) -> Iterator[Family]:
         label,
         {(name,): standing.ejections.get(name, 0) for name in names},
     )
+    yield from _outages(failover.standing, names)
+
+
+def _outages(standing: OutlierDetection, names: list[str]) -> Iterator[Family]:
+    affected = {name: standing.affected.get(name) or Affected() for name in names}
+    yield gauge(
+        "outage_requests_moved",
+        "Requests and streams that other engines took over since the engine's last outage began.",
+        ["engine"],
+        {(name,): each.moved for name, each in affected.items()},
+    )
+    yield gauge(
+        "outage_requests_lost",
+        "Requests and streams whose clients got an error since the engine's last outage began.",
+        ["engine"],
+        {(name,): each.failed for name, each in affected.items()},
+    )
     yield counter(
         "requests_moved",
         "Requests and streams that other engines took over because this engine was lost.",
-        label,
+        ["engine"],
         {(name,): standing.moved.get(name, 0) for name in names},
     )
     yield counter(
         "requests_lost",
         "Requests and streams whose clients got an error because this engine was lost.",
-        label,
+        ["engine"],
         {(name,): standing.lost.get(name, 0) for name in names},
     )

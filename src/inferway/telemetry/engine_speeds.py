@@ -134,10 +134,11 @@ class EngineSpeeds:
         yield gauge(
             "engine_times_slower",
             "How many times as long as the median of its fellows the engine takes for a token, if"
-            " that is three times or more; else 1.",
+            " that is three times or more and its labels do not say that it is other hardware;"
+            " else 1.",
             _ENGINE,
             {
-                (engine.name,): self._slow[engine.name].times if engine.name in self._slow else 1.0
+                (engine.name,): self._times(engine)
                 for engine in (self.fleet.engines if names else ())
             },
         )
@@ -159,6 +160,10 @@ class EngineSpeeds:
             _ENGINE,
             {key: wait.expected for key, wait in waits.items()},
         )
+
+    def _times(self, engine: Engine) -> float:
+        slow = self._slow.get(engine.name)
+        return 1.0 if slow is None or slow.is_other_hardware else slow.times
 
     def _names(self) -> Mapping[str, int]:
         """The endpoints that requests of this process could have gone to, and their slots."""
