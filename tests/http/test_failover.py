@@ -146,7 +146,7 @@ async def test_a_timeout_of_an_engine_that_has_answered_others_is_504() -> None:
         assert (got.status, other.seen) == (504, [])
         assert got.values(b"x-inferway-attempts") == []
         assert gw.trips[0].outcomes == ["upstream_error"]
-        assert standing.losses == {"e0": 1}
+        assert standing.lost == {"e0": 1}
 
 
 @in_loop

@@ -181,7 +181,7 @@ def test_what_was_held_against_an_engine_is_forgotten_when_it_answers_again() ->
     standing.ends("e0")
 
     assert standing.is_plain
-    assert (standing.silent, standing.affected, standing.takes("e0", 0.0)) == (set(), {}, True)
+    assert (standing.silent, standing.out, standing.takes("e0", 0.0)) == (set(), set(), True)
 
 
 @in_loop

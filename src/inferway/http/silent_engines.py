@@ -92,5 +92,5 @@ class SilentEngines:
             return None
         is_moved = source.engine_is_silent(error, may_wait=may_wait)
         if is_moved:
-            self.standing.moved(error.engine)
+            self.standing.was_moved(error.engine)
         return is_moved
