@@ -16,7 +16,7 @@ function alarm({ level, subject, evidence, cure }) {
   const [sign, word] = level === "fail" ? ["✕", "Fault"] : ["!", "Warning"];
   return make("article", { class: `alarm ${level}` },
     make("b", { class: "sign", "aria-label": word, title: word }, sign),
-    make("p", {}, make("strong", {}, subject), ` ${evidence}`, cure ? make("span", { class: "cure" }, make("b", {}, "Cure: "), cure) : ""));
+    make("p", {}, make("strong", {}, subject), ` ${evidence}`, cure ? make("span", { class: "cure" }, make("b", {}, "Fix: "), cure) : ""));
 }
 
 function rest(alarms) {
@@ -34,7 +34,7 @@ export function showFigures(state) {
   const flying = engines.reduce((total, row) => total + row.in_flight, 0);
   const waiting = engines.reduce((total, row) => total + row.waiting, 0);
   figure("rate", "Requests a second", (requests / 60).toFixed(requests < 600 ? 1 : 0), failed ? `${number(failed)} failed in the last minute` : "none failed in the last minute");
-  figure("flying", "On their way", number(flying), `${number(waiting)} wait in engines`);
+  figure("flying", "In flight", number(flying), `${number(waiting)} wait in engines`);
   figure("cached", "Taken from caches", prompt ? percent(delivered / prompt) : "–", prompt ? `of prompt tokens; ${percent(reachable / prompt)} reachable` : "no prompt in the last minute");
   figure("first", "First token", milliseconds(ttft), "median of the last minute");
   figure("up", "Engines", `${number(up)}`, up === engines.length ? "all answer" : `of ${number(engines.length)} answer`);
@@ -58,14 +58,14 @@ export function showBreakers(status, body) {
     return;
   }
   if (!found.length) {
-    holder.replaceChildren(make("p", { class: "empty" }, "None so far: prompts that begin alike go on alike."));
+    holder.replaceChildren(make("p", { class: "empty" }, "No cache breakers found."));
     return;
   }
   holder.replaceChildren(make("ol", { class: "breakers" }, ...found.slice(0, 10).map((each) => make("li", {},
     make("p", {}, make("strong", {}, each.kind), make("span", { class: "muted" }, ` ${each.model}`)),
     make("p", {}, capital(each.what)),
     make("p", { class: "muted" }, `About ${short(each.tokens_a_day)} tokens a day are computed again, ${percent(each.share)} of the model's; ${number(each.requests)} prompts, last ${ago(each.last_seconds_ago)}`),
-    make("p", { class: "cure" }, make("b", {}, "Cure: "), each.cure)))));
+    make("p", { class: "cure" }, make("b", {}, "Fix: "), each.cure)))));
 }
 
 const capital = (text) => text[0].toUpperCase() + text.slice(1);
