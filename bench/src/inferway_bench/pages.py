@@ -114,7 +114,7 @@ def replaced(document: str, benchmark: str, text: str, path: Path) -> str:
     before, begin, rest = document.partition(begin_mark)
     _, end, after = rest.partition(end_mark)
     if not begin or not end:
-        raise BenchError(f"{path}: no {begin_mark!r} and {end_mark!r}; the cure: add these lines")
+        raise BenchError(f"{path}: no {begin_mark!r} and {end_mark!r}; fix: add these lines")
     return f"{before}{begin_mark}\n{text}{end_mark}{after}"
 
 
