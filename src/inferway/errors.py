@@ -23,6 +23,7 @@
     - NoEndpointError         503  no engine can take the request now
     - UpstreamError           502  the engine's connection failed before an answer
       + UpstreamTimeoutError  504  the engine did not answer in time
+      + SilentEngineError     504  the engine says nothing any more, and no other one answers
       + OurFaultError         500  we have lost its answer, by a fault of ours
       + MovedError            502  its engine is drained, and another one goes on with the answer
     - IndexAwayError          503  the shared index does not answer; a request is still forwarded,
@@ -239,6 +240,14 @@ class UpstreamTimeoutError(UpstreamError):
     status = 504
     code = "engine_timeout"
     in_public = "the engine did not answer in time"
+
+
+class SilentEngineError(UpstreamTimeoutError):
+    """`engine` says nothing any more, although its connections stand."""
+
+    def __init__(self, engine: str, message: str) -> None:
+        super().__init__(message)
+        self.engine = engine
 
 
 class OurFaultError(UpstreamError):

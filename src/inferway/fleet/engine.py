@@ -14,8 +14,9 @@ from inferway.config import EngineSettings
 from inferway.fleet.engine_facts import EngineFacts, EventSource, ModelCard, given_source
 from inferway.fleet.facts_age import FactsAge
 from inferway.fleet.kv_transfer import side_channel_finding
+from inferway.fleet.liveness import Liveness
 from inferway.fleet.load import Load
-from inferway.fleet.outage import Outage
+from inferway.fleet.outage import Outage, OutageKind
 from inferway.fleet.outage_words import outage_words
 from inferway.fleet.silent_zero import StreamEvidence
 from inferway.fleet.stream_figures import StreamFigures
@@ -24,10 +25,6 @@ from inferway.kv.events.removals import Removals
 from inferway.kv.events.stream import StreamState
 from inferway.model import Endpoint, Headers, HolderId, KvTransfer
 from inferway.prompts.served import ModelSource
-
-# An engine that computes on the CPU may leave its metrics unanswered for seconds: a refused
-# connection means that it is gone at once, silence only after this many scrapes.
-SILENT_SCRAPES = 6
 
 
 class ProofState(StrEnum):
@@ -156,6 +153,7 @@ class Engine:
     up_since: float | None = None  # when it answered first, or again, by `time.monotonic`
     warned: bool = False  # its absence is in the log already
     failures: int = 0  # scrapes in a row that got no answer
+    liveness: Liveness = field(default_factory=Liveness)
     looked: float = 0.0  # when it was last asked what it is, by the loop's clock
     facts_age: FactsAge = field(default_factory=FactsAge)
     load: Load = field(default_factory=Load)
@@ -248,6 +246,11 @@ class Engine:
     def max_model_len(self) -> int | None:
         """The engine's context in tokens, the same under all its names; None if it has not told."""
         return next((card.max_model_len for card in self.base_models), None)
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether it is out because its core computes nothing: that its API answers is no news."""
+        return self.outage is not None and self.outage.kind is OutageKind.STALLED
 
     def adapter_path(self, name: str) -> str | None:
         """Return where it has an adapter from; None if it has not told."""

@@ -66,6 +66,9 @@ class Fleet:
         """`columns`: those that the table is kept in; None: its own. `watch`: who hears of the
         engines."""
         self.on_change: Callable[[], None] = _nothing  # what is known of an engine has changed
+        self.on_outage: Callable[[Engine], None] = _nothing  # one has begun, or is over
+        # the seconds that what the engine has to compute next should take
+        self.expected_seconds: Callable[[Engine], float] = _not_known
         self.engines = [Engine(e, e.authorization()) for e in settings.engines]
         self.follows_events = needs_events(settings)
         self._settings = settings
@@ -282,7 +285,8 @@ class Fleet:
 
     async def told(self, engine: Engine, facts: EngineFacts) -> None:
         """Take over what the engine has told of itself. What has changed is logged once."""
-        first, back = engine.facts is None, engine.facts is not None and not engine.healthy
+        first = engine.facts is None
+        back = not (first or engine.healthy or engine.is_stalled)
         changed, others = engine.facts != facts, engine.base_models
         engine.facts = facts
         if changed:
@@ -307,6 +311,7 @@ class Fleet:
             for model in engine.proofs:
                 self.prober.leave(engine, model)
             self._refresh()
+        self.on_outage(engine)
 
     def loaded(self, engine: Engine, metrics: str) -> None:
         """Take over the engine's load, as its metrics tell."""
@@ -329,9 +334,7 @@ class Fleet:
         if engine.block_size_told not in (None, engine.block_size):
             log.warning(
                 "engine %s caches blocks of %s tokens, not of %s as told; its events count",
-                engine.name,
-                engine.block_size,
-                engine.block_size_told,
+                *(engine.name, engine.block_size, engine.block_size_told),
             )
         self._refresh()
 
@@ -344,6 +347,7 @@ class Fleet:
         engine.outage, engine.up_since = None, time.monotonic()
         self._refresh()
         self._probe(engine)
+        self.on_outage(engine)
 
     # what they serve
 
@@ -437,5 +441,9 @@ class Fleet:
         self.on_change()
 
 
-def _nothing() -> None:
+def _nothing(*_: Engine) -> None:
     """Nobody wants to know."""
+
+
+def _not_known(_: Engine) -> float:
+    return 0.0

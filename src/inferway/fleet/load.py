@@ -28,8 +28,15 @@ _ENDED = (
     "sglang:e2e_request_latency_seconds_count",
     "trtllm_e2e_request_latency_seconds_count",
 )
+# Tokens that were computed: they move with each step that brings any.
+_GENERATED = ("vllm:generation_tokens_total", "sglang:generation_tokens_total")
 _LORA = "vllm:lora_requests_info"  # has no sample until an adapter is used
-_ALL = (*chain.from_iterable(each.metrics for each in SCRAPED.values()), *_FIRSTS, *_ENDED)
+_ALL = (
+    *chain.from_iterable(each.metrics for each in SCRAPED.values()),
+    *_FIRSTS,
+    *_ENDED,
+    *_GENERATED,
+)
 
 MAX_SAMPLES = 4096  # of one name; there is one a rank
 MAX_ADAPTER_SAMPLES = 16384  # one for each set of adapters that ever ran together
@@ -55,6 +62,13 @@ class Load(RankLoad, frozen=True):
 
     adapters: Adapters = Adapters()  # vLLM tells them of all ranks together
     ranks: Mapping[int, RankLoad] = {}  # by number; empty if the engine does not tell them apart
+    generated: float | None = None  # tokens, since it started; None: it does not tell
+
+    @property
+    def computed(self) -> tuple[float | None, ...]:
+        """Figures of which one changes whenever the engine has computed something. How many
+        requests wait is none of them: an API server may count those that its core does not know."""
+        return self.generated, self.answering, self["kv_usage"]
 
     def of(self, rank: int | None, ranks: int) -> RankLoad:
         """Return what `rank` has to do, of an engine that has so many: as told, else its share."""
@@ -83,6 +97,7 @@ def parse_load(metrics: str) -> Load:
     does not tell is not thereby busy."""
     told = {name: samples(metrics, figure.metrics) for name, figure in SCRAPED.items()}
     firsts, ended = samples(metrics, _FIRSTS), samples(metrics, _ENDED)
+    generated = samples(metrics, _GENERATED)
     figures = {}
     for name, found in told.items():
         total = sum([value for _, value in found])
@@ -92,6 +107,7 @@ def parse_load(metrics: str) -> Load:
         _answering(firsts, ended),
         _adapters(metrics),
         _by_rank(told, firsts, ended) if max(map(len, told.values())) > 1 else {},
+        sum([value for _, value in generated]) if generated else None,
     )
 
 

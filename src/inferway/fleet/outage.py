@@ -32,9 +32,12 @@ class Outage(msgspec.Struct, frozen=True):
     kind: OutageKind
     since: float  # the first sign of it: when what is unanswered was asked, or it last computed
     heard: float | None  # when it last answered, or computed; None: it has not been heard yet
-    error: (
-        str  # the last error, as its reader needs it: "connection refused", "timed out after ..."
-    )
+    error: str  # the last one, as who reads it needs it
+
+    @property
+    def is_silence(self) -> bool:
+        """Whether what waits at the engine waits for nothing, although no connection breaks."""
+        return self.kind in (OutageKind.SILENT, OutageKind.STALLED)
 
     def told(self, newer: Outage) -> Outage:
         """Return the same outage with what is heard of the engine now: it began when it began."""

@@ -201,6 +201,17 @@ class Scraper:
         if self._task is not None and turn.task is None:
             self._begin(turn, counted=False)
 
+    def ask_soon(self, engine: Engine) -> None:
+        """Ask an engine at once, unless it owes an answer."""
+        turn = self.turns.get(engine.name)
+        if turn is not None and self._task is not None and turn.task is None:
+            self._begin(turn, counted=False)
+
+    @property
+    def pace(self) -> float:
+        """The seconds from one round to the next, at most."""
+        return max(self.interval, REST_SECONDS)
+
     def stir(self) -> None:
         """Have a round within an interval: an engine may be idle no more."""
         if self._is_resting:

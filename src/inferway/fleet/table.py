@@ -133,6 +133,11 @@ class EndpointTable:
                 return False
         return True
 
+    def has_requests(self, engine: Engine) -> bool:
+        """Return whether something that was sent there is on its way, as of the last time that all
+        processes' requests were added up."""
+        return any(self._columns.in_flight[endpoint.holder] for endpoint in engine.endpoints)
+
     def has_others(self, engine: Engine) -> bool:
         """Return whether the engine, as it told last, has more to do than was sent there as far as
         this gateway knew."""

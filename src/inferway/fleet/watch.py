@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
@@ -13,7 +14,7 @@ import aiohttp
 
 from inferway.config import ServeSettings
 from inferway.errors import UpstreamError, UpstreamTimeoutError
-from inferway.fleet.engine import SILENT_SCRAPES, Engine
+from inferway.fleet.engine import Engine
 from inferway.fleet.engine_facts import (
     HEALTH,
     METRICS,
@@ -22,8 +23,11 @@ from inferway.fleet.engine_facts import (
     discover,
     parse_models,
 )
+from inferway.fleet.http_client import StatusError
 from inferway.fleet.metrics_client import MetricsClient
+from inferway.fleet.outage import WORDS, Outage, OutageKind
 from inferway.fleet.scraper import Scraper, Work
+from inferway.fleet.silence import SilenceWatch
 from inferway.metrics import Family
 
 if TYPE_CHECKING:
@@ -79,10 +83,12 @@ class EngineWatch:
         )
         self.stir = self.scraper.stir  # which each request calls
         self._pages = MetricsClient(settings.engine_tls(), ANSWER_SECONDS, self._cut_off)
+        self._silence = SilenceWatch(fleet, self.scraper.ask_soon)
 
     async def start(self, session: aiohttp.ClientSession) -> None:
         self._session = session
         self._pages.open()
+        self._silence.open(session)
         if self._settings.scoring:
             self._fleet.prober.open(session)
         await asyncio.gather(*(self._rediscover(engine) for engine in self._fleet.engines))
@@ -93,6 +99,7 @@ class EngineWatch:
 
     async def close(self) -> None:
         await self.scraper.close()
+        await self._silence.close()
         await self._pages.close()
 
     async def come(self, engines: Sequence[Engine]) -> None:
@@ -116,6 +123,16 @@ class EngineWatch:
             engine.looked = now - REDISCOVER_SECONDS * number / len(engines)
 
     async def _ask(self, engine: Engine, suspected: bool) -> bool:
+        loop, live = asyncio.get_running_loop(), engine.liveness
+        live.is_asked(loop.time())
+        has_answered = await self._ask_what_is_due(engine, suspected)
+        if has_answered:
+            live.has_answered(loop.time(), self._silence.awake)
+        return has_answered
+
+    async def _ask_what_is_due(self, engine: Engine, suspected: bool) -> bool:
+        if engine.is_stalled:
+            return await self._scrape(engine)
         # what was away may have been started anew, as something else
         away = not engine.healthy or engine.is_cut_off
         now = asyncio.get_running_loop().time()
@@ -167,22 +184,29 @@ class EngineWatch:
         except UpstreamError as e:
             self._unanswered(engine, e)
             return False
-        if not engine.healthy:
+        if not engine.healthy and not engine.is_stalled:
             self._fleet.is_up(engine)
         self._fleet.loaded(engine, metrics)
         return True
 
     def _unanswered(self, engine: Engine, error: UpstreamError) -> None:
+        """A question got no answer. Silence of an engine that is well is `SilenceWatch`'s to judge;
+        what breaks a connection tells that it is gone at once."""
         engine.failures += 1
-        patient = isinstance(error, UpstreamTimeoutError) and engine.failures < SILENT_SCRAPES
-        if engine.healthy and patient:
+        kind = _kind_of(error)
+        if engine.healthy and kind is OutageKind.SILENT:
             return
+        live, now = engine.liveness, asyncio.get_running_loop().time()
+        since = now if live.asked is None else live.asked
         if engine.healthy or not engine.warned:
             engine.warned = True
-            readable = not isinstance(error, NoEngineError)
-            fault = "does not answer" if readable else "answers, but not as an engine does"
-            log.warning("engine %s %s: %s; the gateway asks it again", engine.name, fault, error)
-        self._fleet.is_down(engine)
+            log.warning(
+                "engine %s %s: %s; the gateway asks it again",
+                *(engine.name, WORDS[kind], error),
+            )
+        if kind is not OutageKind.SILENT:
+            live.asked = None  # it owes no answer: the host has said that there is nobody
+        self._fleet.is_down(engine, Outage(kind, since, live.answered, str(error)))
 
     def _cut_off(self, url: str) -> None:
         """An engine has closed the connection that it is asked by: it may have ended."""
@@ -206,3 +230,21 @@ class EngineWatch:
             self._fleet.table.note_same_load(engine, now)
         self._fleet.forget_those_who_left(now)
         self._fleet.table.age(now, self.scraper.interval)
+        self._silence.look(now, self.scraper.pace)
+
+
+# What a connection says of a host that does not answer, as one without power or network does.
+_NO_HOST = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ETIMEDOUT})
+
+
+def _kind_of(error: UpstreamError) -> OutageKind:
+    if isinstance(error, UpstreamTimeoutError):
+        return OutageKind.SILENT
+    if isinstance(error, NoEngineError | StatusError):
+        return OutageKind.INVALID
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in _NO_HOST:
+            return OutageKind.SILENT
+        cause = cause.__cause__
+    return OutageKind.UNREACHABLE

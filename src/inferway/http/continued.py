@@ -19,7 +19,13 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 
-from inferway.errors import FleetError, InferwayError, MovedError, SeamError
+from inferway.errors import (
+    FleetError,
+    InferwayError,
+    MovedError,
+    SeamError,
+    SilentEngineError,
+)
 from inferway.http.auth import Auth, withheld
 from inferway.http.forward import Client, Forwarding, forward
 from inferway.http.message import Request
@@ -89,16 +95,17 @@ class Continuer:
         if journey.kept is None or not client.can_say_more:
             return False
         is_moved = isinstance(error, MovedError)
+        target = journey.record.target
+        assert target is not None
+        engine = target.endpoint.engine
+        breaks = not isinstance(error, MovedError | SilentEngineError)  # its connection
+        if not breaks and not self._has_another(journey, engine):
+            return False
         if not is_moved and asked.lost + 2 > self.auth.failover.retries.settings.attempts:
             self.continuing.counts[TOO_OFTEN] += 1
             return False
         rest = journey.rest()
         if rest is None:
-            return False
-        target = journey.record.target
-        assert target is not None
-        engine = target.endpoint.engine
-        if is_moved and not self._has_another(journey, engine):
             return False
         try:
             seam = _Seam(self.continuing, asked, client, journey, rest, error)

@@ -33,6 +33,7 @@ from inferway.errors import (
     MovedError,
     NoEndpointError,
     OurFaultError,
+    SilentEngineError,
     UpstreamError,
     UpstreamTimeoutError,
 )
@@ -47,7 +48,7 @@ from inferway.routing.limits.failover import Failover, FailoverPolicy
 from inferway.routing.record import Passed, Record
 from inferway.upstream.exchange import UpstreamRequest
 from inferway.upstream.headers import header_block
-from inferway.upstream.pool import Pool
+from inferway.upstream.pool import STOOD_STILL_SECONDS, Pool
 from inferway_structured.sse import MAX_HELD_BYTES, WholeEvents, is_event_stream, only_comments
 
 # What says that the engine is unwell (routing.limits.circuit_breaker).
@@ -238,7 +239,10 @@ class Forwarding:
         if self._events is not None:
             chunk = self._events.whole(chunk, head_waits)
             if not chunk:
+                self._waits_on()
                 return
+            if chunk.startswith(b":") and self._begun and only_comments(chunk):
+                self._waits_on()
             if self._passed is not None:
                 self._passed(self._record, chunk)
         if head_waits:
@@ -249,6 +253,11 @@ class Forwarding:
                 self._given_up(chunk)
                 return
         self._responder.write(chunk)
+
+    def _waits_on(self) -> None:
+        """What has come is no event: the time until the next one goes on."""
+        assert self._exchange is not None
+        self._exchange.is_waiting = True
 
     def on_end(self, chunk: bytes) -> None:
         if self._events is not None:
@@ -289,15 +298,54 @@ class Forwarding:
                 return
         responder = self._responder
         if not responder.started:
-            final = ours or isinstance(error, UpstreamTimeoutError)
-            if not final and (target := self._attempts.another()):
+            if not ours and (target := self._next_target(error)):
                 self.attempt(target)
                 return
             error.attempts = self._attempts.number
+        self._give_up(error)
+
+    def _next_target(self, error: UpstreamError) -> Target | None:
+        """Return where the request is tried next. One that was not answered in time is not, unless
+        its engine has not answered anybody since: then it is lost."""
+        if isinstance(error, UpstreamTimeoutError) and not self._attempts.timed_out(self._sent_at):
+            return None
+        return self._attempts.another()
+
+    def _give_up(self, error: UpstreamError) -> None:
+        """End the answer, which nobody gives."""
+        if not isinstance(error, OurFaultError):
+            self._attempts.lost()
         try:
             self.over("upstream_error")
         finally:
             self._say(error)
+
+    def engine_is_silent(self, error: SilentEngineError, *, may_wait: bool) -> bool | None:
+        """Have another engine answer, or go on with the answer, if the silent one was to. Return
+        whether one does; None if the answer comes from elsewhere. If none does and it may not
+        `wait`, it is given up."""
+        if self._exchange is None or self._attempts.engine != error.engine:
+            return None
+        if self._is_moved_away(error):
+            return True
+        if not may_wait:
+            self._exchange.abort()
+            self._exchange = None
+            self._stop_timer()
+            self._give_up(error)
+        return False
+
+    def _is_moved_away(self, error: UpstreamError) -> bool:
+        assert self._exchange is not None
+        if self._responder.started:
+            return self._goes_on is not None and self._is_gone_on_with(error)
+        target = self._attempts.elsewhere()
+        if target is None:
+            return False
+        self._exchange.abort()
+        self._stop_timer()
+        self.attempt(target)
+        return True
 
     def leave(self, engine: str) -> bool:
         """Return whether another engine goes on with the answer, which is this engine's and has
@@ -386,10 +434,15 @@ class Forwarding:
 
     def _too_late(self) -> None:
         """No event has come in time."""
+        assert self._timer is not None
+        pool, seconds, due = self._pool, self._pool.timeouts.first_byte, self._timer.when()
         self._timer = None
-        seconds = self._pool.timeouts.first_byte
         if self._paused:  # it is the client who waits
-            self._timer = self._pool.loop.call_later(seconds, self._too_late)
+            self._timer = pool.loop.call_later(seconds, self._too_late)
+            return
+        if pool.time() - due > STOOD_STILL_SECONDS:
+            # this process stood still: what came meanwhile is about to be read
+            self._timer = pool.loop.call_later(STOOD_STILL_SECONDS, self._too_late)
             return
         if self._exchange is not None:
             self._exchange.abort()

@@ -2,6 +2,7 @@
 
 what happens                                     then
 the prefill engine is lost, or answers 502, 503  the next one, within the budget of further tries
+it says nothing any more (silent_engines)        the same; blocks that it holds are lost
 it answers any other error, or not in time, or   the engine that answers computes the prompt
 nothing that the decode engine may get
 the decode leg fails before a piece with         once more without blocks, on the same engine; on
@@ -23,7 +24,12 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from inferway.errors import OurFaultError, UpstreamError, UpstreamTimeoutError
+from inferway.errors import (
+    OurFaultError,
+    SilentEngineError,
+    UpstreamError,
+    UpstreamTimeoutError,
+)
 from inferway.http.forward import UNWELL, Forwarding, RequestLifecycle
 from inferway.http.headers import request_lines
 from inferway.model import Decision, Headers, Target
@@ -259,6 +265,41 @@ class TwoLegs(Forwarding):
             self._timer = self._pool.loop.call_later(self._time_left(), self._too_late)
 
     # ---------------------------------------------------------------------------------------
+
+    def engine_is_silent(self, error: SilentEngineError, *, may_wait: bool) -> bool | None:
+        tries, engine = self._tries, error.engine
+        if tries is not None and tries.engine == engine and self._wants_blocks:
+            self._compute_elsewhere(tries, error)
+            return True
+        if self._exchange is None and self._attempts.engine == engine and not self._is_over:
+            target = self._attempts.elsewhere()  # for the decode leg that is to come
+            self._decode = target or self._decode
+            return target is not None
+        return super().engine_is_silent(error, may_wait=may_wait)
+
+    def _compute_elsewhere(self, tries: Failover, error: SilentEngineError) -> None:
+        """The prefill engine will not compute the prompt, nor hand over what it has computed."""
+        answer, self._answer = self._answer, None
+        if answer is None:
+            self._again(None, error)
+            return
+        answer.drop()
+        another = tries.elsewhere()
+        if another is None:
+            self._compute(FAILED)
+            return
+        self._prefill.failed(FAILED)
+        if self._exchange is not None:
+            self._withdraw(ELSEWHERE, _NO_BLOCKS)
+        self._send_prefill(another)
+
+    def _is_moved_away(self, error: UpstreamError) -> bool:
+        if self._responder.started or not self._is_moved:
+            return super()._is_moved_away(error)
+        target = self._attempts.elsewhere()
+        if target is not None:
+            self._again(target, error)
+        return target is not None
 
     def client_gone(self) -> None:
         if self._answer is not None and self._tries is not None:

@@ -402,8 +402,10 @@ def decode_body(
         if isinstance(refused, msgspec.ValidationError):
             raise
         raise InvalidRequestError(f"body: not valid JSON: {refused}") from refused
+    kind: Any = decoder.type  # msgspec 0.23 says that it may be more than a class
     try:
-        return convert_leniently(fields, decoder.type)
+        found: _T = convert_leniently(fields, kind)
+        return found
     except msgspec.ValidationError as e:
         raise _field_error(str(e), required) from e
 

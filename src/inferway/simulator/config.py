@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from inferway.errors import ConfigError
@@ -33,6 +33,16 @@ class LatencyModel:
             _at_least(name, getattr(self, name), 0)
         _at_least("inter_token_latency", self.inter_token_latency, 0)
         _at_least("time_factor_under_load", self.time_factor_under_load, 1)
+
+    def times(self, factor: float) -> LatencyModel:
+        """Return the times of an engine that is so many times as slow."""
+        return replace(
+            self,
+            time_to_first_token=self.time_to_first_token * factor,
+            prefill_overhead=self.prefill_overhead * factor,
+            prefill_time_per_token=self.prefill_time_per_token * factor,
+            inter_token_latency=self.inter_token_latency * factor,
+        )
 
 
 @dataclass(frozen=True, slots=True)

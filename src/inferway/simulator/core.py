@@ -6,6 +6,9 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Annotated
+
+import msgspec
 
 from inferway.errors import RequestError
 from inferway.simulator.events import Event
@@ -14,6 +17,13 @@ from inferway.simulator.scheduler import Emitted, RunningRequest, Scheduler
 from inferway.simulator.side_channel import Contents, SideChannel
 
 Clock = Callable[[], float]  # seconds, never back
+
+
+class Disturbance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What troubles an engine's core, for drills: the body of POST /simulate."""
+
+    stalled: bool = False  # it computes nothing, while its API answers
+    slower: Annotated[float, msgspec.Meta(ge=1)] = 1.0  # times as slow as it was configured
 
 
 class EngineQueueFullError(RequestError):
@@ -56,6 +66,14 @@ class EngineCore:
         self._outlets: dict[RunningRequest, asyncio.Queue[Emitted | RequestError]] = {}
         self.side_channel: SideChannel | None = None
         self.is_dead = False
+        self._goes_on = asyncio.Event()
+        self._goes_on.set()
+        self._latency = scheduler.latency  # as it was configured
+
+    def disturb(self, disturbance: Disturbance) -> None:
+        """Be troubled like this from now on, whatever troubled it before."""
+        (self._goes_on.clear if disturbance.stalled else self._goes_on.set)()
+        self._scheduler.latency = self._latency.times(disturbance.slower)
 
     @property
     def now(self) -> float:
@@ -69,6 +87,7 @@ class EngineCore:
         """Run the engine's steps until the task is cancelled, or an assertion of vLLM's fails."""
         while True:
             await self._wait_until_due()
+            await self._goes_on.wait()
             try:
                 step = self._scheduler.step(self._clock())
             except CoreDiedError:

@@ -27,7 +27,7 @@ from inferway.openai_api.requests import (
 )
 from inferway.prompts.chat.responses_input import as_chat
 from inferway.simulator.answers import AnswerFormat, ChatAnswer, CompletionAnswer
-from inferway.simulator.core import EngineCore
+from inferway.simulator.core import Disturbance, EngineCore
 from inferway.simulator.embeddings import as_completion, embeddings_answer
 from inferway.simulator.messages import MessagesAnswer, message_error, token_count
 from inferway.simulator.metrics import EngineMetrics
@@ -48,6 +48,9 @@ _ERROR_TYPES: dict[int, str] = {
     HTTPStatus.TOO_MANY_REQUESTS: "RateLimitError",
     HTTPStatus.INTERNAL_SERVER_ERROR: "InternalServerError",
 }
+
+
+_DISTURBANCE = msgspec.json.Decoder(Disturbance)
 
 
 class Server:
@@ -94,6 +97,7 @@ class Server:
                 web.post("/v1/completions/render", self.render_completion),
                 web.post("/tokenize", self.tokenize),
                 web.post("/reset_prefix_cache", self.reset_prefix_cache),
+                web.post("/simulate", self.disturb),
                 web.get("/v1/models", self.models),
                 web.get("/kv_event_sources", self.kv_event_sources),
                 web.get("/metrics", self.show_metrics),
@@ -195,6 +199,15 @@ class Server:
 
     async def reset_prefix_cache(self, _: web.Request) -> web.Response:
         return _json({"success": self._reset_cache()})
+
+    async def disturb(self, request: web.Request) -> web.Response:
+        """Trouble the engine's core, as the body says; an empty one ends all trouble."""
+        try:
+            disturbance = _DISTURBANCE.decode(await request.read() or b"{}")
+        except msgspec.DecodeError as e:
+            raise InvalidRequestError(f"body: {e}") from e
+        self._core.disturb(disturbance)
+        return _json(disturbance)
 
     async def models(self, _: web.Request) -> web.Response:
         return _json(self._names.listing())

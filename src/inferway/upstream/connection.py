@@ -21,6 +21,7 @@ state       deadline (see `pool`)             bytes arrive           connection 
 idle        idle_keep_alive                   drop                   forget
 waiting     first_byte, to the first body     -> answering           rule 4, or fail
 answering   idle_stream, anew with each read  on_chunk               rule 2
+            that is more than `is_waiting`
 paused      none: it is the client who waits  -                      fail
 """
 
@@ -106,6 +107,11 @@ class EngineConnection(asyncio.Protocol):
             self.transport.writelines(exchange.pieces)
         if exchange.paused:
             self.pause()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no exchange is under way."""
+        return self._exchange is None
 
     def pause(self) -> None:
         self.deadline = NEVER
@@ -289,8 +295,9 @@ class EngineConnection(asyncio.Protocol):
         elif pieces:
             self._pieces = []
             self._flowing = True
+            exchange.is_waiting = False
             exchange.sink.on_chunk(pieces[0] if len(pieces) == 1 else b"".join(pieces))
-            if self._exchange is exchange and not exchange.paused:
+            if self._exchange is exchange and not (exchange.paused or exchange.is_waiting):
                 self.deadline = self._pool.time() + self._pool.timeouts.idle_stream
 
     def _release(self, exchange: UpstreamRequest, pieces: list[bytes]) -> None:

@@ -7,6 +7,7 @@ One coarse timer looks after every deadline of every connection.
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,10 +21,16 @@ from inferway.tasks import next_multiple
 from inferway.upstream.connection import NEVER, EngineConnection
 from inferway.upstream.exchange import Sink, UpstreamRequest
 
+# A host that has gone without a word, or is cut off, is found out by its kernel's silence: with the
+# defaults of Linux after two hours, and what was sent to it after 15 minutes.
+_KEEP_ALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}  # seconds, seconds, probes
+_USER_TIMEOUT_MS = 20_000  # that what was sent may be unacknowledged
+
 # uvicorn, which serves vLLM, closes connections that were idle for 5 s.
 IDLE_KEEP_ALIVE_SECONDS = 4.0
 _SWEEP_SECONDS = 1.0
 _FRESH_SECONDS = 1.0  # an engine would have to stand still for seconds to close such a connection
+STOOD_STILL_SECONDS = 1.0  # a timer that rings so late was not the engine's fault
 _LATE_SECONDS = 0.05  # a timer that rings so late was slept through
 _COPY_LIMIT = 16 * 1024  # a larger body is written beside its head instead of behind it
 _SHUTTING_DOWN = "the gateway is shutting down"
@@ -168,15 +175,27 @@ class Pool:
     def _sweep(self) -> None:
         now = self.time()
         self._swept_before, self._swept = self._swept, monotonic()
+        stood_still = self._swept - self._swept_before > self._sweep_seconds + STOOD_STILL_SECONDS
         for url, origin in list(self._origins.items()):
             for connection in [c for c in origin.connections if c.deadline <= now]:
-                connection.timed_out()
+                # while this process stood still, nothing was read: that comes now
+                if connection.is_idle or not stood_still:
+                    connection.timed_out()
             if origin.is_unused:  # pods come and go, each with an address of its own
                 del self._origins[url]
         self._timer = self._next_sweep()
 
     def _next_sweep(self) -> asyncio.TimerHandle:
         return self.loop.call_at(next_multiple(self.time(), self._sweep_seconds), self._sweep)
+
+
+def _watch_host(sock: socket.socket) -> None:
+    """Have the connection end if its other end's kernel is silent."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (*_KEEP_ALIVE.items(), ("TCP_USER_TIMEOUT", _USER_TIMEOUT_MS)):
+        option = getattr(socket, name, None)  # macOS has some of them
+        if option is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 class Origin:
@@ -239,7 +258,9 @@ class Origin:
                 )
             )
         except OSError as e:
-            exchange.fail(UpstreamError(f"engine {self.label}: cannot connect: {e}"))
+            error = UpstreamError(f"engine {self.label}: cannot connect: {e}")
+            error.__cause__ = e
+            exchange.fail(error)
         else:
             if connection.transport.is_closing():
                 exchange.fail(UpstreamError(f"engine {self.label} closed the connection at once"))
@@ -276,6 +297,8 @@ class Origin:
                 self.lost(connection)  # it may have closed it already, without a word
             raise
         pool.stats.connected += 1
+        if self.path is None:
+            _watch_host(connection.transport.get_extra_info("socket"))
         return connection
 
     def opened(self, connection: EngineConnection) -> None:

@@ -232,7 +232,8 @@ class HubWatch:
             engine = None
         if engine is None:
             engine = Engine(told.settings, told.settings.authorization())
-        engine.facts, engine.healthy = told.facts, told.healthy
+        before = engine.outage
+        engine.facts, engine.healthy, engine.outage = told.facts, told.healthy, told.outage
         engine.load = Load(adapters=told.adapters)
         endpoints = [replace(e, headers=tuple(e.headers)) for e in told.endpoints]
         self._introduce(endpoints, instead_of=engine.endpoints)
@@ -241,6 +242,8 @@ class HubWatch:
         engine.followed = [self._stream(name, stream, told.block_size) for stream in told.streams]
         (self.drained.add if told.is_drained else self.drained.discard)(name)
         fleet.follow(engine)
+        if engine.outage != before:
+            fleet.on_outage(engine)
 
     def _introduce(self, endpoints: Sequence[Endpoint], instead_of: Sequence[Endpoint]) -> None:
         """Where the index is on a server, have it know the endpoints by their names."""

@@ -16,6 +16,7 @@ from inferway.config import EngineSettings, ModelRewrite, ServeSettings
 from inferway.fleet.engine import ProofState
 from inferway.fleet.engine_facts import EngineFacts, EventSource
 from inferway.fleet.hand_over import Progress
+from inferway.fleet.outage import Outage
 from inferway.kv.events.stream import StreamState
 from inferway.kv.index.changes import IndexChanges
 from inferway.kv.index.protocol import Op
@@ -77,6 +78,7 @@ class EngineTold(_Told, frozen=True):
     proofs: dict[str, ProofTold]
     adapters: Adapters
     is_drained: bool
+    outage: Outage | None
 
 
 class EnginesTold(_Told, frozen=True):

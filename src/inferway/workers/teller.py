@@ -164,6 +164,7 @@ class FleetTeller:
             },
             engine.load.adapters,
             self._is_drained(engine.name),
+            engine.outage,
         )
 
 

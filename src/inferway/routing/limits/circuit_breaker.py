@@ -95,6 +95,11 @@ class CircuitBreaker:
         self._eject(now)
         return True
 
+    def eject(self, now: float) -> None:
+        """Put the engine out at once, unless it is; what runs there ends as it would have."""
+        if not self._open or now >= self._until:
+            self._eject(now)
+
     def is_idle(self, now: float) -> bool:
         """Return whether the breaker is closed, and its failures are as good as forgotten."""
         if self._open or self._in_a_row or now - self._until < self.settings.max_seconds:

@@ -94,6 +94,7 @@ class Failover:
     def succeeded(self) -> None:
         """The engine has begun to answer."""
         policy = self._policy
+        policy.standing.answered[self.engine] = policy.clock()
         if policy.standing.breakers and not self._has_failed:
             back = policy.standing.succeeded(self.engine, policy.clock())
             if back:
@@ -134,10 +135,42 @@ class Failover:
                 return None
             retries.retrying += 1
         retries.made += 1
+        self._go_to(left)
+        return left[0]
+
+    def _go_to(self, left: tuple[Target, ...]) -> None:
         self.number += 1
         self.target, self._left, self._has_failed = left[0], left[1:], False
         self._moved()
+
+    def elsewhere(self) -> Target | None:
+        """Return the next target, because the engine that has the request says nothing any more,
+        and count the request as sent there; None if there is none. The budget of further tries is
+        against storms of them: here each request that waits for nothing goes on once."""
+        silent = self._policy.standing.silent
+        left = tuple([each for each in self._left if each.endpoint.engine not in silent])
+        if self._slot is not None:
+            left = tuple([each for each in left if self._slot.takes(each.endpoint.engine)])
+        if not left:
+            return None
+        retries = self._policy.retries
+        retries.retrying += self.number == 1
+        retries.made += 1
+        self._go_to(left)
         return left[0]
+
+    def timed_out(self, sent_at: float) -> bool:
+        """The request was not answered in time; return whether its engine has not answered any
+        since: then it gets one at a time until it does."""
+        policy, engine = self._policy, self.engine
+        if policy.standing.has_answered_since(engine, sent_at):
+            return False
+        policy.standing.eject(engine, policy.clock())
+        return True
+
+    def lost(self) -> None:
+        """The client has got an error instead of an answer, or of the rest of it."""
+        self._policy.standing.lost(self.engine)
 
     def again(self) -> None:
         """The request is sent to the same engine once more, for a fault that was not its own."""

@@ -1,5 +1,6 @@
 """Which engines get new requests: not those that an operator drains, and not those that fail.
 
+silent     says nothing: none of what waits there goes on to another such one (failover)
 drained    by hand: none of its model left is an error (503)
 ejected    by its breaker: it gets requests after all if every other one is drained or ejected
 """
@@ -15,10 +16,10 @@ from inferway.routing.limits.circuit_breaker import BreakerState, CircuitBreaker
 
 @dataclass(slots=True)
 class Affected:
-    """What became of the requests that an engine had, since its last outage began."""
+    """Requests since the last outage of an engine began."""
 
-    moved: int = 0  # another engine took them over, streams included
-    failed: int = 0  # whose clients got an error for it
+    moved: int = 0  # other engines answer them, or have gone on with the answer
+    failed: int = 0  # their clients got an error
 
 
 @dataclass(slots=True)
@@ -31,12 +32,52 @@ class OutlierDetection:
     breakers: dict[str, CircuitBreaker] = field(default_factory=dict)  # of those that have failed
     failures: dict[str, int] = field(default_factory=dict)
     ejections: dict[str, int] = field(default_factory=dict)
-    affected: dict[str, Affected] = field(default_factory=dict)  # by the last outage of each
-    moved: dict[str, int] = field(default_factory=dict)  # of all outages: `Affected.moved`
-    lost: dict[str, int] = field(default_factory=dict)  # and `Affected.failed`
+    silent: set[str] = field(default_factory=set)  # in an outage by silence
+    answered: dict[str, float] = field(default_factory=dict)  # when an answer last began
+    affected: dict[str, Affected] = field(default_factory=dict)  # by outages, the last of each
+    # of all outages: requests that other engines have taken over, or nobody
+    moves: dict[str, int] = field(default_factory=dict)
+    losses: dict[str, int] = field(default_factory=dict)
     # Others that send to the same engines are told of what has come from one that has a breaker:
     # its name, and whether it failed
     tell: Callable[[str, bool], None] | None = None
+
+    def begins(self, engine: str, *, is_silent: bool) -> None:
+        """An outage of the engine has begun, or is of another kind now."""
+        self.affected.setdefault(engine, Affected())
+        (self.silent.add if is_silent else self.silent.discard)(engine)
+
+    def ends(self, engine: str) -> None:
+        """The engine is well again: what was held against it is forgotten."""
+        self.affected.pop(engine, None)
+        if engine in self.silent:
+            self.silent.discard(engine)
+            self.ejected.discard(engine)
+            self.breakers.pop(engine, None)
+
+    def moved(self, engine: str) -> None:
+        """Another engine has taken over a request of this one, which is lost."""
+        self.moves[engine] = self.moves.get(engine, 0) + 1
+        if (affected := self.affected.get(engine)) is not None:
+            affected.moved += 1
+
+    def lost(self, engine: str) -> None:
+        """A client has got an error because of the engine."""
+        self.losses[engine] = self.losses.get(engine, 0) + 1
+        if (affected := self.affected.get(engine)) is not None:
+            affected.failed += 1
+
+    def has_answered_since(self, engine: str, when: float) -> bool:
+        """Return whether an answer of the engine has begun since."""
+        return self.answered.get(engine, float("-inf")) > when
+
+    def eject(self, engine: str, now: float) -> None:
+        """Give the engine one request at a time until it answers one."""
+        breaker = self.breakers.get(engine)
+        if breaker is None:
+            breaker = self.breakers[engine] = CircuitBreaker(self.settings)
+        breaker.eject(now)
+        self.ejected.add(engine)
 
     @property
     def is_plain(self) -> bool:
@@ -99,20 +140,6 @@ class OutlierDetection:
             self.ejected.add(engine)
         return ejected
 
-    def outage_began(self, engine: str) -> None:
-        """Count from now on what the engine's outage does to requests."""
-        self.affected[engine] = Affected()
-
-    def was_moved(self, engine: str) -> None:
-        """Another engine has taken over a request, or the rest of a stream, that this one had."""
-        self.moved[engine] = self.moved.get(engine, 0) + 1
-        self.affected.setdefault(engine, Affected()).moved += 1
-
-    def was_lost(self, engine: str) -> None:
-        """A client has got an error for a request that the engine had."""
-        self.lost[engine] = self.lost.get(engine, 0) + 1
-        self.affected.setdefault(engine, Affected()).failed += 1
-
     def hear(self, engine: str, has_failed: bool, now: float) -> None:
         """Take over what another one has told; nothing is counted."""
         (self._failed if has_failed else self._succeeded)(engine, now)
@@ -132,10 +159,10 @@ class OutlierDetection:
         there = set(engines)
         self.drained &= there
         self.ejected &= there
-        for engine in {*self.affected, *self.moved, *self.lost} - there:
-            self.affected.pop(engine, None)
-            self.moved.pop(engine, None)
-            self.lost.pop(engine, None)
+        self.silent &= there
+        for engine in {*self.answered, *self.affected, *self.moves, *self.losses} - there:
+            for known in (self.answered, self.affected, self.moves, self.losses):
+                known.pop(engine, None)
         for engine in {*self.breakers, *self.failures} - there:
             self.breakers.pop(engine, None)
             self.failures.pop(engine, None)

@@ -13,14 +13,15 @@ not so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from inferway.metrics import Family, gauge, histogram
-from inferway.model import Candidates, Column, Rows, SchedulingResult
+from inferway.model import Candidates, Column, Endpoint, Rows, SchedulingResult
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.scheduling.columns import COMPILE_MS, EXPECTED_TPOT_MS, EXPECTED_TTFT_MS
 from inferway.scheduling.expected_ttft.demand import Demand
@@ -145,6 +146,13 @@ class ExpectedTtft:
         if candidates.get(FEATURES) is None:
             return None
         return ExpectedTtftListener(self.learning, self.slots, request, candidates, choice)
+
+    def expected_seconds(self, endpoints: Sequence[Endpoint]) -> float:
+        """Return how long the prompt should take that each of these computes now, by itself; the
+        longest of them, 0 if none of them has any."""
+        slots, alone = self.slots.names(), self.learning.backlog.first_alone_ms
+        own = [alone.item(slots[each.name]) for each in endpoints if each.name in slots]
+        return max([ms for ms in own if ms != math.inf], default=0.0) / 1000
 
     def watch_demand(self, ttft_ms: float) -> None:
         """Count from now on what is asked of engines, and which first tokens take longer than

@@ -1,0 +1,133 @@
+"""When an engine that says nothing counts as lost. No I/O; times in seconds, by one clock.
+
+An engine is two programs: an API server, which answers, and a core, which computes. Each can stand
+still (a frozen process, a hung GPU, a node without power or network) while its connections stay
+open, so that nothing breaks. What tells:
+
+of     sign of life                            late when it has not come for
+API    an answer to what it is asked           SILENT_SECONDS, or LATE_TIMES its slowest of late
+core   other counters of its load, KV events   QUIET_SECONDS, or LATE_TIMES its longest pause of
+                                               late, or EXPECTED_TIMES what its prompts should take
+       an answer to a try: one token, which    half of that
+       is asked for after half of the time
+
+The core is judged only while it has work that it could go on with, and only if its counters move
+with each token. A long prefill moves them with each chunk. A chunk of seconds, or a compilation,
+keeps the try waiting as well, so that only time tells: an engine that has not computed anything yet
+has FIRST_SECONDS.
+
+Nobody is judged that soon unless another engine has answered meanwhile: else the fault may be this
+process's, or the network's, and PATIENT_SECONDS count. What came before this process stood still
+itself counts from when it went on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from inferway.fleet.load import Load
+
+SILENT_SECONDS = 2.5
+QUIET_SECONDS = 2.5
+LATE_TIMES = 4.0
+EXPECTED_TIMES = 3.0
+FIRST_SECONDS = 10.0
+PATIENT_SECONDS = 30.0
+LEARNED_SECONDS = 10.0
+# What an engine has shown of late: half of it counts after so many seconds.
+HALF_LIFE_SECONDS = 120.0
+
+_LONG_AGO = float("-inf")
+
+
+@dataclass(slots=True)
+class Slowest:
+    """The longest time of late, which is forgotten by half in HALF_LIFE_SECONDS."""
+
+    _seconds: float = 0.0
+    _at: float = 0.0
+
+    def note(self, seconds: float, now: float) -> None:
+        """Learn a time; one over LEARNED_SECONDS was an outage, which tells nothing of others."""
+        if seconds <= LEARNED_SECONDS:
+            self._seconds, self._at = max(seconds, self.seconds(now)), now
+
+    def seconds(self, now: float) -> float:
+        return float(self._seconds * 0.5 ** ((now - self._at) / HALF_LIFE_SECONDS))
+
+
+@dataclass(slots=True)
+class Liveness:
+    """What one engine has let us hear. Written by `watch.EngineWatch`."""
+
+    answered: float | None = None  # its API, for the last time
+    progressed: float | None = None  # its core, for the last time
+    asked: float | None = None  # since when its API owes an answer
+    tried: float | None = None  # since when its core owes the answer to a try
+    rested: float = _LONG_AGO  # when it last had nothing to do
+    works: bool = False  # it has something to do since
+    has_computed: bool = False  # ever, since it came
+    takes_no_tries: bool = False  # it cannot be asked for a token
+    load: Load | None = None  # that it told last
+    answers: Slowest = field(default_factory=Slowest)  # of its API
+    pauses: Slowest = field(default_factory=Slowest)  # of its core
+
+    def is_asked(self, now: float) -> None:
+        """Its API is asked something, and may owe an answer already."""
+        if self.asked is None:
+            self.asked = now
+
+    def has_answered(self, now: float, awake: float) -> None:
+        if self.asked is not None:
+            self.answers.note(now - max(self.asked, awake), now)
+            self.asked = None
+        self.answered = now
+
+    def has_progressed(self, now: float, awake: float) -> None:
+        """Its core has computed something."""
+        if self.works:
+            self.pauses.note(now - self.quiet_since(awake), now)
+        self.has_computed, self.progressed = True, now
+
+    def has_work(self, now: float, *, works: bool) -> None:
+        """Whether it has something to do that its core could go on with."""
+        if not (works and self.works):
+            self.rested = now
+        self.works = works
+
+    def comes(self, now: float) -> None:
+        """It may be another engine than before, which has not shown anything."""
+        self.progressed, self.rested, self.has_computed = None, now, False
+        self.answers, self.pauses = Slowest(), Slowest()
+
+    # how it is; `awake`: since when this process goes on
+
+    def is_silent(self, now: float, awake: float) -> bool:
+        """Whether its API owes an answer for too long."""
+        if self.asked is None:
+            return False
+        late = max(SILENT_SECONDS, LATE_TIMES * self.answers.seconds(now))
+        return now - max(self.asked, awake) > late
+
+    def is_quiet(self, now: float, awake: float, expected: float) -> bool:
+        """Whether its core has not computed anything for so long that it is to be tried.
+        `expected`: seconds that what it has to compute should take."""
+        return now - self.quiet_since(awake) > self._patience(now, expected) / 2
+
+    def is_stalled(self, now: float, awake: float, expected: float) -> bool:
+        """Whether its core has not computed anything for too long, the answer to a try included."""
+        if self.tried is None:
+            return False
+        patience = self._patience(now, expected)
+        is_try_late = now - max(self.tried, awake) > patience / 2
+        return is_try_late and now - self.quiet_since(awake) > patience
+
+    def quiet_since(self, awake: float) -> float:
+        progressed = _LONG_AGO if self.progressed is None else self.progressed
+        return max(progressed, self.rested, awake)
+
+    def _patience(self, now: float, expected: float) -> float:
+        if not self.has_computed:
+            return max(FIRST_SECONDS, EXPECTED_TIMES * expected)
+        longest = LATE_TIMES * self.pauses.seconds(now)
+        return max(QUIET_SECONDS, longest, EXPECTED_TIMES * expected)

@@ -1,0 +1,96 @@
+"""What waits at an engine that says nothing any more goes to other engines.
+
+the answer            what is done
+has not begun         its request is sent to the next engine of its decision that is not silent
+is streamed           another engine goes on with it (http/continued.py)
+cannot go elsewhere   it waits, for `timeouts.silent_engine` at most, while another engine serves
+                      its model; then it ends with an error
+
+The engine's late answers are not read: their connections are closed, which is how vLLM learns to
+stop computing them once it goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from inferway.errors import SilentEngineError
+from inferway.fleet.engine import Engine
+from inferway.fleet.outage import Outage
+from inferway.http.forward import Forwarding
+from inferway.http.responder import BodySource
+from inferway.routing.limits.outlier_detection import OutlierDetection
+from inferway.upstream.pool import Pool
+
+LOOK_SECONDS = 1.0  # between two looks at what still waits there
+
+log = logging.getLogger("inferway.forward")
+
+
+@dataclass(slots=True)
+class SilentEngines:
+    """Hears of outages; `close` ends it. `sources`: the sources of all answers that are under way,
+    whose requests go through `pool`."""
+
+    standing: OutlierDetection
+    sources: Callable[[], Iterable[BodySource]]
+    pool: Pool
+    _timers: dict[str, asyncio.TimerHandle] = field(default_factory=dict)  # by engine
+
+    def hear(self, engine: Engine) -> None:
+        """An outage of the engine has begun, is of another kind now, or is over."""
+        outage = engine.outage
+        if outage is None:
+            self.standing.ends(engine.name)
+            self._forget(engine.name)
+            return
+        self.standing.begins(engine.name, is_silent=outage.is_silence)
+        if not outage.is_silence:
+            self._forget(engine.name)
+        elif engine.name not in self._timers:
+            self._move(engine, outage, 0.0)
+
+    def close(self) -> None:
+        for timer in self._timers.values():
+            timer.cancel()
+
+    def _forget(self, engine: str) -> None:
+        timer = self._timers.pop(engine, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _move(self, engine: Engine, outage: Outage, waited: float) -> None:
+        """Again and again, until nothing is left there. A request that was just decided for the
+        engine may still come."""
+        loop, seconds = self.pool.loop, self.pool.timeouts.silent_engine
+        error = SilentEngineError(engine.name, f"engine {engine.name} {outage.words(loop.time())}")
+        moved = left = 0
+        for source in [*self.sources()]:
+            is_moved = self._moved_one(source, error, may_wait=waited < seconds)
+            moved += is_moved is True
+            left += is_moved is False
+        if moved or (left and not waited):
+            log.warning(
+                "engine %s is silent: other engines answer %d of its requests in its place;"
+                " %d can go nowhere else, and wait for %g s",
+                *(engine.name, moved, left, seconds),
+            )
+        if left or waited < 2 * LOOK_SECONDS:
+            self._timers[engine.name] = loop.call_later(
+                LOOK_SECONDS, self._move, engine, outage, waited + LOOK_SECONDS
+            )
+        else:
+            self._timers.pop(engine.name, None)
+
+    def _moved_one(
+        self, source: BodySource, error: SilentEngineError, *, may_wait: bool
+    ) -> bool | None:
+        if not isinstance(source, Forwarding):
+            return None
+        is_moved = source.engine_is_silent(error, may_wait=may_wait)
+        if is_moved:
+            self.standing.moved(error.engine)
+        return is_moved
