@@ -247,7 +247,7 @@ class Gateway:
         self.draining = draining = Draining(
             *(settings, director, self._auth.failover.standing, self._warm, self.worth.of)
         )
-        self.speeds = EngineSpeeds(self.fleet, self.learning_plugins, director.clock)
+        self.speeds = EngineSpeeds(self.fleet.engines, self.learning_plugins, director.clock)
         self.fleet.expected_seconds = self.speeds.expected_seconds
         self.metrics = metrics = self._metrics_page(pool)
         self._stack.callback(self._auth.control.close)

@@ -17,7 +17,6 @@ from statistics import median
 import msgspec
 
 from inferway.fleet.engine import Engine
-from inferway.fleet.fleet import Fleet
 from inferway.metrics import Family, gauge
 from inferway.model import ROLE
 from inferway.routing.limits.outlier_detection import Affected
@@ -101,7 +100,7 @@ class EngineSpeeds:
     """`plugins` that learn, of which the first is read; `clock` is theirs, `time.monotonic`. A hub
     that learns nothing itself is told what its workers know (`heard`)."""
 
-    fleet: Fleet
+    engines: Sequence[Engine]  # of the fleet, whenever one asks
     plugins: Sequence[ExpectedTtft]
     clock: Callable[[], float]
     heard: Told = field(default_factory=Told)
@@ -146,10 +145,7 @@ class EngineSpeeds:
             " that is three times or more and its labels do not say that it is other hardware;"
             " else 1.",
             _ENGINE,
-            {
-                (engine.name,): self._times(engine)
-                for engine in (self.fleet.engines if names else ())
-            },
+            {(engine.name,): self._times(engine) for engine in (self.engines if names else ())},
         )
         yield gauge(
             "engine_first_tokens_waiting",
@@ -198,11 +194,11 @@ class EngineSpeeds:
         known = _learned(self.plugins[0]) if self._names() else self.heard.speeds
         self._speeds = {
             engine.name: speed
-            for engine in self.fleet.engines
+            for engine in self.engines
             if (speed := _speed_of(engine, known)) is not None
         }
         groups: dict[tuple[str, str | None], list[Engine]] = {}
-        for engine in self.fleet.engines:
+        for engine in self.engines:
             if engine.name in self._speeds and engine.healthy and engine.base_models:
                 key = engine.base_models[0].name, engine.settings.all_labels.get(ROLE)
                 groups.setdefault(key, []).append(engine)
