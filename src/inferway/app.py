@@ -152,14 +152,12 @@ class Gateway:
 
     @property
     def _publishes(self) -> Publisher | None:
-        return (
-            self._publisher if self._process is None else self._process.publisher or self._publisher
-        )
+        own = self._publisher
+        return own if self._process is None else self._process.publisher or own
 
     @property
     def _offers(self) -> WantsPrompts:
-        orphans = None if self._process is None else self._process.orphans
-        return self.orphans if orphans is None else orphans
+        return self.orphans if self._process is None else self._process.orphans or self.orphans
 
     @property
     def is_looked_at(self) -> bool:
@@ -253,11 +251,11 @@ class Gateway:
         self._pool = pool = Pool(settings.timeouts, tls=settings.engine_tls())
         self._closes("engine connections", pool.close)
         self.director = director = self._open_director()
-        self.fleet.expected_seconds = self._expected_seconds
         self.draining = draining = Draining(
             *(settings, director, self._auth.failover.standing, self._warm, self.worth.of)
         )
-        self.speeds = EngineSpeeds(self.fleet, self.learning_plugins, director.clock)
+        self.speeds = EngineSpeeds(self.fleet.engines, self.learning_plugins, director.clock)
+        self.fleet.expected_seconds = self.speeds.expected_seconds
         self.metrics = metrics = self._metrics_page(pool)
         self._stack.callback(self._auth.control.close)
         self.routes = routes = self._open_routes(director, pool)
@@ -297,9 +295,8 @@ class Gateway:
 
     def _open_routes(self, director: Director, pool: Pool) -> Routes:
         metrics, settings = self.metrics, self.settings
-        rows = build_rows(
-            *(self.fleet, self.index, self._auth.failover, self.draining, self.speeds)
-        )
+        failover = self._auth.failover
+        rows = build_rows(self.fleet, self.index, failover, self.draining, self.speeds)
         alarms = AlarmPages(rows, partial(alarms_of, self._traffic, self.records))
         return Routes(
             *(self.indexer, director, pool, metrics, self._auth, build_ingress(settings, director)),
@@ -315,7 +312,6 @@ class Gateway:
 
     async def _listen(self, server: HttpServer) -> None:
         self.draining.moves = partial(move_streams, server.sources)
-        assert self._pool is not None
         silent = SilentEngines(self.standing, server.sources, self._pool)
         self.fleet.on_outage = silent.hear
         self._stack.callback(silent.close)
@@ -323,10 +319,6 @@ class Gateway:
         self._closes("HTTP server", server.stop)
         assert self._servers is not None
         self._servers.public = server
-
-    def _expected_seconds(self, engine: Engine) -> float:
-        plugins = self.learning_plugins
-        return max([each.expected_seconds(engine.endpoints) for each in plugins], default=0.0)
 
     async def meet(self, replicas: Replicas) -> None:
         """Begin to share with other gateways what each sends and learns. Raises ConfigError."""
@@ -340,10 +332,8 @@ class Gateway:
             *(self.director, self.fleet, pool, self.indexer.renderer, self._publishes),
             *(self.indexer.request_templates, self._auth, self._requests),
         )
-        metrics.joined_by(self.draining.families)
-        metrics.joined_by(self.records.families)
-        metrics.joined_by(self._slo.families)
-        metrics.joined_by(self.speeds.families)
+        for part in (self.draining, self.records, self._slo, self.speeds):
+            metrics.joined_by(part.families)
         self.autoscaling = Autoscaling(
             *(self.settings.slo, self.fleet, self.learning_plugins, self.worth),
             *(self.standing.drained, self.director.clock),
@@ -354,8 +344,8 @@ class Gateway:
     def _open_page(self, alarms: AlarmPages) -> PageRoutes | None:
         if not self.settings.ui:
             return None
-        waiting = self._auth.control.num_waiting
-        hub = build_hub(alarms.rows, self.records.ring, alarms.judge, waiting)
+        control = self._auth.control
+        hub = build_hub(alarms.rows, self.records.ring, alarms.judge, control.num_waiting)
         replays = WhatIfReplays(self.settings.records.directory)
         is_secure = self._servers is not None and self._servers.certificate is not None
         self._web = PageRoutes(self._auth, hub, replays, secure=is_secure)

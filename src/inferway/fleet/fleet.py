@@ -66,7 +66,7 @@ class Fleet:
         """`columns`: those that the table is kept in; None: its own. `watch`: who hears of the
         engines."""
         self.on_change: Callable[[], None] = _nothing  # what is known of an engine has changed
-        self.on_outage: Callable[[Engine], None] = _nothing_of  # one has begun, or is over
+        self.on_outage: Callable[[Engine], None] = _nothing  # one has begun, or is over
         # the seconds that what the engine has to compute next should take
         self.expected_seconds: Callable[[Engine], float] = _not_known
         self.engines = [Engine(e, e.authorization()) for e in settings.engines]
@@ -334,9 +334,7 @@ class Fleet:
         if engine.block_size_told not in (None, engine.block_size):
             log.warning(
                 "engine %s caches blocks of %s tokens, not of %s as told; its events count",
-                engine.name,
-                engine.block_size,
-                engine.block_size_told,
+                *(engine.name, engine.block_size, engine.block_size_told),
             )
         self._refresh()
 
@@ -443,11 +441,7 @@ class Fleet:
         self.on_change()
 
 
-def _nothing() -> None:
-    """Nobody wants to know."""
-
-
-def _nothing_of(_: Engine) -> None:
+def _nothing(*_: Engine) -> None:
     """Nobody wants to know."""
 
 
