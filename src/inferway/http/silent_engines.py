@@ -3,8 +3,8 @@
 the answer            what is done
 has not begun         its request is sent to the next engine of its decision that is not silent
 is streamed           another engine goes on with it (http/continued.py)
-cannot go elsewhere   it waits, for `timeouts.silent_engine` at most, while another engine serves
-                      its model; then it ends with an error
+cannot go elsewhere   it waits; when it has waited for `timeouts.silent_engine` in the silence, it
+                      ends with an error
 
 The engine's late answers are not read: their connections are closed, which is how vLLM learns to
 stop computing them once it goes on.
@@ -68,8 +68,10 @@ class SilentEngines:
         loop, seconds = self.pool.loop, self.pool.timeouts.silent_engine
         error = SilentEngineError(engine.name, f"engine {engine.name} {outage.words(loop.time())}")
         moved = left = 0
+        # Who could not wait until the next look waits no longer.
+        begun = loop.time() + LOOK_SECONDS - seconds
         for source in [*self.sources()]:
-            is_moved = self._moved_one(source, error, may_wait=waited < seconds)
+            is_moved = self._moved_one(source, error, outage.since, begun)
             moved += is_moved is True
             left += is_moved is False
         if moved or (left and not waited):
@@ -86,10 +88,12 @@ class SilentEngines:
             self._timers.pop(engine.name, None)
 
     def _moved_one(
-        self, source: BodySource, error: SilentEngineError, *, may_wait: bool
+        self, source: BodySource, error: SilentEngineError, since: float, begun: float
     ) -> bool | None:
+        """`since`: when the silence began; who has waited since `begun` waits no longer."""
         if not isinstance(source, Forwarding):
             return None
+        may_wait = max(since, source.sent_at) > begun
         is_moved = source.engine_is_silent(error, may_wait=may_wait)
         if is_moved:
             self.standing.moved(error.engine)
