@@ -23,6 +23,7 @@ from inferway.fleet.engine import Engine
 from inferway.fleet.orphan_resolution import OrphanResolver
 from inferway.fleet.structured_gate import FleetGate
 from inferway.fleet.tokens_once import build_continuing, build_tokens_once
+from inferway.http.alarms import AlarmPages
 from inferway.http.auth import Auth, build_auth, read_keys
 from inferway.http.continued import move_streams, open_continuer
 from inferway.http.inference_ingress import build_ingress
@@ -37,7 +38,7 @@ from inferway.indexer import Indexer
 from inferway.kv.events.dialect_finder import SEEDS
 from inferway.kv.events.event import Batch
 from inferway.model import HolderId
-from inferway.page.build import build_hub
+from inferway.page.build import build_hub, build_rows
 from inferway.page.what_if import WhatIfReplays
 from inferway.prompts.freed_memory import give_back_large
 from inferway.prompts.renderer import Renderer
@@ -57,6 +58,7 @@ from inferway.telemetry.access_log import AccessLog
 from inferway.telemetry.answer_log import AnswerLog
 from inferway.telemetry.autoscaling import Autoscaling
 from inferway.telemetry.cache_worth import CacheWorth
+from inferway.telemetry.engine_speeds import EngineSpeeds
 from inferway.telemetry.observers import WantsPrompts, build_observers
 from inferway.telemetry.publisher import Publisher, ZmqPublisher, publish_events
 from inferway.telemetry.request_counts import RequestCounts
@@ -248,6 +250,7 @@ class Gateway:
         self.draining = draining = Draining(
             *(settings, director, self._auth.failover.standing, self._warm, self.worth.of)
         )
+        self.speeds = EngineSpeeds(self.fleet, self.learning_plugins, director.clock)
         self.metrics = metrics = self._metrics_page(pool)
         self._stack.callback(self._auth.control.close)
         self.routes = routes = self._open_routes(director, pool)
@@ -287,12 +290,17 @@ class Gateway:
 
     def _open_routes(self, director: Director, pool: Pool) -> Routes:
         metrics, settings = self.metrics, self.settings
+        rows = build_rows(
+            *(self.fleet, self.index, self._auth.failover, self.draining, self.speeds)
+        )
+        alarms = AlarmPages(rows, partial(alarms_of, self._traffic, self.records))
         return Routes(
             *(self.indexer, director, pool, metrics, self._auth, build_ingress(settings, director)),
             *(self._requests, self._traffic, self.draining),
             RecordPages(self.records.ring, self.records.watch, self._auth),
+            alarms,
             peers=lambda: None if self.replicas is None else self.replicas.report(),
-            page=self._open_page(self.draining),
+            page=self._open_page(alarms),
             forwards=not self._picks,
             admin_apart=settings.admin_port is not None,
             continuer=open_continuer(director, pool, self._auth, metrics, self._stack),
@@ -328,6 +336,7 @@ class Gateway:
         metrics.joined_by(self.draining.families)
         metrics.joined_by(self.records.families)
         metrics.joined_by(self._slo.families)
+        metrics.joined_by(self.speeds.families)
         self.autoscaling = Autoscaling(
             *(self.settings.slo, self.fleet, self.learning_plugins, self.worth),
             *(self.standing.drained, self.director.clock),
@@ -335,13 +344,11 @@ class Gateway:
         metrics.joined_by(self.autoscaling.families)
         return metrics
 
-    def _open_page(self, draining: Draining) -> PageRoutes | None:
+    def _open_page(self, alarms: AlarmPages) -> PageRoutes | None:
         if not self.settings.ui:
             return None
-        hub = build_hub(
-            *(self.fleet, self.index, self._auth.failover, draining),
-            *(self.records.ring, partial(alarms_of, self._traffic, self.records)),
-        )
+        waiting = self._auth.control.num_waiting
+        hub = build_hub(alarms.rows, self.records.ring, alarms.judge, waiting)
         replays = WhatIfReplays(self.settings.records.directory)
         is_secure = self._servers is not None and self._servers.certificate is not None
         self._web = PageRoutes(self._auth, hub, replays, secure=is_secure)

@@ -15,6 +15,8 @@ from tests.integration.recorders import Recorder, in_front_of
 ROOT = Path(__file__).parents[2]
 DASHBOARD = ROOT / "deploy/grafana/inferway.json"
 ALERTS = ROOT / "deploy/prometheus/alerts.yaml"
+CHART_FILES = ROOT / "deploy/helm/inferway/files"  # copies: links do not survive all archives
+REPOSITORY = "https://github.com/inferway/inferway/blob/main/"
 
 _SERIES = re.compile(r"\b(inferway_\w+)(?:\{([^}]*)\})?")
 _BY = re.compile(r"\bby \(([^)]*)\)")
@@ -99,16 +101,46 @@ async def test_a_live_page_has_what_they_ask_for() -> None:
     assert asked - elsewhere <= live
 
 
-def test_each_alert_says_what_it_means_and_where_the_cure_stands() -> None:
+def test_each_alert_says_what_it_means_and_where_the_steps_stand() -> None:
     for rule in rules():
-        page = rule["annotations"]["runbook"].partition("#")[0]
+        page = f"{REPOSITORY}docs/alerts.md#{rule['alert'].lower()}"
 
         assert rule["annotations"]["summary"].endswith("."), rule["alert"]
-        assert (ROOT / page).exists(), rule["alert"]
+        assert rule["annotations"]["runbook_url"] == page
         assert rule["labels"]["severity"] in ("warning", "critical")
         used = set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]))
         grouped = {w.strip() for text in _BY.findall(rule["expr"]) for w in text.split(",")}
         assert used <= grouped, rule["alert"]
+
+
+def test_each_alert_has_a_section_with_steps_and_each_section_an_alert() -> None:
+    text = (ROOT / "docs/alerts.md").read_text()
+    parts = re.split(r"^### (\w+)$", text, flags=re.MULTILINE)
+    sections = dict(zip(parts[1::2], parts[2::2], strict=True))
+
+    assert sorted(sections) == sorted(rule["alert"] for rule in rules())
+    for alert, section in sections.items():
+        assert "\n1. " in section or "Steps as for" in section, alert
+
+
+def test_each_alert_is_tried_where_it_fires_and_where_it_does_not() -> None:
+    """By `promtool test rules` (test_live)."""
+    cases = yaml.safe_load((ROOT / "tests/deploy/alert_cases.yaml").read_text())["tests"]
+    tried = [test for case in cases for test in case["alert_rule_test"]]
+    names = {rule["alert"] for rule in rules()}
+
+    assert {test["alertname"] for test in tried if test["exp_alerts"]} == names
+    assert {test["alertname"] for test in tried if not test["exp_alerts"]} == names
+
+
+@pytest.mark.parametrize(
+    ("copy", "original"), [("alerts.yaml", ALERTS), ("dashboard.json", DASHBOARD)]
+)
+def test_the_chart_has_the_same(copy: str, original: Path) -> None:
+    path = CHART_FILES / copy
+
+    assert not path.is_symlink()
+    assert path.read_text() == original.read_text(), f"cp {original} {path}"
 
 
 def test_each_name_is_given_once() -> None:

@@ -33,9 +33,9 @@ COLORS = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "red"}
     option(
         "--gateway",
         metavar="URL",
-        help="Ask this running gateway which requests go by load, what breaks the caches of "
-        "conversations, and which prompts are nearly the same and part early: the ten that cost "
-        "the most.",
+        help="Ask this running gateway for the alarms of its page, which requests go by load, what "
+        "breaks the caches of conversations, and which prompts are nearly the same and part early: "
+        "the ten that cost the most.",
     ),
     option(
         "--live",
@@ -57,7 +57,7 @@ def doctor(
     live: bool,
     admin_key_env: str | None,
 ) -> None:
-    """Check this machine, the hub, the given engines and the traffic of a running gateway, and name
+    """Check this machine, the hub, the given engines and a running gateway with its fleet, and name
     the cure of what is wrong. Each engine is asked for one token, in a chat with a tool.
 
     The exit status is 1 if something must be mended; warnings alone leave it at 0.

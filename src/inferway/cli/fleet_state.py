@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import ssl
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlsplit
 
 from prometheus_client.parser import text_string_to_metric_families
+
+from inferway.page.alarms import Alarm, alarms_from
 
 _SECONDS = 5.0
 # From the best to the worst that can be believed of a cache.
@@ -55,6 +58,8 @@ class EngineState:
     delivered_share: float | None
     event_age_seconds: float | None  # of several ranks the oldest
     problems: list[str]
+    since_seconds: float | None = None  # for which it is in this state
+    outage: str | None = None  # unreachable, silent, stalled, invalid; None: it answers
     kv_transfer: TransferState | None = None  # None: it is not known to hand KV blocks to others
 
 
@@ -80,6 +85,7 @@ class FleetState:
     requests: int  # that have ended, of all models
     engines: list[EngineState]
     models: list[ModelState]
+    alarms: list[Alarm] = field(default_factory=list)  # those of the page
 
 
 class GatewayClient:
@@ -104,9 +110,11 @@ class GatewayClient:
         """Ask the gateway and return the state of its fleet. Raises CannotAskError."""
         ready = self._object("/ready", may_refuse=True)
         admin = self._object("/admin/engines")
+        alarms = self._object("/admin/alarms")
         _, page = self._get("/metrics")
         try:
-            return fleet_state(self.url, ready, admin, samples_of(page))
+            state = fleet_state(self.url, ready, admin, samples_of(page), now=time.time())
+            return replace(state, alarms=alarms_from(alarms["alarms"]))
         except (KeyError, TypeError, ValueError, AttributeError) as e:
             raise self._no_gateway("/admin/engines") from e
 
@@ -202,27 +210,33 @@ def samples_of(page: str) -> Samples:
 
 
 def fleet_state(
-    url: str, ready: Mapping[str, Any], admin: Mapping[str, Any], samples: Samples
+    url: str,
+    ready: Mapping[str, Any],
+    admin: Mapping[str, Any],
+    samples: Samples,
+    *,
+    now: float = 0.0,
 ) -> FleetState:
-    """Return the state of a fleet from three answers of its gateway. Raises KeyError or TypeError
-    if they are not a gateway's."""
+    """Return the state of a fleet from three answers of its gateway, without alarms. Raises
+    KeyError or TypeError if they are not a gateway's. `now`: Unix time."""
     follows = admin.get("kv_events", {}).get("followed", True)
     return FleetState(
         url=url,
         ready=bool(ready["ready"]),
         why=ready.get("why"),
         requests=int(sum(_values(samples, "inferway_requests_total"))),
-        engines=[_engine(engine, samples, follows=follows) for engine in admin["engines"]],
+        engines=[_engine(each, samples, follows=follows, now=now) for each in admin["engines"]],
         models=[_model(name, told, samples) for name, told in ready["models"].items()],
     )
 
 
-def _engine(told: Mapping[str, Any], samples: Samples, *, follows: bool) -> EngineState:
+def _engine(told: Mapping[str, Any], samples: Samples, *, follows: bool, now: float) -> EngineState:
     def tokens(what: str) -> float:
         return sum(_values(samples, f"inferway_{what}_tokens_total", engine=told["name"]))
 
     load, endpoints, sent = told["load"], told["endpoints"], tokens("prompt")
     ages = [each["stream"]["age_seconds"] for each in endpoints if each["stream"]]
+    since, outage = told.get("since"), told.get("outage")
     cache = max((each["state"] for each in endpoints), key=_BELIEFS.index, default="blind")
     return EngineState(
         name=told["name"],
@@ -239,6 +253,8 @@ def _engine(told: Mapping[str, Any], samples: Samples, *, follows: bool) -> Engi
         delivered_share=tokens("delivered") / sent if sent else None,
         event_age_seconds=max((age for age in ages if age is not None), default=None),
         problems=list(told["problems"]),
+        since_seconds=None if since is None else max(0.0, now - float(since)),
+        outage=None if outage is None else str(outage["kind"]),
         kv_transfer=_transfer(told.get("kv_transfer")),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 
 from rich.cells import cell_len
 from rich.console import Group, JustifyMethod, RenderableType
@@ -10,6 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from inferway.cli.fleet_state import EngineState, FleetState, ModelState
+from inferway.doctor.alarm_rules import TRAFFIC
+from inferway.fleet.outage import duration
+from inferway.page.alarms import Alarm
 
 _WIDE = 110
 _LEAST_NAME = 8
@@ -18,7 +22,10 @@ _COLORS = {
     **dict.fromkeys(("up", "exact", "kv-aware"), "green"),
     **dict.fromkeys(("draining", "drained", "half-open", "partial", "repairing"), "yellow"),
     **dict.fromkeys(("down", "ejected", "stale", "blind"), "red"),
+    **dict.fromkeys(("unreachable", "silent", "stalled", "invalid"), "red"),
 }
+_LEVELS = {"fail": "red", "warn": "yellow", "info": "cyan"}
+_MOST_DOWN = 3  # that have a line of their own
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +61,41 @@ def fleet_table(state: FleetState, width: int, rate: Rates | None = None) -> Ren
     parts: list[RenderableType] = [_heading(state, rate)]
     if not state.ready:
         parts.append(Text(f"not ready: {state.why or 'the gateway does not say why'}", "bold red"))
-    parts.append(_engines(state.engines, width, rate))
+    parts.append(_engines(_listed(state.engines), width, rate))
+    left = len(state.engines) - len(_listed(state.engines))
+    if left:
+        parts.append(Text(f"and {left} engines that are down", "red"))
     if any(engine.kv_transfer for engine in state.engines):
         parts.append(_transfers(state.engines, width))
     if state.models:
         parts.append(_models(state.models, width, rate))
-    parts += [
-        Text(f"{engine.name}: {problem}", "yellow")
-        for engine in state.engines
-        for problem in engine.problems
-    ]
+    parts += [_alarm(alarm) for alarm in state.alarms if alarm.subject != TRAFFIC]
     return Group(*parts)
+
+
+def _listed(engines: list[EngineState]) -> list[EngineState]:
+    """Those that have a line: all, unless many are down."""
+    down = sum(engine.state == "down" for engine in engines)
+    return [each for each in engines if down <= _MOST_DOWN or each.state != "down"]
+
+
+def _alarm(alarm: Alarm) -> Text:
+    now = datetime.now().astimezone()
+    words = alarm.said(lambda since: local_since(since, now))
+    text = Text(f"{alarm.subject}: {words}", _LEVELS.get(alarm.level, ""))
+    if alarm.cure:
+        text.append(f"\n  cure: {alarm.cure}", "dim")
+    if alarm.see:
+        text.append(f"\n  {alarm.see}", "dim")
+    return text
+
+
+def local_since(since: float, now: datetime) -> str:
+    """Return since when, by the clock on the reader's wall, and for how long. `since`: Unix
+    time."""
+    at = datetime.fromtimestamp(since, now.tzinfo)
+    day = "" if at.date() == now.date() else f"{at:%Y-%m-%d} "
+    return f"since {day}{at:%H:%M:%S} ({duration(now.timestamp() - since)})"
 
 
 def _heading(state: FleetState, rate: Rates | None) -> Text:
@@ -80,13 +111,26 @@ def _heading(state: FleetState, rate: Rates | None) -> Text:
 
 
 def _engines(engines: list[EngineState], width: int, rate: Rates | None) -> Table:
-    heads = ["engine", "state", "cache", "run", "wait", "KV", "blocks", "match", "deliv", "event"]
+    heads = [
+        "engine",
+        "state",
+        "since",
+        "cache",
+        "run",
+        "wait",
+        "KV",
+        "blocks",
+        "match",
+        "deliv",
+        "event",
+    ]
     heads += ["tok/s"] if rate is not None else []
     heads += ["in flight", "prompt tokens", "url"] if width >= _WIDE else []
     rows = []
     for engine in engines:
         row = [
-            *(engine.name, engine.state, engine.cache, str(engine.running), str(engine.waiting)),
+            *(engine.name, _state(engine, width), _age(engine.since_seconds)),
+            *(engine.cache, str(engine.running), str(engine.waiting)),
             *(f"{engine.kv_usage:.0%}", f"{engine.blocks:,}", _share(engine.matched_share)),
             *(_share(engine.delivered_share), _age(engine.event_age_seconds)),
         ]
@@ -140,6 +184,10 @@ def _table(heads: list[str], rows: list[list[str]], width: int, texts: set[str])
     for row in rows:
         table.add_row(*[Text(cell, _COLORS.get(cell, "")) for cell in row])
     return table
+
+
+def _state(engine: EngineState, width: int) -> str:
+    return (engine.outage or engine.state) if width >= _WIDE else engine.state
 
 
 def _share(share: float | None) -> str:

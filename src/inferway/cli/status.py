@@ -14,6 +14,7 @@ from dataclasses import asdict
 from typing import NoReturn
 
 import click
+import msgspec
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
@@ -54,7 +55,7 @@ def status(url: str, admin_key_env: str | None, ca: str | None, as_json: bool) -
     except CannotAskError as e:
         _cannot("status", e)
     if as_json:
-        click.echo(json.dumps(asdict(state)))
+        click.echo(json.dumps(asdict(state), default=msgspec.to_builtins))
     else:
         console = Console(highlight=False)
         console.print(fleet_table(state, console.width))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from inferway.config import EngineSettings
-from inferway.doctor import machine, rules, tokenizers, traffic_rules, transfer_rules
+from inferway.doctor import alarm_rules, machine, rules, tokenizers, traffic_rules, transfer_rules
 from inferway.doctor.engines import ask_engines
 from inferway.doctor.gateway import ask_gateway
 from inferway.doctor.hub import ask_hub
@@ -23,9 +24,9 @@ async def examine(
     gateway: str | None = None,
     admin_key: str | None = None,
 ) -> list[CheckResult]:
-    """Return the findings, from the interpreter outwards to the engines, and of the traffic of a
-    running `gateway` (a URL), if one is given. `tls` names who is trusted to be an https engine;
-    without it, the system's authorities are."""
+    """Return the findings, from the interpreter outwards to the engines, and the alarms and the
+    traffic of a running `gateway` (a URL), if one is given. `tls` names who is trusted to be an
+    https engine; without it, the system's authorities are."""
     hub, asked, told = await asyncio.gather(
         asyncio.to_thread(ask_hub, environment),
         ask_engines(engines, tls),
@@ -50,6 +51,7 @@ async def examine(
             for tokenizer in tried
             for finding in rules.judge_tokenizer(tokenizer, inline_system_comes)
         ),
+        *(alarm_rules.judge_alarms(told, time.time()) if told is not None else ()),
         *(traffic_rules.judge_gateway(told) if told is not None else ()),
         *(transfer_rules.judge_legs(told) if told is not None else ()),
     ]

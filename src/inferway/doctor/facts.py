@@ -9,6 +9,7 @@ import msgspec
 
 from inferway.config import EngineSettings
 from inferway.fleet.engine_facts import EngineFacts
+from inferway.page.alarms import Alarm
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +168,7 @@ class GatewayReport:
     error: str | None = None  # why it has said nothing
     breakers: BreakersReport | None = None  # None: it does not look for them
     events: EventsReport = field(default_factory=EventsReport)
+    alarms: Sequence[Alarm] | None = None  # of its page; None: it is older than those
 
     @property
     def has_tools(self) -> bool:

@@ -1,4 +1,4 @@
-"""Asks a running gateway what of its traffic keeps caches from being used."""
+"""Asks a running gateway for its alarms, and what of its traffic keeps caches from being used."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ import msgspec
 from inferway.doctor.facts import BreakersReport, EventsReport, GatewayReport, TrafficReport
 from inferway.errors import UpstreamError
 from inferway.fleet.http_client import StatusError, fetch
+from inferway.page.alarms import Alarm
 
 _SECONDS = 5.0
 _PATH = "/admin/traffic"
 _BREAKERS = "/admin/cache-breakers"
 _ENGINES = "/admin/engines"
+_ALARMS = "/admin/alarms"
 _PREFILL_LEGS = re.compile(
     r'^inferway_prefill_legs_total\{engine="([^"\n]+)",outcome="([\w-]+)"\}'
     r" ([\d.]+(?:e\+\d+)?)$",
@@ -42,7 +44,8 @@ async def ask_gateway(url: str | None, admin_key: str | None = None) -> GatewayR
             legs = await _prefill_legs(session, url, headers)
             breakers = await _breakers(session, url, headers)
             events = await _events(session, url, headers)
-            return GatewayReport(url, traffic, legs, breakers=breakers, events=events)
+            alarms = await _alarms(session, url, headers)
+            return GatewayReport(url, traffic, legs, None, breakers, events, alarms)
         except StatusError as e:
             return GatewayReport(url, error=f"{e}; {_CURES.get(e.answered, 'its log may say why')}")
         except UpstreamError as e:
@@ -59,6 +62,22 @@ async def _breakers(
         return msgspec.json.decode(
             await fetch(session, url + _BREAKERS, headers), type=BreakersReport
         )
+    except UpstreamError:
+        return None
+
+
+class _Alarms(msgspec.Struct):
+    alarms: list[Alarm]
+
+
+async def _alarms(
+    session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]
+) -> list[Alarm] | None:
+    """Return the alarms of its page; None of a gateway that does not tell them."""
+    try:
+        return msgspec.json.decode(
+            await fetch(session, url + _ALARMS, headers), type=_Alarms
+        ).alarms
     except UpstreamError:
         return None
 

@@ -10,7 +10,7 @@ import msgspec
 from inferway.doctor.facts import BreakersReport, GatewayReport, TrafficReport
 from inferway.doctor.rules import Level
 from inferway.doctor.traffic_rules import judge_gateway
-from inferway.page.rows import Alarm
+from inferway.page.alarms import Alarm
 from inferway.records.breakers import CacheBreakers
 from inferway.records.records import Records
 from inferway.telemetry.traffic_counts import TrafficCounts

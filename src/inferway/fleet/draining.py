@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -87,6 +88,7 @@ class Draining:
         self.others: HandsOver | None = None  # who hands over in place of this process
         # has other engines go on with what one streams, and returns with how many answers
         self.moves: Callable[[str], int] | None = None
+        self.since: dict[str, float] = {}  # by drained engine, by `time.monotonic`
         self._moving: dict[str, asyncio.TimerHandle] = {}  # by engine
         self._director = director
         self._warm = warm
@@ -105,6 +107,7 @@ class Draining:
         with what it still streams; None: it ends its answers itself."""
         name, last = engine.name, self.progress(engine.name)
         self.standing.drained.add(name)
+        self.since.setdefault(name, time.monotonic())
         self.on_change()
         self.move_streams(name, streams_after)
         if last is not None and last.is_running:
@@ -140,6 +143,7 @@ class Draining:
         if self.others is not None:
             self.others.resume(engine.name)
         self.standing.drained.discard(engine.name)
+        self.since.pop(engine.name, None)
         self.on_change()
         log.info("engine %s gets requests again", engine.name)
 

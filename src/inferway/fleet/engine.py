@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -16,6 +17,7 @@ from inferway.fleet.kv_transfer import side_channel_finding
 from inferway.fleet.liveness import Liveness
 from inferway.fleet.load import Load
 from inferway.fleet.outage import Outage, OutageKind
+from inferway.fleet.outage_words import outage_words
 from inferway.fleet.silent_zero import StreamEvidence
 from inferway.fleet.stream_figures import StreamFigures
 from inferway.kv.events.dialect_finder import DialectState
@@ -148,6 +150,7 @@ class Engine:
     facts: EngineFacts | None = None
     healthy: bool = False
     outage: Outage | None = None  # why it is not healthy; None: it is, or has not been asked yet
+    up_since: float | None = None  # when it answered first, or again, by `time.monotonic`
     warned: bool = False  # its absence is in the log already
     failures: int = 0  # scrapes in a row that got no answer
     liveness: Liveness = field(default_factory=Liveness)
@@ -276,14 +279,33 @@ class Engine:
         """Return who follows the stream that tells of this endpoint; None if nobody does here."""
         return next((each for each in self.subscribers if each.holder == endpoint.holder), None)
 
+    def outage_report(self, now: float) -> dict[str, Any] | None:
+        """Return what is told of its outage; None if it has none. `now`: by `time.monotonic`."""
+        outage = self.outage
+        if outage is None:
+            return None
+        return {
+            "kind": outage.kind,
+            "since": _iso(outage.since, now),
+            "seconds": round(now - outage.since, 1),
+            "last_heard": None if outage.heard is None else _iso(outage.heard, now),
+            "error": outage.error,
+        }
+
     def _outage_words(self, now: float) -> str:
-        return "it has not answered yet" if self.outage is None else f"it {self.outage.words(now)}"
+        if self.outage is None:
+            return "it has not answered yet"
+        return f"it {outage_words(self.outage, now, time.time())}"
 
     def report(self) -> dict[str, Any]:
         """Return what /ready shows of it."""
+        now = time.monotonic()
+        since = self.up_since if self.outage is None else self.outage.since
         return {
             "engine": self.name,
             "healthy": self.healthy,
+            "since": None if since is None else _iso(since, now),
+            "outage": self.outage_report(now),
             "models": self.model_names,
             "block_size": self.block_size,
             "streams": [
@@ -296,7 +318,7 @@ class Engine:
                 for subscriber in self.subscribers
             ],
             "probes": self.probe_report(),
-            "problems": self.problems(),
+            "problems": self.problems(now),
         }
 
     def probe_report(self) -> dict[str, Any]:
@@ -318,10 +340,13 @@ class Engine:
     def problems(self, now: float | None = None) -> list[str]:
         """Return sentences that say what is wrong. `now`: as `Outage.words` has it; None: at this
         moment."""
-        found = (
-            [] if self.healthy else [self._outage_words(time.monotonic() if now is None else now)]
-        )
-        found += self.findings
+        left = [self._outage_words(time.monotonic() if now is None else now)]
+        return [*([] if self.healthy else left), *self.faults()]
+
+    def faults(self) -> list[str]:
+        """Return sentences that say what is wrong with what it tells, whether it answers now or
+        not."""
+        found = self.findings
         if self.facts is not None and self.block_size is None:
             found.append("its block size is unknown; give block_size=N by hand")
         findings = [finder.finding for finder in self.dialects.values()]
@@ -332,6 +357,12 @@ class Engine:
             elif proof.messages is ProofState.DIFFERS:
                 found.append(f"it renders messages to {model!r} otherwise: {proof.messages_why}")
         return found
+
+
+def _iso(then: float, now: float) -> str:
+    """Return the time of day of a moment; both are by `time.monotonic`."""
+    at = datetime.fromtimestamp(time.time() - (now - then), UTC)
+    return f"{at:%Y-%m-%dT%H:%M:%SZ}"
 
 
 def cache_tokens(engines: Sequence[Engine]) -> dict[str, float]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -32,6 +33,7 @@ from inferway.fleet.remote.remote_prompts import RemoteRenderers
 from inferway.fleet.served_models import LoadPrompts, ServedModels
 from inferway.fleet.silent_zero import StreamEvidence
 from inferway.fleet.table import EndpointTable
+from inferway.fleet.up_log import UpLog
 from inferway.fleet.watch import ANSWER_SECONDS, EngineWatch, Watch
 from inferway.kv.index.protocol import Clear, Index
 from inferway.model import ContextLengths, Endpoint, Reason
@@ -94,6 +96,7 @@ class Fleet:
         self.healer = FullReporter(settings.heal)
         self.watch = watch(self, settings)
         table.on_sent = self.watch.stir
+        self._up_log = UpLog(table.num_blocks)
         self._changing = asyncio.Lock()
 
     async def start(self) -> None:
@@ -113,6 +116,7 @@ class Fleet:
 
     async def close(self) -> None:
         """Stop watching, and close every subscriber."""
+        self._up_log.close()
         await self.prober.close()
         await self.remote.close()
         await self.watch.close()
@@ -203,10 +207,9 @@ class Fleet:
         if served is not None:
             return served
         if not self.models:
-            raise NoEndpointError(
-                f"model {name[:MAX_SHOWN]!r}: no engine has answered yet; tried "
-                + ", ".join(engine.name for engine in self.engines)
-            )
+            tried = ", ".join(engine.name for engine in self.engines)
+            why = f"no engine has answered yet; tried {tried}" if tried else "no engine is known"
+            raise NoEndpointError(f"model {name[:MAX_SHOWN]!r}: {why}")
         raise UnknownModelError(
             f"model: no engine serves {name[:MAX_SHOWN]!r};"
             f" known: {', '.join(sorted(self.models))}",
@@ -339,24 +342,11 @@ class Fleet:
 
     def is_up(self, engine: Engine) -> None:
         """Give the engine requests."""
-        engine.healthy, engine.warned, engine.failures = True, False, 0
-        engine.outage = None
-        events = ", ".join(source.endpoint for source in engine.sources) or "none"
-        if not self.follows_events:
-            events = "that are not followed"
-        hands = engine.kv_transfer
-        log.info(
-            "engine %s serves %s, with block size %s and KV events %s%s",
-            engine.name,
-            ", ".join(engine.model_names),
-            engine.block_size or "unknown (give block_size=N)",
-            events,
-            ""
-            if hands is None
-            else f"; it hands over KV blocks by {hands.connector}: {hands.role}",
-        )
         for subscriber in engine.subscribers:
             subscriber.resync()
+        self._up_log.up(engine, follows_events=self.follows_events)
+        engine.healthy, engine.warned, engine.failures = True, False, 0
+        engine.outage, engine.up_since = None, time.monotonic()
         self._refresh()
         self._probe(engine)
         self.on_outage(engine)
@@ -404,6 +394,7 @@ class Fleet:
 
     def _state_changed(self, engine: Engine) -> None:
         self.table.note_states(engine)
+        self._up_log.state_changed(engine)
         self.watch.stir()
         self.on_change()
 

@@ -28,6 +28,7 @@ from inferway.fleet.engine import Engine
 from inferway.fleet.event_demand import NOT_FOLLOWED
 from inferway.fleet.fleet import Fleet
 from inferway.fleet.journal.journal import JournalFigures
+from inferway.http.alarms import AlarmPages
 from inferway.http.message import Request
 from inferway.http.responder import JSON, Responder
 from inferway.http.server import Handler
@@ -56,6 +57,7 @@ class AdminPages:
         counts: TrafficCounts,
         draining: Draining,
         peers: PeersReport,
+        alarms: AlarmPages,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._fleet = fleet
@@ -64,12 +66,14 @@ class AdminPages:
         self._counts = counts
         self._draining = draining
         self._peers = peers
+        self._alarms = alarms
         self._clock = clock
         self.for_admins: Mapping[str, Mapping[str, Handler]] = {
             "/admin/engines": {"GET": self.engines},
             "/admin/traffic": {"GET": self.traffic},
             DRAIN: {"POST": self.drain},
             "/admin/peers": {"GET": self.peers},
+            **alarms.for_admins,
         }
 
     async def engines(self, _: Request, responder: Responder) -> None:
@@ -152,6 +156,7 @@ class AdminPages:
             "name": engine.name,
             "url": engine.url,
             "healthy": engine.healthy,
+            **self._alarms.of_engine(engine),
             "drained": engine.name in standing.drained,
             "hand_over": self._draining.told(engine),
             "cache_worth_tokens": round(self._draining.worth(engine.name)),

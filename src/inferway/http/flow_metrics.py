@@ -1,16 +1,24 @@
-"""Limits, the queue, ejected engines, further tries and keys, as /metrics has them."""
+"""Whether the gateway is ready, the states of its engines, limits, the queue, further tries and
+keys, as /metrics has them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from inferway.fleet.fleet import Fleet
+from inferway.fleet.standing import count_states
 from inferway.http.auth import Auth
 from inferway.metrics import Family, counter, gauge
 from inferway.routing.limits.circuit_breaker import BreakerState
+from inferway.routing.limits.outlier_detection import Affected, OutlierDetection
 
 
 def flow_families(auth: Auth, fleet: Fleet) -> Iterator[Family]:
+    yield gauge(
+        "ready",
+        "1 if a request would be answered, as /ready says; else 0.",
+        value=fleet.why_not_ready() is None,
+    )
     yield from _queue(auth)
     yield from _sessions(auth)
     yield from _engines(auth, fleet)
@@ -125,6 +133,15 @@ def _engines(auth: Auth, fleet: Fleet) -> Iterator[Family]:
     names = [engine.name for engine in fleet.engines]
     label = ["engine"]
     yield gauge(
+        "engines",
+        "Engines in each state. An engine is in one of them, and every state is there.",
+        ["state"],
+        {
+            (str(state),): number
+            for state, number in count_states(fleet.engines, standing, now).items()
+        },
+    )
+    yield gauge(
         "engine_drained",
         "1 if the engine gets no new requests because an operator has drained it; else 0.",
         label,
@@ -148,4 +165,33 @@ def _engines(auth: Auth, fleet: Fleet) -> Iterator[Family]:
         "Times that the engine was ejected because it failed too often.",
         label,
         {(name,): standing.ejections.get(name, 0) for name in names},
+    )
+    yield from _outages(failover.standing, names)
+
+
+def _outages(standing: OutlierDetection, names: list[str]) -> Iterator[Family]:
+    affected = {name: standing.affected.get(name) or Affected() for name in names}
+    yield gauge(
+        "outage_requests_moved",
+        "Requests and streams that other engines took over since the engine's last outage began.",
+        ["engine"],
+        {(name,): each.moved for name, each in affected.items()},
+    )
+    yield gauge(
+        "outage_requests_lost",
+        "Requests and streams whose clients got an error since the engine's last outage began.",
+        ["engine"],
+        {(name,): each.failed for name, each in affected.items()},
+    )
+    yield counter(
+        "requests_moved",
+        "Requests and streams that other engines took over because this engine was lost.",
+        ["engine"],
+        {(name,): standing.moved.get(name, 0) for name in names},
+    )
+    yield counter(
+        "requests_lost",
+        "Requests and streams whose clients got an error because this engine was lost.",
+        ["engine"],
+        {(name,): standing.lost.get(name, 0) for name in names},
     )

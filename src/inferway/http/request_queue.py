@@ -70,6 +70,11 @@ class RequestQueue:
             or self.sessions is not None
         )
 
+    def num_waiting(self) -> int:
+        """Return how many requests wait for their turn."""
+        sessions = 0 if self.sessions is None else self.sessions.gate.queue.size
+        return self.limiter.queue.size + sessions
+
     def ticket(self, responder: Responder, tenant: str) -> Slot:
         """Return a slot for a request."""
         return Ticket(self, responder, tenant)

@@ -10,6 +10,7 @@ POST /v1/structured/explain                                what would become of 
 POST /score_chat_completions, /score_completions, /query   what each engine holds of a prompt
 GET  /v1/models   /v1/models/NAME   /version   /          what there is
 GET  /health   /ping   /ready   /metrics   /admin/engines   /admin/traffic   /admin/peers
+GET  /admin/alarms
 GET  /admin/requests   /admin/requests/ID   /admin/cache-breakers
 POST /admin/engines/NAME/drain   /admin/engines/NAME/resume   /admin/drain
 GET  /   /page/...   /admin/live                           the page, for browsers (http.page)
@@ -34,6 +35,7 @@ from inferway.errors import (
 )
 from inferway.fleet.draining import Draining
 from inferway.http.admin import AdminPages, PeersReport
+from inferway.http.alarms import AlarmPages
 from inferway.http.auth import Auth, withheld
 from inferway.http.continued import Continuer, StreamCaller
 from inferway.http.discovery_pages import PathsPage, VersionPage, unknown_path
@@ -97,6 +99,7 @@ class Routes:
         traffic: TrafficCounts,
         draining: Draining,
         records: RecordPages,
+        alarms: AlarmPages,
         *,
         peers: PeersReport,
         page: PageRoutes | None = None,
@@ -116,7 +119,7 @@ class Routes:
         self._token_counts = TokenCounts(director, indexer.fleet, auth)
         self._models = ModelPages(indexer.fleet, lambda: director.rewrites)
         self._admin = AdminPages(
-            *(indexer.fleet, indexer.index, auth.failover, traffic, draining, peers)
+            *(indexer.fleet, indexer.index, auth.failover, traffic, draining, peers, alarms)
         )
         self._admin_apart = admin_apart
         self._for_clients = forwards  # else an operator's port, and clients are at the proxy

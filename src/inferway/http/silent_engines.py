@@ -96,5 +96,5 @@ class SilentEngines:
         may_wait = max(since, source.sent_at) > begun
         is_moved = source.engine_is_silent(error, may_wait=may_wait)
         if is_moved:
-            self.standing.moved(error.engine)
+            self.standing.was_moved(error.engine)
         return is_moved

@@ -11,14 +11,9 @@ from typing import Any
 import msgspec
 
 from inferway import __version__
-from inferway.page.rows import (
-    Alarm,
-    EngineRow,
-    EngineRows,
-    RequestRow,
-    fleet_alarms,
-    request_row,
-)
+from inferway.page.alarms import Alarm, fleet_alarms
+from inferway.page.engine_times import EngineTimes
+from inferway.page.rows import EngineRow, EngineRows, RequestRow, request_row
 from inferway.page.timeline import Timeline
 from inferway.records.ring import RecordRing
 from inferway.tasks import TimeSlice
@@ -49,7 +44,8 @@ class Picture:
 
 class Pictures:
     """Makes pictures, one at a time. `judge`: what else should not be so. `clock` counts seconds,
-    `now` is Unix time. Without a ring no requests are shown."""
+    `now` is Unix time. Without a ring no requests are shown. `queued`: how many requests wait for
+    their turn in the gateway."""
 
     def __init__(
         self,
@@ -58,15 +54,18 @@ class Pictures:
         judge: Judge,
         clock: Callable[[], float],
         now: Callable[[], float],
+        queued: Callable[[], int] = int,
     ) -> None:
         self._engines = engines
         self._ring = ring
         self._judge = judge
         self._clock = clock
         self._now = now
+        self._queued = queued
         self._rows: dict[str, EngineRow] = {}
         self._requests: deque[RequestRow] = deque(maxlen=MOST_REQUESTS)
         self._timeline = Timeline()
+        self._times = EngineTimes()
         self._seq = 0  # of the last record that was read
         self._judged: Sequence[Alarm] = ()
         self._judged_at: float | None = None
@@ -81,7 +80,9 @@ class Pictures:
         changed = [row for row in rows.values() if self._rows.get(row.name) != row]
         gone = [name for name in self._rows if name not in rows]
         alarms = [*fleet_alarms([*rows.values()]), *self._found()]
-        common = {"now": self._now(), "records": self._records()}
+        now = self._now()
+        common: dict[str, Any] = {"now": now, "records": self._records(), "queued": self._queued()}
+        common["first_token"] = self._timeline.minute(now)
         changes: dict[str, Any] = {**common, "engines": changed, "gone": gone}
         changes |= {"timeline": self._timeline.changes(), "requests": came}
         if alarms != self._alarms:
@@ -102,13 +103,22 @@ class Pictures:
         if self._ring is None:
             return []
         came: deque[RequestRow] = deque(maxlen=MOST_REQUESTS)
+        engines = {
+            endpoint.name: engine
+            for engine in self._engines.fleet.engines
+            for endpoint in engine.endpoints
+        }
         while True:
             last, records = self._ring.since(self._seq, _AT_ONCE)
             if not records:
                 break
             first = last - len(records) + 1
             for seq, record in enumerate(records, first):
-                self._timeline.add(record)
+                engine = engines.get(record.chosen)
+                is_unseen = engine is not None and not engine.streams
+                self._timeline.add(record, is_unseen=is_unseen)
+                if engine is not None:
+                    self._times.add(record, engine.name)
                 came.append(request_row(seq, record))
             self._seq = last
             if turn.is_over:
@@ -120,9 +130,10 @@ class Pictures:
         rows: dict[str, EngineRow] = {}
         lower = self._engines.index.lower_tiers()
         for engine in list(self._engines.fleet.engines):
-            rows[engine.name] = self._engines.row(engine, lower)
+            rows[engine.name] = self._engines.row(engine, lower, self._times)
             if turn.is_over:
                 await turn.rest()
+        self._times.forget_others(rows)
         return rows
 
     def _found(self) -> Sequence[Alarm]:

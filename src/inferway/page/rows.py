@@ -1,8 +1,8 @@
-"""What the page shows of one engine and of one request, and its alarms."""
+"""What the page shows of one engine and of one request."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,14 +11,25 @@ import msgspec
 from inferway.fleet.draining import Draining
 from inferway.fleet.engine import Engine
 from inferway.fleet.fleet import Fleet
+from inferway.fleet.standing import since, state_of
 from inferway.kv.index.protocol import Index
 from inferway.model import ROLE, HolderId
+from inferway.page.engine_times import EngineTimes, Times
 from inferway.records.record import Miss, RequestRecord
 from inferway.routing.limits.failover import FailoverPolicy
+from inferway.routing.limits.outlier_detection import Affected
+from inferway.telemetry.engine_speeds import EngineSpeeds, Late, Slow, Speed
 
 _WORST = ("exact", "partial", "repairing", "stale", "blind")  # what we believe of a cache, by trust
 _MOST_PROBLEMS = 4  # of one engine
-_MOST_ALARMS = 40
+
+
+class OutageRow(msgspec.Struct, frozen=True):
+    """What is heard of an engine that is out. Times are Unix times."""
+
+    kind: str
+    heard: float | None  # when it last answered
+    error: str
 
 
 class EngineRow(msgspec.Struct, frozen=True):
@@ -27,6 +38,11 @@ class EngineRow(msgspec.Struct, frozen=True):
     name: str
     url: str
     up: bool
+    state: str  # fleet.standing.EngineState
+    since: float | None  # Unix time at which it came into that state
+    outage: OutageRow | None
+    moved: int  # requests that others took over, of its last outage
+    lost: int  # and those whose clients got an error
     drained: bool
     breaker: str
     role: str | None
@@ -45,6 +61,10 @@ class EngineRow(msgspec.Struct, frozen=True):
     gaps: int
     hand_over: Mapping[str, Any] | None
     problems: Sequence[str]
+    late: Late | None  # what waits there for much longer than expected
+    slow: Slow | None  # it takes many times as long as its fellows
+    speed: Speed | None  # what it takes for a token, as learned from its answers
+    times: Times | None  # what its answers of late took; None: it has had none
 
 
 class RequestRow(msgspec.Struct, frozen=True):
@@ -71,15 +91,6 @@ class RequestRow(msgspec.Struct, frozen=True):
     reason: str
 
 
-class Alarm(msgspec.Struct, frozen=True):
-    """Something that should not be so, in words, and what to do about it."""
-
-    level: str  # "fail" or "warn", as the doctor has them
-    subject: str
-    evidence: str
-    cure: str = ""  # empty: the evidence holds it
-
-
 @dataclass(frozen=True, slots=True)
 class EngineRows:
     """Makes rows of engines. `wall` is the Unix time at which the subscribers' clock was 0."""
@@ -88,11 +99,18 @@ class EngineRows:
     index: Index
     failover: FailoverPolicy
     draining: Draining
+    speeds: EngineSpeeds
     wall: float
 
-    def row(self, engine: Engine, lower: Mapping[HolderId, Sequence[int]]) -> EngineRow:
+    def row(
+        self,
+        engine: Engine,
+        lower: Mapping[HolderId, Sequence[int]],
+        times: EngineTimes | None = None,
+    ) -> EngineRow:
         """Return what is shown of the engine. `lower`: the index's `lower_tiers`."""
-        standing, load = self.failover.standing, engine.load
+        standing, load, now = self.failover.standing, engine.load, self.failover.clock()
+        affected = standing.affected.get(engine.name) or Affected()
         subscribers = engine.subscribers
         last = [each.last_batch_at for each in subscribers if each.last_batch_at is not None]
         holders = [endpoint.holder for endpoint in engine.endpoints]
@@ -100,8 +118,13 @@ class EngineRows:
             name=engine.name,
             url=engine.url,
             up=engine.healthy,
+            state=str(state_of(engine, standing, now)),
+            since=self._unix(since(engine, standing, self.draining.since, now)),
+            outage=self._outage(engine),
+            moved=affected.moved,
+            lost=affected.failed,
             drained=engine.name in standing.drained,
-            breaker=str(standing.state(engine.name, self.failover.clock())),
+            breaker=str(standing.state(engine.name, now)),
             role=engine.settings.all_labels.get(ROLE),
             models=engine.model_names,
             version=engine.facts.version if engine.facts else None,
@@ -117,8 +140,26 @@ class EngineRows:
             events=sum([each.figures.stats.batches for each in subscribers]),
             gaps=sum([each.figures.stream.gaps for each in subscribers]),
             hand_over=self.draining.told(engine),
-            problems=engine.problems()[:_MOST_PROBLEMS],
+            problems=engine.faults()[:_MOST_PROBLEMS],
+            late=self.speeds.late(engine, self.wall),
+            slow=self.speeds.slow(engine),
+            speed=self.speeds.speed(engine),
+            times=None if times is None else times.of(engine.name),
         )
+
+    def _unix(self, then: float | None) -> float | None:
+        return None if then is None else float(round(self.wall + then))
+
+    def _outage(self, engine: Engine) -> OutageRow | None:
+        outage = engine.outage
+        if outage is None or engine.healthy:
+            return None
+        return OutageRow(str(outage.kind), self._unix(outage.heard), outage.error)
+
+    def rows(self) -> list[EngineRow]:
+        """Return all engines as they are now."""
+        lower = self.index.lower_tiers()
+        return [self.row(engine, lower) for engine in self.fleet.engines]
 
     def _tiers(
         self, holders: Sequence[HolderId], lower: Mapping[HolderId, Sequence[int]]
@@ -143,26 +184,3 @@ def request_row(seq: int, record: RequestRecord) -> RequestRow:
     """Return the line of a record."""
     told = {name: getattr(record, name) for name in RequestRow.__struct_fields__ if name != "seq"}
     return RequestRow(seq=seq, **told)
-
-
-def fleet_alarms(rows: Sequence[EngineRow]) -> Iterator[Alarm]:
-    """Yield what is wrong with engines, the worst first; nothing of one that is drained and away on
-    purpose."""
-    if not rows:
-        cure = "give one (inferway serve http://HOST:PORT), or see whether discovery finds any"
-        yield Alarm("fail", "fleet", "no engine is known", cure)
-    shown = sorted((row for row in rows if row.problems or _is_out(row)), key=lambda row: row.up)
-    for row in shown[:_MOST_ALARMS]:
-        if _is_out(row):
-            cure = "its own log says why it fails; it gets requests again by itself once it answers"
-            yield Alarm("warn", row.name, "it failed too often and gets no requests for now", cure)
-        for problem in row.problems:
-            if row.up or not row.drained:
-                yield Alarm("warn" if row.up else "fail", row.name, problem)
-    if len(shown) > _MOST_ALARMS:
-        left = len(shown) - _MOST_ALARMS
-        yield Alarm("warn", "fleet", f"{left} more engines have problems: GET /admin/engines")
-
-
-def _is_out(row: EngineRow) -> bool:
-    return row.breaker not in ("closed", "None", "")

@@ -18,6 +18,7 @@ _COUNTS = frozenset(
         *(f"{PREFIX}flow_waiting", f"{PREFIX}flow_in_flight"),
         *(f"{PREFIX}remote_bytes", f"{PREFIX}warm_prefixes", f"{PREFIX}warm_prefix_bytes"),
         *(f"{PREFIX}hand_over_left", f"{PREFIX}index_bytes", f"{PREFIX}{CACHE_WORTH}"),
+        *(f"{PREFIX}outage_requests_moved", f"{PREFIX}outage_requests_lost"),
         f"{PREFIX}picker_streams_open",
         "llm_d_router_epp_extproc_streams_inflight",
         *("process_virtual_memory_bytes", "process_resident_memory_bytes", "process_open_fds"),

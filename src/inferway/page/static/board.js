@@ -1,51 +1,79 @@
 // Alarms, the figures of the last minute, cache breakers, and the health of events.
 
-import { ago, byId, make, milliseconds, number, percent, setText, short, whyNot } from "./dom.js";
+import { ago, byId, make, milliseconds, number, percent, setText, short, sinceWords, whyNot } from "./dom.js";
 
 const MOST_EVENTS = 12;
+const MOST_ALARMS = 6;
 let shownAlarms = "";
 
-export function showAlarms(alarms) {
+export function showAlarms(alarms, now) {
   const key = JSON.stringify(alarms);
-  if (key === shownAlarms) return;
-  shownAlarms = key;
-  byId("alarms").replaceChildren(...alarms.slice(0, 6).map(alarm), alarms.length > 6 ? rest(alarms.slice(6)) : "");
+  if (key !== shownAlarms) {
+    shownAlarms = key;
+    const total = alarms.filter((each) => each.is_total);
+    const others = alarms.filter((each) => !each.is_total);
+    const most = total.length ? 0 : MOST_ALARMS; // the banner says it, and the rest is how
+    const left = others.slice(most);
+    byId("alarms").replaceChildren(...total.map(alarm), ...others.slice(0, most).map(alarm), left.length ? rest(left, total.length ? "Engine by engine" : `${left.length} more`) : "");
+  }
+  for (const element of byId("alarms").querySelectorAll("[data-since]")) setText(element, ` ${sinceWords(Number(element.dataset.since), now)}`);
 }
 
-function alarm({ level, subject, evidence, cure }) {
-  const [sign, word] = level === "fail" ? ["✕", "Fault"] : ["!", "Warning"];
-  return make("article", { class: `alarm ${level}` },
+/** The title says how many engines are down, for who looks at another tab. */
+export function showTitle(engines, alarms) {
+  const down = [...engines.values()].filter((row) => !row.up && !row.drained).length;
+  const title = down ? `(${down} down) Inferway` : "Inferway";
+  if (document.title !== title) document.title = title;
+  document.body.dataset.health = alarms.some((each) => each.is_total) ? "out" : "";
+}
+
+const LEVELS = { fail: ["✕", "Fault"], warn: ["!", "Warning"], info: ["i", "Note"] };
+
+function alarm({ level, subject, evidence, cure, since, detail, effect, see, is_total: isTotal }) {
+  const [sign, word] = LEVELS[level] || LEVELS.warn;
+  const words = [isTotal ? make("strong", {}, capital(evidence)) : make("strong", {}, subject), isTotal ? "" : ` ${evidence}`,
+    since ? make("span", { class: "since", "data-since": since }) : "", detail ? `: ${detail}` : "", `${effect || isTotal ? ". " : ""}${effect ? `${capital(effect)}.` : ""}`];
+  const more = see ? [" ", make("a", { href: see, target: "_blank", rel: "noopener" }, "More")] : [];
+  return make("article", { class: `alarm ${level}${isTotal ? " total" : ""}` },
     make("b", { class: "sign", "aria-label": word, title: word }, sign),
-    make("p", {}, make("strong", {}, subject), ` ${evidence}`, cure ? make("span", { class: "cure" }, make("b", {}, "Cure: "), cure) : ""));
+    make("p", {}, ...words, cure ? make("span", { class: "cure" }, make("b", {}, "Cure: "), cure, ...more) : ""));
 }
 
-function rest(alarms) {
-  return make("details", { class: "more" }, make("summary", {}, `${alarms.length} more`), ...alarms.map(alarm));
+function rest(alarms, words) {
+  return make("details", { class: "more" }, make("summary", {}, words), ...alarms.map(alarm));
 }
 
 export function showFigures(state) {
   const buckets = [...state.timeline.values()].filter((bucket) => bucket[0] >= state.now - 60);
   const sum = (place) => buckets.reduce((total, bucket) => total + bucket[place], 0);
   const [requests, failed, prompt, reachable, , delivered] = [1, 2, 3, 4, 5, 6].map(sum);
+  const unseen = sum(10);
   const engines = [...state.engines.values()];
   const up = engines.filter((row) => row.up).length;
-  const came = buckets.filter((bucket) => bucket[8] !== null);
-  const ttft = came.length ? came.map((bucket) => bucket[8]).sort((a, b) => a - b)[Math.floor(came.length / 2)] : null;
+  const { p50, p95 } = state.firstToken;
   const flying = engines.reduce((total, row) => total + row.in_flight, 0);
   const waiting = engines.reduce((total, row) => total + row.waiting, 0);
-  figure("rate", "Requests a second", (requests / 60).toFixed(requests < 600 ? 1 : 0), failed ? `${number(failed)} failed in the last minute` : "none failed in the last minute");
-  figure("flying", "On their way", number(flying), `${number(waiting)} wait in engines`);
-  figure("cached", "Taken from caches", prompt ? percent(delivered / prompt) : "–", prompt ? `of prompt tokens; ${percent(reachable / prompt)} reachable` : "no prompt in the last minute");
-  figure("first", "First token", milliseconds(ttft), "median of the last minute");
-  figure("up", "Engines", `${number(up)}`, up === engines.length ? "all answer" : `of ${number(engines.length)} answer`);
+  figure("rate", "Requests a second", (requests / 60).toFixed(requests < 600 ? 1 : 0), `${number(requests)} in the last minute`);
+  figure("failed", "Failed", requests ? share(failed / requests) : "–", failed ? `${number(failed)} of ${number(requests)} in the last minute` : "none in the last minute", failed > 0);
+  figure("flying", "On their way", number(flying), "not answered to the end");
+  figure("waiting", "Waiting", number(waiting + state.queued), `${number(waiting)} in engines, ${number(state.queued)} here`);
+  figure("first", "First token, p95", milliseconds(p95), p50 === null ? "none in the last minute" : `median ${milliseconds(p50)}`);
+  figure("cached", "Taken from caches", prompt ? percent(delivered / prompt) : "–", prompt ? cached(reachable / prompt, unseen / prompt) : "none in the last minute");
+  figure("up", "Engines", `${number(up)}`, up === engines.length ? "all answer" : `of ${number(engines.length)} answer`, up < engines.length && !up);
 }
 
-function figure(id, name, value, about) {
+const share = (part) => (part > 0 && part < 0.01 ? `${(part * 100).toFixed(1)}%` : percent(part));
+
+/** What an engine without events holds cannot be reached: what it delivers is counted apart. */
+const cached = (reachable, unseen) => `of prompt tokens; ${percent(reachable)} reachable${unseen >= 0.005 ? `, ${percent(unseen)} at engines without events` : ""}`;
+
+function figure(id, name, value, about, isBad = false) {
   let element = byId(`figure-${id}`);
   if (!element) {
     element = make("div", { class: "card figure", id: `figure-${id}` }, make("span", { class: "name" }, name), make("b"), make("span", { class: "muted" }));
     byId("figures").append(element);
   }
+  element.classList.toggle("bad", isBad);
   setText(element.children[1], value);
   setText(element.children[2], about);
 }

@@ -42,6 +42,24 @@ export function ago(seconds) {
   return `${Math.round(seconds / 3600)} h ago`;
 }
 
+const UNITS = [["d", 86400, "h", 3600], ["h", 3600, "min", 60], ["min", 60, "s", 1]];
+
+/** A time span as people say it: 4 s, 3 min 31 s, 2 h 5 min. */
+export function span(seconds) {
+  const left = Math.max(0, Math.round(seconds));
+  for (const [unit, size, part, partSize] of UNITS) {
+    const rest = Math.floor((left % size) / partSize);
+    if (left >= size) return `${Math.floor(left / size)} ${unit}${rest ? ` ${rest} ${part}` : ""}`;
+  }
+  return `${left} s`;
+}
+
+/** "since 10:22:07 (12 s)", with the day if it was another one. Both are Unix times. */
+export function sinceWords(since, now) {
+  const day = new Date(since * 1000).toDateString() === new Date(now * 1000).toDateString() ? "" : `${new Date(since * 1000).toISOString().slice(0, 10)} `;
+  return `since ${day}${clockTime(since)} (${span(now - since)})`;
+}
+
 export const clockTime = (unix) => new Date(unix * 1000).toLocaleTimeString("en-GB");
 
 /** Asks the gateway, as its own page. Returns [status, body]; status 0: it does not answer. */

@@ -1,19 +1,23 @@
 // The engines: cards for a few, small tiles for many. Only what has changed is drawn again.
 
 import { openDrawer } from "./drawer.js";
-import { ago, ask, byId, make, number, percent, setText, short, whyNot } from "./dom.js";
+import { ago, ask, byId, make, milliseconds, number, percent, setText, short, sinceWords, whyNot } from "./dom.js";
 
 const MOST_CARDS = 24;
 const TIERS = ["GPU", "CPU", "storage"];
 const [TILE_WIDTH, TILE_LINE, GAP] = [52, 42, 4]; // pixels, as parts.css has them
 
+const OUT = { unreachable: "cannot be reached", silent: "does not answer", stalled: "computes nothing", invalid: "is no engine", unheard: "not heard yet" };
+
 /** [sign, word, class] of an engine; the sign is read without colours, too. */
 export function stateOf(row) {
-  if (!row.up) return ["✕", "does not answer", "down"];
+  if (!row.up) return ["✕", OUT[row.state] || "does not answer", "down"];
   if (row.drained) return ["‖", "drained", "drained"];
   if (!["closed", "None", ""].includes(row.breaker)) return ["↯", `ejected (${row.breaker})`, "ejected"];
   if (row.trust === "stale" || row.trust === "blind") return ["?", `cache ${row.trust}`, "unsure"];
   if (row.trust === "partial" || row.trust === "repairing") return ["◐", `cache ${row.trust}`, "partly"];
+  if (row.late) return ["…", "keeps waiting", "unsure"];
+  if (row.slow) return ["▽", `${Math.round(row.slow.times)}× slower`, "unsure"];
   return ["●", "well", "well"];
 }
 
@@ -135,12 +139,13 @@ export class Fleet {
   details(row, now = row.events_at || 0) {
     const [sign, word] = stateOf(row);
     const facts = [
-      ["State", `${sign} ${word}`], ["Address", row.url], ["Models", row.models.join(", ") || "none told"],
+      ["State", stateInWords(row, `${sign} ${word}`, now)], ...outageFacts(row, now), ["Address", row.url], ["Models", row.models.join(", ") || "none told"],
       ["Version", row.version || "not told"], ["Role", row.role || "both prefill and decode"],
       ["Requests of ours", number(row.in_flight)], ["Running, waiting", `${number(row.running)}, ${number(row.waiting)}`],
       ["Cache in use", percent(row.kv)], ["Blocks known", tiersInWords(row)], ["Block size", row.block_size ? `${row.block_size} tokens` : "not known"],
       ["Picture of its cache", row.trust], ["Events", row.events_at === null ? "none has come" : `${number(row.events)} batches, the last ${ago(Math.max(0, now - row.events_at))}; ${number(row.gaps)} gaps`],
     ];
+    facts.push(...answerFacts(row));
     if (row.hand_over) facts.push(["Handing over", `${row.hand_over.state}: ${row.hand_over.handed_over} prefixes done, ${row.hand_over.left} left`]);
     const what = row.drained ? "resume" : "drain";
     const button = make("button", { class: "primary", onclick: (event) => this.change(event.currentTarget, row.name, what) }, row.drained ? "Give it requests again" : "Drain");
@@ -192,6 +197,30 @@ function fillCard(element, row) {
     shown.replaceChildren(make("b", {}, number(value)), name);
   });
   setText(foot, `${row.tiers.map((blocks, tier) => `${short(blocks)} ${TIERS[tier] || `tier ${tier}`}`).join(" · ")} blocks · ${word === "well" ? row.trust : word}`);
+}
+
+/** How it is, and since when: what is said of one that answers beside that is no state of its own. */
+function stateInWords(row, words, now) {
+  if (!row.since) return words;
+  const apart = row.up && row.state === "ready" ? "; it answers" : "";
+  return `${words}${apart} ${sinceWords(row.since, now)}`;
+}
+
+/** What is heard of an engine that is out, and what that means. */
+function outageFacts(row, now) {
+  if (!row.outage) return [];
+  const heard = row.outage.heard === null ? "never" : ago(Math.max(0, now - row.outage.heard));
+  return [["Last error", row.outage.error], ["Last heard", heard], ["Its requests", `${number(row.lost)} failed, ${number(row.moved)} moved to other engines`]];
+}
+
+/** What its answers take, as far as it is known. */
+function answerFacts(row) {
+  const { speed, slow, times } = row;
+  const facts = [];
+  if (times) facts.push(["First token", times.ttft_p50 === null ? "none was streamed" : `median ${milliseconds(times.ttft_p50)}, p95 ${milliseconds(times.ttft_p95)}, of its last ${number(times.requests)} answers`]);
+  if (times) facts.push(["Failed", `${number(times.failed)} of ${number(times.requests)}`]);
+  if (speed) facts.push(["Speed", `${speed.prompt_token_ms} ms a prompt token${speed.answer_token_ms === null ? "" : `, ${speed.answer_token_ms} ms an answer token`}${slow ? `; fellows ${slow.fellows_ms} ms a ${slow.of}` : ""}`]);
+  return facts;
 }
 
 function tile(name) {

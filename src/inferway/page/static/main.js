@@ -1,6 +1,6 @@
 // The connection: who looks, what came, and what is shown while nothing comes.
 
-import { showAlarms, showBreakers, showEvents, showFigures } from "./board.js";
+import { showAlarms, showBreakers, showEvents, showFigures, showTitle } from "./board.js";
 import { Charts } from "./charts.js";
 import { ask, byId, setText, whyNot } from "./dom.js";
 import { Fleet } from "./fleet.js";
@@ -10,7 +10,7 @@ import { followWhatIf, readWhatIf } from "./whatif.js";
 const QUIET_MS = 15000; // without an event the link counts as broken: there is one in five seconds
 const BREAKERS_MS = 10000;
 
-const state = { engines: new Map(), timeline: new Map(), requests: [], alarms: [], records: null, now: 0 };
+const state = { engines: new Map(), timeline: new Map(), requests: [], alarms: [], records: null, queued: 0, firstToken: { p50: null, p95: null }, now: 0 };
 const charts = new Charts();
 const fleet = new Fleet();
 const requests = new Requests();
@@ -53,9 +53,11 @@ function came(take) {
     take(told);
     state.now = told.now;
     state.records = told.records;
+    state.queued = told.queued || 0;
+    state.firstToken = told.first_token || { p50: null, p95: null };
     lastEvent = performance.now();
     retry = 0;
-    link("live", "Live");
+    link("live", "Connected");
     const begins = byId("board").hidden;
     show("board");
     if (begins) { readWhatIf(); readBreakers(); }
@@ -67,7 +69,8 @@ function draw() {
   drawn = 0;
   const begun = performance.now();
   for (const start of state.timeline.keys()) if (start < state.now - 610) state.timeline.delete(start);
-  showAlarms(state.alarms);
+  showAlarms(state.alarms, state.now);
+  showTitle(state.engines, state.alarms);
   showFigures(state);
   fleet.show(state.engines, state.now);
   requests.show(state.requests, state.now, state.records);

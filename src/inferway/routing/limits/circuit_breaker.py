@@ -38,6 +38,7 @@ class CircuitBreaker:
     _good: float = 0.0
     _bad: float = 0.0
     _at: float = 0.0  # when those two were right
+    since: float = 0.0  # when the engine was put out, of the last time
     _open: bool = False
     _until: float = 0.0  # open: when that ends; closed: since when
     _seconds: float = field(default=0.0)  # how long it is, or was, out
@@ -110,6 +111,8 @@ class CircuitBreaker:
         if not self._open and now - self._until >= settings.max_seconds:
             self._seconds = 0.0
         self._seconds = min(max(2 * self._seconds, settings.seconds), settings.max_seconds)
+        if not self._open:
+            self.since = now
         self._open, self._until, self._probed_at = True, now + self._seconds, None
         self._in_a_row = 0
         self.ejections += 1

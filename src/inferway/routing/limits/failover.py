@@ -170,7 +170,7 @@ class Failover:
 
     def lost(self) -> None:
         """The client has got an error instead of an answer, or of the rest of it."""
-        self._policy.standing.lost(self.engine)
+        self._policy.standing.was_lost(self.engine)
 
     def again(self) -> None:
         """The request is sent to the same engine once more, for a fault that was not its own."""
