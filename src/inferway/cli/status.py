@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import select
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ from inferway.cli.command import Command, section
 from inferway.cli.flag import Number, Whole, option
 from inferway.cli.fleet_state import CannotAskError, FleetState, GatewayClient
 from inferway.cli.fleet_table import fleet_table, rates
+from inferway.signals import interrupt_once
 
 URL = "http://127.0.0.1:8080"
 
@@ -82,7 +82,7 @@ def top(
 
     The keys q and Ctrl-C end it. Where the output is no terminal, one table follows another.
     """
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the terminal is restored
+    interrupt_once()  # the terminal is restored
     try:
         looks = _Looks(gateway_client(url, admin_key_env, ca))
         first = looks.next()
