@@ -78,7 +78,9 @@ def ended(words: Sequence[str], moment: int, numbers: Sequence[signal.Signals]) 
         wait_until(lambda: listens(process), "it listens to signals")
         begun = last = ticks(process)
         looks = 0
-        while last < begun + moment and looks < 300:  # the last ones come while it waits
+        while last < begun + moment and looks < 60:  # it waits for something itself
+            with suppress(subprocess.TimeoutExpired):
+                return process.wait(0.005)
             now = ticks(process)
             looks = looks + 1 if now == last else 0
             last = now
@@ -86,7 +88,7 @@ def ended(words: Sequence[str], moment: int, numbers: Sequence[signal.Signals]) 
 
 
 SERVERS = {
-    "serve": (SERVE, [60], [0, 30, 90, 120, WAITING]),
+    "serve": (SERVE, [WAITING], [0, 30, 60, 90, 120]),
     "epp": (PICK, [], [0, 30, 60, 90, 120, WAITING]),
     "simulate": (SIMULATE, [], [0, 30, 60, WAITING]),
     "demo": (("demo", "--port", "0"), [], [0, 60, 120, WAITING]),
