@@ -18,6 +18,7 @@ SRC = Path(__file__).parents[1] / "src" / "inferway"
 ROOMS = [
     "errors",
     "model",
+    "signals",
     "tasks",
     "metrics",
     "config",
@@ -168,3 +169,11 @@ def test_what_is_oldest_is_taken_from_ordered_dicts() -> None:
         source = path.read_text()
         for name in first.findall(source):
             assert not re.search(rf"\b{name}: (list\[)?dict\[", source), f"{path}: {name}"
+
+
+def test_signals_are_listened_to_until_the_process_has_gone() -> None:
+    """A handler of an event loop goes with it, and the next signal ends the process
+    (`inferway.signals`)."""
+    bench = Path(__file__).parents[1] / "bench" / "src"
+    for path in (*modules(), *bench.rglob("*.py")):
+        assert "add_signal_handler" not in path.read_text(), path
