@@ -361,7 +361,7 @@ class TestPages:
         assert SMALL.markdown(RUN) in pages[tmp_path / "benchmarks/small_thing.md"]
         index = pages[tmp_path / "benchmarks/README.md"]
         assert "0 of 1 requirements are met." in index
-        assert "- small thing: the peer is ahead" in index
+        assert "- small thing, 2026-01-02: the peer is ahead" in index
 
     def test_a_page_without_a_place_for_its_result_is_refused(self, tmp_path: Path) -> None:
         for name in ("results", "benchmarks"):

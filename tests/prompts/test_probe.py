@@ -273,7 +273,7 @@ class TestLikelyFlag:
 
         found = finding(make_prompts(template=templates), theirs)
 
-        assert 'cure: set models: {"m":{"chat_template":"rag"}}' in found.words
+        assert 'fix: set models: {"m":{"chat_template":"rag"}}' in found.words
 
     def test_another_tokenizer_shows_in_plain_texts(self, make_prompts: MakePrompts) -> None:
         found = finding(make_prompts(), make_prompts(order=-1))

@@ -240,7 +240,7 @@ def test_engines_that_only_say_that_they_take_no_blocks_answer_if_nobody_else_do
 def test_without_anyone_who_answers_the_error_says_what_is_missing() -> None:
     by_hand = Endpoint("p", "http://p", 0, labels={ROLE: "prefill"}, kv_transfer=NIXL)
     gateway = Gateway([by_hand])
-    with pytest.raises(NoEndpointError, match=r"llm-d\.ai/role.*none of 1 decodes; the cure"):
+    with pytest.raises(NoEndpointError, match=r"llm-d\.ai/role.*none of 1 decodes; fix"):
         gateway.choose(request(), gateway.table())
 
 
