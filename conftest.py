@@ -1,0 +1,106 @@
+"""What all tests share."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Generator, Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from tests import leftovers
+from tests.leftovers import There
+
+# CI machines are slow and shared: a property is judged by what it finds, not by its seconds.
+# There the examples are always the same, for what lands must not hang on a draw.
+settings.register_profile(
+    "inferway",
+    deadline=None,
+    derandomize=bool(os.environ.get("CI")),
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("inferway")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A child gets the signals that its test sends: what a shell has us ignore, in its background
+    or for nohup, our children would ignore as well. What we have a handler for, they begin
+    without one."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    for number in leftovers.SIGNALS:
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
+    config.pluginmanager.register(Leftovers(), "leftovers")
+
+
+@pytest.fixture(autouse=True)
+def _root_logger_as_before() -> Iterator[None]:
+    """A command that runs inside a test sets up logging for its whole process. The tests that come
+    after it in that process must not see its level and its handlers."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+@pytest.fixture(autouse=True)
+def _signals_as_before() -> Iterator[None]:
+    """Nor its signal handlers, which it never gives back."""
+    handlers = leftovers.handlers()
+    yield
+    leftovers.restore(handlers)
+
+
+class Leftovers:
+    """Fails the test that leaves something behind. What a fixture of several tests has opened may
+    stay until that fixture ends."""
+
+    def __init__(self) -> None:
+        self._before: There | None = None  # None: something else than a test has changed it
+        self._has_ended = False  # a fixture of several tests
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(
+        self, fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
+    ) -> Generator[None, object, object]:
+        del request
+        if fixturedef.scope != "function":
+            self._before = None
+        return (yield)
+
+    def pytest_fixture_post_finalizer(self, fixturedef: pytest.FixtureDef[Any]) -> None:
+        if fixturedef.scope != "function" and fixturedef.cached_result is not None:
+            self._before, self._has_ended = None, True
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        del item
+        if call.excinfo is not None and call.when != "teardown":  # its traceback keeps what the test had
+            self._before = None
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, object, object]:
+        try:
+            result = yield
+        except BaseException:
+            self._before = None
+            raise
+        if isinstance(item, pytest.Function):
+            item.funcargs.clear()
+        left = leftovers.collect(self._has_ended)
+        self._has_ended = False
+        before = self._before
+        if before is not None and There.now() != before:
+            left += leftovers.beside(before)
+        self._before = There.now()
+        if left:
+            pytest.fail("the test left behind:\n" + "\n".join(left), pytrace=False)
+        return result
