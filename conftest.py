@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Generator, Iterator
+from random import Random, SystemRandom
 from typing import Any
 
 import pytest
@@ -25,10 +26,46 @@ settings.register_profile(
 settings.load_profile("inferway")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--shuffle",
+        nargs="?",
+        type=int,
+        const=-1,
+        metavar="SEED",
+        help="run files, and the tests of each, in the order that SEED draws; without it, in any",
+    )
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """xdist's processes must have one order."""
+    node.workerinput["shuffle"] = node.config.getoption("shuffle")
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    seed = config.getoption("shuffle")
+    return None if seed is None else f"shuffled: --shuffle={seed} has this order again"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A file's tests stay together, for they may share what takes long to start."""
+    seed = config.getoption("shuffle")
+    if seed is None:
+        return
+    draw = Random(seed)
+    files = {item.path: draw.random() for item in items}
+    items.sort(key=lambda item: (files[item.path], draw.random()))
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """A child gets the signals that its test sends: what a shell has us ignore, in its background
     or for nohup, our children would ignore as well. What we have a handler for, they begin
     without one."""
+    if config.getoption("shuffle") == -1:
+        told = getattr(config, "workerinput", {})
+        config.option.shuffle = told.get("shuffle", SystemRandom().randrange(1_000_000))
     if threading.current_thread() is not threading.main_thread():
         return
     for number in leftovers.SIGNALS:
@@ -82,7 +119,9 @@ class Leftovers:
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         del item
-        if call.excinfo is not None and call.when != "teardown":  # its traceback keeps what the test had
+        if (
+            call.excinfo is not None and call.when != "teardown"
+        ):  # its traceback keeps what the test had
             self._before = None
         return (yield)
 

@@ -45,12 +45,12 @@ def test_first():
 AFTER = "def test_later():\n    gc.collect()\n"
 
 
-def ran(file: Path, text: str) -> str:
+def ran(file: Path, text: str, *flags: str) -> str:
     """What pytest prints of the tests in a text."""
     file.write_text(IMPORTS + text)
     command = [sys.executable, "-m", "pytest", "-p", "conftest", "-p", "no:cacheprovider"]
     done = subprocess.run(
-        [*command, "-W", "error", "-c", str(ROOT / "pyproject.toml"), "-rA", str(file)],
+        [*command, "-W", "error", "-c", str(ROOT / "pyproject.toml"), "-rA", str(file), *flags],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -130,3 +130,18 @@ def test_it():
         assert "1 passed" in ran(tmp_path / "test_it.py", text)
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("processes", [(), ("-n", "2")], ids=["one", "two"])
+def test_a_seed_gives_an_order_and_no_seed_any(processes: tuple[str, ...], tmp_path: Path) -> None:
+    text = "".join(f"def test_{number}():\n    pass\n\n" for number in range(8))
+    file = tmp_path / "test_it.py"
+
+    def order(*flags: str) -> list[str]:
+        out = ran(file, text, "-v", *processes, *flags)
+        assert "8 passed" in out, out
+        return re.findall(r"::(test_\d) PASSED", out)
+
+    assert "8 passed" in ran(file, text, *processes, "--shuffle")
+    if not processes:
+        assert order("--shuffle=7") == order("--shuffle=7") != order()
