@@ -11,6 +11,7 @@ from random import Random, SystemRandom
 from typing import Any
 
 import pytest
+import uvloop
 from hypothesis import HealthCheck, settings
 from tests import leftovers
 from tests.leftovers import There
@@ -94,12 +95,14 @@ def _signals_as_before() -> Iterator[None]:
 
 
 class Leftovers:
-    """Fails the test that leaves something behind. What a fixture of several tests has opened may
-    stay until that fixture ends."""
+    """Fails the test that leaves something behind. What a fixture of several tests has opened, now
+    or when one of them needs it, may stay until that fixture ends."""
 
     def __init__(self) -> None:
         self._before: There | None = None  # None: something else than a test has changed it
-        self._has_ended = False  # a fixture of several tests
+        self._shared: set[str] = set()  # fixtures of several tests that are there
+        self._has_ended = False  # one of them
+        uvloop.new_event_loop().close()  # the first one opens a pipe for all
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(
@@ -108,11 +111,14 @@ class Leftovers:
         del request
         if fixturedef.scope != "function":
             self._before = None
+            if fixturedef.baseid:  # else it is pytest's or a plugin's
+                self._shared.add(fixturedef.argname)
         return (yield)
 
     def pytest_fixture_post_finalizer(self, fixturedef: pytest.FixtureDef[Any]) -> None:
         if fixturedef.scope != "function" and fixturedef.cached_result is not None:
             self._before, self._has_ended = None, True
+            self._shared.discard(fixturedef.argname)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
@@ -137,7 +143,8 @@ class Leftovers:
         left = leftovers.collect(self._has_ended)
         self._has_ended = False
         before = self._before
-        if before is not None and There.now() != before:
+        uses = self._shared.intersection(getattr(item, "fixturenames", ()))
+        if before is not None and not uses and There.now() != before:
             left += leftovers.beside(before)
         self._before = There.now()
         if left:
