@@ -30,7 +30,7 @@ check:  ## format, lint, types, import order
 	.venv/bin/mypy --num-workers auto
 	$(PYTEST) -q tests/test_architecture.py
 
-test:  ## the tests that need python3 and make alone, side by side
+test:  ## the tests that need python3 and make alone, side by side; ARGS=--shuffle: in another order each time
 	@./scripts/install.sh dev
 	$(PYTEST) -n auto --maxprocesses 8 --dist worksteal -m "not slow and not tools and not wheel and not fleet and not envoy and not kube and not helm and not browser and not ray" $(ARGS)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -72,10 +73,11 @@ def test_files_have_the_requests_of_all_workers_with_their_blocks(
 
 
 def test_files_have_what_the_workers_have_learned(recorded: Serving, directory: Path) -> None:
-    usual = dict(zip(TTFT_FEATURES, USUAL_TTFT, strict=True))
+    usual, numbers = dict(zip(TTFT_FEATURES, USUAL_TTFT, strict=True)), count()
 
     def learned() -> bool:
-        recorded.chat(LONG + "four", stream=True)
+        number = next(numbers)  # no engine has the prompt, and no two are of one length
+        recorded.chat(f"Number {number}. {LONG * (1 + number % 5)}", stream=True)
         lines = [each for each in read(directory) if isinstance(each, FleetLine) and each.costs]
         own = [line.costs["ttft_own_token"] for line in lines]
         return any(each != pytest.approx(usual["ttft_own_token"], rel=0.01) for each in own)
