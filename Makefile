@@ -100,7 +100,7 @@ bench-%:
 	@if [ $* = ray ]; then ./scripts/install_ray.sh; fi
 	$(if $(filter ray,$*),.venv-ray/bin/python .venv/bin/inferway,.venv/bin/inferway) bench $* $(ARGS)
 
-performance:  ## every table and picture of docs/benchmarks anew, from docs/results
+performance:  ## every table and picture of docs/benchmarks anew, from docs/results; lists how old each result is
 	@./scripts/install.sh dev
 	.venv/bin/inferway bench docs docs
 

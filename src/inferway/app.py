@@ -105,6 +105,7 @@ class Gateway:
         self.members: Members | None = None
         self._picks = picks
         self._stack = AsyncExitStack()
+        self._parts_level = logging.INFO  # at which parts say that they have stopped
         self.sockets: zmq.Context[zmq.Socket[bytes]] = zmq.Context()  # what publishes, and peers
         self.scheduling = scheduling_of(settings, has_queue=not picks)
         self.indexer = Indexer(
@@ -206,13 +207,19 @@ class Gateway:
         """Open everything. Raises ConfigError, with all that was opened closed again."""
         try:
             await self._start()
-        except BaseException:
-            await self._stack.aclose()
+        except BaseException as e:
+            await self.close(quietly=not isinstance(e, asyncio.CancelledError))
             raise
 
-    async def close(self) -> None:
-        """Close everything in reverse, and log each part that has stopped."""
+    async def close(self, *, quietly: bool = False) -> None:
+        """Close everything in reverse, and log each part that has stopped, or `quietly` none."""
+        self._parts_level = logging.DEBUG if quietly else logging.INFO
         await self._stack.aclose()
+
+    def told_of(self, url: str, workers: int = 0) -> str:
+        """Return the last line that a start logs."""
+        assert self._servers is not None
+        return self._servers.told(url, self.fleet.engines, not self._picks, workers)
 
     async def reload(self, read: Callable[[], ServeSettings]) -> None:
         """Go on with the settings that `read` returns, or raise ConfigError, once the gateway has
@@ -275,7 +282,7 @@ class Gateway:
         if self._is_worker:  # others take the requests until it knows where they go
             await self._listen(server)
         self.orphans.start()
-        self._closes("adoption of orphans", self.orphans.close)
+        self._closes("search for parents of blocks", self.orphans.close)
         self._find_engines()
         if self._picks and (self._process is None or self._is_worker):
             await self._pick(metrics, tracing)
@@ -284,7 +291,7 @@ class Gateway:
         gc.freeze()
         self._started.set()
         if self._process is None:
-            log.info("the gateway is listening on %s", server.url)
+            log.info("%s", self.told_of(server.url))
 
     def _open_routes(self, director: Director, pool: Pool) -> Routes:
         metrics, settings = self.metrics, self.settings
@@ -437,7 +444,7 @@ class Gateway:
     def _closes(self, what: str, close: Callable[[], Awaitable[None]]) -> None:
         async def closing() -> None:
             await close()
-            log.info("%s stopped", what)
+            log.log(self._parts_level, "%s stopped", what)
 
         self._stack.push_async_callback(closing)
 

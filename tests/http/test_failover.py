@@ -111,12 +111,34 @@ async def test_the_last_engine_s_503_is_the_answer() -> None:
 
 
 @in_loop
-async def test_an_engine_that_does_not_answer_in_time_is_504_and_not_tried_elsewhere() -> None:
+async def test_a_timeout_of_an_engine_that_has_not_answered_anybody_is_tried_elsewhere() -> None:
     timeouts = TimeoutSettings(first_byte=0.02)
+    standing = OutlierDetection()
     async with (
         running(raw(SSE_HEAD)) as slow,
         running(answer()) as other,
-        gateway(slow.url, other.url, timeouts=timeouts) as gw,
+        gateway(
+            *(slow.url, other.url), timeouts=timeouts, policy=FailoverPolicy(monotonic, standing)
+        ) as gw,
+        connected(gw.server) as c,
+    ):
+        got = await c.ask(post())
+
+        assert (got.status, len(other.seen)) == (200, 1)
+        assert got.values(b"x-inferway-attempts") == [b"2"]
+        assert standing.ejected == {"e0"}
+
+
+@in_loop
+async def test_a_timeout_of_an_engine_that_has_answered_others_is_504() -> None:
+    timeouts = TimeoutSettings(first_byte=0.02)
+    standing = OutlierDetection(answered={"e0": float("inf")})
+    async with (
+        running(raw(SSE_HEAD)) as slow,
+        running(answer()) as other,
+        gateway(
+            *(slow.url, other.url), timeouts=timeouts, policy=FailoverPolicy(monotonic, standing)
+        ) as gw,
         connected(gw.server) as c,
     ):
         got = await c.ask(post())
@@ -124,6 +146,7 @@ async def test_an_engine_that_does_not_answer_in_time_is_504_and_not_tried_elsew
         assert (got.status, other.seen) == (504, [])
         assert got.values(b"x-inferway-attempts") == []
         assert gw.trips[0].outcomes == ["upstream_error"]
+        assert standing.lost == {"e0": 1}
 
 
 @in_loop

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -31,23 +32,43 @@ def reciting(tmp_path: Path) -> Iterator[Serving]:
         yield found
 
 
-def lines_of(served: Serving, *, kill: bool) -> list[str]:
-    """Of a stream whose engine is killed, or drained, in the middle."""
+def lose(served: Serving, name: str, how: str) -> None:
+    """Lose the engine of that name, or drain it."""
+    [engine] = [engine for engine in served.engines if engine.url.endswith(name)]
+    if how == "drained":
+        client.post(f"{served.url}/admin/engines/{name}/drain?streams_after=0", b"")
+    elif how == "stalled":
+        client.post(f"{engine.url}/simulate", {"stalled": True})
+    else:
+        os.kill(engine.pid, signal.SIGKILL if how == "killed" else signal.SIGSTOP)
+
+
+def lines_of(served: Serving, how: str) -> list[str]:
+    """Of a stream whose engine is lost in the middle."""
     with client.open_stream(served.url + CHAT, BODY) as stream:
         name = stream.headers["x-inferway-engine"]
         lines = [stream.readline() for _ in range(40)]
-        if kill:
-            [victim] = [engine for engine in served.engines if engine.url.endswith(name)]
-            os.kill(victim.pid, signal.SIGKILL)
-        else:
-            client.post(f"{served.url}/admin/engines/{name}/drain?streams_after=0", b"")
+        lose(served, name, how)
         lines += stream
     return [line.decode().strip() for line in lines if line.strip()]
 
 
-@pytest.mark.parametrize("kill", [True, False])
-def test_the_other_engine_goes_on(reciting: Serving, *, kill: bool) -> None:
-    lines = lines_of(reciting, kill=kill)
+@pytest.mark.parametrize(
+    "how",
+    [
+        "killed",
+        "drained",
+        pytest.param("frozen", marks=pytest.mark.slow),
+        pytest.param("stalled", marks=pytest.mark.slow),
+    ],
+)
+def test_the_other_engine_goes_on(reciting: Serving, how: str) -> None:
+    try:
+        lines = lines_of(reciting, how)
+    finally:
+        for engine in reciting.engines:
+            with suppress(ProcessLookupError):
+                os.kill(engine.pid, signal.SIGCONT)
 
     events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
     text = "".join(event["choices"][0]["delta"].get("content") or "" for event in events)

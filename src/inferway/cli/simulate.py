@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from inferway.cli.command import ServerCommand, section, warnings_of
-from inferway.cli.flag import Number, Whole, option
+from inferway.cli.flag import Number, OneOf, Whole, option
 from inferway.cli.logs import refuse, set_up
 from inferway.config import ModelSettings
 from inferway.errors import ConfigError, InferwayError
@@ -54,7 +54,8 @@ _FROM_0 = Whole(min=0)
     option(
         "--model",
         metavar="MODEL",
-        help="Serve this model: a directory with tokenizer and chat template, or a hub id.  "
+        help="Serve this model: a directory with tokenizer and chat template, or a hub id. "
+        "SmolLM2's files are installed with Inferway.  "
         "[default: SmolLM2]",
     ),
     option(
@@ -144,7 +145,7 @@ _FROM_0 = Whole(min=0)
     "Answers and their times",
     option(
         "--mode",
-        type=click.Choice(["echo", "random", "recite"]),
+        type=OneOf(["echo", "random", "recite"]),
         default="random",
         help="Answer with random words, or with an echo of the prompt.",
     ),
@@ -219,7 +220,7 @@ _FROM_0 = Whole(min=0)
     ),
     option(
         "--event-format",
-        type=click.Choice(["map", "array"]),
+        type=OneOf(["map", "array"]),
         default="map",
         help="Write events as maps, as vLLM 0.32 does, or as arrays, as older versions do.",
     ),
@@ -229,13 +230,13 @@ _FROM_0 = Whole(min=0)
     "KV transfer",
     option(
         "--kv-transfer",
-        type=click.Choice(["nixl", "nixl-push", "mooncake", "sglang"]),
+        type=OneOf(["nixl", "nixl-push", "mooncake", "sglang"]),
         help="Hand KV blocks to other simulated engines and take theirs, as engines with this "
         "connector do.  [default: hand blocks to nobody]",
     ),
     option(
         "--kv-role",
-        type=click.Choice(["producer", "consumer", "both"]),
+        type=OneOf(["producer", "consumer", "both"]),
         default="both",
         help="Compute prompts for others, decode what others have computed, or both.",
     ),
@@ -270,7 +271,7 @@ _FROM_0 = Whole(min=0)
     ),
     option(
         "--kv-load-failure-policy",
-        type=click.Choice(["fail", "recompute"]),
+        type=OneOf(["fail", "recompute"]),
         default="fail",
         help="Answer with status 500 when blocks cannot be fetched, or compute them.",
     ),
@@ -295,7 +296,7 @@ _FROM_0 = Whole(min=0)
     "Log",
     option(
         "--log-format",
-        type=click.Choice(["text", "json"]),
+        type=OneOf(["text", "json"]),
         default="text",
         help="Write the log as text, or as one JSON object a line.",
     ),
@@ -372,8 +373,8 @@ def _same(flags: dict[str, Any], kind: type) -> dict[str, Any]:
 
 
 def _model(model: str | None, names: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
-    """The model's place, and the names that clients may use."""
-    if model is not None:
+    """The model's place, and the names that clients may use. SmolLM2 is installed with us."""
+    if model not in (None, DEFAULT_NAME):
         return model, names
     return str(prepare_smollm2()), names or (DEFAULT_NAME,)
 

@@ -16,7 +16,8 @@ from inferway.errors import UpstreamError
 from inferway.fleet.engine import Engine
 from inferway.fleet.http_client import post
 from inferway.fleet.liveness import PATIENT_SECONDS
-from inferway.fleet.outage import WORDS, Outage, OutageKind, duration
+from inferway.fleet.outage import Outage, OutageKind, duration
+from inferway.fleet.outage_words import down_words
 from inferway.tasks import Tasks
 
 if TYPE_CHECKING:
@@ -93,10 +94,7 @@ class SilenceWatch:
         if not self._is_witnessed(engine, outage.since) and now - outage.since < PATIENT_SECONDS:
             return
         engine.warned = True
-        log.warning(
-            "engine %s %s: %s; what waits there goes to other engines",
-            *(engine.name, WORDS[outage.kind], outage.error),
-        )
+        log.warning("%s", down_words(engine.name, engine.url, outage))
         self._fleet.is_down(engine, outage)
 
     def _is_witnessed(self, late: Engine, since: float) -> bool:

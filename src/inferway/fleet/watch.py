@@ -25,7 +25,8 @@ from inferway.fleet.engine_facts import (
 )
 from inferway.fleet.http_client import StatusError
 from inferway.fleet.metrics_client import MetricsClient
-from inferway.fleet.outage import WORDS, Outage, OutageKind
+from inferway.fleet.outage import Outage, OutageKind
+from inferway.fleet.outage_words import down_words
 from inferway.fleet.scraper import Scraper, Work
 from inferway.fleet.silence import SilenceWatch
 from inferway.metrics import Family
@@ -198,15 +199,13 @@ class EngineWatch:
             return
         live, now = engine.liveness, asyncio.get_running_loop().time()
         since = now if live.asked is None else live.asked
+        outage = Outage(kind, since, live.answered, str(error))
         if engine.healthy or not engine.warned:
             engine.warned = True
-            log.warning(
-                "engine %s %s: %s; the gateway asks it again",
-                *(engine.name, WORDS[kind], error),
-            )
+            log.warning("%s", down_words(engine.name, engine.url, outage))
         if kind is not OutageKind.SILENT:
             live.asked = None  # it owes no answer: the host has said that there is nobody
-        self._fleet.is_down(engine, Outage(kind, since, live.answered, str(error)))
+        self._fleet.is_down(engine, outage)
 
     def _cut_off(self, url: str) -> None:
         """An engine has closed the connection that it is asked by: it may have ended."""

@@ -187,11 +187,11 @@ def _outages(standing: OutlierDetection, names: list[str]) -> Iterator[Family]:
         "requests_moved",
         "Requests and streams that other engines took over because this engine was lost.",
         ["engine"],
-        {(name,): standing.moves.get(name, 0) for name in names},
+        {(name,): standing.moved.get(name, 0) for name in names},
     )
     yield counter(
         "requests_lost",
         "Requests and streams whose clients got an error because this engine was lost.",
         ["engine"],
-        {(name,): standing.losses.get(name, 0) for name in names},
+        {(name,): standing.lost.get(name, 0) for name in names},
     )

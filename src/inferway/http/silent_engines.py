@@ -47,7 +47,8 @@ class SilentEngines:
             self.standing.ends(engine.name)
             self._forget(engine.name)
             return
-        self.standing.begins(engine.name, is_silent=outage.is_silence)
+        now = self.pool.time()
+        self.standing.begins(engine.name, now, is_silent=outage.is_silence)
         if not outage.is_silence:
             self._forget(engine.name)
         elif engine.name not in self._timers:
@@ -68,8 +69,8 @@ class SilentEngines:
         loop, seconds = self.pool.loop, self.pool.timeouts.silent_engine
         error = SilentEngineError(engine.name, f"engine {engine.name} {outage.words(loop.time())}")
         moved = left = 0
-        for source in [*self.sources()]:
-            is_moved = self._moved_one(source, error, may_wait=waited < seconds)
+        for source in [each for each in self.sources() if isinstance(each, Forwarding)]:
+            is_moved = source.engine_is_silent(error, may_wait=waited < seconds)
             moved += is_moved is True
             left += is_moved is False
         if moved or (left and not waited):
@@ -84,13 +85,3 @@ class SilentEngines:
             )
         else:
             self._timers.pop(engine.name, None)
-
-    def _moved_one(
-        self, source: BodySource, error: SilentEngineError, *, may_wait: bool
-    ) -> bool | None:
-        if not isinstance(source, Forwarding):
-            return None
-        is_moved = source.engine_is_silent(error, may_wait=may_wait)
-        if is_moved:
-            self.standing.moved(error.engine)
-        return is_moved

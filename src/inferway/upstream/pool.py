@@ -162,9 +162,9 @@ class Pool:
     async def close(self) -> None:
         """Drop every connection; exchanges under way fail."""
         self._timer.cancel()
-        for origin in self._origins.values():
+        while self._origins:  # what fails may be tried at another engine
+            _, origin = self._origins.popitem()
             await origin.close()
-        self._origins.clear()
 
     @property
     def unread(self) -> float:

@@ -167,20 +167,21 @@ class ServingHub:
                 self._tasks.spawn(seat.keep())
             await asyncio.gather(self._followers.started(), *[s.started() for s in self.seats])
             self._tasks.spawn(self._ping())
-        except BaseException:
-            await self.close()
+        except BaseException as e:
+            await self.close(quietly=not isinstance(e, asyncio.CancelledError))
             raise
-        log.info("the gateway is listening on %s, with %d workers", self._url, len(self.seats))
+        log.info("%s", gateway.told_of(self._url, len(self.seats)))
 
-    async def close(self) -> None:
-        """Let running answers end, then close the rest."""
+    async def close(self, *, quietly: bool = False) -> None:
+        """Let running answers end, then close the rest; `quietly`: parts do not say that they have
+        stopped."""
         self.stop_accepting()
         await asyncio.gather(*[seat.left(self.settings.timeouts.drain) for seat in self.seats])
         await self._followers.close()
         await self._tasks.close()
         if self._teller is not None:
             self._teller.close()
-        await self.gateway.close()
+        await self.gateway.close(quietly=quietly)
         self._forget_files()
 
     async def reload(self, read: Callable[[], ServeSettings]) -> None:

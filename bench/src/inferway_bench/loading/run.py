@@ -66,7 +66,7 @@ def target_of(plan: LoadPlan) -> Target:
         if not key.isascii() or not key.isprintable() or not key:
             raise click.UsageError(
                 f"--api-key-env {plan.api_key_env}: the variable is unset, empty or not "
-                "printable ASCII; the cure: export it"
+                "printable ASCII; fix: export it"
             )
         headers["authorization"] = f"Bearer {key}"
     return Target(plan.url, headers, plan.timeout)
@@ -158,12 +158,12 @@ async def ask_model(target: Target) -> str:
     body = answer.body
     if answer.error is not None:
         raise BenchError(
-            f"{target.url}: {answer.error}: {body[:200].decode(errors='replace')}; the cure: the "
+            f"{target.url}: {answer.error}: {body[:200].decode(errors='replace')}; fix: the "
             "URL of a server that runs"
         )
-    cure = "the cure: --model NAME"
+    cure = "fix: --model NAME"
     if answer.status in (401, 403):
-        cure = "the cure: --api-key-env NAME, the environment variable that has the key"
+        cure = "fix: --api-key-env NAME, the environment variable that has the key"
     try:
         names = [str(m["id"]) for m in msgspec.json.decode(body)["data"]]
     except (msgspec.MsgspecError, KeyError, TypeError):

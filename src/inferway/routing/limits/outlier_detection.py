@@ -13,13 +13,16 @@ from dataclasses import dataclass, field
 from inferway.config import EjectionSettings
 from inferway.routing.limits.circuit_breaker import BreakerState, CircuitBreaker
 
+OF_OUTAGE_SECONDS = 10.0  # requests that were hurt no longer before an outage was noticed are of it
+
 
 @dataclass(slots=True)
 class Affected:
-    """Requests since the last outage of an engine began."""
+    """What became of the requests that an engine had, since its last outage began."""
 
-    moved: int = 0  # other engines answer them, or have gone on with the answer
-    failed: int = 0  # their clients got an error
+    moved: int = 0  # another engine took them over, streams included
+    failed: int = 0  # whose clients got an error for it
+    at: float = float("-inf")  # when the last of them was
 
 
 @dataclass(slots=True)
@@ -32,40 +35,33 @@ class OutlierDetection:
     breakers: dict[str, CircuitBreaker] = field(default_factory=dict)  # of those that have failed
     failures: dict[str, int] = field(default_factory=dict)
     ejections: dict[str, int] = field(default_factory=dict)
-    silent: set[str] = field(default_factory=set)  # in an outage by silence
+    out: set[str] = field(default_factory=set)  # in an outage
+    silent: set[str] = field(default_factory=set)  # of those, by silence
     answered: dict[str, float] = field(default_factory=dict)  # when an answer last began
-    affected: dict[str, Affected] = field(default_factory=dict)  # by outages, the last of each
-    # of all outages: requests that other engines have taken over, or nobody
-    moves: dict[str, int] = field(default_factory=dict)
-    losses: dict[str, int] = field(default_factory=dict)
+    affected: dict[str, Affected] = field(default_factory=dict)  # by the last outage of each
+    moved: dict[str, int] = field(default_factory=dict)  # of all outages: `Affected.moved`
+    lost: dict[str, int] = field(default_factory=dict)  # and `Affected.failed`
     # Others that send to the same engines are told of what has come from one that has a breaker:
     # its name, and whether it failed
     tell: Callable[[str, bool], None] | None = None
 
-    def begins(self, engine: str, *, is_silent: bool) -> None:
-        """An outage of the engine has begun, or is of another kind now."""
-        self.affected.setdefault(engine, Affected())
+    def begins(self, engine: str, now: float, *, is_silent: bool) -> None:
+        """An outage of the engine has begun, or is of another kind now. Connections that broke just
+        before are of it."""
+        if engine not in self.out:
+            self.out.add(engine)
+            affected = self.affected.get(engine)
+            if affected is None or now - affected.at > OF_OUTAGE_SECONDS:
+                self.affected[engine] = Affected()
         (self.silent.add if is_silent else self.silent.discard)(engine)
 
     def ends(self, engine: str) -> None:
-        """The engine is well again: what was held against it is forgotten."""
-        self.affected.pop(engine, None)
+        """The engine is well again: what was held against one that was silent is forgotten."""
+        self.out.discard(engine)
         if engine in self.silent:
             self.silent.discard(engine)
             self.ejected.discard(engine)
             self.breakers.pop(engine, None)
-
-    def moved(self, engine: str) -> None:
-        """Another engine has taken over a request of this one, which is lost."""
-        self.moves[engine] = self.moves.get(engine, 0) + 1
-        if (affected := self.affected.get(engine)) is not None:
-            affected.moved += 1
-
-    def lost(self, engine: str) -> None:
-        """A client has got an error because of the engine."""
-        self.losses[engine] = self.losses.get(engine, 0) + 1
-        if (affected := self.affected.get(engine)) is not None:
-            affected.failed += 1
 
     def has_answered_since(self, engine: str, when: float) -> bool:
         """Return whether an answer of the engine has begun since."""
@@ -140,6 +136,18 @@ class OutlierDetection:
             self.ejected.add(engine)
         return ejected
 
+    def was_moved(self, engine: str, now: float) -> None:
+        """Another engine has taken over a request, or the rest of a stream, that this one had."""
+        self.moved[engine] = self.moved.get(engine, 0) + 1
+        affected = self.affected.setdefault(engine, Affected())
+        affected.moved, affected.at = affected.moved + 1, now
+
+    def was_lost(self, engine: str, now: float) -> None:
+        """A client has got an error for a request that the engine had."""
+        self.lost[engine] = self.lost.get(engine, 0) + 1
+        affected = self.affected.setdefault(engine, Affected())
+        affected.failed, affected.at = affected.failed + 1, now
+
     def hear(self, engine: str, has_failed: bool, now: float) -> None:
         """Take over what another one has told; nothing is counted."""
         (self._failed if has_failed else self._succeeded)(engine, now)
@@ -159,9 +167,10 @@ class OutlierDetection:
         there = set(engines)
         self.drained &= there
         self.ejected &= there
+        self.out &= there
         self.silent &= there
-        for engine in {*self.answered, *self.affected, *self.moves, *self.losses} - there:
-            for known in (self.answered, self.affected, self.moves, self.losses):
+        for engine in {*self.answered, *self.affected, *self.moved, *self.lost} - there:
+            for known in (self.answered, self.affected, self.moved, self.lost):
                 known.pop(engine, None)
         for engine in {*self.breakers, *self.failures} - there:
             self.breakers.pop(engine, None)
