@@ -142,7 +142,7 @@ def test_forty_engines_that_are_down_are_one_alarm_and_one_line() -> None:
     assert any(
         line.startswith("40 engines (h:501 to h:540): do not answer since") for line in shown
     )
-    assert any("cure: look at the switch" in line for line in shown)
+    assert any("fix: look at the switch" in line for line in shown)
 
 
 def test_the_table_says_how_few_engines_are_out_and_for_how_long() -> None:
