@@ -25,7 +25,7 @@ _COLORS = {
     **dict.fromkeys(("unreachable", "silent", "stalled", "invalid"), "red"),
 }
 _LEVELS = {"fail": "red", "warn": "yellow", "info": "cyan"}
-_MOST_DOWN = 3  # that have a line of their own
+_MOST_DOWN = 8  # that have a line each
 
 
 @dataclass(frozen=True, slots=True)
