@@ -312,7 +312,7 @@ class Gateway:
 
     async def _listen(self, server: HttpServer) -> None:
         self.draining.moves = partial(move_streams, server.sources)
-        silent = SilentEngines(self.standing, server.sources, self._pool)
+        silent = SilentEngines(self.standing, server.sources, self._pool, self.fleet.has_others)
         self.fleet.on_outage = silent.hear
         self._stack.callback(silent.close)
         await server.start()

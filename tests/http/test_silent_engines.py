@@ -39,8 +39,10 @@ def engine(name: str, kind: OutageKind | None = OutageKind.SILENT) -> Engine:
 
 
 @contextmanager
-def hearing(gw: Gateway, standing: OutlierDetection) -> Iterator[SilentEngines]:
-    silent = SilentEngines(standing, gw.server.sources, gw.pool)
+def hearing(
+    gw: Gateway, standing: OutlierDetection, *, has_others: bool = True
+) -> Iterator[SilentEngines]:
+    silent = SilentEngines(standing, gw.server.sources, gw.pool, lambda _: has_others)
     try:
         yield silent
     finally:
@@ -143,10 +145,10 @@ async def test_the_answer_that_comes_after_all_is_passed_on_if_nobody_else_could
 
     async with (
         running(script) as frozen,
-        gateway(frozen.url, policy=FailoverPolicy(monotonic, standing)) as gw,
+        gateway(frozen.url, timeouts=SOON, policy=FailoverPolicy(monotonic, standing)) as gw,
         connected(gw.server) as c,
     ):
-        with hearing(gw, standing) as silent:
+        with hearing(gw, standing, has_others=False) as silent:
             asked = asyncio.create_task(c.ask(post()))
             await wait_until(lambda: bool(frozen.seen))
             silent.hear(engine("e0"))

@@ -1,6 +1,8 @@
 """`python -m tests.soak`: many clients at a real gateway over simulated engines that are killed,
-stopped and cut off all the time; the figures into docs/results/soak.json. Status 1 on any wrong
-answer, any request that does not end, and on anything that is left of them in the gateway.
+stopped, stalled, slowed down and cut off all the time; the figures into docs/results/soak.json.
+Status 1 on any wrong answer, any request that does not end, any client that waits more than 10 s
+longer than its engine took, any engine that is declared out while it is well, and on anything that
+is left of requests in the gateway.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ import msgspec
 import uvloop
 from tests.soak.soak import Plan, Result, run
 
+from inferway_bench.hosts import check_hosts
 from inferway_bench.machine import this_machine
+from inferway_bench.processes import BenchError
 
 SECONDS = 1800
 
@@ -24,9 +28,16 @@ SECONDS = 1800
 def main() -> int:
     options = _options()
     machine = this_machine()
+    if options.blackholes:
+        try:
+            check_hosts("--no-blackholes")
+        except BenchError as e:
+            sys.exit(str(e))
     directory = options.keep or Path(tempfile.mkdtemp(prefix="inferway-soak-"))
     directory.mkdir(exist_ok=True)
-    plan = Plan(options.seconds, options.seed, options.clients, options.engines)
+    plan = Plan(
+        *(options.seconds, options.seed, options.clients, options.engines, options.blackholes)
+    )
     print(f"{plan}; logs in {directory}", flush=True)
     result = uvloop.run(run(plan, directory, _progress))
     print(file=sys.stderr)
@@ -46,6 +57,12 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=int(time.time()), help="of what is drawn")
     parser.add_argument("--clients", type=int, default=40)
     parser.add_argument("--engines", type=int, default=3)
+    parser.add_argument(
+        "--no-blackholes",
+        dest="blackholes",
+        action="store_false",
+        help="cut no host off, which needs root and `ip`",
+    )
     parser.add_argument("--keep", type=Path, help="a directory for the logs")
     parser.add_argument("--out", type=Path, help="where the figures go, as docs/results/soak.json")
     return parser.parse_args()

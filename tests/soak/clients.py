@@ -6,10 +6,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+import re
 import socket
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,9 +18,10 @@ import aiohttp
 import msgspec
 from tests.soak.engines import MODEL
 from tests.soak.judge import Heard, Tally
+from tests.soak.waits import Yardstick
 
-BOUND_SECONDS = 40.0  # an answer's end must come within this; see world.CONFIG's timeouts
-SLOW_BOUND_SECONDS = 120.0
+BOUND_SECONDS = 60.0  # an answer's end must come within this, even from an engine slowed down
+SLOW_BOUND_SECONDS = 180.0
 _TURNS = 6
 _SMALL_BUFFER = 4096
 _WORDS = (
@@ -28,6 +30,7 @@ _WORDS = (
 )
 _PAUSE_SECONDS = 0.5  # of slow readers, now and then
 _BACK_OFF_SECONDS = 0.3  # after an answer that was none
+_CONTINUED = re.compile(rb": x-inferway-continued engine=(\S+)")
 
 
 @dataclass
@@ -67,8 +70,10 @@ def _narrow_socket(address: Any) -> socket.socket:
 class Client:
     """One of the crowd, until it is told to stop."""
 
-    def __init__(self, crowd: Crowd, seed: str) -> None:
+    def __init__(self, crowd: Crowd, seed: str, yardstick: Yardstick | None = None) -> None:
+        """`yardstick`: gets what it waits for, and nothing is judged: it asks an engine."""
         self._crowd = crowd
+        self._yardstick = yardstick
         self._rng = random.Random(seed)
 
     async def chatting(self) -> None:
@@ -145,6 +150,10 @@ class Client:
         finally:
             self._crowd.open -= 1
         heard.milliseconds = (time.monotonic() - began) * 1e3
+        if self._yardstick is not None:
+            for wait in heard.waited():
+                self._yardstick.note(wait)
+            return heard.status == 200
         is_whole = self._crowd.tally.add(heard)
         if not is_whole and not heard.left:
             await asyncio.sleep(_BACK_OFF_SECONDS)
@@ -168,21 +177,27 @@ class Client:
         session = self._crowd.slow if slow else self._crowd.session
         path = "/v1/completions" if heard.kind == "completion" else "/v1/chat/completions"
         headers = {"content-type": "application/json", "x-request-id": heard.request_id}
-        pieces: list[bytes] = []
         try:
-            async with session.post(self._crowd.url + path, data=body, headers=headers) as answer:
-                heard.status = answer.status
-                heard.answered_id = answer.headers.get("x-request-id", "")
-                heard.attempts = int(answer.headers.get("x-inferway-attempts", 1))
-                self._crowd.begun += heard.kind == "draining"
-                async for piece in answer.content.iter_any():
-                    pieces.append(piece)
-                    if slow:
-                        await asyncio.sleep(_PAUSE_SECONDS * (self._rng.random() < 0.02))
+            with _listening(heard) as clock:
+                async with session.post(
+                    self._crowd.url + path, data=body, headers=headers
+                ) as answer:
+                    self._begins(heard, answer)
+                    async for piece in answer.content.iter_any():
+                        clock.hears(piece)
+                        if slow and self._rng.random() < 0.02:
+                            await asyncio.sleep(_PAUSE_SECONDS)
+                            clock.goes_on()
         except (aiohttp.ClientError, OSError) as e:
             heard.broken = f"{type(e).__name__}: {e}"
-        finally:
-            heard.body = b"".join(pieces)
+
+    def _begins(self, heard: Heard, answer: aiohttp.ClientResponse) -> None:
+        heard.status = answer.status
+        heard.answered_id = answer.headers.get("x-request-id", "")
+        heard.attempts = int(answer.headers.get("x-inferway-attempts", 1))
+        if engine := answer.headers.get("x-inferway-engine"):
+            heard.engines.append(engine)
+        self._crowd.begun += heard.kind == "draining"
 
     def _said(self, least: int, most: int) -> str:
         nonce = f"n{next(self._crowd.number)}x{self._rng.randrange(10**9)}"
@@ -190,3 +205,42 @@ class Client:
 
     def _text(self, num_words: int) -> str:
         return " ".join(self._rng.choices(_WORDS, k=num_words))
+
+
+class _Clock:
+    """Notes what one client hears, and how long it waits for each event."""
+
+    def __init__(self, heard: Heard) -> None:
+        self.pieces: list[bytes] = []
+        self._heard = heard
+        self._since = time.time()
+
+    def hears(self, piece: bytes) -> None:
+        """A piece of the body, at once. A comment of a stream is no event."""
+        self.pieces.append(piece)
+        if not self._heard.stream:
+            return
+        if b"data:" in piece:
+            self.note()
+        if continued := _CONTINUED.search(piece):
+            self._heard.engines.append(continued[1].decode())
+
+    def goes_on(self) -> None:
+        """It has not listened itself, until now."""
+        self._since = time.time()
+
+    def note(self) -> None:
+        now = time.time()
+        self._heard.waits.append((self._since, now - self._since))
+        self._since = now
+
+
+@contextmanager
+def _listening(heard: Heard) -> Iterator[_Clock]:
+    """However it ends, what was heard is kept, and the last wait."""
+    clock = _Clock(heard)
+    try:
+        yield clock
+    finally:
+        clock.note()
+        heard.body = b"".join(clock.pieces)

@@ -14,12 +14,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import aiohttp
 from tests.engines.program import INFERWAY
 
+from inferway_bench.hosts import OwnHost
 from inferway_bench.processes import free_port
 
 MODEL = "soaked"
 START_SECONDS = 120.0
+_ASK_SECONDS = 20.0
 _BLOCK = 65536
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close means reset
 
@@ -28,14 +31,20 @@ class EngineProcess:
     """`inferway simulate --mode echo`. `port` is its own; who comes through a wire uses the
     wire's."""
 
-    def __init__(self, root: Path, log: Path, flags: Sequence[str] = ()) -> None:
-        """`flags` come after those below, and so win."""
+    def __init__(
+        self, root: Path, log: Path, flags: Sequence[str] = (), host: OwnHost | None = None
+    ) -> None:
+        """`flags` come after those below, and so win. `host`: where it runs; None: on ours."""
+        self.own_host = host
+        self.host = "127.0.0.1" if host is None else host.address
         self.port, self.events_port, self.replay_port = free_port(), free_port(), free_port()
         self.ended_by_itself = 0
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
+        program = [str(INFERWAY)] if host is None else host.command([str(INFERWAY)])
         self._command = [
-            *[str(INFERWAY), "simulate", "--mode", "echo", "--port", str(self.port)],
+            *[*program, "simulate", "--mode", "echo", "--port", str(self.port)],
+            *["--host", self.host],
             *["--model", str(root), "--served-model-name", MODEL],
             *["--max-model-len", "16384", "--kv-cache-size", "4096"],
             *["--inter-token-latency", "3ms", "--prefill-overhead", "30ms"],
@@ -46,15 +55,27 @@ class EngineProcess:
         ]
 
     @property
+    def address(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    @property
     def runs(self) -> bool:
         return self._process is not None and self._process.poll() is None
+
+    async def trouble(self, disturbance: dict[str, object]) -> None:
+        """Have its core troubled, as `POST /simulate` says it; {}: no more."""
+        with suppress(aiohttp.ClientError, OSError, TimeoutError):
+            timeout = aiohttp.ClientTimeout(total=_ASK_SECONDS)
+            url = f"http://{self.address}/simulate"
+            async with aiohttp.request("POST", url, json=disturbance, timeout=timeout) as answer:
+                answer.raise_for_status()
 
     async def until_it_listens(self) -> None:
         """Or has ended, or takes START_SECONDS."""
         deadline = time.monotonic() + START_SECONDS
         while self.runs and time.monotonic() < deadline:
             with suppress(OSError):
-                _, writer = await asyncio.open_connection("127.0.0.1", self.port)
+                _, writer = await asyncio.open_connection(self.host, self.port)
                 writer.close()
                 return
             await asyncio.sleep(0.1)
@@ -101,6 +122,7 @@ class Wire:
 
     def __init__(self, port: int) -> None:
         self.port = free_port()
+        self.address = f"127.0.0.1:{self.port}"
         self._to = port
         self._server: asyncio.Server | None = None
         self._flowing = asyncio.Event()

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+from tests.soak.waits import NOTED_SECONDS, Wait
 
 # What may be said while engines die: no engine, no answer, not in time, too many at once.
 ERRORS = frozenset({429, 502, 503, 504})
@@ -33,6 +34,14 @@ class Heard:
     broken: str = ""  # how the connection ended, if not well
     left: bool = False  # the client went away by itself
     milliseconds: float = 0.0
+    engines: list[str] = field(default_factory=list)  # that have answered
+    waits: list[tuple[float, float]] = field(default_factory=list)  # when they began, seconds
+
+    def waited(self) -> list[Wait]:
+        """Return its waits, by what was waited for."""
+        words = 0 if self.stream else len(self.said.split())
+        engines = tuple(self.engines)
+        return [Wait(began, seconds, words, engines) for began, seconds in self.waits]
 
 
 @dataclass(slots=True)
@@ -46,6 +55,8 @@ class Tally:
     stuck: int = 0
     shown: list[str] = field(default_factory=list)
     slowest_ms: float = 0.0  # of those that ended by themselves
+    longest: float = 0.0  # of all waits, in seconds
+    waits: list[Wait] = field(default_factory=list)  # of NOTED_SECONDS and more
 
     def add(self, heard: Heard) -> bool:
         """Whether it was answered as a whole."""
@@ -60,6 +71,9 @@ class Tally:
         self.retried += end == "whole" and heard.attempts > 1
         if not heard.left and heard.kind != "slow":
             self.slowest_ms = max(self.slowest_ms, heard.milliseconds)
+        waits = heard.waited()
+        self.longest = max([self.longest, *(wait.seconds for wait in waits)])
+        self.waits += [wait for wait in waits if wait.seconds >= NOTED_SECONDS]
         return end == "whole"
 
     def add_stuck(self, kind: str, request_id: str, seconds: float) -> None:

@@ -1,19 +1,23 @@
 """A run: clients and troubles side by side, then rest, then what is left; at the end the gateway
-is asked to stop while streams run."""
+is asked to stop while streams run. Beside all that, a few clients ask an engine that nothing
+happens to: what they wait no gateway can help."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 from tests.soak.clients import Client, Crowd, crowd
+from tests.soak.history import alarms_in, by_kind
 from tests.soak.judge import Tally
 from tests.soak.troubles import Troubles
+from tests.soak.waits import Yardstick, longest_beyond
 from tests.soak.world import Taken, World, more_than, with_probes, world
 
 from inferway.prompts.files.prepare import prepare_smollm2
@@ -23,6 +27,8 @@ OnProgress = Callable[[str], None]
 _LEAST_WHOLE = 0.3  # of those that did not leave: a soak in which all fails proves nothing
 _DRAINED = 12  # streams under way when the gateway is asked to stop
 _MEMORY_MIB = 64.0  # that the second half may add to the first
+_PEACEFUL = 3  # clients of the engine that nothing happens to
+BEYOND_SECONDS = 10.0  # that a client may wait longer than its engine took
 
 
 @dataclass(frozen=True)
@@ -31,6 +37,7 @@ class Plan:
     seed: int
     clients: int = 40
     engines: int = 3
+    blackholes: bool = True
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -48,7 +55,12 @@ class Result(msgspec.Struct, frozen=True):
     by_kind: dict[str, int]
     ends: dict[str, int]
     slowest_ms: float  # of all but the slow readers
+    longest_wait_s: float  # for an answer, or for a stream's next event
+    beyond_s: float  # the longest part of a wait that no engine has taken
+    peaceful: dict[str, float]  # seconds that an engine takes that nothing happens to
     troubles: dict[str, int]
+    alarms: dict[str, int]  # engines that the gateway has declared out, by what it says
+    false_alarms: int  # of them, those of engines that were not in trouble
     sent: int  # to engines
     crashed: int  # handlers of ours
     slots_left: dict[str, float]
@@ -67,6 +79,10 @@ class Result(msgspec.Struct, frozen=True):
             found.append(f"{self.wrong} wrong, {self.stuck} stuck")
         if self.whole < _LEAST_WHOLE * stayed:
             found.append(f"only {self.whole} of {stayed} were whole")
+        if self.beyond_s > BEYOND_SECONDS:
+            found.append(f"a client waited {self.beyond_s:.1f} s longer than its engine took")
+        if self.false_alarms:
+            found.append(f"{self.false_alarms} engines were declared out that were well")
         if self.crashed:
             found.append(f"{self.crashed} handlers crashed")
         if any(self.slots_left.values()):
@@ -84,13 +100,14 @@ class Result(msgspec.Struct, frozen=True):
 async def run(plan: Plan, directory: Path, on_progress: OnProgress) -> Result:
     tally = Tally()
     root = await asyncio.to_thread(prepare_smollm2)
-    async with world(directory, root, plan.engines, plan.seed) as one:
+    starting = world(directory, root, plan.engines, plan.seed, with_hosts=plan.blackholes)
+    async with starting as one:
         on_progress("warming up")
         before = await _warmed(one, plan)
         log = directory / "troubles.log"
         troubles = Troubles(one.engines, one.wires, one.num_up, plan.seed, log)
         began = time.monotonic()
-        async with crowd(one.url, tally) as people:
+        async with crowd(one.url, tally) as people, _yardstick(one, plan) as yardstick:
             half = await _trouble(one, people, troubles, plan, on_progress)
         seconds = time.monotonic() - began
         on_progress("all is well again; resting")
@@ -99,6 +116,13 @@ async def run(plan: Plan, directory: Path, on_progress: OnProgress) -> Result:
         counted = await one.metrics()
         ended = sum(engine.ended_by_itself for engine in one.engines)
         drained, status = await _stopped(one, plan)
+        alarms = alarms_in(one.log.read_text())
+    false = [alarm for alarm in alarms if troubles.history.is_blameless(alarm)]
+    seconds_beyond, wait = longest_beyond(tally.waits, yardstick, troubles.history)
+    if seconds_beyond > BEYOND_SECONDS:
+        tally.show(str(wait))
+    for alarm in false:
+        tally.show(str(alarm))
     return Result(
         seconds=round(seconds, 1),
         seed=plan.seed,
@@ -112,6 +136,14 @@ async def run(plan: Plan, directory: Path, on_progress: OnProgress) -> Result:
         by_kind=dict(tally.asked),
         ends=dict(sorted(tally.ends.items())),
         slowest_ms=round(tally.slowest_ms),
+        longest_wait_s=round(tally.longest, 2),
+        beyond_s=round(seconds_beyond, 2),
+        peaceful={
+            "longest wait in a stream": round(yardstick.longest, 3),
+            "each word of a whole answer": round(yardstick.seconds_a_word, 4),
+        },
+        alarms=by_kind(alarms),
+        false_alarms=len(false),
         troubles={**troubles.done, "engines that ended by themselves": ended},
         sent=int(total(counted, "inferway_upstream_sent_total")),
         crashed=int(total(counted, "inferway_http_crashed_total")),
@@ -126,11 +158,13 @@ async def run(plan: Plan, directory: Path, on_progress: OnProgress) -> Result:
     )
 
 
-def _clients(people: Crowd, number: int, seed: str) -> list[asyncio.Task[None]]:
+def _clients(
+    people: Crowd, number: int, seed: str, yardstick: Yardstick | None = None
+) -> list[asyncio.Task[None]]:
     """Of ten, five chat, two complete, two leave and one reads slowly."""
     tasks = []
     for index in range(number):
-        client = Client(people, f"{seed} {index}")
+        client = Client(people, f"{seed} {index}", yardstick)
         kind = (
             *(client.chatting,) * 5,
             *(client.completing,) * 2,
@@ -139,6 +173,19 @@ def _clients(people: Crowd, number: int, seed: str) -> list[asyncio.Task[None]]:
         )[index % 10]
         tasks.append(asyncio.create_task(kind()))
     return tasks
+
+
+@asynccontextmanager
+async def _yardstick(one: World, plan: Plan) -> AsyncIterator[Yardstick]:
+    """Measures from here to the block's end."""
+    found, tally = Yardstick(), Tally()
+    async with crowd(f"http://{one.peaceful.address}", tally) as people:
+        tasks = _clients(people, _PEACEFUL, f"peaceful {plan.seed}", found)
+        try:
+            yield found
+        finally:
+            people.stop.set()
+            await asyncio.gather(*tasks)
 
 
 async def _warmed(one: World, plan: Plan) -> Taken:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,12 +18,14 @@ import msgspec
 from tests.soak.engines import EngineProcess, Wire
 from tests.soak.gateway import Counts
 
+from inferway_bench.hosts import own_host
 from inferway_bench.processes import free_port
 from inferway_bench.routers import read_metrics, total
 
-# As shipped, but for how long things take: clients.BOUND_SECONDS is more than all of it in a row.
+# As shipped, but for how long things take at the client's end, and breakers. What an engine may
+# take is not limited: that it says nothing must be found out by what it lets hear.
 CONFIG = """
-timeouts: {connect: 1, first_byte: 5, idle_stream: 5, hold_head: 2, request_body: 10, drain: 30}
+timeouts: {hold_head: 2, request_body: 10, drain: 30}
 ejection: {seconds: 0.5, max_seconds: 2}
 flow: {queue_seconds: 10}
 """
@@ -46,7 +48,8 @@ class Taken(msgspec.Struct, frozen=True):
 
 @dataclass
 class World:
-    """`wires` stand before the last engines."""
+    """`wires` stand before the last engines, and the first have hosts of their own. `peaceful`: an
+    engine that the gateway does not know, and that nothing happens to."""
 
     url: str
     process: subprocess.Popen[bytes]
@@ -54,6 +57,7 @@ class World:
     log: Path
     engines: list[EngineProcess]
     wires: list[Wire]
+    peaceful: EngineProcess
 
     @property
     def runs(self) -> bool:
@@ -144,41 +148,54 @@ def more_than(before: Taken, after: Taken) -> dict[str, list[int]]:
 
 
 @asynccontextmanager
-async def world(directory: Path, root: Path, num_engines: int, seed: int) -> AsyncIterator[World]:
-    """All is up when it is entered. The log files stay in `directory`."""
-    engines = [
-        EngineProcess(root, directory / f"engine-{number}.log") for number in range(num_engines)
-    ]
-    wires = [Wire(engine.port) for engine in engines[1:]]
-    try:
-        for engine in engines:
-            engine.start()
-        for wire in wires:
-            await wire.open()
-        ports = [engines[0].port, *(wire.port for wire in wires)]
-        one = _start_gateway(directory, ports, engines, wires, seed)
+async def world(
+    directory: Path, root: Path, num_engines: int, seed: int, *, with_hosts: bool = True
+) -> AsyncIterator[World]:
+    """All is up when it is entered. The log files stay in `directory`. `with_hosts`: the first
+    engine has a host of its own. Raises BenchError."""
+    with own_host() if with_hosts else nullcontext() as host:
+        engines = [
+            EngineProcess(
+                *(root, directory / f"engine-{number}.log"), host=None if number else host
+            )
+            for number in range(num_engines)
+        ]
+        peaceful = EngineProcess(root, directory / "peaceful.log")
+        wires = [Wire(engine.port) for engine in engines[1:]]
         try:
-            await _until_ready(one)
-            yield one
+            for engine in (*engines, peaceful):
+                engine.start()
+            for wire in wires:
+                await wire.open()
+            addresses = [engines[0].address, *(wire.address for wire in wires)]
+            one = _start_gateway(directory, addresses, engines, wires, peaceful, seed)
+            try:
+                await _until_ready(one)
+                yield one
+            finally:
+                if one.runs:
+                    one.process.kill()
+                one.process.wait()
         finally:
-            if one.runs:
-                one.process.kill()
-            one.process.wait()
-    finally:
-        for wire in wires:
-            await wire.close()
-        for engine in engines:
-            engine.kill()
+            for wire in wires:
+                await wire.close()
+            for engine in (*engines, peaceful):
+                engine.kill()
 
 
 def _start_gateway(
-    directory: Path, ports: list[int], engines: list[EngineProcess], wires: list[Wire], seed: int
+    directory: Path,
+    addresses: list[str],
+    engines: list[EngineProcess],
+    wires: list[Wire],
+    peaceful: EngineProcess,
+    seed: int,
 ) -> World:
     port, log = free_port(), directory / "gateway.log"
     (directory / "gateway.yaml").write_text(CONFIG)
     arguments = ["serve", "--config", str(directory / "gateway.yaml"), "--port", str(port)]
-    for engine_port in ports:
-        arguments += ["--engine", f"http://127.0.0.1:{engine_port}"]
+    for address in addresses:
+        arguments += ["--engine", f"http://{address}"]
     arguments += ["--access-log", str(directory / "access.log")]
     counts = directory / "counts.jsonl"
     with log.open("wb") as output:
@@ -189,7 +206,8 @@ def _start_gateway(
             stdout=output,
             stderr=output,
         )
-    return World(f"http://127.0.0.1:{port}", process, counts, log, engines, wires)
+    url = f"http://127.0.0.1:{port}"
+    return World(url, process, counts, log, engines, wires, peaceful)
 
 
 async def _until_ready(one: World) -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import signal
 from typing import Any
 
 import click
@@ -20,6 +19,7 @@ from inferway.kv.blocks.dialects import DEFAULT_SEED
 from inferway.prompts.files.prepare import prepare_smollm2
 from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest
 from inferway.prompts.renderer import Renderer
+from inferway.signals import ENDING, listen
 from inferway.simulator.config import EventsConfig, LatencyModel, SimulatorConfig, TransferConfig
 from inferway.simulator.engine import SimulatedEngine
 from inferway.simulator.rendered import RenderedModel
@@ -331,9 +331,7 @@ async def _run(flags: dict[str, Any]) -> None:
         shaping = ModelSettings(chat_template=flags["chat_template"])
         model = RenderedModel(renderer, key, config.max_model_len, shaping)
         stop = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for sig in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(sig, stop.set)
+        listen(asyncio.get_running_loop(), stop.set, *ENDING)
         async with SimulatedEngine(config, model) as engine:
             click.echo(_ready(engine))
             await stop.wait()

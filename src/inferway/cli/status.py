@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import select
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +24,7 @@ from inferway.cli.command import Command, section
 from inferway.cli.flag import Number, Whole, option
 from inferway.cli.fleet_state import CannotAskError, FleetState, GatewayClient
 from inferway.cli.fleet_table import fleet_table, rates
+from inferway.signals import interrupt_once
 
 
 @click.command(cls=Command)
@@ -80,7 +80,7 @@ def top(
 
     The keys q and Ctrl-C end it. Where the output is no terminal, one table follows another.
     """
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the terminal is restored
+    interrupt_once()  # the terminal is restored
     try:
         looks = _Looks(gateway_client(url_of(words), admin_key_env, ca))
         first = looks.next()

@@ -234,6 +234,11 @@ class Fleet:
         """Ask the engine at once how it is, because a request has just failed there."""
         self.watch.suspect(endpoint.engine)
 
+    def has_others(self, engine: Engine) -> bool:
+        """Return whether other engines that answer serve a model that this one serves."""
+        names = {engine.name}
+        return any(self.table.engines_of(model) - names for model in engine.model_names)
+
     def look_soon(self, engine: Engine) -> None:
         """Ask the engine at once what it is, because it is something else than it has told."""
         self.watch.suspect(engine.name)

@@ -193,6 +193,12 @@ class Forwarding:
         self._events: WholeEvents | None = None  # None: the answer is no SSE stream
         self._begun = False  # its first event has come
         self._timer: asyncio.TimerHandle | None = None
+        self._sent_at = pool.time()
+
+    @property
+    def sent_at(self) -> float:
+        """When the request was last sent to an engine that is to answer it, by the loop's clock."""
+        return self._sent_at
 
     def begin(self, decision: Decision) -> None:
         """Send the request where it was decided."""

@@ -12,6 +12,7 @@ import click
 import msgspec
 import uvloop
 
+from inferway.signals import listen
 from inferway_bench.harness import Benchmark
 from inferway_bench.loading.client import Client, Target
 from inferway_bench.loading.doubts import doubts
@@ -101,7 +102,7 @@ class _LoadRun:
         plan = self.plan
         model = plan.model or await ask_model(self.target)
         stop = asyncio.Event()
-        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop.set)
+        listen(asyncio.get_running_loop(), stop.set, signal.SIGINT)
         found: list[MeasuredLoad] = []
         for number, stage in enumerate(self.stages):
             driven = await self._drive(number, model, stop)
