@@ -7,7 +7,7 @@ from typing import Any
 from inferway.config import EjectionSettings, EngineSettings
 from inferway.fleet.engine import Engine
 from inferway.fleet.outage import Outage, OutageKind
-from inferway.fleet.standing import EngineState, count_states, since, state_of
+from inferway.fleet.standing import EngineStanding, count_states, since, state_of
 from inferway.routing.limits.outlier_detection import OutlierDetection
 
 
@@ -29,19 +29,19 @@ def test_an_outage_has_the_state_of_its_kind_and_begins_when_it_began() -> None:
 def test_one_that_is_well_is_ready_since_it_came_up() -> None:
     well = engine(healthy=True)
 
-    assert state_of(well, OutlierDetection(), 100.0) is EngineState.READY
+    assert state_of(well, OutlierDetection(), 100.0) is EngineStanding.READY
     assert since(well, OutlierDetection(), {}, 100.0) == 50.0
 
 
 def test_one_that_has_not_answered_yet_is_unheard() -> None:
-    assert state_of(engine(), OutlierDetection(), 100.0) is EngineState.UNHEARD
+    assert state_of(engine(), OutlierDetection(), 100.0) is EngineStanding.UNHEARD
 
 
 def test_one_that_is_drained_is_so_whether_it_answers_or_not() -> None:
     standing = OutlierDetection(drained={"e"})
     out = engine(kind=OutageKind.SILENT)
 
-    assert state_of(out, standing, 100.0) is EngineState.DRAINED
+    assert state_of(out, standing, 100.0) is EngineStanding.DRAINED
     assert since(out, standing, {"e": 70.0}, 100.0) == 70.0
 
 
@@ -51,13 +51,13 @@ def test_one_that_fails_is_ejected_since_it_was_put_out() -> None:
         standing.failed("e", now)
     failing = engine(healthy=True)
 
-    assert state_of(failing, standing, 82.0) is EngineState.EJECTED
+    assert state_of(failing, standing, 82.0) is EngineStanding.EJECTED
     assert since(failing, standing, {}, 82.0) == 81.0
     standing.failed("e", 87.0)  # its try, too
     assert since(failing, standing, {}, 88.0) == 81.0
 
 
 def test_every_state_is_counted_without_any_engine_too() -> None:
-    assert count_states([], OutlierDetection(), 0.0) == dict.fromkeys(EngineState, 0)
+    assert count_states([], OutlierDetection(), 0.0) == dict.fromkeys(EngineStanding, 0)
     counts = count_states([engine(healthy=True), engine("f")], OutlierDetection(), 0.0)
-    assert (counts[EngineState.READY], counts[EngineState.UNHEARD]) == (1, 1)
+    assert (counts[EngineStanding.READY], counts[EngineStanding.UNHEARD]) == (1, 1)
