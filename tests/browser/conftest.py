@@ -152,6 +152,11 @@ def many_engines(number: int, tick: int) -> list[EngineRow]:
             name=f"gpu-{place:04d}",
             url=f"http://10.0.{place // 250}.{place % 250}:8000",
             up=place % 97 != 5,
+            state="silent" if place % 97 == 5 else "ready",
+            since=None,
+            outage=None,
+            moved=0,
+            lost=0,
             drained=place % 61 == 3,
             breaker="open" if place % 83 == 7 else "closed",
             role=None,
@@ -169,7 +174,11 @@ def many_engines(number: int, tick: int) -> list[EngineRow]:
             events=tick,
             gaps=0,
             hand_over=None,
-            problems=["it does not answer"] if place % 97 == 5 else [],
+            problems=[],
+            late=None,
+            slow=None,
+            speed=None,
+            times=None,
         )
         for place in range(number)
     ]

@@ -73,10 +73,10 @@ async def stream(fleet: Fleet, *contents: str) -> None:
 async def test_every_view_is_filled(start_fleet: StartFleet, open_tab: OpenTab) -> None:
     _, tab = await busy_page(start_fleet, open_tab)
 
-    await seen(tab, "#link", "Live")
+    await seen(tab, "#link", "Connected")
     await seen(tab, "#fleet", "charlie")
     await seen(tab, "#events", "delta")
-    await seen(tab, "#breakers", "None so far")
+    await seen(tab, "#breakers", "No cache breakers")
     await seen(tab, "#whatif-record", "--record DIR")
     assert await tab.locator("#flow canvas").is_visible()
     assert await tab.locator("#ttft canvas").is_visible()
@@ -145,7 +145,7 @@ async def test_one_logs_in_with_the_key_and_out_again(
     assert not await tab.locator("#board").is_visible()
     await tab.locator("#key").fill("s3cret")
     await tab.keyboard.press("Enter")
-    await seen(tab, "#link", "Live")
+    await seen(tab, "#link", "Connected")
 
     (cookie,) = await tab.context.cookies()
     assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
@@ -172,14 +172,14 @@ async def test_a_broken_link_is_said_and_comes_back(open_tab: OpenTab) -> None:
     await first.start()
     port = first.port
     tab = await open_tab(f"http://127.0.0.1:{port}")
-    await seen(tab, "#link", "Live")
+    await seen(tab, "#link", "Connected")
     await first.close()
     await seen(tab, "#link", "Link lost")
 
     second = Gateway(msgspec.structs.replace(settings, port=port))
     await second.start()
     try:
-        await seen(tab, "#link", "Live")
+        await seen(tab, "#link", "Connected")
         assert tab.faults == []
     finally:
         await second.close()

@@ -57,6 +57,35 @@ def broken(cause: str, in_first_block: int = 0) -> dict[str, Any]:
     }
 
 
+def test_the_alarms_of_a_gateway_are_read_and_an_older_one_tells_none() -> None:
+    async def run(*, tells: bool) -> GatewayReport | None:
+        app = web.Application()
+        app.router.add_get("/admin/traffic", _answering(told()))
+        if tells:
+            app.router.add_get("/admin/alarms", _answering({"alarms": [ALARM]}))
+        async with serving(app) as url:
+            return await ask_gateway(url)
+
+    found, older = asyncio.run(run(tells=True)), asyncio.run(run(tells=False))
+
+    assert found is not None
+    assert found.alarms is not None
+    assert [(each.subject, each.since) for each in found.alarms] == [("e", 12.0)]
+    assert older is not None
+    assert older.error is None
+    assert older.alarms is None
+
+
+ALARM = {"level": "fail", "subject": "e", "evidence": "does not answer", "since": 12.0}
+
+
+def _answering(body: object) -> Any:
+    async def answer(_: web.Request) -> web.Response:
+        return web.json_response(body)
+
+    return answer
+
+
 def test_what_a_gateway_tells_is_read() -> None:
     found = ask(told(with_tools=1, with_inline_system=2))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from pathlib import Path
 from typing import Any, Literal
 
@@ -152,7 +153,16 @@ async def test_an_engine_that_is_not_there_is_told_too(start_fleet: StartFleet) 
 
     await until(is_gone)
     [engine] = await engines(fleet)
-    assert "it does not answer" in engine["problems"]
+    assert engine["problems"][0].startswith("it cannot be reached since ")
+    assert (engine["state"], engine["outage"]["kind"]) == ("unreachable", "unreachable")
+    assert engine["since"] <= time.time()
+    alarms = (await fleet.get("/admin/alarms")).body["alarms"]
+    assert alarms[0]["evidence"] == "no engine answers"
+    assert (alarms[1]["subject"], alarms[1]["evidence"]) == (engine["name"], "cannot be reached")
+    assert "curl -m 5" in alarms[1]["cure"]
+    assert await fleet.metric("inferway_engines", state="unreachable") == 1
+    assert await fleet.metric("inferway_engines", state="ready") == 0
+    assert await fleet.metric("inferway_ready") == 0
 
 
 async def test_it_wants_the_admins_key(

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from dataclasses import replace
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,8 @@ from rich.console import Console
 from tests.integration.conftest import LONG, StartFleet, until
 
 from inferway.cli.fleet_state import EngineState, FleetState, ModelState, TransferState, quantile
-from inferway.cli.fleet_table import fleet_table, rates
+from inferway.cli.fleet_table import fleet_table, local_since, rates
+from inferway.page.alarms import Alarm
 
 INFERWAY = str(Path(sys.executable).parent / "inferway")
 
@@ -122,6 +124,42 @@ async def test_status_exits_1_and_says_why_when_no_engine_answers(
     assert "NOT READY" in done.stdout
     assert "not ready: no engine answers" in done.stdout
     assert " down " in done.stdout
+
+
+def test_forty_engines_that_are_down_are_one_alarm_and_one_line() -> None:
+    alarm = Alarm(
+        *("fail", "40 engines (h:501 to h:540)", "do not answer", "look at the switch"),
+        since=0.0,
+        detail="no answer for 4.1 s",
+    )
+    down = [replace(engine(f"h:{n}"), state="down", outage="silent") for n in range(501, 541)]
+    fleet = replace(state(engine(), *down), alarms=[alarm])
+
+    shown = drawn(fleet, 200)
+
+    assert len(shown) == 6
+    assert "and 40 engines that are down" in shown
+    assert any(
+        line.startswith("40 engines (h:501 to h:540): do not answer since") for line in shown
+    )
+    assert any("fix: look at the switch" in line for line in shown)
+
+
+def test_the_table_says_how_few_engines_are_out_and_for_how_long() -> None:
+    down = replace(engine("h:2"), state="down", outage="stalled", since_seconds=211.0)
+
+    assert [line.split()[1:3] for line in drawn(state(engine(), down), 80)[2:4]] == [
+        ["up", "-"],
+        ["down", "4m"],
+    ]
+    assert "stalled" in drawn(state(engine(), down), 160)[3]
+
+
+def test_since_when_is_said_by_the_readers_clock() -> None:
+    now = datetime(2026, 11, 29, 12, 57, 42, tzinfo=timezone(timedelta(hours=1)))
+
+    assert local_since(now.timestamp() - 12, now) == "since 12:57:30 (12 s)"
+    assert local_since(now.timestamp() - 86_400, now) == "since 2026-11-28 12:57:42 (1 d)"
 
 
 def test_the_table_shows_who_hands_blocks_to_whom_where_anybody_does() -> None:

@@ -148,13 +148,13 @@ def test_a_hub_knows_what_its_workers_have_told() -> None:
     fleet = Fellows("a", "b")
     fleet.answer(40, {"a": 0.3, "b": 2.4})
     fleet.plugin.learning.backlog.add(QueuedRequest(0, 500.0, 60.0), fleet.now - 30)
-    answers = [("inferway_ttft_prediction_error_count", {"engine": name}, 40.0) for name in "ab"]
+    answers = [("inferway_ttft_prediction_error_count", {"engine": name}, 5.0) for name in "ab"]
     moved = ("inferway_outage_requests_moved", {"engine": "a"}, 2.0)
     families = [*fleet.plugin.families(), *fleet.speeds.families()]
     told = [(s.name, s.labels, s.value) for family in families for s in family.samples]
     hub = EngineSpeeds(fleet.engines, [ExpectedTtft()], lambda: fleet.now)
 
-    hub.heard = told_by([[*told, *answers, moved], [*told, moved]])
+    hub.heard = told_by([[*told, *answers, moved], [*told, *answers, moved]])
 
     assert [each.name for each in fleet.engines if hub.slow(each) is not None] == ["b"]
     late = hub.late(fleet.engines[0], 0.0)

@@ -25,7 +25,7 @@ _COLORS = {
     **dict.fromkeys(("unreachable", "silent", "stalled", "invalid"), "red"),
 }
 _LEVELS = {"fail": "red", "warn": "yellow", "info": "cyan"}
-_MOST_DOWN = 3  # that have a line of their own
+_MOST_DOWN = 8  # that have a line each
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def _alarm(alarm: Alarm) -> Text:
     words = alarm.said(lambda since: local_since(since, now))
     text = Text(f"{alarm.subject}: {words}", _LEVELS.get(alarm.level, ""))
     if alarm.cure:
-        text.append(f"\n  cure: {alarm.cure}", "dim")
+        text.append(f"\n  fix: {alarm.cure}", "dim")
     if alarm.see:
         text.append(f"\n  {alarm.see}", "dim")
     return text

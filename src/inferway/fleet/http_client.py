@@ -7,6 +7,7 @@ to.
 
 from __future__ import annotations
 
+import os
 import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -66,7 +67,17 @@ def upstream_errors(url: str, late: str = "in time") -> Iterator[None]:
     except (aiohttp.ClientError, OSError) as e:
         if isinstance(e, aiohttp.ClientConnectorSSLError) and _is_plain(e.os_error):
             raise UpstreamError(f"{url}: {PLAIN_HTTP}") from e
-        raise UpstreamError(f"{url}: {str(e) or type(e).__name__}") from e
+        raise UpstreamError(f"{url}: {_said(e)}") from e
+
+
+def _said(error: Exception) -> str:
+    """What the system says of a connection that did not come about, without aiohttp's words."""
+    if isinstance(error, aiohttp.ClientConnectorError) and not isinstance(
+        error, aiohttp.ClientSSLError
+    ):
+        number = error.os_error.errno
+        return os.strerror(number) if number and number > 0 else str(error.os_error.strerror)
+    return str(error) or type(error).__name__
 
 
 def _is_plain(error: OSError) -> bool:

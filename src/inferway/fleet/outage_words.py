@@ -18,15 +18,16 @@ _PAGES = {
 # What to do first: two steps for each kind, of which the first is a command where one helps.
 _STEPS = {
     OutageKind.UNREACHABLE: (
-        "does the process run (kubectl get pod, systemctl status)? If not, its log says why it"
-        " ended; start it",
-        "if it runs, try from this machine: curl -m 5 {url}/health; then host, port or a firewall"
-        " are wrong",
+        "see whether the process runs (kubectl get pod, systemctl status); if not, its log says"
+        " why it ended: start it",
+        "if it runs, try from this machine: curl -m 5 {url}/health; host, port or a firewall are"
+        " wrong",
     ),
     OutageKind.SILENT: (
-        "try from this machine: curl -m 5 {url}/health; if that hangs too, does the node answer"
-        " (ping, kubectl get node)?",
-        "if so, the process stands still: see where (py-spy dump, dmesg), and restart it",
+        "try from this machine: curl -m 5 {url}/health; if that hangs too, ask its node (ping,"
+        " kubectl get node)",
+        "if the node answers, the process stands still: see where (py-spy dump, dmesg), and"
+        " restart it",
     ),
     OutageKind.STALLED: (
         "look at the GPUs (nvidia-smi; dmesg for Xid errors) and at the end of the engine's log",

@@ -12,7 +12,7 @@ from inferway.routing.limits.circuit_breaker import BreakerState
 from inferway.routing.limits.outlier_detection import OutlierDetection
 
 
-class EngineState(StrEnum):
+class EngineStanding(StrEnum):
     """The states of an engine; it is in one of them. Those that an outage puts it in have the names
     of `OutageKind`."""
 
@@ -26,16 +26,16 @@ class EngineState(StrEnum):
     DRAINED = "drained"  # by an operator, whether it answers or not
 
 
-def state_of(engine: Engine, standing: OutlierDetection, now: float) -> EngineState:
+def state_of(engine: Engine, standing: OutlierDetection, now: float) -> EngineStanding:
     """Return the engine's state. `now`: by the clock of the failover, as in `since`."""
     if engine.name in standing.drained:
-        return EngineState.DRAINED
+        return EngineStanding.DRAINED
     if not engine.healthy:
         outage = engine.outage
-        return EngineState.UNHEARD if outage is None else EngineState(outage.kind.value)
+        return EngineStanding.UNHEARD if outage is None else EngineStanding(outage.kind.value)
     if standing.state(engine.name, now) is not BreakerState.CLOSED:
-        return EngineState.EJECTED
-    return EngineState.READY
+        return EngineStanding.EJECTED
+    return EngineStanding.READY
 
 
 def since(
@@ -44,9 +44,9 @@ def since(
     """Return when the engine came into its state, by `time.monotonic`; None if that is not
     known."""
     state = state_of(engine, standing, now)
-    if state is EngineState.DRAINED:
+    if state is EngineStanding.DRAINED:
         return drained_since.get(engine.name)
-    if state is EngineState.EJECTED:
+    if state is EngineStanding.EJECTED:
         return standing.breakers[engine.name].since
     if engine.outage is not None:
         return engine.outage.since
@@ -55,7 +55,7 @@ def since(
 
 def count_states(
     engines: Iterable[Engine], standing: OutlierDetection, now: float
-) -> dict[EngineState, int]:
+) -> dict[EngineStanding, int]:
     """Return how many engines are in each state; every state is there."""
     found = Counter(state_of(engine, standing, now) for engine in engines)
-    return {state: found[state] for state in EngineState}
+    return {state: found[state] for state in EngineStanding}

@@ -14,7 +14,7 @@ import msgspec
 
 from inferway.fleet.outage import WORDS, OutageKind
 from inferway.fleet.outage_words import ALERTS, effect, page_of, steps
-from inferway.fleet.standing import EngineState
+from inferway.fleet.standing import EngineStanding
 from inferway.routing.limits.outlier_detection import Affected
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def _outages(rows: Sequence[EngineRow]) -> Iterator[Alarm]:
     for state, those in sorted(out.items(), key=lambda item: -len(item[1])):
         those = sorted(those, key=lambda row: _natural(row.name))
         names = [row.name for row in those]
-        if state == EngineState.UNHEARD:
+        if state == EngineStanding.UNHEARD:
             words = "has not answered yet" if len(names) == 1 else "have not answered yet"
             cure = "see whether it runs, and whether its URL is right; it is asked again and again"
             yield Alarm("fail", named(names), words, cure, see=f"{ALERTS}#inferwayenginedown")
@@ -151,7 +151,7 @@ def _effect(rows: Sequence[EngineRow]) -> str:
 def _faults(rows: Sequence[EngineRow]) -> Iterator[Alarm]:
     """Those that have failed too often, and what engines tell that cannot be used. Those that say
     the same are one alarm."""
-    ejected = [row for row in rows if row.state == EngineState.EJECTED]
+    ejected = [row for row in rows if row.state == EngineStanding.EJECTED]
     if ejected:
         cure = "its own log says why it fails; it gets requests again by itself once it answers"
         words = "failed too often and gets no requests for now"

@@ -38,7 +38,7 @@ class EngineRow(msgspec.Struct, frozen=True):
     name: str
     url: str
     up: bool
-    state: str  # fleet.standing.EngineState
+    state: str  # fleet.standing.EngineStanding
     since: float | None  # Unix time at which it came into that state
     outage: OutageRow | None
     moved: int  # requests that others took over, of its last outage

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import median
 
 import msgspec
@@ -21,7 +21,7 @@ from inferway.metrics import Family, gauge
 from inferway.model import ROLE
 from inferway.routing.limits.outlier_detection import Affected
 from inferway.scheduling.expected_ttft.costs import KNOWN_AFTER
-from inferway.scheduling.expected_ttft.learning import FIXED, OWN, PAIRS, RUNNING
+from inferway.scheduling.expected_ttft.learning import FIXED, OWN, PAIRS, RUNNING, TTFT_FEATURES
 from inferway.scheduling.expected_ttft.plugin import ExpectedTtft
 
 MOST_SCATTER = 0.7  # of an engine's times about what is expected of it: twice or half as long
@@ -33,12 +33,13 @@ LOOK_SECONDS = 2.0  # between two looks at what was learned
 
 USUAL_TOKENS = 500.0  # of a prompt, where it is not known how many most have
 _MOVED, _LOST = "inferway_outage_requests_moved", "inferway_outage_requests_lost"
-_NUMBERS = {
-    "inferway_ttft_prediction_error_count": "answers",
-    "inferway_engine_first_tokens_waiting": "requests",
-    "inferway_engine_first_token_wait_seconds": "wait",
-    "inferway_engine_first_token_expected_seconds": "expected",
-}
+_COSTS, _ANSWERS = "inferway_expected_cost_seconds", "inferway_ttft_prediction_error_count"
+_SUMS = frozenset({_MOVED, _LOST, _ANSWERS})
+_WAITS = (
+    "inferway_engine_first_tokens_waiting",
+    "inferway_engine_first_token_wait_seconds",
+    "inferway_engine_first_token_expected_seconds",
+)
 _MANY = 16  # fellows, whose median is that of all: one engine does not change it
 _ENGINE = ["engine"]
 # Labels whose names have one of these words say what an engine runs on.
@@ -229,45 +230,44 @@ Sample = tuple[str, Mapping[str, str], float]  # its name, its labels, its value
 
 def told_by(processes: Sequence[Iterable[Sample]]) -> Told:
     """Return what other processes know, from the samples of their /metrics. They tell each other
-    what they learn: what the first one says counts. What outages did to requests is added up."""
-    first, affected = Told(), Counter[tuple[str, str]]()
-    for samples in map(list, processes):
-        if not first.speeds:
-            first = _learned_by(samples)
+    what they learn and what waits: what the first one says counts. Each counts its own answers, and
+    what outages did to its own requests: those are added up."""
+    costs: dict[tuple[str, str], float] = {}
+    waits: dict[tuple[str, str], float] = {}
+    sums: Counter[tuple[str, str]] = Counter()
+    for samples in processes:
         for name, labels, value in samples:
-            if name in (_MOVED, _LOST):
-                affected[labels["engine"], name] += int(value)
-    names = {engine for engine, _ in affected}
-    return replace(
-        first,
-        affected={name: Affected(affected[name, _MOVED], affected[name, _LOST]) for name in names},
+            if name == _COSTS:
+                costs.setdefault((labels["engine"], labels["of"]), value * 1000)
+            elif name in _WAITS:
+                waits.setdefault((labels["engine"], name), value)
+            elif name in _SUMS:
+                sums[labels["engine"], name] += int(value)
+    return Told(
+        {
+            engine: _speed_told(engine, costs)
+            for engine in {engine for engine, _ in costs}
+            if sums[engine, _ANSWERS] >= KNOWN_AFTER
+        },
+        {
+            engine: Wait(
+                int(waits.get((engine, _WAITS[0]), 0)),
+                *(waits.get((engine, name), 0.0) for name in _WAITS[1:]),
+            )
+            for engine in {engine for engine, _ in waits}
+        },
+        {
+            engine: Affected(sums[engine, _MOVED], sums[engine, _LOST])
+            for engine in {engine for engine, _ in sums}
+        },
     )
 
 
-def _learned_by(samples: Iterable[Sample]) -> Told:
-    """Of one process, without what outages did."""
-    costs: dict[str, dict[str, float]] = {}
-    numbers: dict[str, dict[str, float]] = {}
-    for name, labels, value in samples:
-        if name == "inferway_expected_cost_seconds":
-            costs.setdefault(labels["engine"], {})[labels["of"]] = value * 1000
-        elif name in _NUMBERS:
-            numbers.setdefault(labels["engine"], {})[_NUMBERS[name]] = value
-    speeds = {
-        engine: Speed(
-            _prompt_token_ms(
-                of["ttft_fixed"], of["ttft_own_token"], of["ttft_token_pair"], USUAL_TOKENS
-            ),
-            None,  # how many answers have said how long they are is not told
-        )
-        for engine, of in costs.items()
-        if numbers.get(engine, {}).get("answers", 0.0) >= KNOWN_AFTER
-    }
-    waits = {
-        engine: Wait(int(of.get("requests", 0)), of.get("wait", 0.0), of.get("expected", 0.0))
-        for engine, of in numbers.items()
-    }
-    return Told(speeds, waits)
+def _speed_told(engine: str, costs: Mapping[tuple[str, str], float]) -> Speed:
+    """How long answers are is not told, and so nothing of their tokens."""
+    parts = [TTFT_FEATURES[part] for part in (FIXED, OWN, PAIRS)]
+    fixed, own, pair = [costs.get((engine, part), 0.0) for part in parts]
+    return Speed(_prompt_token_ms(fixed, own, pair, USUAL_TOKENS), None)
 
 
 def _learned(plugin: ExpectedTtft) -> dict[str, Speed]:

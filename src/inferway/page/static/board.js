@@ -52,10 +52,10 @@ export function showFigures(state) {
   const up = engines.filter((row) => row.up).length;
   const { p50, p95 } = state.firstToken;
   const flying = engines.reduce((total, row) => total + row.in_flight, 0);
-  const waiting = engines.reduce((total, row) => total + row.waiting, 0);
+  const waiting = engines.reduce((total, row) => total + (row.up ? row.waiting : 0), 0);
   figure("rate", "Requests a second", (requests / 60).toFixed(requests < 600 ? 1 : 0), `${number(requests)} in the last minute`);
-  figure("failed", "Failed", requests ? share(failed / requests) : "–", failed ? `${number(failed)} of ${number(requests)} in the last minute` : "none in the last minute", failed > 0);
-  figure("flying", "In flight", number(flying), "not answered to the end");
+  figure("failed", "Failed", requests ? share(failed / requests) : "–", failed ? `${number(failed)} of ${number(requests)}` : "none in the last minute", failed > 0);
+  figure("flying", "In flight", number(flying), "not ended yet");
   figure("waiting", "Waiting", number(waiting + state.queued), `${number(waiting)} in engines, ${number(state.queued)} here`);
   figure("first", "First token, p95", milliseconds(p95), p50 === null ? "none in the last minute" : `median ${milliseconds(p50)}`);
   figure("cached", "Taken from caches", prompt ? percent(delivered / prompt) : "–", prompt ? cached(reachable / prompt, unseen / prompt) : "none in the last minute");
