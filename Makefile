@@ -4,8 +4,12 @@
 
 .DEFAULT_GOAL := help
 
+# Where it is installed; `make test VENV=.venv-newest PYTHON=python3.13` tests another Python beside it.
+VENV ?= .venv
+export VENV
+
 # Tests start hundreds of processes; to compile every module anew in each takes most of their time.
-PYTEST := PYTHONDONTWRITEBYTECODE= .venv/bin/pytest
+PYTEST := PYTHONDONTWRITEBYTECODE= $(VENV)/bin/pytest
 .PHONY: help demo detect-python check test test-slow test-tools wheel browser ray envoy kube helm fleet fleet-full newest-vllm hostile fidelity bench performance chaos fuzz resources floods soak beliefs clean
 
 help:  ## this list
@@ -100,7 +104,7 @@ bench-%:
 	@if [ $* = ray ]; then ./scripts/install_ray.sh; fi
 	$(if $(filter ray,$*),.venv-ray/bin/python .venv/bin/inferway,.venv/bin/inferway) bench $* $(ARGS)
 
-performance:  ## every table and picture of docs/benchmarks anew, from docs/results
+performance:  ## every table and picture of docs/benchmarks anew, from docs/results; lists how old each result is
 	@./scripts/install.sh dev
 	.venv/bin/inferway bench docs docs
 
@@ -129,5 +133,5 @@ beliefs:  ## whether a belief of an engine's cache is ever too high, after round
 	.venv/bin/python -m tests.soak.beliefs $(ARGS)
 
 clean:  ## removes .venv and every cache; keeps .venv-vllm* and the models in ~/.cache/inferway
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist src/*.egg-info */src/*.egg-info
+	rm -rf .venv .venv-newest .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist src/*.egg-info */src/*.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -3,13 +3,17 @@
 #
 #   detect_python.sh           says which and why, or what is missing and the cure (exit 1)
 #   detect_python.sh --path    prints its path alone; the complaint, if any, goes to stderr
+#   detect_python.sh --oldest  prints the path of a Python of the oldest version that pyproject.toml
+#                              claims, for .ci/run
+#   detect_python.sh --newest  the same for the newest version
 #
 # Looks through PATH for python3, then python3.11 and newer; takes the first that is new enough
-# and can make a virtual environment. PYTHON=/path/to/python takes that one or fails.
+# and can make a virtual environment; for a version of its own also through pyenv's. PYTHON=/path/to/python takes that one or fails.
 # Only shell built-ins are used: nothing but a Python needs to be on PATH.
 set -eu
 
 MIN_MINOR=11
+MAX_MINOR=13
 NAMES='python3 python3.11 python3.12 python3.13 python3.14'
 HERE=$(cd "${0%/*}/.." && pwd -P)
 
@@ -34,11 +38,16 @@ candidates() {
         IFS=:
         for directory in $PATH; do
             # Our own .venv may be active, and about to be made anew.
-            [ "$directory" = "$HERE/.venv/bin" ] && continue
+            case $directory in "$HERE"/.venv*/bin) continue ;; esac
             [ -x "$directory/$name" ] && echo "$directory/$name"
         done
         unset IFS
     done
+    [ -n "$only" ] || return 0
+    for path in "${PYENV_ROOT:-${HOME:-}/.pyenv}/versions/3.$only".*/bin/python3; do
+        [ -x "$path" ] && echo "$path"
+    done
+    return 0
 }
 
 new_enough() {
@@ -48,8 +57,12 @@ new_enough() {
     [ "$major" -gt 3 ] || { [ "$major" -eq 3 ] && [ "$minor" -ge "$MIN_MINOR" ]; }
 }
 
+is_wanted() {
+    [ -z "$only" ] || case $1 in "3.$only".*) ;; *) return 1 ;; esac
+}
+
 found() {
-    if [ "$mode" = --path ]; then
+    if [ -n "$mode" ]; then
         echo "$1"
     else
         echo "$1 (Python $2): the first on PATH that is 3.$MIN_MINOR or newer and has venv"
@@ -58,6 +71,12 @@ found() {
 }
 
 complain() {
+    if [ -n "$only" ]; then
+        echo "no Python 3.$only that can make a virtual environment, which pyproject.toml claims: looked for" \
+            "python3.$only and python3 on PATH, and for pyenv's"
+        echo "cure: apt-get install python3.$only python3.$only-venv where Debian has it, or pyenv install 3.$only"
+        return
+    fi
     echo "no Python 3.$MIN_MINOR or newer that can make a virtual environment"
     [ -z "${PYTHON:-}" ] || echo "PYTHON=$PYTHON was asked for, so no other was tried"
     [ -z "$passed_over" ] || echo "passed over:$passed_over"
@@ -67,6 +86,12 @@ complain() {
 }
 
 mode=${1:-}
+only='' # the minor version that is wanted, and no other
+case $mode in
+    --oldest) only=$MIN_MINOR ;;
+    --newest) only=$MAX_MINOR ;;
+esac
+[ -z "$only" ] || NAMES="python3.$only python3" PYTHON=
 passed_over='' # ran, and why not
 silent=''      # did not run: a pyenv shim without a version behind it, mostly
 without_venv=''
@@ -82,6 +107,9 @@ while IFS= read -r path; do
     if ! new_enough "$version"; then
         passed_over="$passed_over
   $path: $version is older than 3.$MIN_MINOR"
+    elif ! is_wanted "$version"; then
+        passed_over="$passed_over
+  $path: $version is not 3.$only"
     elif [ -n "$lacks" ]; then
         passed_over="$passed_over
   $path: $version lacks $lacks"
@@ -94,7 +122,7 @@ done <<CANDIDATES
 $(candidates)
 CANDIDATES
 
-if [ "$mode" = --path ]; then
+if [ -n "$mode" ]; then
     complain >&2
 else
     complain

@@ -12,6 +12,9 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
+
+PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def open_terminal() -> int | None:
@@ -27,19 +30,29 @@ def run_in_foreground(command: list[str], terminal: int) -> int:
     """Run `command` in front; its exit status, 128 + signal if a signal ended it."""
 
     def take_terminal() -> None:  # in the child, before it can say that it runs
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
         signal.signal(signal.SIGTTOU, signal.SIG_IGN)
         os.tcsetpgrp(terminal, os.getpid())
         signal.signal(signal.SIGTTOU, signal.SIG_DFL)
 
     ours = os.getpgrp()
+    signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)  # until there is a child to pass them to
     child = subprocess.Popen(command, process_group=0, preexec_fn=take_terminal)
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # taking the terminal back must not stop us
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda received, _: os.kill(child.pid, received))
+
+    def pass_on(number: int, _: object) -> None:
+        with suppress(ProcessLookupError):  # it has just ended
+            os.kill(child.pid, number)
+
+    for number in PASSED_ON:
+        signal.signal(number, pass_on)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
     while True:
         _, status = os.waitpid(child.pid, os.WUNTRACED)
         os.tcsetpgrp(terminal, ours)
         if not os.WIFSTOPPED(status):
+            for number in PASSED_ON:
+                signal.signal(number, signal.SIG_IGN)  # the status is the child's
             child.returncode = os.waitstatus_to_exitcode(status)
             return child.returncode if child.returncode >= 0 else 128 - child.returncode
         os.kill(0, signal.SIGSTOP)  # Ctrl-Z: make stops as well, and all resume together

@@ -1,5 +1,6 @@
 #!/bin/sh
 # Makes .venv and installs this checkout into it, editable. Does nothing if that is done already.
+# VENV=… names another directory of this checkout, for another Python beside it.
 #
 #   install.sh run    what `inferway` needs
 #   install.sh dev    that, inferway-bench, and what checks and tests need
@@ -10,14 +11,15 @@ set -eu
 what=$1
 cd "$(dirname "$0")/.."
 here=$(pwd -P) # as venv writes it, however we were reached
-stamp=.venv/.installed # what was installed, and from which pyproject.toml
-log=$here/.venv/install.log
+venv=${VENV:-.venv}
+stamp=$venv/.installed # what was installed, and from which pyproject.toml
+log=$here/$venv/install.log
 pyproject=$(cat pyproject.toml */pyproject.toml | cksum)
 
 # Does .venv run, is it new enough, and was it made in this very directory?
 venv_is_sound() {
-    PYTHON="$here/.venv/bin/python" ./scripts/detect_python.sh --path >/dev/null 2>&1 &&
-        grep -qF "$here/.venv/" .venv/bin/pip 2>/dev/null
+    PYTHON="$here/$venv/bin/python" ./scripts/detect_python.sh --path >/dev/null 2>&1 &&
+        grep -qF "$here/$venv/" "$venv/bin/pip" 2>/dev/null
 }
 
 is_installed() {
@@ -28,10 +30,10 @@ is_installed() {
 
 if ! venv_is_sound; then
     python=$(./scripts/detect_python.sh --path)
-    [ ! -e .venv ] || echo "replacing .venv: its Python is gone, too old, or belongs to another directory"
-    rm -rf .venv
-    mkdir .venv
-    step "making .venv with $python" "$python" -m venv .venv
+    [ ! -e "$venv" ] || echo "replacing $venv: its Python is gone, too old, or belongs to another directory"
+    rm -rf "$venv"
+    mkdir "$venv"
+    step "making $venv with $python" "$python" -m venv "$venv"
 fi
 is_installed && exit 0
 
@@ -40,5 +42,5 @@ set -- --editable ./structured --editable .
 rm -f "$stamp"
 : >"$log"
 step "installing inferway ($what) and its dependencies" \
-    .venv/bin/python -m pip install --disable-pip-version-check "$@"
+    "$venv/bin/python" -m pip install --disable-pip-version-check "$@"
 echo "$what $pyproject" >"$stamp"

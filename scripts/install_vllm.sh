@@ -40,7 +40,7 @@ choose_python() {
         fi
     done
     echo "vLLM needs a CPython 3.11 (or up to 3.14) with venv; tried ${INFERWAY_VLLM_PYTHON:-python3.11,\
- .venv, python3, python3.12, python3.13}; cure: apt-get install python3.11 python3.11-venv, or" \
+ .venv, python3, python3.12, python3.13}; fix: apt-get install python3.11 python3.11-venv, or" \
         "INFERWAY_VLLM_PYTHON=/path/to/python3.11" >&2
     return 1
 }
@@ -54,7 +54,7 @@ pip() {
 install_torch() {
     pip install "torch==$TORCH" || pip install --index-url "$WHEELS_OF_TORCH" "torch==$TORCH" || {
         echo "no torch $TORCH for $("$venv/bin/python" --version): neither pip's own sources nor" \
-            "$WHEELS_OF_TORCH has it; cure: a CPython 3.11 as INFERWAY_VLLM_PYTHON, or an index" \
+            "$WHEELS_OF_TORCH has it; fix: a CPython 3.11 as INFERWAY_VLLM_PYTHON, or an index" \
             "that has it as PIP_EXTRA_INDEX_URL"
         return 1
     }

@@ -1,4 +1,4 @@
-"""What it spares a vLLM engine to get its prompts as token ids (docs/performance.md):
+"""What it spares a vLLM engine to get its prompts as token ids (docs/fidelity.md):
 `.venv/bin/python scripts/tokens_once_cost.py ENGINE_URL PID MODEL`, PID being its API server's.
 
 Two gateways stand in front of it: one sends ids, one does not. They take turns with the same

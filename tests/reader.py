@@ -3,7 +3,8 @@
 A block of `sh` or `python` is run; one of `text` is what the block before it prints. A block that
 starts `inferway simulate`, `serve` or `epp` gets a terminal of its own, in which it goes on, and
 `# Ctrl-C in the terminal of port N` ends it. Documents write fixed ports; each is replaced by a
-free one wherever it stands, and only here.
+free one wherever it stands, and only here. What cannot be run on any machine is listed, with the
+reason.
 """
 
 from __future__ import annotations
@@ -29,10 +30,39 @@ CTRL_C = re.compile(r"^# Ctrl-C in the terminal of port (\d+)$")
 PORT = re.compile(
     r"(?:--(?:admin-)?port |127\.0\.0\.1:|tcp://\*:|the terminal of port )(\d{4,5})\b"
 )
+DEFAULT_PORT = "8080"  # where a command has no --port
 FIGURE = re.compile(r"\d+(?:\.\d+)?")
-# Simulated engines on the same ports stand for vLLM; its flags are read by its own parser in
-# tests/engines. A test of the wheel installs it. `make demo` and `make test` are tested elsewhere.
-NOT_RUN = ("vllm serve", "pip install", "make ", "kubectl ", "helm ", "docker ", "podman ")
+VARIABLES = re.compile(r"(?:\w+=\S+ )*")  # that stand before a command
+# How a block that is not run begins -> why not.
+NOT_RUN = {
+    "vllm serve": "needs vLLM; simulated engines stand for it, and tests/engines reads its flags",
+    "dotvllm": "needs vLLM; tests/engines/test_structured.py starts it",
+    "pip install nixl": "needs two machines with GPUs",
+    "pip install": "needs a package index; tests/wheel/test_recipes.py runs it",
+    "make ": "tests/test_makefile.py, and the tests that it runs",
+    "kubectl ": "needs a cluster",
+    "helm ": "needs a cluster; tests/deploy renders the chart",
+    "docker ": "needs a container engine",
+}
+# The same of single blocks, by their document.
+NOT_RUN_HERE = {
+    ("bench/README.md", "inferway bench"): "takes minutes; tests/wheel runs each command",
+    ("docs/configuration.md", "git clone"): "needs a network, and takes half an hour",
+    (
+        "docs/deploy.md",
+        "sudo ",
+    ): "needs root and systemd; tests/wheel/test_recipes.py replaces both",
+    ("docs/endpoint-picker.md", "inferway simulate"): "needs Envoy; tests/envoy starts it so",
+    ("docs/endpoint-picker.md", "curl"): "needs Envoy; tests/envoy asks it so",
+    ("docs/flow-control.md", "curl"): "needs names of the reader's; guides/engine-dies.md drains",
+    ("docs/load.md", "inferway bench"): "takes nine minutes and more; tests/wheel runs a short one",
+    ("docs/redis.md", "redis-server"): "needs a machine of that address; tests/integration has one",
+    ("docs/scale.md", "inferway serve --config"): "needs a file of the reader's",
+    ("docs/guides/explain.md", "inferway explain --missed --text"): "needs an admin key; "
+    "tests/integration/test_record_pages.py has one",
+    ("docs/guides/what-if.md", "inferway serve"): "writes to /var/lib",
+    ("docs/guides/what-if.md", "inferway what-if"): "needs recorded hours; bench/tests/whatif",
+}
 
 
 @dataclass(frozen=True)
@@ -42,22 +72,37 @@ class Block:
     place: int
     language: str
     text: str
+    document: str  # its path in the checkout
 
     @cached_property
     def is_server(self) -> bool:
-        return self.language == "sh" and SERVER.match(self.text) is not None
+        is_one = self.language == "sh" and SERVER.match(self.text) is not None
+        return is_one and self.why_not is None
 
     @cached_property
     def is_run(self) -> bool:
         """To its end, so that it prints something."""
-        is_command = self.language in ("sh", "python") and not self.text.startswith(NOT_RUN)
+        is_command = self.language in ("sh", "python") and self.why_not is None
         return is_command and not self.is_server and self.ends is None
+
+    @cached_property
+    def why_not(self) -> str | None:
+        """Why nobody runs it; None if somebody does."""
+        command = VARIABLES.sub("", self.text, count=1)
+        here = {begin: why for (doc, begin), why in NOT_RUN_HERE.items() if doc == self.document}
+        found = [why for begin, why in (here | NOT_RUN).items() if command.startswith(begin)]
+        return found[0] if found else None
 
     @cached_property
     def ends(self) -> str | None:
         """The port of the server that it ends."""
         match = CTRL_C.match(self.text.strip())
         return match[1] if match else None
+
+    @cached_property
+    def port(self) -> str:
+        """On which a server listens, as written."""
+        return self.option("--port") if "--port " in self.text else DEFAULT_PORT
 
     def option(self, name: str) -> str:
         """What the command is given for `name`."""
@@ -67,7 +112,8 @@ class Block:
 
 def blocks(document: Path) -> list[Block]:
     found = re.findall(r"^```(\w*)\n(.*?)^```", document.read_text(), re.M | re.S)
-    return [Block(place, language, text) for place, (language, text) in enumerate(found)]
+    name = document.relative_to(ROOT).as_posix()
+    return [Block(place, language, text, name) for place, (language, text) in enumerate(found)]
 
 
 def shape(text: str) -> str:
@@ -93,16 +139,20 @@ class Reader:
     def ports(self) -> dict[str, str]:
         """As written -> as it is."""
         text = "\n".join(block.text for block in self.blocks)
-        return {written: str(free_port()) for written in dict.fromkeys(PORT.findall(text))}
+        written = dict.fromkeys([*PORT.findall(text), DEFAULT_PORT])
+        return {each: str(free_port()) for each in written}
 
     def type_all(self) -> None:
         for block in self.blocks:
-            if block.is_server:
-                self._start(block)
-            elif block.ends is not None:
-                self._end(self._servers.pop(self.ports[block.ends]))
-            elif block.is_run:
-                self.printed[block] = self._run(block)
+            self.type(block)
+
+    def type(self, block: Block) -> None:
+        if block.is_server:
+            self._start(block)
+        elif block.ends is not None:
+            self._end(self._servers.pop(self.ports[block.ends]))
+        elif block.is_run:
+            self.printed[block] = self._run(block)
 
     def shown(self) -> list[tuple[str, str]]:
         """Each block of `text`, and what the block before it has printed."""
@@ -111,7 +161,8 @@ class Reader:
 
     def _here(self, text: str) -> str:
         def replaced(match: re.Match[str]) -> str:
-            return match[0].removesuffix(match[1]) + self.ports[match[1]]
+            port = self.ports.setdefault(match[1], str(free_port()))
+            return match[0].removesuffix(match[1]) + port
 
         return PORT.sub(replaced, text)
 
@@ -125,14 +176,14 @@ class Reader:
         process = subprocess.Popen(
             ["bash", "-c", text],
             cwd=self.directory,
-            env=_environment(),
+            env=self._environment(),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
         )
         self.stack.callback(self._end, process)
-        self._servers[self.ports[block.option("--port")]] = process
+        self._servers[self.ports[block.port]] = process
         assert process.stdout is not None
         output = ""
         for line in process.stdout:
@@ -158,7 +209,7 @@ class Reader:
         done = subprocess.run(
             [*interpreter, self._here(block.text)],
             cwd=self.directory,
-            env=_environment(),
+            env=self._environment(),
             capture_output=True,
             text=True,
             timeout=120,
@@ -167,6 +218,11 @@ class Reader:
         assert done.returncode == 0, f"{block.text}\n{done.stdout}\n{done.stderr}"
         return self._as_written(done.stdout)
 
-
-def _environment() -> dict[str, str]:
-    return {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
+    def _environment(self) -> dict[str, str]:
+        """The tester's own, but for a home that is empty, and the port of servers without one."""
+        return {
+            **os.environ,
+            "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+            "HOME": str(self.directory),
+            "INFERWAY_PORT": self.ports[DEFAULT_PORT],
+        }

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ SRC = Path(__file__).parents[1] / "src" / "inferway"
 ROOMS = [
     "errors",
     "model",
+    "signals",
     "tasks",
     "metrics",
     "config",
@@ -91,17 +93,35 @@ def room_of(module: str) -> str:
     return max(rooms, key=len)
 
 
-def imports(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text())):
+@cache
+def imports(path: Path) -> frozenset[str]:
+    return frozenset(_imports(_nodes(path)))
+
+
+@cache
+def names_imported_from(path: Path) -> frozenset[str]:
+    """Each with its module before it."""
+    froms = [node for node in _nodes(path) if isinstance(node, ast.ImportFrom)]
+    return frozenset(f"{node.module}.{alias.name}" for node in froms for alias in node.names)
+
+
+@cache
+def _nodes(path: Path) -> list[ast.Import | ast.ImportFrom]:
+    nodes = ast.walk(ast.parse(path.read_text()))
+    return [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
+def _imports(nodes: list[ast.Import | ast.ImportFrom]) -> Iterator[str]:
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
-            assert node.module is not None
-            if node.module == "inferway":
-                yield from (f"inferway.{alias.name}" for alias in node.names)
-            else:
-                yield node.module
+            continue
+        assert node.level == 0, "relative import"
+        assert node.module is not None
+        if node.module == "inferway":
+            yield from (f"inferway.{alias.name}" for alias in node.names)
+        else:
+            yield node.module
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SRC)))
@@ -150,14 +170,7 @@ def test_counters_are_plain_integers_that_one_collector_reads() -> None:
     for path in modules():
         if path.is_relative_to(SRC / "simulator"):
             continue
-        named = {
-            f"{node.module}.{alias.name}"
-            for node in ast.walk(ast.parse(path.read_text()))
-            if isinstance(node, ast.ImportFrom)
-            for alias in node.names
-        }
-
-        assert not named & live, path
+        assert not names_imported_from(path) & live, path
 
 
 def test_what_is_oldest_is_taken_from_ordered_dicts() -> None:
@@ -168,3 +181,11 @@ def test_what_is_oldest_is_taken_from_ordered_dicts() -> None:
         source = path.read_text()
         for name in first.findall(source):
             assert not re.search(rf"\b{name}: (list\[)?dict\[", source), f"{path}: {name}"
+
+
+def test_signals_are_listened_to_until_the_process_has_gone() -> None:
+    """A handler of an event loop goes with it, and the next signal ends the process
+    (`inferway.signals`)."""
+    bench = Path(__file__).parents[1] / "bench" / "src"
+    for path in (*modules(), *bench.rglob("*.py")):
+        assert "add_signal_handler" not in path.read_text(), path

@@ -32,6 +32,7 @@ class Machine:
             assert found is not None
             (self.bin / name).symlink_to(found)
         self.install("python3", "echo 3.11.2")
+        self.install("python3.13", "echo 3.13.0")
         self.install("id", "echo 0")
         for name in (
             "git",
@@ -52,7 +53,8 @@ class Machine:
         (self.bin / name).chmod(0o755)
 
     def run(self) -> subprocess.CompletedProcess[str]:
-        env = {**os.environ, "PATH": str(self.bin)}
+        env = {**os.environ, "PATH": str(self.bin), "HOME": str(self.path)}  # no pyenv
+        env.pop("PYENV_ROOT", None)
         env.pop("PYTHON", None)
         return subprocess.run(
             [str(self.path / ".ci" / "run")],
@@ -80,6 +82,7 @@ def test_everything_is_run_in_order(machine: Machine) -> None:
     assert machine.calls == [
         "make check",
         "make test",
+        f"make test VENV=.venv-newest PYTHON={machine.bin}/python3.13",
         "make test-slow",
         "make test-tools",
         "make wheel",
@@ -121,6 +124,7 @@ def test_each_step_is_timed(machine: Machine) -> None:
         "system",
         "check",
         "test",
+        "python",
         "slow",
         "tools",
         "wheel",
@@ -147,6 +151,20 @@ def test_the_first_failure_ends_it(machine: Machine) -> None:
     assert "failed after" in done.stdout
 
 
+@pytest.mark.parametrize(("name", "version"), [("python3", "3.11"), ("python3.13", "3.13")])
+def test_without_the_oldest_or_the_newest_python_it_fails_with_a_cure(
+    machine: Machine, name: str, version: str
+) -> None:
+    machine.install(name, "echo 3.12.1")
+
+    done = machine.run()
+
+    assert done.returncode == 1
+    assert f"no Python {version} that can make a virtual environment" in done.stdout
+    assert f"pyenv install {version}" in done.stdout
+    assert not (machine.path / "calls").exists()
+
+
 def test_root_installs_what_is_missing(machine: Machine) -> None:
     (machine.bin / "wrk").unlink()
 
@@ -167,7 +185,8 @@ def test_redis_server_alone_needs_no_root(machine: Machine) -> None:
 
 
 def test_a_python_without_venv_is_missing_too(machine: Machine) -> None:
-    machine.install("python3", "echo 3.11.2 ensurepip")
+    for name in ("python3", "python3.13"):
+        machine.install(name, "echo 3.11.2 ensurepip")
 
     machine.run()
 

@@ -24,10 +24,10 @@ SOUND = "echo 3.12.1"
 # Behaves as `python -m venv` and `python -m pip` do, as far as install.sh can see.
 INSTALLS = """
 case "$*" in
-    "-m venv .venv")
-        mkdir -p .venv/bin
-        cp "$0" .venv/bin/python
-        echo "#!$(pwd -P)/.venv/bin/python" >.venv/bin/pip ;;
+    "-m venv "*)
+        mkdir -p "$3/bin"
+        cp "$0" "$3/bin/python"
+        echo "#!$(pwd -P)/$3/bin/python" >"$3/bin/pip" ;;
     "-m pip install"*)
         echo "pip: $*" >>pip-calls
         [ ! -e pip-fails ] || { echo "no matching distribution"; exit 1; } ;;
@@ -45,7 +45,7 @@ def put_interpreter(path: Path, script: str) -> Path:
 
 def outside_make() -> dict[str, str]:
     """The environment without what a `make test` around us put there."""
-    ours = ("MAKEFLAGS", "MAKELEVEL", "MFLAGS", "PYTHON", "ARGS", "HTTP_PORT")
+    ours = ("MAKEFLAGS", "MAKELEVEL", "MFLAGS", "PYTHON", "VENV", "ARGS", "HTTP_PORT")
     return {name: value for name, value in os.environ.items() if name not in ours}
 
 
@@ -162,6 +162,33 @@ def test_the_oldest_python_is_the_one_pyproject_names() -> None:
     assert project["requires-python"] == f">=3.{minor[1]}"
 
 
+def test_each_python_from_the_oldest_to_the_newest_is_claimed() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    script = (ROOT / "scripts" / "detect_python.sh").read_text()
+
+    oldest, newest = re.findall(r"^M(?:IN|AX)_MINOR=(\d+)$", script, re.MULTILINE)
+
+    claimed = re.findall(r"Python :: 3\.(\d+)", "\n".join(project["classifiers"]))
+    assert claimed == [str(minor) for minor in range(int(oldest), int(newest) + 1)]
+
+
+def test_the_newest_is_looked_for_by_its_name_and_by_its_version(
+    tmp_path: Path, detect: Detect
+) -> None:
+    python = put_interpreter(tmp_path / "python3", "echo 3.13.2")
+    put_interpreter(tmp_path / "python3.13", "exit 127")  # a shim of pyenv's
+
+    assert detect("--newest").stdout == f"{python}\n"
+
+
+def test_the_newest_may_be_pyenvs(tmp_path: Path, detect: Detect) -> None:
+    put_interpreter(tmp_path / "python3", SOUND)
+    root = tmp_path / "pyenv"
+    python = put_interpreter(root / "versions" / "3.13.0" / "bin" / "python3", "echo 3.13.0")
+
+    assert detect("--newest", PYENV_ROOT=str(root)).stdout == f"{python}\n"
+
+
 class Checkout:
     """A directory with our Makefile and scripts, and a python3 that installs nothing."""
 
@@ -176,10 +203,10 @@ class Checkout:
         self.python = put_interpreter(path / "bin" / "python3", INSTALLS)
 
     def install(
-        self, what: str = "run", *, through: Path | None = None
+        self, what: str = "run", *, through: Path | None = None, venv: str = ".venv"
     ) -> subprocess.CompletedProcess[str]:
         """`through`: another path to the same checkout."""
-        env = {**outside_make(), "PATH": f"{self.python.parent}:{os.environ['PATH']}"}
+        env = {**outside_make(), "VENV": venv, "PATH": f"{self.python.parent}:{os.environ['PATH']}"}
         command = ["/bin/sh", str((through or self.path) / "scripts" / "install.sh"), what]
         return subprocess.run(
             command, cwd=self.path, env=env, capture_output=True, text=True, check=False
@@ -204,6 +231,16 @@ def test_installing_makes_a_venv_and_prints_one_line_a_step(checkout: Checkout) 
         f"making .venv with {checkout.python}",
         "installing inferway (run) and its dependencies",
     ]
+
+
+def test_another_python_is_installed_beside_it(checkout: Checkout) -> None:
+    checkout.install()
+    checkout.install(venv=".venv-newest")
+
+    assert (checkout.path / ".venv-newest" / "bin" / "python").exists()
+    assert checkout.num_installs() == 2
+    assert checkout.install(venv=".venv-newest").stdout == ""
+    assert checkout.install().stdout == ""
 
 
 def test_a_second_install_does_nothing(checkout: Checkout) -> None:

@@ -60,6 +60,7 @@ def test_what_was_beside_the_checkout_is_named_nowhere() -> None:
     named = [
         f"{path}:{number}: {line[:100]}"
         for path, text in texts().items()
+        if OUTSIDE.search(text)
         for number, line in enumerate(text.splitlines(), start=1)
         if OUTSIDE.search(line)
     ]
@@ -78,6 +79,7 @@ def test_paths_that_lead_upward_end_at_something_in_the_checkout() -> None:
     outside = [
         f"{path}: {found}"
         for path, text in texts().items()
+        if "../" in text
         for found in UPWARD.findall(text)
         if not leads_inside(PAGES if path.is_relative_to(WRITES_PAGES) else path.parent, found)
     ]
@@ -139,7 +141,10 @@ class Places:
 
     def __init__(self, path: Path) -> None:
         self._path = str(path)
-        self._tree = ast.parse((ROOT / path).read_text())
+        text = (ROOT / path).read_text()
+        self._says_file = "__file__" in text
+        begins_somewhere = self._says_file or "from tests." in text
+        self._tree = ast.parse(text if begins_somewhere else "")
         self._names = dict(self._imported())
         for node in self._tree.body:
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
@@ -152,6 +157,8 @@ class Places:
         return self._names
 
     def found(self) -> Iterator[tuple[int, str]]:
+        if not self._says_file and not self._names:
+            return  # nothing that a path could begin with
         for node in ast.walk(self._tree):
             if isinstance(node, ast.expr):
                 place = place_of(node, self._path, self._names)

@@ -47,7 +47,7 @@ def test_what_tools_say_and_empty_turns_are_left_out(tmp_path: Path) -> None:
 
 
 def test_a_directory_without_conversations_is_refused_with_the_cure(tmp_path: Path) -> None:
-    with pytest.raises(BenchError, match="the cure: --data DIR"):
+    with pytest.raises(BenchError, match="fix: --data DIR"):
         load_conversations(tmp_path)
 
 

@@ -101,4 +101,4 @@ def test_missing_data_ends_the_command_with_the_cure(tmp_path: Path) -> None:
     result = CliRunner().invoke(bench, ["director", "--data", str(tmp_path)])
 
     assert result.exit_code == 1
-    assert "the cure: --data DIR" in result.output
+    assert "fix: --data DIR" in result.output

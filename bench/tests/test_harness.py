@@ -77,7 +77,7 @@ CHART = Chart("{other} others", [Plot("cpu", ["us"], "case", "router", y_label="
 def measured(plan: SmallPlan, on_step: OnStep) -> Findings:
     on_step("1 of 2")
     if plan.kind == "b":
-        raise BenchError("kind b: not there; the cure: kind a")
+        raise BenchError("kind b: not there; fix: kind a")
     return Findings(
         rows=ROWS, about=["About it."], facts={"other": 7}, notes={"growth": ["said"]},
         seeds=[1, 2], is_whole=plan.rate is None,
@@ -308,7 +308,7 @@ class TestCommand:
 
         assert (result.exit_code, result.output.lstrip()) == (
             1,
-            "Error: kind b: not there; the cure: kind a\n",
+            "Error: kind b: not there; fix: kind a\n",
         )
 
     def test_an_interrupted_run_is_shown_and_says_so_by_its_status(self) -> None:

@@ -54,7 +54,7 @@ def test_every_table_of_the_document_is_what_the_stored_results_say(
     pages: dict[Path, str],
 ) -> None:
     for path, text in pages.items():
-        assert path.read_text() == text, f"{path.name}: the cure: inferway bench docs"
+        assert path.read_text() == text, f"{path.name}: fix: inferway bench docs"
 
 
 def test_the_document_shows_every_picture_beside_the_results(pages: dict[Path, str]) -> None:

@@ -157,7 +157,7 @@ def test_carrying_a_request_is_what_dataplane_has_measured_and_its_tokens() -> N
     us, made_of = carried(dataplane(), MACHINE, 50.0)
 
     assert (us, made_of.startswith("inferway serve --no-scoring, 8k")) == (160.0, True)
-    with pytest.raises(BenchError, match="the cure: inferway bench dataplane --save"):
+    with pytest.raises(BenchError, match="fix: inferway bench dataplane --save"):
         carried(a_run("dataplane", []), MACHINE, 50.0)
 
 

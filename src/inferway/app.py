@@ -105,6 +105,7 @@ class Gateway:
         self.members: Members | None = None
         self._picks = picks
         self._stack = AsyncExitStack()
+        self._parts_level = logging.INFO  # at which parts say that they have stopped
         self.sockets: zmq.Context[zmq.Socket[bytes]] = zmq.Context()  # what publishes, and peers
         self.scheduling = scheduling_of(settings, has_queue=not picks)
         self.indexer = Indexer(
@@ -151,14 +152,12 @@ class Gateway:
 
     @property
     def _publishes(self) -> Publisher | None:
-        return (
-            self._publisher if self._process is None else self._process.publisher or self._publisher
-        )
+        own = self._publisher
+        return own if self._process is None else self._process.publisher or own
 
     @property
     def _offers(self) -> WantsPrompts:
-        orphans = None if self._process is None else self._process.orphans
-        return self.orphans if orphans is None else orphans
+        return self.orphans if self._process is None else self._process.orphans or self.orphans
 
     @property
     def is_looked_at(self) -> bool:
@@ -208,13 +207,19 @@ class Gateway:
         """Open everything. Raises ConfigError, with all that was opened closed again."""
         try:
             await self._start()
-        except BaseException:
-            await self._stack.aclose()
+        except BaseException as e:
+            await self.close(quietly=not isinstance(e, asyncio.CancelledError))
             raise
 
-    async def close(self) -> None:
-        """Close everything in reverse, and log each part that has stopped."""
+    async def close(self, *, quietly: bool = False) -> None:
+        """Close everything in reverse, and log each part that has stopped, or `quietly` none."""
+        self._parts_level = logging.DEBUG if quietly else logging.INFO
         await self._stack.aclose()
+
+    def told_of(self, url: str, workers: int = 0) -> str:
+        """Return the last line that a start logs."""
+        assert self._servers is not None
+        return self._servers.told(url, self.fleet.engines, not self._picks, workers)
 
     async def reload(self, read: Callable[[], ServeSettings]) -> None:
         """Go on with the settings that `read` returns, or raise ConfigError, once the gateway has
@@ -246,11 +251,11 @@ class Gateway:
         self._pool = pool = Pool(settings.timeouts, tls=settings.engine_tls())
         self._closes("engine connections", pool.close)
         self.director = director = self._open_director()
-        self.fleet.expected_seconds = self._expected_seconds
         self.draining = draining = Draining(
             *(settings, director, self._auth.failover.standing, self._warm, self.worth.of)
         )
-        self.speeds = EngineSpeeds(self.fleet, self.learning_plugins, director.clock)
+        self.speeds = EngineSpeeds(self.fleet.engines, self.learning_plugins, director.clock)
+        self.fleet.expected_seconds = self.speeds.expected_seconds
         self.metrics = metrics = self._metrics_page(pool)
         self._stack.callback(self._auth.control.close)
         self.routes = routes = self._open_routes(director, pool)
@@ -277,7 +282,7 @@ class Gateway:
         if self._is_worker:  # others take the requests until it knows where they go
             await self._listen(server)
         self.orphans.start()
-        self._closes("adoption of orphans", self.orphans.close)
+        self._closes("search for parents of blocks", self.orphans.close)
         self._find_engines()
         if self._picks and (self._process is None or self._is_worker):
             await self._pick(metrics, tracing)
@@ -286,13 +291,12 @@ class Gateway:
         gc.freeze()
         self._started.set()
         if self._process is None:
-            log.info("the gateway is listening on %s", server.url)
+            log.info("%s", self.told_of(server.url))
 
     def _open_routes(self, director: Director, pool: Pool) -> Routes:
         metrics, settings = self.metrics, self.settings
-        rows = build_rows(
-            *(self.fleet, self.index, self._auth.failover, self.draining, self.speeds)
-        )
+        failover = self._auth.failover
+        rows = build_rows(self.fleet, self.index, failover, self.draining, self.speeds)
         alarms = AlarmPages(rows, partial(alarms_of, self._traffic, self.records))
         return Routes(
             *(self.indexer, director, pool, metrics, self._auth, build_ingress(settings, director)),
@@ -308,18 +312,13 @@ class Gateway:
 
     async def _listen(self, server: HttpServer) -> None:
         self.draining.moves = partial(move_streams, server.sources)
-        assert self._pool is not None
-        silent = SilentEngines(self.standing, server.sources, self._pool)
+        silent = SilentEngines(self.standing, server.sources, self._pool, self.fleet.has_others)
         self.fleet.on_outage = silent.hear
         self._stack.callback(silent.close)
         await server.start()
         self._closes("HTTP server", server.stop)
         assert self._servers is not None
         self._servers.public = server
-
-    def _expected_seconds(self, engine: Engine) -> float:
-        plugins = self.learning_plugins
-        return max([each.expected_seconds(engine.endpoints) for each in plugins], default=0.0)
 
     async def meet(self, replicas: Replicas) -> None:
         """Begin to share with other gateways what each sends and learns. Raises ConfigError."""
@@ -333,10 +332,8 @@ class Gateway:
             *(self.director, self.fleet, pool, self.indexer.renderer, self._publishes),
             *(self.indexer.request_templates, self._auth, self._requests),
         )
-        metrics.joined_by(self.draining.families)
-        metrics.joined_by(self.records.families)
-        metrics.joined_by(self._slo.families)
-        metrics.joined_by(self.speeds.families)
+        for part in (self.draining, self.records, self._slo, self.speeds):
+            metrics.joined_by(part.families)
         self.autoscaling = Autoscaling(
             *(self.settings.slo, self.fleet, self.learning_plugins, self.worth),
             *(self.standing.drained, self.director.clock),
@@ -347,8 +344,8 @@ class Gateway:
     def _open_page(self, alarms: AlarmPages) -> PageRoutes | None:
         if not self.settings.ui:
             return None
-        waiting = self._auth.control.num_waiting
-        hub = build_hub(alarms.rows, self.records.ring, alarms.judge, waiting)
+        control = self._auth.control
+        hub = build_hub(alarms.rows, self.records.ring, alarms.judge, control.num_waiting)
         replays = WhatIfReplays(self.settings.records.directory)
         is_secure = self._servers is not None and self._servers.certificate is not None
         self._web = PageRoutes(self._auth, hub, replays, secure=is_secure)
@@ -447,7 +444,7 @@ class Gateway:
     def _closes(self, what: str, close: Callable[[], Awaitable[None]]) -> None:
         async def closing() -> None:
             await close()
-            log.info("%s stopped", what)
+            log.log(self._parts_level, "%s stopped", what)
 
         self._stack.push_async_callback(closing)
 

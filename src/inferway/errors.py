@@ -49,7 +49,7 @@
 * PanicError                a library written in Rust has panicked; `panic_as_error` makes it.
                             No InferwayError: like every fault of ours it ends at a boundary
 
-Messages say place, value, what is allowed and the cure: lower case, no full stop, `!r` for
+Messages say place, value, what is allowed and the fix: lower case, no full stop, `!r` for
 values. They never contain prompt text.
 """
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from inferway.config import ServeSettings
+from inferway.fleet.engine import Engine
 from inferway.http.cors import Cors
 from inferway.http.hub import asking_hub, awaiting_hub, from_workers
 from inferway.http.listening import UNIX, certificate_of, within_file_limit
@@ -25,6 +26,7 @@ from inferway.upstream.pool import Pool
 log = logging.getLogger("inferway")
 
 LOOPBACK = "127.0.0.1"
+_MOST_NAMES = 5  # of models, in a line of the log
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,22 @@ class Servers:
         await server.start()
         log.info("the gateway answers admin paths and metrics at %s", server.url)
         return server
+
+    def told(self, url: str, engines: Sequence[Engine], forwards: bool, workers: int) -> str:
+        """Return where clients and browsers find the gateway, which listens at `url`, and what is
+        behind it. The URL is followed by a space: programs look for it."""
+        at = url if self.admin is None else self.admin.url
+        answer = [engine for engine in engines if engine.healthy]
+        models = sorted({name for engine in answer for name in engine.model_names})
+        more = f" and {len(models) - _MOST_NAMES} more" if len(models) > _MOST_NAMES else ""
+        parts = [
+            f"for clients {url}/v1" if forwards and url.startswith("http") else "",
+            f"page {at}/" if self._settings.ui and at.startswith("http") else "",
+            f"{workers} workers" if workers else "",
+            f"{len(answer)} of {len(engines)} engines answer" if engines else "no engine yet",
+            f"models {', '.join(models[:_MOST_NAMES])}{more}" if models else "",
+        ]
+        return f"the gateway is listening on {url} ({'; '.join(filter(None, parts))})"
 
     def stop_accepting(self) -> None:
         """Take no more connections; what runs goes on."""

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from inferway.config import ServeSettings
 from inferway.http.listening import raise_file_limit
+from inferway.signals import ENDING, listen
 from inferway.tasks import Tasks
 
 log = logging.getLogger("inferway")
@@ -43,12 +44,11 @@ async def serve(
             stop.set()
             gateway.stop_accepting()
 
-    for sig in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(sig, on_signal)
+    listen(loop, on_signal, *ENDING)
     gateway = make()
     reloads = Tasks(log, "the settings could not be reloaded, by a fault of the gateway")
     if reread is not None:
-        loop.add_signal_handler(signal.SIGHUP, lambda: reloads.spawn(gateway.reload(reread)))
+        listen(loop, lambda: reloads.spawn(gateway.reload(reread)), signal.SIGHUP)
     try:
         if not await _start_unless(stop, gateway):
             return

@@ -235,7 +235,7 @@ async def test_a_thousand_engines_are_drawn_within_a_frame_of_100_ms(open_tab: O
 async def says(tab: Any, name: str, tick: int) -> None:
     """Waits until the engine's tile has the figures of that tick."""
     row = next(row for row in many_engines(1000, tick) if row.name == name)
-    shown = f"{name}: well, {row.running + row.waiting} requests, cache {row.kv:.0%}"
+    shown = f"{name}: healthy, {row.running + row.waiting} requests, cache {row.kv:.0%}"
     script = "([name, said]) => document.querySelector(`[data-name='${name}']`).title === said"
     await tab.wait_for_function(script, arg=[name, shown])
 

@@ -33,7 +33,7 @@ def test_a_failure_exits_1_and_prints_its_cure() -> None:
         result = doctor(port=port)
 
     assert result.exit_code == 1
-    assert f"fail port: {port}: in use by another program\n     cure: " in result.output
+    assert f"fail port: {port}: in use by another program\n     fix: " in result.output
 
 
 def test_an_engine_that_is_not_there_exits_1() -> None:

@@ -74,6 +74,14 @@ def test_an_unknown_policy_is_shown_with_those_that_are_known(tmp_path: Path) ->
     assert "'expected-ttft', 'kv-aware', 'round-robin', 'least-load'" in as_flag.output
 
 
+def test_a_policy_with_an_underscore_is_corrected(tmp_path: Path) -> None:
+    path = tmp_path / "gw.yaml"
+    path.write_text("policy: kv_aware\n")
+
+    for given in (("--config", str(path)), ("--policy", "kv_aware")):
+        assert "did you mean 'kv-aware'?" in show(URL, *given).output
+
+
 @pytest.mark.parametrize(
     ("flags", "says"),
     [

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from inferway.cli.simulate import make_config, simulate
+from inferway.cli.simulate import DEFAULT_NAME, make_config, simulate
+from inferway.prompts.files.prepare import PACKAGED_SMOLLM2
 from inferway.simulator.config import TransferConfig
 
 
@@ -37,3 +38,11 @@ def test_each_flag_of_a_transfer_is_heeded() -> None:
         host="127.0.0.2",
         port=9001,
     )
+
+
+def test_smollm2_by_its_name_needs_no_hub() -> None:
+    named = make_config(simulate.make_context("simulate", ["--model", DEFAULT_NAME]).params)
+    unnamed = make_config(simulate.make_context("simulate", []).params)
+
+    assert named == unnamed
+    assert (named.model, named.served_model_names) == (str(PACKAGED_SMOLLM2), (DEFAULT_NAME,))

@@ -79,7 +79,7 @@ def test_another_chat_template_is_found_named_and_routed_around(
     assert counted == {"unfaithful": 2}
     assert len(lines) == 1
     assert other.name in lines[0]
-    assert "likely flag of the engine: --chat-template; cure: give what it was given" in lines[0]
+    assert "likely flag of the engine: --chat-template; fix: give what it was given" in lines[0]
     assert "You are a helpful AI assistant" in lines[0]
     assert f"--chat-template {MODEL}=FILE" in why
 

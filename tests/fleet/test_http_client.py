@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager, suppress
 import aiohttp
 import pytest
 
-from inferway.fleet.http_client import EngineConnector
+from inferway.errors import UpstreamError
+from inferway.fleet.http_client import EngineConnector, fetch
 
 AT_ONCE = 3
 
@@ -110,3 +111,16 @@ async def test_an_answer_may_have_hints_before_it() -> None:
 async def test_hints_without_end_are_not_read() -> None:
     with pytest.raises(aiohttp.ClientConnectionError, match="more than 16 answers at once"):
         await answer_with(20_000 * HINT + ANSWER)
+
+
+async def test_a_server_without_tls_that_is_asked_by_tls_is_named_as_such() -> None:
+    async def answers(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(answers, "127.0.0.1", 0)
+    url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/health"
+    async with server, aiohttp.ClientSession() as session:
+        with pytest.raises(UpstreamError, match=r"speaks plain http; write http:// in its URL"):
+            await fetch(session, url, {})

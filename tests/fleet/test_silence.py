@@ -19,6 +19,7 @@ from inferway.fleet.load import parse_load
 from inferway.fleet.outage import OutageKind
 from inferway.fleet.silence import SilenceWatch
 from inferway.fleet.subscriber import EventSubscriber
+from inferway.fleet.watch import EngineWatch
 from inferway.kv.index.memory import MemoryIndex
 from inferway.model import Endpoint, Reason
 from inferway.prompts.served import ModelSource, NoPrompts, PromptSource
@@ -52,6 +53,13 @@ async def no_prompts(_: ModelSource) -> PromptSource:
 
 def no_events(engine: Engine, source: EventSource, endpoint: Endpoint) -> EventSubscriber:
     raise AssertionError(f"nobody subscribes here: {engine.name} {source} {endpoint}")
+
+
+class AsksOnce(EngineWatch):
+    """Asks every engine at the start, and not again."""
+
+    def go_on(self) -> None:
+        """Nothing: the test says what is heard of them."""
 
 
 @dataclass
@@ -98,7 +106,7 @@ async def world(*cores: Core) -> AsyncIterator[World]:
             probe=ProbeSettings(join=False, one_in=0),
             scrape_seconds=3600,
         )
-        fleet = Fleet(settings, MemoryIndex(), no_prompts, no_events)
+        fleet = Fleet(settings, MemoryIndex(), no_prompts, no_events, watch=AsksOnce)
         await fleet.start()
         asked: list[str] = []
         silence = SilenceWatch(fleet, lambda engine: asked.append(engine.name))

@@ -58,7 +58,7 @@ def test_a_model_whose_engines_are_all_away_names_them() -> None:
     only.healthy = False
     serve(made, only)
 
-    with pytest.raises(NoEndpointError, match="model 'm': its engines are gone: a"):
+    with pytest.raises(NoEndpointError, match="model 'm': none of its engines answers: a"):
         made.candidates("m")
     with pytest.raises(NoEndpointError, match="no pods available"):
         made.everyone()

@@ -175,7 +175,7 @@ def test_where_admins_are_asked_from_this_machine_alone(
 def test_a_known_key_that_is_no_admins_is_forbidden() -> None:
     guarded = auth(keys=True)
 
-    with pytest.raises(ForbiddenError, match="this path is for admins, and this key is not one's"):
+    with pytest.raises(ForbiddenError, match="this path needs an admin key"):
         guarded.check_admin(bearing(USER))
 
     guarded.check_admin(bearing(ADMIN))

@@ -26,7 +26,7 @@ from inferway.fleet.engine import Engine
 from inferway.fleet.outage import Outage, OutageKind
 from inferway.http.silent_engines import SilentEngines
 from inferway.routing.limits.failover import FailoverPolicy, Retries
-from inferway.routing.limits.outlier_detection import Affected, OutlierDetection
+from inferway.routing.limits.outlier_detection import OutlierDetection
 
 SOON = TimeoutSettings(silent_engine=0.01)
 
@@ -39,8 +39,10 @@ def engine(name: str, kind: OutageKind | None = OutageKind.SILENT) -> Engine:
 
 
 @contextmanager
-def hearing(gw: Gateway, standing: OutlierDetection) -> Iterator[SilentEngines]:
-    silent = SilentEngines(standing, gw.server.sources, gw.pool)
+def hearing(
+    gw: Gateway, standing: OutlierDetection, *, has_others: bool = True
+) -> Iterator[SilentEngines]:
+    silent = SilentEngines(standing, gw.server.sources, gw.pool, lambda _: has_others)
     try:
         yield silent
     finally:
@@ -65,7 +67,7 @@ async def test_a_request_that_waits_there_is_sent_to_the_next_engine() -> None:
         assert (got.status, got.body) == (200, b"".join(EVENTS))
         assert (gw.trips[0].attempts, gw.trips[0].outcomes) == (["e0", "e1"], ["ok"])
         assert other.seen[0].body == b"body"
-        assert standing.affected == {"e0": Affected(moved=1)}
+        assert standing.moved == {"e0": 1}
 
 
 @in_loop
@@ -129,7 +131,7 @@ async def test_what_can_go_nowhere_else_waits_and_is_given_up_then() -> None:
         assert b"engine e0 does not answer, since " in got.body
         assert b'"code":"engine_timeout"' in got.body
         assert gw.trips[0].outcomes == ["upstream_error"]
-        assert standing.affected == {"e0": Affected(failed=1)}
+        assert standing.lost == {"e0": 1}
 
 
 @in_loop
@@ -143,10 +145,10 @@ async def test_the_answer_that_comes_after_all_is_passed_on_if_nobody_else_could
 
     async with (
         running(script) as frozen,
-        gateway(frozen.url, policy=FailoverPolicy(monotonic, standing)) as gw,
+        gateway(frozen.url, timeouts=SOON, policy=FailoverPolicy(monotonic, standing)) as gw,
         connected(gw.server) as c,
     ):
-        with hearing(gw, standing) as silent:
+        with hearing(gw, standing, has_others=False) as silent:
             asked = asyncio.create_task(c.ask(post()))
             await wait_until(lambda: bool(frozen.seen))
             silent.hear(engine("e0"))
@@ -154,7 +156,7 @@ async def test_the_answer_that_comes_after_all_is_passed_on_if_nobody_else_could
             got = await asked
 
         assert got.body == b"late"
-        assert standing.affected == {"e0": Affected()}
+        assert (standing.moved, standing.lost) == ({}, {})
 
 
 @in_loop
@@ -176,7 +178,7 @@ async def test_a_refused_connection_is_no_silence() -> None:
 
 def test_what_was_held_against_an_engine_is_forgotten_when_it_answers_again() -> None:
     standing = OutlierDetection()
-    standing.begins("e0", is_silent=True)
+    standing.begins("e0", 0.0, is_silent=True)
     standing.eject("e0", 0.0)
     standing.ends("e0")
 

@@ -69,7 +69,7 @@ class TestJoining:
         assert await fleet.metric("inferway_model_faithful", model="smollm2") == 0
         assert await fleet.metric("inferway_decisions_total", reason="unfaithful") == 1
         [line] = load_only_lines(caplog)
-        assert "likely flag of the engine: --chat-template; cure: give what it was given" in line
+        assert "likely flag of the engine: --chat-template; fix: give what it was given" in line
         assert "'chat', token 2, after '<|im_start|>system'" in line
         assert "there ': You are" in line
 
@@ -115,7 +115,7 @@ class TestJoining:
         fleet = await start_fleet(1, flags=theirs, models={"alias": ours})
         await probed(fleet, "differs")
         [line] = load_only_lines(caplog)
-        named = re.search(r"cure: set models: (\{.*?\})\. First", line)
+        named = re.search(r"fix: set models: (\{.*?\})\. First", line)
         assert named is not None
         [cure] = msgspec.json.decode(named[1], type=dict[str, dict[str, Any]]).values()
 

@@ -170,7 +170,7 @@ async def test_texts_are_shown_to_admins_who_have_asked_for_them(
 
     async with fleet.http.get(f"{fleet.url}{REQUESTS}/b?text", headers=fleet.admin) as answer:
         told = (await answer.json())["text"]
-    status, printed = await _told("b", "--url", fleet.url, "--admin-key-env", "KEY", "--text")
+    status, printed = await _told(fleet.url, "b", "--admin-key-env", "KEY", "--text")
 
     assert told["nearest"]["id"] == "a"
     assert told["nearest"]["kind"] == "time"
@@ -195,7 +195,7 @@ async def test_explain_tells_a_request_in_words_and_a_picture(start_fleet: Start
     await _say(fleet, "a", LONG)
     engine = await _say(fleet, "b", LONG)
 
-    status, printed = await _told("--last", "--url", fleet.url)
+    status, printed = await _told(fleet.url, "--last")
 
     assert status == 0
     assert printed.startswith("request b: /v1/chat/completions, model smollm2\n")
@@ -209,8 +209,8 @@ async def test_explain_draws_in_ascii_and_prints_json(start_fleet: StartFleet) -
     fleet = await start_fleet(2)
     await _say(fleet, "a", LONG)
 
-    _, drawn = await _told("a", "--url", fleet.url, "--ascii")
-    _, as_json = await _told("--slowest", "--url", fleet.url, "--json")
+    _, drawn = await _told(fleet.url, "a", "--ascii")
+    _, as_json = await _told(fleet.url, "--slowest", "--json")
 
     assert drawn.isascii()
     assert json.loads(as_json)["id"] == "a"
@@ -219,9 +219,9 @@ async def test_explain_draws_in_ascii_and_prints_json(start_fleet: StartFleet) -
 async def test_explain_says_what_it_cannot_tell(start_fleet: StartFleet) -> None:
     fleet = await start_fleet(1)
 
-    none = await _told("--missed", "--url", fleet.url)
-    gone = await _told("nobody", "--url", fleet.url)
-    both = await _told("a", "--last", "--url", fleet.url)
+    none = await _told(fleet.url, "--missed")
+    gone = await _told("nobody", fleet.url)
+    both = await _told("a", fleet.url, "--last")
 
     assert none[0] == 2
     assert "no request has missed anything" in none[1]

@@ -167,3 +167,28 @@ def status(url: str) -> int:
     except urllib.error.HTTPError as e:
         e.close()
         return e.code
+
+
+def test_the_last_line_of_a_start_names_what_one_wants_to_open(start: Start) -> None:
+    engine = start("simulate", "--port", "0").read_until(r"simulated engine (http://\S+)")
+    gateway = start("serve", "--port", "0", "--engine", engine, "--engine", "http://127.0.0.1:1")
+
+    told = gateway.read_until(r"listening on (http://\S+ \(.*\))")
+    url = told.partition(" ")[0]
+
+    assert told == (
+        f"{url} (for clients {url}/v1; page {url}/; 1 of 2 engines answer; "
+        "models HuggingFaceTB/SmolLM2-135M-Instruct)"
+    )
+    assert "limits.connections" not in gateway.output
+
+
+def test_a_start_that_fails_says_why_and_nothing_else(start: Start) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        gateway = start("serve", "--port", port, "--engine", "http://127.0.0.1:1")
+        status = gateway.ends()
+
+    assert status == 2
+    assert f"port {port} on 127.0.0.1 is in use" in gateway.output
+    assert gateway.output.count("\n") == 1

@@ -222,7 +222,7 @@ def test_nothing_runs_where_nothing_is_recorded_or_when_the_gateway_has_ended() 
     without = WhatIfReplays("/records", distribution="no_such_distribution")
 
     assert (without.told().lacks, without.told().state) == ("bench", "idle")
-    with pytest.raises(ConflictError, match="pip install inferway-bench"):
+    with pytest.raises(ConflictError, match=r"pip install \./bench"):
         without.ask(WhatIfQuestion())
     assert (replays.told().lacks, replays.told().state) == ("record", "idle")
     with pytest.raises(ConflictError, match="--record DIR"):

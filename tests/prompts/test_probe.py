@@ -248,7 +248,7 @@ class TestLikelyFlag:
     ) -> None:
         found = finding(make_prompts(), make_prompts(flags))
 
-        assert f"likely flag of the engine: {flag}; cure: {cure}" in found.words
+        assert f"likely flag of the engine: {flag}; fix: {cure}" in found.words
 
     @pytest.mark.parametrize("flags", [flags for flags, _, _ in FLAGS.values()], ids=FLAGS)
     def test_the_cure_cures(self, make_prompts: MakePrompts, flags: ModelSettings) -> None:
@@ -279,7 +279,7 @@ class TestLikelyFlag:
         found = finding(make_prompts(), make_prompts(order=-1))
 
         assert (
-            "flag of the engine: --tokenizer; cure: give what it was given: --tokenizer m=DIR"
+            "flag of the engine: --tokenizer; fix: give what it was given: --tokenizer m=DIR"
             in (found.words)
         )
 

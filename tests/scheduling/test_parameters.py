@@ -4,7 +4,8 @@ force."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from types import FunctionType, MethodType
+from inspect import getattr_static
+from types import FunctionType
 from typing import Any, cast
 
 import msgspec
@@ -94,18 +95,20 @@ ASK = request(tokens=100, headers=((b"x-a", b"1"),), ttft_ms=500)
 
 
 class Watched:
-    """Parameters, and those they hold, that note which of them are read, by their paths."""
+    """Parameters, and those they hold, that note which of them are read, by their paths. Methods
+    and properties are those of the parameters' class."""
+
+    def __new__(cls, given: msgspec.Struct, *_: object) -> Watched:
+        # On the class: since Python 3.12, isinstance() of a protocol looks for methods there.
+        kind = type(given)
+        own = {name: getattr_static(kind, name) for name in dir(kind) if not hasattr(cls, name)}
+        methods = {n: each for n, each in own.items() if isinstance(each, FunctionType | property)}
+        return super().__new__(type(cls.__name__, (cls,), methods))
 
     def __init__(self, given: msgspec.Struct, read: set[str], path: str = "") -> None:
         self._given, self._read, self._path = given, read, path
 
     def __getattr__(self, name: str) -> Any:
-        on_type = getattr(type(self._given), name, None)
-        if isinstance(on_type, property):
-            assert on_type.fget is not None
-            return on_type.fget(self)
-        if isinstance(on_type, FunctionType):
-            return MethodType(on_type, self)
         path = f"{self._path}{name}"
         self._read.add(path)
         return self._watched(getattr(self._given, name), path)

@@ -1,4 +1,4 @@
-"""What a user gets from `pip install inferway`: every command, from the wheel alone."""
+"""What a user gets from an installed Inferway: every command, from the wheel alone."""
 
 from __future__ import annotations
 
@@ -130,7 +130,8 @@ def test_a_gateway_alone_says_what_has_the_command(installed: Installed, command
     done = installed.run(command)
 
     assert done.returncode == 2
-    assert f"no command '{command}'; pip install inferway-bench" in done.stdout
+    cure = "it is part of inferway-bench: pip install ./bench in a checkout"
+    assert f"no command '{command}'; {cure}" in done.stdout
 
 
 def test_what_if_is_a_command_with_the_benchmarks(installed_with_bench: Installed) -> None:

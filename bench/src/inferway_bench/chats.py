@@ -48,7 +48,7 @@ def load_conversations(directory: Path) -> list[list[Message]]:
                 conversations.append(kept)
     if not conversations:
         raise BenchError(
-            f"{directory}: no conversations; the cure: --data DIR, where DIR/chat holds *.jsonl "
+            f"{directory}: no conversations; fix: --data DIR, where DIR/chat holds *.jsonl "
             '(.gz, .xz) files with one {"messages": [{"role": …, "content": …}, …]} a line'
         )
     return conversations

@@ -196,7 +196,7 @@ def find_envoy() -> Path:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "inferway"
     unpacked = sorted(cache.glob("envoy-*/envoy"))
     if not unpacked:
-        raise BenchError("envoy: not found in PATH; the cure: scripts/install_envoy.sh")
+        raise BenchError("envoy: not found in PATH; fix: scripts/install_envoy.sh")
     return unpacked[-1]
 
 

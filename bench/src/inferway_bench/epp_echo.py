@@ -18,6 +18,7 @@ import uvloop
 
 from inferway.ext_proc import answers
 from inferway.ext_proc.messages import METHOD, SERVICE, ProcessingRequest
+from inferway.signals import listen
 
 
 class EchoStream:
@@ -54,7 +55,7 @@ async def _serve(port: int, address: str) -> None:
                 yield answer
 
     stop = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    listen(asyncio.get_running_loop(), stop.set, signal.SIGTERM)
     server = grpc.aio.server()
     handler = grpc.stream_stream_rpc_method_handler(process, ProcessingRequest.FromString)
     server.add_generic_rpc_handlers(

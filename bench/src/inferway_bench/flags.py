@@ -27,6 +27,7 @@ from msgspec.inspect import (
 )
 
 from inferway.cli.command import Section
+from inferway.cli.flag import OneOf
 from inferway.cli.key_options import number_range
 
 Parse = click.ParamType[Any] | Callable[[str], Any]
@@ -111,7 +112,7 @@ def _click_type(kind: Type, bounds: dict[str, Any]) -> click.ParamType[Any]:
     if isinstance(kind, IntType | FloatType):
         return number_range(msgspec.structs.replace(kind, **bounds))
     if isinstance(kind, LiteralType):
-        return click.Choice([str(value) for value in kind.values])
+        return OneOf([str(value) for value in kind.values])
     if isinstance(kind, CustomType) and kind.cls is Path:
         return click.Path(path_type=Path)
     return click.STRING

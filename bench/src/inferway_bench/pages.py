@@ -36,7 +36,9 @@ def rendered(docs: Path, benchmarks: Sequence[Benchmark[Any]]) -> dict[Path, str
     sections = {
         "commands": _commands(benchmarks, {one.name for one, _ in stored}),
         "bars": _requirements(stored),
-        "losses": [f"- {one.name}: {loss}" for one, run in stored for loss in one.losses(run)],
+        "losses": [
+            f"- {one.name}, {_day(run)}: {loss}" for one, run in stored for loss in one.losses(run)
+        ],
     }
     index = docs / "benchmarks" / "README.md"
     text = _begun(index, "Benchmarks", sections)
@@ -75,14 +77,20 @@ def _begun(path: Path, title: str, names: Iterable[str]) -> str:
 
 def _requirements(stored: Stored) -> Iterator[str]:
     goals = [
-        (f"{one.name}{', quick' * run.is_quick}", goal)
+        (f"{one.name}{', quick' * run.is_quick}", goal, _day(run))
         for one, run in stored
         for goal in one.goals(run)
     ]
-    yield f"{sum(goal.is_met for _, goal in goals)} of {len(goals)} requirements are met."
+    yield f"{sum(goal.is_met for _, goal, _ in goals)} of {len(goals)} requirements are met."
     yield ""
-    head = ("benchmark", "figure", "required", "measured", "met")
-    yield from table_lines(head, ([name, *goal.cells] for name, goal in goals), num_left=5)
+    head = ("benchmark", "figure", "required", "measured", "met", "date")
+    rows = ([name, *goal.cells, day] for name, goal, day in goals)
+    yield from table_lines(head, rows, num_left=6)
+
+
+def _day(run: Run) -> str:
+    """On which it was measured."""
+    return run.machine.date.partition(" ")[0]
 
 
 def _commands(benchmarks: Sequence[Benchmark[Any]], stored: set[str]) -> Iterator[str]:
@@ -106,7 +114,7 @@ def replaced(document: str, benchmark: str, text: str, path: Path) -> str:
     before, begin, rest = document.partition(begin_mark)
     _, end, after = rest.partition(end_mark)
     if not begin or not end:
-        raise BenchError(f"{path}: no {begin_mark!r} and {end_mark!r}; the cure: add these lines")
+        raise BenchError(f"{path}: no {begin_mark!r} and {end_mark!r}; fix: add these lines")
     return f"{before}{begin_mark}\n{text}{end_mark}{after}"
 
 

@@ -172,7 +172,7 @@ def load_run(path: Path) -> Run:
         return read_run(path.read_bytes())
     except (OSError, ValueError, msgspec.MsgspecError) as e:
         raise BenchError(
-            f"{path}: not a stored run: {e}; the cure: a file that --save or --json wrote"
+            f"{path}: not a stored run: {e}; fix: a file that --save or --json wrote"
         ) from e
 
 

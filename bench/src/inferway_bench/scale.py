@@ -217,7 +217,7 @@ def carried(dataplane: Run, here: Machine, prompt_us: float) -> tuple[float, str
     row = dataplane.find("cpu", load=LONG, router=PLAIN)
     if row is None:
         raise BenchError(
-            f"{dataplane.benchmark}: no {PLAIN}, {LONG}; the cure: inferway bench dataplane --save"
+            f"{dataplane.benchmark}: no {PLAIN}, {LONG}; fix: inferway bench dataplane --save"
         )
     times = times_as_slow(here, dataplane.machine) or 1.0
     made_of = f"{PLAIN}, {LONG}"

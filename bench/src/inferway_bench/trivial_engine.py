@@ -29,6 +29,7 @@ import uvloop
 import xxhash
 import zmq
 
+from inferway.signals import listen
 from inferway_bench.engine_prompts import EnginePrompts
 from inferway_bench.templates import FOLDER, JsonTemplates
 
@@ -303,7 +304,7 @@ class EngineConnection(asyncio.Protocol):
 async def _serve(root: str, block_size: int, can_render: bool) -> None:
     """Listen on a free port of the loopback, print it as JSON, and serve until SIGTERM."""
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    listen(loop, stop.set, signal.SIGTERM)
     publisher = Publisher(block_size)
     prompts = EnginePrompts(root) if can_render else None
     engine = TrivialEngine(root, block_size, publisher, prompts.token_ids if prompts else None)

@@ -45,5 +45,5 @@ def _run(command: list[str], cure: str) -> None:
     if done.returncode != 0:
         raise BenchError(
             f"{' '.join(command)}: ended with {done.returncode}: {done.stderr.strip()[-500:]}; "
-            f"the cure: {cure}"
+            f"fix: {cure}"
         )

@@ -73,5 +73,5 @@ def test_a_routers_times_are_read_from_where_one_left_off(tmp_path: Path) -> Non
 
 @pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is here")
 def test_without_ray_the_cure_is_named() -> None:
-    with pytest.raises(BenchError, match=r"not installed .*the cure: .*install_ray\.sh"):
+    with pytest.raises(BenchError, match=r"not installed .*fix: .*install_ray\.sh"):
         measure(RayPlan(), unseen)

@@ -147,7 +147,7 @@ def test_engines_are_as_a_validation_has_found_them(tmp_path: Path) -> None:
 
     assert engine(SimulatePlan(like=stored)) == found
     assert engine(SimulatePlan(like=stored, engine=("scatter=0",))).scatter == 0
-    with pytest.raises(BenchError, match="no constants of engines; the cure: a file"):
+    with pytest.raises(BenchError, match="no constants of engines; fix: a file"):
         engine(SimulatePlan(like=other))
 
 
@@ -157,7 +157,7 @@ def test_a_policy_that_is_not_known_is_refused_with_those_that_are() -> None:
 
 
 def test_a_missing_trace_is_told_with_the_cure(tmp_path: Path) -> None:
-    with pytest.raises(BenchError, match="the cure: give the path of the trace, or its folder"):
+    with pytest.raises(BenchError, match="fix: give the path of the trace, or its folder"):
         run_of(SimulatePlan(trace=("mooncake",), data=tmp_path))
 
 

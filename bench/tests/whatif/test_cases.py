@@ -61,7 +61,7 @@ def test_a_policy_without_a_simulation_is_replayed_by_its_choices() -> None:
 
 def test_prefill_apart_is_for_the_policy_that_decides_it() -> None:
     assert [each.policy for each in asked(prefill_apart=True)] == ["learned"]
-    with pytest.raises(BenchError, match="the cure: the policy expected-ttft") as refused:
+    with pytest.raises(BenchError, match="fix: the policy expected-ttft") as refused:
         asked("round-robin", prefill_apart=True)
     assert "--" not in str(refused.value)  # the gateway's page shows it, too
 

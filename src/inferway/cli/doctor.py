@@ -1,4 +1,4 @@
-"""`inferway doctor`: says what is wrong here, and the cure."""
+"""`inferway doctor`: says what is wrong here, and the fix."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ def doctor(
     admin_key_env: str | None,
 ) -> None:
     """Check this machine, the hub, the given engines and a running gateway with its fleet, and name
-    the cure of what is wrong. Each engine is asked for one token, in a chat with a tool.
+    the fix of what is wrong. Each engine is asked for one token, in a chat with a tool.
 
-    The exit status is 1 if something must be mended; warnings alone leave it at 0.
+    The exit status is 1 if something must be fixed; warnings alone leave it at 0.
     """
     try:
         asked = listed(urls, engines)
@@ -90,4 +90,4 @@ def _show(finding: CheckResult) -> None:
     level = click.style(f"{finding.level:<5}", fg=COLORS[finding.level])
     click.echo(f"{level}{finding.subject}: {finding.evidence}")
     if finding.cure:
-        click.echo(f"     cure: {finding.cure}")
+        click.echo(f"     fix: {finding.cure}")

@@ -8,10 +8,11 @@ from urllib.parse import quote
 
 import click
 
+from inferway.cli import asked_gateway
+from inferway.cli.asked_gateway import ACCESS, gateway_client, url_and_name
 from inferway.cli.command import Command, section
 from inferway.cli.flag import Number, option
 from inferway.cli.fleet_state import CannotAskError, GatewayClient
-from inferway.cli.status import ASKS, gateway_client
 
 _LOOK_SECONDS = 1.0
 
@@ -19,8 +20,8 @@ _LOOK_SECONDS = 1.0
 @click.command(cls=Command)
 @section(
     "Engine",
-    click.argument("engine"),
-    *ASKS,
+    asked_gateway.words("ENGINE"),
+    *ACCESS,
     option(
         "--hand-over",
         is_flag=True,
@@ -40,11 +41,10 @@ _LOOK_SECONDS = 1.0
         default=True,
         help="Return when the engine has no requests left, or at once.  [default: wait]",
     ),
-    example="inferway drain 10.0.0.5:8000 http://10.0.0.2:8080 --hand-over --grace 10",
+    example="inferway drain http://10.0.0.2:8080 10.0.0.5:8000 --hand-over --grace 10",
 )
 def drain(
-    engine: str,
-    url: str,
+    words: tuple[str, ...],
     hand_over: bool,
     grace: float,
     resume: bool,
@@ -58,6 +58,9 @@ def drain(
 
     The exit status is 0 when that is done, and 2 if it cannot be.
     """
+    url, engine = url_and_name(words, "ENGINE")
+    if engine is None:
+        raise click.UsageError("give ENGINE, named as in `inferway status`")
     path = f"/admin/engines/{quote(engine, safe='')}"
     try:
         gateway = gateway_client(url, admin_key_env, ca)

@@ -7,6 +7,8 @@ import signal
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
+from inferway.signals import ENDING, ignore_at_exit
+
 _SERVERS = ("epp", "serve", "simulate")  # commands that run until a signal ends them
 _LOG_FORMAT, _LOG_FORMAT_VARIABLE = "--log-format", "INFERWAY_LOG_FORMAT"
 
@@ -27,9 +29,10 @@ def end_by_signals(words: Sequence[str]) -> None:
     of a container, which the kernel keeps from signals that it does not listen to."""
     if not words or words[0] not in _SERVERS:
         return
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in ENDING:
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, or a shell's background
             signal.signal(number, _end)
+    ignore_at_exit(*ENDING)
 
 
 def _end(number: int, frame: object) -> None:

@@ -17,7 +17,7 @@ import click
 import msgspec
 
 from inferway.cli.command import ServerCommand, section, warnings_of
-from inferway.cli.flag import option
+from inferway.cli.flag import OneOf, option
 from inferway.cli.key_options import key_option, number_option, range_of
 from inferway.cli.logs import refuse, set_up, set_up_early
 from inferway.cli.serve_options import overrides, serve_options
@@ -105,7 +105,7 @@ def _ignored(command: Any) -> Any:
     key_option(
         "--report-cost",
         "picker.report_cost",
-        type=click.Choice(["prompt", "completion", "total"]),
+        type=OneOf(["prompt", "completion", "total"]),
         help="Tell the gateway these tokens of each answer, as x-gateway-inference-request-cost.",
     ),
     key_option(

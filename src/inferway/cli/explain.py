@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
@@ -12,6 +11,8 @@ from urllib.parse import quote
 import click
 import msgspec
 
+from inferway.cli import asked_gateway
+from inferway.cli.asked_gateway import ACCESS, gateway_client, url_and_name
 from inferway.cli.block_picture import Marks, legend, row, terminal_marks
 from inferway.cli.command import Command, section
 from inferway.cli.flag import option
@@ -19,7 +20,6 @@ from inferway.cli.fleet_state import CannotAskError, GatewayClient
 from inferway.cli.tail import escaped
 from inferway.records.record import CandidateRecord, RequestRecord
 
-_URL = "http://127.0.0.1:8080"
 _LONGEST_NAME = 28
 
 # The terms of an expected TTFT in words (docs/scheduling.md).
@@ -35,9 +35,9 @@ _TERMS = {
 
 
 @click.command(cls=Command)
-@click.argument("request_id", metavar="[ID]", required=False)
 @section(
     "Which request",
+    asked_gateway.words("[ID]"),
     option("--last", is_flag=True, help="The request that has ended last."),
     option("--slowest", is_flag=True, help="The one with the longest time to its first token."),
     option("--missed", is_flag=True, help="The last that reused less than it could have."),
@@ -45,14 +45,8 @@ _TERMS = {
 )
 @section(
     "Gateway",
-    option("--url", default=_URL, show_default=True, help="The gateway, or its admin port."),
-    option(
-        "--admin-key-env",
-        metavar="NAME",
-        help="Send the admin key that this environment variable holds.",
-    ),
-    option("--ca", metavar="FILE", help="Trust these certificates (PEM) where URL is https://."),
-    example="inferway explain --last --url http://10.0.0.2:8080 --admin-key-env KEY",
+    *ACCESS,
+    example="inferway explain http://10.0.0.2:8080 --last --admin-key-env KEY",
 )
 @section(
     "Output",
@@ -67,11 +61,10 @@ _TERMS = {
     example="inferway explain --slowest --json",
 )
 def explain(
-    request_id: str | None,
+    words: tuple[str, ...],
     last: bool,
     slowest: bool,
     missed: bool,
-    url: str,
     admin_key_env: str | None,
     ca: str | None,
     text: bool,
@@ -80,13 +73,15 @@ def explain(
 ) -> None:
     """Say why a request went where it went, what it reused, and why not more.
 
-    ID is the request's x-request-id. Exactly one of ID, --last, --slowest and --missed is given.
+    ID is the request's x-request-id; URL is the gateway (http://127.0.0.1:8080), or its admin port.
+    Exactly one of ID, --last, --slowest and --missed is given.
     The exit status is 2 if the gateway cannot be asked, or keeps no such record.
     """
+    url, request_id = url_and_name(words, "ID")
     if sum((request_id is not None, last, slowest, missed)) != 1:
         raise click.UsageError("give exactly one of ID, --last, --slowest and --missed")
     try:
-        gateway = GatewayClient(url, _key(admin_key_env), ca)
+        gateway = gateway_client(url, admin_key_env, ca)
         found = request_id or _first(gateway, slowest=slowest, missed=missed)
         path = f"/admin/requests/{quote(found, safe='')}"
         told = gateway.get(f"{path}?text" if text else path)
@@ -240,17 +235,6 @@ def _first(gateway: GatewayClient, *, slowest: bool, missed: bool) -> str:
         what = "has been timed" if slowest else "has missed anything" if missed else "has ended"
         raise CannotAskError(f"{gateway.url}: no request {what} since the gateway has started")
     return str(found[0]["id"])
-
-
-def _key(variable: str | None) -> str | None:
-    if variable is None:
-        return None
-    key = os.environ.get(variable)
-    if not key:
-        raise CannotAskError(
-            f"--admin-key-env {variable!r} is not set in the environment; export it"
-        )
-    return key
 
 
 def _short(name: str) -> str:

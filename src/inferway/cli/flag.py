@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
@@ -67,6 +68,19 @@ class LineList(click.types.StringParamType):
     envvar_list_splitter = "\n"
 
 
+class OneOf(click.Choice[str]):
+    """One of some words; an error names the one that is likely meant."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter as e:
+            close = get_close_matches(str(value), [str(each) for each in self.choices], n=1)
+            if not close:
+                raise
+            self.fail(f"{e.message.rstrip('.')}; did you mean {close[0]!r}?", param, ctx)
+
+
 class Whole(click.IntRange):
     """A whole number; an error says which are allowed."""
 
@@ -76,6 +90,10 @@ class Whole(click.IntRange):
         except click.BadParameter:
             self.fail(f"{value!r}: expected a whole number {_bounds(self)}".rstrip(), param, ctx)
         return number
+
+    def _describe_range(self) -> str:
+        """As the help shows it: without bounds not at all."""
+        return "" if self.min is None and self.max is None else super()._describe_range()
 
 
 class Number(click.FloatRange):
@@ -89,6 +107,9 @@ class Number(click.FloatRange):
         except click.BadParameter:
             self.fail(f"{value!r}: expected a number {_bounds(self)}".rstrip(), param, ctx)
         return number
+
+    def _describe_range(self) -> str:
+        return "" if self.min is None and self.max is None else super()._describe_range()
 
 
 def _bounds(kind: click.IntRange | click.FloatRange) -> str:

@@ -18,6 +18,7 @@ from inferway.cli.logs import set_up
 from inferway.errors import ConfigError
 from inferway.http.listening import raise_file_limit
 from inferway.prompts.freed_memory import give_back_large
+from inferway.signals import ENDING, listen
 from inferway.tasks import happens_within
 from inferway.workers.follower_messages import BeginFollowing, FollowerMessage
 from inferway.workers.following import Following
@@ -40,8 +41,7 @@ async def _run(end: socket.socket, lock: int | None) -> None:
 
     link = Link(heard, lambda: following.ended.set(), FollowerMessage)
     following = Following(link.send, lock)
-    for sig in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(sig, following.ended.set)
+    listen(asyncio.get_running_loop(), following.ended.set, *ENDING)
     await link.open(end)
     try:
         await _ended(following, link)

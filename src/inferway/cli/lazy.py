@@ -85,7 +85,9 @@ class LazyGroup(click.Group):
             return
         close = get_close_matches(name, self.known, n=1)
         if name in self._elsewhere:
-            cure = f"pip install {self._elsewhere[name][0]}"
+            distribution = self._elsewhere[name][0]
+            folder = distribution.removeprefix("inferway-")
+            cure = f"it is part of {distribution}: pip install ./{folder} in a checkout"
         elif close:
             cure = f"did you mean {close[0]!r}?"
         else:

@@ -18,7 +18,7 @@ COMMANDS = {
     "completion": ("inferway.cli.completion", "completion", "Print a shell's completion script."),
     "config": ("inferway.cli.config", "config", "Check a configuration, or show what is in force."),
     "demo": ("inferway.cli.demo", "demo", "Show cache-aware routing on three simulated engines."),
-    "doctor": ("inferway.cli.doctor", "doctor", "Find what is wrong here, and name the cure."),
+    "doctor": ("inferway.cli.doctor", "doctor", "Find what is wrong here, and name the fix."),
     "drain": ("inferway.cli.drain", "drain", "Take an engine out of a running gateway's fleet."),
     "epp": ("inferway.cli.epp", "epp", "Pick endpoints for Envoy and the Gateway API."),
     "explain": ("inferway.cli.explain", "explain", "Say why a request went where it went."),

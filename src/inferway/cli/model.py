@@ -8,7 +8,7 @@ import click
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from inferway.cli.command import Command, section
-from inferway.cli.flag import option
+from inferway.cli.flag import OneOf, option
 from inferway.errors import ConfigError
 from inferway.prompts.files.prepare import (
     PACKAGED_SMOLLM2,
@@ -24,7 +24,7 @@ def model() -> None:
 
 
 @model.command(cls=Command)
-@click.argument("name", type=click.Choice(["smollm2"]))
+@click.argument("name", type=OneOf(["smollm2"]))
 @section(
     "What is written",
     option("--weights", is_flag=True, help="Write model.safetensors, too, for vLLM."),

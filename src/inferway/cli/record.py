@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from inferway.cli.command import Command, section
-from inferway.cli.flag import option
+from inferway.cli.flag import OneOf, option
 from inferway.errors import ConfigError
 from inferway.records.export import ExportedRequest, Mooncake, summary
 from inferway.records.reader import Recorded, RecordReader
@@ -40,7 +40,7 @@ def show(directory: Path) -> None:
     option(
         "--format",
         "form",
-        type=click.Choice(["mooncake", "jsonl"]),
+        type=OneOf(["mooncake", "jsonl"]),
         required=True,
         help="Write Mooncake's trace (timestamp, input_length, output_length and hash_ids of "
         "blocks of 512 tokens), or whole records with the ids of their blocks.",

@@ -12,7 +12,7 @@ import msgspec
 from inferway.cli.command import section
 from inferway.cli.discovery_options import DISCOVERY, ports
 from inferway.cli.engine_options import ENGINE, ENGINE_CA, ENGINE_URLS, listed
-from inferway.cli.flag import Flag, LineList, option
+from inferway.cli.flag import Flag, LineList, OneOf, option
 from inferway.cli.flow_options import FAILURES, LIMITS
 from inferway.cli.key_options import OFF, ON, given_keys, key_option, number_option
 from inferway.cli.surface_options import OBSERVABILITY, SECURITY
@@ -130,7 +130,7 @@ _SECTIONS = (
         key_option(
             "--tokens-once",
             "tokens_once",
-            type=click.Choice(["auto", "on", "off"]),
+            type=OneOf(["auto", "on", "off"]),
             help="Send engines the token ids of their prompts, so that they do not tokenize them "
             "again: those that the probe has proven to render as the gateway does, or all that "
             "take ids, or none.  [default: auto]",
@@ -193,7 +193,7 @@ _SECTIONS = (
         key_option(
             "--policy",
             "policy",
-            type=click.Choice(POLICIES),
+            type=OneOf(POLICIES),
             help="Choose an engine by the expected time to the first token, by cached blocks and "
             "load in fixed weights, by turns, or by the fewest requests.  "
             "[default: expected-ttft]",
@@ -215,14 +215,14 @@ _SECTIONS = (
         key_option(
             "--follow-events",
             "follow_events",
-            type=click.Choice(["auto", "always"]),
+            type=OneOf(["auto", "always"]),
             help="Follow the engines' KV events always, or with --no-scoring only once somebody "
             "asks for scores.  [default: auto]",
         ),
         key_option(
             "--prefill-legs",
             "kv_transfer.legs",
-            type=click.Choice(["auto", "gateway", "sidecar", "off"]),
+            type=OneOf(["auto", "gateway", "sidecar", "off"]),
             help="Say who asks an engine to compute a prompt that another one answers: the "
             "gateway, llm-d's sidecar beside the other, the gateway where it knows the engines' "
             "connector, or nobody.  [default: auto]",

@@ -6,13 +6,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import signal
 from typing import Any
 
 import click
 
 from inferway.cli.command import ServerCommand, section, warnings_of
-from inferway.cli.flag import Number, Whole, option
+from inferway.cli.flag import Number, OneOf, Whole, option
 from inferway.cli.logs import refuse, set_up
 from inferway.config import ModelSettings
 from inferway.errors import ConfigError, InferwayError
@@ -20,6 +19,7 @@ from inferway.kv.blocks.dialects import DEFAULT_SEED
 from inferway.prompts.files.prepare import prepare_smollm2
 from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest
 from inferway.prompts.renderer import Renderer
+from inferway.signals import ENDING, listen
 from inferway.simulator.config import EventsConfig, LatencyModel, SimulatorConfig, TransferConfig
 from inferway.simulator.engine import SimulatedEngine
 from inferway.simulator.rendered import RenderedModel
@@ -54,7 +54,8 @@ _FROM_0 = Whole(min=0)
     option(
         "--model",
         metavar="MODEL",
-        help="Serve this model: a directory with tokenizer and chat template, or a hub id.  "
+        help="Serve this model: a directory with tokenizer and chat template, or a hub id. "
+        "SmolLM2's files are installed with Inferway.  "
         "[default: SmolLM2]",
     ),
     option(
@@ -144,7 +145,7 @@ _FROM_0 = Whole(min=0)
     "Answers and their times",
     option(
         "--mode",
-        type=click.Choice(["echo", "random", "recite"]),
+        type=OneOf(["echo", "random", "recite"]),
         default="random",
         help="Answer with random words, or with an echo of the prompt.",
     ),
@@ -219,7 +220,7 @@ _FROM_0 = Whole(min=0)
     ),
     option(
         "--event-format",
-        type=click.Choice(["map", "array"]),
+        type=OneOf(["map", "array"]),
         default="map",
         help="Write events as maps, as vLLM 0.32 does, or as arrays, as older versions do.",
     ),
@@ -229,13 +230,13 @@ _FROM_0 = Whole(min=0)
     "KV transfer",
     option(
         "--kv-transfer",
-        type=click.Choice(["nixl", "nixl-push", "mooncake", "sglang"]),
+        type=OneOf(["nixl", "nixl-push", "mooncake", "sglang"]),
         help="Hand KV blocks to other simulated engines and take theirs, as engines with this "
         "connector do.  [default: hand blocks to nobody]",
     ),
     option(
         "--kv-role",
-        type=click.Choice(["producer", "consumer", "both"]),
+        type=OneOf(["producer", "consumer", "both"]),
         default="both",
         help="Compute prompts for others, decode what others have computed, or both.",
     ),
@@ -270,7 +271,7 @@ _FROM_0 = Whole(min=0)
     ),
     option(
         "--kv-load-failure-policy",
-        type=click.Choice(["fail", "recompute"]),
+        type=OneOf(["fail", "recompute"]),
         default="fail",
         help="Answer with status 500 when blocks cannot be fetched, or compute them.",
     ),
@@ -295,7 +296,7 @@ _FROM_0 = Whole(min=0)
     "Log",
     option(
         "--log-format",
-        type=click.Choice(["text", "json"]),
+        type=OneOf(["text", "json"]),
         default="text",
         help="Write the log as text, or as one JSON object a line.",
     ),
@@ -330,9 +331,7 @@ async def _run(flags: dict[str, Any]) -> None:
         shaping = ModelSettings(chat_template=flags["chat_template"])
         model = RenderedModel(renderer, key, config.max_model_len, shaping)
         stop = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for sig in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(sig, stop.set)
+        listen(asyncio.get_running_loop(), stop.set, *ENDING)
         async with SimulatedEngine(config, model) as engine:
             click.echo(_ready(engine))
             await stop.wait()
@@ -372,8 +371,8 @@ def _same(flags: dict[str, Any], kind: type) -> dict[str, Any]:
 
 
 def _model(model: str | None, names: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
-    """The model's place, and the names that clients may use."""
-    if model is not None:
+    """The model's place, and the names that clients may use. SmolLM2 is installed with us."""
+    if model not in (None, DEFAULT_NAME):
         return model, names
     return str(prepare_smollm2()), names or (DEFAULT_NAME,)
 

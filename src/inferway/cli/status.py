@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import select
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -19,39 +18,32 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from inferway.cli import asked_gateway
+from inferway.cli.asked_gateway import ACCESS, gateway_client, url_of
 from inferway.cli.command import Command, section
 from inferway.cli.flag import Number, Whole, option
 from inferway.cli.fleet_state import CannotAskError, FleetState, GatewayClient
 from inferway.cli.fleet_table import fleet_table, rates
-
-URL = "http://127.0.0.1:8080"
-
-
-ASKS = (
-    click.argument("url", default=URL),
-    option(
-        "--admin-key-env",
-        metavar="NAME",
-        help="Send the admin key that this environment variable holds.",
-    ),
-    option("--ca", metavar="FILE", help="Trust these certificates (PEM) where URL is https://."),
-)
+from inferway.signals import interrupt_once
 
 
 @click.command(cls=Command)
 @section(
     "Fleet",
-    *ASKS,
+    asked_gateway.words(),
+    *ACCESS,
     option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables."),
     example="inferway status http://10.0.0.2:8080",
 )
-def status(url: str, admin_key_env: str | None, ca: str | None, as_json: bool) -> None:
+def status(
+    words: tuple[str, ...], admin_key_env: str | None, ca: str | None, as_json: bool
+) -> None:
     """Show the fleet of the gateway at URL (http://127.0.0.1:8080), and whether it is ready.
 
     The exit status is 0 if the gateway is ready, 1 if it is not, and 2 if it cannot be asked.
     """
     try:
-        state = gateway_client(url, admin_key_env, ca).ask()
+        state = gateway_client(url_of(words), admin_key_env, ca).ask()
     except CannotAskError as e:
         _cannot("status", e)
     if as_json:
@@ -65,7 +57,8 @@ def status(url: str, admin_key_env: str | None, ca: str | None, as_json: bool) -
 @click.command(cls=Command)
 @section(
     "Fleet",
-    *ASKS,
+    asked_gateway.words(),
+    *ACCESS,
     option(
         "--interval",
         type=Number(min=0.1),
@@ -77,15 +70,19 @@ def status(url: str, admin_key_env: str | None, ca: str | None, as_json: bool) -
     example="inferway top http://10.0.0.2:8080 --interval 1",
 )
 def top(
-    url: str, admin_key_env: str | None, ca: str | None, interval: float, count: int | None
+    words: tuple[str, ...],
+    admin_key_env: str | None,
+    ca: str | None,
+    interval: float,
+    count: int | None,
 ) -> None:
     """Show the fleet of the gateway at URL (http://127.0.0.1:8080), live, with rates per second.
 
     The keys q and Ctrl-C end it. Where the output is no terminal, one table follows another.
     """
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the terminal is restored
+    interrupt_once()  # the terminal is restored
     try:
-        looks = _Looks(gateway_client(url, admin_key_env, ca))
+        looks = _Looks(gateway_client(url_of(words), admin_key_env, ca))
         first = looks.next()
         if sys.stdout.isatty():
             _live(looks, first, interval, count)
@@ -117,7 +114,10 @@ class _Looks:
 
 
 def _plain(
-    looks: _Looks, show: Callable[[int], RenderableType], interval: float, count: int | None
+    looks: _Looks,
+    show: Callable[[int], RenderableType],
+    interval: float,
+    count: int | None,
 ) -> None:
     console, shown = Console(highlight=False), 0
     while True:
@@ -130,7 +130,10 @@ def _plain(
 
 
 def _live(
-    looks: _Looks, show: Callable[[int], RenderableType], interval: float, count: int | None
+    looks: _Looks,
+    show: Callable[[int], RenderableType],
+    interval: float,
+    count: int | None,
 ) -> None:
     console, shown, fault = Console(highlight=False), 0, ""
     with _keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as live:
@@ -175,18 +178,6 @@ def _pressed(seconds: float) -> bool:
         if ready and os.read(sys.stdin.fileno(), 32).lower().find(b"q") >= 0:
             return True
     return False
-
-
-def gateway_client(url: str, admin_key_env: str | None, ca: str | None) -> GatewayClient:
-    """Return the gateway at `url`, as the options say. Raises CannotAskError."""
-    key = None
-    if admin_key_env is not None:
-        key = os.environ.get(admin_key_env)
-        if not key:
-            raise CannotAskError(
-                f"--admin-key-env {admin_key_env!r} is not set in the environment; export it"
-            )
-    return GatewayClient(url, key, ca)
 
 
 def _cannot(command: str, error: CannotAskError) -> NoReturn:

@@ -7,7 +7,7 @@ from typing import Final
 import click
 
 from inferway.cli.command import section
-from inferway.cli.flag import LineList
+from inferway.cli.flag import LineList, OneOf
 from inferway.cli.key_options import ON, key_option
 
 SECURITY: Final = section(
@@ -95,14 +95,14 @@ OBSERVABILITY: Final = section(
     key_option(
         "--log-format",
         "log_format",
-        type=click.Choice(["text", "json"]),
+        type=OneOf(["text", "json"]),
         help="Write the log and the access log as text, or as one JSON object a line.  "
         "[default: text]",
     ),
     key_option(
         "--log-level",
         "log_level",
-        type=click.Choice(["debug", "info", "warning", "error"]),
+        type=OneOf(["debug", "info", "warning", "error"]),
         help="Log what is at least as severe as this.  [default: info]",
     ),
     key_option(

@@ -7,6 +7,7 @@ a map `...`, and does not name what else there is: that is looked up here, along
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from difflib import get_close_matches
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -50,7 +51,9 @@ def _fault(value: Any, kind: Any, said: str) -> str:
             value = value[name]
             key += f".{name}"
         kind = _alternative(kind, value)
-    return ": ".join(filter(None, (key.removeprefix("."), _shown(value), _allowed(kind, words))))
+    return ": ".join(
+        filter(None, (key.removeprefix("."), _shown(value), _allowed(kind, value, words)))
+    )
 
 
 def _alternative(kind: Any, value: object) -> Any:
@@ -86,14 +89,19 @@ def _shown(value: object) -> str:
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"
 
 
-def _allowed(kind: Any, words: str) -> str:
+def _allowed(kind: Any, value: object, words: str) -> str:
     """msgspec's words, and what else there is where they do not say it."""
     if get_origin(kind) is Literal:
-        return f"expected one of {', '.join(get_args(kind))}"
+        meant = _meant(str(value), get_args(kind), quote="'")
+        return f"expected one of {', '.join(get_args(kind))}{meant}"
     words = words[0].lower() + words[1:]
     if words.startswith("object contains unknown field"):
         known = kind.__struct_fields__
-        close = get_close_matches(words.partition("`")[2].strip("`"), known, n=1)
-        meant = f"; did you mean `{close[0]}`?" if close else ""
+        meant = _meant(words.partition("`")[2].strip("`"), known, quote="`")
         return f"{words}{meant}; known: {', '.join(known)}"
     return words
+
+
+def _meant(word: str, known: Iterable[str], *, quote: str) -> str:
+    close = get_close_matches(word, known, n=1)
+    return f"; did you mean {quote}{close[0]}{quote}?" if close else ""

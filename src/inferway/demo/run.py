@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -40,6 +39,7 @@ from inferway.demo.workload import PROMPTS, SYSTEM_PROMPT, TURNS
 from inferway.errors import ConfigError, InferwayError
 from inferway.openai_api.requests import parse_chat
 from inferway.prompts.renderer import Renderer
+from inferway.signals import ENDING, listen
 from inferway.telemetry.access_log import line_of
 from inferway.telemetry.answer_log import EndedAnswer
 
@@ -50,9 +50,7 @@ ANSWER_TOKENS = 24
 async def run_demo(settings: DemoSettings, console: Console, *, exit_after: bool) -> None:
     """The phases, then the server until SIGINT or SIGTERM. Raises ConfigError at start only."""
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for sig in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(sig, stop.set)
+    listen(asyncio.get_running_loop(), stop.set, *ENDING)
     if settings.port and not exit_after:
         console.print(_page_at(settings.port), soft_wrap=True)
     async with AsyncExitStack() as stack:

@@ -55,5 +55,5 @@ def _of_files(records: Records) -> Iterator[Alarm]:
     writer = records.writer
     if writer is not None and writer.failed:
         evidence = f"requests are no longer recorded in {writer.directory}: {writer.failed}"
-        cure = "mend that, as by making room there, and restart the gateway"
+        cure = "fix that, as by making room there, and restart the gateway"
         yield Alarm("warn", "record", evidence, cure)

@@ -20,6 +20,7 @@ from inferway.doctor.facts import (
     Socket,
     TokenizerReport,
 )
+from inferway.fleet.http_client import PLAIN_HTTP
 
 OLDEST_PYTHON = (3, 11)
 
@@ -137,6 +138,8 @@ def judge_engine(found: EngineReport, tools_come: bool = False) -> Iterator[Chec
     subject = f"engine {found.settings.label}"
     if found.error is not None:
         cure = "is it running, and are host and port right? a 401 or 403 needs api_key_env=NAME"
+        if PLAIN_HTTP in found.error:
+            cure = ""  # the error has it
         yield CheckResult(Level.FAIL, subject, found.error, cure)
         return
     yield _health(subject, found)

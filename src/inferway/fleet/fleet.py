@@ -66,7 +66,7 @@ class Fleet:
         """`columns`: those that the table is kept in; None: its own. `watch`: who hears of the
         engines."""
         self.on_change: Callable[[], None] = _nothing  # what is known of an engine has changed
-        self.on_outage: Callable[[Engine], None] = _nothing_of  # one has begun, or is over
+        self.on_outage: Callable[[Engine], None] = _nothing  # one has begun, or is over
         # the seconds that what the engine has to compute next should take
         self.expected_seconds: Callable[[Engine], float] = _not_known
         self.engines = [Engine(e, e.authorization()) for e in settings.engines]
@@ -234,6 +234,11 @@ class Fleet:
         """Ask the engine at once how it is, because a request has just failed there."""
         self.watch.suspect(endpoint.engine)
 
+    def has_others(self, engine: Engine) -> bool:
+        """Return whether other engines that answer serve a model that this one serves."""
+        names = {engine.name}
+        return any(self.table.engines_of(model) - names for model in engine.model_names)
+
     def look_soon(self, engine: Engine) -> None:
         """Ask the engine at once what it is, because it is something else than it has told."""
         self.watch.suspect(engine.name)
@@ -334,9 +339,7 @@ class Fleet:
         if engine.block_size_told not in (None, engine.block_size):
             log.warning(
                 "engine %s caches blocks of %s tokens, not of %s as told; its events count",
-                engine.name,
-                engine.block_size,
-                engine.block_size_told,
+                *(engine.name, engine.block_size, engine.block_size_told),
             )
         self._refresh()
 
@@ -443,11 +446,7 @@ class Fleet:
         self.on_change()
 
 
-def _nothing() -> None:
-    """Nobody wants to know."""
-
-
-def _nothing_of(_: Engine) -> None:
+def _nothing(*_: Engine) -> None:
     """Nobody wants to know."""
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 MAX_PAGE_BYTES = 8 * 1024 * 1024  # vLLM has 50 KB of metrics a rank, half a KB of a model
+PLAIN_HTTP = "it speaks plain http; write http:// in its URL"
 _JSON = {"content-type": "application/json"}
 _MAX_ANSWERS = 16  # that nobody has taken: informational ones (1xx), of a single question
 _SLICE_BYTES = 16 * 1024  # that are parsed before they are counted
@@ -63,7 +64,16 @@ def upstream_errors(url: str, late: str = "in time") -> Iterator[None]:
     except TimeoutError as e:
         raise UpstreamTimeoutError(f"{url} did not answer {late}") from e
     except (aiohttp.ClientError, OSError) as e:
+        if isinstance(e, aiohttp.ClientConnectorSSLError) and _is_plain(e.os_error):
+            raise UpstreamError(f"{url}: {PLAIN_HTTP}") from e
         raise UpstreamError(f"{url}: {str(e) or type(e).__name__}") from e
+
+
+def _is_plain(error: OSError) -> bool:
+    """Whether a handshake failed because what came back was no TLS at all; the second reason is
+    newer OpenSSL's."""
+    reason = error.reason if isinstance(error, ssl.SSLError) else None
+    return reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
 
 
 async def post(

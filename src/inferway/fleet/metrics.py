@@ -39,7 +39,7 @@ def fleet_families(fleet: Fleet) -> Iterator[Family]:
     )
     yield gauge(
         "index_blocks",
-        "Blocks that the engine is believed to hold.",
+        "Blocks that the engine holds by the gateway's view.",
         _ENGINE,
         {key: fleet.table.num_blocks(engine) for key, engine in engines.items()},
     )

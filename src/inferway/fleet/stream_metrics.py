@@ -83,7 +83,7 @@ _STREAMS: tuple[Row[StreamFigures], ...] = (
     (
         counter,
         "stream_forgotten",
-        "Times that everything believed of the engine's cache had to be forgotten.",
+        "Times that the whole view of the engine's cache had to be forgotten.",
         lambda s: s.stats.forgotten,
     ),
 )
@@ -135,7 +135,7 @@ def stream_families(fleet: Fleet) -> Iterator[Family]:
     }
     yield gauge(
         "stream_state",
-        "1 for the state of what is believed of the engine's cache, else 0.",
+        "1 for the state of the gateway's view of the engine's cache, else 0.",
         [*LABELS, "state"],
         {
             (*labels, state): fleet.state(endpoint) is state

@@ -283,7 +283,7 @@ class EventSubscriber(ABC):
                 if self._on_told is not None:
                     self._on_told()
             if stats.forgotten != forgotten:
-                log.info("engine %s: what the gateway believed of its cache is dropped", self._name)
+                log.info("engine %s: the view of its cache is dropped", self._name)
             if is_done:
                 self._rest()
                 self._tell()

@@ -61,7 +61,7 @@ class EndpointTable:
         if rows is None:
             gone = [e.name for e in self._engines if model in e.model_names]
             names = ", ".join(gone) or "none is left in the list of engines"
-            raise NoEndpointError(f"model {model!r}: its engines are gone: {names}")
+            raise NoEndpointError(f"model {model!r}: none of its engines answers: {names}")
         return rows.candidates(self._columns)
 
     def everyone(self) -> Candidates:

@@ -2,7 +2,7 @@
 
 ZeroMQ's own library has threads that read. From them a message comes to an asyncio program through
 a file descriptor that says no more than that something has happened, and through futures: for a
-batch of KV events that takes several times what reading it here does (docs/performance.md). Nor
+batch of KV events that takes several times what reading it here does. Nor
 does the library say which of several connections a message came by, or whether it came before
 another one was lost; here each connection is an object of its own.
 

@@ -236,7 +236,7 @@ class Auth:
     def _check_admins_key(self, request: Request) -> None:
         if self.callers is not None:
             if not self._known(self.callers, request).admin:
-                raise ForbiddenError("this path is for admins, and this key is not one's")
+                raise ForbiddenError("this path needs an admin key")
         elif self.admin_key is not None:
             self.admin_key.check(request.headers)
 

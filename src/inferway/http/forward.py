@@ -300,7 +300,7 @@ class Forwarding:
         ours = isinstance(error, OurFaultError)
         if not ours:
             self._attempts.failed()
-            if self._goes_on is not None and self._responder.started and self._goes_on(self, error):
+            if self._responder.started and self._rest_comes(error):
                 return
         responder = self._responder
         if not responder.started:
@@ -344,7 +344,7 @@ class Forwarding:
     def _is_moved_away(self, error: UpstreamError) -> bool:
         assert self._exchange is not None
         if self._responder.started:
-            return self._goes_on is not None and self._is_gone_on_with(error)
+            return self._is_gone_on_with(error)
         target = self._attempts.elsewhere()
         if target is None:
             return False
@@ -366,12 +366,19 @@ class Forwarding:
         return self._is_gone_on_with(MovedError(f"engine {engine} is drained"))
 
     def _is_gone_on_with(self, error: UpstreamError) -> bool:
-        assert self._goes_on is not None
-        if not self._goes_on(self, error):
+        if not self._rest_comes(error):
             return False
         if self._exchange is not None:
             self._exchange.abort()
             self._exchange = None
+        return True
+
+    def _rest_comes(self, error: UpstreamError) -> bool:
+        """Return whether another engine goes on with the answer, which has begun."""
+        if self._goes_on is None or not self._goes_on(self, error):
+            return False
+        if not isinstance(error, MovedError):
+            self._attempts.moved_away()
         return True
 
     def _given_up(self, chunk: bytes) -> None:

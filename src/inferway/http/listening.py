@@ -127,11 +127,13 @@ def _inode(path: str) -> int | None:
 def within_file_limit(limits: LimitSettings, num_files: int, num_ports: int = 1) -> LimitSettings:
     """Return the limits, with fewer connections for each port if that is needed: clients of all
     ports together may take half of the files that the process may open. The other half is for
-    engines, which could not be reached once clients had taken all."""
+    engines, which could not be reached once clients had taken all. The log says so to who has
+    asked for more."""
     most = max(1, num_files // (2 * num_ports))
     if num_files == resource.RLIM_INFINITY or most >= limits.connections:
         return limits
-    _log.info(
+    _log.log(
+        logging.DEBUG if limits.connections == LimitSettings().connections else logging.INFO,
         "limits.connections: %d client connections at most, not %d: this process may open %d"
         " files; raise the limit (ulimit -n, LimitNOFILE)",
         most,

@@ -3,8 +3,8 @@
 the answer            what is done
 has not begun         its request is sent to the next engine of its decision that is not silent
 is streamed           another engine goes on with it (http/continued.py)
-cannot go elsewhere   it waits; when it has waited for `timeouts.silent_engine` in the silence, it
-                      ends with an error
+cannot go elsewhere   it waits. If other engines serve its model, it ends with an error when it has
+                      waited for `timeouts.silent_engine` in the silence
 
 The engine's late answers are not read: their connections are closed, which is how vLLM learns to
 stop computing them once it goes on.
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -33,11 +34,12 @@ log = logging.getLogger("inferway.forward")
 @dataclass(slots=True)
 class SilentEngines:
     """Hears of outages; `close` ends it. `sources`: the sources of all answers that are under way,
-    whose requests go through `pool`."""
+    whose requests go through `pool`. `has_others`: whether other engines serve what one serves."""
 
     standing: OutlierDetection
     sources: Callable[[], Iterable[BodySource]]
     pool: Pool
+    has_others: Callable[[Engine], bool]
     _timers: dict[str, asyncio.TimerHandle] = field(default_factory=dict)  # by engine
 
     def hear(self, engine: Engine) -> None:
@@ -47,7 +49,8 @@ class SilentEngines:
             self.standing.ends(engine.name)
             self._forget(engine.name)
             return
-        self.standing.begins(engine.name, is_silent=outage.is_silence)
+        now = self.pool.time()
+        self.standing.begins(engine.name, now, is_silent=outage.is_silence)
         if not outage.is_silence:
             self._forget(engine.name)
         elif engine.name not in self._timers:
@@ -69,16 +72,17 @@ class SilentEngines:
         error = SilentEngineError(engine.name, f"engine {engine.name} {outage.words(loop.time())}")
         moved = left = 0
         # Who could not wait until the next look waits no longer.
-        begun = loop.time() + LOOK_SECONDS - seconds
-        for source in [*self.sources()]:
-            is_moved = self._moved_one(source, error, outage.since, begun)
+        begun = loop.time() + LOOK_SECONDS - seconds if self.has_others(engine) else -math.inf
+        for source in [each for each in self.sources() if isinstance(each, Forwarding)]:
+            may_wait = max(outage.since, source.sent_at) > begun
+            is_moved = source.engine_is_silent(error, may_wait=may_wait)
             moved += is_moved is True
             left += is_moved is False
         if moved or (left and not waited):
             log.warning(
                 "engine %s is silent: other engines answer %d of its requests in its place;"
-                " %d can go nowhere else, and wait for %g s",
-                *(engine.name, moved, left, seconds),
+                " %d can go nowhere else",
+                *(engine.name, moved, left),
             )
         if left or waited < 2 * LOOK_SECONDS:
             self._timers[engine.name] = loop.call_later(
@@ -86,15 +90,3 @@ class SilentEngines:
             )
         else:
             self._timers.pop(engine.name, None)
-
-    def _moved_one(
-        self, source: BodySource, error: SilentEngineError, since: float, begun: float
-    ) -> bool | None:
-        """`since`: when the silence began; who has waited since `begun` waits no longer."""
-        if not isinstance(source, Forwarding):
-            return None
-        may_wait = max(since, source.sent_at) > begun
-        is_moved = source.engine_is_silent(error, may_wait=may_wait)
-        if is_moved:
-            self.standing.was_moved(error.engine)
-        return is_moved

@@ -110,7 +110,8 @@ class EngineRows:
     ) -> EngineRow:
         """Return what is shown of the engine. `lower`: the index's `lower_tiers`."""
         standing, load, now = self.failover.standing, engine.load, self.failover.clock()
-        affected = standing.affected.get(engine.name) or Affected()
+        affected = self.speeds.heard.affected.get(engine.name)
+        affected = affected or standing.affected.get(engine.name) or Affected()
         subscribers = engine.subscribers
         last = [each.last_batch_at for each in subscribers if each.last_batch_at is not None]
         holders = [endpoint.holder for endpoint in engine.endpoints]

@@ -302,7 +302,7 @@ class WhatIfReplays:
 
 _CURES = {
     "record": "nothing is recorded here; start the gateway with --record DIR",
-    "bench": "inferway-bench, which replays it, is not installed; pip install inferway-bench",
+    "bench": "inferway-bench, which replays it, is missing: pip install ./bench in a checkout",
 }
 
 

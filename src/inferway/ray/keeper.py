@@ -15,16 +15,19 @@ import threading
 from contextlib import suppress
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 def _end_with_parent() -> None:
     """In the child, before it is the program."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def main() -> int:
     seconds, command = float(sys.argv[1]), sys.argv[2:]
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)  # until there is a program to end
     try:
         program = subprocess.Popen(
             command,
@@ -54,8 +57,10 @@ def main() -> int:
 
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the replica decides
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
     threading.Thread(target=wait_for_end, daemon=True).start()
     status = program.wait()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # nothing is left to be ended
     kill()
     return status if status >= 0 else 128 - status
 

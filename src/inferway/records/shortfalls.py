@@ -166,8 +166,8 @@ class Shortfalls:
             return
         wrong.rechecked = now
         log.warning(
-            "engine %s did not deliver blocks that it is believed to hold, %d times in %g s, and no"
-            " event of it says why: they are forgotten, and its cache is compared anew",
+            "engine %s did not deliver blocks that it holds by the gateway's view, %d times in %g"
+            " s, and no event of it says why: they are forgotten, and its cache is compared anew",
             *(endpoint.name, REPAIR_AFTER, REPAIR_SECONDS),
         )
         stream.recheck()

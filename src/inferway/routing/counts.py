@@ -39,7 +39,7 @@ _TOKENS: tuple[Row[EngineTokens], ...] = (
     (
         counter,
         "matched_tokens",
-        "Prompt tokens that the gateway believed to be in the engine's cache, of requests"
+        "Prompt tokens that were in the engine's cache by the gateway's view, of requests"
         " that it answered.",
         lambda tokens: tokens.matched,
     ),

@@ -19,7 +19,7 @@ from inferway.prompts.served import ServedModel
 from inferway.routing.journey import Routed
 
 # From so many tokens on ids are worth their bytes: real engines have been seen to spare 0.5 ms of
-# CPU a request at 64, and next to nothing for texts of 20 (docs/performance.md).
+# CPU a request at 64, and next to nothing for texts of 20 (docs/fidelity.md).
 LEAST_TOKENS = 64
 
 SENT, SHORT, LONG = "sent", "short", "long"

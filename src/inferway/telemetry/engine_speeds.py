@@ -9,16 +9,17 @@ slowly, are neither slow nor fellows.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 import msgspec
 
 from inferway.fleet.engine import Engine
-from inferway.fleet.fleet import Fleet
 from inferway.metrics import Family, gauge
 from inferway.model import ROLE
+from inferway.routing.limits.outlier_detection import Affected
 from inferway.scheduling.expected_ttft.costs import KNOWN_AFTER
 from inferway.scheduling.expected_ttft.learning import FIXED, OWN, PAIRS, RUNNING
 from inferway.scheduling.expected_ttft.plugin import ExpectedTtft
@@ -31,6 +32,7 @@ LATE_TIMES = 10.0  # ... or for fewer times as long as expected
 LOOK_SECONDS = 2.0  # between two looks at what was learned
 
 USUAL_TOKENS = 500.0  # of a prompt, where it is not known how many most have
+_MOVED, _LOST = "inferway_outage_requests_moved", "inferway_outage_requests_lost"
 _NUMBERS = {
     "inferway_ttft_prediction_error_count": "answers",
     "inferway_engine_first_tokens_waiting": "requests",
@@ -85,10 +87,12 @@ _NONE = Wait()
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What another process knows, by endpoint; of those alone that are well known."""
+    """What other processes know: by endpoint the speeds of those that are well known, and what
+    waits there; and by engine what its outage has done to their requests."""
 
     speeds: Mapping[str, Speed] = field(default_factory=dict)
     waits: Mapping[str, Wait] = field(default_factory=dict)
+    affected: Mapping[str, Affected] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -96,7 +100,7 @@ class EngineSpeeds:
     """`plugins` that learn, of which the first is read; `clock` is theirs, `time.monotonic`. A hub
     that learns nothing itself is told what its workers know (`heard`)."""
 
-    fleet: Fleet
+    engines: Sequence[Engine]  # of the fleet, whenever one asks
     plugins: Sequence[ExpectedTtft]
     clock: Callable[[], float]
     heard: Told = field(default_factory=Told)
@@ -126,6 +130,10 @@ class EngineSpeeds:
                 return Late(wait.requests, since, float(f"{wait.expected:.2g}"))
         return None
 
+    def expected_seconds(self, engine: Engine) -> float:
+        """Return what the engine should take for what it has to compute next, in seconds."""
+        return max([each.expected_seconds(engine.endpoints) for each in self.plugins], default=0.0)
+
     def families(self) -> Iterator[Family]:
         """Yield what /metrics shows of it, of the endpoints that this process knows itself."""
         self._look()
@@ -137,10 +145,7 @@ class EngineSpeeds:
             " that is three times or more and its labels do not say that it is other hardware;"
             " else 1.",
             _ENGINE,
-            {
-                (engine.name,): self._times(engine)
-                for engine in (self.fleet.engines if names else ())
-            },
+            {(engine.name,): self._times(engine) for engine in (self.engines if names else ())},
         )
         yield gauge(
             "engine_first_tokens_waiting",
@@ -189,11 +194,11 @@ class EngineSpeeds:
         known = _learned(self.plugins[0]) if self._names() else self.heard.speeds
         self._speeds = {
             engine.name: speed
-            for engine in self.fleet.engines
+            for engine in self.engines
             if (speed := _speed_of(engine, known)) is not None
         }
         groups: dict[tuple[str, str | None], list[Engine]] = {}
-        for engine in self.fleet.engines:
+        for engine in self.engines:
             if engine.name in self._speeds and engine.healthy and engine.base_models:
                 key = engine.base_models[0].name, engine.settings.all_labels.get(ROLE)
                 groups.setdefault(key, []).append(engine)
@@ -219,8 +224,28 @@ class EngineSpeeds:
                     yield name, Slow(times, taken[name], usual, of, differs)
 
 
-def told_by(samples: Iterable[tuple[str, Mapping[str, str], float]]) -> Told:
-    """Return what another process knows, from the samples of its /metrics."""
+Sample = tuple[str, Mapping[str, str], float]  # its name, its labels, its value
+
+
+def told_by(processes: Sequence[Iterable[Sample]]) -> Told:
+    """Return what other processes know, from the samples of their /metrics. They tell each other
+    what they learn: what the first one says counts. What outages did to requests is added up."""
+    first, affected = Told(), Counter[tuple[str, str]]()
+    for samples in map(list, processes):
+        if not first.speeds:
+            first = _learned_by(samples)
+        for name, labels, value in samples:
+            if name in (_MOVED, _LOST):
+                affected[labels["engine"], name] += int(value)
+    names = {engine for engine, _ in affected}
+    return replace(
+        first,
+        affected={name: Affected(affected[name, _MOVED], affected[name, _LOST]) for name in names},
+    )
+
+
+def _learned_by(samples: Iterable[Sample]) -> Told:
+    """Of one process, without what outages did."""
     costs: dict[str, dict[str, float]] = {}
     numbers: dict[str, dict[str, float]] = {}
     for name, labels, value in samples:

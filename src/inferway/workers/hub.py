@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from inferway.metrics import Family
 from inferway.replicas.build import has_peers
 from inferway.servers import Process
 from inferway.tasks import Tasks
+from inferway.telemetry.engine_speeds import told_by
 from inferway.workers.asking import Asking
 from inferway.workers.follower_messages import BeginFollowing
 from inferway.workers.followers import Followers
@@ -70,7 +72,7 @@ from inferway.workers.messages import (
     ToOthers,
     Wanted,
 )
-from inferway.workers.numbers import added_up, cache_worth
+from inferway.workers.numbers import added_up, cache_worth, samples
 from inferway.workers.peers import Peers
 from inferway.workers.records import WorkerRecords
 from inferway.workers.replicas import WorkersLearners, meet
@@ -82,9 +84,11 @@ from inferway.workers.teller import FleetTeller
 from inferway.workers.turns import Turns
 
 PING_SECONDS = 1.0
+PINGS_A_LOOK = 3  # from one look at the workers' numbers to the next, while the page is open
 
 _METRICS = "/metrics"
-_OF_ENGINES = ("/admin/engines", "/admin/drain")  # which say what caches are worth
+# which say what caches are worth, or what outages do to requests
+_OF_ENGINES = ("/admin/engines", "/admin/drain", "/admin/alarms")
 _OF_REQUESTS = ("/admin/requests", "/admin/traffic", "/admin/cache-breakers", "/admin/live")
 
 log = logging.getLogger("inferway")
@@ -163,20 +167,21 @@ class ServingHub:
                 self._tasks.spawn(seat.keep())
             await asyncio.gather(self._followers.started(), *[s.started() for s in self.seats])
             self._tasks.spawn(self._ping())
-        except BaseException:
-            await self.close()
+        except BaseException as e:
+            await self.close(quietly=not isinstance(e, asyncio.CancelledError))
             raise
-        log.info("the gateway is listening on %s, with %d workers", self._url, len(self.seats))
+        log.info("%s", gateway.told_of(self._url, len(self.seats)))
 
-    async def close(self) -> None:
-        """Let running answers end, then close the rest."""
+    async def close(self, *, quietly: bool = False) -> None:
+        """Let running answers end, then close the rest; `quietly`: parts do not say that they have
+        stopped."""
         self.stop_accepting()
         await asyncio.gather(*[seat.left(self.settings.timeouts.drain) for seat in self.seats])
         await self._followers.close()
         await self._tasks.close()
         if self._teller is not None:
             self._teller.close()
-        await self.gateway.close()
+        await self.gateway.close(quietly=quietly)
         self._forget_files()
 
     async def reload(self, read: Callable[[], ServeSettings]) -> None:
@@ -204,14 +209,16 @@ class ServingHub:
     async def _gather(self, path: str) -> None:
         """Fetch what the path shows of all workers."""
         if path == _METRICS or path.startswith(_OF_ENGINES):
-            seats = [*self.seats, *self._followers.seats]
-            answers = await self._asking.all(seats, lambda _, number: AskNumbers(number))
-            self._numbers = [
-                told.families for told in answers.values() if isinstance(told, Numbers)
-            ]
-            self.gateway.worth.others = [cache_worth(each) for each in self._numbers]
+            await self._fetch_numbers()
         elif path.startswith(_OF_REQUESTS):
             await self._fetch_records()
+
+    async def _fetch_numbers(self) -> None:
+        seats = [*self.seats, *self._followers.seats]
+        answers = await self._asking.all(seats, lambda _, number: AskNumbers(number))
+        self._numbers = [told.families for told in answers.values() if isinstance(told, Numbers)]
+        self.gateway.worth.others = [cache_worth(each) for each in self._numbers]
+        self.gateway.speeds.heard = told_by([samples(each) for each in self._numbers])
 
     async def _fetch_records(self) -> None:
         since = self._records.since
@@ -284,7 +291,7 @@ class ServingHub:
         self._tell(Commit(of_workers))  # whoever is just starting has been given the old ones
 
     async def _ping(self) -> None:
-        while True:
+        for number in count():
             await asyncio.sleep(PING_SECONDS)
             self._tell(Ping())
             self._followers.look()
@@ -295,6 +302,8 @@ class ServingHub:
                 seat.look()
             if self.gateway.is_looked_at:
                 await self._fetch_records()
+                if number % PINGS_A_LOOK == 0:
+                    await self._fetch_numbers()
 
     # what workers say
 

@@ -55,6 +55,12 @@ def added_up(own: Iterable[Family], others: Sequence[Sequence[FamilyTold]]) -> I
         yield _joined(empty, [first, *more])
 
 
+def samples(families: Sequence[FamilyTold]) -> Iterator[tuple[str, dict[str, str], float]]:
+    """Yield what a worker has told, one by one."""
+    for each in families:
+        yield from each.samples
+
+
 def cache_worth(families: Sequence[FamilyTold]) -> dict[str, float]:
     """Return what a worker has told that each engine's cache is worth, in tokens."""
     return {

@@ -67,7 +67,7 @@ def test_anything_else_is_nobody_and_is_not_repeated(headers: list[tuple[bytes, 
     with pytest.raises(UnauthorizedError) as refused:
         CALLERS.of(headers)
 
-    assert str(refused.value) == "authorization: this is no API key that is known here"
+    assert str(refused.value) == "authorization: unknown API key"
 
 
 def test_who_sends_none_is_told_how() -> None:

@@ -140,7 +140,7 @@ class Trial:
         numbers = self.numbers(work, busy)
         if not self.is_held(try_out(numbers)):
             raise BenchError(
-                f"{self.setup.trace}: {self.plan.most} engines do not hold the SLO; the cure: "
+                f"{self.setup.trace}: {self.plan.most} engines do not hold the SLO; fix: "
                 "--most, or fewer --requests"
             )
         for window in self._slackest(work, numbers, busy)[: self.plan.refine]:

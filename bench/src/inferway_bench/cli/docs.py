@@ -14,11 +14,12 @@ from inferway.errors import InferwayError
     "docs", type=click.Path(exists=True, file_okay=False, path_type=Path), default=Path("docs")
 )
 def docs(docs: Path) -> None:
-    """Write every table and picture of DOCS/benchmarks from the stored runs in DOCS/results.
+    """Write every table and picture of DOCS/benchmarks from the stored runs in DOCS/results, and
+    say how old each run is.
 
     DOCS is the folder docs unless it is given. Nothing is measured.
     """
-    from inferway_bench import pages
+    from inferway_bench import ages, pages
     from inferway_bench.catalog import BENCHMARKS
 
     try:
@@ -28,5 +29,7 @@ def docs(docs: Path) -> None:
             run = benchmark.stored(docs)
             if run is not None:
                 benchmark.draw(run, docs / "results", ("svg",))
+        for line in ages.lines(ages.ages(docs)):
+            click.echo(line)
     except InferwayError as e:
         raise click.ClickException(str(e)) from e

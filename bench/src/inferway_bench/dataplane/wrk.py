@@ -74,7 +74,7 @@ def find_wrk() -> str:
     """The path of `wrk`. Raises BenchError with the cure."""
     found = shutil.which("wrk")
     if found is None:
-        raise BenchError("wrk: not found in PATH; the cure: apt-get install wrk")
+        raise BenchError("wrk: not found in PATH; fix: apt-get install wrk")
     return found
 
 

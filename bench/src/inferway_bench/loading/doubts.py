@@ -25,14 +25,14 @@ def _of_generator(kept: MeasuredLoad) -> Iterator[str]:
     cpu_share = kept.driven.cpu_share
     if cpu_share > _BUSY:
         yield (
-            f"the load generator was the bottleneck: it used {cpu_share:.0%} of its core; the "
-            "cure: a lower load, or several generators"
+            f"the load generator was the bottleneck: it used {cpu_share:.0%} of its core; "
+            "fix: a lower load, or several generators"
         )
     times = [s.ttft for s in kept.good if s.ttft is not None]
     if kept.late_p99 > max(_LATE_SECONDS, _LATE_SHARE * float(np.median(times or [0.0]))):
         yield (
             f"the load generator was late by itself: {kept.late_p99 * 1e3:.1f} ms in 1 % of the "
-            "requests; the cure: a quieter or faster machine for it"
+            "requests; fix: a quieter or faster machine for it"
         )
     if not kept.driven.is_whole:
         yield "stopped before its end"
@@ -53,14 +53,14 @@ def _of_server(kept: MeasuredLoad) -> Iterator[str]:
         yield (
             f"the server does not keep up: {sent:.3g} requests a second were sent and "
             f"{answered.value:.3g} answered: its latencies grow as long as the load lasts; or the "
-            "run is too short for its answers; the cure: a lower load, or more --warm-up and "
+            "run is too short for its answers; fix: a lower load, or more --warm-up and "
             "--duration"
         )
     num_held = sum(s.held > 0 for s in kept.samples)
     if num_held > _HELD * num:
         yield (
             f"{num_held} turns waited for the answer before in their session, which counts as "
-            "latency; the cure for less of it: more --sessions"
+            "latency; fix: more --sessions"
         )
 
 

@@ -130,7 +130,7 @@ def keep(
     if not kept:
         raise BenchError(
             f"{stage.name}: nothing measured: {len(samples)} requests, none meant to be sent "
-            f"between {since:g} s and {max(until, 0.0):g} s; the cure: a longer run, or less of "
+            f"between {since:g} s and {max(until, 0.0):g} s; fix: a longer run, or less of "
             "--warm-up"
         )
     return MeasuredLoad(stage, driven, kept, since, until - since)

@@ -206,9 +206,7 @@ class LoadPlan(msgspec.Struct, frozen=True):
         if self.requests is not None and self.duration is not None:
             raise ValueError("--requests and --duration: only one of them can end a load")
         if self.trace_times and self.dataset is None:
-            raise ValueError(
-                "--trace-times: of which trace? The cure: --dataset mooncake, or a file"
-            )
+            raise ValueError("--trace-times: of which trace? Fix: --dataset mooncake, or a file")
 
     @property
     def before(self) -> float:

@@ -12,6 +12,7 @@ import click
 import msgspec
 import uvloop
 
+from inferway.signals import listen
 from inferway_bench.harness import Benchmark
 from inferway_bench.loading.client import Client, Target
 from inferway_bench.loading.doubts import doubts
@@ -66,7 +67,7 @@ def target_of(plan: LoadPlan) -> Target:
         if not key.isascii() or not key.isprintable() or not key:
             raise click.UsageError(
                 f"--api-key-env {plan.api_key_env}: the variable is unset, empty or not "
-                "printable ASCII; the cure: export it"
+                "printable ASCII; fix: export it"
             )
         headers["authorization"] = f"Bearer {key}"
     return Target(plan.url, headers, plan.timeout)
@@ -101,7 +102,7 @@ class _LoadRun:
         plan = self.plan
         model = plan.model or await ask_model(self.target)
         stop = asyncio.Event()
-        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop.set)
+        listen(asyncio.get_running_loop(), stop.set, signal.SIGINT)
         found: list[MeasuredLoad] = []
         for number, stage in enumerate(self.stages):
             driven = await self._drive(number, model, stop)
@@ -158,12 +159,12 @@ async def ask_model(target: Target) -> str:
     body = answer.body
     if answer.error is not None:
         raise BenchError(
-            f"{target.url}: {answer.error}: {body[:200].decode(errors='replace')}; the cure: the "
+            f"{target.url}: {answer.error}: {body[:200].decode(errors='replace')}; fix: the "
             "URL of a server that runs"
         )
-    cure = "the cure: --model NAME"
+    cure = "fix: --model NAME"
     if answer.status in (401, 403):
-        cure = "the cure: --api-key-env NAME, the environment variable that has the key"
+        cure = "fix: --api-key-env NAME, the environment variable that has the key"
     try:
         names = [str(m["id"]) for m in msgspec.json.decode(body)["data"]]
     except (msgspec.MsgspecError, KeyError, TypeError):

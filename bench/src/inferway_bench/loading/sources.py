@@ -69,8 +69,7 @@ def _of_conversations(plan: LoadPlan) -> Source:
     ):  # fmt: skip
         if value:
             raise click.UsageError(
-                f"{name}: {plan.dataset} is not a trace; the cure: leave it out, or --rates or "
-                "--users"
+                f"{name}: {plan.dataset} is not a trace; fix: leave it out, or --rates or --users"
             )
     dataset = read.shaped(plan.seed, plan.output_tokens, plan.answers != "server", plan.ignore_eos)
     num = len(dataset.sessions)

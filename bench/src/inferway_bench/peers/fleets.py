@@ -78,7 +78,7 @@ def started(
         venv = os.environ.get("INFERWAY_VLLM_VENV")
         vllm = Path(venv) / "bin" / "vllm" if vllm is None and venv else vllm
         if vllm is None:
-            raise BenchError("real engines: whose vllm is not said; the cure: --vllm PATH")
+            raise BenchError("real engines: whose vllm is not said; fix: --vllm PATH")
         fleet = real_fleet(engines, vllm, directory)
     with fleet as running_fleet:
         yield running_fleet
@@ -106,7 +106,7 @@ def real_fleet(spec: RealEngines, vllm: Path, directory: Path) -> Iterator[Fleet
     """Start vLLM on the CPU, with SmolLM2. Raises BenchError when an engine does not start."""
     if not vllm.is_file():
         raise BenchError(
-            f"{vllm}: not there; the cure: scripts/install_vllm.sh, and its environment's bin/vllm "
+            f"{vllm}: not there; fix: scripts/install_vllm.sh, and its environment's bin/vllm "
             "with --vllm"
         )
     model = str(prepare_smollm2(weights=True))

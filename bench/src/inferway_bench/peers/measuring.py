@@ -106,7 +106,7 @@ class RouterTrials:
                     mean_ttft, idle, (idle_rate, 2 * idle_rate), 2.0, _MOST_DOUBLINGS, steps
                 )
             except ValueError as e:
-                raise BenchError(f"{round_robin.label}: {e}; the cure: --rate") from e
+                raise BenchError(f"{round_robin.label}: {e}; fix: --rate") from e
         return {
             "rate": round(sqrt(low * high), 3),
             "idle_rate": round(idle_rate, 3),

@@ -161,7 +161,7 @@ class Simulation:
             raise BenchError(
                 f"{self._workload.name}: a request of {request.prompt_tokens} tokens and "
                 f"{request.output_tokens} to be written does not fit an engine's cache of "
-                f"{engine.spec.cache_tokens}; the cure: a larger cache"
+                f"{engine.spec.cache_tokens}; fix: a larger cache"
             )
 
     def run(self) -> Outcome:
@@ -200,7 +200,7 @@ class Simulation:
         if not self._outcome.num_ended.all():
             raise BenchError(
                 f"{self._workload.name}: requests wait for ever: engines are full of blocks that "
-                "others are to fetch, which have no room for them; the cure: a lower load"
+                "others are to fetch, which have no room for them; fix: a lower load"
             )
 
     def _last_tick(self, at: float) -> tuple[float, int]:

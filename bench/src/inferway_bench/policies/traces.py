@@ -59,7 +59,7 @@ def read_trace(path: Path, seed: int) -> Workload:
 @lru_cache(maxsize=1)
 def _lines(path: Path) -> list[bytes]:
     if not path.is_file():
-        raise BenchError(f"{path}: not there; the cure: give the path of the trace, or its folder")
+        raise BenchError(f"{path}: not there; fix: give the path of the trace, or its folder")
     return unpacked(path).splitlines()
 
 

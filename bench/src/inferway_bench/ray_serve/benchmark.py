@@ -43,7 +43,7 @@ LEAST_TIMES_CACHED, MOST_MORE_US = 1.2, 300.0
 _WARM_UP_SEED = 2_000
 ONE_SYSTEM = "ray --systems 1"
 _CURE = (
-    "the cure: pip install 'inferway[ray]' pyarrow; or, in a checkout, scripts/install_ray.sh, and"
+    "fix: pip install 'inferway[ray]' pyarrow; or, in a checkout, scripts/install_ray.sh, and"
     " then .venv-ray/bin/inferway in place of this command"
 )
 

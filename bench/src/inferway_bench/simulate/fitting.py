@@ -97,7 +97,7 @@ def fit_beside(waited: float, simulated: Callable[[float], float], close: float 
         raise BenchError(
             f"fitting: first tokens came after {waited * 1e3:,.0f} ms; with engines that slow each "
             f"other {high:g} times it is {simulated(high) * 1e3:,.0f}: something else was in the "
-            "way; the cure: a quieter machine"
+            "way; fix: a quieter machine"
         )
     while high - low > close:
         middle = (low + high) / 2
@@ -156,7 +156,7 @@ def fit_prompts(firsts: Iterable[First]) -> tuple[float, ...]:
     times = [median(seconds) for seconds in cases.values()]
     found = _least_squares(np.array(rows), np.array(times))
     if found[1] <= 0:
-        raise BenchError("fitting: longer prompts did not take longer; the cure: a quieter machine")
+        raise BenchError("fitting: longer prompts did not take longer; fix: a quieter machine")
     return found
 
 

@@ -118,7 +118,7 @@ class SimulatePlan(msgspec.Struct, frozen=True):
             facts = load_run(self.like).facts
             if not facts.keys() >= {"step_seconds", "prefill_seconds"}:
                 raise BenchError(
-                    f"{self.like}: no constants of engines; the cure: a file that inferway bench "
+                    f"{self.like}: no constants of engines; fix: a file that inferway bench "
                     "validate --real --save wrote"
                 )
             constants = {name: facts[name] for name in _CONSTANTS if name in facts}

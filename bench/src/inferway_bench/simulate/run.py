@@ -131,5 +131,5 @@ def round_robins_rate(
     try:
         low, _ = doubling_rate(ttft, idle, (first, first), 1.5, _MOST_STEPS, bisections)
     except ValueError as e:
-        raise BenchError(f"round-robin: {e}; the cure: more requests, or --rate") from e
+        raise BenchError(f"round-robin: {e}; fix: more requests, or --rate") from e
     return idle, low

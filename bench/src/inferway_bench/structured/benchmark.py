@@ -74,7 +74,7 @@ def measure(plan: StructuredPlan, on_step: OnStep) -> Findings:
     """Judge every schema by every system. Raises BenchError, with the cure."""
     engine, model = _engine(), plan.model_directory
     if not (model / "tokenizer.json").is_file():
-        raise BenchError(f"{model}: no tokenizer.json; the cure: --model with a model's directory")
+        raise BenchError(f"{model}: no tokenizer.json; fix: --model with a model's directory")
     on_step("tokenizing")
     tokenize = vocabulary_of(str(model)).ll_tokenizer.tokenize_str
     cases = read(plan.file, tokenize, plan.max_tokens, plan.max_schemas)
@@ -104,7 +104,7 @@ def _engine() -> Path:
     python = Path(os.environ.get("INFERWAY_VLLM_VENV", "/nowhere"), "bin", "python")
     if not python.is_file():
         raise BenchError(
-            "xgrammar is measured where vLLM is installed; the cure: INFERWAY_VLLM_VENV=/its/venv"
+            "xgrammar is measured where vLLM is installed; fix: INFERWAY_VLLM_VENV=/its/venv"
         )
     return python
 

@@ -177,7 +177,7 @@ def _combined(
 def _apart(policy: str) -> str:
     if policy != OURS:
         raise BenchError(
-            f"prefill apart: the policy {policy} does not decide that; the cure: the policy {OURS}"
+            f"prefill apart: the policy {policy} does not decide that; fix: the policy {OURS}"
         )
     return LEARNED
 

@@ -61,8 +61,8 @@ def fitted(replay: Replay, like: EngineSpec) -> list[Learned]:
         use = np.flatnonzero(alone)  # answers are written meanwhile, which costs less than a prompt
     if len(use) < _ENOUGH:
         raise BenchError(
-            f"{len(use)} recorded requests had an engine to themselves; {_ENOUGH} are needed; the "
-            "cure: a recording with quieter minutes, or one that has what expected-ttft learned"
+            f"{len(use)} recorded requests had an engine to themselves; {_ENOUGH} are needed; "
+            "fix: a recording with quieter minutes, or one that has what expected-ttft learned"
         )
     waits = measured.ttft - measured.waited
     cached = np.where(np.isfinite(measured.cached), measured.cached, 0.0)

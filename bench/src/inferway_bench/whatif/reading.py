@@ -31,8 +31,7 @@ def read_recording(directory: Path) -> Recording:
         raise BenchError(str(e)) from e
     except OSError as e:
         raise BenchError(
-            f"{directory}: {(e.strerror or str(e)).lower()}; the cure: files that this user may "
-            "read"
+            f"{directory}: {(e.strerror or str(e)).lower()}; fix: files that this user may read"
         ) from e
     policies = [file.header.policy for file in reader.files if file.header is not None]
     damaged = [f"{said}; what is before that is replayed" for said in reader.damaged]

@@ -127,11 +127,11 @@ def _check(judged: Sequence[Asked], of_model: Sequence[Asked], model: str) -> No
     if len(judged) < FEWEST:
         raise BenchError(
             f"{len(judged)} of {len(of_model)} recorded requests of {model or 'any model'} can be "
-            f"replayed; {FEWEST} are needed at least; the cure: record for longer, or replay a "
+            f"replayed; {FEWEST} are needed at least; fix: record for longer, or replay a "
             "longer time"
         )
     if not any(each.record.streamed and each.record.ttft_ms > 0 for each in judged):
         raise BenchError(
-            "no recorded answer was streamed, so no time to the first token is known; the cure: "
+            "no recorded answer was streamed, so no time to the first token is known; fix: "
             'clients that ask for "stream": true'
         )

@@ -120,14 +120,14 @@ def _measured(part: Part, names: Sequence[str]) -> tuple[MeasuredRequests, list[
         usual = float(np.median(known)) if len(known) else _USUAL_ANSWER
         notes.append(
             f"engines have not told the length of {np.isnan(output).mean():.0%} of the answers; "
-            f"{usual:,.0f} tokens are assumed; the cure: engines that tell their usage"
+            f"{usual:,.0f} tokens are assumed; fix: engines that tell their usage"
         )
         output = np.where(np.isnan(output), usual, output)
     cached = column([r.delivered_tokens for r in records])
     if np.isnan(cached).all():
         notes.append(
             "no engine has told how many tokens it reused, so the cached share can be compared "
-            "between simulations alone; the cure: vLLM's --enable-prompt-tokens-details"
+            "between simulations alone; fix: vLLM's --enable-prompt-tokens-details"
         )
     ttft = column([r.ttft_ms if r.ttft_ms > 0 else -1.0 for r in records], 1e-3)
     latency = column([r.total_ms for r in records], 1e-3)

@@ -36,7 +36,7 @@ function alarm({ level, subject, evidence, cure, since, detail, effect, see, is_
   const more = see ? [" ", make("a", { href: see, target: "_blank", rel: "noopener" }, "More")] : [];
   return make("article", { class: `alarm ${level}${isTotal ? " total" : ""}` },
     make("b", { class: "sign", "aria-label": word, title: word }, sign),
-    make("p", {}, ...words, cure ? make("span", { class: "cure" }, make("b", {}, "Cure: "), cure, ...more) : ""));
+    make("p", {}, ...words, cure ? make("span", { class: "cure" }, make("b", {}, "Fix: "), cure, ...more) : ""));
 }
 
 function rest(alarms, words) {
@@ -55,7 +55,7 @@ export function showFigures(state) {
   const waiting = engines.reduce((total, row) => total + row.waiting, 0);
   figure("rate", "Requests a second", (requests / 60).toFixed(requests < 600 ? 1 : 0), `${number(requests)} in the last minute`);
   figure("failed", "Failed", requests ? share(failed / requests) : "–", failed ? `${number(failed)} of ${number(requests)} in the last minute` : "none in the last minute", failed > 0);
-  figure("flying", "On their way", number(flying), "not answered to the end");
+  figure("flying", "In flight", number(flying), "not answered to the end");
   figure("waiting", "Waiting", number(waiting + state.queued), `${number(waiting)} in engines, ${number(state.queued)} here`);
   figure("first", "First token, p95", milliseconds(p95), p50 === null ? "none in the last minute" : `median ${milliseconds(p50)}`);
   figure("cached", "Taken from caches", prompt ? percent(delivered / prompt) : "–", prompt ? cached(reachable / prompt, unseen / prompt) : "none in the last minute");
@@ -86,14 +86,14 @@ export function showBreakers(status, body) {
     return;
   }
   if (!found.length) {
-    holder.replaceChildren(make("p", { class: "empty" }, "None so far: prompts that begin alike go on alike."));
+    holder.replaceChildren(make("p", { class: "empty" }, "No cache breakers found."));
     return;
   }
   holder.replaceChildren(make("ol", { class: "breakers" }, ...found.slice(0, 10).map((each) => make("li", {},
     make("p", {}, make("strong", {}, each.kind), make("span", { class: "muted" }, ` ${each.model}`)),
     make("p", {}, capital(each.what)),
     make("p", { class: "muted" }, `About ${short(each.tokens_a_day)} tokens a day are computed again, ${percent(each.share)} of the model's; ${number(each.requests)} prompts, last ${ago(each.last_seconds_ago)}`),
-    make("p", { class: "cure" }, make("b", {}, "Cure: "), each.cure)))));
+    make("p", { class: "cure" }, make("b", {}, "Fix: "), each.cure)))));
 }
 
 const capital = (text) => text[0].toUpperCase() + text.slice(1);

@@ -12,8 +12,8 @@ const FLOW = [
 ];
 const TTFT = [
   { label: "expected", colour: "--chosen", width: 1.5, dash: [7, 4] },
-  { label: "came", colour: "--delivered", width: 2.5 },
-  { label: "90% came within", colour: "--reachable", width: 1.5, dash: [2, 4] },
+  { label: "actual", colour: "--delivered", width: 2.5 },
+  { label: "p90", colour: "--reachable", width: 1.5, dash: [2, 4] },
 ];
 const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 

@@ -77,7 +77,7 @@ function costs(record) {
   const names = [...new Set(record.candidates.flatMap((each) => Object.keys(each.terms)))];
   if (!names.length) return make("p", { class: "empty" }, "It was not chosen by expected time.");
   if (isScored(record)) return scores(record);
-  const head = ["Engine", ...names.map((name) => TERMS[name] || name), "to others", "in all", "running, waiting"];
+  const head = ["Engine", ...names.map((name) => TERMS[name] || name), "to others", "total", "running, waiting"];
   const rows = record.candidates.map((each) => make("tr", { class: each.endpoint === record.chosen ? "chosen" : null },
     make("th", { scope: "row" }, each.endpoint === record.chosen ? "▸ " : "", each.endpoint),
     ...names.map((name) => make("td", { class: "number" }, each.terms[name] === undefined ? "–" : each.terms[name].toFixed(1))),
@@ -85,14 +85,14 @@ function costs(record) {
     make("td", { class: "number" }, `${number(each.running)}, ${number(each.waiting)}`)));
   return make("div", { class: "scroll" }, make("table", { class: "small wraps" },
     make("thead", {}, make("tr", {}, ...head.map((name, place) => make("th", { scope: "col", class: place ? "number" : null }, name)))), make("tbody", {}, ...rows)),
-  make("p", { class: "muted unit" }, "Milliseconds; the fewest win."));
+  make("p", { class: "muted unit" }, "Milliseconds; the lowest total wins."));
 }
 
 function facts(record) {
   const shown = [
     ["Model", record.model], ["Path", record.path], ["Reason", `${record.reason}${record.picked_by ? `, by ${record.picked_by}` : ""}`],
     ["Outcome", `${record.status} ${record.outcome}`], ["Tries", number(record.attempts)], ["Waited for its turn", milliseconds(record.waited_ms)],
-    ["Decided in", milliseconds(record.decided_ms)], ["In all", milliseconds(record.total_ms)],
+    ["Decided in", milliseconds(record.decided_ms)], ["Total", milliseconds(record.total_ms)],
     ["Between tokens", record.itl_p50_ms < 0 ? "–" : `${milliseconds(record.itl_p50_ms)} (median), ${milliseconds(record.itl_max_ms)} at most`],
     ["Tokens generated", record.output_tokens < 0 ? "not told" : number(record.output_tokens)],
   ];

@@ -18,7 +18,7 @@ export function stateOf(row) {
   if (row.trust === "partial" || row.trust === "repairing") return ["◐", `cache ${row.trust}`, "partly"];
   if (row.late) return ["…", "keeps waiting", "unsure"];
   if (row.slow) return ["▽", `${Math.round(row.slow.times)}× slower`, "unsure"];
-  return ["●", "well", "well"];
+  return ["●", "healthy", "well"];
 }
 
 const words = (row) => `${row.name} ${stateOf(row)[1]} ${row.trust} ${row.role || ""} ${row.models.join(" ")}`.toLowerCase();
@@ -141,9 +141,9 @@ export class Fleet {
     const facts = [
       ["State", stateInWords(row, `${sign} ${word}`, now)], ...outageFacts(row, now), ["Address", row.url], ["Models", row.models.join(", ") || "none told"],
       ["Version", row.version || "not told"], ["Role", row.role || "both prefill and decode"],
-      ["Requests of ours", number(row.in_flight)], ["Running, waiting", `${number(row.running)}, ${number(row.waiting)}`],
+      ["From this gateway", number(row.in_flight)], ["Running, waiting", `${number(row.running)}, ${number(row.waiting)}`],
       ["Cache in use", percent(row.kv)], ["Blocks known", tiersInWords(row)], ["Block size", row.block_size ? `${row.block_size} tokens` : "not known"],
-      ["Picture of its cache", row.trust], ["Events", row.events_at === null ? "none has come" : `${number(row.events)} batches, the last ${ago(Math.max(0, now - row.events_at))}; ${number(row.gaps)} gaps`],
+      ["View of its cache", row.trust], ["Events", row.events_at === null ? "none has come" : `${number(row.events)} batches, the last ${ago(Math.max(0, now - row.events_at))}; ${number(row.gaps)} gaps`],
     ];
     facts.push(...answerFacts(row));
     if (row.hand_over) facts.push(["Handing over", `${row.hand_over.state}: ${row.hand_over.handed_over} prefixes done, ${row.hand_over.left} left`]);
@@ -189,14 +189,14 @@ function fillCard(element, row) {
   setText(head.children[2], row.role || "");
   meter.querySelector("i").style.width = `${Math.round(row.kv * 100)}%`;
   setText(meter.querySelector(".value"), percent(row.kv));
-  ["on their way", "running", "waiting"].forEach((name, place) => {
+  ["in flight", "running", "waiting"].forEach((name, place) => {
     const value = [row.in_flight, row.running, row.waiting][place];
     const shown = numbers.children[place];
     if (shown.dataset.value === String(value)) return;
     shown.dataset.value = value;
     shown.replaceChildren(make("b", {}, number(value)), name);
   });
-  setText(foot, `${row.tiers.map((blocks, tier) => `${short(blocks)} ${TIERS[tier] || `tier ${tier}`}`).join(" · ")} blocks · ${word === "well" ? row.trust : word}`);
+  setText(foot, `${row.tiers.map((blocks, tier) => `${short(blocks)} ${TIERS[tier] || `tier ${tier}`}`).join(" · ")} blocks · ${word === "healthy" ? row.trust : word}`);
 }
 
 /** How it is, and since when: what is said of one that answers beside that is no state of its own. */

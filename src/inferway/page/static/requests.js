@@ -26,7 +26,7 @@ export class Requests {
     byId("hold").addEventListener("click", () => {
       this.held = this.held ? null : this.rows;
       byId("hold").setAttribute("aria-pressed", String(Boolean(this.held)));
-      setText(byId("hold"), this.held ? "Go on" : "Hold still");
+      setText(byId("hold"), this.held ? "Resume" : "Pause");
       this.newest = -1;
     });
     this.body.addEventListener("click", (event) => { // anywhere in the row, as its button says

@@ -80,7 +80,7 @@ async def find(
         kind=f"{cause.flag}|{cause.cure}|{names}",
         words=(
             f"{len(differences)} of {len(answers)} probes differ ({names}), {name!r} {where}; "
-            f"likely flag of the engine: {cause.flag}; cure: {cause.cure}"
+            f"likely flag of the engine: {cause.flag}; fix: {cause.cure}"
         ),
         evidence=_evidence(name, first, prompts),
     )

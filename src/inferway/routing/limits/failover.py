@@ -139,6 +139,7 @@ class Failover:
         return left[0]
 
     def _go_to(self, left: tuple[Target, ...]) -> None:
+        self.moved_away()
         self.number += 1
         self.target, self._left, self._has_failed = left[0], left[1:], False
         self._moved()
@@ -168,9 +169,13 @@ class Failover:
         policy.standing.eject(engine, policy.clock())
         return True
 
+    def moved_away(self) -> None:
+        """Another engine answers, or goes on with the answer."""
+        self._policy.standing.was_moved(self.engine, self._policy.clock())
+
     def lost(self) -> None:
         """The client has got an error instead of an answer, or of the rest of it."""
-        self._policy.standing.was_lost(self.engine)
+        self._policy.standing.was_lost(self.engine, self._policy.clock())
 
     def again(self) -> None:
         """The request is sent to the same engine once more, for a fault that was not its own."""

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from inferway.config import EjectionSettings
 from inferway.routing.limits.circuit_breaker import BreakerState, CircuitBreaker
 
+OF_OUTAGE_SECONDS = 10.0  # requests that were hurt no longer before an outage was noticed are of it
+
 
 @dataclass(slots=True)
 class Affected:
@@ -20,6 +22,7 @@ class Affected:
 
     moved: int = 0  # another engine took them over, streams included
     failed: int = 0  # whose clients got an error for it
+    at: float = float("-inf")  # when the last of them was
 
 
 @dataclass(slots=True)
@@ -42,11 +45,14 @@ class OutlierDetection:
     # its name, and whether it failed
     tell: Callable[[str, bool], None] | None = None
 
-    def begins(self, engine: str, *, is_silent: bool) -> None:
-        """An outage of the engine has begun, or is of another kind now."""
+    def begins(self, engine: str, now: float, *, is_silent: bool) -> None:
+        """An outage of the engine has begun, or is of another kind now. Connections that broke just
+        before are of it."""
         if engine not in self.out:
             self.out.add(engine)
-            self.affected[engine] = Affected()
+            affected = self.affected.get(engine)
+            if affected is None or now - affected.at > OF_OUTAGE_SECONDS:
+                self.affected[engine] = Affected()
         (self.silent.add if is_silent else self.silent.discard)(engine)
 
     def ends(self, engine: str) -> None:
@@ -130,15 +136,17 @@ class OutlierDetection:
             self.ejected.add(engine)
         return ejected
 
-    def was_moved(self, engine: str) -> None:
+    def was_moved(self, engine: str, now: float) -> None:
         """Another engine has taken over a request, or the rest of a stream, that this one had."""
         self.moved[engine] = self.moved.get(engine, 0) + 1
-        self.affected.setdefault(engine, Affected()).moved += 1
+        affected = self.affected.setdefault(engine, Affected())
+        affected.moved, affected.at = affected.moved + 1, now
 
-    def was_lost(self, engine: str) -> None:
+    def was_lost(self, engine: str, now: float) -> None:
         """A client has got an error for a request that the engine had."""
         self.lost[engine] = self.lost.get(engine, 0) + 1
-        self.affected.setdefault(engine, Affected()).failed += 1
+        affected = self.affected.setdefault(engine, Affected())
+        affected.failed, affected.at = affected.failed + 1, now
 
     def hear(self, engine: str, has_failed: bool, now: float) -> None:
         """Take over what another one has told; nothing is counted."""

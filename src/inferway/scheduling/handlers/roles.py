@@ -47,7 +47,7 @@ class ByRole:
             if not answering.endpoints:
                 raise NoEndpointError(
                     f"no endpoint left: by the label {ROLE}, or its connector's role, none of "
-                    f"{len(candidates.endpoints)} decodes; the cure: an engine with the role "
+                    f"{len(candidates.endpoints)} decodes; fix: an engine with the role "
                     "decode or both"
                 )
         choice = self.profile.choose(request, answering)

@@ -146,7 +146,7 @@ class TensorRTEvents:
             yield EventError(
                 "window_size",
                 f"blocks of a window of {event.window_size} tokens come after those of "
-                f"{self._window}; what was believed is dropped",
+                f"{self._window}; the view of its cache is dropped",
             )
         self._window = event.window_size
         match event.data:
