@@ -18,6 +18,7 @@ from tests.soak.history import alarms_in, by_kind
 from tests.soak.judge import Tally
 from tests.soak.troubles import Troubles
 from tests.soak.waits import Yardstick, longest_beyond
+from tests.soak.witness import witness
 from tests.soak.world import Taken, World, more_than, with_probes, world
 
 from inferway.prompts.files.prepare import prepare_smollm2
@@ -60,7 +61,8 @@ class Result(msgspec.Struct, frozen=True):
     peaceful: dict[str, float]  # seconds that an engine takes that nothing happens to
     troubles: dict[str, int]
     alarms: dict[str, int]  # engines that the gateway has declared out, by what it says
-    false_alarms: int  # of them, those of engines that were not in trouble
+    late_by_themselves: int  # of them, those that others saw standing still without trouble
+    false_alarms: int  # of them, those of engines that were well
     sent: int  # to engines
     crashed: int  # handlers of ours
     slots_left: dict[str, float]
@@ -107,7 +109,11 @@ async def run(plan: Plan, directory: Path, on_progress: OnProgress) -> Result:
         log = directory / "troubles.log"
         troubles = Troubles(one.engines, one.wires, one.num_up, plan.seed, log)
         began = time.monotonic()
-        async with crowd(one.url, tally) as people, _yardstick(one, plan) as yardstick:
+        async with (
+            crowd(one.url, tally) as people,
+            _yardstick(one, plan) as yardstick,
+            witness(troubles.history.engines) as seen,
+        ):
             half = await _trouble(one, people, troubles, plan, on_progress)
         seconds = time.monotonic() - began
         on_progress("all is well again; resting")
@@ -117,7 +123,8 @@ async def run(plan: Plan, directory: Path, on_progress: OnProgress) -> Result:
         ended = sum(engine.ended_by_itself for engine in one.engines)
         drained, status = await _stopped(one, plan)
         alarms = alarms_in(one.log.read_text())
-    false = [alarm for alarm in alarms if troubles.history.is_blameless(alarm)]
+    untroubled = [alarm for alarm in alarms if troubles.history.is_blameless(alarm)]
+    false = [alarm for alarm in untroubled if not seen.confirms(alarm)]
     seconds_beyond, wait = longest_beyond(tally.waits, yardstick, troubles.history)
     if seconds_beyond > BEYOND_SECONDS:
         tally.show(str(wait))
@@ -143,6 +150,7 @@ async def run(plan: Plan, directory: Path, on_progress: OnProgress) -> Result:
             "each word of a whole answer": round(yardstick.seconds_a_word, 4),
         },
         alarms=by_kind(alarms),
+        late_by_themselves=len(untroubled) - len(false),
         false_alarms=len(false),
         troubles={**troubles.done, "engines that ended by themselves": ended},
         sent=int(total(counted, "inferway_upstream_sent_total")),

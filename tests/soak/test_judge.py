@@ -102,6 +102,8 @@ def test_a_wrong_answer_and_a_stuck_request_fail_the_run() -> None:
         ({"memory_mib": [100.0, 110.0, 300.0]}, "memory grows"),
         ({"drained": {"whole": 1, "cut": 1}}, "stopped with 0"),
         ({"exit_status": 1}, "stopped with 1"),
+        ({"beyond_s": 10.1}, "a client waited 10.1 s longer than its engine took"),
+        ({"false_alarms": 2}, "2 engines were declared out that were well"),
     ],
 )
 def test_what_is_left_or_lost_fails_the_run(change: dict[str, object], failure: str) -> None:
@@ -148,7 +150,13 @@ def result(**changes: object) -> Result:
         "by_kind": {},
         "ends": {"left": 10, "whole": 80},
         "slowest_ms": 10.0,
+        "longest_wait_s": 12.0,
+        "beyond_s": 9.9,
+        "peaceful": {},
         "troubles": {},
+        "alarms": {"does not answer": 3},
+        "late_by_themselves": 1,
+        "false_alarms": 0,
         "sent": 100,
         "crashed": 0,
         "slots_left": {"flow_in_flight": 0.0},

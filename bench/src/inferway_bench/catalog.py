@@ -14,6 +14,7 @@ from inferway_bench.epp import EPP
 from inferway_bench.harness import Benchmark
 from inferway_bench.index.benchmark import INDEX
 from inferway_bench.loading.run import LOAD
+from inferway_bench.outages.benchmark import OUTAGES
 from inferway_bench.peers.benchmark import PEERS, PEERS_REAL
 from inferway_bench.prompts import PROMPTS
 from inferway_bench.ray_serve.benchmark import RAY, RAY_ONE_SYSTEM
@@ -37,6 +38,7 @@ BENCHMARKS: tuple[Benchmark[Any], ...] = (
     *(
         PEERS,
         PEERS_REAL,
+        OUTAGES,
         POLICIES,
         POLICIES_FLEET,
         CELLS,

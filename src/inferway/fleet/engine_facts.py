@@ -15,7 +15,7 @@ that names another would make us open connections to wherever it likes.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -119,17 +119,21 @@ async def discover(
     url: str,
     headers: Mapping[str, str],
     before: EngineFacts | None = None,
+    heard: Callable[[], None] = lambda: None,
 ) -> tuple[EngineFacts, str]:
     """Ask the engine what it is; its metrics are given along, for who reads its load in them.
     Raises UpstreamError when it does not answer, or not as an engine, or says itself that it is not
     well: an engine whose core has died still lists its models. A path that it does not have is a
-    finding, a question without an answer never is. `before`: what it has told earlier."""
+    finding, a question without an answer never is. `before`: what it has told earlier. `heard` is
+    called when it has answered, again and again, for each answer may take its time."""
     try:
         await fetch(session, f"{url}{HEALTH}", headers)
     except StatusError as e:
         if e.answered != 404:  # not everything that speaks OpenAI's API has it
             raise
+    heard()
     models, card_findings = parse_models(await fetch(session, f"{url}{MODELS}", headers))
+    heard()
     findings = list(card_findings)
     try:
         raw_sources = await fetch(session, f"{url}/kv_event_sources", headers)
@@ -137,17 +141,20 @@ async def discover(
         raw_sources = b"{}"
         findings.append(f"{e}; its KV events cannot be discovered (vLLM >= 0.16 has this path)")
     sources, source_findings = resolve_sources(host_of(url), raw_sources)
+    heard()
     metrics = await fetch_metrics(session, url, headers)
+    heard()
     if not metrics:
         findings.append(f"{url}{METRICS} has nothing to say; give block_size=N by hand")
+    version = await _version(session, url, headers)
+    heard()
+    has_plugin = await _has_plugin(session, url, headers)
+    heard()
+    load_path = await _load_path(session, url, headers, metrics)
+    heard()
     facts = EngineFacts(
-        models,
-        sources,
-        parse_block_size(metrics),
-        (*findings, *source_findings),
-        await _version(session, url, headers),
-        await _has_plugin(session, url, headers),
-        await _load_path(session, url, headers, metrics),
+        *(models, sources, parse_block_size(metrics), (*findings, *source_findings)),
+        *(version, has_plugin, load_path),
         cache_blocks=parse_cache_blocks(metrics),
     )
     told = before.kv_transfer if before is not None else None

@@ -8,6 +8,7 @@ import asyncio
 import errno
 import logging
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import aiohttp
@@ -124,11 +125,10 @@ class EngineWatch:
             engine.looked = now - REDISCOVER_SECONDS * number / len(engines)
 
     async def _ask(self, engine: Engine, suspected: bool) -> bool:
-        loop, live = asyncio.get_running_loop(), engine.liveness
-        live.is_asked(loop.time())
+        engine.liveness.is_asked(asyncio.get_running_loop().time())
         has_answered = await self._ask_what_is_due(engine, suspected)
         if has_answered:
-            live.has_answered(loop.time(), self._silence.awake)
+            self._owes_nothing(engine)
         return has_answered
 
     async def _ask_what_is_due(self, engine: Engine, suspected: bool) -> bool:
@@ -154,12 +154,14 @@ class EngineWatch:
         asked = asyncio.get_running_loop().time()
         try:
             facts, metrics = await discover(
-                self._session, engine.url, engine.http_headers, engine.facts
+                *(self._session, engine.url, engine.http_headers, engine.facts),
+                heard=partial(self._heard, engine),
             )
         except UpstreamError as e:
             engine.facts_age.asked = None
             self._unanswered(engine, e)
             return False
+        self._owes_nothing(engine)  # while the gateway makes ready for it
         engine.facts_age.told(asked, is_same=facts == engine.facts)
         await self._fleet.told(engine, facts)
         self._fleet.loaded(engine, metrics)
@@ -170,7 +172,9 @@ class EngineWatch:
         answered."""
         try:
             await self._pages.get(engine.url, HEALTH, engine.headers)
+            self._heard(engine)
             page = await self._pages.get(engine.url, MODELS, engine.headers)
+            self._heard(engine)
             models, findings = parse_models(page.encode())
         except UpstreamError as e:
             self._unanswered(engine, e)
@@ -189,6 +193,15 @@ class EngineWatch:
             self._fleet.is_up(engine)
         self._fleet.loaded(engine, metrics)
         return True
+
+    def _heard(self, engine: Engine) -> None:
+        """It has answered one of several questions, and is asked the next."""
+        self._owes_nothing(engine)
+        engine.liveness.is_asked(asyncio.get_running_loop().time())
+
+    def _owes_nothing(self, engine: Engine) -> None:
+        now = asyncio.get_running_loop().time()
+        engine.liveness.has_answered(now, self._silence.awake)
 
     def _unanswered(self, engine: Engine, error: UpstreamError) -> None:
         """A question got no answer. Silence of an engine that is well is `SilenceWatch`'s to judge;

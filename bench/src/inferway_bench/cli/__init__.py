@@ -42,6 +42,10 @@ COMMANDS = {
         "Measure what requests in two legs cost beside vllm-router.",
     ),
     "load": ("inferway_bench.loading.run", "load", "Load an OpenAI endpoint and measure it."),
+    "outages": (
+        "inferway_bench.outages.benchmark", "outages",
+        "Compare what clients see of an engine in trouble.",
+    ),
     "peers": (
         "inferway_bench.peers.benchmark", "peers", "Compare routers in front of one fleet.",
     ),

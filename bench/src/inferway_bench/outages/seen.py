@@ -52,9 +52,7 @@ def figures(all_seen: Sequence[Seen], trouble_at: float) -> dict[str, float]:
     before = [each for each in whole if each.sent + each.took < trouble_at]
     usual = max((each.took for each in before), default=0.0)
     hurt = [
-        each
-        for each in all_seen
-        if each.error is not None or each.took > 2 * usual + HURT_SECONDS
+        each for each in all_seen if each.error is not None or each.took > 2 * usual + HURT_SECONDS
     ]
     return {
         "requests": len(all_seen),

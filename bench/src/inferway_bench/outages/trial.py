@@ -1,5 +1,5 @@
-"""One kind of trouble: all routers at once in front of the same engines, so that the same happens to
-all of them at the same moment, and what their clients see."""
+"""One kind of trouble: all routers at once in front of the same engines, so that the same happens
+to all of them at the same moment, and what their clients see."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class Load(msgspec.Struct, frozen=True):
 
     def body(self, number: int) -> bytes:
         """Return the request of that number, which no other one is like."""
-        text = f"[{number}] " + " ".join(f"alpha{number * 7 % 13} beta" for _ in range(self.words // 2))
+        words = [f"[{number}]", *[f"alpha{number % 13}", "beta"] * (self.words // 2)]
         return msgspec.json.encode(
             {
                 "model": MODEL,
-                "messages": [{"role": "user", "content": text}],
+                "messages": [{"role": "user", "content": " ".join(words)}],
                 "max_tokens": self.answer_tokens,
                 "temperature": 0,
                 "ignore_eos": True,
@@ -71,14 +71,14 @@ class Trials:
 
     async def run(self, kinds: Sequence[TroubleKind]) -> None:
         """Raises BenchError when something cannot be started."""
-        async with asyncio.TaskGroup() as group:
-            for number, kind in enumerate(kinds):
-                group.create_task(self._one(kind, number, len(kinds)))
+        total = len(kinds)
+        await asyncio.gather(*(self._one(kind, n, total) for n, kind in enumerate(kinds)))
 
     async def _one(self, kind: TroubleKind, number: int, total: int) -> None:
         place = self.directory / str(number)
         place.mkdir()
-        with ExitStack() as stack:
+        stack = ExitStack()
+        try:
             async with self._turn:
                 self.on_step(f"{kind}: starting engines and routers", number, total)
                 fleet, routers = await asyncio.to_thread(self._start, stack, kind, place, number)
@@ -89,6 +89,8 @@ class Trials:
             for router in routers:
                 key = kind, router.label
                 self.found[key] = figures(trial.seen[router.label], trial.trouble_at)
+        finally:
+            await asyncio.to_thread(stack.close)  # others are being asked
 
     def _start(
         self, stack: ExitStack, kind: TroubleKind, place: Path, number: int
@@ -104,9 +106,7 @@ class Trials:
 class _Trial:
     """The clients of one kind of trouble."""
 
-    def __init__(
-        self, load: Load, fleet: TroubledFleet, routers: Sequence[RunningRouter]
-    ) -> None:
+    def __init__(self, load: Load, fleet: TroubledFleet, routers: Sequence[RunningRouter]) -> None:
         self.seen: dict[str, list[Seen]] = {router.label: [] for router in routers}
         self.trouble_at = load.quiet_seconds
         self._load = load
