@@ -159,5 +159,5 @@ async def test_settings_for_a_model_are_not_warned_of_before_every_engine_has_an
 
         await start_fleet(1, [away], models={"other": ModelSettings(chat_template="default")})
 
-    assert "does not answer" in caplog.text
+    assert "cannot be reached" in caplog.text
     assert "no engine serves" not in caplog.text
