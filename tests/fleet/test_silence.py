@@ -235,15 +235,34 @@ async def test_a_core_whose_counters_tell_nothing_is_not_judged() -> None:
         assert (w.kind("e0"), core.tries) == (None, 0)
 
 
-async def test_requests_that_wait_while_nothing_runs_are_no_sign_of_a_stalled_core() -> None:
-    core = Core(status=None)
+async def test_a_core_that_answers_tries_is_not_stalled_whatever_the_others_wait_for() -> None:
+    core = Core()
     async with world(core, Core()) as w:
         told = LOAD.format(0, 5) + "vllm:num_requests_waiting 1\n"
         w.engine("e0").load = parse_load(told)
         w.fleet.table.book(w.engine("e0").endpoints[0], 10)
-        w.pass_seconds(60, "e1")
+        for tries in range(1, 4):
+            w.pass_seconds(6, "e1")
+            await until(lambda number=tries: core.tries >= number)  # type: ignore[misc]
+            await until(lambda: w.engine("e0").liveness.tried is None)
+            w.now = asyncio.get_running_loop().time()
 
-        assert (w.kind("e0"), core.tries) == (None, 0)
+        assert w.kind("e0") is None
+        assert w.engine("e0").liveness.pauses.seconds(w.now) == 0.0
+
+
+async def test_requests_that_wait_at_a_stalled_core_are_seen() -> None:
+    core = Core(status=None)
+    async with world(core, Core()) as w:
+        w.tells("e0", running=0, generated=10)
+        w.pass_seconds(0.5, "e1")
+        told = LOAD.format(0, 10) + "vllm:num_requests_waiting 1\n"
+        w.engine("e0").load = parse_load(told)
+        w.pass_seconds(5.5, "e1")
+        await until(lambda: core.tries == 1)
+        w.pass_seconds(6, "e1")
+
+        assert w.kind("e0") is OutageKind.STALLED
 
 
 async def test_an_engine_that_cannot_be_tried_is_not_judged_again() -> None:

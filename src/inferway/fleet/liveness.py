@@ -89,6 +89,10 @@ class Liveness:
             self.pauses.note(now - self.quiet_since(awake), now)
         self.has_computed, self.progressed = True, now
 
+    def has_answered_try(self, now: float) -> None:
+        """Its core computes, whatever the others wait for: that is no pause of its own."""
+        self.has_computed, self.progressed = True, now
+
     def has_work(self, now: float, *, works: bool) -> None:
         """Whether it has something to do that its core could go on with."""
         if not (works and self.works):

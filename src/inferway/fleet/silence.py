@@ -116,15 +116,12 @@ class SilenceWatch:
             live.has_progressed(now, awake)
 
     def _has_work(self, engine: Engine) -> bool:
-        """Whether its core has something that it could go on with, and shows that it does so. What
-        waits while nothing runs waits for something else, as for a grammar or another engine's
-        blocks."""
+        """Whether its core has something to do, and shows that it does it. What waits there may
+        wait for something else, as for a grammar or another engine's blocks: a try tells."""
         load = engine.load
         if load.generated is None or engine.liveness.takes_no_tries:
             return False
-        if load["running"]:
-            return True
-        return not load["waiting"] and self._fleet.table.has_requests(engine)
+        return bool(load["running"] or load["waiting"]) or self._fleet.table.has_requests(engine)
 
     # tries
 
@@ -144,7 +141,7 @@ class SilenceWatch:
         if status >= 500:
             return
         live.takes_no_tries = status != 200
-        live.has_progressed(loop.time(), self._awake)
+        live.has_answered_try(loop.time())
         if engine.is_stalled:
             self._fleet.is_up(engine)
 
