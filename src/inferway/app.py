@@ -76,8 +76,6 @@ log = logging.getLogger("inferway")
 # CPython's default 5 ms at a time (DESIGN.md, decision 4).
 SWITCH_INTERVAL_SECONDS = 0.0005
 
-LOOPBACK = "127.0.0.1"
-
 # With more answers under way engines are not told of shapes in advance.
 BUSY_WITH_ANSWERS = 1000
 
@@ -162,8 +160,7 @@ class Gateway:
     @property
     def is_looked_at(self) -> bool:
         """Whether the page is open somewhere, or requests are recorded in files."""
-        is_open = self._web is not None and self._web.is_open
-        return is_open or self.records.writer is not None
+        return (self._web is not None and self._web.is_open) or self.records.writer is not None
 
     @property
     def learning_plugins(self) -> Sequence[ExpectedTtft]:
@@ -188,8 +185,7 @@ class Gateway:
     def port(self) -> int:
         """The port that the gateway listens on; if the settings say 0, the port that the system has
         chosen."""
-        assert self._servers is not None
-        assert self._servers.public is not None
+        assert self._servers is not None and self._servers.public is not None  # noqa: PT018
         return self._servers.public.port
 
     @property
@@ -301,8 +297,7 @@ class Gateway:
         return Routes(
             *(self.indexer, director, pool, metrics, self._auth, build_ingress(settings, director)),
             *(self._requests, self._traffic, self.draining),
-            RecordPages(self.records.ring, self.records.watch, self._auth),
-            alarms,
+            *(RecordPages(self.records.ring, self.records.watch, self._auth), alarms),
             peers=lambda: None if self.replicas is None else self.replicas.report(),
             page=self._open_page(alarms),
             forwards=not self._picks,
@@ -397,11 +392,9 @@ class Gateway:
         pool = (kubernetes.pool if kubernetes is not None else None) or "inferway"
         metrics.joined_by(lambda: picker_families(picker.counts, self.fleet.engines, pool))
         self._closes("endpoint picker", partial(picker.stop, self.settings.timeouts.drain))
-        log.info(
-            "the picker is picking for a proxy at %s:%d (%s), with health checks on port %s",
-            *(picker.host, picker.port, "TLS" if self.settings.picker.secure else "in the clear"),
-            picker.health_port,
-        )
+        how = "TLS" if self.settings.picker.secure else "in the clear"
+        words = "the picker is picking for a proxy at %s:%d (%s), with health checks on port %s"
+        log.info(words, picker.host, picker.port, how, picker.health_port)
 
     def _is_ready(self) -> bool:
         return self.members is not None and self.members.synced and self.fleet.loading is None
@@ -438,7 +431,7 @@ class Gateway:
         )
 
     def _is_busy(self) -> bool:
-        server = None if self._servers is None else self._servers.public
+        server = self._servers.public if self._servers is not None else None
         return server is not None and server.stats.answering > BUSY_WITH_ANSWERS
 
     def _closes(self, what: str, close: Callable[[], Awaitable[None]]) -> None:
@@ -453,5 +446,5 @@ class Gateway:
         publish_events(self._publisher.publish, engine, batch)
 
 
-def _nobody(_: dict[str, int], __: list[ModelRewrite]) -> None:
+def _nobody(*_: object) -> None:
     """Nobody else wants to know."""

@@ -47,7 +47,7 @@ from inferway.ext_proc.reading import (
     status_of,
     subset_of,
 )
-from inferway.http.forward import RequestLifecycle
+from inferway.http.ends import RequestLifecycle
 from inferway.http.headers import ROUTING_HEADERS, ROUTING_PREFIXES, not_ours_alone
 from inferway.model import Endpoint, Headers, Target
 from inferway.openai_api.usage import Usage

@@ -68,7 +68,7 @@ class Fleet:
         self.on_change: Callable[[], None] = _nothing  # what is known of an engine has changed
         self.on_outage: Callable[[Engine], None] = _nothing  # one has begun, or is over
         # the seconds that what the engine has to compute next should take
-        self.expected_seconds: Callable[[Engine], float] = _not_known
+        self.expected_seconds: Callable[[Engine], float] = lambda _: 0.0
         self.engines = [Engine(e, e.authorization()) for e in settings.engines]
         self.follows_events = needs_events(settings)
         self._settings = settings
@@ -448,7 +448,3 @@ class Fleet:
 
 def _nothing(*_: Engine) -> None:
     """Nobody wants to know."""
-
-
-def _not_known(_: Engine) -> float:
-    return 0.0

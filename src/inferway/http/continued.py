@@ -27,7 +27,8 @@ from inferway.errors import (
     SilentEngineError,
 )
 from inferway.http.auth import Auth, withheld
-from inferway.http.forward import Client, Forwarding, forward
+from inferway.http.ends import Client
+from inferway.http.forward import Forwarding, forward
 from inferway.http.message import Request
 from inferway.http.metrics import MetricsPage
 from inferway.http.responder import BodySource, Responder

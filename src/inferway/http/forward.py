@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
 
 from inferway.errors import (
     InferwayError,
@@ -38,9 +37,9 @@ from inferway.errors import (
     UpstreamTimeoutError,
 )
 from inferway.http.auth import withheld
+from inferway.http.ends import Client, RequestLifecycle
 from inferway.http.headers import not_ours_alone, request_lines
 from inferway.http.message import Request
-from inferway.http.responder import BodySource
 from inferway.model import Decision, Headers, Target
 from inferway.openai_api.responses import error_event
 from inferway.routing.limits.concurrency_limiter import Slot
@@ -55,43 +54,6 @@ from inferway_structured.sse import MAX_HELD_BYTES, WholeEvents, is_event_stream
 UNWELL = frozenset({502, 503, 504})
 
 MOST_HELD_BYTES = 8 << 20  # of an event that must be whole: the ids of a long prompt
-
-
-class RequestLifecycle(Protocol):
-    """The part of a decided request that a frontend drives (routing.journey.Journey)."""
-
-    @property
-    def body(self) -> bytes: ...
-    @property
-    def changes_length(self) -> bool: ...
-    @property
-    def is_moved(self) -> bool: ...
-    @property
-    def is_cut_off(self) -> bool: ...
-    def give_up(self) -> bytes: ...
-    def attempt(self, target: Target) -> Headers: ...
-    def on_head(self, status: int) -> Headers: ...
-    def on_chunk(self, chunk: bytes) -> bytes: ...
-    def on_end(self) -> bytes: ...
-    def close(self, outcome: str) -> None: ...
-
-
-class Client(Protocol):
-    """The receiver of the answer (responder.Responder, or an object in front of it)."""
-
-    @property
-    def started(self) -> bool: ...
-    @property
-    def ended(self) -> bool: ...
-    @property
-    def can_say_more(self) -> bool: ...
-    def attach(self, source: BodySource) -> None: ...
-    def start(self, status: int, headers: Headers, length: int | None = None) -> None: ...
-    def flush(self) -> None: ...
-    def write(self, chunk: bytes) -> None: ...
-    def end(self, chunk: bytes = b"") -> None: ...
-    def send_error(self, error: InferwayError) -> None: ...
-    def abort(self) -> None: ...
 
 
 # Told of a stream whose engine was lost after it had begun; returns whether its rest comes from
@@ -241,14 +203,14 @@ class Forwarding:
             self._timer = self._pool.loop.call_later(min(hold, left), after)
 
     def on_chunk(self, chunk: bytes) -> None:
-        head_waits = self._head is not None
+        head_waits, exchange = self._head is not None, self._exchange
+        assert exchange is not None
         if self._events is not None:
             chunk = self._events.whole(chunk, head_waits)
+            # What is no event does not begin the time until the next one anew.
+            exchange.is_waiting = chunk[:1] in (b"", b":") and only_comments(chunk)
             if not chunk:
-                self._waits_on()
                 return
-            if chunk.startswith(b":") and self._begun and only_comments(chunk):
-                self._waits_on()
             if self._passed is not None:
                 self._passed(self._record, chunk)
         if head_waits:
@@ -259,11 +221,6 @@ class Forwarding:
                 self._given_up(chunk)
                 return
         self._responder.write(chunk)
-
-    def _waits_on(self) -> None:
-        """What has come is no event: the time until the next one goes on."""
-        assert self._exchange is not None
-        self._exchange.is_waiting = True
 
     def on_end(self, chunk: bytes) -> None:
         if self._events is not None:
@@ -300,7 +257,7 @@ class Forwarding:
         ours = isinstance(error, OurFaultError)
         if not ours:
             self._attempts.failed()
-            if self._responder.started and self._rest_comes(error):
+            if self._responder.started and self._is_gone_on_with(error):
                 return
         responder = self._responder
         if not responder.started:
@@ -335,9 +292,7 @@ class Forwarding:
         if self._is_moved_away(error):
             return True
         if not may_wait:
-            self._exchange.abort()
-            self._exchange = None
-            self._stop_timer()
+            self._drop_exchange()
             self._give_up(error)
         return False
 
@@ -348,8 +303,7 @@ class Forwarding:
         target = self._attempts.elsewhere()
         if target is None:
             return False
-        self._exchange.abort()
-        self._stop_timer()
+        self._drop_exchange()
         self.attempt(target)
         return True
 
@@ -366,17 +320,10 @@ class Forwarding:
         return self._is_gone_on_with(MovedError(f"engine {engine} is drained"))
 
     def _is_gone_on_with(self, error: UpstreamError) -> bool:
-        if not self._rest_comes(error):
-            return False
-        if self._exchange is not None:
-            self._exchange.abort()
-            self._exchange = None
-        return True
-
-    def _rest_comes(self, error: UpstreamError) -> bool:
         """Return whether another engine goes on with the answer, which has begun."""
         if self._goes_on is None or not self._goes_on(self, error):
             return False
+        self._drop_exchange()
         if not isinstance(error, MovedError):
             self._attempts.moved_away()
         return True
@@ -416,10 +363,7 @@ class Forwarding:
             self._exchange.resume()
 
     def client_gone(self) -> None:
-        self._stop_timer()
-        if self._exchange is not None:
-            self._exchange.abort()
-            self._exchange = None
+        self._drop_exchange()
         self._attempts.abandoned()
         self.over("client_gone")
 
@@ -492,6 +436,13 @@ class Forwarding:
         if self._attempts.number > 1:
             extra = (*extra, (b"x-inferway-attempts", b"%d" % self._attempts.number))
         self._responder.start(status, [*headers, *extra], length)
+
+    def _drop_exchange(self) -> None:
+        """Let the engine's answer go, of which nothing more is wanted."""
+        self._stop_timer()
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            exchange.abort()
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

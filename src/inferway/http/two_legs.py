@@ -30,7 +30,8 @@ from inferway.errors import (
     UpstreamError,
     UpstreamTimeoutError,
 )
-from inferway.http.forward import UNWELL, Forwarding, RequestLifecycle
+from inferway.http.ends import RequestLifecycle
+from inferway.http.forward import UNWELL, Forwarding
 from inferway.http.headers import request_lines
 from inferway.model import Decision, Headers, Target
 from inferway.openai_api.token_events import bears_tokens
