@@ -9,6 +9,7 @@ from inferway.fleet.liveness import (
     LEARNED_SECONDS,
     QUIET_SECONDS,
     SILENT_SECONDS,
+    UNKNOWN_SECONDS,
     Liveness,
 )
 from inferway.fleet.outage import Outage, OutageKind, duration
@@ -26,7 +27,7 @@ def answering(seconds: float, until: float = 100.0) -> Liveness:
 
 def computing(pause: float, until: float = 100.0) -> Liveness:
     """An engine whose core had work, and was quiet for so long at a time."""
-    live = Liveness()
+    live = Liveness(has_computed=True)
     live.has_work(until - 2 * pause, works=True)
     live.has_progressed(until - pause, AWAKE)
     live.has_progressed(until, AWAKE)
@@ -37,7 +38,9 @@ def test_an_engine_that_owes_no_answer_is_not_silent() -> None:
     assert not answering(0.01).is_silent(1e6, AWAKE)
 
 
-@pytest.mark.parametrize(("took", "late"), [(0.005, SILENT_SECONDS), (2.0, 8.0)])
+@pytest.mark.parametrize(
+    ("took", "late"), [(0.005, SILENT_SECONDS), (1.0, 4.0), (2.6, 5.0), (8.0, 12.0)]
+)
 def test_an_answer_is_late_by_what_answers_took_of_late(took: float, late: float) -> None:
     live = answering(took)
     live.is_asked(101.0)
@@ -77,10 +80,17 @@ def test_time_that_this_process_stood_still_does_not_count() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pause", "expected", "late"), [(0.02, 0.0, QUIET_SECONDS), (1.0, 0.0, 4.0), (0.02, 10.0, 30.0)]
+    ("pause", "expected", "late"),
+    [
+        (0.02, 0.0, QUIET_SECONDS),
+        (1.0, 0.0, 4.0),
+        (2.6, 0.0, 5.0),
+        (0.02, 10.0, 30.0),
+        (0.02, None, UNKNOWN_SECONDS),
+    ],
 )
 def test_a_core_is_late_by_its_pauses_and_by_what_its_prompts_should_take(
-    pause: float, expected: float, late: float
+    pause: float, expected: float | None, late: float
 ) -> None:
     live = computing(pause)
     live.tried = 100.0
@@ -122,6 +132,14 @@ def test_a_core_that_has_never_computed_has_longer() -> None:
 
     assert not live.is_stalled(100.0 + FIRST_SECONDS - 0.1, AWAKE, 0.0)
     assert live.is_stalled(100.0 + FIRST_SECONDS + 0.1, AWAKE, 0.0)
+
+
+def test_the_first_answer_of_an_engine_is_no_measure() -> None:
+    live = Liveness()
+    live.has_work(0.0, works=True)
+    live.has_progressed(9.0, AWAKE)
+
+    assert live.pauses.seconds(9.0) == 0.0
 
 
 def test_an_engine_that_comes_back_has_shown_nothing() -> None:

@@ -107,6 +107,7 @@ async def world(*cores: Core) -> AsyncIterator[World]:
             scrape_seconds=3600,
         )
         fleet = Fleet(settings, MemoryIndex(), no_prompts, no_events, watch=AsksOnce)
+        fleet.expected_seconds = lambda _: 0.0
         await fleet.start()
         asked: list[str] = []
         silence = SilenceWatch(fleet, lambda engine: asked.append(engine.name))

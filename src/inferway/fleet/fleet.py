@@ -67,8 +67,8 @@ class Fleet:
         engines."""
         self.on_change: Callable[[], None] = _nothing  # what is known of an engine has changed
         self.on_outage: Callable[[Engine], None] = _nothing  # one has begun, or is over
-        # the seconds that what the engine has to compute next should take
-        self.expected_seconds: Callable[[Engine], float] = lambda _: 0.0
+        # the seconds that what the engine has to compute next should take; None: nobody knows
+        self.expected_seconds: Callable[[Engine], float | None] = lambda _: None
         self.engines = [Engine(e, e.authorization()) for e in settings.engines]
         self.follows_events = needs_events(settings)
         self._settings = settings

@@ -5,9 +5,10 @@ still (a frozen process, a hung GPU, a node without power or network) while its 
 open, so that nothing breaks. What tells:
 
 of     sign of life                            late when it has not come for
-API    an answer to what it is asked           SILENT_SECONDS, or LATE_TIMES its slowest of late
-core   other counters of its load, KV events   QUIET_SECONDS, or LATE_TIMES its longest pause of
+API    an answer to what it is asked           SILENT_SECONDS, or longer by its slowest of late
+core   other counters of its load, KV events   QUIET_SECONDS, or longer by its longest pause of
                                                late, or EXPECTED_TIMES what its prompts should take
+                                               (UNKNOWN_SECONDS if nobody knows)
        an answer to a try: one token, which    half of that
        is asked for after half of the time
 
@@ -29,7 +30,11 @@ from inferway.fleet.load import Load
 
 SILENT_SECONDS = 2.5
 QUIET_SECONDS = 2.5
+UNKNOWN_SECONDS = 5.0
 LATE_TIMES = 4.0
+# One short hiccup must not have the next outage go unnoticed: from here on, less is added.
+SURE_SECONDS = 5.0
+SURE_TIMES = 1.5
 EXPECTED_TIMES = 3.0
 FIRST_SECONDS = 10.0
 PATIENT_SECONDS = 30.0
@@ -85,7 +90,7 @@ class Liveness:
 
     def has_progressed(self, now: float, awake: float) -> None:
         """Its core has computed something."""
-        if self.works:
+        if self.works and self.has_computed:
             self.pauses.note(now - self.quiet_since(awake), now)
         self.has_computed, self.progressed = True, now
 
@@ -110,15 +115,15 @@ class Liveness:
         """Whether its API owes an answer for too long."""
         if self.asked is None:
             return False
-        late = max(SILENT_SECONDS, LATE_TIMES * self.answers.seconds(now))
+        late = max(SILENT_SECONDS, _late(self.answers.seconds(now)))
         return now - max(self.asked, awake) > late
 
-    def is_quiet(self, now: float, awake: float, expected: float) -> bool:
+    def is_quiet(self, now: float, awake: float, expected: float | None) -> bool:
         """Whether its core has not computed anything for so long that it is to be tried.
-        `expected`: seconds that what it has to compute should take."""
+        `expected`: seconds that what it has to compute should take; None: nobody knows."""
         return now - self.quiet_since(awake) > self._patience(now, expected) / 2
 
-    def is_stalled(self, now: float, awake: float, expected: float) -> bool:
+    def is_stalled(self, now: float, awake: float, expected: float | None) -> bool:
         """Whether its core has not computed anything for too long, the answer to a try included."""
         if self.tried is None:
             return False
@@ -130,8 +135,13 @@ class Liveness:
         progressed = _LONG_AGO if self.progressed is None else self.progressed
         return max(progressed, self.rested, awake)
 
-    def _patience(self, now: float, expected: float) -> float:
+    def _patience(self, now: float, expected: float | None) -> float:
+        should = UNKNOWN_SECONDS if expected is None else EXPECTED_TIMES * expected
         if not self.has_computed:
-            return max(FIRST_SECONDS, EXPECTED_TIMES * expected)
-        longest = LATE_TIMES * self.pauses.seconds(now)
-        return max(QUIET_SECONDS, longest, EXPECTED_TIMES * expected)
+            return max(FIRST_SECONDS, should)
+        return max(QUIET_SECONDS, _late(self.pauses.seconds(now)), should)
+
+
+def _late(longest: float) -> float:
+    """Return after how many seconds something is late that took so long of late, at most."""
+    return min(LATE_TIMES * longest, max(SURE_SECONDS, SURE_TIMES * longest))

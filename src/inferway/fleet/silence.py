@@ -79,7 +79,8 @@ class SilenceWatch:
         live.has_work(now, works=self._has_work(engine))
         if not live.works:
             return
-        expected = self._fleet.expected_seconds(engine)
+        has_others = self._fleet.table.has_others(engine)  # whose prompts nobody knows here
+        expected = None if has_others else self._fleet.expected_seconds(engine)
         if not live.is_quiet(now, awake, expected):
             return
         since = live.quiet_since(awake)

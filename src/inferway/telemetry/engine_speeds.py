@@ -131,9 +131,11 @@ class EngineSpeeds:
                 return Late(wait.requests, since, float(f"{wait.expected:.2g}"))
         return None
 
-    def expected_seconds(self, engine: Engine) -> float:
-        """Return what the engine should take for what it has to compute next, in seconds."""
-        return max([each.expected_seconds(engine.endpoints) for each in self.plugins], default=0.0)
+    def expected_seconds(self, engine: Engine) -> float | None:
+        """Return what the engine should take for what it has to compute next, in seconds; None if
+        nobody knows."""
+        told = [each.expected_seconds(engine.endpoints) for each in self.plugins]
+        return max([seconds for seconds in told if seconds is not None], default=None)
 
     def families(self) -> Iterator[Family]:
         """Yield what /metrics shows of it, of the endpoints that this process knows itself."""

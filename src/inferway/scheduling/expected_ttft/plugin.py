@@ -147,12 +147,12 @@ class ExpectedTtft:
             return None
         return ExpectedTtftListener(self.learning, self.slots, request, candidates, choice)
 
-    def expected_seconds(self, endpoints: Sequence[Endpoint]) -> float:
+    def expected_seconds(self, endpoints: Sequence[Endpoint]) -> float | None:
         """Return how long the prompt should take that each of these computes now, by itself; the
-        longest of them, 0 if none of them has any."""
+        longest of them, 0 if none of them has any. None: none of them was ever a candidate."""
         slots, alone = self.slots.names(), self.learning.backlog.first_alone_ms
         own = [alone.item(slots[each.name]) for each in endpoints if each.name in slots]
-        return max([ms for ms in own if ms != math.inf], default=0.0) / 1000
+        return max([ms for ms in own if ms != math.inf], default=0.0) / 1000 if own else None
 
     def watch_demand(self, ttft_ms: float) -> None:
         """Count from now on what is asked of engines, and which first tokens take longer than
