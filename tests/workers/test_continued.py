@@ -6,12 +6,21 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from tests.engines import client
+from tests.engines.program import Program
 from tests.engines.waiting import wait_until
-from tests.workers.serving import LONG, MODEL, Serving, serving
+from tests.workers.serving import (
+    LONG,
+    MODEL,
+    Serving,
+    serving,
+    serving_of,
+    simulated_by_a_process,
+)
 
 from inferway.simulator.replies import RECITED
 
@@ -26,9 +35,17 @@ RECITING = ("--mode", "recite", "--inter-token-latency", "5ms")
 
 
 @pytest.fixture
-def reciting(tmp_path: Path) -> Iterator[Serving]:
+def drained(tmp_path: Path) -> Iterator[Serving]:
     with serving(tmp_path, engine_flags=RECITING) as found:
         yield found
+
+
+@pytest.fixture
+def killed(tmp_path: Path) -> Iterator[Serving]:
+    with ExitStack() as stack:
+        logs = [tmp_path / f"engine{number}.log" for number in range(2)]
+        engines = [stack.enter_context(simulated_by_a_process(log, *RECITING)) for log in logs]
+        yield stack.enter_context(serving_of(tmp_path, engines))
 
 
 def lines_of(served: Serving, *, kill: bool) -> list[str]:
@@ -38,6 +55,7 @@ def lines_of(served: Serving, *, kill: bool) -> list[str]:
         lines = [stream.readline() for _ in range(40)]
         if kill:
             [victim] = [engine for engine in served.engines if engine.url.endswith(name)]
+            assert isinstance(victim, Program)
             os.kill(victim.pid, signal.SIGKILL)
         else:
             client.post(f"{served.url}/admin/engines/{name}/drain?streams_after=0", b"")
@@ -45,9 +63,10 @@ def lines_of(served: Serving, *, kill: bool) -> list[str]:
     return [line.decode().strip() for line in lines if line.strip()]
 
 
-@pytest.mark.parametrize("kill", [True, False])
-def test_the_other_engine_goes_on(reciting: Serving, *, kill: bool) -> None:
-    lines = lines_of(reciting, kill=kill)
+@pytest.mark.parametrize("trouble", ["killed", "drained"])
+def test_the_other_engine_goes_on(trouble: str, request: pytest.FixtureRequest) -> None:
+    reciting: Serving = request.getfixturevalue(trouble)
+    lines = lines_of(reciting, kill=trouble == "killed")
 
     events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
     text = "".join(event["choices"][0]["delta"].get("content") or "" for event in events)
