@@ -6,6 +6,7 @@ import gzip
 import json
 from collections.abc import Callable, Iterator
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,9 +88,10 @@ def key(own_renderer: Renderer, smollm2: Path) -> str:
     return own_renderer.get_or_create_tokenizer_key(request)
 
 
-@pytest.fixture
-def phi3_with_specials(make_model: MakeModel) -> Path:
-    return make_model("phi-3", {"post_processor": BOS_EOS})
+@pytest.fixture(scope="session")
+def phi3_with_specials(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    parent = tmp_path_factory.mktemp("with_specials")
+    return write_model(parent, "phi-3", {"post_processor": BOS_EOS})
 
 
 CHATML = (
@@ -98,18 +100,21 @@ CHATML = (
 )
 
 
+def write_model(parent: Path, tokenizer: str, changes: Row | None = None, **config: Any) -> Path:
+    """A model's directory around one of the stored tokenizers; `config` is its
+    tokenizer_config.json, `changes` replace parts of its tokenizer.json. bert-bge is loaded in a
+    tenth of the time that the others take."""
+    directory = parent / tokenizer
+    directory.mkdir()
+    text = tokenizer_json(tokenizer)
+    if changes:
+        text = json.dumps({**json.loads(text), **changes})
+    (directory / "tokenizer.json").write_text(text)
+    settings = {"chat_template": CHATML, **config}
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+    return directory
+
+
 @pytest.fixture
 def make_model(tmp_path: Path) -> MakeModel:
-    """Writes a model's directory around one of the stored tokenizers; `config` is its
-    tokenizer_config.json, `changes` replace parts of its tokenizer.json."""
-
-    def make(tokenizer: str, changes: Row | None = None, **config: Any) -> Path:
-        directory = tmp_path / tokenizer
-        directory.mkdir()
-        whole = {**json.loads(tokenizer_json(tokenizer)), **(changes or {})}
-        (directory / "tokenizer.json").write_text(json.dumps(whole))
-        settings = {"chat_template": CHATML, **config}
-        (directory / "tokenizer_config.json").write_text(json.dumps(settings))
-        return directory
-
-    return make
+    return partial(write_model, tmp_path)
