@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -25,13 +26,34 @@ def read_golden() -> Callable[[Path], list[Row]]:
     return read_jsonl
 
 
+class RealTemplates(Mapping[str, ChatTemplate]):
+    """All that are stored by id, each compiled when a test asks for it first; their clock stands
+    where it stood when the goldens were made."""
+
+    def __init__(self) -> None:
+        self.sources: dict[str, str] = {row["id"]: row["chat_template"] for row in templates()}
+        self._compiled: dict[str, ChatTemplate] = {}
+        self._now = datetime.fromisoformat(template_goldens()[0]["meta"]["now"])
+
+    def __getitem__(self, id: str) -> ChatTemplate:
+        if id not in self._compiled:
+            self._compiled[id] = ChatTemplate(self.sources[id], now=lambda: self._now)
+        return self._compiled[id]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.sources)
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    def has_generation(self, id: str) -> bool:
+        """Whether it marks what the model has written."""
+        return re.search(r"\{%-?\s*generation\s*-?%\}", self.sources[id]) is not None
+
+
 @pytest.fixture(scope="session")
-def real_templates() -> dict[str, ChatTemplate]:
-    """All that are stored by id, compiled once; their clock stands where it stood when the
-    goldens were made."""
-    meta = template_goldens()[0]["meta"]
-    now = datetime.fromisoformat(meta["now"])
-    return {row["id"]: ChatTemplate(row["chat_template"], now=lambda: now) for row in templates()}
+def real_templates() -> RealTemplates:
+    return RealTemplates()
 
 
 def read_jsonl(path: Path) -> list[Row]:
