@@ -10,7 +10,8 @@ export VENV
 
 # Tests start hundreds of processes; to compile every module anew in each takes most of their time.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(VENV)/bin/pytest
-.PHONY: help demo detect-python check test test-slow test-tools wheel browser ray envoy kube helm fleet fleet-full newest-vllm hostile fidelity bench performance chaos fuzz resources floods soak beliefs clean
+NEEDS_NOTHING := not tools and not wheel and not fleet and not envoy and not kube and not helm and not browser and not ray
+.PHONY: help demo detect-python check test test-part test-slow test-tools wheel browser ray envoy kube helm fleet fleet-full newest-vllm hostile fidelity bench performance chaos fuzz resources floods soak beliefs clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1@\2/p' $(MAKEFILE_LIST) | \
@@ -32,11 +33,16 @@ check:  ## format, lint, types, import order
 
 test:  ## the tests that need python3 and make alone, side by side; ARGS=--shuffle: in another order each time
 	@./scripts/install.sh dev
-	$(PYTEST) -n auto --maxprocesses 8 --dist worksteal -m "not slow and not tools and not wheel and not fleet and not envoy and not kube and not helm and not browser and not ray" $(ARGS)
+	$(PYTEST) -n auto --maxprocesses 8 --dist worksteal -m "not slow and $(NEEDS_NOTHING)" $(ARGS)
+
+test-part:  ## the tests of what differs from the last commit, or of PART="routing http/test_page.py": paths below tests/
+	@./scripts/install.sh dev
+	@tests=$$($(VENV)/bin/python scripts/tests_of_part.py $(PART)) && echo "$$tests" && \
+		$(PYTEST) -q -n auto --maxprocesses 8 --dist worksteal -m "not slow and $(NEEDS_NOTHING)" $$tests $(ARGS)
 
 test-slow:  ## tests of the same kind that take longer: miniatures of benchmarks, large drawn histories
 	@./scripts/install.sh dev
-	$(PYTEST) -n auto --maxprocesses 8 --dist worksteal -m "slow and not tools and not wheel and not fleet and not envoy and not kube and not helm and not browser and not ray" $(ARGS)
+	$(PYTEST) -n auto --maxprocesses 8 --dist worksteal -m "slow and $(NEEDS_NOTHING)" $(ARGS)
 
 test-tools:  ## tests that run wrk, h2load, curl, redis-server or prometheus; installs them (root on Debian) or names them
 	@./scripts/install_tools.sh

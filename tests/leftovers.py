@@ -40,11 +40,15 @@ class There:
 
 
 def beside(before: There) -> list[str]:
-    """What is there now and was not before, in words. It waits for what is about to end."""
+    """What is there now and was not before, in words. It waits for what is about to end, as the
+    threads of libraries do."""
     end = time.monotonic() + SECONDS
-    for thread in frozenset(threading.enumerate()) - before.threads:
-        if not thread.daemon and thread is not threading.current_thread():
-            thread.join(max(0.0, end - time.monotonic()))
+    while (found := _beside(before)) and time.monotonic() < end:
+        time.sleep(0.005)
+    return found
+
+
+def _beside(before: There) -> list[str]:
     now = There.now()
     files = [f"file {fd}: {_target(fd)}" for fd, _ in sorted(now.files - before.files)]
     threads = [f"thread {each.name}" for each in now.threads - before.threads if each.is_alive()]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import lzma
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ TOKENIZERS = sorted(
 )
 
 
+@cache
 def tokenizer_json(name: str) -> str:
     """The tokenizer.json of one of `TOKENIZERS`."""
     packed = (DATA / "tokenizers" / f"{name}.tokenizer.json.xz").read_bytes()

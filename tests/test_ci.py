@@ -109,12 +109,12 @@ def test_each_marked_test_has_a_target_that_is_run() -> None:
     ]
     targets = dict(re.findall(r"^(\w+): .*\(make ([\w-]+)\)", "\n".join(markers), re.MULTILINE))
     steps = re.findall(r"^step \w+ make ([\w-]+)", (ROOT / ".ci/run").read_text(), re.MULTILINE)
-    rest = re.search(r'-m "(not [^"]*)"', (ROOT / "Makefile").read_text())
+    rest = re.search(r"^NEEDS_NOTHING := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
 
     assert len(targets) == len(markers)
     assert set(targets.values()) - NOT_RUN <= set(steps)
     assert rest is not None
-    assert rest[1] == " and ".join(f"not {marker}" for marker in targets)
+    assert rest[1] == " and ".join(f"not {marker}" for marker in targets if marker != "slow")
 
 
 def test_each_step_is_timed(machine: Machine) -> None:

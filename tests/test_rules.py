@@ -96,9 +96,8 @@ def defined(building: str) -> Defined:
 
 def num_lines(function: _Function) -> int:
     """The lines of its body, without its docstring."""
-    body = (
-        function.body[1:] if ast.get_docstring(function, clean=False) is not None else function.body
-    )
+    has_docstring = ast.get_docstring(function, clean=False) is not None
+    body = function.body[1:] if has_docstring else function.body
     return body[-1].end_lineno - body[0].lineno + 1 if body and body[-1].end_lineno else 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -11,6 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.at_once import at_once
 from tests.kv.index.redis_at_rest import RedisAtRest
 
 from inferway.kv.index.changes import IndexChanges
@@ -99,7 +99,7 @@ def index(request: pytest.FixtureRequest) -> Index:
 
 
 def find(index: Index, keys: Sequence[BlockKey]) -> MatchResult:
-    return asyncio.run(index.match(keys))
+    return at_once(index.match(keys))
 
 
 def match(index: Index, keys: Sequence[BlockKey]) -> dict[HolderId, int]:
@@ -115,11 +115,11 @@ def test_many_prompts_get_what_each_would_get(index: Index) -> None:
     index.apply([Store(A, range(1, 40)), Store(B, [1, 2])])
     prompts = [*(range(1, n) for n in range(1, 30)), [2], []]
 
-    found = asyncio.run(index.match_all(prompts))
+    found = at_once(index.match_all(prompts))
 
     assert found == [find(index, keys) for keys in prompts]
     assert found[3].blocks == {A: 3, B: 2}
-    assert asyncio.run(index.match_all([])) == []
+    assert at_once(index.match_all([])) == []
 
 
 # a prompt's blocks

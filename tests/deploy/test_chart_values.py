@@ -130,12 +130,3 @@ def test_the_image_is_made_for_the_pods_user() -> None:
     assert re.findall(r"^USER (\d+)$", containerfile, re.MULTILINE) == [
         str(VALUE_TREE["pod"]["user"])
     ]
-
-
-def test_the_files_that_the_chart_carries_are_those_of_deploy() -> None:
-    targets = {path.name: path.resolve() for path in (CHART / "files").iterdir()}
-
-    assert targets == {
-        "alerts.yaml": ROOT / "deploy/prometheus/alerts.yaml",
-        "dashboard.json": ROOT / "deploy/grafana/inferway.json",
-    }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from tests.replicas.gateways import table
 
@@ -90,6 +92,7 @@ def test_own_counts_are_without_those_of_others_and_told_when_they_change() -> N
 def test_processes_that_share_columns_count_peers_in_the_hubs_row() -> None:
     memory = shared_memory(2)
     hub, worker = SharedColumns(memory, 0), SharedColumns(memory, 1)
+    os.close(memory)
     made = EndpointTable([], MemoryIndex(), hub)
     hub.grow(2)
     worker.grow(2)

@@ -9,6 +9,7 @@ import urllib.request
 import grpc
 from tests.ext_proc.pods import rqb, rqh, rsb, rsh
 from tests.integration.program import Start
+from tests.simulator.in_a_thread import simulated
 
 from inferway.ext_proc.health import SERVING, CheckRequest, CheckResponse
 from inferway.ext_proc.messages import (
@@ -17,6 +18,7 @@ from inferway.ext_proc.messages import (
     ProcessingRequest,
     ProcessingResponse,
 )
+from inferway.simulator.engine import SimulatedEngine
 
 MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 BODY = json.dumps({"model": MODEL, "prompt": "The quick brown fox " * 20, "max_tokens": 4}).encode()
@@ -83,11 +85,19 @@ def test_a_proxy_is_told_an_engine_and_the_pages_say_so(start: Start) -> None:
 
 
 def test_a_proxy_is_told_an_engine_that_a_prompt_fits(start: Start) -> None:
-    lengths = ("128", "4096")
-    engines = [start("simulate", "--port", "0", "--max-model-len", length) for length in lengths]
-    short, long = [engine.read_until(r"simulated engine http://(\S+)") for engine in engines]
+    with (
+        simulated("--max-model-len", "128") as short,
+        simulated("--max-model-len", "4096") as long,
+    ):
+        picked = picks_of(start, short, long)
+
+    assert picked == {long.url.removeprefix("http://")}
+
+
+def picks_of(start: Start, *engines: SimulatedEngine) -> set[str]:
+    """Where a picker of these engines sends prompts of 200 to 400 tokens."""
     picker = start(
-        *("epp", "--engine", f"http://{short}", "--engine", f"http://{long}"),
+        *("epp", *(word for engine in engines for word in ("--engine", engine.url))),
         *("--host", "127.0.0.1", "--grpc-port", "0", "--grpc-health-port", "0"),
         *("--metrics-port", "0", "--secure-serving=false"),
     )
@@ -101,7 +111,7 @@ def test_a_proxy_is_told_an_engine_that_a_prompt_fits(start: Start) -> None:
             ProcessingRequest.SerializeToString,
             ProcessingResponse.FromString,
         )
-        picked = set()
+        picked = set[str]()
         for body in bodies:
             head = rqh((":method", "POST"), (":path", "/v1/completions"))
             answer = next(iter(process(iter([head, rqb(body, eos=True)]))))
@@ -109,4 +119,4 @@ def test_a_proxy_is_told_an_engine_that_a_prompt_fits(start: Start) -> None:
             headers = {option.header.key: option.header.raw_value.decode() for option in told}
             picked.add(headers["x-gateway-destination-endpoint"])
 
-    assert picked == {long}
+    return picked

@@ -174,8 +174,11 @@ async def test_an_engine_that_fails_is_passed_over_and_comes_back(start_fleet: S
             scoring=False,
             ejection=EjectionSettings(failures=2, seconds=0.2),
         )
-        statuses = [(await ask(fleet)).status for _ in range(10)]
-        seen, bad.status = bad.seen, 200
+        statuses = []
+        while bad.seen < 2:
+            statuses.append((await ask(fleet)).status)
+        ejected = await fleet.metric("inferway_engine_ejections_total", engine="bad")
+        bad.status = 200
 
         async def is_back() -> bool:
             assert (await ask(fleet)).status == 200
@@ -183,9 +186,8 @@ async def test_an_engine_that_fails_is_passed_over_and_comes_back(start_fleet: S
 
         await until(is_back)
 
-    assert statuses == [200] * 10
-    assert seen == 2
-    assert await fleet.metric("inferway_engine_ejections_total", engine="bad") == 1
+    assert set(statuses) == {200}
+    assert ejected == 1
     assert await fleet.metric("inferway_retries_total") == 2
 
 

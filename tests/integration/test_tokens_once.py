@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import urllib.request
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,12 +19,20 @@ from tests.integration.conftest import LONG, Fleet, StartFleet, answering, until
 from tests.integration.program import Start
 from tests.integration.test_epp import MODEL
 from tests.integration.test_probe import MOODY, PLAIN, compared, probed
+from tests.simulator.in_a_thread import simulated
 
 from inferway.config import EjectionSettings, EngineSettings, ModelSettings, ProbeSettings
 from inferway.ext_proc.messages import METHOD, SERVICE, ProcessingRequest, ProcessingResponse
 from inferway.fleet.prober import LIVE_AGREEMENTS
+from inferway.simulator.engine import SimulatedEngine
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+
+
+@pytest.fixture
+def engine_in_a_thread() -> Iterator[SimulatedEngine]:
+    with simulated() as engine:
+        yield engine
 
 
 @dataclass
@@ -194,11 +202,11 @@ async def test_one_live_difference_ends_it_for_the_model(
     assert len([line for line in caplog.messages if "(tokens_once)" in line]) == 1
 
 
-def test_the_picker_gives_the_proxy_a_body_with_ids(start: Start) -> None:
-    engine = start("simulate", "--port", "0")
-    address = engine.read_until(r"simulated engine http://(\S+)")
+def test_the_picker_gives_the_proxy_a_body_with_ids(
+    start: Start, engine_in_a_thread: SimulatedEngine
+) -> None:
     picker = start(
-        *("epp", "--engine", f"http://{address}", "--host", "127.0.0.1", "--tokens-once", "on"),
+        *("epp", "--engine", engine_in_a_thread.url, "--host", "127.0.0.1", "--tokens-once", "on"),
         *("--grpc-port", "0", "--grpc-health-port", "0", "--metrics-port", "0"),
         "--secure-serving=false",
     )

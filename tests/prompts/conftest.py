@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +26,34 @@ def read_golden() -> Callable[[Path], list[Row]]:
     return read_jsonl
 
 
+class RealTemplates(Mapping[str, ChatTemplate]):
+    """All that are stored by id, each compiled when a test asks for it first; their clock stands
+    where it stood when the goldens were made."""
+
+    def __init__(self) -> None:
+        self.sources: dict[str, str] = {row["id"]: row["chat_template"] for row in templates()}
+        self._compiled: dict[str, ChatTemplate] = {}
+        self._now = datetime.fromisoformat(template_goldens()[0]["meta"]["now"])
+
+    def __getitem__(self, id: str) -> ChatTemplate:
+        if id not in self._compiled:
+            self._compiled[id] = ChatTemplate(self.sources[id], now=lambda: self._now)
+        return self._compiled[id]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.sources)
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    def has_generation(self, id: str) -> bool:
+        """Whether it marks what the model has written."""
+        return re.search(r"\{%-?\s*generation\s*-?%\}", self.sources[id]) is not None
+
+
 @pytest.fixture(scope="session")
-def real_templates() -> dict[str, ChatTemplate]:
-    """All that are stored by id, compiled once; their clock stands where it stood when the
-    goldens were made."""
-    meta = template_goldens()[0]["meta"]
-    now = datetime.fromisoformat(meta["now"])
-    return {row["id"]: ChatTemplate(row["chat_template"], now=lambda: now) for row in templates()}
+def real_templates() -> RealTemplates:
+    return RealTemplates()
 
 
 def read_jsonl(path: Path) -> list[Row]:
@@ -87,9 +110,10 @@ def key(own_renderer: Renderer, smollm2: Path) -> str:
     return own_renderer.get_or_create_tokenizer_key(request)
 
 
-@pytest.fixture
-def phi3_with_specials(make_model: MakeModel) -> Path:
-    return make_model("phi-3", {"post_processor": BOS_EOS})
+@pytest.fixture(scope="session")
+def phi3_with_specials(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    parent = tmp_path_factory.mktemp("with_specials")
+    return write_model(parent, "phi-3", {"post_processor": BOS_EOS})
 
 
 CHATML = (
@@ -98,18 +122,21 @@ CHATML = (
 )
 
 
+def write_model(parent: Path, tokenizer: str, changes: Row | None = None, **config: Any) -> Path:
+    """A model's directory around one of the stored tokenizers; `config` is its
+    tokenizer_config.json, `changes` replace parts of its tokenizer.json. bert-bge is loaded in a
+    tenth of the time that the others take."""
+    directory = parent / tokenizer
+    directory.mkdir()
+    text = tokenizer_json(tokenizer)
+    if changes:
+        text = json.dumps({**json.loads(text), **changes})
+    (directory / "tokenizer.json").write_text(text)
+    settings = {"chat_template": CHATML, **config}
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+    return directory
+
+
 @pytest.fixture
 def make_model(tmp_path: Path) -> MakeModel:
-    """Writes a model's directory around one of the stored tokenizers; `config` is its
-    tokenizer_config.json, `changes` replace parts of its tokenizer.json."""
-
-    def make(tokenizer: str, changes: Row | None = None, **config: Any) -> Path:
-        directory = tmp_path / tokenizer
-        directory.mkdir()
-        whole = {**json.loads(tokenizer_json(tokenizer)), **(changes or {})}
-        (directory / "tokenizer.json").write_text(json.dumps(whole))
-        settings = {"chat_template": CHATML, **config}
-        (directory / "tokenizer_config.json").write_text(json.dumps(settings))
-        return directory
-
-    return make
+    return partial(write_model, tmp_path)

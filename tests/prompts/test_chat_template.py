@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Any
 
 import pytest
+from tests.prompts.conftest import RealTemplates
 from tests.stored import template_goldens, upstream_render_cases
 
 from inferway.errors import HeavyError, RenderError, TemplateError
@@ -42,7 +43,7 @@ def goldens() -> list[Row]:
     ],
 )
 def test_every_real_template_gives_the_text_of_transformers(
-    case: str, goldens: list[Row], real_templates: dict[str, ChatTemplate]
+    case: str, goldens: list[Row], real_templates: RealTemplates
 ) -> None:
     meta = goldens[0]["meta"]
     tokens = {"bos_token": meta["bos_token"], "eos_token": meta["eos_token"]}

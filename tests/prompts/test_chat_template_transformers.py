@@ -3,7 +3,6 @@ refuses, so do we. The templates are the real ones of the shared data, the conve
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import tokenizers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.prompts import drawn_chats as drawn
+from tests.prompts.conftest import RealTemplates
 from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -36,7 +36,7 @@ drawing = settings(
 
 
 @pytest.fixture(scope="module")
-def compiled(real_templates: dict[str, ChatTemplate]) -> list[ChatTemplate]:
+def compiled(real_templates: RealTemplates) -> list[ChatTemplate]:
     return list(real_templates.values())
 
 
@@ -119,13 +119,14 @@ def test_any_chat_gives_the_text_of_transformers(
 @given(messages=drawn.proper_conversations, tools=drawn.tools, prompt=st.booleans())
 @drawing
 def test_generation_blocks_stand_where_transformers_finds_them(
-    compiled: list[ChatTemplate],
+    real_templates: RealTemplates,
     messages: list[Row],
     tools: list[Row] | None,
     prompt: bool,
 ) -> None:
     chat = ChatInput(messages, tools=tools, add_generation_prompt=prompt, variables=CLOCK)
-    for template in filter(_has_generation, compiled):
+    for id in filter(real_templates.has_generation, real_templates):
+        template = real_templates[id]
         expected = _theirs_with_spans(template.source, chat)
         if expected is None:
             with pytest.raises(TemplateError):
@@ -148,7 +149,3 @@ def _theirs_with_spans(source: str, chat: ChatInput) -> tuple[str, list[Any]] | 
     except Exception:
         return None
     return text, spans
-
-
-def _has_generation(template: ChatTemplate) -> bool:
-    return re.search(r"\{%-?\s*generation\s*-?%\}", template.source) is not None

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.prompts.conftest import RealTemplates
 
 from inferway.prompts.chat.chat_template import ChatTemplate
 
@@ -15,7 +16,7 @@ LOOP = "{% for m in messages %}BODY{% endfor %}"
 
 
 def test_every_real_template_gets_the_form_that_vllm_gives_it(
-    real_templates: dict[str, ChatTemplate],
+    real_templates: RealTemplates,
 ) -> None:
     found = {id: template.content_format for id, template in real_templates.items()}
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.golden.prompts.chat_rules import RULES
+from tests.prompts.conftest import RealTemplates
 
 from inferway.config import ModelSettings
 from inferway.errors import InferwayError, InvalidRequestError, RenderError
@@ -50,7 +51,7 @@ def golden_rows(read_golden: Any) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def templates(
-    golden_rows: list[dict[str, Any]], real_templates: dict[str, ChatTemplate]
+    golden_rows: list[dict[str, Any]], real_templates: RealTemplates
 ) -> dict[str, ChatTemplate]:
     return {id: real_templates[id] for id in golden_rows[0]["meta"]["templates"]}
 

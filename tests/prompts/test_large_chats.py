@@ -28,35 +28,50 @@ MANY = [
 ]
 
 
+Count = Callable[[], int]
+
+
+@pytest.fixture
+def num_elsewhere(renderer: Renderer) -> Count:
+    """How many of the test's chats have been rendered in the helper process."""
+    stats = renderer.large_chats.helper.stats
+    before = stats.jobs
+    return lambda: stats.jobs - before
+
+
 @pytest.mark.parametrize("messages", [LONG, MANY], ids=["long", "many"])
 async def test_a_large_chat_is_rendered_elsewhere_and_comes_out_the_same(
-    own_renderer: Renderer, key: str, messages: list[dict[str, Any]]
+    renderer: Renderer, smollm2_key: str, num_elsewhere: Count, messages: list[dict[str, Any]]
 ) -> None:
-    request = RenderChatRequest(key, messages, add_special_tokens=True)
+    request = RenderChatRequest(smollm2_key, messages, add_special_tokens=True)
 
-    result = await own_renderer.render_chat_async(request)
+    result = await renderer.render_chat_async(request)
 
-    here = own_renderer.render_chat(request)
+    here = renderer.render_chat(request)
     assert result.text == here.text
     assert np.array_equal(result.input_ids, here.input_ids)
-    assert own_renderer.large_chats.helper.stats.jobs == 1
+    assert num_elsewhere() == 1
 
 
-async def test_a_body_takes_the_same_way(own_renderer: Renderer, key: str) -> None:
-    prompts = ModelPrompts(own_renderer, key)
+async def test_a_body_takes_the_same_way(
+    renderer: Renderer, smollm2_key: str, num_elsewhere: Count
+) -> None:
+    prompts = ModelPrompts(renderer, smollm2_key)
 
     result = await prompts.render_chat(ChatRequest(model="m", messages=MANY))
 
-    assert result.text == own_renderer.render_chat(RenderChatRequest(key, MANY)).text
-    assert own_renderer.large_chats.helper.stats.jobs == 1
+    assert result.text == renderer.render_chat(RenderChatRequest(smollm2_key, MANY)).text
+    assert num_elsewhere() == 1
 
 
-async def test_a_chat_of_128_000_tokens_stays_here(own_renderer: Renderer, key: str) -> None:
+async def test_a_chat_of_128_000_tokens_stays_here(
+    renderer: Renderer, smollm2_key: str, num_elsewhere: Count
+) -> None:
     turns = [{"role": "user", "content": "word " * 500} for _ in range(256)]
 
-    await own_renderer.render_chat_async(RenderChatRequest(key, turns))
+    await renderer.render_chat_async(RenderChatRequest(smollm2_key, turns))
 
-    assert own_renderer.large_chats.helper.stats.jobs == 0
+    assert num_elsewhere() == 0
 
 
 @pytest.mark.parametrize(
@@ -69,14 +84,14 @@ async def test_a_chat_of_128_000_tokens_stays_here(own_renderer: Renderer, key: 
     ],
 )
 async def test_a_large_chat_fails_with_the_words_of_a_small_one(
-    own_renderer: Renderer, key: str, fields: dict[str, Any], error: type[Exception]
+    renderer: Renderer, smollm2_key: str, fields: dict[str, Any], error: type[Exception]
 ) -> None:
-    request = RenderChatRequest(key, LONG, **fields)
+    request = RenderChatRequest(smollm2_key, LONG, **fields)
     with pytest.raises(error) as here:
-        own_renderer.render_chat(request)
+        renderer.render_chat(request)
 
     with pytest.raises(error) as there:
-        await own_renderer.render_chat_async(request)
+        await renderer.render_chat_async(request)
 
     assert (str(there.value), vars(there.value)) == (str(here.value), vars(here.value))
 
@@ -87,21 +102,21 @@ async def test_a_large_chat_fails_with_the_words_of_a_small_one(
     ids=["a mask is asked for", "it cannot be sent"],
 )
 async def test_what_the_helper_cannot_do_is_done_here(
-    own_renderer: Renderer, key: str, messages: list[dict[str, Any]]
+    renderer: Renderer, smollm2_key: str, num_elsewhere: Count, messages: list[dict[str, Any]]
 ) -> None:
     masked = messages is LONG
     request = RenderChatRequest(
-        key,
+        smollm2_key,
         messages,
         chat_template="{% for m in messages %}{{ m.content }}{% endfor %}",
         return_assistant_tokens_mask=masked,
     )
 
-    result = await own_renderer.render_chat_async(request)
+    result = await renderer.render_chat_async(request)
 
     assert (result.assistant_mask is not None) == masked
     assert result.text.startswith("a few words")
-    assert own_renderer.large_chats.helper.stats.jobs == 0
+    assert num_elsewhere() == 0
 
 
 async def test_where_there_can_be_no_helper_a_thread_does(own_renderer: Renderer, key: str) -> None:
@@ -119,14 +134,14 @@ async def count_turns(turns: list[int]) -> None:
 
 
 async def test_a_template_that_is_slow_for_large_chats_leaves_the_event_loop_alone(
-    own_renderer: Renderer, key: str
+    renderer: Renderer, smollm2_key: str
 ) -> None:
     quadratic = "{% for m in messages %}{{ messages[loop.index:]|length }}{% endfor %}"
-    request = RenderChatRequest(key, MANY * 4, chat_template=quadratic)
+    request = RenderChatRequest(smollm2_key, MANY * 4, chat_template=quadratic)
     turns = [0]
     counting = asyncio.create_task(count_turns(turns))
 
-    await own_renderer.render_chat_async(request)
+    await renderer.render_chat_async(request)
 
     counting.cancel()
     assert turns[0] > 100

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.golden.prompts.messages_rules import CLAUDE_CODE, RULES, body
+from tests.prompts.conftest import RealTemplates
 from tests.prompts.messages import found_in, rendered
 
 from inferway.errors import RenderError
@@ -34,7 +35,7 @@ def chat_of(fields: dict[str, Any], *, merge: bool = False) -> Any:
 
 @pytest.mark.parametrize("rule", RENDERED)
 def test_bodies_give_the_prompts_of_vllm_with_24_real_templates(
-    rule: str, golden_rows: list[dict[str, Any]], real_templates: dict[str, ChatTemplate]
+    rule: str, golden_rows: list[dict[str, Any]], real_templates: RealTemplates
 ) -> None:
     meta, *cases = golden_rows
     tokens = meta["meta"]["special_tokens"]
@@ -83,7 +84,7 @@ def without_lax_flags(chat: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_templates_are_found_to_do_what_vllm_finds(
-    golden_rows: list[dict[str, Any]], real_templates: dict[str, ChatTemplate]
+    golden_rows: list[dict[str, Any]], real_templates: RealTemplates
 ) -> None:
     meta = golden_rows[0]["meta"]
     theirs = {name: tuple(found) for name, found in meta["found"].items()}

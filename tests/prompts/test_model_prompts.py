@@ -191,7 +191,7 @@ def test_truncation_to_what_fits_needs_the_context_length(prompts: MakePrompts) 
 def test_a_model_that_vllm_renders_in_code_is_not_rendered_here(
     renderer: Renderer, make_model: MakeModel
 ) -> None:
-    directory = make_model("gpt-2")
+    directory = make_model("bert-bge")
     (directory / "config.json").write_text(json.dumps({"architectures": ["GptOssForCausalLM"]}))
     request = GetOrCreateTokenizerKeyRequest(str(directory), is_local=True)
     prompts = ModelPrompts(renderer, renderer.get_or_create_tokenizer_key(request))

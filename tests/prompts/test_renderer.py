@@ -81,14 +81,16 @@ def test_many_callers_load_a_model_once(renderer: Renderer, make_model: MakeMode
 
 
 def test_a_model_that_failed_to_load_may_be_tried_again(
-    renderer: Renderer, tmp_path: Path, smollm2: Path
+    renderer: Renderer, tmp_path: Path, make_model: MakeModel
 ) -> None:
+    place = tmp_path / "place"
+    place.mkdir()
     with pytest.raises(RenderError):
-        renderer.get_or_create_tokenizer_key(local(tmp_path))
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (tmp_path / name).write_bytes((smollm2 / name).read_bytes())
+        renderer.get_or_create_tokenizer_key(local(place))
+    for file in make_model("bert-bge").iterdir():
+        file.rename(place / file.name)
 
-    assert renderer.get_or_create_tokenizer_key(local(tmp_path)) == f"{tmp_path}:main:True"
+    assert renderer.get_or_create_tokenizer_key(local(place)) == f"{place}:main:True"
 
 
 @pytest.mark.parametrize(
@@ -232,14 +234,14 @@ NAMED = [{"name": "default", "template": "D"}, {"name": "tool_use", "template": 
 def test_named_templates_are_chosen_by_name_or_by_tools(
     renderer: Renderer, make_model: MakeModel, fields: dict[str, Any], text: str
 ) -> None:
-    directory = make_model("gpt-2", chat_template=NAMED)
+    directory = make_model("bert-bge", chat_template=NAMED)
     key = renderer.get_or_create_tokenizer_key(local(directory))
 
     assert renderer.render_chat(RenderChatRequest(key, QUESTION, **fields)).text == text
 
 
 def test_a_model_without_template_says_so(renderer: Renderer, make_model: MakeModel) -> None:
-    key = renderer.get_or_create_tokenizer_key(local(make_model("gpt-2", chat_template=None)))
+    key = renderer.get_or_create_tokenizer_key(local(make_model("bert-bge", chat_template=None)))
 
     with pytest.raises(RenderError) as e:
         renderer.render_chat(RenderChatRequest(key, QUESTION))

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.golden.prompts.responses_rules import RULES
+from tests.prompts.conftest import RealTemplates
 
 from inferway.errors import InferwayError, PromptTooLongError, RenderError, TemplateError
 from inferway.model import Reason
@@ -41,7 +42,7 @@ def rendered(fields: dict[str, Any], template: ChatTemplate, tokens: dict[str, s
 
 @pytest.mark.parametrize("rule", RENDERED)
 def test_bodies_give_the_prompts_of_vllm_with_24_real_templates(
-    rule: str, golden_rows: list[dict[str, Any]], real_templates: dict[str, ChatTemplate]
+    rule: str, golden_rows: list[dict[str, Any]], real_templates: RealTemplates
 ) -> None:
     meta, _, *cases = golden_rows
     tokens = meta["meta"]["special_tokens"]

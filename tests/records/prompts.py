@@ -3,15 +3,16 @@ tokens of."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
+
+from tests.at_once import on_one_loop
 
 from inferway.kv.blocks.keys import BlockHasher
 from inferway.kv.index.protocol import MatchResult
-from inferway.model import Decision, Endpoint, Prompt, Reason
+from inferway.model import Decision, Endpoint, Prompt, Reason, TokenIds
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.requests import ChatRequest, parse_chat
 from inferway.prompts.files.prepare import prepare_smollm2
@@ -59,6 +60,14 @@ Reasoning: {{ effort }}<|im_end|>
 """
 
 
+@lru_cache(2_000)
+def _token_ids(raw: bytes) -> TokenIds:
+    """Of a chat's body. Many tests send the same chats."""
+    [ids] = on_one_loop(smollm2().tokenize(parse_chat(raw))).token_ids
+    ids.flags.writeable = False
+    return ids
+
+
 class Traffic:
     """Routes chats, one a second."""
 
@@ -71,7 +80,7 @@ class Traffic:
         """The chat's prompt, as a request for it has it."""
         raw = json.dumps({"model": "smollm2", "messages": messages, **fields}).encode()
         body = parse_chat(raw)
-        [ids] = asyncio.run(smollm2().tokenize(body)).token_ids
+        ids = _token_ids(raw)
         return body, Prompt(ids, BlockHasher(self._block_size).keys(ids))
 
     def chat(self, messages: Messages, *, held: int = 0, **fields: Any) -> Routed:

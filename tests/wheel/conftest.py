@@ -32,8 +32,9 @@ TEST_SECONDS = 600  # the first test builds and installs
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = f"{Path(__file__).parent}/"
     for item in items:
-        if Path(__file__).parent in item.path.parents:
+        if str(item.path).startswith(here):
             item.add_marker(pytest.mark.wheel)
             item.add_marker(pytest.mark.timeout(TEST_SECONDS))
 

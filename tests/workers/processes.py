@@ -22,6 +22,8 @@ from tests.engines.program import Program
 from tests.engines.waiting import wait_until
 from tests.workers.serving import CHAT, MODEL, WORKERS, Serving, simulated, worker_of
 
+from inferway.simulator.engine import SimulatedEngine
+
 _MARK = "INFERWAY_TEST_OF"  # in the environment of hubs, which workers inherit
 _TICKS = os.sysconf("SC_CLK_TCK")
 _IDLE_SECONDS = 3.0
@@ -34,7 +36,7 @@ class Place:
     directory: Path
     port: int
     words: Sequence[str]
-    engines: Sequence[Program]
+    engines: Sequence[SimulatedEngine]
     mark: str
     temporary: Path  # the directory for temporary files
     hubs: list[Program] = field(default_factory=list)
@@ -93,7 +95,7 @@ def place(
     """A place with one engine. `flags`: of the gateway."""
     mark = secrets.token_hex(8)
     with ExitStack() as stack:
-        engine = stack.enter_context(simulated(directory, 0, *engine_flags))
+        engine = stack.enter_context(simulated(*engine_flags))
         # a Unix socket's path has 107 characters at most
         temporary = stack.enter_context(tempfile.TemporaryDirectory(prefix="hub-"))
         monkeypatch.setenv("TMPDIR", temporary)

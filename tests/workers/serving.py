@@ -1,4 +1,4 @@
-"""`inferway serve --workers 2` before simulated engines, all of them processes."""
+"""`inferway serve --workers 2` before simulated engines, which run in threads of the test's."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from tests.engines import client
 from tests.engines.client import Answer
 from tests.engines.program import Program
 from tests.engines.waiting import wait_until
+from tests.simulator import in_a_thread
+
+from inferway.simulator.engine import SimulatedEngine
 
 MODEL = "smollm2"
 LONG = "You answer in one sentence, you never guess, and you say so when you do not know. " * 4
@@ -26,7 +29,7 @@ class Serving:
     """A hub, its workers, and the engines behind them."""
 
     gateway: Program
-    engines: list[Program]
+    engines: Sequence[Program | SimulatedEngine]
 
     @property
     def url(self) -> str:
@@ -105,9 +108,15 @@ def worker_of(answer: Answer) -> str:
 
 
 @contextmanager
-def simulated(directory: Path, number: int, *flags: str) -> Iterator[Program]:
-    words = ["simulate", "--served-model-name", MODEL, *flags]
-    with Program(words, directory / f"engine{number}.log") as engine:
+def simulated(*flags: str) -> Iterator[SimulatedEngine]:
+    with in_a_thread.simulated("--served-model-name", MODEL, *flags) as engine:
+        yield engine
+
+
+@contextmanager
+def simulated_by_a_process(log: Path, *flags: str) -> Iterator[Program]:
+    """One that can be killed."""
+    with Program(["simulate", "--served-model-name", MODEL, *flags], log) as engine:
         yield engine
 
 
@@ -117,12 +126,18 @@ def serving(
 ) -> Iterator[Serving]:
     """`flags`: of the gateway."""
     with ExitStack() as stack:
-        started = [
-            stack.enter_context(simulated(directory, n, *engine_flags)) for n in range(engines)
-        ]
-        words = ["serve", *(engine.url for engine in started), "--workers", str(WORKERS), *flags]
-        gateway = stack.enter_context(Program(words, directory / "gateway.log"))
-        yield Serving(gateway, started)
+        started = [stack.enter_context(simulated(*engine_flags)) for _ in range(engines)]
+        yield stack.enter_context(serving_of(directory, started, *flags))
+
+
+@contextmanager
+def serving_of(
+    directory: Path, engines: Sequence[Program | SimulatedEngine], *flags: str
+) -> Iterator[Serving]:
+    """`flags`: of the gateway."""
+    words = ["serve", *(engine.url for engine in engines), "--workers", str(WORKERS), *flags]
+    with Program(words, directory / "gateway.log") as gateway:
+        yield Serving(gateway, engines)
 
 
 def _command(pid: int) -> bytes:

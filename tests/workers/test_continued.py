@@ -6,13 +6,21 @@ import json
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 from tests.engines import client
+from tests.engines.program import Program
 from tests.engines.waiting import wait_until
-from tests.workers.serving import LONG, MODEL, Serving, serving
+from tests.workers.serving import (
+    LONG,
+    MODEL,
+    Serving,
+    serving,
+    serving_of,
+    simulated_by_a_process,
+)
 
 from inferway.simulator.replies import RECITED
 
@@ -27,9 +35,31 @@ RECITING = ("--mode", "recite", "--inter-token-latency", "5ms")
 
 
 @pytest.fixture
-def reciting(tmp_path: Path) -> Iterator[Serving]:
+def drained(tmp_path: Path) -> Iterator[Serving]:
     with serving(tmp_path, engine_flags=RECITING) as found:
         yield found
+
+
+@pytest.fixture
+def stalled(drained: Serving) -> Serving:
+    return drained
+
+
+@pytest.fixture
+def killed(tmp_path: Path) -> Iterator[Serving]:
+    with ExitStack() as stack:
+        logs = [tmp_path / f"engine{number}.log" for number in range(2)]
+        engines = [stack.enter_context(simulated_by_a_process(log, *RECITING)) for log in logs]
+        yield stack.enter_context(serving_of(tmp_path, engines))
+
+
+@pytest.fixture
+def frozen(killed: Serving) -> Iterator[Serving]:
+    yield killed
+    for engine in killed.engines:
+        assert isinstance(engine, Program)
+        with suppress(ProcessLookupError):
+            os.kill(engine.pid, signal.SIGCONT)
 
 
 def lose(served: Serving, name: str, how: str) -> None:
@@ -40,6 +70,7 @@ def lose(served: Serving, name: str, how: str) -> None:
     elif how == "stalled":
         client.post(f"{engine.url}/simulate", {"stalled": True})
     else:
+        assert isinstance(engine, Program)
         os.kill(engine.pid, signal.SIGKILL if how == "killed" else signal.SIGSTOP)
 
 
@@ -62,13 +93,9 @@ def lines_of(served: Serving, how: str) -> list[str]:
         pytest.param("stalled", marks=pytest.mark.slow),
     ],
 )
-def test_the_other_engine_goes_on(reciting: Serving, how: str) -> None:
-    try:
-        lines = lines_of(reciting, how)
-    finally:
-        for engine in reciting.engines:
-            with suppress(ProcessLookupError):
-                os.kill(engine.pid, signal.SIGCONT)
+def test_the_other_engine_goes_on(how: str, request: pytest.FixtureRequest) -> None:
+    reciting: Serving = request.getfixturevalue(how)
+    lines = lines_of(reciting, how)
 
     events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
     text = "".join(event["choices"][0]["delta"].get("content") or "" for event in events)

@@ -32,7 +32,7 @@ def test_workers_pick_for_a_proxy_on_one_port(tmp_path: Path) -> None:
         *("--grpc-port", "0", "--grpc-health-port", "0"),
     ]
     with (
-        simulated(tmp_path, 1) as engine,
+        simulated() as engine,
         Program([*words, "--engine", engine.url], tmp_path / "epp.log") as picker,
     ):
         told = re.findall(r"for a proxy at (127\.0\.0\.1:\d+)", picker.log_text())
@@ -57,7 +57,7 @@ def test_its_workers_know_what_a_follower_hears(tmp_path: Path) -> None:
         *("--policy", "kv-aware", "--scrape-seconds", "0.05"),
         *("--secure-serving=false", "--grpc-port", "0", "--grpc-health-port", "0"),
     ]
-    with simulated(tmp_path, 1) as other, simulated(tmp_path, 2) as holder:
+    with simulated() as other, simulated() as holder:
         assert client.post(f"{holder.url}/v1/completions", json.loads(BODY)).status == 200
         engines = [word for each in (other, holder) for word in ("--engine", each.url)]
         with Program([*words, *engines], tmp_path / "epp.log") as picker:

@@ -27,6 +27,7 @@ from tests.workers.serving import CHAT, LONG, MODEL, Serving, serving, simulated
 
 from inferway.config import EngineSettings, IndexSettings, ServeSettings
 from inferway.errors import ConfigError
+from inferway.simulator.engine import SimulatedEngine
 from inferway.workers.settings import check_together
 
 FOLLOWERS = 2
@@ -111,9 +112,9 @@ def test_a_follower_that_hangs_is_replaced(two: Serving) -> None:
 def test_engines_come_and_go(tmp_path: Path) -> None:
     settings = tmp_path / "gateway.yaml"
     settings.write_text("policy: kv-aware\n")
-    with simulated(tmp_path, 9) as late, simulated(tmp_path, 8) as other:
+    with simulated() as late, simulated() as other:
 
-        def list_engines(*engines: Program) -> None:
+        def list_engines(*engines: SimulatedEngine) -> None:
             urls = "".join(f"\n- url: {engine.url}" for engine in engines)
             settings.write_text(f"policy: kv-aware\nengines:{urls}\n")
 
@@ -142,7 +143,7 @@ def test_blocks_without_a_known_parent_are_adopted_by_prompts_of_workers(tmp_pat
     # never the first. How the engine hashes, a prompt shows that begins as no other one does.
     stories = [LONG * number for number in range(1, 12)]
     last_batches = ["--kv-events-replay-queue-size", "9"]
-    with simulated(tmp_path, 0, *last_batches) as engine:
+    with simulated(*last_batches) as engine:
         for story in stories:
             message = {"role": "user", "content": story}
             body = {"model": MODEL, "messages": [message], "max_tokens": 1}

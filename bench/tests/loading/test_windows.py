@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from inferway_bench.loading.windows import Windows
+from inferway_bench.loading.windows import Windows, _percentile
 
 
 def test_sums_are_of_the_window_in_which_something_was() -> None:
@@ -44,6 +44,14 @@ def test_a_rate_is_per_second_of_the_whole_time() -> None:
     found = Windows(0, 10, 100).rate([float(i % 10) for i in range(50)], [1.0] * 50)
 
     assert found.value == pytest.approx(5.0)
+
+
+@pytest.mark.parametrize("percent", [0, 1, 37.5, 50, 90, 99.9, 100])
+@pytest.mark.parametrize("count", [1, 2, 3, 10, 997])
+def test_a_percentile_of_what_is_drawn_is_numpys(count: int, percent: float) -> None:
+    values = np.random.default_rng(count).normal(5, 1, count)
+
+    assert _percentile(values, percent) == pytest.approx(float(np.percentile(values, percent)))
 
 
 def test_a_percentile_is_exact_with_its_interval_around() -> None:

@@ -142,10 +142,7 @@ class Fleet:
             known = [engine.settings for engine in kept]
             coming = [Engine(e, e.authorization()) for e in wanted if e not in known]
             self.engines[:] = [*kept, *coming]  # the list that others have been given
-            for engine in going:
-                await self._dismiss(engine)
-            if going:
-                self._refresh()
+            await self._dismiss(going)
             for engine in coming:
                 log.info(
                     "engine %s has come to the list of engines, at %s", engine.name, engine.url
@@ -153,14 +150,18 @@ class Fleet:
                 self._by_name[engine.name] = engine
             await self.watch.come(coming)
 
-    async def _dismiss(self, engine: Engine) -> None:
-        log.info("engine %s is no longer in the list of engines", engine.name)
-        engine.healthy = False
-        self.watch.leave(engine)
-        for model in list(engine.proofs):
-            self.prober.leave(engine, model)
-        await self._unsubscribe(engine)
-        self.table.retire(engine, asyncio.get_running_loop().time())
+    async def _dismiss(self, engines: Sequence[Engine]) -> None:
+        for engine in engines:
+            log.info("engine %s is no longer in the list of engines", engine.name)
+            engine.healthy = False
+            self.watch.leave(engine)
+        if engines:
+            self._refresh()  # before anything is waited for: requests come meanwhile
+        for engine in engines:
+            for model in list(engine.proofs):
+                self.prober.leave(engine, model)
+            await self._unsubscribe(engine)
+            self.table.retire(engine, asyncio.get_running_loop().time())
 
     def follow(self, engine: Engine) -> None:
         """Take over an engine as another process knows it: all that it tells is in it already."""

@@ -52,7 +52,7 @@ class Windows:
         window, array = self._windows(times), np.asarray(values, np.float64)
         parts = [array[window == number] for number in range(self.num)]
         drawn = [np.concatenate([parts[i] for i in draw]) for draw in self._draws]
-        found = np.array([np.percentile(d, percent) for d in drawn if d.size])
+        found = np.array([_percentile(d, percent) for d in drawn if d.size])
         return _interval(float(np.percentile(array[window >= 0], percent)), found)
 
     def _windows(self, times: Sequence[float]) -> NDArray[np.int64]:
@@ -60,6 +60,15 @@ class Windows:
         number = np.floor((np.asarray(times, np.float64) - self._since) / self._each)
         found: NDArray[np.int64] = np.where((number < 0) | (number >= self.num), -1, number)
         return found.astype(np.int64)
+
+
+def _percentile(values: Floats, percent: float) -> float:
+    """As numpy's, which takes 200 µs for a few values."""
+    at = (len(values) - 1) * percent / 100
+    below = int(at)
+    above = min(below + 1, len(values) - 1)
+    parted = np.partition(values, (below, above))
+    return float(parted[below] + (parted[above] - parted[below]) * (at - below))
 
 
 def _interval(value: float, drawn: Floats) -> Interval:

@@ -19,8 +19,8 @@ import msgspec
 from inferway_bench.flags import flag
 from inferway_bench.harness import Benchmark
 from inferway_bench.hosts import check_hosts
-from inferway_bench.outages.engines import ABOUT, TROUBLES, EngineSpec, kinds_of
-from inferway_bench.outages.trial import Load, Trials
+from inferway_bench.outages.engines import ABOUT, TROUBLES, TroubledEngine, kinds_of
+from inferway_bench.outages.trial import TrialLoad, Trials
 from inferway_bench.progress import OnStep
 from inferway_bench.report import Column, Table
 from inferway_bench.routers import OnlyFlag, PeersFlag, Router, all_routers, chosen, versions
@@ -52,12 +52,20 @@ def measure(plan: OutagesPlan, on_step: OnStep) -> Findings:
     started."""
     routers = all_routers(("round_robin", "kv_aware"), (), plan.peers, on_step)
     wanted = [router for router in routers if router.label != "inferway serve --no-scoring"]
-    load = Load(give_up_seconds=plan.give_up)
-    return measure_routers(EngineSpec(), load, plan, chosen(wanted, plan.only), on_step)
+    load = TrialLoad(give_up_seconds=plan.give_up)
+    return measure_routers(TroubledEngine(), load, plan, chosen(wanted, plan.only), on_step)
 
 
 def measure_routers(
-    spec: EngineSpec, load: Load, plan: OutagesPlan, routers: Sequence[Router], on_step: OnStep
+    spec: TroubledEngine,
+    load: TrialLoad,
+    plan: OutagesPlan,
+    routers: Sequence[Router],
+    on_step: OnStep,
+    load: TrialLoad,
+    plan: OutagesPlan,
+    routers: Sequence[Router],
+    on_step: OnStep,
 ) -> Findings:
     """Measure `routers` in front of such engines. Raises BenchError as `measure` does."""
     kinds = kinds_of(plan.trouble)

@@ -35,7 +35,7 @@ ABOUT: dict[TroubleKind, str] = {
 }
 
 
-class EngineSpec(msgspec.Struct, frozen=True):
+class TroubledEngine(msgspec.Struct, frozen=True):
     """What the engines of a trial are like."""
 
     engines: int = 3
@@ -87,7 +87,7 @@ class TroubledFleet:
 
 @contextmanager
 def troubled_fleet(
-    spec: EngineSpec, kind: TroubleKind, directory: Path, number: int
+    spec: TroubledEngine, kind: TroubleKind, directory: Path, number: int
 ) -> Iterator[TroubledFleet]:
     """Start engines for one kind of trouble, the `number` of the trial, 0 to 9. Raises BenchError
     when one does not start."""
@@ -106,7 +106,7 @@ def troubled_fleet(
 
 
 def _start(
-    stack: ExitStack, spec: EngineSpec, log: Path, host: OwnHost | None
+    stack: ExitStack, spec: TroubledEngine, log: Path, host: OwnHost | None
 ) -> tuple[subprocess.Popen[bytes], Path]:
     executable = str(Path(sys.executable).with_name("inferway"))
     command = [executable, "simulate", "--port", "0", "--model", str(prepare_smollm2())]

@@ -15,7 +15,7 @@ import msgspec
 from inferway_bench.loading.client import Client, Target
 from inferway_bench.outages.engines import (
     MODEL,
-    EngineSpec,
+    TroubledEngine,
     TroubledFleet,
     TroubleKind,
     troubled_fleet,
@@ -27,7 +27,7 @@ from inferway_bench.routers import Router, RunningRouter, place_for, running_rou
 _PATH = "/v1/chat/completions"
 
 
-class Load(msgspec.Struct, frozen=True):
+class TrialLoad(msgspec.Struct, frozen=True):
     """The requests of a trial: every other one is a stream."""
 
     per_second: float = 3.0  # to each router
@@ -61,8 +61,8 @@ class Trials:
     """Makes trials; their beginnings come one after the other, while the clients of those before
     may still wait. `found`: figures by kind and router."""
 
-    spec: EngineSpec
-    load: Load
+    spec: TroubledEngine
+    load: TrialLoad
     routers: Sequence[Router]
     directory: Path
     on_step: OnStep
@@ -106,7 +106,11 @@ class Trials:
 class _Trial:
     """The clients of one kind of trouble."""
 
-    def __init__(self, load: Load, fleet: TroubledFleet, routers: Sequence[RunningRouter]) -> None:
+    def __init__(
+        self, load: TrialLoad, fleet: TroubledFleet, routers: Sequence[RunningRouter]
+    ) -> None:
+        self, load: TrialLoad, fleet: TroubledFleet, routers: Sequence[RunningRouter]
+    ) -> None:
         self.seen: dict[str, list[Seen]] = {router.label: [] for router in routers}
         self.trouble_at = load.quiet_seconds
         self._load = load
