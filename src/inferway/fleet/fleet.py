@@ -144,9 +144,8 @@ class Fleet:
             self.engines[:] = [*kept, *coming]  # the list that others have been given
             await self._dismiss(going)
             for engine in coming:
-                log.info(
-                    "engine %s has come to the list of engines, at %s", engine.name, engine.url
-                )
+                words = "engine %s has come to the list of engines, at %s"
+                log.info(words, engine.name, engine.url)
                 self._by_name[engine.name] = engine
             await self.watch.come(coming)
 

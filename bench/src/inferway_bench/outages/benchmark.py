@@ -62,10 +62,6 @@ def measure_routers(
     plan: OutagesPlan,
     routers: Sequence[Router],
     on_step: OnStep,
-    load: TrialLoad,
-    plan: OutagesPlan,
-    routers: Sequence[Router],
-    on_step: OnStep,
 ) -> Findings:
     """Measure `routers` in front of such engines. Raises BenchError as `measure` does."""
     kinds = kinds_of(plan.trouble)

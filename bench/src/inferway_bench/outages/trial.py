@@ -109,8 +109,6 @@ class _Trial:
     def __init__(
         self, load: TrialLoad, fleet: TroubledFleet, routers: Sequence[RunningRouter]
     ) -> None:
-        self, load: TrialLoad, fleet: TroubledFleet, routers: Sequence[RunningRouter]
-    ) -> None:
         self.seen: dict[str, list[Seen]] = {router.label: [] for router in routers}
         self.trouble_at = load.quiet_seconds
         self._load = load
