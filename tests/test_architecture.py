@@ -95,7 +95,7 @@ def room_of(module: str) -> str:
 
 @cache
 def imports(path: Path) -> frozenset[str]:
-    return frozenset(_imports(_nodes(path)))
+    return frozenset(_imports(path))
 
 
 @cache
@@ -111,12 +111,12 @@ def _nodes(path: Path) -> list[ast.Import | ast.ImportFrom]:
     return [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
 
 
-def _imports(nodes: list[ast.Import | ast.ImportFrom]) -> Iterator[str]:
-    for node in nodes:
+def _imports(path: Path) -> Iterator[str]:
+    for node in _nodes(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
             continue
-        assert node.level == 0, "relative import"
+        assert node.level == 0, f"{path}: relative import"
         assert node.module is not None
         if node.module == "inferway":
             yield from (f"inferway.{alias.name}" for alias in node.names)
