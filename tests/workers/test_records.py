@@ -72,6 +72,7 @@ def test_files_have_the_requests_of_all_workers_with_their_blocks(
     wait_until(written, "both are in the files")
 
 
+@pytest.mark.slow  # what was learned is written once a minute
 def test_files_have_what_the_workers_have_learned(recorded: Serving, directory: Path) -> None:
     usual, numbers = dict(zip(TTFT_FEATURES, USUAL_TTFT, strict=True)), count()
 
