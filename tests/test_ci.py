@@ -36,6 +36,7 @@ class Machine:
         self.install("id", "echo 0")
         for name in (
             "git",
+            "ip",
             "wrk",
             "h2load",
             "curl",

@@ -38,6 +38,7 @@ MEASURED: dict[str, tuple[str, ...]] = {
     "legs": _DATA_PLANE,
     "peers": _SERVED,
     "peers_real": _SERVED,
+    "outages": (f"{_SRC}/http", f"{_SRC}/upstream", f"{_SRC}/fleet"),
     "policies": _SIMULATED,
     "policies_fleet": _SIMULATED,
     "policies_fleet_gateways": (*_SIMULATED, f"{_SRC}/replicas", f"{_SRC}/workers"),

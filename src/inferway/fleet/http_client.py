@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, cast
+from urllib.parse import unquote
 
 import aiohttp
 from aiohttp.client_exceptions import UnixClientConnectorError
@@ -59,7 +60,9 @@ async def fetch(
 
 @contextmanager
 def upstream_errors(url: str, late: str = "in time") -> Iterator[None]:
-    """Raise aiohttp's errors as UpstreamTimeoutError and UpstreamError, which name the URL."""
+    """Raise aiohttp's errors as UpstreamTimeoutError and UpstreamError, which name the URL, with
+    the path of a socket as it is."""
+    url = unquote(url)
     try:
         yield
     except TimeoutError as e:
