@@ -24,6 +24,7 @@ _OUT = re.compile(
     r" (?P<how>cannot be reached|does not answer|answers, but computes nothing"
     r"|answers, but not as an engine does): "
 )
+_SERVES = re.compile(r"^\S+ INFO +inferway\.fleet: engine (?P<engine>\S+) serves ")
 
 
 @dataclass(slots=True)
@@ -95,8 +96,15 @@ class History:
 
 
 def alarms_in(log: str) -> list[Alarm]:
-    """Return all alarms of a gateway's log."""
-    found = [match for line in log.splitlines() if (match := _OUT.match(line))]
+    """Return all alarms of a gateway's log, of engines that have answered it before: it may start
+    sooner than they do."""
+    known: set[str] = set()
+    found = []
+    for line in log.splitlines():
+        if (served := _SERVES.match(line)) is not None:
+            known.add(served["engine"])
+        if (out := _OUT.match(line)) is not None and out["engine"] in known:
+            found.append(out)
     return [
         Alarm(datetime.fromisoformat(each["at"]).timestamp(), each["engine"], each["how"])
         for each in found

@@ -9,6 +9,8 @@ from tests.soak.witness import Sighting, Witness
 
 A, B = "127.0.0.1:1", "127.0.0.1:2"
 LOG = """\
+2026-11-29T13:15:59.118+00:00 WARNING inferway.fleet: engine 127.0.0.1:1 cannot be reached: refused
+2026-11-29T13:16:00.704+00:00 INFO    inferway.fleet: engine 127.0.0.1:1 serves soaked
 2026-11-29T13:16:00.795+00:00 INFO    inferway.fleet: engine 127.0.0.1:2 serves soaked
 2026-11-29T13:16:17.976+00:00 WARNING inferway.fleet: engine 127.0.0.1:1 does not answer: no answer
 2026-11-29T13:16:23.418+00:00 WARNING inferway.forward: engine 127.0.0.1:1 failed too often

@@ -259,7 +259,7 @@ class TimeoutSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     first_byte: Positive = 600.0  # of an engine's answer: prefill and queueing
     hold_head: Positive = 30.0  # that a stream's head waits for its first event
     idle_stream: Positive = 300.0  # between two pieces of an answer, or events of a stream
-    silent_engine: Positive = 10.0  # that what can go nowhere else waits for an engine in silence
+    silent_engine: Positive = 7.0  # that what can go nowhere else waits for an engine in silence
     drain: Positive = 30.0  # for running answers at shutdown
 
 
