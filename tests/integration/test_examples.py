@@ -51,6 +51,7 @@ async def test_the_indexers_example_says_who_holds_the_chat(start_fleet: StartFl
 async def test_the_querys_example_is_answered_as_shown(start_fleet: StartFleet) -> None:
     fleet = await start_fleet(1, by_hand=lambda e: EngineSettings(url=e.url, name="pod-1"))
     command = block("docs/scores.md", "sh", "/query").replace("http://127.0.0.1:8080", fleet.url)
+    command = command.replace("HuggingFaceTB/SmolLM2-135M-Instruct", "smollm2")
     shown = json.loads(block("docs/scores.md", "json", "instances"))
     prompt = list(range(1, 19))
     await fleet.post("/v1/completions", {"model": "smollm2", "prompt": prompt, "max_tokens": 1})
