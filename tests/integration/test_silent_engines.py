@@ -63,7 +63,7 @@ async def test_a_stream_goes_on_and_the_engine_comes_back(start_fleet: StartFlee
     assert text_of(lines) == undisturbed != ""
     assert lines[-1] == b"data: [DONE]\n"
     assert not told["healthy"]
-    assert "answers, but computes nothing, since" in told["problems"][0]
+    assert "answers, but computes nothing since" in told["problems"][0]
 
 
 async def test_an_answer_in_one_piece_comes_from_another_engine(start_fleet: StartFleet) -> None:
