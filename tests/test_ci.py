@@ -83,7 +83,8 @@ def test_everything_is_run_in_order(machine: Machine) -> None:
     assert machine.calls == [
         "make check",
         "make test",
-        f"make test VENV=.venv-newest PYTHON={machine.bin}/python3.13",
+        f"make test VENV=.venv-newest PYTHON={machine.bin}/python3.13"
+        " ARGS=tests/scheduling tests/routing tests/openai_api tests/config",
         "make test-slow",
         "make test-tools",
         "make wheel",
