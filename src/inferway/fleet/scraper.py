@@ -198,8 +198,7 @@ class Scraper:
             return  # it has left meanwhile
         turn.suspected = True
         self.stir()
-        if self._task is not None and turn.task is None:
-            self._begin(turn, counted=False)
+        self.ask_soon(turn.engine)
 
     def ask_soon(self, engine: Engine) -> None:
         """Ask an engine at once, unless it owes an answer."""

@@ -285,8 +285,8 @@ class Forwarding:
 
     def engine_is_silent(self, error: SilentEngineError, *, may_wait: bool) -> bool | None:
         """Have another engine answer, or go on with the answer, if the silent one was to. Return
-        whether one does; None if the answer comes from elsewhere. If none does and it may not
-        `wait`, it is given up."""
+        whether one does; None if the answer comes from elsewhere. An answer that no other engine
+        gives is given up, unless it `may_wait`."""
         if self._exchange is None or self._attempts.engine != error.engine:
             return None
         if self._is_moved_away(error):

@@ -69,10 +69,7 @@ class OutlierDetection:
 
     def eject(self, engine: str, now: float) -> None:
         """Give the engine one request at a time until it answers one."""
-        breaker = self.breakers.get(engine)
-        if breaker is None:
-            breaker = self.breakers[engine] = CircuitBreaker(self.settings)
-        breaker.eject(now)
+        self._breaker(engine).eject(now)
         self.ejected.add(engine)
 
     @property
@@ -128,13 +125,16 @@ class OutlierDetection:
         return ejected
 
     def _failed(self, engine: str, now: float) -> bool:
-        breaker = self.breakers.get(engine)
-        if breaker is None:
-            breaker = self.breakers[engine] = CircuitBreaker(self.settings)
-        ejected = breaker.failed(now)
+        ejected = self._breaker(engine).failed(now)
         if ejected:
             self.ejected.add(engine)
         return ejected
+
+    def _breaker(self, engine: str) -> CircuitBreaker:
+        breaker = self.breakers.get(engine)
+        if breaker is None:
+            breaker = self.breakers[engine] = CircuitBreaker(self.settings)
+        return breaker
 
     def was_moved(self, engine: str, now: float) -> None:
         """Another engine has taken over a request, or the rest of a stream, that this one had."""
