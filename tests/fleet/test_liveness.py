@@ -27,10 +27,10 @@ def answering(seconds: float, until: float = 100.0) -> Liveness:
 
 def computing(pause: float, until: float = 100.0) -> Liveness:
     """An engine whose core had work, and was quiet for so long at a time."""
-    live = Liveness(has_computed=True)
+    live = Liveness(has_generated=True)
     live.has_work(until - 2 * pause, works=True)
-    live.has_progressed(until - pause, AWAKE)
-    live.has_progressed(until, AWAKE)
+    live.has_progressed(until - pause, AWAKE, generated=True)
+    live.has_progressed(until, AWAKE, generated=True)
     return live
 
 
@@ -119,7 +119,7 @@ def test_time_without_work_is_no_pause() -> None:
     live = computing(0.02)
     live.has_work(150.0, works=False)
     live.has_work(151.0, works=True)
-    live.has_progressed(151.1, AWAKE)
+    live.has_progressed(151.1, AWAKE, generated=True)
 
     assert live.pauses.seconds(151.1) < 0.2
     assert not live.is_quiet(151.1 + QUIET_SECONDS / 2 - 0.1, AWAKE, 0.0)
@@ -134,10 +134,20 @@ def test_a_core_that_has_never_computed_has_longer() -> None:
     assert live.is_stalled(100.0 + FIRST_SECONDS + 0.1, AWAKE, 0.0)
 
 
+def test_a_cache_that_fills_does_not_end_the_time_for_the_first_token() -> None:
+    live = Liveness()
+    live.has_work(100.0, works=True)
+    live.has_progressed(100.4, AWAKE, generated=False)
+    live.tried = 100.4
+
+    assert not live.is_stalled(100.4 + FIRST_SECONDS - 0.1, AWAKE, 0.0)
+    assert live.is_stalled(100.4 + FIRST_SECONDS + 0.1, AWAKE, 0.0)
+
+
 def test_the_first_answer_of_an_engine_is_no_measure() -> None:
     live = Liveness()
     live.has_work(0.0, works=True)
-    live.has_progressed(9.0, AWAKE)
+    live.has_progressed(9.0, AWAKE, generated=True)
 
     assert live.pauses.seconds(9.0) == 0.0
 
@@ -146,7 +156,7 @@ def test_an_engine_that_comes_back_has_shown_nothing() -> None:
     live = computing(2.0)
     live.comes(200.0)
 
-    assert not live.has_computed
+    assert not live.has_generated
     assert live.pauses.seconds(200.0) == 0.0
 
 

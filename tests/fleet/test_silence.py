@@ -15,7 +15,7 @@ from inferway.config import EngineSettings, ProbeSettings, ServeSettings
 from inferway.fleet.engine import Engine
 from inferway.fleet.engine_facts import EventSource
 from inferway.fleet.fleet import Fleet
-from inferway.fleet.load import parse_load
+from inferway.fleet.load import Load, parse_load
 from inferway.fleet.outage import OutageKind
 from inferway.fleet.silence import SilenceWatch
 from inferway.fleet.subscriber import EventSubscriber
@@ -172,6 +172,43 @@ async def test_a_core_that_computes_nothing_is_found_by_a_try() -> None:
 
         assert (before, w.kind("e0")) == (None, OutageKind.STALLED)
         assert core.tries == 1
+
+
+async def test_what_an_engine_tells_first_is_no_token() -> None:
+    """Its first token may be compiled for: it has longer."""
+    core = Core(status=None)
+    async with world(core, Core()) as w:
+        w.engine("e0").load = Load()
+        w.silence.look(w.now, 1.0)
+        w.tells("e0", running=1, generated=10)
+        w.pass_seconds(9.0, "e1")
+        await until(lambda: core.tries == 1)
+
+        assert w.kind("e0") is None
+
+
+async def test_a_long_prompt_counts_until_its_first_token_shows_in_the_counters() -> None:
+    """The gateway may have that token before the engine tells of it."""
+    core = Core(status=None)
+    async with world(core, Core()) as w:
+        expected = 10.0
+        w.fleet.expected_seconds = lambda _: expected
+        for generated in (10, 11):
+            w.tells("e0", running=1, generated=generated)
+            w.pass_seconds(0.1, "e1")
+        w.pass_seconds(14.0, "e1")
+        await until(lambda: core.tries == 0)
+        w.pass_seconds(6.0, "e1")
+        await until(lambda: core.tries == 1)
+        expected = 0.1
+        w.pass_seconds(4.0, "e1")
+        w.tells("e0", running=1, generated=11)
+        w.pass_seconds(1.0, "e1")
+        before = w.kind("e0")
+        w.tells("e0", running=1, generated=11)
+        w.pass_seconds(20.0, "e1")
+
+        assert (before, w.kind("e0")) == (None, OutageKind.STALLED)
 
 
 async def test_a_core_that_answers_the_try_is_not_stalled() -> None:

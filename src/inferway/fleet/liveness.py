@@ -14,8 +14,9 @@ core   other counters of its load, KV events   QUIET_SECONDS, or longer by its l
 
 The core is judged only while it has work that it could go on with, and only if its counters move
 with each token. A long prefill moves them with each chunk. A chunk of seconds, or a compilation,
-keeps the try waiting as well, so that only time tells: an engine that has not computed anything yet
-has FIRST_SECONDS.
+keeps the try waiting as well, so that only time tells: an engine that has not generated any token
+yet has FIRST_SECONDS. That its cache fills does not end them, for a cache may fill before the first
+step is compiled.
 
 Nobody is judged that soon unless another engine has answered meanwhile: else the fault may be this
 process's, or the network's, and PATIENT_SECONDS count. What came before this process stood still
@@ -71,9 +72,12 @@ class Liveness:
     tried: float | None = None  # since when its core owes the answer to a try
     rested: float = _LONG_AGO  # when it last had nothing to do
     works: bool = False  # it has something to do since
-    has_computed: bool = False  # ever, since it came
+    has_generated: bool = False  # a token, ever, since it came
     takes_no_tries: bool = False  # it cannot be asked for a token
     load: Load | None = None  # that it told last
+    # Seconds that its prompts should take, when it told its load last and the time before: a prompt
+    # leaves that sum with its first token, which the counters of its load show later.
+    expected: tuple[float, float] = (0.0, 0.0)
     answers: Slowest = field(default_factory=Slowest)  # of its API
     pauses: Slowest = field(default_factory=Slowest)  # of its core
 
@@ -88,15 +92,16 @@ class Liveness:
             self.asked = None
         self.answered = now
 
-    def has_progressed(self, now: float, awake: float) -> None:
-        """Its core has computed something."""
-        if self.works and self.has_computed:
+    def has_progressed(self, now: float, awake: float, *, generated: bool) -> None:
+        """Its core has computed something; `generated`: a token is part of it."""
+        if self.works and self.has_generated:
             self.pauses.note(now - self.quiet_since(awake), now)
-        self.has_computed, self.progressed = True, now
+        self.has_generated |= generated
+        self.progressed = now
 
     def has_answered_try(self, now: float) -> None:
         """Its core computes, whatever the others wait for: that is no pause of its own."""
-        self.has_computed, self.progressed = True, now
+        self.has_generated, self.progressed = True, now
 
     def has_work(self, now: float, *, works: bool) -> None:
         """Whether it has something to do that its core could go on with."""
@@ -106,8 +111,13 @@ class Liveness:
 
     def comes(self, now: float) -> None:
         """It may be another engine than before, which has not shown anything."""
-        self.progressed, self.rested, self.has_computed = None, now, False
+        self.progressed, self.rested, self.has_generated = None, now, False
         self.answers, self.pauses = Slowest(), Slowest()
+        self.expected = (0.0, 0.0)
+
+    def has_told(self, load: Load, expected: float | None) -> None:
+        """It has told its load. `expected`: seconds that its prompts should take."""
+        self.load, self.expected = load, (expected or 0.0, self.expected[0])
 
     # how it is; `awake`: since when this process goes on
 
@@ -136,8 +146,9 @@ class Liveness:
         return max(progressed, self.rested, awake)
 
     def _patience(self, now: float, expected: float | None) -> float:
-        should = UNKNOWN_SECONDS if expected is None else EXPECTED_TIMES * expected
-        if not self.has_computed:
+        known = max(*self.expected, expected or 0.0)
+        should = max(EXPECTED_TIMES * known, UNKNOWN_SECONDS if expected is None else 0.0)
+        if not self.has_generated:
             return max(FIRST_SECONDS, should)
         return max(QUIET_SECONDS, _late(self.pauses.seconds(now)), should)
 

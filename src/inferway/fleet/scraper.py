@@ -104,6 +104,7 @@ class Scraper:
     work_of: WorkOf | None = None
     is_stirred: bool = False
     lag: float = 0.0  # seconds: how late the latest turn of the last round began
+    pace: float = 2 * REST_SECONDS  # seconds, at most, that were to lie between the last two rounds
     turns: dict[str, ScrapeTurn] = field(default_factory=dict)  # by the engine's name
     _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
     _task: asyncio.Task[None] | None = None
@@ -206,11 +207,6 @@ class Scraper:
         if turn is not None and self._task is not None and turn.task is None:
             self._begin(turn, counted=False)
 
-    @property
-    def pace(self) -> float:
-        """The seconds from one round to the next, at most."""
-        return max(self.interval, REST_SECONDS)
-
     def stir(self) -> None:
         """Have a round within an interval: an engine may be idle no more."""
         if self._is_resting:
@@ -243,8 +239,10 @@ class Scraper:
             if self._are_all_at_rest(began):
                 await self._rest()
                 due = loop.time()
+                self.pace = 2 * REST_SECONDS
             else:
                 await asyncio.sleep(max(0.0, due - loop.time()))
+                self.pace = self.interval
             self.lag = worst
             self.after_round(loop.time())
 

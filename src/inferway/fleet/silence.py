@@ -75,17 +75,17 @@ class SilenceWatch:
             error = f"no answer for {now - since:.1f} s; its slowest of late took {slowest:.2g} s"
             self._give_up(engine, Outage(OutageKind.SILENT, since, live.answered, error), now)
             return
-        self._note_progress(engine, now)
-        live.has_work(now, works=self._has_work(engine))
-        if not live.works:
+        works = self._has_work(engine)
+        expected = self._expected(engine) if works else 0.0
+        self._note_progress(engine, now, expected)
+        live.has_work(now, works=works)
+        if not works:
             return
-        has_others = self._fleet.table.has_others(engine)  # whose prompts nobody knows here
-        expected = None if has_others else self._fleet.expected_seconds(engine)
         if not live.is_quiet(now, awake, expected):
             return
         since = live.quiet_since(awake)
         if live.is_stalled(now, awake, expected):
-            what = "no token came" if live.has_computed else "it has not computed a token yet"
+            what = "no token came" if live.has_generated else "it has not computed a token yet"
             error = f"{what} for {duration(now - since)}, though it has requests"
             self._give_up(engine, Outage(OutageKind.STALLED, since, live.progressed, error), now)
         else:
@@ -107,14 +107,24 @@ class SilenceWatch:
             self._ask(other)
         return False
 
-    def _note_progress(self, engine: Engine, now: float) -> None:
+    def _note_progress(self, engine: Engine, now: float, expected: float | None) -> None:
         live, awake = engine.liveness, self._awake
         if engine.load is not live.load:
-            if live.load is not None and engine.load.computed != live.load.computed:
-                live.has_progressed(now, awake)
-            live.load = engine.load
+            before = live.load
+            live.has_told(engine.load, expected)
+            if before is None or before.generated is None:
+                return  # what an engine tells first is no progress
+            if engine.load.computed != before.computed:
+                generated = engine.load.generated != before.generated
+                live.has_progressed(now, awake, generated=generated)
         elif live.progressed is not None and engine.has_told_since(live.progressed):
-            live.has_progressed(now, awake)
+            live.has_progressed(now, awake, generated=False)
+
+    def _expected(self, engine: Engine) -> float | None:
+        """Seconds that its prompts should take; None: it has some that nobody here knows."""
+        return (
+            None if self._fleet.table.has_others(engine) else self._fleet.expected_seconds(engine)
+        )
 
     def _has_work(self, engine: Engine) -> bool:
         """Whether its core has something to do, and shows that it does it. What waits there may
