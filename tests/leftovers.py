@@ -78,13 +78,39 @@ def restore(handlers: dict[int, Any]) -> None:
             signal.signal(number, handler)
 
 
-def _children() -> frozenset[int]:
+def stays(pid: int) -> None:
+    """A child process serves all tests, until the last one has ended."""
+    _STAY.add(pid)
+
+
+_STAY: set[int] = set()
+
+
+def children(pid: int | str = "self") -> set[int]:
+    """The process's children that run: a zombie that was adopted, nobody waits for."""
     found: set[int] = set()
     with suppress(OSError):
-        for task in os.listdir("/proc/self/task"):
+        for task in os.listdir(f"/proc/{pid}/task"):
             with suppress(OSError):  # it has just ended
-                found |= set(map(int, Path(f"/proc/self/task/{task}/children").read_text().split()))
-    return frozenset(found)
+                text = Path(f"/proc/{pid}/task/{task}/children").read_text()
+                found |= set(map(int, text.split()))
+    return {pid for pid in found if _runs(pid)}
+
+
+def _children() -> frozenset[int]:
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return frozenset()  # none at all, which is most often so
+    return frozenset(children() - _STAY)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
 
 
 def _command(pid: int) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from structured.tests.compiling import (
     text_of,
     wait_until,
 )
+from tests.leftovers import children
 
 from inferway_structured.compile.compilations import Compilations
 from inferway_structured.compile.compile_limits import CompileLimits
@@ -88,11 +88,6 @@ def indexed(data: bytes) -> Compiled:
 def outlines_jobs(vocabulary: bytes, **given: Any) -> TextJobs:
     child = Child((JOBS,), f"{JOBS}:prepare", lambda: vocabulary)
     return TextJobs("index", child=child, finish=indexed, **given)
-
-
-def children() -> set[int]:
-    found = Path(f"/proc/{os.getpid()}/task").glob("*/children")
-    return {int(pid) for file in found for pid in file.read_text().split()}
 
 
 def test_an_index_that_the_child_has_built_is_what_we_would_have_built(

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.leftovers import children
 
 from inferway_structured.errors import (
     JobFailedError,
@@ -73,11 +74,6 @@ def wait_until(condition: Callable[[], bool], seconds: float = 30) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.005)
-
-
-def children() -> set[int]:
-    found = Path(f"/proc/{os.getpid()}/task").glob("*/children")
-    return {int(pid) for file in found for pid in file.read_text().split()}
 
 
 def fds() -> int:
@@ -314,8 +310,7 @@ def test_no_process_outlives_a_parent_that_is_killed() -> None:
     ) as parent:
         assert parent.stdout is not None
         at_work = int(parent.stdout.readline())
-        tasks = Path(f"/proc/{parent.pid}/task").glob("*/children")
-        both = [int(pid) for file in tasks for pid in file.read_text().split()]
+        both = children(parent.pid)
         assert (at_work in both, len(both)) == (True, 2)
 
         parent.send_signal(signal.SIGKILL)

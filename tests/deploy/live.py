@@ -16,7 +16,8 @@ from urllib.parse import urlencode
 from urllib.request import urlopen
 
 import yaml
-from tests.integration.program import INFERWAY, Program
+from tests.fork_server import INFERWAY
+from tests.integration.program import Program
 
 ROOT = Path(__file__).parents[2]
 DASHBOARD = ROOT / "deploy/grafana/inferway.json"
@@ -61,7 +62,7 @@ class Live:
     @contextmanager
     def load(self, *options: str) -> Iterator[None]:
         """Chats through the gateway, meanwhile."""
-        command = [INFERWAY, "bench", "load", self.gateway_url, *_ALL_OF_IT, *options]
+        command = [str(INFERWAY), "bench", "load", self.gateway_url, *_ALL_OF_IT, *options]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, text=True)
         try:
             yield
@@ -94,7 +95,7 @@ def live(directory: Path, engines: int = 2, serve: Sequence[str] = ()) -> Iterat
 
         def start(*arguments: str) -> Program:
             program = Program(*arguments)
-            stack.callback(_end, program.process)
+            stack.callback(program.kill)
             return program
 
         running = [start(*ENGINE, "--seed", str(number)) for number in range(engines)]

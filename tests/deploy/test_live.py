@@ -118,5 +118,4 @@ def test_promtool_minds_no_more_of_the_picker_than_the_d_in_llm_d(running: Live)
         for doubt in doubts(url):
             assert re.fullmatch(r"llm_d_epp_\w+ .* should not contain abbreviated units", doubt)
     finally:
-        picker.process.kill()
-        picker.process.communicate()
+        picker.kill()

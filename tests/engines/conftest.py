@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.engines import client
-from tests.engines.engine import RealEngine, wait_until_ready
+from tests.engines.engine import RealEngine, last_lines, wait_until_ready
 from tests.engines.nixl import NixlEngine
 from tests.engines.program import Program
 from tests.engines.small_model import first_layers
@@ -61,8 +61,7 @@ def pytest_runtest_makereport(
     report = yield
     if report.failed:
         for log in item.config.stash.get(LOGS, []):
-            lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-            report.sections.append((f"end of {log.name}", "\n".join(lines[-40:])))
+            report.sections.append((f"end of {log.name}", "\n".join(last_lines(log, 40))))
     return report
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -26,6 +27,8 @@ INSIDE = Path(__file__).parent / "inside"  # modules that engines import
 MODEL = "smollm2"
 BLOCK_SIZE = 32  # tokens; vLLM's CPU kernels are made for multiples of 32
 MAX_MODEL_LEN = 4096  # tokens, prompt and answer together
+
+_FREED = re.compile(r" - leaked |nanobind: | - \.\.\. skipped remainder")
 
 START_SECONDS = 240  # 35 on two idle cores
 EXIT_SECONDS = 30
@@ -53,6 +56,9 @@ class Ports:
     http: int
     events: int
     replay: int
+    # Among vLLM's own processes. vLLM takes any free one and binds it seconds later, when another
+    # engine that starts, or a connection of ours, may have it.
+    inner: int
 
 
 class RealEngine:
@@ -72,14 +78,15 @@ class RealEngine:
         *,
         alone: bool = False,
     ) -> None:
-        self.ports = Ports(*free_ports(3))
+        self.ports = Ports(*free_ports(4))
         self.log = log
         self._vllm = vllm
         self._arguments = ["serve", str(model_dir), *FLAGS.split(), *self._own_flags(), *flags]
         self._alone = alone
         path = [environment.get("PYTHONPATH"), str(INSIDE), os.environ.get("PYTHONPATH")]
         python_path = {"PYTHONPATH": os.pathsep.join(filter(None, path))}
-        self._environment = {**os.environ, **ENVIRONMENT, **environment, **python_path}
+        inner = {"VLLM_PORT": str(self.ports.inner)}
+        self._environment = {**os.environ, **ENVIRONMENT, **environment, **python_path, **inner}
         self._process: subprocess.Popen[bytes] | ForkedProcess | None = None
 
     @property
@@ -192,8 +199,13 @@ class RealEngine:
         return found
 
     def log_tail(self, num_lines: int = 60) -> str:
-        lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
-        return "\n".join([f"--- {self.log}", *lines[-num_lines:]])
+        return "\n".join([f"--- {self.log}", *last_lines(self.log, num_lines)])
+
+
+def last_lines(log: Path, number: int) -> list[str]:
+    """Of an engine that has ended, without those in which nanobind lists what was not freed."""
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    return [line for line in lines if not _FREED.match(line)][-number:]
 
 
 @cache
@@ -233,9 +245,12 @@ def processes_of(session: int) -> Iterator[int]:
             yield int(stat.parent.name)
 
 
+_given: set[int] = set()
+
+
 def free_ports(num: int) -> list[int]:
-    """Ports nobody listens on. Below the ephemeral range, from which the kernel and vLLM take
-    ports of their own in the half minute before the engine binds these."""
+    """Ports nobody listens on, each of them once. Below the ephemeral range, from which the kernel
+    takes ports in the half minute before the engine binds these."""
     found: list[int] = []
     while len(found) < num:
         port = random.randrange(20_000, 32_000)
@@ -244,6 +259,7 @@ def free_ports(num: int) -> list[int]:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
-        if port not in found:
+        if port not in _given:
+            _given.add(port)
             found.append(port)
     return found

@@ -1,4 +1,5 @@
-"""`inferway serve` and `inferway simulate` as people start them: processes with a log."""
+"""`inferway serve` and `inferway simulate` as people start them, but for the Python that is forked:
+processes with a log."""
 
 from __future__ import annotations
 
@@ -6,14 +7,13 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
 from tests.engines.waiting import wait_until
+from tests.fork_server import INFERWAY, ForkedProcess, fork_server
 
-INFERWAY = Path(sys.executable).with_name("inferway")
 STOP_SECONDS = 40
 
 # What the two commands say of themselves; engines have addresses in the log as well.
@@ -21,11 +21,16 @@ _LISTENS = re.compile(r"(?:listening on|simulated engine) (http://127\.0\.0\.1:\
 
 
 class Program:
-    """A command of `inferway` that listens on a free port and says on which."""
+    """A command of `inferway` that listens on a free port and says on which. `alone`: in a new
+    Python, whose environment the kernel can tell."""
 
-    def __init__(self, arguments: Sequence[str], log: Path, *, port: int = 0) -> None:
+    def __init__(
+        self, arguments: Sequence[str], log: Path, *, port: int = 0, alone: bool = False
+    ) -> None:
         self.log = log
-        self._arguments = [str(INFERWAY), *arguments, "--port", str(port)]
+        self._arguments = [*arguments, "--port", str(port)]
+        self._alone = alone
+        self._process: subprocess.Popen[bytes] | ForkedProcess
 
     def __enter__(self) -> Program:
         self.begin()
@@ -33,10 +38,15 @@ class Program:
 
     def begin(self) -> None:
         """Start it, which need not listen yet."""
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
         with self.log.open("wb") as log:
+            if not self._alone:
+                output = str(self.log.absolute())
+                self._process = fork_server().start(self._arguments, environment, output)
+                return
             self._process = subprocess.Popen(
-                self._arguments,
-                env={**os.environ, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"},
+                [str(INFERWAY), *self._arguments],
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -210,5 +210,4 @@ def start() -> Iterator[Start]:
 
     yield starting
     for program in programs:
-        program.process.kill()
-        program.process.communicate()
+        program.kill()

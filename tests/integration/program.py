@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
-INFERWAY = str(Path(sys.executable).parent / "inferway")
+from tests.fork_server import fork_server
 
 Start = Callable[..., "Program"]
 
@@ -17,21 +15,30 @@ class Program:
     """A running command; its output is read up to a line, and kept."""
 
     def __init__(self, *arguments: str) -> None:
-        self.process = subprocess.Popen(
-            [INFERWAY, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+        ours, theirs = os.pipe()
+        try:
+            output = f"/proc/{os.getpid()}/fd/{theirs}"
+            self.process = fork_server().start(arguments, os.environ, output)
+        finally:
+            os.close(theirs)
+        self._stdout = os.fdopen(ours)
         self.output = ""
 
     def read_until(self, pattern: str) -> str:
         """The pattern's first group, once it has been printed."""
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
+        for line in self._stdout:
             self.output += line
             if match := re.search(pattern, line):
                 return match[1]
         raise AssertionError(f"ended without {pattern!r}:\n{self.output}")
 
     def ends(self) -> int:
-        assert self.process.stdout is not None
-        self.output += self.process.stdout.read()
+        self.output += self._stdout.read()
+        self._stdout.close()
         return self.process.wait(timeout=30)
+
+    def kill(self) -> None:
+        """As far as it runs."""
+        self.process.kill()
+        self._stdout.close()
+        self.process.wait()

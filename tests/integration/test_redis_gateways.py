@@ -181,8 +181,7 @@ async def gateway_process(*arguments: str) -> AsyncIterator[tuple[Program, str]]
         url = await asyncio.to_thread(program.read_until, r"listening on (http://\S+)")
         yield program, url
     finally:
-        program.process.kill()
-        program.process.communicate()
+        program.kill()
 
 
 async def test_when_the_writer_is_killed_another_takes_over_and_what_it_says_is_true(

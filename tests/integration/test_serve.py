@@ -13,7 +13,8 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from tests.integration.program import INFERWAY, Start
+from tests.fork_server import INFERWAY
+from tests.integration.program import Start
 
 
 def test_the_readmes_first_steps_on_simulated_engines(start: Start) -> None:

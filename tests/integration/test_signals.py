@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from tests.engines.waiting import wait_until
-from tests.integration.program import INFERWAY
+from tests.fork_server import INFERWAY
 
 from inferway.signals import ENDING
 

@@ -30,7 +30,7 @@ import aiohttp
 import uvloop
 import zmq
 import zmq.asyncio
-from tests.engines.program import INFERWAY
+from tests.fork_server import INFERWAY
 from tests.soak.engines import MODEL, EngineProcess, Wire
 
 from inferway.prompts.files.prepare import prepare_smollm2

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import aiohttp
-from tests.engines.program import INFERWAY
+from tests.fork_server import INFERWAY
 
 from inferway_bench.hosts import OwnHost
 from inferway_bench.processes import free_port

@@ -20,6 +20,7 @@ import pytest
 from tests.engines import client
 from tests.engines.program import Program
 from tests.engines.waiting import wait_until
+from tests.leftovers import children
 from tests.workers.serving import CHAT, MODEL, WORKERS, Serving, simulated, worker_of
 
 from inferway.simulator.engine import SimulatedEngine
@@ -48,7 +49,8 @@ class Place:
 
     def begin(self) -> Serving:
         """Start a hub, which need not listen yet."""
-        hub = Program(self.words, self.directory / f"hub{len(self.hubs)}.log", port=self.port)
+        log = self.directory / f"hub{len(self.hubs)}.log"
+        hub = Program(self.words, log, port=self.port, alone=True)
         hub.begin()
         self.hubs.append(hub)
         return Serving(hub, list(self.engines))
@@ -68,12 +70,11 @@ class Place:
     def kill_hub(self, begun: Serving) -> None:
         """Kill the hub, and wait until all has ended that was started by it, or for it. The memory
         that they share goes with the last of them."""
-        children = descendants(
-            begun.gateway.pid
-        )  # helpers are not marked: they have no environment
+        # helpers are not marked: they have no environment
+        started = descendants(begun.gateway.pid)
         kill(begun.gateway.pid)
         wait_until(
-            lambda: not self.processes() and not any(map(is_there, children)),
+            lambda: not self.processes() and not any(map(is_there, started)),
             "no process is left",
             lambda: [_read(f"/proc/{pid}/cmdline") for pid in self.processes()],
         )
@@ -141,9 +142,8 @@ def is_there(pid: int) -> bool:
 def descendants(pid: int) -> set[int]:
     """The process's children, theirs, and so on."""
     found: set[int] = set()
-    for children in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in map(int, _read(str(children)).split()):
-            found |= {child, *descendants(child)}
+    for child in children(pid):
+        found |= {child, *descendants(child)}
     return found
 
 

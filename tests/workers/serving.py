@@ -14,6 +14,7 @@ from tests.engines import client
 from tests.engines.client import Answer
 from tests.engines.program import Program
 from tests.engines.waiting import wait_until
+from tests.leftovers import children
 from tests.simulator import in_a_thread
 
 from inferway.simulator.engine import SimulatedEngine
@@ -80,9 +81,7 @@ class Serving:
         return self._children(b"inferway.cli.follower")
 
     def _children(self, module: bytes) -> list[int]:
-        children = Path(f"/proc/{self.gateway.pid}/task/{self.gateway.pid}/children")
-        found = map(int, children.read_text().split())
-        return [pid for pid in found if module in _command(pid)]
+        return [pid for pid in sorted(children(self.gateway.pid)) if module in _command(pid)]
 
     def all_answer(self, besides: Sequence[int] = ()) -> None:
         """Wait until there are as many workers as there shall be, none of them one of `besides`,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import floor
 from typing import Any
 
 import msgspec
@@ -137,7 +138,7 @@ class EngineRows:
             tiers=self._tiers(holders, lower),
             evicted=sum([self.index.num_evicted(holder) for holder in holders]),
             trust=self._trust(engine),
-            events_at=None if not last else float(round(self.wall + max(last))),
+            events_at=None if not last else float(floor(self.wall + max(last))),
             events=sum([each.figures.stats.batches for each in subscribers]),
             gaps=sum([each.figures.stream.gaps for each in subscribers]),
             hand_over=self.draining.told(engine),
@@ -149,7 +150,7 @@ class EngineRows:
         )
 
     def _unix(self, then: float | None) -> float | None:
-        return None if then is None else float(round(self.wall + then))
+        return None if then is None else float(floor(self.wall + then))
 
     def _outage(self, engine: Engine) -> OutageRow | None:
         outage = engine.outage

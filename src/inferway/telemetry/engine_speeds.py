@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import floor
 from statistics import median
 
 import msgspec
@@ -127,7 +128,7 @@ class EngineSpeeds:
         for endpoint in engine.endpoints:
             wait = self._wait(endpoint.name, now)
             if wait.requests and wait.seconds > max(LATE_SECONDS, LATE_TIMES * wait.expected):
-                since = float(round(wall + now - wait.seconds))
+                since = float(floor(wall + now - wait.seconds))
                 return Late(wait.requests, since, float(f"{wait.expected:.2g}"))
         return None
 

@@ -16,6 +16,7 @@ import pytest
 from structured.tests.ambiguous_draws import ambiguous_grammars
 from structured.tests.backends.contract import CASES, CHECKS, Check
 from structured.tests.compiling import smollm2
+from tests.leftovers import children
 
 from inferway_structured.backends import stepped, stepper
 from inferway_structured.backends.cascade import Cascade
@@ -139,10 +140,6 @@ def test_all_answers_together_take_at_most_512_mib() -> None:
     assert len(answers) == len(children(compiling))
     assert 200 << 20 < most <= 512 << 20
     steppers.close()
-
-
-def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def most_bytes(pid: int) -> int:
