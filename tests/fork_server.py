@@ -132,7 +132,8 @@ def main() -> None:
     gc.freeze()
     answers = os.dup(1)
     for line in sys.stdin:
-        os.write(answers, b"%d\n" % fork_twice(Order(**json.loads(line))))
+        order: Order = json.loads(line)
+        os.write(answers, b"%d\n" % fork_twice(order))
 
 
 def fork_twice(order: Order) -> int:

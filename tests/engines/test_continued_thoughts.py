@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from tests.engines import client
 from tests.engines.chats import CHAT, user
-from tests.engines.conftest import ROOT, Say, serve
+from tests.engines.conftest import FULL, ROOT, Say, serve
 from tests.engines.continued import events_of
 from tests.engines.engine import MODEL, RealEngine, wait_until_ready
 from tests.engines.shaped import FILE_SEP
@@ -91,8 +91,10 @@ def thinking(
             engine.kill()
 
 
-@pytest.mark.parametrize("after", [20, 45])
-@pytest.mark.parametrize("name", ["reasoning", "content"])
+@pytest.mark.parametrize(
+    ("name", "after"),
+    [("reasoning", 20), ("content", 45), *([("reasoning", 45), ("content", 20)] if FULL else [])],
+)
 def test_another_engine_goes_on(thinking: Thinking, name: str, after: int) -> None:
     gateway = thinking.gateway
     lines: list[bytes] = []

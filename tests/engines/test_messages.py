@@ -36,7 +36,7 @@ from inferway.prompts.served import ServedModel
 
 ROOT = Path(__file__).parents[2]
 RECORDER = ROOT / "tests" / "golden" / "prompts" / "record_vllm_messages.py"
-NUM_DRAWN = 200 if FULL else 30
+NUM_DRAWN = 200 if FULL else 12
 RECORDER_SECONDS = 1200
 
 # The template of Qwen 3, which takes system messages anywhere, and of Qwen 3.5, which does not.

@@ -34,7 +34,7 @@ from inferway.openai_api.tokens_once import why_text
 
 RESPONSE, MESSAGES = "/v1/responses", "/v1/messages"
 
-NUM_SPREAD = 30
+NUM_SPREAD = 16
 MAX_TOKENS = 12
 
 # Two answers to one text differ now and then, too: a stream's events have one token or two, and

@@ -123,10 +123,18 @@ def test_there_is_no_alarm_in_an_hour_at_full_load(in_chunks: bool) -> None:
 @given(history=histories, is_frozen=st.booleans())
 def test_an_engine_that_stands_still_is_noticed_soon(history: History, is_frozen: bool) -> None:
     """Where its fellows answer, and what it did before took it no longer than others."""
-    usual = {"answers_in": (0.0, 0.3), "prefill_per_token": 0.0001, "inter_token": 0.1}
     calm = replace(
         history,
-        makes=tuple(replace(make, compiles=0.0, **usual) for make in history.makes),
+        makes=tuple(
+            replace(
+                make,
+                compiles=0.0,
+                answers_in=(0.0, 0.3),
+                prefill_per_token=0.0001,
+                inter_token=0.1,
+            )
+            for make in history.makes
+        ),
         users=4,
         long_prompts=0.0,
         pauses=(),

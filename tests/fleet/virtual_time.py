@@ -30,7 +30,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self.now += seconds
 
 
-class _Waits(selectors.DefaultSelector):  # type: ignore[valid-type,misc]
+class _Waits(selectors.DefaultSelector):
     """Who would wait lets the time pass instead."""
 
     def __init__(self, passes: Callable[[float], None]) -> None:

@@ -74,7 +74,7 @@ def flooded(process: subprocess.Popen[bytes], numbers: Sequence[signal.Signals])
 def ended(words: Sequence[str], moment: int, numbers: Sequence[signal.Signals]) -> int:
     """The status of a program that gets signals from when it has computed so many hundredths of a
     second beyond the first moment at which it listens, or waits for something."""
-    with running([INFERWAY, *words], subprocess.DEVNULL) as process:
+    with running([str(INFERWAY), *words], subprocess.DEVNULL) as process:
         wait_until(lambda: listens(process), "it listens to signals")
         begun = last = ticks(process)
         looks = 0
