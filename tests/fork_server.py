@@ -119,9 +119,17 @@ class ForkServer:
         return ForkedProcess(int(answer))
 
 
-@cache
+_lock = threading.Lock()
+
+
 def fork_server() -> ForkServer:
     """The one of this process."""
+    with _lock:  # tests start several commands at once, each in a thread
+        return _fork_server()
+
+
+@cache
+def _fork_server() -> ForkServer:
     return ForkServer()
 
 

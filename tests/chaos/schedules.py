@@ -29,6 +29,8 @@ KINDS: dict[str, Troubles] = {
     "late joiners": replace(CALM, joins_late=True, ring=4),
     "a replay socket that dies": replace(CALM, lost=0.1, dead_replay=0.06, link=0.03),
     "a replay socket that is dead": replace(CALM, lost=0.1, replay_lives=False),
+    "engines that stand still": replace(CALM, lost=0.1, freeze=0.1, link=0.03, restart=0.02),
+    "connections that bring nothing": replace(CALM, lost=0.1, blackhole=0.1, restart=0.02),
     "no replay socket": replace(CALM, lost=0.1, can_replay=False),
     "caches cleared": replace(CALM, clear=0.06, joins_late=True, ring=4),
     "duplicate blocks": replace(CALM, features=Features(twins=True), joins_late=True, ring=6),
@@ -60,7 +62,10 @@ KINDS: dict[str, Troubles] = {
     "everything": CALM,
 }
 SHARES = ("lost", "doubled", "late", "corrupt", "spoilt", "holes", "restart", "link", "snapshot")
-RARE = ("silent_restart", "gateway", "dead_replay", "clear", "adopt", "audit")
+RARE = (
+    *("silent_restart", "gateway", "dead_replay", "freeze", "blackhole"),
+    *("clear", "adopt", "audit"),
+)
 
 
 @dataclass(frozen=True, slots=True)

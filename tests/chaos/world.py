@@ -51,6 +51,8 @@ class Troubles:
     gateway: float = 0.0  # it restarts with nothing
     snapshot: float = 0.0  # it restarts with a journal that ends a little before
     dead_replay: float = 0.0  # the socket answers nobody for a while
+    freeze: float = 0.0  # the engine does nothing for a while, and keeps its connections
+    blackhole: float = 0.0  # nothing reaches the gateway for a while, and nothing is reset
     clear: float = 0.0
     report: float = 0.0  # requests that make the engine report what it found: see `World`
     adopt: float = 0.0
@@ -92,6 +94,8 @@ class Line:
         self.answers: deque[tuple[int, bytes]] | None = None
         self.complete = True
         self.dead = not self.troubles.replay_lives
+        self.is_frozen = False
+        self.held: deque[Message] | None = None  # what a blackhole has taken; None: there is none
         self.journal: list[Entry] = []
         self.running: Steps = iter(())
         self.excluded = 0
@@ -112,6 +116,8 @@ class Line:
         self.next_seq = 0
 
     def work(self) -> None:
+        if self.is_frozen:
+            return
         world = self.world
         self.publish(self.engine.step(world.prompts, world.now(), self.holder))
 
@@ -128,6 +134,7 @@ class Line:
         if calm:
             self.wire.append(message)
             return
+        way = self.wire if self.held is None else self.held
         if rng.random() < troubles.lost:
             return
         if rng.random() < troubles.corrupt:
@@ -135,17 +142,36 @@ class Line:
         if rng.random() < troubles.late:
             self.late.append(message)
             return
-        self.wire.extend([message] * (2 if rng.random() < troubles.doubled else 1))
+        way.extend([message] * (2 if rng.random() < troubles.doubled else 1))
 
     def bring_late(self) -> None:
+        if self.held is not None:
+            return
         self.rng.shuffle(self.late)
         self.wire.extend(self.late)
         self.late.clear()
+
+    def freeze(self) -> None:
+        """The engine stands still, or goes on if it did."""
+        self.is_frozen = not self.is_frozen
+
+    def blackhole(self) -> None:
+        """Nothing reaches the gateway any more; or again. Then what the engine kept for it comes,
+        as far as it had room, or the connection is a new one."""
+        if self.held is None:
+            self.held = deque()
+            return
+        held, self.held = self.held, None
+        if self.rng.random() < 0.5:
+            self.wire.extend(list(held)[: self.rng.choice((0, 1, 5, 1000))])
+        else:
+            self.wire.extend(("lost", "up"))
 
     def restart(self, silent: bool = False) -> None:
         """The new life has done a little before anybody hears of it."""
         if silent and self.wanted is not None:
             return  # two lives in one replay cannot be told apart
+        self.is_frozen, self.held = False, None
         self.late.clear()
         self._be_born()
         if self.answers is not None:
@@ -164,6 +190,8 @@ class Line:
         self.wire.append("up")
 
     def break_link(self) -> None:
+        if self.held is not None:
+            return
         self.wire.append("lost")
         for _ in range(self.rng.randrange(4)):
             length = len(self.wire)
@@ -192,7 +220,7 @@ class Line:
         )
         self.follower.stream.max_held_batches = 6
         self.running = iter(())
-        self.wanted = self.answers = None
+        self.wanted = self.answers = self.held = None
         self.wire = deque(["up"])
         self.late.clear()
 
@@ -280,7 +308,7 @@ class Line:
         self.finish()
         if self.wanted is None or self.answers is not None:
             return
-        if self.dead:
+        if self.dead or self.is_frozen or self.held is not None:
             self.answers, self.complete = deque(), False
             return
         rng, troubles, wanted = self.rng, self.troubles, self.wanted.from_seq
@@ -403,6 +431,8 @@ class World:
             ("gateway", t.gateway),
             ("snapshot", t.snapshot),
             ("dead_replay", t.dead_replay),
+            ("freeze", t.freeze),
+            ("blackhole", t.blackhole),
             ("clear", t.clear),
             ("report", t.report),
             ("adopt", t.adopt),
@@ -449,6 +479,9 @@ class World:
     def calm(self) -> None:
         """The network is well again, engines go on, and a silence makes the gateway ask."""
         for line in self.lines:
+            line.is_frozen = False
+            if line.held is not None:
+                line.blackhole()
             line.bring_late()
             line.dead = not self.troubles.replay_lives
         self._settle()
