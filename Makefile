@@ -47,11 +47,11 @@ test-slow:  ## tests of the same kind that take longer: miniatures of benchmarks
 test-tools:  ## tests that run wrk, h2load, curl, redis-server or prometheus; installs them (root on Debian) or names them
 	@./scripts/install_tools.sh
 	@./scripts/install.sh dev
-	$(PYTEST) -m tools $(ARGS)
+	$(PYTEST) -n auto --maxprocesses 8 --dist loadfile -m tools $(ARGS)
 
 wheel:  ## builds the wheel, installs it elsewhere, and runs its commands there (2 minutes)
 	@./scripts/install.sh dev
-	$(PYTEST) -m wheel tests/wheel $(ARGS)
+	$(PYTEST) -n 2 --dist loadfile -m wheel tests/wheel $(ARGS)
 
 browser:  ## the page in a real Chromium; installs it (root on Debian); SCREENSHOTS=1 makes the pictures of the docs anew
 	@./scripts/install.sh dev

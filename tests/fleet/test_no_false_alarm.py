@@ -111,7 +111,7 @@ def test_an_engine_that_computes_is_never_taken_for_lost(history: History) -> No
 @pytest.mark.parametrize("in_chunks", [False, True])
 def test_there_is_no_alarm_in_an_hour_at_full_load(in_chunks: bool) -> None:
     make = Make(under_load=2.0, in_chunks=in_chunks, compiles=5.0, answers_in=(0.0, 0.5))
-    hour = History(7, (make,) * 3, 20, 0.05, 1.0, ((1000.0, 5.0), (1000.0, 60.0)), 3600.0)
+    hour = History(7, (make,) * 2, 20, 0.05, 1.0, ((1000.0, 5.0), (1000.0, 60.0)), 3600.0)
 
     one = run_virtually(lambda loop: live_through(loop, hour))
 
