@@ -34,7 +34,7 @@ from inferway.openai_api.tokens_once import why_text
 
 RESPONSE, MESSAGES = "/v1/responses", "/v1/messages"
 
-NUM_SPREAD = 16
+NUM_SPREAD = 30
 MAX_TOKENS = 12
 
 # Two answers to one text differ now and then, too: a stream's events have one token or two, and
@@ -195,7 +195,7 @@ def test_answers_are_the_same(engine: RealEngine, gateway: str, say: Say) -> Non
     assert differing == []
     assert len(every) >= 320
     assert len({request.name for request in every}) == len(every)
-    assert len(refused) <= len(chosen) // 8  # a refusal proves little, and so do few answers
+    assert len(refused) <= len(chosen) // 10  # a refusal proves little, and so do few answers
     assert len(answers) > len(chosen) // 2
 
 
