@@ -94,7 +94,7 @@ def children(pid: int | str = "self") -> set[int]:
             with suppress(OSError):  # it has just ended
                 text = Path(f"/proc/{pid}/task/{task}/children").read_text()
                 found |= set(map(int, text.split()))
-    return {pid for pid in found if _runs(pid)}
+    return {pid for pid in found if runs(pid)}
 
 
 def _children() -> frozenset[int]:
@@ -105,7 +105,8 @@ def _children() -> frozenset[int]:
     return frozenset(children() - _STAY)
 
 
-def _runs(pid: int) -> bool:
+def runs(pid: int) -> bool:
+    """Whether the process is there, and no zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

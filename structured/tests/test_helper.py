@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.leftovers import children
+from tests.leftovers import children, runs
 
 from inferway_structured.errors import (
     JobFailedError,
@@ -58,15 +58,6 @@ def helper() -> Iterator[Sandbox]:
 
 def do(helper: Sandbox, name: str, argument: object = "") -> bytes:
     return helper.call(f"{JOBS}:{name}", str(argument).encode())
-
-
-def lives(pid: int) -> bool:
-    """Neither gone nor a zombie."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 30) -> None:
@@ -132,7 +123,7 @@ def test_a_job_over_a_limit_is_killed_and_the_next_one_is_not(
 
     assert (e.value.limit, str(e.value)) == (limit, words)
     assert do(helper, "pid") != before
-    assert (helper.stats.kills, lives(int(before))) == ({limit: 1}, False)
+    assert (helper.stats.kills, runs(int(before))) == ({limit: 1}, False)
 
 
 def test_the_cpu_limit_is_each_jobs_own(make_helper: MakeHelper) -> None:
@@ -290,7 +281,7 @@ def test_a_process_that_a_job_has_started_ends_with_it(make_helper: MakeHelper) 
 
     helper.close()
 
-    wait_until(lambda: not lives(forked))
+    wait_until(lambda: not runs(forked))
 
 
 PARENT = f"""
@@ -316,7 +307,7 @@ def test_no_process_outlives_a_parent_that_is_killed() -> None:
         parent.send_signal(signal.SIGKILL)
 
     for pid in both:
-        wait_until(lambda pid=pid: not lives(pid))  # type: ignore[misc]
+        wait_until(lambda pid=pid: not runs(pid))  # type: ignore[misc]
 
 
 def test_a_process_knows_nothing_of_our_environment(
@@ -485,15 +476,15 @@ def test_what_cannot_be_copied_goes_on_and_so_do_its_copies(original: SandboxPro
 def test_a_copy_ends_when_its_conversation_does_or_its_original(original: SandboxProcess) -> None:
     closed, dropped, left = (original.copy(SMALL) for _ in range(3))
     pids = [int(copy.do(f"{JOBS}:pid", b"")) for copy in (closed, dropped, left)]
-    assert all(map(lives, pids))
+    assert all(map(runs, pids))
 
     closed.close()
     del dropped
-    wait_until(lambda: not lives(pids[0]) and not lives(pids[1]))
-    assert lives(pids[2])
+    wait_until(lambda: not runs(pids[0]) and not runs(pids[1]))
+    assert runs(pids[2])
     original.close()
 
-    wait_until(lambda: not lives(pids[2]))
+    wait_until(lambda: not runs(pids[2]))
 
 
 def test_an_answer_that_came_meanwhile_is_there_however_late_it_is_asked_for(

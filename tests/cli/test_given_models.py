@@ -5,24 +5,23 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.fork_server import INFERWAY
 
 from inferway.config import ModelSettings
 from inferway.errors import ConfigError
 from inferway.prompts.files.given_files import check_given
 from inferway.prompts.files.prepare import prepare_smollm2
 
-INFERWAY = str(Path(sys.executable).with_name("inferway"))
 CURE = "correct the value, or leave it out: then the engine's own is taken\n"
 
 
 def refused(*arguments: str) -> str:
     """The one line that a command says, which ends with status 2."""
     done = subprocess.run(
-        [INFERWAY, *arguments], capture_output=True, text=True, check=False, timeout=60
+        [str(INFERWAY), *arguments], capture_output=True, text=True, check=False, timeout=60
     )
     assert done.returncode == 2, done.stderr
     assert done.stdout == ""

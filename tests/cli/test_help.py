@@ -6,16 +6,14 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
+from tests.fork_server import INFERWAY
 
 from inferway.cli.command import Command, Section
 from inferway.cli.main import main
-
-INFERWAY = str(Path(sys.executable).parent / "inferway")
 
 
 def leaves(command: click.Command, typed: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
@@ -94,7 +92,7 @@ def test_the_help_fits_a_terminal_of_80_columns_but_for_examples(typed: tuple[st
 @pytest.mark.parametrize("typed", [("serve",), ("bench",), ("bench", "docs")], ids=spoken)
 def test_help_is_said_without_the_parts_that_serve_or_measure(typed: tuple[str, ...]) -> None:
     imported = subprocess.run(
-        [sys.executable, "-X", "importtime", INFERWAY, *typed, "--help"],
+        [sys.executable, "-X", "importtime", str(INFERWAY), *typed, "--help"],
         capture_output=True,
         text=True,
         check=True,

@@ -6,15 +6,14 @@ import asyncio
 import json
 import sys
 from itertools import count
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
+from tests.fork_server import INFERWAY
 from tests.integration.conftest import LONG, Fleet, StartFleet, until
 from yarl import URL
 
-INFERWAY = str(Path(sys.executable).parent / "inferway")
 REQUESTS = "/admin/requests"
 RULES = "\n".join(f"Rule {i}: count to {i * i} before you answer, and say so." for i in range(40))
 
@@ -22,7 +21,7 @@ RULES = "\n".join(f"Rule {i}: count to {i * i} before you answer, and say so." f
 async def _told(*words: str) -> tuple[int, str]:
     """The exit status of `inferway explain` and all that it has printed."""
     process = await asyncio.create_subprocess_exec(
-        *(INFERWAY, "explain", *words),
+        *(str(INFERWAY), "explain", *words),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
         env={"PYTHONPATH": ":".join(sys.path), "PYTHONIOENCODING": "utf-8", "KEY": "secret"},

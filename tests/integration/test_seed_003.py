@@ -9,17 +9,15 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import zmq
+from tests.fork_server import INFERWAY
 
-INFERWAY = str(Path(sys.executable).parent / "inferway")
 SEED_MODEL = "ibm-granite/granite-3.3-2b-instruct"
 SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
@@ -30,7 +28,7 @@ class RunningDemo:
     def __init__(self, **environ: str) -> None:
         environment = {**os.environ, "HTTP_PORT": "0", "COLUMNS": "200", **environ}
         self.process = subprocess.Popen(
-            [INFERWAY, "demo"],
+            [str(INFERWAY), "demo"],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -179,7 +177,7 @@ def test_events_reach_a_subscriber_in_the_seeds_frames(demo: RunningDemo) -> Non
 
 def run_demo(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [INFERWAY, "demo", *arguments],
+        [str(INFERWAY), "demo", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -6,25 +6,22 @@ import asyncio
 import json
 import socket
 import subprocess
-import sys
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
-from pathlib import Path
 
 import pytest
 from rich.console import Console
+from tests.fork_server import INFERWAY
 from tests.integration.conftest import LONG, StartFleet, until
 
 from inferway.cli.fleet_state import EngineState, FleetState, ModelState, TransferState, quantile
 from inferway.cli.fleet_table import fleet_table, local_since, rates
 from inferway.page.alarms import Alarm
 
-INFERWAY = str(Path(sys.executable).parent / "inferway")
-
 
 async def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return await asyncio.to_thread(
-        subprocess.run, [INFERWAY, *arguments], capture_output=True, text=True, check=False
+        subprocess.run, [str(INFERWAY), *arguments], capture_output=True, text=True, check=False
     )
 
 
