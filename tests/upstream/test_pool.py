@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import sys
 import time
 
 import pytest
@@ -27,7 +29,20 @@ from tests.upstream.sinks import Collected, ask, pool_of, start
 
 from inferway.config import TimeoutSettings
 from inferway.errors import ConfigError, UpstreamError, UpstreamTimeoutError
-from inferway.upstream.pool import Pool
+from inferway.upstream.pool import Pool, watch_host
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="these are Linux's options")
+def test_a_silent_host_and_a_slow_reader_have_a_minute() -> None:
+    with socket.socket() as sock:
+        watch_host(sock)
+
+        def option(name: int) -> int:
+            return sock.getsockopt(socket.IPPROTO_TCP, name)
+
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert option(socket.TCP_KEEPIDLE) + 3 * option(socket.TCP_KEEPINTVL) == 25
+        assert option(socket.TCP_USER_TIMEOUT) == 60_000
 
 
 async def answered_by(script: Script, method: str = "POST") -> Collected:

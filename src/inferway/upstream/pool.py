@@ -191,7 +191,7 @@ class Pool:
         return self.loop.call_at(next_multiple(self.time(), self._sweep_seconds), self._sweep)
 
 
-def _watch_host(sock: socket.socket) -> None:
+def watch_host(sock: socket.socket) -> None:
     """Have the connection end if its other end's kernel is silent."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (*_KEEP_ALIVE.items(), ("TCP_USER_TIMEOUT", _USER_TIMEOUT_MS)):
@@ -300,7 +300,7 @@ class Origin:
             raise
         pool.stats.connected += 1
         if self.path is None:
-            _watch_host(connection.transport.get_extra_info("socket"))
+            watch_host(connection.transport.get_extra_info("socket"))
         return connection
 
     def opened(self, connection: EngineConnection) -> None:
