@@ -21,6 +21,7 @@ ROOMS = [
     "model",
     "signals",
     "tasks",
+    "loop_turns",
     "metrics",
     "config",
     "openai_api",

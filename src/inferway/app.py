@@ -13,8 +13,6 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING
 
-import zmq
-
 from inferway.config import EngineSettings, ModelRewrite, ServeSettings
 from inferway.doctor.live import alarms_of
 from inferway.fleet.discovery.members import Members, Rules, build_members
@@ -53,7 +51,7 @@ from inferway.routing.warm_prefixes import WarmPrefixes
 from inferway.scheduling.expected_ttft.plugin import ExpectedTtft
 from inferway.scheduling.load import scheduling_of
 from inferway.servers import Process, Servers
-from inferway.tasks import Later, soon
+from inferway.tasks import Later
 from inferway.telemetry.access_log import AccessLog
 from inferway.telemetry.answer_log import AnswerLog
 from inferway.telemetry.autoscaling import Autoscaling
@@ -104,7 +102,6 @@ class Gateway:
         self._picks = picks
         self._stack = AsyncExitStack()
         self._parts_level = logging.INFO  # at which parts say that they have stopped
-        self.sockets: zmq.Context[zmq.Socket[bytes]] = zmq.Context()  # what publishes, and peers
         self.scheduling = scheduling_of(settings, has_queue=not picks)
         self.indexer = Indexer(
             settings,
@@ -233,17 +230,21 @@ class Gateway:
         if self._servers is not None:
             self._servers.cut()
 
+    async def close_page(self) -> None:
+        """End the answers to who looks at the page, which never end by themselves."""
+        if self._web is not None:
+            await self._web.close()
+
     async def _start(self) -> None:
         sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
         give_back_large()
         settings = self.settings
-        self._stack.callback(self.sockets.destroy, linger=200)
         # What can refuse the settings comes first: nothing has to be stopped then.
         tracing = self._open_tracing()
         self._servers = servers = Servers(settings, self._process, self._logs)
         if settings.publish is not None:
-            self._publisher = ZmqPublisher(settings.publish, self.sockets)
-            self._closes("publisher", soon(self._publisher.close))
+            self._publisher = ZmqPublisher(settings.publish)
+            self._closes("publisher", self._publisher.close)
         self._pool = pool = Pool(settings.timeouts, tls=settings.engine_tls())
         self._closes("engine connections", pool.close)
         self.director = director = self._open_director()
@@ -267,11 +268,10 @@ class Gateway:
             self._closes("admin port", admin.stop)
         if self._process is None and has_peers(settings):  # until the last answers have ended
             plugins = self.learning_plugins
-            await self.meet(own_replicas(settings, self.fleet, plugins, self.sockets))
+            await self.meet(own_replicas(settings, self.fleet, plugins))
         if not self._is_worker:
             await self._listen(server)
-        if self._web is not None:  # its answers never end by themselves
-            self._stack.push_async_callback(self._web.close)
+        self._stack.push_async_callback(self.close_page)
         self._stack.push_async_callback(draining.close)
         self._stack.callback(self.fleet.prober.stop)  # engines have enough to do with the rest
         await self.indexer.start()

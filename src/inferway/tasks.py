@@ -81,15 +81,6 @@ def _end(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-def soon(call: Callable[[], None]) -> Callable[[], Awaitable[None]]:
-    """Return the call as one that is awaited."""
-
-    async def calling() -> None:
-        call()
-
-    return calling
-
-
 class Tasks:
     """The background tasks of one owner. A task that ends by an error is logged with the text
     `failed`."""

@@ -665,9 +665,9 @@ def test_many_small_batches_that_come_together_leave_others_the_event_loop() -> 
         ticks = count()  # a fifth of a millisecond passes between two looks at the clock
         async with running(clock=lambda: next(ticks) / 5000) as (_, follower, index):
             await settled(follower, StreamState.EXACT)
-            assert follower._link is not None
+            assert follower._links.believed is not None
             come = [list(batch(number, stored(number, number + 1))) for number in range(99)]
-            follower.received(follower._link, come)
+            follower.received(follower._links.believed, come)
 
             assert 0 < follower.stats.batches < 10
 

@@ -18,6 +18,7 @@ from inferway.http.forward import forward
 from inferway.http.message import Request
 from inferway.http.responder import Responder
 from inferway.http.server import HttpServer
+from inferway.loop_turns import LoopTurns
 from inferway.model import Decision, Endpoint, Headers, Reason, Target
 from inferway.upstream.connection import EngineConnection
 from inferway.upstream.exchange import UpstreamRequest
@@ -27,7 +28,24 @@ URL = "http://engine:1"
 DECISION = Decision((Target(Endpoint("e0", URL, 0), 1.0, 0, 0),), Reason.KV_AWARE)
 
 
-Turns = deque[Callable[[], object]]  # what waits for the next turn of the loop
+class Turns(LoopTurns):
+    """What waits for the next turn of the loop, which `take` is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._asked: deque[Callable[[], object]] = deque()
+
+    @property
+    def are_short(self) -> bool:
+        return False
+
+    def ask(self, call: Callable[[], object]) -> None:
+        self._asked.append(call)
+
+    def take(self) -> None:
+        """Until nothing waits any more."""
+        while self._asked:
+            self._asked.popleft()()
 
 
 class Line:
@@ -48,8 +66,7 @@ class Line:
         """The other side says `data`, as one read."""
         if not self.closing:
             self.protocol.data_received(data)
-        while self.turns:
-            self.turns.popleft()()
+        self.turns.take()
 
     def hang_up(self, error: Exception | None = None) -> None:
         """The other side closes, or resets."""
@@ -166,11 +183,11 @@ class Unwired:
         self.pool.time = lambda: self.now
         self.origin = UnwiredOrigin(self.pool, URL)
         self.origin.lines = []
-        self.origin.turns = self.turns = Turns()
+        self.origin.turns = self.pool.turns = self.turns = Turns()
         self.pool._origins[URL] = self.origin
         self.server = HttpServer(self.handle, limits=limits, timeouts=timeouts)
         self.server.time = lambda: self.now
-        self.server.next_turn = self.turns.append
+        self.server.turns = self.turns
         self.trips: list[Trip] = []
         self.client = Line(ClientConnection(self.server), self.turns)
 

@@ -10,7 +10,7 @@ from tests.http.clients import connected, echo, get, serving
 from tests.upstream.engines import in_loop
 
 from inferway.http.connection import MAX_QUEUED
-from inferway.http.server import CALLS_A_TURN, LoopTurns
+from inferway.loop_turns import CALLS_A_TURN, LoopTurns
 
 
 async def test_few_have_theirs_in_each_in_the_order_of_asking() -> None:

@@ -29,7 +29,8 @@ class Shown:
 class Answer:
     """What one who looks has got."""
 
-    def __init__(self) -> None:
+    def __init__(self, client: str = "10.0.0.1") -> None:
+        self.client = client
         self.events: list[str] = []
         self.ended = False
         self.came = asyncio.Event()
@@ -129,11 +130,30 @@ async def test_nothing_is_made_while_nobody_looks() -> None:
 
 async def test_only_so_many_look(hub: LiveHub) -> None:
     for _ in range(MOST_READERS):
-        hub.check_room()
-        hub.join(Answer())
+        hub.check_room("10.0.0.1")
+        hub.join(Answer("10.0.0.1"))
 
     with pytest.raises(QueueFullError, match="pages are open"):
-        hub.check_room()
+        hub.check_room("10.0.0.1")
+
+
+async def test_one_client_does_not_keep_others_out(hub: LiveHub) -> None:
+    greedy = [Answer(f"2001:db8::{number:x}") for number in range(MOST_READERS)]
+    for answer in greedy:
+        hub.join(answer)
+    others = [Answer("10.0.0.1") for _ in range(MOST_READERS // 2)]
+    for answer in others:
+        hub.check_room("10.0.0.1")
+        hub.join(answer)
+
+    assert len(hub) == MOST_READERS
+    assert [answer.ended for answer in greedy] == [
+        number >= MOST_READERS // 2 for number in range(MOST_READERS)
+    ]
+    assert not any(answer.ended for answer in others)
+    for client in ("10.0.0.1", "2001:db8::ffff"):
+        with pytest.raises(QueueFullError):
+            hub.check_room(client)
 
 
 async def test_closing_ends_all_answers(hub: LiveHub) -> None:

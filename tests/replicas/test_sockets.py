@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import count
 
 import pytest
-import zmq
 from tests.kv.index.redis_server import free_port
 from tests.replicas.gateways import NAMES, Gateway
 
@@ -17,13 +16,6 @@ from inferway.replicas.sockets import PeerSockets
 
 LOOPBACK = "127.0.0.1"
 _numbers = count(1)
-
-
-@pytest.fixture
-def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
-    made: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    yield made
-    made.destroy(linger=0)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -42,14 +34,12 @@ def at(replicas: Replicas) -> dict[str, str]:
     return {each["address"]: each["state"] for each in replicas.report()["peers"]}
 
 
-async def test_gateways_hear_all_others_and_not_themselves(
-    context: zmq.Context[zmq.Socket[bytes]],
-) -> None:
+async def test_gateways_hear_all_others_and_not_themselves() -> None:
     ports = [free_port() for _ in range(3)]
     addresses = [f"{LOOPBACK}:{port}" for port in ports]
     gateways = [Gateway(next(_numbers)) for _ in ports]
     all_of_them = [
-        replicas(gateway, PeerSockets(addresses, LOOPBACK, port, context))
+        replicas(gateway, PeerSockets(addresses, LOOPBACK, port))
         for gateway, port in zip(gateways, ports, strict=True)
     ]
     for each in all_of_them:
@@ -77,9 +67,7 @@ async def test_gateways_hear_all_others_and_not_themselves(
             await each.close()
 
 
-async def test_peers_are_followed_as_a_name_has_them(
-    context: zmq.Context[zmq.Socket[bytes]],
-) -> None:
+async def test_peers_are_followed_as_a_name_has_them() -> None:
     port = free_port()
     found = [LOOPBACK, "127.0.0.2", "::1"]
 
@@ -89,9 +77,9 @@ async def test_peers_are_followed_as_a_name_has_them(
         return [*found]
 
     own, other = Gateway(next(_numbers)), Gateway(next(_numbers))
-    sockets = PeerSockets([f"gateways:{port}"], LOOPBACK, port, context, resolve)
+    sockets = PeerSockets([f"gateways:{port}"], LOOPBACK, port, resolve)
     one = replicas(own, sockets)
-    two = replicas(other, PeerSockets([f"gateways:{port}"], "127.0.0.2", port, context, resolve))
+    two = replicas(other, PeerSockets([f"gateways:{port}"], "127.0.0.2", port, resolve))
     await one.open()
     await two.open()
     try:
@@ -109,14 +97,10 @@ async def test_peers_are_followed_as_a_name_has_them(
         await two.close()
 
 
-async def test_a_port_that_is_taken_is_named(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+async def test_a_port_that_is_taken_is_named() -> None:
     port = free_port()
-    first = replicas(
-        Gateway(next(_numbers)), PeerSockets([f"{LOOPBACK}:{port}"], LOOPBACK, port, context)
-    )
-    second = replicas(
-        Gateway(next(_numbers)), PeerSockets([f"{LOOPBACK}:{port}"], LOOPBACK, port, context)
-    )
+    first = replicas(Gateway(next(_numbers)), PeerSockets([f"{LOOPBACK}:{port}"], LOOPBACK, port))
+    second = replicas(Gateway(next(_numbers)), PeerSockets([f"{LOOPBACK}:{port}"], LOOPBACK, port))
     await first.open()
     try:
         with pytest.raises(ConfigError, match=rf"peers: port {port} at 127\.0\.0\.1: .* in use"):

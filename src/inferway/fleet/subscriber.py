@@ -30,6 +30,7 @@ from inferway.kv.events.event_applier import EventApplier, Steps
 from inferway.kv.events.removals import Removals
 from inferway.kv.events.stream import EventStream, Replay, StreamState
 from inferway.kv.index.protocol import Index, LastReport, Op, SharedIndex
+from inferway.loop_turns import SlicedProtocol
 from inferway.model import BlockKey, HolderId
 from inferway.tasks import Tasks, TimeSlice
 
@@ -112,6 +113,7 @@ class EventSubscriber(ABC):
         self._waiting: deque[Callable[[], Steps]] = deque()  # what has happened meanwhile
         self._steps: Steps | None = None  # of what is being done
         self._is_busy = False  # something is being done, or waits for its turn
+        self._held: list[SlicedProtocol] = []  # not read from while something waits
         self._idle = asyncio.Event()  # nothing waits for its turn
         self._idle.set()
         self._turn: asyncio.Handle | None = None  # when it goes on
@@ -313,6 +315,8 @@ class EventSubscriber(ABC):
                 if now >= self._slice.end:
                     return False
             self._steps = None
+            if clock() >= self._slice.end:
+                return not self._waiting
         return True
 
     def _stop(self) -> None:
@@ -328,10 +332,13 @@ class EventSubscriber(ABC):
         self._is_busy = False
         if not self._idle.is_set():  # to set it takes longer than to look
             self._idle.set()
+            held, self._held = self._held, []
+            for connection in held:
+                connection.release()
 
     def _tell(self) -> None:
         """An index that others read, of each batch; the fleet, if the state is another."""
-        state, shared = self.follower.state, self._index.shared
+        state, shared = self.state, self._index.shared
         if shared is not None:
             self._report(state, shared)
         if state is not self._told_state:

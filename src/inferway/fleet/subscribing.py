@@ -14,6 +14,7 @@ from inferway.fleet.subscriber import EventSubscriber, IndexElsewhere, Subscript
 from inferway.fleet.zmq_subscriber import REPLAYS_AT_ONCE, ZmqSubscriber
 from inferway.kv.events.event import Batch
 from inferway.kv.index.protocol import Index
+from inferway.loop_turns import LoopTurns
 from inferway.model import Endpoint, HolderId
 
 # An engine whose block size nobody has told yet is listened to all the same: its first event
@@ -24,7 +25,8 @@ OnEngineBatch = Callable[[Engine, HolderId, Batch], None]
 
 
 class Subscribing:
-    """Replays of all streams that it makes wait for each other."""
+    """Replays of all streams that it makes wait for each other; reads of their sockets share
+    turns."""
 
     def __init__(
         self,
@@ -35,6 +37,7 @@ class Subscribing:
         self._state_dir = state_dir
         self._on_batch = on_batch
         self._replays = asyncio.Semaphore(REPLAYS_AT_ONCE)
+        self._turns = LoopTurns()
 
     def subscriber(
         self,
@@ -56,4 +59,4 @@ class Subscribing:
         )
         if source.is_polled:
             return PollingSubscriber(subscription, headers=engine.http_headers)
-        return ZmqSubscriber(subscription, replays=self._replays)
+        return ZmqSubscriber(subscription, replays=self._replays, turns=self._turns)

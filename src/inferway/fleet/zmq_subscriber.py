@@ -5,7 +5,8 @@ of a DEALER for each replay. Replays wait for a slot, so that those of a thousan
 come at once.
 
 A connection may be to another life of the engine. So one that is new asks for a replay, and what
-another one has brought is not believed any more, though it has not been looked at yet.
+another one has brought is not believed any more, though it has not been looked at yet. While
+something that has come is still to be looked at, nothing more is read.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
-from inferway.fleet import zmtp
+from inferway.fleet import zmtp_endpoints as zmtp
+from inferway.fleet.event_links import EventLinks, Published
 from inferway.fleet.subscriber import EventSubscriber, Subscription, log
-from inferway.fleet.zmtp import ZmtpConnection, ZmtpError
+from inferway.fleet.zmtp import ZmtpConnection, ZmtpError, encoded
 from inferway.kv.events.event_applier import Steps
-from inferway.kv.events.stream import Replay
+from inferway.kv.events.stream import Replay, StreamState
+from inferway.loop_turns import LoopTurns
 
 _END_SEQ = b"\xff" * 8  # -1: the replay's end marker
 
@@ -39,22 +42,30 @@ class ReplayLimits:
 
 
 class _ReplayAnswers:
-    """What comes by the connection of a replay: messages, and None when it has ended."""
+    """What comes by the connection of a replay: messages, and None when it has ended. Nothing more
+    is read while some of it waits."""
 
     def __init__(self) -> None:
-        self.queue: asyncio.Queue[list[bytes] | None] = asyncio.Queue()
+        self._queue: asyncio.Queue[list[bytes] | None] = asyncio.Queue()
+        self._held: ZmtpConnection | None = None
+
+    async def next(self) -> list[bytes] | None:
+        if self._held is not None and self._queue.empty():
+            self._held.release()
+        return await self._queue.get()
 
     def connected(self, connection: ZmtpConnection) -> None:
         """Nothing: who made the connection waits for that."""
 
     def received(self, connection: ZmtpConnection, messages: list[list[bytes]]) -> None:
-        del connection
         for frames in messages:
-            self.queue.put_nowait(frames)
+            self._queue.put_nowait(frames)
+        self._held = connection
+        connection.hold()
 
     def disconnected(self, connection: ZmtpConnection) -> None:
         del connection
-        self.queue.put_nowait(None)
+        self._queue.put_nowait(None)
 
     def refused(self, fault: str) -> None:
         """Nothing: whoever connects hears of it, or waits in vain."""
@@ -72,14 +83,16 @@ class ZmqSubscriber(EventSubscriber):
         answer_seconds: float = 10.0,  # an address that nobody is at by then is in the log
         clock: Callable[[], float] = time.monotonic,
         replays: asyncio.Semaphore | None = None,  # slots, shared with other subscribers
+        turns: LoopTurns | None = None,  # the same
     ) -> None:
         super().__init__(subscription, clock=clock)
         self._slots = replays or asyncio.Semaphore(REPLAYS_AT_ONCE)
+        self._turns = turns or LoopTurns()
         self._limits = limits or ReplayLimits()
         self._audit_seconds = audit_seconds
         self._answer_seconds = answer_seconds
         self._endpoint: str | None = None  # of the open source
-        self._link: ZmtpConnection | None = None  # the one that is believed
+        self._links = EventLinks()
         self._was_up = False
         self._fault: str | None = None  # of the last peer that was refused
         self._replay: Replay | None = None  # the one that counts; replaced, not queued
@@ -91,8 +104,17 @@ class ZmqSubscriber(EventSubscriber):
         return self._endpoint
 
     @property
+    def state(self) -> StreamState:
+        """STALE where several publish as this engine: nobody knows which of them is true."""
+        state = super().state
+        return StreamState.STALE if self._links.is_contested and state.is_settled else state
+
+    @property
     def _is_open(self) -> bool:
         return self._endpoint is not None
+
+    def _connection(self) -> ZmtpConnection:
+        return ZmtpConnection("SUB", self, turns=self._turns)
 
     def _ask_for(self, replay: Replay) -> None:
         self._replay = replay
@@ -104,11 +126,11 @@ class ZmqSubscriber(EventSubscriber):
             if source.bind:
                 listening = zmtp.bound(source.endpoint)
                 self._endpoint = zmtp.endpoint_of(listening)
-                self._tasks.spawn(zmtp.accept(listening, "SUB", self))
+                self._tasks.spawn(zmtp.accept(listening, self._connection))
             else:
                 zmtp.check_endpoint(source.endpoint)
                 self._endpoint = source.endpoint
-                self._tasks.spawn(zmtp.keep_connected(source.endpoint, "SUB", self))
+                self._tasks.spawn(zmtp.keep_connected(source.endpoint, self, self._connection))
         except (OSError, ValueError) as e:
             log.error(
                 "engine %s: the gateway cannot %s %s, where its KV events come from: %s",
@@ -146,8 +168,18 @@ class ZmqSubscriber(EventSubscriber):
     def connected(self, connection: ZmtpConnection) -> None:
         """Ask what is so by now: another life of the engine may be there."""
         self._was_up = True
-        self._link = connection
-        self._feed(self.follower.resume)
+        if self._links.opened(connection):
+            self._feed(self.follower.resume)
+        else:
+            self._check_again()
+
+    def _check_again(self) -> None:
+        """The engine may have another life, or others have published as this one. Without a replay
+        there is nothing to compare with."""
+        if self.stream.can_replay:
+            self._feed(self.follower.recheck)
+        else:
+            self._tell()
 
     def refused(self, fault: str) -> None:
         """Say why what is there cannot be read, or no longer, if that is new."""
@@ -163,30 +195,61 @@ class ZmqSubscriber(EventSubscriber):
 
     def disconnected(self, connection: ZmtpConnection) -> None:
         """Take what is believed for stale, if it came by this connection."""
-        if connection is self._link:
-            self._link = None
-            if self._is_open:
-                self._feed(self._lose)
+        links = self._links
+        believed, was_contested = links.believed, links.is_contested
+        links.closed(connection)
+        if not self._is_open:
+            return
+        if links.believed is None:
+            self._feed(self._lose)
+        elif links.believed is not believed:
+            self._feed(self.follower.resume)
+        elif was_contested and not links.is_contested:
+            self._check_again()
 
     def received(self, connection: ZmtpConnection, messages: list[list[bytes]]) -> None:
         """Take batches that the engine has just published."""
-        if connection is not self._link:
-            if self._link is not None:
-                return  # an engine that connects to us has done so again
-            self.connected(connection)
-        batches = []
-        for frames in messages:
-            if len(frames) == 3 and len(frames[1]) == 8:
-                seq = int.from_bytes(frames[1], "big")
-                batches.append(partial(self._live, connection, seq, frames[2]))
-                continue
-            sizes = [len(frame) for frame in frames[:8]]
-            self.follower.skip("frames", f"frames of {sizes} bytes; expected topic, 8, payload")
+        batches = [
+            partial(self._live, connection, int.from_bytes(frames[1], "big"), frames[2])
+            for frames in messages
+            if len(frames) == 3 and len(frames[1]) == 8
+        ]
+        if batches:
+            self._heard_from(connection)
+        if connection is not self._links.believed:
+            return
+        if len(batches) != len(messages):
+            self._skip_others(messages)
         self.last_topic = messages[-1][0][:200].decode(errors="replace")
         self._feed(*batches)
+        if self._is_busy:
+            self._held.append(connection)
+            connection.hold()
+
+    def _heard_from(self, connection: ZmtpConnection) -> None:
+        """It has published batches."""
+        links = self._links
+        was_contested = links.is_contested
+        if links.published(connection) is Published.FROM_NOW_ON:
+            self._feed(self.follower.resume)
+        if links.is_contested and not was_contested:
+            log.warning(
+                "engine %s: more than one publishes KV events at %s as this engine, and nobody "
+                "knows which of them it is; what is known of its cache counts as stale until "
+                "there is one: let only the engine reach the port",
+                *(self._name, self.endpoint),
+            )
+            self._tell()
+
+    def _skip_others(self, messages: list[list[bytes]]) -> None:
+        """Those that are no batches."""
+        for frames in messages:
+            if len(frames) != 3 or len(frames[1]) != 8:
+                sizes = [len(frame) for frame in frames[:8]]
+                self.follower.skip("frames", f"frames of {sizes} bytes; expected topic, 8, payload")
 
     def _live(self, connection: ZmtpConnection, seq: int, payload: bytes) -> Steps:
-        if connection is not self._link:
+        if connection is not self._links.believed:
             return iter(())
         return self.follower.live(seq, payload)
 
@@ -220,7 +283,7 @@ class ZmqSubscriber(EventSubscriber):
             slot.give_back_in(min(self._limits.slot, self._limits.idle))
             async with asyncio.timeout(self._limits.idle):
                 connection = await self._connected(endpoint, answers)
-            connection.send([b"", replay.from_seq.to_bytes(8, "big")])
+            connection.send(encoded([b"", replay.from_seq.to_bytes(8, "big")]))
             return await self._read_answers(replay, answers, slot)
         except OSError as e:  # it took too long as well
             log.debug("engine %s: its replay of %s has no end: %s", self._name, replay, e)
@@ -235,7 +298,7 @@ class ZmqSubscriber(EventSubscriber):
     async def _connected(self, endpoint: str, answers: _ReplayAnswers) -> ZmtpConnection:
         """An engine that has just started may not listen yet. Raises as `zmtp.connect` does."""
         while True:
-            connection = ZmtpConnection("DEALER", answers)
+            connection = ZmtpConnection("DEALER", answers, turns=self._turns)
             with suppress(ConnectionRefusedError):
                 await zmtp.connect(endpoint, connection)
                 return connection
@@ -247,7 +310,7 @@ class ZmqSubscriber(EventSubscriber):
         end = now() + self._limits.total
         while replay is self._replay:
             async with asyncio.timeout_at(min(end, now() + self._limits.idle)):
-                frames = await answers.queue.get()
+                frames = await answers.next()
             if frames is None:
                 return False
             slot.keep()

@@ -6,27 +6,27 @@ batch of KV events that takes several times what reading it here does. Nor
 does the library say which of several connections a message came by, or whether it came before
 another one was lost; here each connection is an object of its own.
 
-Without encryption (the mechanism NULL), as engines publish.
+Without encryption (the mechanism NULL), as engines publish. A turn of the event loop reads some
+frames of a connection (`loop_turns`), whatever they are, and an owner may `hold` it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import random
-import re
-import socket
 import struct
 from collections.abc import Sequence
 from typing import Protocol, cast
 
 from inferway.kv.events.event import MAX_PAYLOAD_BYTES
+from inferway.loop_turns import LoopTurns, SlicedProtocol
 
 MAX_MESSAGE_BYTES = 4 * MAX_PAYLOAD_BYTES  # one that is longer ends its connection
+MAX_COMMAND_BYTES = 8 * 1024  # the same, and all that comes before the handshake is done
 MAX_FRAMES = 1024  # of a message
+TURN_FRAMES = 256  # that are read in a turn of the loop, in which everybody else waits
 
 CONNECT_SECONDS = 10.0  # until a connection is up, with its handshake
 HEARTBEAT_SECONDS = 10.0
-FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # seconds before another attempt to connect
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
 _MECHANISM = slice(12, 32)  # of a greeting
@@ -36,11 +36,14 @@ _LONG = 2
 _SHORT_HEAD, _LONG_HEAD = 2, 9  # bytes before a frame's body
 _SUBSCRIBE_TO_ALL = b"\x01"
 _MOST_UNREAD = 65_536  # bytes of ours that a peer may leave unread
+_PING, _MOST_CONTEXT = b"\x04PING\0\0", 16  # bytes of a ping that its answer repeats
 
 # The sockets that one may be connected to (ZMTP, "The Socket Type Property").
-_PEERS = {"SUB": ("PUB", "XPUB"), "DEALER": ("ROUTER", "DEALER", "REP")}
-
-_TCP = re.compile(r"tcp://(?P<host>\*|\[[^\]]*\]|[^:/]+):(?P<port>\d+|\*)")
+_PEERS = {
+    "SUB": ("PUB", "XPUB"),
+    "PUB": ("SUB", "XSUB"),
+    "DEALER": ("ROUTER", "DEALER", "REP"),
+}
 
 
 class ZmtpError(Exception):
@@ -64,26 +67,36 @@ class Owner(Protocol):
         should be, or cannot be reached."""
 
 
-class ZmtpConnection(asyncio.Protocol):
-    """One connection of a SUB socket, which subscribes to all there is, or of a DEALER. Made on the
-    event loop that runs it."""
+class ZmtpConnection(SlicedProtocol):
+    """One connection of a SUB socket, which subscribes to all there is, of a DEALER, or of a PUB.
+    Made on the event loop that runs it."""
 
     def __init__(
-        self, kind: str, owner: Owner, *, heartbeat_seconds: float = HEARTBEAT_SECONDS
+        self,
+        kind: str,
+        owner: Owner,
+        *,
+        heartbeat_seconds: float | None = HEARTBEAT_SECONDS,
+        message_bytes: int = MAX_MESSAGE_BYTES,
+        turns: LoopTurns | None = None,
     ) -> None:
-        """`kind`: SUB or DEALER. A peer that lets a heartbeat pass without a word is lost."""
+        """`kind`: SUB, PUB or DEALER. A peer that lets a heartbeat pass without a word is lost;
+        None: it may be silent. One that sends a message of more than `message_bytes` is lost,
+        too."""
+        super().__init__(turns)
         loop = asyncio.get_running_loop()
         self.is_up = False  # the handshake is done, and it has not ended
         self.up: asyncio.Future[None] = loop.create_future()  # done when the handshake is; fails
         # with ZmtpError
         self.down: asyncio.Future[None] = loop.create_future()  # done when it has ended
+        self.address = ""  # of the peer; none for a path
         self._fault = "it has ended the connection"
         self._kind = kind
         self._owner = owner
         self._transport: asyncio.Transport | None = None
         self._read = self._read_greeting
-        self._rest = bytearray()  # of what has come: the beginning of a frame
-        self._needed = 0  # bytes that it must have before there is something to read
+        self._message_bytes = message_bytes
+        self._limit = MAX_COMMAND_BYTES  # bytes of a message; that of the owner from READY on
         self._messages: list[list[bytes]] = []  # that the owner is still to be told of
         self._frames: list[bytes] = []  # of a message that is not complete
         self._num_bytes = 0  # of those
@@ -91,11 +104,14 @@ class ZmtpConnection(asyncio.Protocol):
         self._is_silent = False  # since the last heartbeat
         self._timer = loop.call_later(CONNECT_SECONDS, self._end, "it has not said READY in time")
 
-    def send(self, frames: Sequence[bytes]) -> None:
-        """Send a message. One that is down sends nothing."""
-        for body in frames[:-1]:
-            self._write(MORE, body)
-        self._write(0, frames[-1])
+    def send(self, message: bytes, most_unread: int = _MOST_UNREAD) -> bool:
+        """Send frames, as `encoded` returns them, unless the peer has left `most_unread` bytes
+        unread, or is down. Return whether they were sent."""
+        transport = self._transport
+        if transport is None or transport.get_write_buffer_size() >= most_unread:
+            return False
+        transport.write(message)
+        return True
 
     def close(self) -> None:
         """End it at once. What has come and was not read is dropped."""
@@ -104,35 +120,39 @@ class ZmtpConnection(asyncio.Protocol):
             self._transport.abort()
             self._transport = None
 
+    def end(self) -> None:
+        """End it when the peer has read what was sent."""
+        self._timer.cancel()
+        if self._transport is not None:
+            self._transport.close()
+
     # what the event loop calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        peer = transport.get_extra_info("peername")
+        self.address = peer[0] if isinstance(peer, tuple) else ""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
         self._transport.write(GREETING)
 
-    def data_received(self, data: bytes) -> None:
+    def parse(self, data: bytes, start: int) -> int:
         self._is_silent = False
-        if self._rest:
-            self._rest += data
-            if len(self._rest) < self._needed:
-                return
-            data = bytes(self._rest)
-            self._rest = bytearray()
+        if self._transport is None:
+            return len(data)
         fault: str | None = None
         try:
-            read = self._read(data)
+            start = self._read(data, start)
         except ZmtpError as e:
-            fault, read = str(e), len(data)
-        if read < len(data):
-            self._rest += data[read:]
+            fault, start = str(e), len(data)
         if self._messages:
             messages, self._messages = self._messages, []
             self._owner.received(self, messages)
         if fault is not None:
             self._end(fault)
+        return start
 
     def connection_lost(self, exc: Exception | None) -> None:
-        del exc
+        super().connection_lost(exc)
         self._timer.cancel()
         self._transport = None
         was_up, self.is_up = self.is_up, False
@@ -144,28 +164,31 @@ class ZmtpConnection(asyncio.Protocol):
         if was_up:
             self._owner.disconnected(self)
 
-    # how its bytes are read: what has come -> how many of them were read
+    # how its bytes are read, from `start` on -> where the rest begins
 
-    def _read_greeting(self, data: bytes) -> int:
-        size = len(GREETING)
-        if data[:1] != b"\xff" or data[9:10] not in (b"", b"\x7f"):
-            raise ZmtpError(f"what answers is no ZeroMQ socket: it begins with {data[:16]!r}")
-        if len(data) < size:
-            self._needed = size
-            return 0
-        mechanism = data[_MECHANISM].rstrip(b"\0")
-        if data[10] < 3 or mechanism != b"NULL":
+    def _read_greeting(self, data: bytes, start: int) -> int:
+        said = data[start : start + len(GREETING)]
+        if said[:1] != b"\xff" or said[9:10] not in (b"", b"\x7f"):
+            raise ZmtpError(f"what answers is no ZeroMQ socket: it begins with {said[:16]!r}")
+        if len(said) < len(GREETING):
+            self.needed_bytes = len(GREETING)
+            return start
+        mechanism = said[_MECHANISM].rstrip(b"\0")
+        if said[10] < 3 or mechanism != b"NULL":
             raise ZmtpError(
-                f"it speaks ZMTP {data[10]} with the mechanism {mechanism!r}; "
+                f"it speaks ZMTP {said[10]} with the mechanism {mechanism!r}; "
                 "expected version 3 or later, without encryption"
             )
         self._write(COMMAND, ready(self._kind))
         self._read = self._read_frames
-        return size + self._read_frames(data[size:])
+        return self._read_frames(data, start + len(GREETING))
 
-    def _read_frames(self, data: bytes) -> int:
-        start, end = 0, len(data)
-        while start + _SHORT_HEAD <= end:
+    def _read_frames(self, data: bytes, start: int) -> int:
+        end = len(data)
+        for _ in range(TURN_FRAMES):
+            if start + _SHORT_HEAD > end:
+                self.needed_bytes = _SHORT_HEAD
+                return start
             flags = data[start]
             if not flags & _LONG:
                 body = start + _SHORT_HEAD
@@ -173,16 +196,26 @@ class ZmtpConnection(asyncio.Protocol):
             elif (body := start + _LONG_HEAD) <= end:
                 after = body + int.from_bytes(data[start + 1 : body], "big")
             else:
-                break
-            if after - body + self._num_bytes > MAX_MESSAGE_BYTES:
-                raise ZmtpError(f"a message of more than {MAX_MESSAGE_BYTES} bytes")
+                self.needed_bytes = _LONG_HEAD
+                return start
+            size = after - body
+            if size + self._num_bytes > self._limit or (
+                flags & COMMAND and size > MAX_COMMAND_BYTES
+            ):
+                raise self._too_long(flags)
             if after > end:
-                self._needed = after - start
+                self.needed_bytes = after - start
                 return start
             self._take(flags, data[body:after])
             start = after
-        self._needed = 0
+        self.needed_bytes = 0
         return start
+
+    def _too_long(self, flags: int) -> ZmtpError:
+        what, most = "message", self._limit
+        if flags & COMMAND or not self.is_up:
+            what, most = "command", MAX_COMMAND_BYTES
+        return ZmtpError(f"a {what} of more than {most} bytes")
 
     def _take(self, flags: int, body: bytes) -> None:
         if flags & COMMAND:
@@ -204,40 +237,40 @@ class ZmtpConnection(asyncio.Protocol):
         end = 1 + command[0] if command else 0  # of its name
         name, data = command[1:end], command[end:]
         if name == b"PING":
-            if (
-                self._transport is not None
-                and self._transport.get_write_buffer_size() < _MOST_UNREAD
-            ):
-                self._write(COMMAND, b"\x04PONG" + data[2:])
+            self._write(COMMAND, b"\x04PONG" + data[2 : 2 + _MOST_CONTEXT])
         elif name == b"ERROR":
-            raise ZmtpError(f"it refuses the connection: {data[1:200].decode(errors='replace')}")
+            raise ZmtpError(f"it refuses the connection: {_shown(data[1:])}")
         elif name == b"READY" and not self.up.done():
             self._greet(data)
 
     def _greet(self, properties: bytes) -> None:
-        kind = _property(properties, b"socket-type")
-        if kind not in _PEERS[self._kind]:
-            expected = " or ".join(_PEERS[self._kind][:2])
-            raise ZmtpError(f"what answers is a {kind} socket; expected {expected}")
+        kind, expected = _property(properties, b"socket-type"), _PEERS[self._kind][:2]
+        if kind.decode(errors="replace") not in _PEERS[self._kind]:
+            raise ZmtpError(
+                f"what answers is a {_shown(kind)} socket; expected {' or '.join(expected)}"
+            )
         if self._kind == "SUB":
             self._write(0, _SUBSCRIBE_TO_ALL)
         self._timer.cancel()
-        self._beat()
+        if self._heartbeat_seconds is not None:
+            self._beat(self._heartbeat_seconds)
         self.is_up = True
+        self._limit = self._message_bytes
         self.up.set_result(None)
         self._owner.connected(self)
 
     # steps
 
-    def _beat(self) -> None:
-        loop, pause = asyncio.get_running_loop(), self._heartbeat_seconds
-        # a loop that was held has not read yet what came meanwhile
-        if self._is_silent and loop.time() - self._timer.when() < pause / 2:
+    def _beat(self, pause: float) -> None:
+        loop = asyncio.get_running_loop()
+        # a loop that was held has not read yet what came meanwhile, nor has one who is held
+        is_late = loop.time() - self._timer.when() >= pause / 2
+        if self._is_silent and not is_late and not self.is_stopped:
             self._end(f"nothing has come from it for {pause:g} s")
             return
         self._is_silent = True
-        self._write(COMMAND, b"\x04PING\0\0")
-        self._timer = loop.call_later(pause, self._beat)
+        self._write(COMMAND, _PING)
+        self._timer = loop.call_later(pause, self._beat, pause)
 
     def _end(self, fault: str) -> None:
         self._fault = fault
@@ -245,10 +278,12 @@ class ZmtpConnection(asyncio.Protocol):
         self.close()
 
     def _write(self, flags: int, body: bytes) -> None:
-        """Nothing more for a peer that does not read."""
-        transport = self._transport
-        if transport is not None and transport.get_write_buffer_size() < _MOST_UNREAD:
-            transport.write(frame(flags, body))
+        self.send(frame(flags, body))
+
+
+def encoded(frames: Sequence[bytes]) -> bytes:
+    """Return a message as it is sent."""
+    return b"".join([*[frame(MORE, body) for body in frames[:-1]], frame(0, frames[-1])])
 
 
 def frame(flags: int, body: bytes) -> bytes:
@@ -263,7 +298,12 @@ def ready(kind: str) -> bytes:
     return b"\x05READY\x0bSocket-Type" + struct.pack(">I", len(kind)) + kind.encode()
 
 
-def _property(properties: bytes, wanted: bytes) -> str:
+def _shown(text: bytes) -> str:
+    """Return what a peer says as it may stand in the log: no more of it, and in one line."""
+    return ascii(text[:200].decode(errors="replace"))[1:-1]
+
+
+def _property(properties: bytes, wanted: bytes) -> bytes:
     """Return a property of a READY command; its name is in lower case. Raises ZmtpError if it
     cannot be read or is not there."""
     at = 0
@@ -273,99 +313,6 @@ def _property(properties: bytes, wanted: bytes) -> str:
         if end > len(properties):
             break
         if properties[at + 1 : value].lower() == wanted:
-            return properties[value + 4 : end].decode(errors="replace")
+            return properties[value + 4 : end]
         at = end
     raise ZmtpError(f"its READY has no {wanted.decode()}: {properties[:200]!r}")
-
-
-async def connect(endpoint: str, connection: ZmtpConnection) -> None:
-    """Connect it, and return when it is up; one that cannot be is closed. Raises OSError,
-    ZmtpError, or ValueError for an endpoint that is neither tcp://HOST:PORT nor ipc://PATH."""
-    loop = asyncio.get_running_loop()
-    try:
-        async with asyncio.timeout(CONNECT_SECONDS):
-            if endpoint.startswith("ipc://"):
-                path = endpoint.removeprefix("ipc://")
-                # ZeroMQ names an abstract one by an @
-                path = f"\0{path[1:]}" if path.startswith("@") else path
-                await loop.create_unix_connection(lambda: connection, path)
-            else:
-                await loop.create_connection(lambda: connection, *_address(endpoint))
-        await connection.up
-    finally:
-        if not connection.is_up:
-            connection.close()
-
-
-async def keep_connected(endpoint: str, kind: str, owner: Owner) -> None:
-    """Connect to the endpoint, again and again when that fails or the connection ends. Raises
-    ValueError as `connect` does."""
-    pause = FIRST_PAUSE
-    while True:
-        connection = ZmtpConnection(kind, owner)
-        try:
-            await connect(endpoint, connection)
-            pause = FIRST_PAUSE
-            await connection.down
-        except (ConnectionError, TimeoutError, ZmtpError):
-            pass  # nobody is there yet, or the owner was told why it is refused
-        except OSError as e:
-            owner.refused(str(e))
-        finally:
-            connection.close()
-        await asyncio.sleep(pause * random.uniform(0.8, 1.2))  # so that not all come at once
-        pause = min(2 * pause, LONGEST_PAUSE)
-
-
-def check_endpoint(endpoint: str) -> None:
-    """Raises ValueError for one that is neither tcp://HOST:PORT nor ipc://PATH."""
-    if not endpoint.startswith("ipc://"):
-        _address(endpoint)
-
-
-def bound(endpoint: str) -> socket.socket:
-    """Return a socket that listens at tcp://HOST:PORT, where both may be `*`. Raises OSError if
-    that cannot be done, ValueError for another endpoint."""
-    host, port = _address(endpoint)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(("" if host == "*" else host, port))
-        listening.listen(128)
-    except OSError:
-        listening.close()
-        raise
-    return listening
-
-
-async def accept(listening: socket.socket, kind: str, owner: Owner) -> None:
-    """Accept connections until this is cancelled; then they are closed, and the socket is."""
-    accepted: set[ZmtpConnection] = set()
-
-    def accepting() -> ZmtpConnection:
-        connection = ZmtpConnection(kind, owner)
-        accepted.add(connection)
-        connection.down.add_done_callback(lambda _: accepted.discard(connection))
-        return connection
-
-    server = await asyncio.get_running_loop().create_server(accepting, sock=listening)
-    try:
-        await server.serve_forever()
-    finally:
-        server.close()
-        for connection in list(accepted):
-            connection.close()
-
-
-def endpoint_of(listening: socket.socket) -> str:
-    """Return where a bound socket can be connected to."""
-    host, port = listening.getsockname()[:2]
-    return f"tcp://{f'[{host}]' if ':' in host else host}:{port}"
-
-
-def _address(endpoint: str) -> tuple[str, int]:
-    match = _TCP.fullmatch(endpoint)
-    if match is None:
-        raise ValueError(f"expected tcp://HOST:PORT or ipc://PATH, found {endpoint!r}")
-    return match["host"].strip("[]"), 0 if match["port"] == "*" else int(match["port"])

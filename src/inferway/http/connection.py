@@ -23,9 +23,9 @@ Rule 1: what is refused is answered with 400 (or 408, 413, 414, 417, 431, 501), 
         would take a body for the new protocol.
 Rule 2: pipelined requests are answered in order. While the queue is full, or the client does
         not read, nothing is read from it. In one turn of the loop a connection has at most
-        SLICE_BYTES parsed, beyond the body of one request, and MAX_QUEUED answers, and is not
-        read from again after a read that was full: what else it sent at once waits for the
-        next turn, and so no client holds the loop.
+        SLICE_BYTES parsed (`loop_turns`), beyond the body of one request, and MAX_QUEUED
+        answers: what else it sent at once waits for the next turn, and so no client holds the
+        loop.
 Rule 3: 100 Continue is sent only when the body is awaited and no answer is in its way.
 Rule 4: the client's end of stream counts as its going away, also when it only closed its
         sending side: no OpenAI client half-closes, and an engine must stop at once. uvloop
@@ -48,6 +48,7 @@ from inferway.errors import BadHttpError, RequestError
 from inferway.http.message import UNIX_CLIENT, Request
 from inferway.http.request_reader import RequestReader
 from inferway.http.responder import BodySource, Responder
+from inferway.loop_turns import SLICE_BYTES, SlicedProtocol
 
 if TYPE_CHECKING:
     from inferway.http.server import HttpServer
@@ -55,26 +56,22 @@ if TYPE_CHECKING:
 NEVER = float("inf")
 LINGER_SECONDS = 2.0
 MAX_QUEUED = 16
-SLICE_BYTES = 16 * 1024
-_FULL_READ_BYTES = 128 * 1024  # uvloop's buffer has 250 KiB, the TLS layer's as much
 _HEAD_END = re.compile(rb"\r\n\r\n")
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _HUNG_UP = getattr(select, "POLLRDHUP", 0)  # Linux; hang-ups and errors are always told
 
 
-class ClientConnection(asyncio.Protocol):
+class ClientConnection(SlicedProtocol):
     """See the module."""
 
     __slots__ = (
         "_lingering",
-        "_paused",
+        "_pump_due",
         "_pumping",
         "_queue",
         "_reader",
         "_responder",
         "_timed",
-        "_turn_due",
-        "_unread",
         "client",
         "closing",
         "deadline",
@@ -86,6 +83,7 @@ class ClientConnection(asyncio.Protocol):
     transport: asyncio.Transport
 
     def __init__(self, server: HttpServer) -> None:
+        super().__init__(server.turns)
         self.server = server
         self.deadline = NEVER
         self.closing = False
@@ -95,10 +93,8 @@ class ClientConnection(asyncio.Protocol):
         self._responder: Responder | None = None
         self._timed = False  # the deadline is that of the request being received
         self._pumping = False
-        self._turn_due = False  # the loop calls `_take_turn` next time
-        self._paused = False  # nothing is read from the client
+        self._pump_due = False  # in a turn to come
         self._lingering = False
-        self._unread: bytes | memoryview = b""  # has been received, and waits for its turn
 
     @property
     def source(self) -> BodySource | None:
@@ -108,6 +104,7 @@ class ClientConnection(asyncio.Protocol):
     # ---------------------------------------------------------------------- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
         self.transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
         peer = transport.get_extra_info("peername")  # of a Unix socket: "", or None
         self.client: str = peer[0] if peer else UNIX_CLIENT
@@ -115,45 +112,42 @@ class ClientConnection(asyncio.Protocol):
         self.server.opened(self)
         self._idle()
 
-    def data_received(self, data: bytes) -> None:
-        if len(data) > _FULL_READ_BYTES:  # libuv would go on, up to 32 times
-            self.transport.pause_reading()
-            self.server.next_turn(self._read_on)
+    def parse(self, data: bytes, start: int) -> int:
         if self.closing or self._lingering:
-            return
-        if len(data) > SLICE_BYTES or self._unread:
-            self._unread = b"".join((self._unread, data)) if self._unread else memoryview(data)
-            if not self._queue and (self._responder is not None or not self.server.turns.are_short):
-                self._read_slice()
-        elif not self._reader.feed(data):
-            self._stop_reading()
-        if not self._turn_due:
-            self._pump(1 if self.server.turns.are_short else MAX_QUEUED)
+            return len(data)
+        has_to_answer = self._queue and self._responder is None and self.writable
+        if not has_to_answer:  # else that comes first
+            if len(data) - start > SLICE_BYTES:
+                start = self._parse_slice(data, start)
+            else:
+                start = self._feed(data, start, len(data))
+        if not self._pump_due:
+            self._pump(1 if self.turns.are_short else MAX_QUEUED)
+        return start
 
-    def _read_on(self) -> None:
-        if not self._paused and not self.transport.is_closing():
-            self.transport.resume_reading()
-
-    def _read_slice(self) -> None:
-        """Reads a turn's share of what was received, and the rest of a body whose head is in it:
+    def _parse_slice(self, data: bytes, start: int) -> int:
+        """Parses a turn's share of what was received, and the rest of a body whose head is in it:
         that costs no more than its copying, once if it is read in one piece."""
         reader = self._reader
-        head = None if reader.receiving else _HEAD_END.search(self._unread, 0, SLICE_BYTES)
+        head = None if reader.receiving else _HEAD_END.search(data, start, start + SLICE_BYTES)
         if head is not None:
-            self._feed_unread(head.end())
+            start = self._feed(data, start, head.end())
         awaited = reader.awaited_bytes()
         if not awaited:
-            self._feed_unread(SLICE_BYTES)
+            start = self._feed(data, start, start + SLICE_BYTES)
             awaited = reader.awaited_bytes()
-        if awaited:
-            self._feed_unread(awaited)
+        return self._feed(data, start, start + awaited)
 
-    def _feed_unread(self, size: int) -> None:
-        unread = self._unread
-        if unread:
-            self._unread = unread[size:] or b""  # an empty view would keep all that it is a part of
-            if not self._reader.feed(unread[:size]):
-                self._stop_reading()
+    def _feed(self, data: bytes, start: int, end: int) -> int:
+        """Returns where the rest begins."""
+        size = len(data)
+        if start >= min(end, size):
+            return start
+        is_all = start == 0 and end >= size
+        if self._reader.feed(data if is_all else memoryview(data)[start:end]):
+            return min(end, size)
+        self._stop_reading()
+        return size
 
     def eof_received(self) -> None:
         if self._responder is not None:
@@ -161,10 +155,9 @@ class ClientConnection(asyncio.Protocol):
         # and without an answer under way the transport closes itself
 
     def connection_lost(self, exc: Exception | None) -> None:
-        del exc  # how it ended makes no difference to us
+        super().connection_lost(exc)
         self.closing = True
         self._drop_queue()
-        self._unread = b""
         self._reader.close()
         self.server.lost(self)
         if self._responder is not None:
@@ -193,7 +186,7 @@ class ClientConnection(asyncio.Protocol):
     def _stop_reading(self) -> None:
         """What still comes is thrown away."""
         self._lingering = True
-        self._unread = b""
+        self.forget_unread()
 
     # -------------------------------------------------------------------------- the answering
 
@@ -216,7 +209,7 @@ class ClientConnection(asyncio.Protocol):
                 self._answer(self._queue.popleft())
         finally:
             self._pumping = False
-        if self._queue or self._unread or self._paused:
+        if self._queue or self.is_held:
             self._end_turn()
         if self._reader.receiving and self._responder is None and not self.closing:
             if not self._timed:
@@ -227,24 +220,18 @@ class ClientConnection(asyncio.Protocol):
         """Something is left for the next one, or was from the one before."""
         if self.closing:
             return
-        if (self._queue or self._unread) and self._responder is None and self.writable:
-            self._turn_due = True
-            self.server.next_turn(self._take_turn)
-        paused = bool(self._unread) or len(self._queue) >= MAX_QUEUED
-        if paused != self._paused and not self._lingering:
-            self._paused = paused
-            if paused:
-                self.transport.pause_reading()
-            else:
-                self.transport.resume_reading()
+        if self._queue and self._responder is None and self.writable and not self._pump_due:
+            self._pump_due = True
+            self.turns.ask(self._take_pump_turn)
+        if len(self._queue) < MAX_QUEUED:
+            self.release()
+        elif not self._lingering:
+            self.hold()
 
-    def _take_turn(self) -> None:
-        self._turn_due = False
-        if self.closing:
-            return
-        if self._unread and not self._queue:
-            self._read_slice()
-        self._pump()
+    def _take_pump_turn(self) -> None:
+        self._pump_due = False
+        if not self.closing and not self._turn_is_due:  # else `parse` does it, in this turn
+            self._pump()
 
     def _answer(self, item: Request | RequestError) -> None:
         self.deadline = NEVER
@@ -279,7 +266,7 @@ class ClientConnection(asyncio.Protocol):
         self._responder = None
         if self.closing or not responder.request.keep_alive:
             self._finish()
-        elif self._queue or self._unread:
+        elif self._queue:
             self._pump()
         else:
             self._idle()
@@ -302,7 +289,7 @@ class ClientConnection(asyncio.Protocol):
         if self._lingering and self.transport.can_write_eof():
             self.deadline = self.server.time() + LINGER_SECONDS
             self.transport.write_eof()
-            self.transport.resume_reading()
+            self.release()
             return
         self.deadline = self.server.time() + self.server.timeouts.idle_stream
         self.transport.close()

@@ -130,7 +130,7 @@ class PageRoutes:
         if request.method == "HEAD":
             responder.send(200, _STREAM, b"")
             return
-        self._hub.check_room()
+        self._hub.check_room(responder.client)
         responder.start(200, _STREAM)
         responder.flush()
         responder.attach(self._hub.join(responder))

@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import logging
 import os
-from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from email.utils import formatdate
@@ -19,6 +18,7 @@ from inferway.http.eager import resumed
 from inferway.http.listening import Certificate, Listener
 from inferway.http.message import BodyMemory, Request
 from inferway.http.responder import BodySource, Responder
+from inferway.loop_turns import LoopTurns
 from inferway.metrics import Family, Row, counter, gauge, table
 from inferway.tasks import next_multiple
 from inferway.telemetry.answer_log import AnswerLog
@@ -30,7 +30,6 @@ from inferway.telemetry.answer_log import AnswerLog
 Handler = Callable[[Request, Responder], Coroutine[Any, Any, None]]
 
 
-CALLS_A_TURN = 16  # of connections; what each does is bounded by itself
 _SWEEP_SECONDS = 1.0
 _log = logging.getLogger(__name__)
 
@@ -75,39 +74,6 @@ _FIGURES: tuple[Row[HttpStats], ...] = (
 )
 
 
-class LoopTurns:
-    """Bounds the number of connections that are called in one turn of the loop. Connections with
-    more to read or to answer than fits in one turn are called in the order in which they have
-    asked, a few in each turn, because a client may have thousands of them."""
-
-    def __init__(self) -> None:
-        self._waiting: deque[Callable[[], object]] = deque()
-        self._due = False
-
-    @property
-    def are_short(self) -> bool:
-        """Whether more wait than are called in the next turn."""
-        return len(self._waiting) > CALLS_A_TURN
-
-    def ask(self, call: Callable[[], object]) -> None:
-        """Call it in a turn of the loop to come."""
-        self._waiting.append(call)
-        self._begin()
-
-    def _begin(self) -> None:
-        if self._waiting and not self._due:
-            self._due = True
-            asyncio.get_running_loop().call_soon(self._take)
-
-    def _take(self) -> None:
-        self._due = False
-        try:
-            for _ in range(min(CALLS_A_TURN, len(self._waiting))):
-                self._waiting.popleft()()
-        finally:  # a fault of one costs the others their place in this turn
-            self._begin()
-
-
 class HttpServer:
     """`start`, then `port` and `url`; `stop` ends it. Everything runs in one loop. `host` may be
     `unix:/path`; with a certificate it speaks TLS alone. `awaits_body`: whether the handler does
@@ -135,7 +101,6 @@ class HttpServer:
         self.bodies = BodyMemory(self.limits.bodies_bytes)
         self.awaits_body = awaits_body
         self.turns = LoopTurns()
-        self.next_turn: Callable[[Callable[[], object]], object] = self.turns.ask
         self.stats = HttpStats()
         self.statuses: dict[int, int] = {}  # status -> answers
         self.date = b""

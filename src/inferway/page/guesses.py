@@ -62,7 +62,7 @@ class Guesses:
         """Raises TooManyGuessesError for who has to wait."""
         now = self._clock()
         self._forget(now - SECONDS)
-        failed = self._failed.get(_network(address))
+        failed = self._failed.get(network_of(address))
         if failed is None:
             return
         if len(failed) == MOST_OF_ONE and failed[0] > now - SECONDS:
@@ -73,7 +73,7 @@ class Guesses:
 
     def note(self, address: str) -> None:
         """Count a wrong key."""
-        now, network = self._clock(), _network(address)
+        now, network = self._clock(), network_of(address)
         self._failed.setdefault(network, deque(maxlen=MOST_OF_ONE)).append(now)
         self._failed.move_to_end(network)
         self._all.append(now)
@@ -81,11 +81,11 @@ class Guesses:
             self._failed.popitem(last=False)
 
     def _is_proven(self, address: str) -> bool:
-        proven = self._proven.get(_network(address))
+        proven = self._proven.get(network_of(address))
         return proven is not None and proven > self._clock() - PROVEN_SECONDS
 
     def _prove(self, address: str) -> None:
-        network = _network(address)
+        network = network_of(address)
         self._proven[network] = self._clock()
         self._proven.move_to_end(network)
         if len(self._proven) > MOST_PROVEN:
@@ -108,7 +108,7 @@ def _too_many(why: str, since: float) -> TooManyGuessesError:
     )
 
 
-def _network(address: str) -> str:
+def network_of(address: str) -> str:
     """Return what stands for all addresses of one host."""
     try:
         parsed = ip_address(address.partition("%")[0])

@@ -2,17 +2,22 @@
 
 A reader that does not read gets nothing more until it has: what it missed is not kept, it gets the
 whole picture then. The server closes the connection of one that reads nothing for long
-(timeouts.idle_stream)."""
+(timeouts.idle_stream).
+
+So many may look, and no client keeps others out: once all places are taken, whoever has fewer gets
+one of the host that has the most."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
 from inferway.errors import QueueFullError
+from inferway.page.guesses import network_of
 from inferway.page.pictures import Picture, Pictures
 from inferway.tasks import Tasks
 
@@ -26,6 +31,8 @@ _log = logging.getLogger(__name__)
 class Answer(Protocol):
     """The answer to one who looks (http.responder.Responder)."""
 
+    @property
+    def client(self) -> str: ...
     def write(self, chunk: bytes) -> None: ...
     def end(self, chunk: bytes = b"") -> None: ...
 
@@ -36,6 +43,7 @@ class Reader:
     def __init__(self, hub: LiveHub, answer: Answer) -> None:
         self._hub = hub
         self.answer = answer
+        self.network = network_of(answer.client)
         self._is_paused = False
         self._has_whole = False
 
@@ -70,7 +78,7 @@ class LiveHub:
         self._pictures = pictures
         self._interval = interval
         self._clock = clock
-        self._readers: set[Reader] = set()
+        self._readers: dict[Reader, None] = {}  # the newest is last
         self._picture: Picture | None = None  # the last one, while somebody looks
         self._tasks = Tasks(_log, "the page's live stream ended by a fault of the gateway")
         self._is_closed = False
@@ -78,9 +86,10 @@ class LiveHub:
     def __len__(self) -> int:
         return len(self._readers)
 
-    def check_room(self) -> None:
-        """Raises QueueFullError while as many look as may."""
-        if self._is_closed or len(self._readers) >= MOST_READERS:
+    def check_room(self, client: str) -> None:
+        """Raises QueueFullError for a client while as many look as may, and no other one has more
+        places than its host would have."""
+        if self._is_closed or (self._is_full and self._giving_way(network_of(client)) is None):
             raise QueueFullError(
                 f"{MOST_READERS} pages are open on this gateway, the most that may be; close one"
             )
@@ -89,15 +98,32 @@ class LiveHub:
         """Return the source of the answer. The last picture is shown at once, the next when it is
         there."""
         reader = Reader(self, answer)
-        self._readers.add(reader)
+        gives_way = self._giving_way(reader.network) if self._is_full else None
+        if gives_way is not None:
+            self.leave(gives_way)
+            gives_way.answer.end()
+        self._readers[reader] = None
         if self._picture is not None:
             reader.show(self._picture)
         if not self._tasks.running:
             self._tasks.spawn(self._run())
         return reader
 
+    @property
+    def _is_full(self) -> bool:
+        return len(self._readers) >= MOST_READERS
+
+    def _giving_way(self, network: str) -> Reader | None:
+        """The last to come of the host that has the most places; None if that would have fewer than
+        the other one then."""
+        places = Counter(reader.network for reader in self._readers)
+        [(heaviest, most)] = places.most_common(1)
+        if most <= places[network] + 1:
+            return None
+        return next(each for each in reversed(self._readers) if each.network == heaviest)
+
     def leave(self, reader: Reader) -> None:
-        self._readers.discard(reader)
+        self._readers.pop(reader, None)
 
     async def close(self) -> None:
         """End all answers."""

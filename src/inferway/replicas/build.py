@@ -7,8 +7,6 @@ import socket
 from collections.abc import Sequence
 from functools import partial
 
-import zmq
-
 from inferway.config import UNIX, ServeSettings, peers_port
 from inferway.fleet.elsewhere import OwnCounts
 from inferway.fleet.fleet import Fleet
@@ -24,18 +22,14 @@ from inferway.scheduling.expected_ttft.sharing import Event
 
 LOOPBACK = "127.0.0.1"
 
-Context = zmq.Context["zmq.Socket[bytes]"]
-
 
 def has_peers(settings: ServeSettings) -> bool:
     """Return whether other gateways are to be told, and heard."""
     return bool(settings.peers.addresses) or settings.index.url is not None
 
 
-def build_replicas(
-    settings: ServeSettings, fleet: Fleet, learners: Learners, context: Context
-) -> Replicas:
-    """Return it; it is not open yet. `context`: what sockets are made with. Raises ConfigError."""
+def build_replicas(settings: ServeSettings, fleet: Fleet, learners: Learners) -> Replicas:
+    """Return it; it is not open yet. Raises ConfigError."""
     outbox = Outbox(
         secrets.randbits(64),
         (settings.index.gateway or socket.gethostname())[:MOST_NAME],
@@ -44,28 +38,28 @@ def build_replicas(
         learners.known,
     )
     return Replicas(
-        *(outbox, learners, fleet.table, _transport(settings, context)),
+        *(outbox, learners, fleet.table, _transport(settings)),
         lambda: [endpoint.name for engine in fleet.engines for endpoint in engine.endpoints],
     )
 
 
 def own_replicas(
-    settings: ServeSettings, fleet: Fleet, plugins: Sequence[ExpectedTtft], context: Context
+    settings: ServeSettings, fleet: Fleet, plugins: Sequence[ExpectedTtft]
 ) -> Replicas:
     """Return it for a gateway of one process, whose plugins tell and hear. Raises ConfigError."""
     sharing = [plugin.share(_to_nobody, DELAY_SECONDS) for plugin in plugins]
-    replicas = build_replicas(settings, fleet, OwnLearners(sharing), context)
+    replicas = build_replicas(settings, fleet, OwnLearners(sharing))
     for number, each in enumerate(sharing):
         each.tell = partial(replicas.tell, number)
     return replicas
 
 
-def _transport(settings: ServeSettings, context: Context) -> Transport:
+def _transport(settings: ServeSettings) -> Transport:
     """By the index's server if no addresses are given."""
     addresses, index = settings.peers.addresses, settings.index
     if addresses:
         host = LOOPBACK if settings.host.startswith(UNIX) else settings.host
-        return PeerSockets(addresses, host, peers_port(settings.peers), context)
+        return PeerSockets(addresses, host, peers_port(settings.peers))
     assert index.url is not None
     return PeerChannel(index.url, index.prefix)
 

@@ -1,21 +1,25 @@
 """From each gateway to each, over ZeroMQ: each publishes, and hears what every other publishes.
 
 Whoever is heard is one that we have connected to, at an address that the settings name. A socket
-for each says who it was: what a peer says of itself is not asked for that. Nothing is kept for a
-peer that does not read.
+for each says who it was: what a peer says of itself is not asked for that. Whoever is told has
+connected from one of these addresses. Little is kept for a peer that does not read.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from contextlib import suppress
-
-import zmq
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from ipaddress import IPv4Address, IPv6Address, ip_address
 
 from inferway.errors import ConfigError
 from inferway.fleet.discovery.sources import Resolve, resolve
+from inferway.fleet.zmtp import ZmtpConnection
+from inferway.fleet.zmtp_endpoints import bound, endpoint_of, keep_connected
+from inferway.fleet.zmtp_publishing import PubSocket
+from inferway.loop_turns import LoopTurns
 from inferway.replicas.messages import MOST_BYTES
 from inferway.replicas.transport import Heard, Lost
 from inferway.tasks import Tasks
@@ -24,10 +28,13 @@ log = logging.getLogger("inferway.peers")
 
 LOOK_SECONDS = 1.0  # between two looks at what addresses a name has
 MOST_PEERS = 128
-_WAITING = 200  # messages of a peer that are read later, or of ours that it has not read
-_AT_ONCE = 20  # messages of a peer, before others have their turn
-_RECONNECT_MS, _MOST_RECONNECT_MS = 100, 1000
-_HEARTBEAT_MS = 1000
+MOST_CONNECTIONS = 2 * MOST_PEERS  # to our port: a peer may connect anew before the old one is lost
+SAY_SECONDS = 60.0  # between two lines in the log of strangers
+
+Host = IPv4Address | IPv6Address
+
+_LONGEST_PAUSE = 1.0  # seconds before another attempt to connect to a peer
+_HEARTBEAT_SECONDS = 1.0
 
 
 class PeerSockets:
@@ -41,51 +48,51 @@ class PeerSockets:
         addresses: Sequence[str],
         host: str,
         port: int,
-        context: zmq.Context[zmq.Socket[bytes]],
         resolve: Resolve = resolve,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._names = [_split(address) for address in addresses]
         self._host = host
         self._port = port
-        self._context = context
         self._resolve = resolve
+        self._clock = clock
+        self._said_at: float | None = None  # that a stranger has connected
         self._own: set[str] = set()  # addresses that lead to us
         self._links: dict[str, _Link] = {}
         self._found: dict[tuple[str, int], list[str]] = {}
+        self._hosts: dict[str, set[Host]] = {}  # by name: all addresses that it has
         self._warned: set[str] = set()
         self._tasks = Tasks(log, "peers are no longer looked for, by a fault of the gateway")
         self._heard: Heard = _to_nobody
         self._lost: Lost = _of_nobody
-        self._publishing: zmq.Socket[bytes] | None = None
+        self._turns = LoopTurns()
+        self._endpoint = ""
+        self._publishing: PubSocket | None = None
 
     @property
     def endpoint(self) -> str:
         """The address that peers connect to."""
-        assert self._publishing is not None
-        return self._publishing.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
+        return self._endpoint
 
     async def open(self, heard: Heard, lost: Lost) -> None:
         self._heard, self._lost = heard, lost
-        self._publishing = socket = self._context.socket(zmq.PUB)
-        socket.setsockopt(zmq.SNDHWM, _WAITING)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.IPV6, ":" in self._host)
         host = f"[{self._host}]" if ":" in self._host else self._host
         try:
-            socket.bind(f"tcp://{host}:{self._port}")
-        except zmq.ZMQError as e:
-            socket.close()
+            listening = bound(f"tcp://{host}:{self._port}")
+        except OSError as e:
             raise ConfigError(
                 f"peers: port {self._port} at {self._host}: {e.strerror}; choose another one"
                 " (peers.port, --peers-port)"
             ) from e
+        self._endpoint = endpoint_of(listening)
+        self._publishing = PubSocket(log, "what this gateway tells its peers")
+        self._publishing.bind(listening, self._admits, MOST_CONNECTIONS)
         log.info("other gateways are told at %s what this one sends and learns", self.endpoint)
         self._tasks.spawn(self._follow())
 
     def send(self, payload: bytes) -> None:
         if self._publishing is not None:
-            with suppress(zmq.Again):
-                self._publishing.send(payload, zmq.NOBLOCK)
+            self._publishing.send([payload])
 
     def forget(self, address: str) -> None:
         self._own.add(address)
@@ -95,9 +102,9 @@ class PeerSockets:
         await self._tasks.close()
         for address in list(self._links):
             self._close(address)
-        if self._publishing is not None:
-            self._publishing.close(linger=0)
-            self._publishing = None
+        publishing, self._publishing = self._publishing, None
+        if publishing is not None:
+            await publishing.close()
 
     async def _follow(self) -> None:
         while True:
@@ -115,7 +122,7 @@ class PeerSockets:
             self._lost(address)
         for address in sorted(wanted - self._links.keys() - self._own):
             if len(self._links) < MOST_PEERS:
-                self._links[address] = _Link(address, self._context, self._heard)
+                self._links[address] = _Link(address, self._heard, self._turns)
 
     async def _find(self, host: str, port: int) -> None:
         """A name that cannot be resolved leaves its peers as they were."""
@@ -130,6 +137,7 @@ class PeerSockets:
             return
         self._warned.discard(host)
         if addresses:
+            self._hosts[host] = {_plain(each) for each in addresses}
             self._found[host, port] = [_joined(each, port) for each in _one_family(addresses)]
 
     def _close(self, address: str) -> None:
@@ -137,45 +145,61 @@ class PeerSockets:
         if link is not None:
             link.close()
 
+    def _admits(self, address: str) -> bool:
+        """Whether a connection comes from a peer."""
+        found, peers = _plain(address), set().union(*self._hosts.values())
+        # on one machine, whatever its loopback addresses are
+        if found in peers or (found.is_loopback and any(each.is_loopback for each in peers)):
+            return True
+        now = self._clock()
+        if self._said_at is None or now - self._said_at >= SAY_SECONDS:
+            self._said_at = now
+            log.warning(
+                "peers: a connection from %s to port %d is closed: no address of peers.addresses"
+                " (--peers) is this one; name it there if it is a gateway's (said once in %g s at"
+                " most)",
+                *(address, self._port, SAY_SECONDS),
+            )
+        return False
+
 
 class _Link:
-    """A socket that hears one peer, for as long as it is not closed. It connects again by
-    itself."""
+    """A connection that hears one peer, for as long as it is not closed. It connects again by
+    itself. A `zmtp.Owner`."""
 
-    def __init__(self, address: str, context: zmq.Context[zmq.Socket[bytes]], heard: Heard) -> None:
+    def __init__(self, address: str, heard: Heard, turns: LoopTurns) -> None:
         self._address = address
         self._heard = heard
-        self._socket = socket = context.socket(zmq.SUB)
-        socket.setsockopt(zmq.RCVHWM, _WAITING)
-        socket.setsockopt(zmq.MAXMSGSIZE, MOST_BYTES)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.IPV6, "[" in address)
-        socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
-        socket.setsockopt(zmq.RECONNECT_IVL_MAX, _MOST_RECONNECT_MS)
-        socket.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
-        socket.setsockopt(zmq.SUBSCRIBE, b"")
-        socket.connect(f"tcp://{address}")
-        self._loop = asyncio.get_running_loop()
-        self._file = int(socket.getsockopt(zmq.FD))
-        self._loop.add_reader(self._file, self._read)
-        self._read()  # the file tells of what comes from now on
+        make = partial(
+            ZmtpConnection,
+            *("SUB", self),
+            heartbeat_seconds=_HEARTBEAT_SECONDS,
+            message_bytes=MOST_BYTES,
+            turns=turns,
+        )
+        self._tasks = Tasks(log, f"peer {address} is no longer heard, by a fault of the gateway")
+        self._tasks.spawn(keep_connected(f"tcp://{address}", self, make, _LONGEST_PAUSE))
 
     def close(self) -> None:
-        if not self._socket.closed:
-            self._loop.remove_reader(self._file)
-            self._socket.close(linger=0)
+        self._heard = _to_nobody
+        for task in self._tasks.running:
+            task.cancel()
 
-    def _read(self) -> None:
-        """The file tells once that there is something: all of it has to be read."""
-        for _ in range(_AT_ONCE):
-            if self._socket.closed:
-                return
-            try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
+    # zmtp.Owner
+
+    def connected(self, connection: ZmtpConnection) -> None:
+        """Nothing: what it tells says who it is."""
+
+    def received(self, connection: ZmtpConnection, messages: list[list[bytes]]) -> None:
+        del connection
+        for frames in messages:
             self._heard(self._address, frames[0] if len(frames) == 1 else b"")
-        self._loop.call_soon(self._read)
+
+    def disconnected(self, connection: ZmtpConnection) -> None:
+        """Nothing: whoever is silent is lost."""
+
+    def refused(self, fault: str) -> None:
+        log.debug("peer at %s: %s", self._address, fault)
 
 
 def _split(address: str) -> tuple[str, int]:
@@ -185,6 +209,11 @@ def _split(address: str) -> tuple[str, int]:
 
 def _joined(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _plain(address: str) -> Host:
+    """Without a zone; an address of IPv4 that an IPv6 socket has accepted is one of IPv4."""
+    return ip_address(address.partition("%")[0].removeprefix("::ffff:"))
 
 
 def _one_family(addresses: Sequence[str]) -> Sequence[str]:

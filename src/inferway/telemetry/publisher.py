@@ -7,7 +7,8 @@ model's name written as "_":
     kv.chat.{model}    each routed chat
     kv.events.{model}  the engines' KV events, normalised
 
-Prompts and messages are on them only when `publish_text` is set: a topic has no reader check.
+Prompts and messages are on them only when `publish_text` is set: a topic has no reader check. The
+socket is a PUB socket of our own (`fleet.zmtp_publishing`), which any SUB socket can read.
 """
 
 from __future__ import annotations
@@ -17,17 +18,16 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import msgspec
-import zmq
 
 from inferway.errors import ConfigError
 from inferway.fleet.engine import Engine
+from inferway.fleet.zmtp_endpoints import bound, check_endpoint, endpoint_of
+from inferway.fleet.zmtp_publishing import PubSocket
 from inferway.kv.events.adapters.vllm import normalise
 from inferway.kv.events.event import Batch
 from inferway.metrics import Family, counter
 
 log = logging.getLogger("inferway.publisher")
-
-SEND_HIGH_WATER = 10_000  # messages per subscriber; a slow one loses, never slows us
 
 
 class Publisher(Protocol):
@@ -38,25 +38,27 @@ class Publisher(Protocol):
 
 
 class ZmqPublisher:
-    """A PUB socket. A wildcard address binds, any other connects. It never waits."""
+    """A PUB socket, made on the event loop that runs it. A wildcard address binds, any other
+    connects. It never waits: a slow subscriber loses messages, and never slows us."""
 
-    def __init__(self, address: str, context: zmq.Context[zmq.Socket[bytes]]) -> None:
-        self.address = address
+    def __init__(self, address: str) -> None:
+        """Raises ConfigError."""
         self.published = 0
-        self.lost = 0
         self._encoder = msgspec.msgpack.Encoder()
-        self._socket = context.socket(zmq.PUB)
-        self._socket.set_hwm(SEND_HIGH_WATER)
-        self._socket.setsockopt(zmq.LINGER, 200)
+        self._socket = PubSocket(log, "decisions and KV events")
         try:
             if _binds(address):
-                self._socket.bind(address)
+                listening = bound(address)
+                self.endpoint = endpoint_of(listening)
+                self._socket.bind(listening)
             else:
+                check_endpoint(address)
+                self.endpoint = address
                 self._socket.connect(address)
-        except zmq.ZMQError as e:
-            self._socket.close()
+        except OSError as e:
             raise ConfigError(f"publish {address!r}: {e.strerror}; choose another port") from e
-        self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
+        except ValueError as e:
+            raise ConfigError(f"publish {address!r}: {e}") from e
         if _binds(address):
             log.info("decisions and KV events are published on %s", self.endpoint)
         else:
@@ -71,25 +73,20 @@ class ZmqPublisher:
         yield counter("published", "Messages that were published.", value=self.published)
         yield counter(
             "publish_lost",
-            "Messages that were not published because the socket could not take more.",
-            value=self.lost,
+            "Messages that a subscriber did not get because it did not read.",
+            value=self._socket.lost,
         )
 
     def publish(self, topic: str, message: dict[str, Any]) -> None:
-        """Sends, or drops and counts when the socket cannot take more."""
+        """Sends it to those who have subscribed; each that does not read loses it."""
         self.published += 1
-        frames = [
-            topic.encode(),
-            self.published.to_bytes(8, "big"),
-            self._encoder.encode(message),
-        ]
-        try:
-            self._socket.send_multipart(frames, zmq.NOBLOCK)
-        except zmq.Again:
-            self.lost += 1
+        name = topic.encode()
+        if self._socket.wants(name):
+            number = self.published.to_bytes(8, "big")
+            self._socket.send([name, number, self._encoder.encode(message)])
 
-    def close(self) -> None:
-        self._socket.close()
+    async def close(self) -> None:
+        await self._socket.close()
 
 
 def topic_name(model: str) -> str:
@@ -109,4 +106,4 @@ def publish_events(
 
 
 def _binds(address: str) -> bool:
-    return "*" in address or "::" in address or address.startswith(("ipc://", "inproc://"))
+    return "*" in address or "::" in address or address.startswith("ipc://")

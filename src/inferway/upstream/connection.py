@@ -15,7 +15,9 @@ Rule 4: if a *reused* connection ends before the first byte of an answer, the ex
         request on the wire; a generation has no effect but its answer, so that even a request
         that was read twice does no harm.
 
-What arrived in one read is handed on as one piece: head, body, end.
+What arrived in one read is handed on as one piece: head, body, end. Of more than SLICE_BYTES,
+each slice is one (`loop_turns`): they grow while its chunks are large, and the rest of a body whose
+length is known is one.
 
 state       deadline (see `pool`)             bytes arrive           connection ends
 idle        idle_keep_alive                   drop                   forget
@@ -33,6 +35,7 @@ from typing import TYPE_CHECKING, cast
 import httptools
 
 from inferway.errors import UpstreamError, UpstreamTimeoutError
+from inferway.loop_turns import SLICE_BYTES, SlicedProtocol
 from inferway.upstream.headers import HOP_BY_HOP, PLAIN_CONNECTION, named_by_connection
 
 if TYPE_CHECKING:
@@ -46,15 +49,17 @@ MAX_HEADERS = 256
 _ENDS_HERE = HOP_BY_HOP | {b"content-length", b"x-request-id"}
 _BODILESS = frozenset({204, 304})
 _INTERIM = frozenset({100, 102, 103})  # whose body llhttp does not read, whatever they announce
+_FEW_PIECES = 64  # of a body in a slice: then it is no flood of tiny ones, and may be larger
 _FRAMING = frozenset({b"connection", b"content-length", b"transfer-encoding"})
 
 
-class EngineConnection(asyncio.Protocol):
+class EngineConnection(SlicedProtocol):
     """A connection that carries one exchange at a time. `origin` owns it; it tells `origin` when it
     is idle and when it is gone."""
 
     __slots__ = (
         "_answers",
+        "_awaited",
         "_complete",
         "_exchange",
         "_flowing",
@@ -66,6 +71,7 @@ class EngineConnection(asyncio.Protocol):
         "_pool",
         "_received",
         "_reusable",
+        "_slice_bytes",
         "_until_close",
         "deadline",
         "origin",
@@ -75,6 +81,7 @@ class EngineConnection(asyncio.Protocol):
     transport: asyncio.Transport
 
     def __init__(self, origin: Origin) -> None:
+        super().__init__(origin.pool.turns)
         self.origin = origin
         self._pool = origin.pool
         self.deadline = NEVER
@@ -88,6 +95,8 @@ class EngineConnection(asyncio.Protocol):
         self._head: tuple[int, list[tuple[bytes, bytes]], int | None] | None = None
         self._pieces: list[bytes] = []
         self._received = 0  # bytes of this exchange's answer before its body began
+        self._slice_bytes = SLICE_BYTES  # that are parsed in a turn
+        self._awaited = 0  # bytes of the body that are still to come, if its head says how many
         self._in_body = False  # the head is complete
         self._flowing = False  # a piece of the body has been handed on
         self._complete = False
@@ -115,13 +124,13 @@ class EngineConnection(asyncio.Protocol):
 
     def pause(self) -> None:
         self.deadline = NEVER
-        self.transport.pause_reading()
+        self.hold()
 
     def resume(self) -> None:
         timeouts = self._pool.timeouts
         seconds = timeouts.idle_stream if self._flowing else timeouts.first_byte
         self.deadline = self._pool.time() + seconds
-        self.transport.resume_reading()
+        self.release()
 
     def drop(self) -> None:
         """Close at once; the exchange, if any, hears nothing."""
@@ -150,31 +159,46 @@ class EngineConnection(asyncio.Protocol):
     # ---------------------------------------------------------------------- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
         self.transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
         self.origin.opened(self)
 
-    def data_received(self, data: bytes) -> None:
-        exchange = self._exchange
+    def parse(self, data: bytes, start: int) -> int:
+        exchange, all_of_it = self._exchange, len(data)
         if exchange is None:
             self.transport.abort()
-            return
+            return all_of_it
+        end = min(start + max(self._slice_bytes, self._awaited), all_of_it)
+        piece = data if end - start == all_of_it else memoryview(data)[start:end]
         try:
-            self._parser.feed_data(data)
+            self._parser.feed_data(piece)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as e:
             if not self._complete:
                 self._garbage(e.__context__ if isinstance(e.__context__, _BadAnswerError) else e)
-                return
+                return all_of_it
             self._reusable = False
         if not self._in_body:
-            self._wait_for_head(len(data))
-            return
+            self._wait_for_head(end - start)
+            return end
+        if end < all_of_it or self.has_unread:
+            self._reusable = self._reusable and not self._complete
+            is_coarse = len(self._pieces) < _FEW_PIECES
+            self._slice_bytes = 2 * self._slice_bytes if is_coarse else SLICE_BYTES
         try:
-            self._deliver(exchange, len(data))
+            self._deliver(exchange, end - start)
         except Exception as error:
             self.drop()
             exchange.crashed(error)
+        return end
 
     def connection_lost(self, exc: Exception | None) -> None:
+        try:
+            self.parse_all()
+        finally:
+            super().connection_lost(exc)
+            self._lost(exc)
+
+    def _lost(self, exc: Exception | None) -> None:
         self.origin.lost(self)
         exchange, self._exchange = self._exchange, None
         if exchange is None or exchange.over:
@@ -231,10 +255,11 @@ class EngineConnection(asyncio.Protocol):
             self._check_coding(fields[b"transfer-encoding"])
         elif length is None and status not in _BODILESS:
             self._until_close = True
+        self._awaited = int(length or 0)
         self._head = (
             status,
             [header for header in headers if header[0] not in ends_here],
-            None if length is None else int(length),
+            None if length is None else self._awaited,
         )
         self._in_body = True
         self._reusable = keep_alive
@@ -248,6 +273,7 @@ class EngineConnection(asyncio.Protocol):
             self._reusable = False  # of an answer nobody asked for, or of one to HEAD
         else:
             self._pieces.append(body)
+            self._awaited -= len(body)
 
     def on_message_complete(self) -> None:
         if self._in_body:
@@ -305,8 +331,7 @@ class EngineConnection(asyncio.Protocol):
         reusable = self._reusable and not self._until_close
         if self.transport.get_write_buffer_size():
             reusable = False  # it was answered before it was all sent
-        if exchange.paused:
-            self.transport.resume_reading()
+        self.release()
         if exchange.is_head:
             self._parser = httptools.HttpResponseParser(self)  # the old one waits for a body
         self._exchange = None

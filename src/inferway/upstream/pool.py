@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from inferway.config import TimeoutSettings, unix_path
 from inferway.errors import ConfigError, UpstreamError
+from inferway.loop_turns import LoopTurns
 from inferway.metrics import Family, Row, counter, table
 from inferway.tasks import next_multiple
 from inferway.upstream.connection import NEVER, EngineConnection
@@ -104,6 +105,7 @@ class Pool:
         self._swept = self._swept_before = monotonic()
         self._tls = tls
         self.on_closed = on_closed
+        self.turns = LoopTurns()
         self._origins: dict[str, Origin] = {}
         self._sweep_seconds = min(
             _SWEEP_SECONDS,

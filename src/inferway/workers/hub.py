@@ -176,6 +176,7 @@ class ServingHub:
         """Let running answers end, then close the rest; `quietly`: parts do not say that they have
         stopped."""
         self.stop_accepting()
+        await self.gateway.close_page()  # or workers would wait for answers that we give
         await asyncio.gather(*[seat.left(self.settings.timeouts.drain) for seat in self.seats])
         await self._followers.close()
         await self._tasks.close()

@@ -10,6 +10,7 @@ its connections.
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections import deque
 from collections.abc import Callable
@@ -17,34 +18,33 @@ from typing import Any, cast
 
 import msgspec
 
+from inferway.loop_turns import SlicedProtocol
 from inferway.tasks import TimeSlice
 from inferway.workers.messages import Message
+
+log = logging.getLogger("inferway")
 
 MOST_WAITING_BYTES = 256 * 1024 * 1024  # that a reader leaves unread: then it is stuck
 _HIGH_WATER_BYTES = 4 * 1024 * 1024  # above it, `drained` waits
 _MOST_MESSAGES = 16  # in one frame
-_MOST_FRAMES = 256  # read and not handed on; then no more are read
 _LENGTH_BYTES = 4
 
 
-class Link(asyncio.Protocol):
+class Link(SlicedProtocol):
     """`open` it on a connected socket. `heard` gets each message, `lost` is called once, when the
     other end has gone. `messages`: what is told."""
 
     def __init__(
         self, heard: Callable[[Any], None], lost: Callable[[], None], messages: Any = Message
     ) -> None:
+        super().__init__()
         self._heard = heard
         self._lost = lost
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(list[messages])
         self._outgoing: list[Any] = []
-        self._incoming: deque[bytes] = deque()
-        self._decoded: deque[Any] = deque()  # of the first frame
-        self._read = bytearray()
+        self._decoded: deque[Any] = deque()  # of a frame, and not handed on yet
         self._transport: asyncio.Transport | None = None
-        self._is_due = False  # what came is being handed on in a turn to come
-        self._is_paused = False
         self._writable = asyncio.Event()
         self._slice = TimeSlice()
 
@@ -86,55 +86,43 @@ class Link(asyncio.Protocol):
             frame = self._encoder.encode(messages[start : start + _MOST_MESSAGES])
             transport.write(len(frame).to_bytes(_LENGTH_BYTES, "little") + frame)
 
-    def _hand_on(self) -> None:
-        self._is_due = False
-        self._slice.begin()
-        while not self._slice.is_over and self._next():
-            self._heard(self._decoded.popleft())
-        if self._incoming or self._decoded:
-            self._soon()
-        if self._is_paused and len(self._incoming) < _MOST_FRAMES // 2:
-            self._is_paused = False
-            assert self._transport is not None
-            self._transport.resume_reading()
-
-    def _next(self) -> bool:
-        """Whether there is another message, in `_decoded`."""
-        while not self._decoded and self._incoming:
-            self._decoded.extend(self._decoder.decode(self._incoming.popleft()))
-        return bool(self._decoded)
-
-    def _soon(self) -> None:
-        if not self._is_due:
-            self._is_due = True
-            asyncio.get_running_loop().call_soon(self._hand_on)
-
     # asyncio's
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
         self._transport.set_write_buffer_limits(high=_HIGH_WATER_BYTES)
         self._writable.set()
         self._flush()
 
-    def data_received(self, data: bytes) -> None:
-        read = self._read
-        read += data
-        start = 0
-        while len(read) - start >= _LENGTH_BYTES:
+    def parse(self, data: bytes, start: int) -> int:
+        """Hands on a millisecond's worth. A frame stays until the last of its messages is."""
+        self._slice.begin()
+        while True:
             begin = start + _LENGTH_BYTES
-            end = begin + int.from_bytes(read[start:begin], "little")
-            if len(read) < end:
-                break
-            self._incoming.append(bytes(read[begin:end]))
-            start = end
-        del read[:start]
-        if self._incoming:
-            self._soon()
-        if len(self._incoming) > _MOST_FRAMES and not self._is_paused:
-            self._is_paused = True
-            assert self._transport is not None
-            self._transport.pause_reading()
+            end = begin + int.from_bytes(data[start:begin], "little")
+            if len(data) < end:
+                self.needed_bytes = max(begin, end) - start
+                return start
+            if not self._decoded:
+                self._decoded.extend(self._decoder.decode(memoryview(data)[begin:end]))
+            while self._decoded and not self._slice.is_over:
+                self._hand_on(self._decoded.popleft())
+            if not self._decoded:
+                start = end
+            if self._slice.is_over:
+                self.needed_bytes = 0
+                return start
+
+    def _hand_on(self, message: Any) -> None:
+        try:
+            self._heard(message)
+        except Exception as e:  # the other end goes on, and so must the link
+            log.error(
+                "%s from another process was not taken, by a fault of the gateway",
+                type(message).__name__,
+                exc_info=e,
+            )
 
     def pause_writing(self) -> None:
         self._writable.clear()
@@ -143,12 +131,11 @@ class Link(asyncio.Protocol):
         self._writable.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        del exc
         self._writable.set()
         try:
-            while self._next():  # what it had still said
-                self._heard(self._decoded.popleft())
+            self.parse_all()  # what it had still said
         finally:
+            super().connection_lost(exc)
             lost, self._lost = self._lost, _nothing
             lost()
 

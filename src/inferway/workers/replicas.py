@@ -101,7 +101,7 @@ async def meet(gateway: Gateway, peers: Peers, send: Callable[[Message], None]) 
     """Have the hub's gateway share with others what its workers send and learn. Raises
     ConfigError."""
     learners = WorkersLearners(peers.sharing, send)
-    replicas = build_replicas(gateway.settings, gateway.fleet, learners, gateway.sockets)
+    replicas = build_replicas(gateway.settings, gateway.fleet, learners)
     await gateway.meet(replicas)
     peers.passes_on = WorkersOutlet(replicas)
     return learners

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 MAX_HELD_BYTES = 64 * 1024  # an event, or comments, that are longer pass as they come
+_BORDERS = (b"\n\n", b"\r\n\r\n")  # the end of an event
+_BEGUN_BORDER = 3  # bytes that may be the beginning of one
 
 _DATA = b"data:"
 _DONE = b"data: [DONE]"  # a stream's end, as OpenAI has it
@@ -20,35 +22,47 @@ _WHOLE_DONE = tuple(end + lines for end in (_DONE, _STOP) for lines in (b"\n\n",
 class WholeEvents:
     """The pieces of one stream, put together to whole events, so that an event of ours can follow
     at any moment. Comments are no answer: vLLM may send them before it has computed anything. As
-    long as it matters who answers, they wait for the first event."""
+    long as it matters who answers, they wait for the first event. Each byte is looked at once,
+    however small the pieces are."""
 
-    __slots__ = ("_held", "_most_held", "_passed")
+    __slots__ = ("_comments", "_held", "_most_held", "_passed")
 
     def __init__(self, most_held: int = MAX_HELD_BYTES) -> None:
         """An event that is longer than `most_held` bytes passes in pieces."""
         self._most_held = most_held
-        self._held = b""  # comments, or the start of an event
+        self._held = bytearray()  # comments, and the start of an event
+        self._comments = 0  # bytes of it that are whole comments
         self._passed = b""  # what `whole` returned last
 
     def whole(self, chunk: bytes, comments_wait: bool = False) -> bytes:
         """Return the events that are whole with the next piece of the stream. May be empty."""
-        if self._held:
-            chunk, self._held = self._held + chunk, b""
-        if not chunk.endswith((b"\n\n", b"\r\n\r\n")):
-            border = _last_border(chunk)
-            if border or len(chunk) <= self._most_held:
-                chunk, self._held = chunk[:border], chunk[border:]
-                if not chunk:
-                    return b""
-        if comments_wait and len(chunk) <= self._most_held and only_comments(chunk):
-            self._held = chunk + self._held
+        held = self._held
+        if not held and not comments_wait and chunk.endswith(_BORDERS):
+            self._passed = chunk
+            return chunk
+        start = max(len(held) - _BEGUN_BORDER, self._comments)
+        held += chunk
+        border = _last_border(held, start)
+        if not border and len(held) <= self._most_held:
             return b""
-        self._passed = chunk
-        return chunk
+        if border and comments_wait and self._are_comments(border):
+            self._comments = border
+            return b""
+        self._passed = passed = self.rest() if not border else bytes(held[:border])
+        del held[:border]
+        self._comments = 0
+        return passed
+
+    def _are_comments(self, border: int) -> bool:
+        """Whether there is nothing else before it, and not too much."""
+        most = min(self._most_held, MAX_HELD_BYTES)
+        return border <= most and only_comments(bytes(self._held[self._comments : border]))
 
     def rest(self) -> bytes:
         """Return what is left at the end of the stream."""
-        held, self._held = self._held, b""
+        held = bytes(self._held)
+        self._held.clear()
+        self._comments = 0
         return held
 
     @property
@@ -118,7 +132,7 @@ def _last_line_at(events: bytes, begin: bytes) -> int:
     return 0 if events.startswith(begin) else -1
 
 
-def _last_border(chunk: bytes) -> int:
-    """Return where the last whole event ends, 0 if none does."""
-    lf, crlf = chunk.rfind(b"\n\n"), chunk.rfind(b"\r\n\r\n")
+def _last_border(events: bytearray, start: int) -> int:
+    """Return where the last whole event ends whose end lies behind `start`, 0 if none does."""
+    lf, crlf = events.rfind(b"\n\n", start), events.rfind(b"\r\n\r\n", start)
     return max(lf + 2 if lf >= 0 else 0, crlf + 4 if crlf >= 0 else 0)

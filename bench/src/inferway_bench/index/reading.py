@@ -6,16 +6,10 @@ import asyncio
 import socket
 import time
 from collections.abc import Sequence
+from functools import partial
 
-from inferway.fleet.zmtp import (
-    COMMAND,
-    GREETING,
-    MORE,
-    ZmtpConnection,
-    frame,
-    keep_connected,
-    ready,
-)
+from inferway.fleet.zmtp import COMMAND, GREETING, MORE, ZmtpConnection, frame, ready
+from inferway.fleet.zmtp_endpoints import keep_connected
 
 _SKIPPED = 3  # rounds that warm up
 
@@ -47,11 +41,12 @@ async def reading_us(payload: bytes, connections: int, rounds: int) -> list[floa
     they are read where a process is busy; a figure for each round. Connections are TCP on this
     machine, and what its kernel does for those who send is not counted."""
     counting = _Counting()
+    make = partial(ZmtpConnection, "SUB", counting)
     batch = frame(MORE, b"") + frame(MORE, bytes(8)) + frame(0, payload)
     with socket.create_server(("127.0.0.1", 0), backlog=connections) as listening:
         port = listening.getsockname()[1]
         tasks = [
-            asyncio.ensure_future(keep_connected(f"tcp://127.0.0.1:{port}", "SUB", counting))
+            asyncio.ensure_future(keep_connected(f"tcp://127.0.0.1:{port}", counting, make))
             for _ in range(connections)
         ]
         publishers = []

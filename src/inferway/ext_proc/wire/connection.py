@@ -57,6 +57,7 @@ from inferway.ext_proc.wire.frames import (
 )
 from inferway.ext_proc.wire.outlet import MAX_OUT_BYTES, Outlet
 from inferway.ext_proc.wire.patience import Flood, Patience
+from inferway.loop_turns import LoopTurns, SlicedProtocol
 
 log = logging.getLogger("inferway.picker")
 
@@ -76,7 +77,7 @@ _GREETING = settings(WINDOW_BYTES, _MAX_CALLS, MAX_HEADER_BYTES) + window_update
 _KIND_AT = 3  # of a frame's head
 
 
-class Connection(asyncio.Protocol):
+class Connection(SlicedProtocol):
     """`methods`: path -> who opens calls of it. `opened`, `closed`: told of the connection."""
 
     def __init__(
@@ -86,7 +87,9 @@ class Connection(asyncio.Protocol):
         opened: Callable[[Connection], None],
         closed: Callable[[Connection], None],
         patience: Patience = _PATIENCE,
+        turns: LoopTurns | None = None,
     ) -> None:
+        super().__init__(turns)
         self.max_message = max_message
         self.was_made = False  # with TLS: its handshake is done
         self.calls: dict[int, Call] = {}
@@ -96,20 +99,19 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._greeted = False
-        self._rest = b""  # what waits for its turn, or for the rest of its frame
         self._outlet = Outlet(self.abort)
         self._call_window = FIRST_WINDOW  # of a new call
         self._last_stream = 0
         self._untold = 0  # bytes that came since the client was told of room
         self._fields = FieldReader()
         self._block: tuple[int, int, bytearray] | None = None  # headers that are not whole
-        self._turn_due = False  # meanwhile nothing more is received
         self._drains = self._drained = self._closes = False
         self._flood = Flood(patience, self._loop.time)
 
     # ---------------------------------------------------------------------------- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
         self._transport = cast(asyncio.Transport, transport)
         self.was_made = True
         self._outlet.open(self._transport)
@@ -117,7 +119,7 @@ class Connection(asyncio.Protocol):
         self._opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        del exc
+        super().connection_lost(exc)
         self._transport = None
         self._outlet.lost()
         calls, self.calls = list(self.calls.values()), {}
@@ -131,31 +133,19 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._outlet.resume()
 
-    def data_received(self, data: bytes) -> None:
-        if self._closes:  # TLS may still have some
-            return
-        self._rest += data
-        if not self._turn_due:
-            self._read()
-
-    def _read(self) -> None:
-        """A turn's share of what has come."""
-        paused, self._turn_due = self._turn_due, False
+    def parse(self, data: bytes, start: int) -> int:
         if self._closes or self._transport is None:
-            return
-        outlet, data = self._outlet, self._rest
+            return len(data)
+        outlet = self._outlet
         outlet.corked = True  # what is answered goes out together
         try:
-            at = self._frames(data) if self._greeted else self._preface(data)
-            self._rest = data[at:]
+            return self._frames(data, start) if self._greeted else self._preface(data, start)
         except ConnectionFault as e:
             self._fail(e)
+            return len(data)
         finally:
             outlet.corked = False
             outlet.flush()
-        if paused != self._turn_due and not self._closes:
-            wire = self._transport
-            (wire.pause_reading if self._turn_due else wire.resume_reading)()
 
     @property
     def socket(self) -> socket.socket | None:
@@ -198,7 +188,6 @@ class Connection(asyncio.Protocol):
         log.warning("a proxy's connection is closed: %s", error)
         self._outlet.write(goaway(self._last_stream, error.fault, str(error)))
         self._outlet.flush()
-        self._rest = b""
         self.close()
         self._loop.call_later(_CLOSE_SECONDS, self.abort)  # it may read nothing
 
@@ -215,29 +204,36 @@ class Connection(asyncio.Protocol):
 
     # ------------------------------------------------------------------------------------- frames
 
-    def _preface(self, data: bytes) -> int:
-        if not data.startswith(PREFACE) and not PREFACE.startswith(data):
+    def _preface(self, data: bytes, start: int) -> int:
+        begun, kind = data[start : start + len(PREFACE)], start + len(PREFACE) + _KIND_AT
+        if not PREFACE.startswith(begun):
             raise ConnectionFault(Fault.PROTOCOL_ERROR, not_http2(data))
-        if len(data) < len(PREFACE) + HEAD_BYTES:
-            return 0
-        if data[len(PREFACE) + _KIND_AT] != SETTINGS:
+        if len(data) - start < len(PREFACE) + HEAD_BYTES:
+            self.needed_bytes = len(data) - start + 1
+            return start
+        if data[kind] != SETTINGS:
             raise ConnectionFault(Fault.PROTOCOL_ERROR, "settings do not come first")
         self._greeted = True
-        return self._frames(data, len(PREFACE))
+        return self._frames(data, start + len(PREFACE))
 
-    def _frames(self, data: bytes, at: int = 0) -> int:
+    def _frames(self, data: bytes, at: int) -> int:
         """Where the first one starts that has not come wholly, or has to wait for its turn."""
         end, most = len(data), at + _TURN_BYTES
+        self.needed_bytes = 0
         for _ in range(_TURN_FRAMES):
-            if end - at < HEAD_BYTES or at >= most:
+            if at >= most:
                 break
             start = at + HEAD_BYTES
+            if start > end:
+                self.needed_bytes = HEAD_BYTES
+                break
             head = int.from_bytes(data[at:start])
             stop = start + (head >> 48)
             if stop - start > MAX_FRAME_BYTES:
                 raise ConnectionFault(Fault.FRAME_SIZE_ERROR, f"a frame of {stop - start} bytes")
             if stop > end:
-                return at
+                self.needed_bytes = stop - at
+                break
             kind = head >> 40 & 0xFF
             at = stop
             if self._block is not None and kind != CONTINUATION:
@@ -247,9 +243,6 @@ class Connection(asyncio.Protocol):
                 self._flood.count()
             else:
                 read(self, head >> 32 & 0xFF, head & 0x7FFFFFFF, data[start:stop])
-        if end - at >= HEAD_BYTES:
-            self._turn_due = True
-            self._loop.call_soon(self._read)
         return at
 
     def _data(self, flags: int, stream: int, payload: bytes) -> None:

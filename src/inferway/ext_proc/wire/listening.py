@@ -13,6 +13,7 @@ from typing import Protocol
 from inferway.ext_proc.wire.call import Open
 from inferway.ext_proc.wire.connection import Connection
 from inferway.http.listening import Listener
+from inferway.loop_turns import LoopTurns
 
 log = logging.getLogger("inferway.picker")
 
@@ -53,6 +54,7 @@ class GrpcServer:
         context = None if credentials is None else credentials.context
         self._listener = Listener(host, port, context, reuse_port=reuse_port)
         self._connections: set[Connection] = set()
+        self._turns = LoopTurns()
         self._empty = asyncio.Event()
 
     @property
@@ -82,7 +84,9 @@ class GrpcServer:
             await self._empty.wait()
 
     def _connection(self) -> Connection:
-        connection = Connection(self._methods, self._max_message, self._opened, self._closed)
+        connection = Connection(
+            *(self._methods, self._max_message, self._opened, self._closed), turns=self._turns
+        )
         if self._credentials is not None:
             self._credentials.refresh()
         loop = asyncio.get_running_loop()
