@@ -134,8 +134,11 @@ async def accept(
         await server.serve_forever()
     finally:
         server.close()
+        closing = [connection.down for connection in accepted]
         for connection in list(accepted):
             connection.close()
+        if closing:
+            await asyncio.wait(closing, timeout=CONNECT_SECONDS)
         if path and isinstance(path, str):  # an abstract name is bytes, and goes by itself
             Path(path).unlink(missing_ok=True)
 

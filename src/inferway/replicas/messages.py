@@ -1,16 +1,19 @@
 """What gateways tell each other, as bytes: 8 bytes that name the sender, then msgpack.
 
-A message is refused as a whole if one thing in it cannot be true; what it tells of engines that are
-not known here is left out.
+A message that cannot be read is refused as a whole. Of one that can, whatever cannot be true is
+left out, and what it tells of engines that are not known here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Annotated, TypeVar
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import replace
 
 from inferway.errors import PeerMessageError
 from inferway.scheduling.expected_ttft.known import Known
@@ -35,6 +38,8 @@ _MOST_REQUESTS = 1e6
 _OLDEST, _LATEST = 24 * 3600.0, -3600.0  # seconds ago; what is assumed lies ahead
 _NUM_FEATURES = (len(TTFT_FEATURES), len(TPOT_FEATURES), len(TRANSFER_FEATURES))
 _MOST_FEATURE = 1e15  # pairs of tokens
+
+_T = TypeVar("_T")
 
 _Number = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 _Plugin = Annotated[int, Meta(ge=0, lt=MOST_PLUGINS)]
@@ -127,8 +132,9 @@ def sender_of(payload: bytes) -> int:
     return int.from_bytes(payload[:SENDER_BYTES], "big")
 
 
-def read(payload: bytes) -> PeerMessage:
-    """Return the message, in which nothing is that cannot be true. Raises PeerMessageError."""
+def read(payload: bytes) -> tuple[PeerMessage, list[PeerMessageError]]:
+    """Return the message without what cannot be true, and why each of that cannot. Raises
+    PeerMessageError."""
     body = memoryview(payload)[SENDER_BYTES:]
     try:
         message = _decoder.decode(body)
@@ -138,21 +144,46 @@ def read(payload: bytes) -> PeerMessage:
         raise _other_version(message.version)
     if not message.name.isprintable():
         raise _false("name", message.name[:MOST_NAME], "printable characters")
-    for shared in message.shared:
-        _CHECKS[type(shared.event)](shared.event)
-    for count in message.counts:
-        _check_count(count)
-    for coming in (*message.coming, *(message.all_coming or ())):
-        _between("coming.legs", coming.legs, 0.0, _MOST_REQUESTS)
-    for range_ in message.count_ranges:
-        for count in range_.counts:
-            _check_count(count)
-    for waiting in message.waiting:
-        _check_waiting(waiting)
-    for known in message.known:
-        if not known.known.is_sound(_NUM_FEATURES):
-            raise _false("known", known.plugin, "sums that observations can add up to")
-    return message
+    sieve = _Sieve()
+    true = PeerMessage(
+        *(message.version, message.number, message.name),
+        shared=sieve.true(message.shared, _check_shared),
+        counts=sieve.true(message.counts, _check_count),
+        coming=sieve.true(message.coming, _check_coming),
+        waiting=[sieve.waiting(each) for each in message.waiting],
+        count_ranges=[
+            replace(each, counts=sieve.true(each.counts, _check_count))
+            for each in message.count_ranges
+        ],
+        all_coming=message.all_coming and sieve.true(message.all_coming, _check_coming),
+        known=sieve.true(message.known, _check_known),
+    )
+    return true, sieve.faults
+
+
+@dataclass(slots=True)
+class _Sieve:
+    """Leaves out what cannot be true, and keeps why."""
+
+    faults: list[PeerMessageError] = field(default_factory=list)
+
+    def true(self, items: list[_T], check: Callable[[_T], None]) -> list[_T]:
+        return [item for item in items if self._is_true(item, check)]
+
+    def waiting(self, told: WaitingRange) -> WaitingRange:
+        return replace(
+            told,
+            waits=self.true(told.waits, partial(_check_waits_in, told)),
+            assumed=self.true(told.assumed, _check_begins),
+        )
+
+    def _is_true(self, item: _T, check: Callable[[_T], None]) -> bool:
+        try:
+            check(item)
+        except PeerMessageError as e:
+            self.faults.append(e)
+            return False
+        return True
 
 
 def _unreadable(body: memoryview, error: Exception) -> PeerMessageError:
@@ -178,13 +209,23 @@ def _check_count(count: CountTold) -> None:
     _between("counts.tokens", count.tokens, 0.0, _MOST_TOKENS)
 
 
-def _check_waiting(waiting: WaitingRange) -> None:
-    for waits in waiting.waits:
-        _check_waits(waits)
-        if not waiting.after < waits.number <= waiting.upto:
-            raise _false("waiting.number", waits.number, f"{waiting.after + 1} to {waiting.upto}")
-    for begins in waiting.assumed:
-        _check_begins(begins)
+def _check_coming(coming: ComingTold) -> None:
+    _between("coming.legs", coming.legs, 0.0, _MOST_REQUESTS)
+
+
+def _check_known(told: KnownTold) -> None:
+    if not told.known.is_sound(_NUM_FEATURES):
+        raise _false("known", told.plugin, "sums that observations can add up to")
+
+
+def _check_shared(shared: Shared) -> None:
+    _CHECKS[type(shared.event)](shared.event)
+
+
+def _check_waits_in(told: WaitingRange, waits: Waits) -> None:
+    _check_waits(waits)
+    if not told.after < waits.number <= told.upto:
+        raise _false("waiting.number", waits.number, f"{told.after + 1} to {told.upto}")
 
 
 def _check_waits(waits: Waits) -> None:

@@ -76,7 +76,7 @@ class PeerStats:
     lost: int = 0  # by their numbers
     late: int = 0  # or doubled: another with the same number, or a later one, came before
     unknown: int = 0  # things told of engines that are not known here
-    refused: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)  # messages, or things in them
 
 
 @dataclass(slots=True)
@@ -91,6 +91,7 @@ class Peer:
     name: str = ""
     stats: PeerStats = field(default_factory=PeerStats)
     heard: float | None = None  # when the last message came that counts; None: none of this life
+    fault: PeerMessageError | None = None  # what was left out first of the last message
     _who: int = 0
     _sender: int = -1
     _former: deque[int] = field(default_factory=lambda: deque(maxlen=_FORMER))
@@ -125,8 +126,10 @@ class Peer:
         return max(map(len, self._waiting), default=0)
 
     def hear(self, payload: bytes, now: float) -> bool:
-        """Take over a message. Returns whether a new life of the gateway has begun with it. Raises
-        PeerMessageError, with nothing taken over."""
+        """Take over a message but for what cannot be true in it, of which `fault` is the first.
+        Returns whether a new life of the gateway has begun with it. Raises PeerMessageError, with
+        nothing taken over."""
+        self.fault = None
         if not (self._messages.takes(1.0, now) and self._bytes.takes(len(payload), now)):
             raise PeerMessageError(
                 f"more than {MOST_MESSAGES:g} messages, or {MOST_MESSAGE_BYTES:g} bytes, a second",
@@ -136,7 +139,7 @@ class Peer:
         if sender in self._former:
             self.stats.late += 1
             return False
-        message = read(payload)
+        message, faults = read(payload)
         is_new = sender != self._sender or not self.is_there
         if is_new:
             self._begin(sender, now)
@@ -148,6 +151,8 @@ class Peer:
         self._last, self.heard, self.name = message.number, now, message.name
         self.stats.messages += 1
         self.stats.bytes += len(payload)
+        self.fault = faults[0] if faults else None
+        self.stats.refused.update(each.reason for each in faults)
         self._take_over(message, now)
         self.learners.heard(self._who)
         return is_new

@@ -181,6 +181,8 @@ class Replicas:
             peer.stats.refused[e.reason] += 1
             self._refuse(peer.address, e.reason, str(e), now)
             return
+        if peer.fault is not None:
+            self._refuse(peer.address, peer.fault.reason, str(peer.fault), now)
         if is_new:
             self._has_new = True
             self._stand()
@@ -189,7 +191,7 @@ class Replicas:
 
     def _refuse(self, address: str, reason: str, text: str, now: float) -> None:
         if self._may_say(address, reason, now):
-            log.warning("a message of the peer at %s is refused: %s", address, text)
+            log.warning("something that the peer at %s tells is refused: %s", address, text)
 
     def _may_say(self, address: str, what: str, now: float) -> bool:
         """Whether the log has not had it for a while."""

@@ -73,7 +73,8 @@ def families(
     yield gauge("peer_age_seconds", "Seconds since the peer was last heard.", ["peer"], ages)
     yield counter(
         "peer_refused",
-        "Messages of the peer that were refused, because they cannot be read or be true.",
+        "Messages of the peer that cannot be read, and things in others that cannot be true:"
+        " they were refused.",
         ["peer", "reason"],
         {
             (address, reason): number

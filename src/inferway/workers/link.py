@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, cast
@@ -35,7 +36,11 @@ class Link(SlicedProtocol):
     other end has gone. `messages`: what is told."""
 
     def __init__(
-        self, heard: Callable[[Any], None], lost: Callable[[], None], messages: Any = Message
+        self,
+        heard: Callable[[Any], None],
+        lost: Callable[[], None],
+        messages: Any = Message,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__()
         self._heard = heard
@@ -46,7 +51,7 @@ class Link(SlicedProtocol):
         self._decoded: deque[Any] = deque()  # of a frame, and not handed on yet
         self._transport: asyncio.Transport | None = None
         self._writable = asyncio.Event()
-        self._slice = TimeSlice()
+        self._slice = TimeSlice(clock)
 
     async def open(self, end: socket.socket) -> None:
         """Take over the socket."""

@@ -42,6 +42,18 @@ def test_when_the_first_begins_to_answer_the_next_has_its_turn(backlog: Backlog)
     assert (backlog.tokens[0], backlog.first_tokens[0]) == (50.0, 50.0)
 
 
+def test_what_waits_is_never_less_than_what_the_first_of_it_has(backlog: Backlog) -> None:
+    """Or less than nothing would be ahead of a request, once the first is nearly done."""
+    first, second = QueuedRequest(0, 0.1, 10.0), QueuedRequest(0, 0.7, 5.0)
+    assert 0.1 + 0.7 - 0.7 < 0.1
+    backlog.add(first, now=1.0)
+    backlog.add(second, now=2.0)
+
+    backlog.begun(second, now=3.0)
+
+    assert backlog.tokens[0] == backlog.first_tokens[0] == 0.1
+
+
 def test_one_that_overtakes_the_first_leaves_it_at_work(backlog: Backlog) -> None:
     first, second = QueuedRequest(0, 100.0, 10.0), QueuedRequest(0, 50.0, 5.0)
     backlog.add(first, now=1.0)

@@ -88,6 +88,8 @@ class Backlog:
         self.requests[slot] -= 1
         if was_first:
             self._first(slot, now)
+        if self.tokens[slot] < self.first_tokens[slot]:  # sums of floats drift
+            self.tokens[slot] = self.first_tokens[slot]
         return True
 
     def advance(self, now: float) -> None:
@@ -101,7 +103,7 @@ class Backlog:
         self.since_ms[slot] = now * 1000
         first = next(iter(self._queues[slot]), None)
         if first is None:
-            self.tokens[slot] = self.first_tokens[slot] = 0.0  # sums of floats drift
+            self.tokens[slot] = self.first_tokens[slot] = 0.0  # exactly
             self.first_alone_ms[slot] = np.inf
         else:
             self.first_tokens[slot], self.first_alone_ms[slot] = first.tokens, first.alone_ms

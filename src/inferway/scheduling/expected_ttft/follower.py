@@ -217,7 +217,7 @@ class ExpectedTtftListener(RequestListener):
         sent.ttft = sum(sent.terms) + sent.transfer
         sent.cost = added[DECODE_MS.name].item(row)
         waiting.tokens = 1.0
-        waiting.alone_ms = sent.ttft - sent.terms[AHEAD] - sent.terms[REQUESTS]
+        waiting.alone_ms = max(sent.ttft - sent.terms[AHEAD] - sent.terms[REQUESTS], 0.0)
 
     def _wait(self, sent: _Sent, now: float) -> None:
         """Count it as waiting where it is sent, and as work there."""
