@@ -1,5 +1,5 @@
-"""A turn of the event loop has an end: of any number of connections, and of one that floods with the
-smallest that its protocol allows."""
+"""A turn of the event loop has an end: of any number of connections, and of one that floods with
+the smallest that its protocol allows."""
 
 from __future__ import annotations
 
@@ -298,4 +298,5 @@ def test_every_protocol_of_ours_is_a_sliced_one() -> None:
 
 
 def subclasses(of: type) -> set[type]:
-    return {found for each in of.__subclasses__() for found in {each, *subclasses(each)}}
+    below: set[type] = set(of.__subclasses__())
+    return below.union(*map(subclasses, below))

@@ -1,0 +1,245 @@
+"""`python -m tests.resources.socket_floods`: what a flood of one peer's socket costs others: of an
+engine's event socket, of those that subscribe to what is published, and of tiny chunks. A gateway
+of its own is asked for /health all the while; a table in Markdown comes out, with memory.
+
+`--attack NAME PORT GATEWAY` is the flood itself, in a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import socket
+import struct
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+
+from tests.engines.program import Program
+from tests.http.clients import Client, get
+from tests.resources.floods import figures
+from tests.resources.worlds import resident_kb
+
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+PIECE = 7_000_000  # bytes that are written at once
+ASKED_EACH = 0.02  # seconds
+SUBSCRIPTIONS = 40_000_000  # bytes of them
+
+Reader, Writer = asyncio.StreamReader, asyncio.StreamWriter
+Attack = Callable[[int, int], Coroutine[None, None, None]]
+
+
+def frame(flags: int, body: bytes) -> bytes:
+    if len(body) < 256:
+        return struct.pack(">BB", flags, len(body)) + body
+    return struct.pack(">BQ", flags | 2, len(body)) + body
+
+
+def ready(kind: bytes, more: bytes = b"") -> bytes:
+    said = b"\x05READY\x0bSocket-Type" + struct.pack(">I", len(kind)) + kind
+    return GREETING + frame(4, said + more)
+
+
+async def listen(port: int, serve: Callable[[Reader, Writer], Awaitable[None]]) -> None:
+    async def each(reader: Reader, writer: Writer) -> None:
+        with contextlib.suppress(ConnectionError):
+            await serve(reader, writer)
+        writer.close()
+
+    async with await asyncio.start_server(each, "127.0.0.1", port) as server:
+        await server.serve_forever()
+
+
+async def write_on(writer: Writer, piece: bytes) -> None:
+    while True:
+        writer.write(piece)
+        await writer.drain()
+
+
+def engine(first: bytes, piece: bytes) -> Attack:
+    """An engine whose event socket says this, and then that without end."""
+
+    async def attack(port: int, gateway: int) -> None:
+        del gateway
+
+        async def serve(reader: Reader, writer: Writer) -> None:
+            writer.write(first)
+            await (write_on(writer, piece) if piece else reader.read(-1))
+
+        await listen(port, serve)
+
+    return attack
+
+
+async def subscribe(port: int, gateway: int) -> None:
+    """Topics, each another one."""
+    del gateway
+    topics = b"".join(frame(0, b"\1%09d" % number) for number in range(SUBSCRIPTIONS // 12))
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    with contextlib.suppress(ConnectionError):
+        writer.write(ready(b"SUB") + topics)
+        await writer.drain()
+    await asyncio.sleep(3600)
+
+
+async def client_chunks(port: int, gateway: int) -> None:
+    """A client whose body comes a byte a chunk."""
+    del port
+    while True:
+        with contextlib.suppress(ConnectionError):
+            _, writer = await asyncio.open_connection("127.0.0.1", gateway)
+            writer.write(
+                b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\n"
+                b"transfer-encoding: chunked\r\n\r\n"
+            )
+            await write_on(writer, b"1\r\nx\r\n" * (PIECE // 6))
+
+
+async def engine_chunks(port: int, gateway: int) -> None:
+    """An engine whose answer comes a byte a chunk."""
+
+    async def serve(reader: Reader, writer: Writer) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        if b"/chat/" not in head.partition(b"\r\n")[0]:
+            models = b'{"data":[{"id":"m","root":"m","max_model_len":1000}]}'
+            writer.write(
+                b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n"
+                b"content-length: %d\r\n\r\n%b" % (len(models), models)
+            )
+            return
+        writer.write(
+            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
+            b"transfer-encoding: chunked\r\n\r\n"
+        )
+        await write_on(writer, b"1\r\nx\r\n" * (PIECE // 6))
+
+    async def ask() -> None:
+        body = b'{"model":"m","stream":true,"messages":[{"role":"user","content":"x"}]}'
+        while True:
+            await asyncio.sleep(0.1)
+            reader, writer = await asyncio.open_connection("127.0.0.1", gateway)
+            writer.write(
+                b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\n"
+                b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
+                % (len(body), body)
+            )
+            with contextlib.suppress(ConnectionError):
+                while await reader.read(1 << 20):
+                    pass
+
+    await asyncio.gather(listen(port, serve), ask())
+
+
+PROPERTIES = 3_000_000 * (b"\x01a" + bytes(4))
+
+
+@dataclass(frozen=True)
+class Flood:
+    """`at`: which of the gateway's settings has the port."""
+
+    at: str
+    attack: Attack
+
+
+FLOODS = {
+    "engine: empty frames": Flood("events", engine(ready(b"PUB"), b"\0\0" * (PIECE // 2))),
+    "engine: pings": Flood(
+        "events", engine(ready(b"PUB"), frame(4, b"\x04PING\0\0") * (PIECE // 9))
+    ),
+    "engine: READY of 3 million properties": Flood(
+        "events", engine(ready(b"PUB", PROPERTIES), b"")
+    ),
+    "engine: chunks of a byte": Flood("url", engine_chunks),
+    "client: chunks of a byte": Flood("", client_chunks),
+    "peers' port: 40 MB of subscriptions": Flood("peers", subscribe),
+    "publish: 40 MB of subscriptions": Flood("publish", subscribe),
+}
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return int(listening.getsockname()[1])
+
+
+def settings(at: str, port: int) -> dict[str, object]:
+    engine = {"url": f"http://127.0.0.1:{port if at == 'url' else free_port()}"}
+    found: dict[str, object] = {"engines": [engine], "follow_events": "always"}
+    if at == "events":
+        engine["events"] = f"tcp://127.0.0.1:{port}"
+    elif at == "peers":
+        found["peers"] = {"addresses": [f"127.0.0.1:{port}"]}
+    elif at == "publish":
+        found["publish"] = f"tcp://*:{port}"
+    elif at == "url":
+        found["scoring"] = False
+    return found
+
+
+async def ask_on(port: int, taken: list[float], seconds: float) -> None:
+    """Ask for /health; milliseconds from when each was due. What has not been answered by the end
+    is waited for."""
+    client = Client(*await asyncio.open_connection("127.0.0.1", port))
+    due = began = monotonic()
+    while due < began + seconds:
+        await asyncio.sleep(max(0.0, due - monotonic()))
+        assert (await client.ask(get(b"/health"))).status == 200
+        taken.append((monotonic() - due) * 1e3)
+        due += ASKED_EACH
+    client.reset()
+
+
+async def measure(name: str, seconds: float) -> str:
+    """A row of the table."""
+    flood, port = FLOODS[name], free_port()
+    with tempfile.TemporaryDirectory() as found:
+        directory = Path(found)
+        (directory / "gateway.yaml").write_text(json.dumps(settings(flood.at, port)))
+        arguments = ["serve", "--config", str(directory / "gateway.yaml")]
+        program = Program(arguments, directory / "gateway.log", alone=True)
+        await asyncio.to_thread(program.__enter__)
+        gateway = int(program.url.rpartition(":")[2])
+        calm, flooded = list[float](), list[float]()
+        try:
+            await ask_on(gateway, list[float](), 1.0)
+            await ask_on(gateway, calm, 3.0)
+            before = resident_kb(program.pid)
+            attacking = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "tests.resources.socket_floods"),
+                *("--attack", name, str(port), str(gateway)),
+            )
+            await asyncio.sleep(1.0)  # to write what is written is its own work
+            await ask_on(gateway, flooded, seconds)
+            attacking.kill()
+            await attacking.wait()
+            await asyncio.sleep(1.0)
+            left = resident_kb(program.pid) - before
+        finally:
+            await asyncio.to_thread(program.stop)
+    rows = ["/".join(f"{value:g}" for value in figures(each)) for each in (calm, flooded)]
+    return f"| {name} | {' | '.join(rows)} | {round(left / 1024)} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help="of floods, or of some words in them")
+    parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--attack", nargs=3, metavar=("NAME", "PORT", "GATEWAY"))
+    options = parser.parse_args()
+    if options.attack is not None:
+        name, port, gateway = options.attack
+        asyncio.run(FLOODS[name].attack(int(port), int(gateway)))
+        return
+    print("Milliseconds of /health: p50/p99/max.\n")
+    print("| flood | alone | beside the flood | MiB left |\n|---|---|---|---|")
+    for name in FLOODS:
+        if not options.names or any(each in name for each in options.names):
+            print(asyncio.run(measure(name, options.seconds)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
