@@ -220,6 +220,15 @@ async def test_it_connects_again_when_a_publisher_is_back(tmp_path: Path) -> Non
         ([GREETING, frame(4, READY[:-3] + b"\xff\xff")], "its READY has no socket-type: b'\\x0bS"),
         ([GREETING, frame(4, READY[:-3] + b"SUB")], "is a SUB socket; expected PUB or XPUB"),
         ([GREETING, frame(4, b"\x05ERROR\x04away")], "it refuses the connection: away"),
+        (
+            [GREETING, frame(4, b"\x05ERROR\x09a\nforged\x1b")],
+            "it refuses the connection: a\\nforged\\x1b",
+        ),
+        (
+            [GREETING, frame(4, READY[:-7] + b"\0\0\0\x08SUB\nline")],
+            "is a SUB\\nline socket; expected PUB or XPUB",
+        ),
+        ([GREETING, frame(4, READY + bytes(9000))], "a command of more than 8192 bytes"),
         ([GREETING, frame(0, b"early")], "a message before the handshake was done"),
     ],
 )

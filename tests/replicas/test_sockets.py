@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import count
 
 import pytest
@@ -11,6 +12,7 @@ from tests.kv.index.redis_server import free_port
 from tests.replicas.gateways import NAMES, Gateway
 
 from inferway.errors import ConfigError
+from inferway.fleet.zmtp import COMMAND, GREETING, frame, ready
 from inferway.replicas.replicas import Replicas
 from inferway.replicas.sockets import PeerSockets
 
@@ -108,3 +110,43 @@ async def test_a_port_that_is_taken_is_named() -> None:
     finally:
         await first.close()
         await second.close()
+
+
+async def test_a_connection_from_elsewhere_is_closed_and_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def resolve(_: str, __: int) -> list[str]:
+        return ["192.0.2.1"]
+
+    port = free_port()
+    sockets = PeerSockets([f"gateways:{port}"], LOOPBACK, port, resolve)
+    await sockets.open(lambda *_: None, lambda _: None)
+    try:
+        await sockets.look()
+        for _ in range(2):
+            reader, writer = await asyncio.open_connection(LOOPBACK, port)
+            with suppress(ConnectionResetError):
+                assert await reader.read(-1) == b""
+            writer.close()
+    finally:
+        await sockets.close()
+
+    assert caplog.text.count(f"a connection from {LOOPBACK} to port {port} is closed") == 1
+
+
+async def test_what_a_peer_subscribes_to_is_not_kept() -> None:
+    port = free_port()
+    sockets = PeerSockets([f"{LOOPBACK}:{port}"], LOOPBACK, port)
+    await sockets.open(lambda *_: None, lambda _: None)
+    try:
+        await sockets.look()
+        reader, writer = await asyncio.open_connection(LOOPBACK, port)
+        writer.write(GREETING + frame(COMMAND, ready("SUB")))
+        for number in range(1000):
+            writer.write(frame(0, b"\1%d" % number))
+        async with asyncio.timeout(10):
+            with suppress(ConnectionResetError):
+                await reader.read(-1)  # to the end of the connection
+        writer.close()
+    finally:
+        await sockets.close()

@@ -100,23 +100,24 @@ async def client_chunks(port: int, gateway: int) -> None:
             await write_on(writer, b"1\r\nx\r\n" * (PIECE // 6))
 
 
+async def answer(reader: Reader, writer: Writer) -> None:
+    """As an engine does, but for a chat."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    if b"/chat/" not in head.partition(b"\r\n")[0]:
+        models = b'{"data":[{"id":"m","root":"m","max_model_len":1000}]}'
+        writer.write(
+            b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n"
+            b"content-length: %d\r\n\r\n%b" % (len(models), models)
+        )
+        return
+    writer.write(
+        b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+    )
+    await write_on(writer, b"1\r\nx\r\n" * (PIECE // 6))
+
+
 async def engine_chunks(port: int, gateway: int) -> None:
     """An engine whose answer comes a byte a chunk."""
-
-    async def serve(reader: Reader, writer: Writer) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
-        if b"/chat/" not in head.partition(b"\r\n")[0]:
-            models = b'{"data":[{"id":"m","root":"m","max_model_len":1000}]}'
-            writer.write(
-                b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n"
-                b"content-length: %d\r\n\r\n%b" % (len(models), models)
-            )
-            return
-        writer.write(
-            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
-            b"transfer-encoding: chunked\r\n\r\n"
-        )
-        await write_on(writer, b"1\r\nx\r\n" * (PIECE // 6))
 
     async def ask() -> None:
         body = b'{"model":"m","stream":true,"messages":[{"role":"user","content":"x"}]}'
@@ -132,7 +133,7 @@ async def engine_chunks(port: int, gateway: int) -> None:
                 while await reader.read(1 << 20):
                     pass
 
-    await asyncio.gather(listen(port, serve), ask())
+    await asyncio.gather(listen(port, answer), ask())
 
 
 PROPERTIES = 3_000_000 * (b"\x01a" + bytes(4))
@@ -166,8 +167,8 @@ def free_port() -> int:
         return int(listening.getsockname()[1])
 
 
-def settings(at: str, port: int) -> dict[str, object]:
-    engine = {"url": f"http://127.0.0.1:{port if at == 'url' else free_port()}"}
+def settings(at: str, port: int, engine_port: int) -> dict[str, object]:
+    engine = {"url": f"http://127.0.0.1:{port if at == 'url' else engine_port}"}
     found: dict[str, object] = {"engines": [engine], "follow_events": "always"}
     if at == "events":
         engine["events"] = f"tcp://127.0.0.1:{port}"
@@ -195,10 +196,11 @@ async def ask_on(port: int, taken: list[float], seconds: float) -> None:
 
 async def measure(name: str, seconds: float) -> str:
     """A row of the table."""
-    flood, port = FLOODS[name], free_port()
+    flood, port, engine_port = FLOODS[name], free_port(), free_port()
+    serving = asyncio.ensure_future(listen(engine_port, answer))
     with tempfile.TemporaryDirectory() as found:
         directory = Path(found)
-        (directory / "gateway.yaml").write_text(json.dumps(settings(flood.at, port)))
+        (directory / "gateway.yaml").write_text(json.dumps(settings(flood.at, port, engine_port)))
         arguments = ["serve", "--config", str(directory / "gateway.yaml")]
         program = Program(arguments, directory / "gateway.log", alone=True)
         await asyncio.to_thread(program.__enter__)
@@ -220,6 +222,7 @@ async def measure(name: str, seconds: float) -> str:
             left = resident_kb(program.pid) - before
         finally:
             await asyncio.to_thread(program.stop)
+            serving.cancel()
     rows = ["/".join(f"{value:g}" for value in figures(each)) for each in (calm, flooded)]
     return f"| {name} | {' | '.join(rows)} | {round(left / 1024)} |"
 
