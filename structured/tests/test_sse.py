@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from itertools import pairwise
 
 import pytest
@@ -61,6 +62,16 @@ def test_what_is_held_has_a_limit(piece: bytes) -> None:
 
     assert passed > 2 * MAX_HELD_BYTES
     assert len(held.rest()) <= MAX_HELD_BYTES
+
+
+@pytest.mark.parametrize("stream", [b"data: " + b"x" * 2_000_000, COMMENT * 100_000])
+def test_each_byte_is_looked_at_once_however_small_the_pieces_are(stream: bytes) -> None:
+    """Looked at again with each, they would take minutes."""
+    held, began = WholeEvents(8 << 20), time.thread_time()
+    for at in range(0, len(stream), 10):
+        held.whole(stream[at : at + 10], comments_wait=True)
+
+    assert time.thread_time() - began < 20
 
 
 @pytest.mark.parametrize(

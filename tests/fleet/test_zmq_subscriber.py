@@ -530,6 +530,114 @@ def test_an_engine_that_connects_again_is_another_life_of_it() -> None:
     run(scenario)
 
 
+@asynccontextmanager
+async def bound_with(*, replay: bool) -> AsyncIterator[Setup]:
+    """A subscriber that is bound, and an engine that has connected to it and stored two blocks."""
+    index, replays = MemoryIndex(), Publisher()
+    at = replays.replay_endpoint if replay else None
+    follower = subscriber(EventSource(0, "tcp://127.0.0.1:*", at, bind=True), index)
+    follower.start()
+    publisher = Publisher(connect=follower.endpoint)
+    publisher.batches = replays.batches  # that the replay socket answers with
+    try:
+        await publisher.subscribed()
+        await publisher.publish(stored(0, 2))
+        await wait_until(lambda: matched(index) == 2)
+        await settled(follower, StreamState.EXACT)
+        yield publisher, follower, index
+    finally:
+        await follower.close()
+        await publisher.close()
+        await replays.close()
+
+
+@pytest.mark.parametrize("replay", [True, False])
+def test_a_silent_stranger_does_not_take_the_place_of_an_engine_that_has_connected(
+    replay: bool,
+) -> None:
+    async def scenario() -> None:
+        async with bound_with(replay=replay) as (publisher, follower, index):
+            stranger = Publisher(connect=follower.endpoint)
+            await stranger.subscribed()
+            await publisher.publish(stored(2, 4))
+            await wait_until(lambda: matched(index) == 4)
+            await settled(follower, StreamState.EXACT)
+
+            await stranger.close()
+            await publisher.publish(stored(4, 5))
+            await wait_until(lambda: matched(index) == 5)
+            await settled(follower, StreamState.EXACT)
+
+    run(scenario)
+
+
+def test_an_engine_takes_the_place_of_a_silent_stranger_that_was_there_before() -> None:
+    async def scenario() -> None:
+        index = MemoryIndex()
+        follower = subscriber(EventSource(0, "tcp://127.0.0.1:*", None, bind=True), index)
+        follower.start()
+        stranger = Publisher(connect=follower.endpoint)
+        await stranger.subscribed()
+        engine = Publisher(connect=follower.endpoint)
+        await engine.subscribed()
+        await engine.publish(stored(0, 2))
+        await wait_until(lambda: matched(index) == 2)
+        await settled(follower, StreamState.EXACT)
+
+        await follower.close()
+        await engine.close()
+        await stranger.close()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("replay", [True, False])
+def test_where_two_publish_as_one_engine_nothing_is_exact_until_one_has_gone(
+    replay: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        async with bound_with(replay=replay) as (publisher, follower, index):
+            other = Publisher(connect=follower.endpoint)
+            await other.subscribed()
+            await other.publish(stored(0, 1))
+            await wait_until(lambda: len(follower._links._heard) == 2)
+            await publisher.publish(stored(2, 4))
+            await settled(follower, StreamState.STALE)
+
+            await other.close()
+            await wait_until(lambda: follower.state is not StreamState.STALE)
+            await publisher.publish(stored(4, 5))
+            if replay:
+                await wait_until(lambda: matched(index) == 5)
+                await settled(follower, StreamState.EXACT)
+
+    run(scenario)
+
+    assert caplog.text.count("more than one publishes KV events") == 1
+
+
+def test_while_something_waits_no_more_is_read_from_the_engine() -> None:
+    async def scenario() -> None:
+        ticks = count()  # a fifth of a millisecond passes between two looks at the clock
+        async with running(clock=lambda: next(ticks) / 5000) as (publisher, follower, index):
+            await settled(follower, StreamState.EXACT)
+            link = follower._links.believed
+            assert link is not None
+            again = [list(batch(0, stored(0, 1)))] * 99  # of which 98 are known already
+            follower.received(link, again)
+
+            assert link.is_held
+            assert follower.stream.stats.applied + follower.stream.stats.duplicates < 10
+
+            await wait_until(lambda: not link.is_held)
+            assert follower.stream.stats.duplicates == 98
+            publisher.batches.append((0, batch(0, stored(0, 1))[2]))
+            await publisher.publish(stored(1, 2))
+            await wait_until(lambda: matched(index) == 2)
+
+    run(scenario)
+
+
 @pytest.mark.parametrize(
     ("source", "says"),
     [

@@ -47,7 +47,7 @@ def ready(kind: bytes, more: bytes = b"") -> bytes:
 
 async def listen(port: int, serve: Callable[[Reader, Writer], Awaitable[None]]) -> None:
     async def each(reader: Reader, writer: Writer) -> None:
-        with contextlib.suppress(ConnectionError):
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             await serve(reader, writer)
         writer.close()
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 from tests.engines import client
@@ -157,3 +159,16 @@ def _is_there(pid: int) -> bool:
             return told.read().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def test_an_open_page_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    """A worker passes on what the hub shows; `Program.stop` waits less than answers may take."""
+    (tmp_path / "gateway.yaml").write_text("timeouts: {drain: 600}\n")
+    with (
+        serving(tmp_path, "--config", str(tmp_path / "gateway.yaml"), engines=1) as found,
+        urlopen(f"{found.url}/admin/live") as page,
+    ):
+        assert page.readline().startswith(b"event:")
+
+        assert found.gateway.stop() == 0
+        assert page.read() is not None  # to its end
