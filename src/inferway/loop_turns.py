@@ -1,8 +1,9 @@
-"""A turn of the event loop has an end, whatever comes by a connection.
+"""A turn of the event loop has an end, whatever a connection receives.
 
 uvloop reads up to 32 times in one turn, 250 KiB each time, and the smallest unit of a protocol may
-have two bytes. So every protocol of ours is a `SlicedProtocol`: in each turn it parses a bounded
-part of what has come, and the rest in turns to come, a few connections in each (`LoopTurns`).
+have two bytes. So each protocol of this project is a `SlicedProtocol`: it parses a bounded number
+of the received bytes in a turn, and the rest in later turns. `LoopTurns` bounds the number of
+connections in a turn.
 """
 
 from __future__ import annotations
@@ -52,9 +53,9 @@ class LoopTurns:
 
 
 class SlicedProtocol(asyncio.Protocol, ABC):
-    """A subclass parses what comes (`parse`). While some of it waits for its turn, and while the
-    subclass holds it (`hold`), nothing more is read from the socket. A subclass with a
-    `connection_made` or `connection_lost` of its own calls this one's, too."""
+    """A protocol whose subclass parses the received bytes in `parse`. The socket is not read while
+    received bytes wait for a turn, and between `hold` and `release`. A subclass that overrides
+    `connection_made` or `connection_lost` calls the method of this class, too."""
 
     __slots__ = (
         *("_behind", "_start", "_turn_is_due", "_unread", "_wire"),
@@ -64,33 +65,33 @@ class SlicedProtocol(asyncio.Protocol, ABC):
     def __init__(self, turns: LoopTurns | None = None) -> None:
         """`turns`: shared by connections of the same owner."""
         self.turns = turns or LoopTurns()
-        self.needed_bytes = 0  # of what was not parsed, before it is given to `parse` again
+        self.needed_bytes = 0  # unparsed bytes that must be there for the next `parse`
         self.is_held = False
-        self.is_stopped = False  # nothing is read
+        self.is_stopped = False  # the socket is not read
         self._wire: asyncio.Transport | None = None
-        self._unread, self._start = b"", 0  # what waits for its turn: from `_start` on
-        self._behind = bytearray()  # what has come after it, or is not enough yet
+        self._unread, self._start = b"", 0  # bytes that wait for a turn: from `_start` on
+        self._behind = bytearray()  # bytes received after these, or too few for `parse`
         self._turn_is_due = False
 
     @abstractmethod
     def parse(self, data: bytes, start: int) -> int:
-        """Parse a turn's share of the bytes from `start` on. Return where the rest begins. It is
-        given again: in a turn to come if `needed_bytes` was set to 0 before, else as soon as there
-        are so many bytes of it."""
+        """Parse a turn's share of the bytes from `start` on, and return where the unparsed bytes
+        begin. `parse` gets these again: in a later turn if it has set `needed_bytes` to 0, else as
+        soon as there are `needed_bytes` of them."""
 
     @property
     def has_unread(self) -> bool:
-        """Whether something has come that is not parsed; what is being parsed does not count."""
+        """Whether received bytes wait to be parsed, beyond those that `parse` has right now."""
         return bool(self._unread or self._behind)
 
     def hold(self) -> None:
-        """Parse nothing, and read nothing, before `release`."""
+        """Parse nothing and do not read the socket until `release`."""
         if not self.is_held:
             self.is_held = True
             self._set_reading()
 
     def release(self) -> None:
-        """Go on; what has come meanwhile is parsed in a turn to come."""
+        """End `hold`. Bytes received meanwhile are parsed in a later turn."""
         if self.is_held:
             self.is_held = False
             if self._has_enough:
@@ -98,12 +99,12 @@ class SlicedProtocol(asyncio.Protocol, ABC):
             self._set_reading()
 
     def forget_unread(self) -> None:
-        """Drop what has come and was not parsed."""
+        """Drop the received bytes that are not parsed."""
         self._unread, self._behind = b"", bytearray()
 
     def parse_all(self) -> None:
-        """Parse what is left, because no more turns will come. It is no more than one read
-        brings."""
+        """Parse the rest of the received bytes at once, at most those of one read: for a connection
+        that is lost and gets no more turns."""
         data, start = self._unread[self._start :] + self._behind, 0
         self.forget_unread()
         self.needed_bytes = 0
@@ -129,7 +130,7 @@ class SlicedProtocol(asyncio.Protocol, ABC):
         self._wire = None
         self.forget_unread()
 
-    # what is left for other turns
+    # bytes that wait for later turns
 
     def _much_received(self, data: bytes) -> None:
         if self.is_stopped:  # TLS may still have some
@@ -164,11 +165,11 @@ class SlicedProtocol(asyncio.Protocol, ABC):
 
     @property
     def _has_enough(self) -> bool:
-        """Whether there is something to parse."""
+        """Whether `parse` has something to do."""
         return bool(self._unread) or len(self._behind) >= max(self.needed_bytes, 1)
 
     def _take_unread(self) -> tuple[bytes, int]:
-        """Return what comes first of it, and where that begins."""
+        """Return the bytes that are to be parsed next, and where they begin."""
         if self._unread:
             data, self._unread = self._unread, b""
             return data, self._start

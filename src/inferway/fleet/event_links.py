@@ -1,8 +1,9 @@
-"""Which of several connections an engine's events are believed from.
+"""The connection whose events count as the engine's, among several.
 
-Where we connect, there is one at a time. To a socket that is bound anybody may connect: the engine,
-another life of it whose last connection is not lost yet, and strangers. So the place belongs to the
-newest that has published something; one that is silent has it only where nobody else is.
+A socket that the gateway has connected has one connection at a time. To a socket that the gateway
+has bound, the engine may connect, a restarted engine while its former connection is not lost yet,
+and strangers. The newest connection that has published a batch is believed; a silent connection is
+believed only if no other one has published.
 """
 
 from __future__ import annotations
@@ -13,31 +14,31 @@ from inferway.fleet.zmtp import ZmtpConnection
 
 
 class Published(Enum):
-    """What becomes of something that a connection has published."""
+    """What happens to a batch that a connection has published."""
 
     BELIEVED = auto()
-    FROM_NOW_ON = auto()  # it has the place now
-    IGNORED = auto()  # another one has it
+    FROM_NOW_ON = auto()  # believed, and the connection is from now on
+    IGNORED = auto()  # another connection is believed
 
 
 class EventLinks:
-    """`believed`: whose events count. No I/O."""
+    """The connections of one event source, and the `believed` one. No I/O."""
 
     def __init__(self) -> None:
         self.believed: ZmtpConnection | None = None
-        self.is_contested = False  # more than one publishes: nobody knows which is the engine
+        self.is_contested = False  # more than one connection publishes: one is not the engine's
         self._up: list[ZmtpConnection] = []  # the newest is last
-        self._heard: list[ZmtpConnection] = []  # that have published, the first to do so first
+        self._heard: list[ZmtpConnection] = []  # connections that have published
 
     def opened(self, connection: ZmtpConnection) -> bool:
-        """Note that it is up. Return whether it is believed."""
+        """Note that a connection is up. Return whether it is the believed one."""
         self._up.append(connection)
         if self.believed is None:
             self.believed = connection
         return self.believed is connection
 
     def published(self, connection: ZmtpConnection) -> Published:
-        """Note that it has published something. Return whether that is believed."""
+        """Note that a connection has published a batch. Return what happens to the batch."""
         is_first = connection not in self._heard
         if is_first:
             self._heard.append(connection)
@@ -50,8 +51,8 @@ class EventLinks:
         return Published.IGNORED
 
     def closed(self, connection: ZmtpConnection) -> None:
-        """Note that it has ended. If it was believed, another one is that is up, if there is
-        one."""
+        """Note that a connection has ended. If it was the believed one, another connection that is
+        up takes its place, one that has published before silent ones."""
         self._up = [each for each in self._up if each is not connection]
         self._heard = [each for each in self._heard if each is not connection]
         self.is_contested = self.is_contested and len(self._heard) > 1

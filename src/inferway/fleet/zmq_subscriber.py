@@ -6,7 +6,7 @@ come at once.
 
 A connection may be to another life of the engine. So one that is new asks for a replay, and what
 another one has brought is not believed any more, though it has not been looked at yet. While
-something that has come is still to be looked at, nothing more is read.
+batches wait to be applied, the connection is not read.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class ReplayLimits:
 
 
 class _ReplayAnswers:
-    """What comes by the connection of a replay: messages, and None when it has ended. Nothing more
-    is read while some of it waits."""
+    """What comes by the connection of a replay: messages, and None when it has ended. The
+    connection is not read while messages wait."""
 
     def __init__(self) -> None:
         self._queue: asyncio.Queue[list[bytes] | None] = asyncio.Queue()
@@ -105,7 +105,8 @@ class ZmqSubscriber(EventSubscriber):
 
     @property
     def state(self) -> StreamState:
-        """STALE where several publish as this engine: nobody knows which of them is true."""
+        """As the follower has it; STALE while several connections publish as this engine, because
+        one of them is not the engine's."""
         state = super().state
         return StreamState.STALE if self._links.is_contested and state.is_settled else state
 
@@ -174,8 +175,8 @@ class ZmqSubscriber(EventSubscriber):
             self._check_again()
 
     def _check_again(self) -> None:
-        """The engine may have another life, or others have published as this one. Without a replay
-        there is nothing to compare with."""
+        """Compare the picture with the engine by a replay, if the engine has one: the engine may
+        have been restarted, or another connection has published."""
         if self.stream.can_replay:
             self._feed(self.follower.recheck)
         else:
@@ -227,22 +228,22 @@ class ZmqSubscriber(EventSubscriber):
             connection.hold()
 
     def _heard_from(self, connection: ZmtpConnection) -> None:
-        """It has published batches."""
+        """Note that the connection has published batches."""
         links = self._links
         was_contested = links.is_contested
         if links.published(connection) is Published.FROM_NOW_ON:
             self._feed(self.follower.resume)
         if links.is_contested and not was_contested:
             log.warning(
-                "engine %s: more than one publishes KV events at %s as this engine, and nobody "
-                "knows which of them it is; what is known of its cache counts as stale until "
-                "there is one: let only the engine reach the port",
+                "engine %s: several connections publish KV events at %s as this engine; the "
+                "picture of its cache counts as stale until one is left: let only the engine "
+                "reach the port",
                 *(self._name, self.endpoint),
             )
             self._tell()
 
     def _skip_others(self, messages: list[list[bytes]]) -> None:
-        """Those that are no batches."""
+        """Count the messages that are no batches."""
         for frames in messages:
             if len(frames) != 3 or len(frames[1]) != 8:
                 sizes = [len(frame) for frame in frames[:8]]

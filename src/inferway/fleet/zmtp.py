@@ -6,8 +6,8 @@ batch of KV events that takes several times what reading it here does. Nor
 does the library say which of several connections a message came by, or whether it came before
 another one was lost; here each connection is an object of its own.
 
-Without encryption (the mechanism NULL), as engines publish. A turn of the event loop reads some
-frames of a connection (`loop_turns`), whatever they are, and an owner may `hold` it.
+Without encryption (the mechanism NULL), as engines publish. A turn of the event loop reads at most
+TURN_FRAMES frames of a connection (`loop_turns`), and the owner may `hold` the connection.
 """
 
 from __future__ import annotations
@@ -80,9 +80,9 @@ class ZmtpConnection(SlicedProtocol):
         message_bytes: int = MAX_MESSAGE_BYTES,
         turns: LoopTurns | None = None,
     ) -> None:
-        """`kind`: SUB, PUB or DEALER. A peer that lets a heartbeat pass without a word is lost;
-        None: it may be silent. One that sends a message of more than `message_bytes` is lost,
-        too."""
+        """`kind`: SUB, PUB or DEALER. The connection ends if nothing comes from the peer for
+        `heartbeat_seconds` (None: the peer may be silent), or with a message of more than
+        `message_bytes`."""
         super().__init__(turns)
         loop = asyncio.get_running_loop()
         self.is_up = False  # the handshake is done, and it has not ended
@@ -105,8 +105,8 @@ class ZmtpConnection(SlicedProtocol):
         self._timer = loop.call_later(CONNECT_SECONDS, self._end, "it has not said READY in time")
 
     def send(self, message: bytes, most_unread: int = _MOST_UNREAD) -> bool:
-        """Send frames, as `encoded` returns them, unless the peer has left `most_unread` bytes
-        unread, or is down. Return whether they were sent."""
+        """Send a message that `encoded` has returned, unless the peer has left `most_unread` bytes
+        unread or the connection is down. Return whether the message was sent."""
         transport = self._transport
         if transport is None or transport.get_write_buffer_size() >= most_unread:
             return False
@@ -121,7 +121,7 @@ class ZmtpConnection(SlicedProtocol):
             self._transport = None
 
     def end(self) -> None:
-        """End it when the peer has read what was sent."""
+        """End the connection when the peer has read all messages."""
         self._timer.cancel()
         if self._transport is not None:
             self._transport.close()
@@ -299,7 +299,7 @@ def ready(kind: str) -> bytes:
 
 
 def _shown(text: bytes) -> str:
-    """Return what a peer says as it may stand in the log: no more of it, and in one line."""
+    """Return the beginning of a peer's text as it may stand in a line of the log."""
     return ascii(text[:200].decode(errors="replace"))[1:-1]
 
 

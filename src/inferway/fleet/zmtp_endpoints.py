@@ -1,4 +1,4 @@
-"""Where ZeroMQ's sockets are: connecting to an endpoint, and accepting connections at one."""
+"""Endpoints of ZeroMQ sockets: connect to one, and accept connections at one."""
 
 from __future__ import annotations
 
@@ -92,7 +92,8 @@ def bound(endpoint: str) -> socket.socket:
 
 
 class _Door(asyncio.Protocol):
-    """Gives a connection that was accepted its protocol, or closes it before anything is read."""
+    """The first protocol of an accepted connection: puts a ZmtpConnection in its own place, or
+    closes the connection before a byte is read."""
 
     def __init__(self, let_in: Callable[[str], ZmtpConnection | None]) -> None:
         self._let_in = let_in
@@ -114,8 +115,8 @@ async def accept(
     admits: Callable[[str], bool] = lambda _: True,
     most: int = MOST_ACCEPTED,
 ) -> None:
-    """Accept connections until this is cancelled; then they are closed, and the socket is. Those
-    beyond `most`, and from addresses that `admits` says no to, are closed at once."""
+    """Accept connections until this is cancelled, then close the connections and the socket.
+    Connections beyond `most`, and from addresses that `admits` refuses, are closed at once."""
     accepted: set[ZmtpConnection] = set()
 
     def let_in(address: str) -> ZmtpConnection | None:

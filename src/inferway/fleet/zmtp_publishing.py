@@ -1,10 +1,10 @@
-"""A ZeroMQ PUB socket: each message goes to those who have subscribed to the beginning of its
-topic.
+"""A ZeroMQ PUB socket: sends each message to the subscribers of a prefix of its topic.
 
-Whoever reaches the port may subscribe, and nothing that a subscriber does costs more than its
-share: ZeroMQ's own library keeps whatever a subscriber says, and its memory stays taken when that
-has gone. Here a connection has so many subscriptions, and so many bytes that it may leave unread;
-what it does not read is lost for it. As PUB does, nothing is kept for those who come later.
+Any client that reaches the port may subscribe. ZeroMQ's own library keeps every subscription that a
+client sends, and does not give the memory back when the client has gone. This socket bounds the
+number and the size of a connection's subscriptions, and the bytes that a connection may leave
+unread; messages beyond these bytes are lost for that connection. As with any PUB socket, a message
+is not kept for later subscribers.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ MOST_SUBSCRIPTIONS = 128  # of a connection
 MOST_TOPIC_BYTES = 1024  # of a subscription
 MOST_UNREAD_BYTES = 4 * 1024 * 1024  # of a connection: then it loses messages
 LINGER_SECONDS = 0.2  # for what was sent to be read, when the socket closes
-SAY_SECONDS = 60.0  # between two lines in the log of subscribers that were let go
+SAY_SECONDS = 60.0  # between two log lines about closed connections
 
-_SUBSCRIBES, _CANCELS = b"\1", b"\0"  # the first byte of what a subscriber says
+_SUBSCRIBES, _CANCELS = b"\1", b"\0"  # the first byte of a subscriber's message
 
 
 @dataclass(slots=True)
 class _Subscriber:
-    """The beginnings of topics that a connection has subscribed to."""
+    """The prefixes of topics that a connection has subscribed to."""
 
     topics: set[bytes] = field(default_factory=set)
     wanted: tuple[bytes, ...] = ()  # the same, as `bytes.startswith` takes them
@@ -49,8 +49,8 @@ class PubSocket:
         most_unread: int = MOST_UNREAD_BYTES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`what`: what is published, for the log."""
-        self.lost = 0  # messages that a subscriber did not get, because it did not read
+        """`what`: the name of the published messages in the log."""
+        self.lost = 0  # messages not sent to a subscriber that did not read
         self._log = log
         self._what = what
         self._most_unread = most_unread
@@ -74,12 +74,12 @@ class PubSocket:
         self._tasks.spawn(keep_connected(endpoint, self, self._connection))
 
     def wants(self, topic: bytes) -> bool:
-        """Return whether somebody has subscribed to it."""
+        """Return whether the topic has a subscriber."""
         return any(topic.startswith(each.wanted) for each in self._subscribers.values())
 
     def send(self, frames: Sequence[bytes]) -> None:
-        """Send a message, the first frame of which is its topic. Whoever has too much unread does
-        not get it."""
+        """Send a message, whose first frame is its topic, to the topic's subscribers. A subscriber
+        with too many unread bytes does not get it."""
         topic, message = frames[0], b""
         for connection, subscriber in self._subscribers.items():
             if topic.startswith(subscriber.wanted):
@@ -87,7 +87,8 @@ class PubSocket:
                 self.lost += not connection.send(message, self._most_unread)
 
     async def close(self) -> None:
-        """Close the connections once all that was sent is read, or after LINGER_SECONDS."""
+        """Close the connections when subscribers have read all messages, or after
+        LINGER_SECONDS."""
         connections = list(self._subscribers)
         for connection in connections:
             connection.end()
@@ -109,7 +110,7 @@ class PubSocket:
         self._subscribers[connection] = _Subscriber()
 
     def received(self, connection: ZmtpConnection, messages: list[list[bytes]]) -> None:
-        """Subscribe, and cancel subscriptions; whatever else it says is not for a PUB socket."""
+        """Take subscriptions and their cancellations, and ignore other messages."""
         subscriber = self._subscribers.get(connection)
         if subscriber is None:
             return

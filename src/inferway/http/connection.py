@@ -126,8 +126,8 @@ class ClientConnection(SlicedProtocol):
         return start
 
     def _parse_slice(self, data: bytes, start: int) -> int:
-        """Parses a turn's share of what was received, and the rest of a body whose head is in it:
-        that costs no more than its copying, once if it is read in one piece."""
+        """Parse a turn's share of the received bytes, and the rest of a body whose head is in it:
+        parsing that in one piece costs no more than one copy."""
         reader = self._reader
         head = None if reader.receiving else _HEAD_END.search(data, start, start + SLICE_BYTES)
         if head is not None:
@@ -139,7 +139,7 @@ class ClientConnection(SlicedProtocol):
         return self._feed(data, start, start + awaited)
 
     def _feed(self, data: bytes, start: int, end: int) -> int:
-        """Returns where the rest begins."""
+        """Give the reader these bytes. Return where the unparsed ones begin."""
         size = len(data)
         if start >= min(end, size):
             return start

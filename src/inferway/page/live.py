@@ -4,8 +4,8 @@ A reader that does not read gets nothing more until it has: what it missed is no
 whole picture then. The server closes the connection of one that reads nothing for long
 (timeouts.idle_stream).
 
-So many may look, and no client keeps others out: once all places are taken, whoever has fewer gets
-one of the host that has the most."""
+MOST_READERS may be open, and no client keeps others out: when all places are taken, a new reader of
+a host with few readers gets the place of a reader of the host with the most."""
 
 from __future__ import annotations
 
@@ -87,8 +87,8 @@ class LiveHub:
         return len(self._readers)
 
     def check_room(self, client: str) -> None:
-        """Raises QueueFullError for a client while as many look as may, and no other one has more
-        places than its host would have."""
+        """Raises QueueFullError if all places are taken, and no other host has more readers than
+        the client's host would have."""
         if self._is_closed or (self._is_full and self._giving_way(network_of(client)) is None):
             raise QueueFullError(
                 f"{MOST_READERS} pages are open on this gateway, the most that may be; close one"
@@ -114,8 +114,8 @@ class LiveHub:
         return len(self._readers) >= MOST_READERS
 
     def _giving_way(self, network: str) -> Reader | None:
-        """The last to come of the host that has the most places; None if that would have fewer than
-        the other one then."""
+        """The newest reader of the host with the most readers; None if `network` would have more
+        than that host then."""
         places = Counter(reader.network for reader in self._readers)
         [(heaviest, most)] = places.most_common(1)
         if most <= places[network] + 1:

@@ -133,8 +133,8 @@ def sender_of(payload: bytes) -> int:
 
 
 def read(payload: bytes) -> tuple[PeerMessage, list[PeerMessageError]]:
-    """Return the message without what cannot be true, and why each of that cannot. Raises
-    PeerMessageError."""
+    """Return the message without the things in it that cannot be true, and an error for each of
+    these. Raises PeerMessageError for a message that cannot be read."""
     body = memoryview(payload)[SENDER_BYTES:]
     try:
         message = _decoder.decode(body)
@@ -163,7 +163,7 @@ def read(payload: bytes) -> tuple[PeerMessage, list[PeerMessageError]]:
 
 @dataclass(slots=True)
 class _Sieve:
-    """Leaves out what cannot be true, and keeps why."""
+    """Drops the items of a message that cannot be true, and keeps an error for each."""
 
     faults: list[PeerMessageError] = field(default_factory=list)
 

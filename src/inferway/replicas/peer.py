@@ -91,7 +91,9 @@ class Peer:
     name: str = ""
     stats: PeerStats = field(default_factory=PeerStats)
     heard: float | None = None  # when the last message came that counts; None: none of this life
-    fault: PeerMessageError | None = None  # what was left out first of the last message
+    fault: PeerMessageError | None = (
+        None  # of the last message: why its first wrong item is refused
+    )
     _who: int = 0
     _sender: int = -1
     _former: deque[int] = field(default_factory=lambda: deque(maxlen=_FORMER))
@@ -126,9 +128,9 @@ class Peer:
         return max(map(len, self._waiting), default=0)
 
     def hear(self, payload: bytes, now: float) -> bool:
-        """Take over a message but for what cannot be true in it, of which `fault` is the first.
-        Returns whether a new life of the gateway has begun with it. Raises PeerMessageError, with
-        nothing taken over."""
+        """Take over a message without the things in it that cannot be true; `fault` names the first
+        of these. Returns whether a new life of the gateway has begun with the message. Raises
+        PeerMessageError, with nothing taken over."""
         self.fault = None
         if not (self._messages.takes(1.0, now) and self._bytes.takes(len(payload), now)):
             raise PeerMessageError(

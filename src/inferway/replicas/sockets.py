@@ -1,8 +1,8 @@
 """From each gateway to each, over ZeroMQ: each publishes, and hears what every other publishes.
 
 Whoever is heard is one that we have connected to, at an address that the settings name. A socket
-for each says who it was: what a peer says of itself is not asked for that. Whoever is told has
-connected from one of these addresses. Little is kept for a peer that does not read.
+for each says who it was: what a peer says of itself is not asked for that. Connections to the own
+port are taken from these addresses only. A peer that does not read loses messages.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class PeerSockets:
             link.close()
 
     def _admits(self, address: str) -> bool:
-        """Whether a connection comes from a peer."""
+        """Whether the address is one of a peer; the log names another one."""
         found, peers = _plain(address), set().union(*self._hosts.values())
         # on one machine, whatever its loopback addresses are
         if found in peers or (found.is_loopback and any(each.is_loopback for each in peers)):
@@ -164,8 +164,7 @@ class PeerSockets:
 
 
 class _Link:
-    """A connection that hears one peer, for as long as it is not closed. It connects again by
-    itself. A `zmtp.Owner`."""
+    """A connection to one peer, made again whenever it ends, until `close`. A `zmtp.Owner`."""
 
     def __init__(self, address: str, heard: Heard, turns: LoopTurns) -> None:
         self._address = address
@@ -188,7 +187,7 @@ class _Link:
     # zmtp.Owner
 
     def connected(self, connection: ZmtpConnection) -> None:
-        """Nothing: what it tells says who it is."""
+        """Nothing: the first message shows that the peer is there."""
 
     def received(self, connection: ZmtpConnection, messages: list[list[bytes]]) -> None:
         del connection
@@ -196,7 +195,7 @@ class _Link:
             self._heard(self._address, frames[0] if len(frames) == 1 else b"")
 
     def disconnected(self, connection: ZmtpConnection) -> None:
-        """Nothing: whoever is silent is lost."""
+        """Nothing: a silent peer is lost."""
 
     def refused(self, fault: str) -> None:
         log.debug("peer at %s: %s", self._address, fault)
@@ -212,7 +211,7 @@ def _joined(host: str, port: int) -> str:
 
 
 def _plain(address: str) -> Host:
-    """Without a zone; an address of IPv4 that an IPv6 socket has accepted is one of IPv4."""
+    """Return the address without its zone, and one of IPv4 that is mapped to IPv6 as IPv4."""
     return ip_address(address.partition("%")[0].removeprefix("::ffff:"))
 
 

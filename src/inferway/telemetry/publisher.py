@@ -39,7 +39,7 @@ class Publisher(Protocol):
 
 class ZmqPublisher:
     """A PUB socket, made on the event loop that runs it. A wildcard address binds, any other
-    connects. It never waits: a slow subscriber loses messages, and never slows us."""
+    connects. Publishing never waits: a slow subscriber loses messages."""
 
     def __init__(self, address: str) -> None:
         """Raises ConfigError."""
@@ -78,7 +78,8 @@ class ZmqPublisher:
         )
 
     def publish(self, topic: str, message: dict[str, Any]) -> None:
-        """Sends it to those who have subscribed; each that does not read loses it."""
+        """Send the message to the topic's subscribers. A subscriber that does not read loses
+        it."""
         self.published += 1
         name = topic.encode()
         if self._socket.wants(name):

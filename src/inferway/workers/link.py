@@ -101,7 +101,7 @@ class Link(SlicedProtocol):
         self._flush()
 
     def parse(self, data: bytes, start: int) -> int:
-        """Hands on a millisecond's worth. A frame stays until the last of its messages is."""
+        """Hand on messages for a millisecond. A frame counts as parsed with its last message."""
         self._slice.begin()
         while True:
             begin = start + _LENGTH_BYTES
