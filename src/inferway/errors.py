@@ -18,6 +18,7 @@
       + QueueFullError        429  they are full, and so is the queue
       + WaitTooLongError      429  its turn would come, or has come, too late for it
       + TooManyGuessesError   429  too many wrong keys have come from there
+    - UnsupportedCodingError  415  the body is compressed in a way that is not known here
     - BadHttpError            400  the bytes are not an HTTP request (or over a limit of ours)
   x FleetError              ours or the engines' fault; `status` is 5xx
     - NoEndpointError         503  no engine can take the request now
@@ -194,6 +195,13 @@ class TooManyGuessesError(SaturatedError):
     """Too many wrong keys have come from there, or in all."""
 
     code = "too_many_guesses"
+
+
+class UnsupportedCodingError(RequestError):
+    """The body's Content-Encoding is not one that is known here."""
+
+    status = 415
+    code = "unsupported_content_encoding"
 
 
 class BadHttpError(RequestError):

@@ -80,6 +80,7 @@ CASES: Mapping[str, Mapping[str, Any]] = {
         "": {"type": "string", "pattern": "^a+$"},
         "with `maxLength`": {"type": "string", "pattern": "^a+$", "maxLength": 3},
         "with look-around": {"type": "string", "pattern": "(?=a)"},
+        "with a word's edge": {"type": "string", "pattern": r"^\bfoo\b$"},
     },
     "format": {
         "`date`": {"type": "string", "format": "date"},

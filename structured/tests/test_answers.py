@@ -56,6 +56,16 @@ def test_wherever_a_stream_is_cut_it_passes_with_a_word_before_its_end(
     assert found.counted == []
 
 
+@pytest.mark.parametrize("kind", [JSON, STREAM])
+def test_a_compressed_answer_passes_and_cannot_be_judged(kind: list[tuple[bytes, bytes]]) -> None:
+    found = Judged(reports=True)
+    found.judge.start(200, [*kind, (b"content-encoding", b"gzip")])
+
+    assert found.judge.feed(b"\x1f\x8b") == b"\x1f\x8b"
+    assert not found.judge.is_read
+    assert found.counted == [None]
+
+
 def test_a_whole_answer_is_held_back_until_it_is_judged() -> None:
     judge = Judged().judge
     judge.start(200, JSON)

@@ -79,7 +79,8 @@ def test_flags_change_single_settings_of_a_model_in_the_file(tmp_path: Path) -> 
         ("engines: [{url: 'http://h:0'}]", "engine 'http://h:0': expected http://HOST:PORT"),
         ("engines: [{url: 'http://me:pw@h:1'}]", "'http://me:***@h:1': expected no user"),
         ("engines: [{url: 'ftp://me:pw@h:1'}]", "engine 'ftp://me:***@h:1': expected http://HOST"),
-        ("engines: [{url: 'http://h:1/v1'}]", "expected http://HOST:PORT and nothing after it"),
+        ("engines: [{url: 'http://h:1/a?b=1'}]", "no more than a path behind it"),
+        ("engines: [{url: 'http://h:1/a/v1/'}]", "leave out /v1"),
         ("engines: [{url: 'http://h:1'}, {url: 'http://h:1'}]", "'h:1' is given twice"),
         (
             "engines: [{url: 'http://h:1', role: prefill, labels: {llm-d.ai/role: decode}}]",

@@ -14,8 +14,8 @@ from tests.envoy.proxy import Change, Config, Envoy
 from tests.envoy.upstreams import Behave, Upstream, digest
 from tests.ext_proc.pods import Stream
 
-from inferway.ext_proc.exchange import Rules
 from inferway.ext_proc.health import Health
+from inferway.ext_proc.questions import Rules
 from inferway.ext_proc.server import PickerServer
 from inferway.telemetry.answer_log import AnswerLog
 from inferway.telemetry.tracing import Tracing

@@ -18,6 +18,9 @@ class Untouched:
     def attempt(self, target: Target) -> Headers:
         return target.endpoint.headers
 
+    def pass_encoded(self) -> None:
+        self.is_encoded = True
+
     def give_up(self) -> bytes:
         return b""
 

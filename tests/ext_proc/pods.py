@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from inferway.errors import InferwayError, InvalidRequestError, NoEndpointError
-from inferway.ext_proc.exchange import ProcessingStream, Rules
+from inferway.ext_proc.exchange import ProcessingStream
 from inferway.ext_proc.messages import ProcessingRequest, ProcessingResponse
 from inferway.ext_proc.picker import EndpointPicker
+from inferway.ext_proc.questions import Rules
 from inferway.kv.index.memory import MemoryIndex
 from inferway.kv.index.speculative import SpeculativeOverlay
 from inferway.model import Adapters, Candidates, Endpoint, HolderId, Reason

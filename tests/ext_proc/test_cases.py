@@ -3,6 +3,7 @@
 Where we differ, on purpose:
 - no-pods-header-only: 503, as the protocol's text has it, where llm-d answers 500
 - only headers that change are set; the reference writes all that came (it would make one of two)
+- envoy-http1-post: a body with Content-Length is answered once it has come, before its end has
 - a response in several pieces is answered in as many, none is kept back
 - evict-in-flight, queue-ttl: the picker has no queue, and calls back nothing that it has sent on
 - passthrough-parser, parser-skip: which bodies are read is told by their path, not by a parser
@@ -24,8 +25,9 @@ from tests.ext_proc.pods import Pods, Stream, rqb, rqh, rqt, rsb, rsh, rst
 from inferway.config import ModelRewrite, RewriteTarget
 from inferway.errors import SaturatedError
 from inferway.ext_proc import answers
-from inferway.ext_proc.exchange import Pick, ProcessingStream, Rules
+from inferway.ext_proc.exchange import ProcessingStream
 from inferway.ext_proc.messages import FULL_DUPLEX_STREAMED, NONE, ProcessingResponse
+from inferway.ext_proc.questions import Pick, Rules
 from inferway.ext_proc.reading import headers_of
 from inferway.model import Headers, Target
 from inferway.openai_api.trust import Trust
@@ -188,6 +190,8 @@ async def test_a_stream_is_answered_as_the_reference_does(name: str) -> None:
         expected[0]["RQH"]["set"] = {"x-gateway-destination-endpoint": "192.168.1.1:8000"}
     if name == "envoy-request-trailers":
         expected[1]["RQB"] = with_prompt(expected[1]["RQB"], name).decode()
+    if name == "envoy-http1-post":
+        expected[1:2] = [{**expected[1], "eos": False}, {"RQB": "", "eos": True}]
     if name == "no-pods-header-only":  # the protocol's text says 503
         words = expected[0]["body"].replace("Internal", "ServiceUnavailable")
         expected[0] |= {"IMM": 503, "body": words}

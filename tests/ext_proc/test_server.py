@@ -18,7 +18,6 @@ from tests.ext_proc.pods import Stream, rqb, rqh, rsb, rsh
 
 from inferway.errors import ConfigError
 from inferway.ext_proc import tls
-from inferway.ext_proc.exchange import Ask, Pick, Rules
 from inferway.ext_proc.health import (
     NOT_SERVING,
     SERVING,
@@ -32,6 +31,7 @@ from inferway.ext_proc.messages import (
     ProcessingRequest,
     ProcessingResponse,
 )
+from inferway.ext_proc.questions import Ask, Pick, Rules
 from inferway.ext_proc.server import PickerServer
 from inferway.ext_proc.wire.call import WINDOW_BYTES
 from inferway.ext_proc.wire.frames import (

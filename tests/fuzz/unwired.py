@@ -145,6 +145,7 @@ class Trip:
     changes_length = False
     is_moved = False
     is_cut_off = False
+    is_encoded = False
 
     def __init__(self, request: Request) -> None:
         self.request = copy(request)  # as it came: a body that is answered is forgotten
@@ -153,6 +154,9 @@ class Trip:
 
     def attempt(self, target: Target) -> Headers:
         return target.endpoint.headers
+
+    def pass_encoded(self) -> None:
+        self.is_encoded = True
 
     def give_up(self) -> bytes:
         return b""

@@ -41,6 +41,7 @@ class Trip:
     changes_length: bool = False
     is_moved: bool = False
     is_cut_off: bool = False
+    is_encoded: bool = False
     last: bytes = b""  # what it kept back
 
     def attempt(self, target: Target) -> Headers:
@@ -50,6 +51,9 @@ class Trip:
     def on_head(self, status: int) -> Headers:
         self.statuses.append(status)
         return ((b"x-inferway-engine", self.attempts[-1].encode()),)
+
+    def pass_encoded(self) -> None:
+        self.is_encoded = True
 
     def give_up(self) -> bytes:
         return b""

@@ -24,7 +24,7 @@ def got(
 ) -> bytes:
     """A request as an engine gets it; `body` None: a method without one."""
     length = b"" if body is None else b"content-length: %d\r\n" % len(body)
-    return b"%b HTTP/1.1\r\nhost: engine:1\r\n%b%b%b\r\n%b" % (
+    return b"%b HTTP/1.1\r\nhost: engine:1\r\n%baccept-encoding: identity\r\n%b%b\r\n%b" % (
         line, lines, id_, length, body or b"",
     )  # fmt: skip
 
@@ -64,6 +64,10 @@ PASSED: dict[str, tuple[bytes, bytes]] = {
     "3.2.2 absolute-form, no path": (said(b"POST http://gw?b HTTP/1.1"), got(b"POST /?b")),
     "3.2.2 absolute-form, IPv6": (said(b"POST http://[::1]:80 HTTP/1.1"), got(b"POST /")),
     "3.2.4 OPTIONS *": (said(b"OPTIONS * HTTP/1.1"), got(b"OPTIONS *", body=None)),
+    "12.5.3 no answer may be compressed": (
+        said(lines=HOST + b"accept-encoding: gzip, br\r\n"),
+        got(),
+    ),
     "3.2 an empty host": (said(lines=b"host:\r\n"), got()),
     "3.2 a host with a port": (said(lines=b"host: [fe80::1]:8080\r\n"), got()),
     "5 names lose their case": (said(lines=b"HoSt: gw\r\nX-A: B\r\n"), got(lines=b"x-a: B\r\n")),

@@ -33,14 +33,19 @@ class Recorder:
     models: tuple[str, ...] = ("m",)
     status: int = 200
     answer: bytes = b'{"ok": true}'
+    headers: dict[str, str] = field(default_factory=dict)  # of its answers
+    prefix: str = ""  # of all its paths
     pause: asyncio.Event | None = None  # until which no answer is given
     seen: list[Seen] = field(default_factory=list)
 
     async def handle(self, request: web.Request) -> web.Response:
-        if (request.method, request.path) == ("GET", "/v1/models"):
+        if not request.path.startswith(self.prefix):
+            raise web.HTTPNotFound
+        path = request.path.removeprefix(self.prefix)
+        if (request.method, path) == ("GET", "/v1/models"):
             data = [{"id": name, "root": "/nowhere"} for name in self.models]
             return web.json_response({"data": data})
-        if (request.method, request.path) == ("GET", "/metrics"):
+        if (request.method, path) == ("GET", "/metrics"):
             return web.Response(text="")
         if "x-request-id" not in request.headers:
             raise web.HTTPNotFound  # the gateway's own question, not a client's
@@ -50,9 +55,8 @@ class Recorder:
         if self.pause is not None:
             await self.pause.wait()
         headers = {"access-control-allow-origin": "*"} if "origin" in headers else {}
-        return web.Response(
-            status=self.status, body=self.answer, content_type="application/json", headers=headers
-        )
+        kind = {"content-type": "application/json", **headers, **self.headers}
+        return web.Response(status=self.status, body=self.answer, headers=kind)
 
 
 @dataclass
@@ -86,7 +90,10 @@ async def in_front_of(*engines: Recorder, **settings: Any) -> AsyncIterator[Fron
     """They are called e0, e1, ..."""
     async with AsyncExitStack() as stack:
         urls = [await stack.enter_async_context(answering(engine.handle)) for engine in engines]
-        described = [EngineSettings(url=url, name=f"e{i}") for i, url in enumerate(urls)]
+        described = [
+            EngineSettings(url=url + engine.prefix, name=f"e{i}")
+            for i, (url, engine) in enumerate(zip(urls, engines, strict=True))
+        ]
         settings.setdefault("access_log", None)
         gateway = Gateway(ServeSettings(engines=described, port=0, **settings))
         await gateway.start()

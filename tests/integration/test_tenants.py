@@ -159,3 +159,71 @@ async def test_the_secret_must_be_there(
 
     with pytest.raises(ConfigError, match=r"salt_per_tenant_env 'SALT' is not set"):
         await start_fleet(1, salt_per_tenant_env="SALT")
+
+
+PICTURE = (
+    '{"model": "m", "metadata": {"uuid": "mine"}, "messages": [{"role": "user", "content":'
+    ' [{"type": "image_url", "image_url": {"url": "data:,x"}, %s: "cat"},'
+    ' {"type": "text", "text": "uuid"}]}]}'
+)
+
+
+@pytest.mark.parametrize("spelled", ['"uuid"', '"\\u0075uid"'])
+@pytest.mark.parametrize("salted", [True, False])
+async def test_what_a_tenant_calls_a_picture_is_no_other_tenant_s_picture(
+    spelled: str, salted: bool
+) -> None:
+    """For vLLM the uuid is the picture, whatever the salt says."""
+    engine = Recorder()
+    settings = {"salt_per_tenant_env": "SALT"} if salted else {}
+    named = []
+    async with in_front_of(engine, **settings) as front:
+        for path in ("/v1/chat/completions", "/pooling"):
+            for tenant in ("acme", "rival", "acme"):
+                body = (PICTURE % spelled).encode()
+                status, headers, _ = await front.ask(
+                    path, body, content_type="application/json", **{TENANT: tenant}
+                )
+                assert status == 200
+                assert "uuid" in headers["x-inferway-edited"]
+                sent = json.loads(engine.seen[-1].body)
+                assert sent["metadata"] == {"uuid": "mine"}
+                named.append(sent["messages"][0]["content"][0]["uuid"])
+
+    assert named[0] == named[2] == named[3]
+    assert named[1] == named[4]
+    assert len({*named, "cat"}) == 3
+
+
+async def test_without_tenants_a_picture_keeps_its_name() -> None:
+    engine = Recorder()
+    body = (PICTURE % '"uuid"').encode()
+    async with in_front_of(engine) as front:
+        await front.ask("/v1/chat/completions", body, content_type="application/json")
+
+    assert engine.seen[0].body == body
+
+
+async def test_a_picture_s_name_that_is_no_text_is_refused() -> None:
+    engine = Recorder()
+    body = (PICTURE % '"uuid"').replace('"cat"', "[1]").encode()
+    async with in_front_of(engine) as front:
+        status, _, answer = await front.ask(
+            "/v1/chat/completions", body, content_type="application/json", **{TENANT: "acme"}
+        )
+
+    assert (status, engine.seen) == (400, [])
+    assert "uuid of a message's part: expected text" in json.loads(answer)["error"]["message"]
+
+
+async def test_a_picture_s_name_in_a_body_of_another_encoding_is_the_tenant_s() -> None:
+    engine = Recorder()
+    body = (PICTURE % '"uuid"').encode("utf-16")
+    async with in_front_of(engine) as front:
+        status, _, _ = await front.ask(
+            "/v1/chat/completions", body, content_type="application/json", **{TENANT: "acme"}
+        )
+
+    assert status == 200
+    sent = json.loads(engine.seen[0].body)["messages"][0]["content"][0]
+    assert len(sent["uuid"]) == 64

@@ -10,10 +10,12 @@ import aiohttp
 import pytest
 import trustme
 from tests.http.clients import Client, get, post
+from tests.integration.conftest import until
 
 from inferway.app import Gateway
 from inferway.config import EngineSettings, ServeSettings
 from inferway.doctor.engines import ask_engines
+from inferway.errors import ConfigError
 from inferway.http.listening import Certificate
 from inferway.http.message import Request
 from inferway.http.responder import JSON, Responder
@@ -70,6 +72,59 @@ async def test_clients_and_engines_are_spoken_to_over_tls(tmp_path: Path) -> Non
 
     assert ready.status == 200
     assert (answer.status, answer.body) == (200, b"{}")
+
+
+async def test_an_engine_sees_the_certificate_of_the_gateway_also_after_a_reload(
+    tmp_path: Path,
+) -> None:
+    authority, stranger = trustme.CA(), trustme.CA()
+    (tmp_path / "ca.pem").write_bytes(authority.cert_pem.bytes())
+    certificate = Certificate(*issue(authority, tmp_path, "engine"))
+    certificate.context.load_verify_locations(tmp_path / "ca.pem")
+    certificate.context.verify_mode = ssl.CERT_REQUIRED
+    chain, key = issue(stranger, tmp_path, "gateway")
+    behind = HttpServer(engine, certificate=certificate)
+    await behind.start()
+    settings = ServeSettings(
+        engines=[EngineSettings(url=behind.url)],
+        port=0,
+        scoring=False,
+        engine_ca=str(tmp_path / "ca.pem"),
+        engine_cert=str(chain),
+        engine_key=str(key),
+        access_log=None,
+    )
+    gateway = Gateway(settings)
+    await gateway.start()
+    try:
+        url = f"http://127.0.0.1:{gateway.port}/v1/chat/completions"
+        async with aiohttp.ClientSession() as http:
+            async with http.post(url, data=CHAT) as answer:
+                assert answer.status == 503
+            issue(authority, tmp_path, "gateway")
+            await gateway.reload(lambda: settings)
+
+            async def answers() -> bool:
+                async with http.post(url, data=CHAT) as answer:
+                    return answer.status == 200
+
+            await until(answers)
+    finally:
+        await gateway.close()
+        await behind.stop(1)
+
+
+def test_an_engine_cert_that_is_none_is_named(tmp_path: Path) -> None:
+    (tmp_path / "chain.pem").write_text("none")
+    settings = ServeSettings(
+        engines=[EngineSettings(url="https://h:1")],
+        engine_cert=str(tmp_path / "chain.pem"),
+        engine_key=str(tmp_path / "key.pem"),
+    )
+    with pytest.raises(
+        ConfigError, match=r"engine_cert '.*chain.pem', engine_key .*expected a PEM"
+    ):
+        settings.engine_tls()
 
 
 async def test_the_doctor_trusts_whom_the_gateway_would(tmp_path: Path) -> None:

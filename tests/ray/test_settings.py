@@ -22,7 +22,7 @@ def test_keys_are_those_of_the_yaml_file_and_the_model() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"port": 80}, r"request_router_kwargs: 'port': expected one of engine_ca, index, model"),
+        ({"port": 80}, r"request_router_kwargs: 'port': expected one of engine_ca, engine_cert, "),
         ({"policy": "fast"}, r"request_router_kwargs: policy: 'fast'"),
         ({"scheduling": {"plugins": [{"type": "x"}]}}, r"x"),
         ({"model": 5}, r"request_router_kwargs: model"),

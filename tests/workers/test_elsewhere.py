@@ -138,13 +138,19 @@ def test_a_picture_of_which_the_index_has_dropped_blocks_is_partial() -> None:
 def test_its_follower_hears_what_is_to_be_done_and_what_the_engine_has_told_since() -> None:
     it = followed()
     it.stream.recheck()
+    it.stream.restarted()
     it.stream.count_no_copies()
     it.stream.count_no_copies()  # once is enough
     it.stream.engine.facts = facts = EngineFacts((), (), 2, (), "0.32.0")
     it.stream.tell_facts()
     it.stream.tell_facts()
 
-    assert it.follower.sent == [Resync(1), CountNoCopies(1), FactsTold(1, facts)]
+    assert it.follower.sent == [
+        Resync(1),
+        Resync(1, has_restarted=True),
+        CountNoCopies(1),
+        FactsTold(1, facts),
+    ]
     assert not it.stream.order(2).counts_copies
     assert it.stream.order(2).facts is facts
 

@@ -8,7 +8,7 @@ import os
 import click
 
 from inferway.cli.command import Command, section
-from inferway.cli.engine_options import ENGINE, ENGINE_CA, ENGINE_URLS, listed
+from inferway.cli.engine_options import ENGINE, ENGINE_TLS, ENGINE_URLS, listed
 from inferway.cli.flag import option
 from inferway.config import ServeSettings, check_engines
 from inferway.doctor.examination import examine
@@ -25,7 +25,7 @@ COLORS = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "red"}
     "Engines",
     ENGINE_URLS,
     ENGINE,
-    ENGINE_CA,
+    *ENGINE_TLS,
     example="inferway doctor http://10.0.0.5:8000",
 )
 @section(
@@ -53,6 +53,8 @@ def doctor(
     urls: tuple[str, ...],
     engines: tuple[str, ...],
     engine_ca: str | None,
+    engine_cert: str | None,
+    engine_key: str | None,
     gateway: str | None,
     live: bool,
     admin_key_env: str | None,
@@ -65,7 +67,9 @@ def doctor(
     try:
         asked = listed(urls, engines)
         check_engines(asked)
-        tls = ServeSettings(engines=asked, engine_ca=engine_ca).engine_tls()
+        tls = ServeSettings(
+            engines=asked, engine_ca=engine_ca, engine_cert=engine_cert, engine_key=engine_key
+        ).engine_tls()
     except ConfigError as e:
         raise click.ClickException(str(e)) from e
     admin_key = None if admin_key_env is None else _held_by(admin_key_env)

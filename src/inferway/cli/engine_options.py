@@ -19,8 +19,8 @@ ENGINE: Any = option(
     "engines",
     multiple=True,
     metavar="URL[,KEY=VALUE…]",
-    help="Use this engine, as a plain ENGINE_URL does: http://HOST:PORT or unix:/PATH. Repeat the "
-    "flag for each engine. The keys are name, events, replay, block_size, api_key_env, "
+    help="Use this engine, as a plain ENGINE_URL does: http://HOST:PORT[/PATH] or unix:/PATH. "
+    "Repeat the flag for each engine. The keys are name, events, replay, block_size, api_key_env, "
     "role, kv_connector, kv_bootstrap, kv_host and label.NAME; the engine itself is asked for what "
     "is left out.",
 )
@@ -33,6 +33,23 @@ ENGINE_CA: Any = key_option(
     help="Trust the PEM certificates in this file to sign those of https engines.  "
     "[default: the system's]",
 )
+ENGINE_CERT: Any = key_option(
+    "--engine-cert",
+    "engine_cert",
+    type=click.Path(),
+    metavar="FILE",
+    help="Show the PEM certificate chain in this file to https engines that ask for one.",
+)
+
+ENGINE_KEY: Any = key_option(
+    "--engine-key",
+    "engine_key",
+    type=click.Path(),
+    metavar="FILE",
+    help="The PEM key of --engine-cert.",
+)
+
+ENGINE_TLS = (ENGINE_CA, ENGINE_CERT, ENGINE_KEY)
 
 
 def listed(urls: Sequence[str], engines: Sequence[str]) -> list[EngineSettings]:

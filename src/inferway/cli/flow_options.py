@@ -50,7 +50,14 @@ FAILURES: Final = section(
         "timeouts.hold_head",
         "Hold back the head of a streamed answer for at most this time, until its first event "
         "comes: if the engine is lost before, another one takes its place and the client does not "
-        "notice.",
+        "notice. It counts only with --stream-keep-alive 0.",
+        "SECONDS",
+    ),
+    number_option(
+        "--stream-keep-alive",
+        "timeouts.stream_keep_alive",
+        "Send the client of a stream a comment after this time without a byte, wherever its "
+        "request waits; another engine may still answer. 0: never.",
         "SECONDS",
     ),
     number_option(

@@ -11,7 +11,7 @@ import msgspec
 
 from inferway.cli.command import section
 from inferway.cli.discovery_options import DISCOVERY, ports
-from inferway.cli.engine_options import ENGINE, ENGINE_CA, ENGINE_URLS, listed
+from inferway.cli.engine_options import ENGINE, ENGINE_TLS, ENGINE_URLS, listed
 from inferway.cli.flag import Flag, LineList, OneOf, option
 from inferway.cli.flow_options import FAILURES, LIMITS
 from inferway.cli.key_options import OFF, ON, given_keys, key_option, number_option
@@ -28,7 +28,7 @@ _SECTIONS = (
         "Engines",
         ENGINE_URLS,
         ENGINE,
-        ENGINE_CA,
+        *ENGINE_TLS,
         number_option(
             "--scrape-seconds",
             "scrape_seconds",

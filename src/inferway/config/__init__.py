@@ -33,6 +33,7 @@ from inferway.config.settings import (
     SloSettings,
     StructuredSettings,
     TimeoutSettings,
+    engine_address,
     unix_path,
 )
 from inferway.config.shown import without_password
@@ -63,6 +64,7 @@ __all__ = [
     "TimeoutSettings",
     "check_engines",
     "converted",
+    "engine_address",
     "load_settings",
     "parse_engine",
     "parse_yaml",

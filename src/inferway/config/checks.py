@@ -49,6 +49,8 @@ def check(settings: ServeSettings) -> None:
     _check_peers(settings.peers)
     if (settings.tls_cert is None) != (settings.tls_key is None):
         raise ConfigError("tls_cert and tls_key: give both, or neither")
+    if (settings.engine_cert is None) != (settings.engine_key is None):
+        raise ConfigError("engine_cert and engine_key: give both, or neither")
     _check_choice(settings)
     _check_surface(settings)
     if settings.records.directory is not None and not settings.records.requests:
@@ -230,10 +232,16 @@ def _check_url(url: str) -> None:
         raise ConfigError(f"engine {shown!r}: expected http://HOST:PORT or unix:/PATH{_cure(url)}")
     if parts.username:
         raise ConfigError(f"engine {shown!r}: expected no user; give its key as api_key_env")
-    if parts.path.rstrip("/") or parts.query:
-        raise ConfigError(f"engine {shown!r}: expected http://HOST:PORT and nothing after it")
+    if not _PREFIX.fullmatch(parts.path) or parts.query or parts.fragment:
+        raise ConfigError(
+            f"engine {shown!r}: expected http://HOST:PORT, and no more than a path behind it, to"
+            " which /v1/... is added"
+        )
+    if parts.path.rstrip("/").endswith("/v1"):
+        raise ConfigError(f"engine {shown!r}: leave out /v1, which is part of every request's path")
 
 
+_PREFIX = re.compile(r"(?:/(?!\.{1,2}(?:/|$))[\w.~!$&'()*+,;=:@%-]+)*/?", re.ASCII)
 _ADDRESS = re.compile(r"[\w.-]+:\d+")  # HOST:PORT
 
 

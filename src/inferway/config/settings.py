@@ -18,6 +18,7 @@ from inferway.model import ROLE
 
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
+NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 Count = Annotated[int, msgspec.Meta(gt=0)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
@@ -32,8 +33,9 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """The settings of one engine. Whatever is absent, except `url`, is asked of the engine
     itself."""
 
-    url: str  # http://host:port, or unix:/path
-    name: str | None = None  # host:port, or the path's last part, when absent; must be unique
+    url: str  # http://host:port, maybe with a path before that of requests; or unix:/path
+    # the URL without http://, or the last part of a socket's path, when absent; must be unique
+    name: str | None = None
     events: str | None = None  # KV-event socket; a wildcard (tcp://*:5557) means: we bind
     # or, of TensorRT-LLM, a URL that is asked for its events: http://HOST:PORT/kv_cache_events
     replay: str | None = None  # replay socket
@@ -51,7 +53,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         """The engine's name in headers, metrics and logs."""
         if self.url.startswith(UNIX):
             return self.name or self.url.rpartition("/")[2]
-        return self.name or urlsplit(self.url).netloc
+        return self.name or engine_address(self.url)
 
     @property
     def http_url(self) -> str:
@@ -257,7 +259,8 @@ class TimeoutSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     request_body: Positive = 60.0  # from a request's first byte to its last
     connect: Positive = 2.0  # to an engine
     first_byte: Positive = 600.0  # of an engine's answer: prefill and queueing
-    hold_head: Positive = 30.0  # that a stream's head waits for its first event
+    hold_head: Positive = 30.0  # that a stream's head waits for its first event, if no comments go
+    stream_keep_alive: NotNegative = 15.0  # of silence, then a stream's client gets a comment
     idle_stream: Positive = 300.0  # between two pieces of an answer, or events of a stream
     silent_engine: Positive = 7.0  # that what can go nowhere else waits for an engine in silence
     drain: Positive = 30.0  # for running answers at shutdown
@@ -274,6 +277,8 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     tls_cert: str | None = None  # PEM certificate chain for clients; with tls_key
     tls_key: str | None = None
     engine_ca: str | None = None  # PEM certificates trusted to sign https engines', beside none
+    engine_cert: str | None = None  # PEM certificate chain that https engines see; with engine_key
+    engine_key: str | None = None
     models: dict[str, ModelSettings] = {}  # model -> how its prompts become tokens
     policy: Policy | None = None  # how endpoints are chosen, by a word; expected-ttft when absent
     scheduling: str | dict[str, Any] | None = None  # the same as a file, or written out
@@ -335,31 +340,57 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     def engine_tls(self) -> ssl.SSLContext | None:
         """Return the TLS context for connections to https engines, or None if there is none.
-        Certificates that are added to the file of `engine_ca` later are trusted from the next call
-        on, also by those who hold the context. Raises ConfigError."""
-        context = self.read_engine_ca()
-        if context is None or self.engine_ca is None:
+        Certificates that are added to the file of `engine_ca` later are trusted, and those of
+        `engine_cert` shown, from the next call on, also by those who hold the context. Raises
+        ConfigError."""
+        context = self.read_engine_tls()
+        files = (self.engine_ca, self.engine_cert, self.engine_key)
+        if context is None or not any(files):
             return context
-        shared = _TRUSTED.setdefault(self.engine_ca, context)
+        shared = _SHARED.setdefault(files, context)
         if shared is not context:
-            shared.load_verify_locations(self.engine_ca)
+            if self.engine_ca is not None:
+                shared.load_verify_locations(self.engine_ca)
+            self._load_engine_cert(shared)
         return shared
 
-    def read_engine_ca(self) -> ssl.SSLContext | None:
+    def read_engine_tls(self) -> ssl.SSLContext | None:
         """The same, without effect on anybody. Raises ConfigError."""
-        if self.engine_ca is None and not any(e.url.startswith("https:") for e in self.engines):
+        files = (self.engine_ca, self.engine_cert)
+        if not any(files) and not any(e.url.startswith("https:") for e in self.engines):
             return None
         try:
-            return ssl.create_default_context(cafile=self.engine_ca)
+            context = ssl.create_default_context(cafile=self.engine_ca)
         except OSError as e:  # SSLError is one
             what = getattr(e, "reason", None) or e.strerror
             raise ConfigError(
                 f"engine_ca {self.engine_ca!r}: {what}; expected a file of PEM certificates"
             ) from e
+        self._load_engine_cert(context)
+        return context
+
+    def _load_engine_cert(self, context: ssl.SSLContext) -> None:
+        if self.engine_cert is None:
+            return
+        try:
+            context.load_cert_chain(self.engine_cert, self.engine_key, password=lambda: b"")
+        except (OSError, ValueError) as e:
+            what = getattr(e, "reason", None) or getattr(e, "strerror", None) or e
+            raise ConfigError(
+                f"engine_cert {self.engine_cert!r}, engine_key {self.engine_key!r}: {what};"
+                " expected a PEM certificate chain and its PEM key without a password"
+            ) from e
 
 
-# One for each file while it is in use: OpenSSL adds certificates to it, and takes none out.
-_TRUSTED: WeakValueDictionary[str, ssl.SSLContext] = WeakValueDictionary()
+# One for the files of engine_ca, engine_cert and engine_key while it is in use: OpenSSL adds
+# certificates to it, and takes none out.
+_SHARED: WeakValueDictionary[tuple[str | None, ...], ssl.SSLContext] = WeakValueDictionary()
+
+
+def engine_address(url: str) -> str:
+    """Return an engine's URL without its scheme and a slash at its end."""
+    parts = urlsplit(url)
+    return parts.netloc + parts.path.rstrip("/")
 
 
 def _secret(variable: str | None, key: str) -> str | None:

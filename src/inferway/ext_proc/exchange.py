@@ -4,7 +4,7 @@ state      request_headers  request_body     request_trailers  response_*
 START      -> BODY, or ASK
 BODY                        kept; at its end -> ASK
 ASK        what the driver has to find out is in `ask`; then `decided` or `refused`
-DECIDED                     ignored                            passed on; at its end -> OVER
+DECIDED                     ignored, or passed on              passed on; at its end -> OVER
 OVER       nothing is answered any more; the stream may be closed: request and answer were passed on
 
 A stream is never closed before: llm-d does so where nobody wants to see the answer, but one that
@@ -16,7 +16,9 @@ meanwhile. So the mode must be full duplex: in another, Envoy waits for the head
 for the body.
 
 Ends of a body: end_of_stream, or trailers; what comes after it is ignored (Envoy 1.35 to 1.37 may
-send a large body's end twice).
+send a large body's end twice). Where a connection is upgraded, Envoy keeps the stream open for what
+both sides say later: CONNECT, and an offered upgrade without Content-Length, are decided by their
+head, and a body with Content-Length as soon as it has come. What comes then is passed on.
 
 A stream may end anywhere, cleanly or not; `close` frees what the request holds. Only a response
 that has come to its end counts as answered; a stream that ends after the request phase (NGINX has
@@ -26,16 +28,15 @@ no response phase) frees its slot there.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import uuid4
 
 from inferway.errors import BodyTooLargeError, InferwayError, NoEndpointError
 from inferway.ext_proc import answers
-from inferway.ext_proc.counts import PickerCounts
 from inferway.ext_proc.messages import FULL_DUPLEX_STREAMED, NONE
 from inferway.ext_proc.noted import Noted, last_value
+from inferway.ext_proc.questions import Ask, Pick, Rules
 from inferway.ext_proc.reading import (
     DESTINATION,
     client_of,
@@ -49,13 +50,11 @@ from inferway.ext_proc.reading import (
 )
 from inferway.http.ends import RequestLifecycle
 from inferway.http.headers import ROUTING_HEADERS, ROUTING_PREFIXES, not_ours_alone
+from inferway.http.message import CONTENT_ENCODING
 from inferway.model import Endpoint, Headers, Target
-from inferway.openai_api.usage import Usage
-from inferway.routing.structured_gate.shape import Shape
-from inferway.telemetry.answer_log import AnswerLog
 from inferway.telemetry.tracing import TRACESTATE
 from inferway_structured.answers import AnswerJudge
-from inferway_structured.sse import is_event_stream
+from inferway_structured.sse import content_coding, is_event_stream
 
 _COST = "x-gateway-inference-request-cost"
 _SEEN = (b"x-went-into-resp-headers", b"true")  # gateways' tests look for it
@@ -70,42 +69,6 @@ _WRONG_MODE = (
     " in any other the proxy sends no body before its headers are answered, and the endpoint is"
     " picked by the body"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """The rules by which all requests are answered."""
-
-    find: Callable[[str], Endpoint | None]  # an address -> who is there
-    max_body_bytes: int = 32 << 20
-    most_targets: int = 1  # in the destination, ordered; ORIGINAL_DST clusters take one
-    heed_subset: bool = True  # the addresses that the gateway allows
-    explain: bool = True  # headers that say how it was decided go to the client
-    cost: Callable[[Usage], float] | None = None  # of an answer; told to the gateway
-    conformance: bool = False  # a client's header may choose the endpoint
-    mode_override: bool = False  # the proxy is told to keep answers to itself that need no change
-    counts: PickerCounts = field(default_factory=PickerCounts)
-    logs: Sequence[AnswerLog] = ()  # are told of each answer that has ended
-
-
-class Pick(NamedTuple):
-    """The picker's findings about a request."""
-
-    journey: RequestLifecycle
-    targets: Sequence[Target]  # best first
-    usage: Callable[[], Usage | None] = lambda: None  # as the answer has told by then
-    passed: Callable[[bytes], None] = lambda _: None  # a piece of a stream of events
-    shape: Shape | None = None  # that is asked of the answer
-
-
-class Ask(NamedTuple):
-    """The question about a request that the picker answers. `body` is None if the request has none,
-    or none is sent."""
-
-    noted: Noted  # who finds out puts the journey's record there, and its model's counts
-    body: bytes | None
-    subset: frozenset[str] | None  # addresses; None: all
-    is_read: bool = True  # false: a conformance test's, whatever its body is
 
 
 class _State(Enum):
@@ -127,8 +90,10 @@ class ProcessingStream:
         "_ended",
         "_failed",
         "_is_closed",
+        "_is_open",
         "_journey",
         "_judge",
+        "_length",
         "_names_request",
         "_pick",
         "_response_mode",
@@ -150,6 +115,8 @@ class ProcessingStream:
         self._state = _State.START
         self._body = bytearray()  # however small its pieces are, no more than they are
         self._ended = True  # the body, without trailers
+        self._length: int | None = None  # of the body, as the head says
+        self._is_open = False  # decided before the request's end: what comes is passed on
         self._journey: RequestLifecycle | None = None
         self._pick: Pick | None = None  # once there is one
         self._judge: AnswerJudge | None = None  # of an answer that is to have a shape
@@ -193,28 +160,62 @@ class ProcessingStream:
             bodiless = bodiless or mode == NONE
         if bodiless:
             self._asks(None)
-        else:
-            self._state = _State.BODY
+            return ()
+        self._state = _State.BODY
+        headers = self.noted.head.headers
+        length = last_value(headers, b"content-length") or b""
+        self._length = int(length) if length.isdigit() else None
+        if self._length is None and (
+            self.noted.head.method == "CONNECT" or last_value(headers, b"upgrade") is not None
+        ):
+            self._asks_early(None)
         return ()
 
     def _request_body(self, message: Any) -> Sequence[bytes]:
+        received = message.request_body
+        if self._is_open:
+            return self._pass_on(received.body, ended=received.end_of_stream)
         if self._state is not _State.BODY:
             return ()
-        received = message.request_body
         self._body += received.body
         if len(self._body) > self._rules.max_body_bytes:
-            limit = self._rules.max_body_bytes
-            return self.refused(
-                BodyTooLargeError(f"body: over the limit of {limit} bytes (limits.body_bytes)")
-            )
+            return self.refused(self._too_large())
         if received.end_of_stream:
             self._asks(bytes(self._body))
+        elif len(self._body) == self._length:
+            self._asks_early(bytes(self._body))
         return ()
 
+    def _asks_early(self, body: bytes | None) -> None:
+        """Ask although the request may go on."""
+        self._is_open = True
+        self._ended = False
+        self._asks(body)
+
+    def _pass_on(self, body: bytes, *, ended: bool) -> Sequence[bytes]:
+        """Return what the proxy is to send of what comes behind an early decision; what comes
+        before that is kept."""
+        if self._state is _State.ASK:
+            self._body += body
+            self._ended = ended
+            if len(self._body) > self._rules.max_body_bytes:
+                return self.refused(self._too_large())
+            return ()
+        self._is_open = not ended
+        return tuple(answers.request_pieces(body, ended=ended))
+
+    def _too_large(self) -> BodyTooLargeError:
+        limit = self._rules.max_body_bytes
+        return BodyTooLargeError(f"body: over the limit of {limit} bytes (limits.body_bytes)")
+
     def _request_trailers(self, _: Any) -> Sequence[bytes]:
+        if self._is_open and self._state is _State.DECIDED:
+            self._is_open = False
+            return (answers.request_trailers(),)
         if self._state is _State.BODY:
             self._ended = False
             self._asks(bytes(self._body))
+        self._is_open = False
         return ()
 
     def _asks(self, body: bytes | None) -> None:
@@ -256,14 +257,18 @@ class ProcessingStream:
         addresses = ",".join([target.endpoint.address for target in targets])
         body = None if asked.body is None else journey.body
         removed = _steering(asked.noted.head.headers) - {name for name, _ in told}
+        if body and asked.is_read and last_value(asked.noted.head.headers, CONTENT_ENCODING):
+            removed.add(CONTENT_ENCODING)  # the picker has decoded it
         if self.noted.span is not None and self.noted.span.is_root:
             removed.add(TRACESTATE)  # it is of another trace, or of none
         length = None if body is None else len(body)
         answered = [answers.request_headers(addresses, told, sorted(removed), length)]
-        if body is not None:
-            answered += answers.request_pieces(body, ended=self._ended)
-            if not self._ended:
-                answered.append(answers.request_trailers())
+        later = bytes(self._body)  # has come since it was asked
+        if body is not None or later or (self._is_open and self._ended):
+            answered += answers.request_pieces((body or b"") + later, ended=self._ended)
+        self._is_open = self._is_open and not self._ended
+        if not self._ended and not self._is_open:
+            answered.append(answers.request_trailers())
         return answered
 
     def refused(self, error: InferwayError) -> Sequence[bytes]:
@@ -291,6 +296,8 @@ class ProcessingStream:
             self._note_served(served)
             self._streams = is_event_stream(headers_of(received.headers))
             self._failed = served is None and is_local_reply(status, received.headers)
+            if content_coding(headers_of(received.headers)):
+                self._journey.pass_encoded()
             decided = self._journey.on_head(status)
             told += decided if self._rules.explain else not_ours_alone(decided)
             if self._judge is not None:
@@ -410,12 +417,6 @@ _ANSWERED: Mapping[str | None, Callable[[ProcessingStream, Any], Sequence[bytes]
     "response_body": ProcessingStream._response_body,
     "response_trailers": ProcessingStream._response_trailers,
 }
-
-
-def is_allowed(endpoint: Endpoint, subset: frozenset[str]) -> bool:
-    """Return whether an address, or its host for all ports, is in `subset`."""
-    address = endpoint.address
-    return address in subset or address.rpartition(":")[0] in subset
 
 
 def _unranked(endpoint: Endpoint | None) -> Target:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
+from urllib.parse import parse_qs
 
 from inferway.errors import (
     FleetError,
@@ -15,7 +16,10 @@ from inferway.errors import (
     UnknownModelError,
 )
 from inferway.ext_proc.counts import ModelCounts, PickerCounts
-from inferway.ext_proc.exchange import Ask, Pick, is_allowed
+from inferway.ext_proc.noted import last_value
+from inferway.ext_proc.questions import Ask, Pick, is_allowed
+from inferway.http.content_coding import BodyDecoder
+from inferway.http.message import CONTENT_ENCODING
 from inferway.model import Candidates, Decision, Reason
 from inferway.openai_api.paths import GENERATING, parser_by_suffix
 from inferway.openai_api.trust import NO_TRUST, Trust
@@ -42,10 +46,14 @@ class EndpointPicker:
     counts: PickerCounts = field(default_factory=PickerCounts)
     requests: RequestCounts = field(default_factory=lambda: RequestCounts(time.monotonic))
     trust: Trust = NO_TRUST
+    decoder: BodyDecoder = field(default_factory=lambda: BodyDecoder(32 << 20))
 
     async def pick(self, ask: Ask) -> Pick:
         """Return where the request goes. Raises InferwayError, with the journey closed; a pick that
         is cancelled leaves nothing behind."""
+        coding = last_value(ask.noted.head.headers, CONTENT_ENCODING)
+        if coding and ask.body and ask.is_read:
+            ask = ask._replace(body=await self.decoder.decoded(ask.body, coding))
         parse = (
             parser_by_suffix(ask.noted.head.path) if ask.is_read and ask.body is not None else None
         )
@@ -129,8 +137,10 @@ class EndpointPicker:
         """Return the body, or None if it names no model that somebody serves, or is no object: what
         is wrong with it, an engine says. Raises InvalidRequestError for an object that cannot be
         read: an engine that reads it all the same would take what clients may not say."""
-        if not ask.body or not ask.is_read:
+        if not ask.is_read:
             return None
+        if not ask.body:
+            return self._named_by_query(ask.noted.head.query)
         types = [value for name, value in ask.noted.head.headers if name == b"content-type"]
         if len(types) > 1:
             raise InvalidRequestError("content-type: given more than once")
@@ -149,6 +159,16 @@ class EndpointPicker:
         except UnknownModelError:
             return None
         return found
+
+    def _named_by_query(self, query: str) -> UnreadBody | None:
+        """Return what a request without a body asks: `/v1/realtime` names its model in the query.
+        None if it names none, or none that somebody serves under that name."""
+        model = parse_qs(query).get("model", [""])[-1]
+        try:
+            self.director.fleet.model(model)
+        except UnknownModelError:
+            return None
+        return UnreadBody(b"", model) if self.director.rewrites.target(model) == model else None
 
     async def _unread_of_model(self, ask: Ask, found: UnreadBody, within: Within | None) -> Pick:
         async def read() -> UnreadBody:

@@ -12,11 +12,12 @@ from google.protobuf.message import DecodeError
 
 from inferway.errors import InferwayError, crash_report, panic_as_error
 from inferway.ext_proc.counts import PickerCounts
-from inferway.ext_proc.exchange import Ask, ProcessingStream, Rules
+from inferway.ext_proc.exchange import ProcessingStream
 from inferway.ext_proc.health import Health
 from inferway.ext_proc.messages import METHOD, SERVICE, ProcessingRequest
 from inferway.ext_proc.noted import Noted, last_value
 from inferway.ext_proc.picker import EndpointPicker
+from inferway.ext_proc.questions import Ask, Rules
 from inferway.ext_proc.wire.call import Call
 from inferway.ext_proc.wire.frames import Status
 from inferway.ext_proc.wire.listening import Credentials, GrpcServer

@@ -122,6 +122,9 @@ class Subscriber(StreamView, Protocol):
     async def give_back(self) -> None:
         """Free what was remembered of the engine's blocks, after `close`, in slices."""
 
+    def restarted(self) -> None:
+        """Believe nothing of what the engine held before its process ended."""
+
     def resync(self) -> None:
         """Compare with the engine now: it was away, or something does not add up."""
 
@@ -278,6 +281,16 @@ class Engine:
     def subscriber(self, endpoint: Endpoint) -> Subscriber | None:
         """Return who follows the stream that tells of this endpoint; None if nobody does here."""
         return next((each for each in self.subscribers if each.holder == endpoint.holder), None)
+
+    def compare_events(self) -> None:
+        """Have what is believed of its cache compared with it, now that it answers again; what a
+        process held that has ended is forgotten at once."""
+        has_ended = self.outage is not None and self.outage.is_refused
+        for subscriber in self.subscribers:
+            if has_ended:
+                subscriber.restarted()
+            else:
+                subscriber.resync()
 
     def outage_report(self, now: float) -> dict[str, Any] | None:
         """Return what is told of its outage; None if it has none. `now`: by `time.monotonic`."""

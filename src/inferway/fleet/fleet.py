@@ -345,8 +345,7 @@ class Fleet:
 
     def is_up(self, engine: Engine) -> None:
         """Give the engine requests."""
-        for subscriber in engine.subscribers:
-            subscriber.resync()
+        engine.compare_events()
         self._up_log.up(engine, follows_events=self.follows_events)
         engine.healthy, engine.warned, engine.failures = True, False, 0
         engine.outage, engine.up_since = None, time.monotonic()

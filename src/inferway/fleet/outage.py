@@ -33,6 +33,7 @@ class Outage(msgspec.Struct, frozen=True):
     since: float  # the first sign of it: when what is unanswered was asked, or it last computed
     heard: float | None  # when it last answered, or computed; None: it has not been heard yet
     error: str  # the last one, as who reads it needs it
+    is_refused: bool = False  # its connections were: its process has ended, and its cache with it
 
     @property
     def is_silence(self) -> bool:
@@ -41,7 +42,10 @@ class Outage(msgspec.Struct, frozen=True):
 
     def told(self, newer: Outage) -> Outage:
         """Return the same outage with what is heard of the engine now: it began when it began."""
-        return msgspec.structs.replace(self, kind=newer.kind, error=newer.error)
+        is_refused = self.is_refused or newer.is_refused
+        return msgspec.structs.replace(
+            self, kind=newer.kind, error=newer.error, is_refused=is_refused
+        )
 
     def words(self, now: float) -> str:
         """Return what is wrong, and for how long, in one sentence without a name."""

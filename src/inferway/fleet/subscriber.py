@@ -229,6 +229,12 @@ class EventSubscriber(ABC):
         if self._is_open:
             self._feed(self.follower.recheck)
 
+    def restarted(self) -> None:
+        """Forget what the engine held before its process ended, unless its new process has been
+        compared with that already. What the new one holds, a replay brings."""
+        if self._is_open:
+            self._feed(self.follower.restarted)
+
     def count_no_copies(self) -> None:
         """Let any removal remove a block from here on (`EngineBlocks.count_no_copies`). The state
         may be another then."""

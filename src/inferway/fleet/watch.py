@@ -212,7 +212,8 @@ class EngineWatch:
             return
         live, now = engine.liveness, asyncio.get_running_loop().time()
         since = now if live.asked is None else live.asked
-        outage = Outage(kind, since, live.answered, str(error))
+        is_refused = _has_number(error, _REFUSED)
+        outage = Outage(kind, since, live.answered, str(error), is_refused)
         if engine.healthy or not engine.warned:
             engine.warned = True
             log.warning("%s", down_words(engine.name, engine.url, outage))
@@ -247,6 +248,7 @@ class EngineWatch:
 
 # What a connection says of a host that does not answer, as one without power or network does.
 _NO_HOST = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ETIMEDOUT})
+_REFUSED = frozenset({errno.ECONNREFUSED})
 
 
 def _kind_of(error: UpstreamError) -> OutageKind:
@@ -254,9 +256,14 @@ def _kind_of(error: UpstreamError) -> OutageKind:
         return OutageKind.SILENT
     if isinstance(error, NoEngineError | StatusError):
         return OutageKind.INVALID
+    return OutageKind.SILENT if _has_number(error, _NO_HOST) else OutageKind.UNREACHABLE
+
+
+def _has_number(error: UpstreamError, numbers: frozenset[int]) -> bool:
+    """Return whether the system has given one of these reasons for the error."""
     cause: BaseException | None = error
     while cause is not None:
-        if isinstance(cause, OSError) and cause.errno in _NO_HOST:
-            return OutageKind.SILENT
+        if isinstance(cause, OSError) and cause.errno in numbers:
+            return True
         cause = cause.__cause__
-    return OutageKind.UNREACHABLE
+    return False

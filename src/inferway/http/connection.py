@@ -9,7 +9,8 @@ closing       nothing more is read as a request; the connection ends after the a
 receiving  answering   deadline
 no         no          keep_alive: closed silently
 yes        no          request_body, from the request's first byte: 408
-any        yes         none, or idle_stream while the client does not read: aborted
+any        yes         half of stream_keep_alive, then anew: a stream's client gets a comment if it
+                       has been sent nothing since; idle_stream while it does not read: aborted
 
 Rule 1: what is refused is answered with 400 (or 408, 413, 414, 417, 431, 501), then the
         connection closes: after bytes that have two readings there is no next request.
@@ -175,7 +176,7 @@ class ClientConnection(SlicedProtocol):
             self._idle()
             self._pump()
             return
-        self.deadline = NEVER
+        self._time_answer()
         if self._responder.source is not None:
             self._responder.source.resume()
 
@@ -234,7 +235,7 @@ class ClientConnection(SlicedProtocol):
             self._pump()
 
     def _answer(self, item: Request | RequestError) -> None:
-        self.deadline = NEVER
+        self._time_answer()
         self._timed = False
         if isinstance(item, Request):
             self._responder = Responder(self, item)
@@ -279,6 +280,10 @@ class ClientConnection(SlicedProtocol):
         elif self.writable:
             self.deadline = self.server.time() + self.server.timeouts.keep_alive
 
+    def _time_answer(self) -> None:
+        seconds = self.server.timeouts.stream_keep_alive / 2
+        self.deadline = self.server.time() + seconds if seconds else NEVER
+
     def _time_request(self) -> None:
         self._timed = True
         self.deadline = self.server.time() + self.server.timeouts.request_body
@@ -313,6 +318,10 @@ class ClientConnection(SlicedProtocol):
 
     def timed_out(self) -> None:
         """Handle that the deadline of this connection has passed."""
+        if self._responder is not None and self.writable:
+            self._time_answer()
+            self._responder.keep_alive()
+            return
         self.deadline = NEVER
         self.server.stats.timed_out += 1
         if self._responder is not None or self.closing or not self.writable:

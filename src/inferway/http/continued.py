@@ -46,6 +46,7 @@ from inferway.tasks import Tasks
 from inferway.telemetry.answer_log import outcome_of
 from inferway.upstream.pool import Pool
 from inferway_structured.decoding import UNREADABLE
+from inferway_structured.sse import content_coding
 
 log = logging.getLogger("inferway.forward")
 
@@ -228,16 +229,20 @@ class _Seam:
     def can_say_more(self) -> bool:
         return not self._is_over and self._client.can_say_more
 
+    @property
+    def is_kept_alive(self) -> bool:
+        return self._client.is_kept_alive
+
     def attach(self, source: BodySource) -> None:
         self._source = source
         self._client.attach(source)
 
     def start(self, status: int, headers: Headers, length: int | None = None) -> None:
-        del headers, length  # the client has those of the first engine
+        del length  # the client has the head of the first engine
         self.started = True
         assert self.journey is not None
         target = self.journey.record.target
-        if status != 200 or target is None:
+        if status != 200 or target is None or content_coding(headers):
             self._give_up()
         elif self.asked.is_admin:
             self._comment = b": x-inferway-continued engine=%b tokens=%d\n\n" % (

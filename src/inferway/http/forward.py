@@ -12,10 +12,10 @@ the client goes away             the engine's connection is closed, at once and 
 
 Which target is next, if any, is `attempts`' to say.
 
-The head is held back until the first piece of the body that is more than an SSE comment, but
-no longer than `hold_head` seconds: vLLM answers 200 before prefill, so that an engine that is
-lost during prefill is replaced unseen. An SSE comment is no answer: `timeouts.first_byte` is the
-time to the first event.
+The head is held back until the first piece of the body that is more than an SSE comment: vLLM
+answers 200 before prefill, so that an engine that is lost during prefill is replaced unseen. But
+no longer than `hold_head` seconds where the client is not kept alive meanwhile. An SSE comment is
+no answer: `timeouts.first_byte` is the time to the first event.
 
 SSE is passed on in whole events (`sse`), so that an error event can always follow. It is not
 followed by `[DONE]`: OpenAI's clients raise APIError at the error itself, and to all others
@@ -50,11 +50,8 @@ from inferway.upstream.headers import header_block
 from inferway.upstream.pool import STOOD_STILL_SECONDS, Pool
 from inferway_structured.sse import MAX_HELD_BYTES, WholeEvents, is_event_stream, only_comments
 
-# What says that the engine is unwell (routing.limits.circuit_breaker).
-UNWELL = frozenset({502, 503, 504})
-
+UNWELL = frozenset({502, 503, 504})  # what says that the engine is unwell (circuit_breaker)
 MOST_HELD_BYTES = 8 << 20  # of an event that must be whole: the ids of a long prompt
-
 
 # Told of a stream whose engine was lost after it had begun; returns whether its rest comes from
 # another one, and then nothing is the forwarding's any more.
@@ -82,8 +79,7 @@ def forward(
     its `record`. `kind`: of a request with two legs. `goes_on`: who is asked for the rest of
     a stream whose engine was lost.
 
-    Raises NoEndpointError, with the journey closed, if the decision has no target.
-    """
+    Raises NoEndpointError, with the journey closed, if the decision has no target."""
     if responder.ended or not decision.targets:
         journey.close("client_gone" if responder.ended else "error")
         if slot is not None:
@@ -191,16 +187,19 @@ class Forwarding:
             if status in UNWELL:
                 self._attempts.failed()
             if target := self._attempts.instead_of(status):
-                assert self._exchange is not None
-                self._exchange.abort()
+                self._drop_exchange()
                 self.attempt(target)
                 return
         self._head = (status, headers, length)
-        if length is None and is_event_stream(headers):
+        assert self._exchange is not None
+        if self._exchange.is_encoded:
+            self._journey.pass_encoded()
+        elif length is None and is_event_stream(headers):
             self._events = WholeEvents(MOST_HELD_BYTES if self._goes_on else MAX_HELD_BYTES)
             hold, left = self._pool.timeouts.hold_head, self._time_left()
-            after = self._hold_no_more if hold < left else self._too_late
-            self._timer = self._pool.loop.call_later(min(hold, left), after)
+            is_held = hold >= left or self._responder.is_kept_alive
+            after = self._too_late if is_held else self._hold_no_more
+            self._timer = self._pool.loop.call_later(left if is_held else hold, after)
 
     def on_chunk(self, chunk: bytes) -> None:
         head_waits, exchange = self._head is not None, self._exchange
@@ -335,9 +334,10 @@ class Forwarding:
 
     def _leaves(self, chunk: bytes) -> bool:
         """Return whether another engine goes on with the answer behind `chunk`."""
-        self._attempts.failed()
+        attempts = self._attempts
+        attempts.failed()
         self._responder.write(chunk)
-        error = UpstreamError(f"engine {self._attempts.engine} gave up its answer in the middle")
+        error = UpstreamError(f"engine {attempts.engine} gave up its answer in the middle")
         return self._is_gone_on_with(error)
 
     def _say(self, error: UpstreamError) -> None:
@@ -367,7 +367,7 @@ class Forwarding:
         self._attempts.abandoned()
         self.over("client_gone")
 
-    # ---------------------------------------------------------------------------------------
+    # --------------------------------------------------------------------------------- the rest
 
     def over(self, outcome: str) -> None:
         """Give back all that was taken."""

@@ -44,7 +44,10 @@ _OF_REQUEST = frozenset(reason.encode() for reason in Reason if reason.is_of_req
 _DECIDED_EDITS = frozenset({b"vllm_xargs", b"tokens", b"return_token_ids", b"kv_transfer_params"})
 
 # Who may ask from a browser is ours to say (cors): an engine that sees no Origin says nothing.
-_DROPPED = HOP_BY_HOP | REWRITTEN | ROUTING_HEADERS | {b"x-request-id", b"origin"}
+# An answer is read as it passes, which no compressed one can be: identity alone is asked for.
+_DROPPED = HOP_BY_HOP | REWRITTEN | ROUTING_HEADERS | {
+    b"accept-encoding", b"origin", b"x-request-id"
+}  # fmt: skip
 
 
 def request_lines(request: Request, replaced: set[bytes] | frozenset[bytes] = frozenset()) -> bytes:
@@ -57,7 +60,7 @@ def request_lines(request: Request, replaced: set[bytes] | frozenset[bytes] = fr
     if _ROUTING_HINT.search(lines):
         headers = [h for h in headers if not h[0].startswith(ROUTING_PREFIXES)]
         lines = header_block(headers, dropped)
-    return b"%bx-request-id: %b\r\n" % (lines, request.id)
+    return b"%baccept-encoding: identity\r\nx-request-id: %b\r\n" % (lines, request.id)
 
 
 def not_ours_alone(told: Headers) -> Headers:

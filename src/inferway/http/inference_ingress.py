@@ -18,7 +18,7 @@ from inferway.openai_api.unread import UnreadBody, read_unread
 from inferway.routing.director import Director, Weighed
 from inferway.routing.journey import Journey
 from inferway.routing.limits.concurrency_limiter import Slot
-from inferway.routing.salt import EDIT, TenantSalt
+from inferway.routing.salt import EDIT, UUID_EDIT, TenantSalt, with_tenants_media
 
 
 class InferenceIngress:
@@ -57,8 +57,7 @@ class InferenceIngress:
         parse = self._parsers.get(request.path)
         if parse is None:
             return self._unread(request, tenant, priority, share or tenant)
-        body = self.salted(request.body, tenant)
-        edits = () if body is request.body else (EDIT,)
+        body, edits = self.kept_apart(request.body, tenant)
         return self._director.open(
             *(request.head, body, request.id.decode()),
             parse=parse,
@@ -88,19 +87,29 @@ class InferenceIngress:
                 param="path",
             )
         return await self._director.weigh(
-            *(head, self.salted(body, tenant), slot),
+            *(head, self.kept_apart(body, tenant)[0], slot),
             parse=parse,
             request_id=request_id,
             priority=priority,
             tenant=share or tenant,
         )
 
-    def salted(self, body: bytes, tenant: str) -> bytes:
-        """Return the body as the engine gets it; `body` itself if it has no salt, or cannot have
-        one: then parsing says what is wrong with it."""
+    def kept_apart(self, body: bytes, tenant: str) -> tuple[bytes, tuple[bytes, ...]]:
+        """Return the body as the engine gets it, so that no other tenant's blocks and media are its
+        answer's, and what was changed for that; `body` itself where nothing is, and where it cannot
+        be: then parsing says what is wrong with it. Raises InvalidRequestError."""
+        own, edits = self._own_media(body, tenant)
         if self._salt is None:
-            return body
-        return self._salt.salted(body, tenant) or body
+            return own, edits
+        salted = self._salt.salted(own, tenant)
+        return (own, edits) if salted is None else (salted, (*edits, EDIT))
+
+    def _own_media(self, body: bytes, tenant: str) -> tuple[bytes, tuple[bytes, ...]]:
+        if self._salt is not None:
+            own = self._salt.media_uuids(body, tenant)
+        else:
+            own = with_tenants_media(body, tenant) if tenant else body
+        return own, () if own is body else (UUID_EDIT,)
 
     def _unread(self, request: Request, tenant: str, priority: int | None, share: str) -> Journey:
         director = self._director
@@ -116,12 +125,15 @@ class InferenceIngress:
         )
 
     def _salted_unread(self, found: UnreadBody, path: str, tenant: str) -> UnreadBody:
-        if self._salt is None or not found.is_json or UNREAD.get(path) != SALTED:
+        if not found.is_json:
             return found
-        raw = self._salt.salted(found.raw, tenant)
-        if raw is None:
-            raise InvalidRequestError("cache_salt: expected text or null", param="cache_salt")
-        return msgspec.structs.replace(found, raw=raw, edits=(EDIT,))
+        raw, edits = self._own_media(found.raw, tenant)
+        if self._salt is not None and UNREAD.get(path) == SALTED:
+            salted = self._salt.salted(raw, tenant)
+            if salted is None:
+                raise InvalidRequestError("cache_salt: expected text or null", param="cache_salt")
+            raw, edits = salted, (*edits, EDIT)
+        return msgspec.structs.replace(found, raw=raw, edits=edits) if edits else found
 
 
 def build_ingress(settings: ServeSettings, director: Director) -> InferenceIngress:

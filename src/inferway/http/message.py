@@ -6,7 +6,7 @@ import re
 from functools import lru_cache
 from http import HTTPStatus
 
-from inferway.errors import BadHttpError
+from inferway.errors import BadHttpError, BodiesFullError
 from inferway.model import Headers, RequestHead
 
 MAX_HEADERS = 128
@@ -40,6 +40,19 @@ _MAX_KEPT_TARGET_BYTES = 256
 _REQUEST_ID = re.compile(rb"[!-~]{1,128}")
 _ASTERISK = (b"*", "*", "")
 _NO_FIELDS: dict[bytes, bytes] = {}
+
+
+CONTENT_ENCODING = b"content-encoding"
+# A body up to this size is received whatever its head says, and however many are held already.
+SMALL_BODY_BYTES = 64 * 1024
+
+
+def bodies_full(limit: int) -> BodiesFullError:
+    """Return the refusal of a body for which there is no room beside the others."""
+    return BodiesFullError(
+        f"body: the bodies of all requests are over the limit of {limit} bytes"
+        " (limits.bodies_bytes); try again"
+    )
 
 
 class BodyMemory:
@@ -94,6 +107,19 @@ class Request:
         if self.memory is not None:
             self.memory.held -= len(self.body)
         self.body = b""
+
+    def replace_body(self, body: bytes) -> None:
+        """Take the body as it is without its Content-Encoding, which goes. Raises BodiesFullError
+        if there is no room for it."""
+        memory = self.memory
+        if memory is not None:
+            more = len(body) - len(self.body)
+            if more > 0 and len(body) > SMALL_BODY_BYTES and memory.held + more > memory.limit:
+                raise bodies_full(memory.limit)
+            memory.held += more
+        self.body = body
+        self.headers = [header for header in self.headers if header[0] != CONTENT_ENCODING]
+        self.fields = {n: v for n, v in self.fields.items() if n != CONTENT_ENCODING}
 
     @property
     def request_id(self) -> str:

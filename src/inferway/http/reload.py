@@ -68,7 +68,7 @@ class Reloading:
         keys = read_keys(new)
         for engine in new.engines:
             engine.authorization()
-        new.read_engine_ca()
+        new.read_engine_tls()
         for server in self.servers:
             server.check_tls()
         return partial(self._apply, new, keys)

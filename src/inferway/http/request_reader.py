@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING
 
 import httptools
 
-from inferway.errors import BadHttpError, BodiesFullError, BodyTooLargeError, RequestError
+from inferway.errors import BadHttpError, BodyTooLargeError, RequestError
 from inferway.http.message import (
     MAX_HEADERS,
     MAX_TARGET_BYTES,
+    SMALL_BODY_BYTES,
     UNIX_CLIENT,
     Request,
+    bodies_full,
     is_host,
     is_request_id,
 )
@@ -28,8 +30,6 @@ if TYPE_CHECKING:
 
 # Of two content types we would take the last, and vLLM takes the first.
 _ONCE = (b"content-length", b"transfer-encoding", b"host", b"content-type")
-# A body up to this size is received whatever its head says, and however many are held already.
-SMALL_BODY_BYTES = 64 * 1024
 _UPGRADE = frozenset({b"upgrade"})
 _NO_HEADERS: list[tuple[bytes, bytes]] = []
 _MAX_FRAMING = 16  # bytes around each byte of a chunked body, beyond what a head may have
@@ -229,7 +229,7 @@ class RequestReader:
         if so_far > self._server.limits.body_bytes:
             raise _body_too_large(self._server.limits.body_bytes)
         if so_far > SMALL_BODY_BYTES and bodies.held > bodies.limit:
-            raise _bodies_full(bodies.limit)
+            raise bodies_full(bodies.limit)
         if so_far == size:
             self._body = body
             return
@@ -366,10 +366,3 @@ def _head_too_large(limit: int) -> BadHttpError:
 
 def _body_too_large(limit: int) -> BodyTooLargeError:
     return BodyTooLargeError(f"body: over the limit of {limit} bytes (limits.body_bytes)")
-
-
-def _bodies_full(limit: int) -> BodiesFullError:
-    return BodiesFullError(
-        f"body: the bodies of all requests are over the limit of {limit} bytes"
-        " (limits.bodies_bytes); try again"
-    )

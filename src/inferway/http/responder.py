@@ -3,6 +3,7 @@
 body framing     when
 none             HEAD, 204, 304: what is written is dropped
 length           `start` was given a length; bytes pass as they are and must add up to it
+as an event      `keep_alive` has begun a stream, and the answer is none: at its end it becomes one
 chunked          no length, HTTP/1.1
 until close      no length, HTTP/1.0: the connection's end is the body's end
 
@@ -15,27 +16,45 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
+
 from inferway.errors import (
     ClientGoneError,
     InferwayError,
     MethodNotAllowedError,
     UnauthorizedError,
+    UnsupportedCodingError,
     UpstreamError,
 )
+from inferway.http.content_coding import ACCEPTED
 from inferway.http.message import STATUS_LINES, Request, status_line
 from inferway.model import Headers
-from inferway.openai_api.responses import error_body, error_status
+from inferway.openai_api.paths import GENERATING
+from inferway.openai_api.responses import (
+    answer_event,
+    error_body,
+    error_event,
+    error_status,
+    keep_alive_event,
+)
 from inferway.routing.record import Record
 from inferway.upstream.headers import header_block
+from inferway_structured.decoding import UNREADABLE
+from inferway_structured.sse import content_coding, is_event_stream
 
 if TYPE_CHECKING:
     from inferway.http.connection import ClientConnection
     from inferway.telemetry.tracing import RequestSpan
 
-_NONE, _LENGTH, _CHUNKED, _UNTIL_CLOSE = range(4)
+_NONE, _LENGTH, _CHUNKED, _UNTIL_CLOSE, _AS_EVENT = range(5)
 _BODILESS = frozenset({204, 304})
 _LOOKS = 16
 _COPY_LIMIT = 16 * 1024  # above it, framing is written beside the piece instead of around it
+_MAX_EVENT_BYTES = 64 * 1024  # of an error that an engine tells after a stream has begun
+_STREAM: Headers = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+)
 JSON: Headers = ((b"content-type", b"application/json"),)
 
 
@@ -54,10 +73,14 @@ class Responder:
     """
 
     __slots__ = (
+        "_as_event",
         "_connection",
         "_framing",
         "_head",
+        "_is_stream",
+        "_last",
         "_remaining",
+        "_said",
         "body_bytes",
         "cut",
         "ended",
@@ -76,6 +99,10 @@ class Responder:
         self._framing = _NONE
         self._head = b""  # goes out with the first piece: one system call less
         self._remaining = 0
+        self._is_stream = False  # of events, to which comments may be added
+        self._last = b""  # piece of the body
+        self._said = -1  # `body_bytes` when it was last looked whether the client hears anything
+        self._as_event: bytearray | None = None  # a stream has been begun by `keep_alive`
         self.request = request
         self.source: BodySource | None = None
         self.status = 0
@@ -101,7 +128,14 @@ class Responder:
         if self.started:
             raise RuntimeError(f"the answer has started already, with status {self.status}")
         self.started = True
+        if self._as_event is not None:
+            self._start_kept_alive(status, headers)
+            return
+        self._begin(status, headers, length)
+
+    def _begin(self, status: int, headers: Headers, length: int | None) -> None:
         self.status = status
+        self._is_stream = self.is_kept_alive and _is_readable_stream(headers)
         request, connection = self.request, self._connection
         if connection.closing:
             request.keep_alive = False
@@ -148,6 +182,8 @@ class Responder:
         instead."""
         if self.ended:
             return
+        if self._framing == _AS_EVENT:
+            chunk = self._event(chunk)
         self._put(chunk, b"0\r\n\r\n" if self._framing == _CHUNKED else b"")
         if self._framing == _LENGTH and self._remaining:
             self.cut = "error"
@@ -162,6 +198,7 @@ class Responder:
         size = len(chunk)
         if self._framing == _CHUNKED:
             if size:
+                self._last = chunk
                 head, tail = b"%b%x\r\n" % (head, size), b"\r\n" + tail
         elif self._framing == _LENGTH:
             self._remaining -= size
@@ -171,6 +208,9 @@ class Responder:
                 raise RuntimeError(f"the body is {-self._remaining} bytes over its length")
         elif self._framing == _NONE:
             size, chunk = 0, b""
+        elif self._framing == _AS_EVENT:
+            self._keep_for_event(chunk)
+            return
         self.body_bytes += size
         if size <= _COPY_LIMIT:
             self._connection.transport.write(head + chunk + tail)
@@ -184,6 +224,11 @@ class Responder:
 
     def send_error(self, error: InferwayError) -> None:
         """Send the error as the path's clients expect it."""
+        if self._as_event is not None:
+            self.started = True
+            self.status = error_status(error)
+            self.end(error_event(error, self.request.path))
+            return
         headers = JSON
         if error.retry_after is not None:
             headers = (*JSON, (b"retry-after", b"%d" % error.retry_after))
@@ -191,9 +236,61 @@ class Responder:
             headers = (*JSON, (b"allow", error.allowed.encode()))
         elif isinstance(error, UnauthorizedError):
             headers = (*JSON, (b"www-authenticate", b"Bearer"))  # RFC 9110 15.5.2
+        elif isinstance(error, UnsupportedCodingError):  # RFC 9110 12.5.3
+            headers = (*JSON, (b"accept-encoding", ACCEPTED.encode()))
         elif isinstance(error, UpstreamError) and error.attempts > 1:
             headers = (*JSON, (b"x-inferway-attempts", b"%d" % error.attempts))
         self.send(error_status(error), headers, error_body(error, self.request.path))
+
+    @property
+    def is_kept_alive(self) -> bool:
+        """Whether the client waits for a stream, and is sent comments while nothing else comes."""
+        record = self.record
+        return (
+            record is not None
+            and record.is_streamed
+            and self._connection.server.timeouts.stream_keep_alive > 0
+            and self.request.path in GENERATING
+        )
+
+    def keep_alive(self) -> None:
+        """Send the client of a stream a comment, behind the head if that has not been sent yet, if
+        it has been sent nothing since the call before: load balancers and clients take a connection
+        for dead that is silent for 20 to 60 s. Any engine may still answer."""
+        said, self._said = self._said, self.body_bytes
+        if said != self._said or self.ended or not self.is_kept_alive:
+            return
+        if not self.started and self._as_event is None:
+            self._begin(200, _STREAM, None)
+            self._as_event = bytearray()
+        elif not (self._is_stream and self._last.endswith(b"\n\n")):
+            return  # something other than an event is under way
+        self._put(keep_alive_event(self.request.path), b"")
+        self._said = -1
+
+    def _start_kept_alive(self, status: int, headers: Headers) -> None:
+        """The client has a stream's head already: an answer that is none becomes an event in it."""
+        self.status = status
+        if status != 200 or not _is_readable_stream(headers):
+            self._framing = _AS_EVENT
+
+    def _keep_for_event(self, chunk: bytes) -> None:
+        assert self._as_event is not None
+        if len(self._as_event) <= _MAX_EVENT_BYTES:
+            self._as_event += chunk
+
+    def _event(self, chunk: bytes) -> bytes:
+        """Return the answer, of which `chunk` is the last piece, as an event."""
+        self._keep_for_event(chunk)
+        assert self._as_event is not None
+        self._framing = _CHUNKED if self.request.http11 else _UNTIL_CLOSE
+        path = self.request.path
+        try:
+            msgspec.json.decode(self._as_event)
+        except UNREADABLE:
+            error = UpstreamError("the engine's answer is no stream and no JSON")
+            return error_event(error, path)
+        return answer_event(bytes(self._as_event), path, is_error=self.status >= 400)
 
     @property
     def can_say_more(self) -> bool:
@@ -285,3 +382,8 @@ class Responder:
         if self.cut or self.record is None:
             return self.cut
         return self.record.outcome
+
+
+def _is_readable_stream(headers: Headers) -> bool:
+    """Return whether an answer with these headers is a stream of events that is not compressed."""
+    return is_event_stream(headers) and not content_coding(headers)

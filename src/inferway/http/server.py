@@ -12,11 +12,12 @@ from email.utils import formatdate
 from typing import Any
 
 from inferway.config import LimitSettings, TimeoutSettings
-from inferway.errors import InferwayError, crash_report, panic_as_error
+from inferway.errors import ClientGoneError, InferwayError, crash_report, panic_as_error
 from inferway.http.connection import ClientConnection
+from inferway.http.content_coding import BodyDecoder
 from inferway.http.eager import resumed
 from inferway.http.listening import Certificate, Listener
-from inferway.http.message import BodyMemory, Request
+from inferway.http.message import CONTENT_ENCODING, BodyMemory, Request
 from inferway.http.responder import BodySource, Responder
 from inferway.loop_turns import LoopTurns
 from inferway.metrics import Family, Row, counter, gauge, table
@@ -99,6 +100,7 @@ class HttpServer:
         self.limits = limits or LimitSettings()
         self.timeouts = timeouts or TimeoutSettings()
         self.bodies = BodyMemory(self.limits.bodies_bytes)
+        self._decoder = BodyDecoder(self.limits.body_bytes)
         self.awaits_body = awaits_body
         self.turns = LoopTurns()
         self.stats = HttpStats()
@@ -136,6 +138,7 @@ class HttpServer:
             timeouts.keep_alive / 4,
             timeouts.request_body / 4,
             timeouts.idle_stream / 4,
+            timeouts.stream_keep_alive / 4 or _SWEEP_SECONDS,
         )
         self._sweep()
 
@@ -235,7 +238,8 @@ class HttpServer:
         """Runs the handler to its first wait, and the rest, if there is any, as a task."""
         self.stats.requests += 1
         self.stats.answering += 1
-        coroutine = self.handler(request, responder)
+        plain = CONTENT_ENCODING not in request.fields
+        coroutine = (self.handler if plain else self._handle_encoded)(request, responder)
         try:
             waited = coroutine.send(None)
         except StopIteration:
@@ -259,6 +263,15 @@ class HttpServer:
             log.add(responder)
 
     # ------------------------------------------------------------------------------- handlers
+
+    async def _handle_encoded(self, request: Request, responder: Responder) -> None:
+        """As the handler does, once the body is as it was before the client compressed it."""
+        if request.body and self.awaits_body(request):
+            body = await self._decoder.decoded(request.body, request.fields[CONTENT_ENCODING])
+            if responder.ended:
+                raise ClientGoneError("the client has gone")
+            request.replace_body(body)
+        await self.handler(request, responder)
 
     async def _finish(
         self, coroutine: Coroutine[Any, Any, None], waited: object, responder: Responder

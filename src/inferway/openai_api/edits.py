@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import msgspec
 import numpy as np
@@ -59,6 +59,11 @@ _MODEL = msgspec.json.Decoder(_Model)
 _SALT = msgspec.json.Decoder(_Salt)
 _PROMPT = msgspec.json.Decoder(_Prompt)
 _TEXT = msgspec.json.Decoder(str | None)
+_RAW = msgspec.json.Decoder(msgspec.Raw)
+_WORD = msgspec.json.Decoder(str)
+_ARRAY = msgspec.json.Decoder(list[msgspec.Raw])
+_PARTS = frozenset({"content", "content_parts"})  # members that have the parts of a message
+_MAX_DEPTH = 12  # no API has parts further in
 _NAMED = msgspec.json.Decoder(_Named)
 
 
@@ -103,6 +108,76 @@ def with_cache_salt(body: bytes, salt: Callable[[str | None], str]) -> bytes | N
     except UNREADABLE:
         return _salted_anew(body, salt)
     return _with_field(body, "cache_salt", given, made)
+
+
+def with_media_uuids(body: bytes, make: Callable[[str], str]) -> bytes:
+    """`body`, if it is a JSON object, with what `make` makes of each `uuid` by which a part of a
+    message names a picture, sound or video; `body` itself if it has none. Raises
+    InvalidRequestError for a `uuid` that is no text, and for a large body that would have to be
+    written anew."""
+    if b"uuid" not in body and b"\\u" not in body and json.detect_encoding(body) == "utf-8":
+        return body
+    try:
+        return _with_uuids(body, make)
+    except UNREADABLE:
+        return _media_uuids_anew(body, make)
+
+
+def _with_uuids(body: bytes, make: Callable[[str], str]) -> bytes:
+    """Raises DecodeError for what is no standard JSON in UTF-8."""
+    given = list(_uuids(_RAW.decode(body), 0, is_part=False))
+    pieces, end = [], 0
+    for value in sorted(given, key=lambda value: _place(value, body)):
+        start = _place(value, body)
+        pieces += [body[end:start], msgspec.json.encode(make(_uuid_text(value)))]
+        end = start + len(bytes(value))
+    return b"".join([*pieces, body[end:]]) if pieces else body
+
+
+def _uuids(value: msgspec.Raw, depth: int, *, is_part: bool) -> Iterator[msgspec.Raw]:
+    """Yield the values of `uuid` in the parts of messages, wherever messages stand in `value`."""
+    kind = bytes(memoryview(value)[:1])
+    if depth > _MAX_DEPTH or kind not in (b"{", b"["):
+        return
+    if kind == b"[":
+        for each in _ARRAY.decode(value):
+            yield from _uuids(each, depth + 1, is_part=is_part)
+        return
+    for name, member in _OBJECT.decode(value).items():
+        if is_part and name == "uuid":
+            if bytes(member) != b"null":
+                yield member
+        else:
+            yield from _uuids(member, depth + 1, is_part=name in _PARTS)
+
+
+def _uuid_text(value: msgspec.Raw) -> str:
+    try:
+        return _WORD.decode(value)
+    except UNREADABLE:
+        raise _no_uuid() from None
+
+
+def _media_uuids_anew(body: bytes, make: Callable[[str], str]) -> bytes:
+    try:
+        plain = json_bytes(json_object(body))
+    except InvalidRequestError:
+        return body  # no parser of ours takes it, and parsing says why
+    if b'"uuid"' not in plain:
+        return body
+    if len(body) > MAX_BYTES:
+        raise _too_large(body, "uuid")
+    try:
+        return _with_uuids(plain, make)
+    except UNREADABLE:
+        raise InvalidRequestError(
+            "body: no standard JSON, in which the 'uuid' of a message's part must be set; send JSON"
+            " without NaN and lone surrogates"
+        ) from None
+
+
+def _no_uuid() -> InvalidRequestError:
+    return InvalidRequestError("uuid of a message's part: expected text or null", param="messages")
 
 
 def _salted_anew(body: bytes, salt: Callable[[str | None], str]) -> bytes | None:

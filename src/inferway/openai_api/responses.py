@@ -41,6 +41,22 @@ def error_body(error: InferwayError, path: str = "") -> bytes:
     )
 
 
+def keep_alive_event(path: str) -> bytes:
+    """Return what a stream's client is sent while there is nothing to say: a comment, which every
+    client of server-sent events ignores; for messages Anthropic's `ping`."""
+    if path.endswith(_OF_MESSAGES):
+        return b'event: ping\ndata: {"type": "ping"}\n\n'
+    return b": keep-alive\n\n"
+
+
+def answer_event(answer: bytes, path: str, *, is_error: bool) -> bytes:
+    """Return an engine's whole JSON answer as a server-sent event, for a client whose stream has
+    begun."""
+    name = b"event: error\n" if is_error and path.endswith(_OF_MESSAGES) else b""
+    lines = b" ".join(answer.split(b"\n"))  # in JSON, the end of a line is a space
+    return b"%bdata: %b\n\n" % (name, lines.replace(b"\r", b" "))
+
+
 def error_event(error: InferwayError, path: str = "") -> bytes:
     """The same as a server-sent event: what a stream that broke ends with."""
     name = b"event: error\n" if path.endswith(_OF_MESSAGES) else b""

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from email.message import Message
 from typing import Any
 
 import msgspec
@@ -27,7 +26,21 @@ from inferway.openai_api.shapes import Guided
 _MAX_PARTS = 1000  # Starlette takes no more
 _MAX_PART_HEAD_BYTES = 4096
 _MAX_MODEL_BYTES = 1024
-_BOUNDARY = re.compile(rb';\s*boundary=(?:"([^"]{1,70})"|([^\s;"]{1,70}))', re.IGNORECASE)
+_CHARSET = rb'(?:\s*;\s*charset="?utf-?8"?)?'
+_FORM = re.compile(
+    rb"multipart/form-data%b\s*;\s*boundary="
+    rb'(?:"([\w\'()+,./:=? -]{0,69}[\w\'()+,./:=?-])"|([\w\'()+,./:=?-]{1,70}))%b'
+    % (_CHARSET, _CHARSET),
+    re.IGNORECASE | re.ASCII,
+)
+# A value in quotes, without what one parser takes for an escaped quote and another for its end.
+_QUOTED = rb'"(?:[^"\\\r\n]|\\[^"\r\n])*"'
+_FORM_DATA = re.compile(rb"content-disposition:[ \t]*form-data", re.IGNORECASE)
+_PARAMETER = re.compile(
+    rb"[ \t]*;[ \t]*(name|filename|filename\*)=(%b|[\w.'%%!#$&+^`|~-]+)" % _QUOTED,
+    re.IGNORECASE | re.ASCII,
+)
+_HEADER_LINE = re.compile(rb"[A-Za-z0-9-]+:[^\r\n\0]*")
 _BEFORE_AN_OBJECT = b" \t\r\n\0\xef\xbb\xbf\xff\xfe"  # UTF-16 and -32, byte order marks
 _JSON = re.compile(rb"\s*(?:application/(?:[\w.+-]+\+)?json)?\s*(?:;|$)", re.IGNORECASE)
 _DISPOSITION = b"content-disposition:"
@@ -98,21 +111,26 @@ def begins_an_object(raw: bytes) -> bool:
 
 
 def _boundary(content_type: bytes) -> bytes | None:
-    if not content_type.lstrip().lower().startswith(b"multipart/"):
+    """Return the boundary of a form; None if the body is none. Raises InvalidRequestError for a
+    content type that another parser might read otherwise."""
+    if b"multipart" not in content_type.lower():
         return None
-    found = _BOUNDARY.search(content_type)
+    found = _FORM.fullmatch(content_type.strip())
     if found is None:
-        raise InvalidRequestError("content-type: multipart without a boundary")
+        raise InvalidRequestError(
+            f"content-type {content_type[:100].decode('latin-1')!r}: expected"
+            " multipart/form-data; boundary=..., with at most charset=utf-8 beside it"
+        )
     return found[1] or found[2]
 
 
 def _read_form(raw: bytes, boundary: bytes) -> UnreadBody:
     """Raises InvalidRequestError for one of which not all fields can be known."""
     place, xargs = None, {}
-    for names, start, end in _fields(raw, boundary):
-        if "model" in names and place is None and end <= start + _MAX_MODEL_BYTES:
+    for name, start, end in _fields(raw, boundary):
+        if name == "model" and place is None and end <= start + _MAX_MODEL_BYTES:
             place = start, end
-        elif "vllm_xargs" in names:
+        elif name == "vllm_xargs":
             xargs.update(_object_of(raw[start:end]))
     members = _Members(vllm_xargs=xargs) if xargs else _NOTHING
     model = None if place is None else raw[slice(*place)].decode("utf-8", "replace")
@@ -127,35 +145,62 @@ def _object_of(value: bytes) -> dict[str, Any]:
         return {}
 
 
-def _fields(raw: bytes, boundary: bytes) -> Iterator[tuple[list[str], int, int]]:
-    """Of each part that is whole (RFC 7578): its names, of which an engine takes one, and where its
-    value stands. A part cannot contain the delimiter, so that no file is taken for a field."""
+def _fields(raw: bytes, boundary: bytes) -> Iterator[tuple[str, int, int]]:
+    """Yield of each part its name, and where its value stands (RFC 7578). A part cannot contain the
+    delimiter, so that no file is taken for a field. Raises InvalidRequestError for a form that an
+    engine might read otherwise: Starlette, Django and we differ on comments in headers, names given
+    twice, and what stands between the parts."""
     delimiter = b"\r\n--" + boundary
-    at = 0 if raw.startswith(delimiter[2:]) else raw.find(delimiter) + 2
-    num = 0
-    while at != 1:
-        head = raw.find(b"\r\n\r\n", at, at + _MAX_PART_HEAD_BYTES)
-        end = -1 if head < 0 else raw.find(delimiter, head + 2)
-        if end < 0:
-            if head < 0 and raw.find(b"\r\n\r\n", at) >= 0:
-                raise InvalidRequestError(
-                    f"form: the head of a part is over the limit of {_MAX_PART_HEAD_BYTES} bytes"
-                )
+    at = len(delimiter) - 2 if raw.startswith(delimiter[2:]) else len(delimiter)
+    if not raw.startswith((delimiter[2:], delimiter)):
+        raise _unclear(0, "expected the boundary that content-type names, at the body's start")
+    for number in range(1, _MAX_PARTS + 1):
+        if raw.startswith(b"--", at):
+            if raw[at + 2 :].strip(b"\r\n"):
+                raise _unclear(number, "expected nothing behind the last boundary")
             return
-        num += 1
-        if num > _MAX_PARTS:
-            raise InvalidRequestError(f"form: over the limit of {_MAX_PARTS} parts")
-        yield _names(raw[at:head]), min(head + 4, end), end
-        at = end + 2
+        head = raw.find(b"\r\n\r\n", at, at + _MAX_PART_HEAD_BYTES)
+        if head < 0 or not raw.startswith(b"\r\n", at):
+            raise _unclear(
+                number, f"expected a head of at most {_MAX_PART_HEAD_BYTES} bytes and an empty line"
+            )
+        end = raw.find(delimiter, head + 2)
+        if end < 0:
+            raise _unclear(number, "expected the boundary behind it")
+        yield _name(raw[at + 2 : head], number), min(head + 4, end), end
+        at = end + len(delimiter)
+    raise InvalidRequestError(f"form: over the limit of {_MAX_PARTS} parts")
 
 
-def _names(head: bytes) -> list[str]:
-    """As Starlette reads them (python-multipart), whatever way of writing them the client chose."""
+def _name(head: bytes, number: int) -> str:
+    """Return the name of a part with this head."""
     names = []
     for line in head.split(b"\r\n"):
+        if not _HEADER_LINE.fullmatch(line):
+            raise _unclear(number, "expected header lines of the form Name: value")
         if line[: len(_DISPOSITION)].lower() == _DISPOSITION:
-            message = Message()
-            message["content-type"] = line[len(_DISPOSITION) :].strip().decode("latin-1")
-            name = message.get_param("name")
-            names.append(name[-1] if isinstance(name, tuple) else str(name))
-    return names
+            names.append(_parameters(line, number)[b"name"])
+    if len(names) != 1:
+        raise _unclear(number, f"{len(names)} lines Content-Disposition; expected one")
+    if b"\\" in names[0]:
+        raise _unclear(number, "expected a name without escapes")
+    return names[0].strip(b'"').decode("utf-8", "replace")
+
+
+def _parameters(line: bytes, number: int) -> dict[bytes, bytes]:
+    """Return the parameters of a line Content-Disposition, each of which stands there once."""
+    found = _FORM_DATA.match(line)
+    given: list[tuple[bytes, bytes]] = []
+    while found is not None and found.end() < len(line):
+        found = _PARAMETER.match(line, found.end())
+        if found is not None:
+            given.append((found[1].lower(), found[2]))
+    if found is None or len(dict(given)) != len(given) or b"name" not in dict(given):
+        raise _unclear(
+            number, 'expected Content-Disposition: form-data; name="..."; filename="..."'
+        )
+    return dict(given)
+
+
+def _unclear(number: int, what: str) -> InvalidRequestError:
+    return InvalidRequestError(f"form: part {number}: {what}")

@@ -17,6 +17,8 @@ MODEL = "model"
 # Of `inferway serve`: what concerns how engines are known and chosen.
 KEYS = (
     "engine_ca",
+    "engine_cert",
+    "engine_key",
     "index",
     "models",
     "policy",

@@ -131,6 +131,7 @@ class Journey:
         "edits",
         "goes_on",
         "is_cut_off",
+        "is_encoded",
         "is_rest",
         "kept",
         "known_body",
@@ -162,6 +163,7 @@ class Journey:
         self.is_rest = False  # it asks for the rest of an answer whose engine was lost
         self.kept: KeptStream | None = None  # None: the answer ends with its engine
         self.is_cut_off = False  # the engine has given up its answer, and the client does not know
+        self.is_encoded = False  # the answer is compressed, and passes unread
         self.prefill: PrefillLeg | None = None  # None: the engine that answers computes all
         self.tells_its_reuse = False  # the engine says how much of the prompt it has reused
         self._host = host
@@ -184,7 +186,7 @@ class Journey:
     @property
     def changes_length(self) -> bool:
         """Whether the answer that the client gets may be longer or shorter than the engine's."""
-        return self._names is not None
+        return self._names is not None and not self.is_encoded
 
     async def decide(self, slot: Slot | None = None) -> Decision:
         """Return where to send the request, after it has had its turn at `slot`. Raises
@@ -233,6 +235,7 @@ class Journey:
         host = self._host
         self.record.target = target
         self.record.attempts += 1
+        self.is_encoded = False
         if self._attempt is not None:
             self.suspect(self._attempt.target.endpoint)
             self._attempt.end()
@@ -279,6 +282,12 @@ class Journey:
             assert self._host.continuing is not None
             self._host.continuing.drop(kept)
 
+    def pass_encoded(self) -> None:
+        """Let the answer of this attempt pass as it is: it is compressed, so that nothing in it can
+        be read or changed. Call it before `on_head`."""
+        self.is_encoded = True
+        self._drop_kept()
+
     def give_up(self) -> bytes:
         """Return what the engine has said when it gave up: nobody goes on with the answer."""
         assert self.kept is not None
@@ -307,7 +316,8 @@ class Journey:
         if attempt is None:
             raise RuntimeError("on_head before attempt")
         target = attempt.target
-        if status < 400 and self.tells_its_reuse and not attempt.is_moved:
+        tells_its_reuse = self.tells_its_reuse and not self.is_encoded
+        if status < 400 and tells_its_reuse and not attempt.is_moved:
             tokens = self._host.stats.tokens_of(target.endpoint.engine)
             tokens.sent(attempt.prompt_tokens, attempt.reused_tokens)
         elif status >= 500:
@@ -327,6 +337,7 @@ class Journey:
         edits = [*self.edits, *attempt.edits] if attempt.edits else self.edits
         if edits:
             self.record.edits = edits
+        if edits and not self.is_encoded:  # else what an edit has in the answer reaches the client
             told = (*told, (b"x-inferway-edited", b", ".join(edits)))
         for listener in self._listeners:
             told = (*told, *listener.on_head(status))
@@ -338,6 +349,8 @@ class Journey:
         if not self._first_chunk_came:
             self._first_chunk_came = True
             self._begun()
+        if self.is_encoded:
+            return chunk
         if self.kept is not None:
             sent = self.kept.sent
             chunk = sent.feed(chunk)
@@ -347,7 +360,7 @@ class Journey:
 
     def on_end(self) -> bytes:
         """The answer has come to its end; return what of it was kept back."""
-        return b"" if self._names is None else self._names.end()
+        return self._names.end() if self.changes_length and self._names is not None else b""
 
     def _begun(self) -> None:
         self.record.begun_at = self._host.clock()

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import hashlib
 
-from inferway.openai_api.edits import with_cache_salt
+from inferway.openai_api.edits import with_cache_salt, with_media_uuids
 
-EDIT = b"cache_salt"
+EDIT, UUID_EDIT = b"cache_salt", b"uuid"
 _BYTES = 32  # 64 hexadecimal digits: vLLM takes up to 128 characters
 _MAX_KEY_BYTES = 64
 
@@ -37,7 +37,25 @@ class TenantSalt:
         data = b"%d:%b%b" % (len(name), name, own)
         return hashlib.blake2b(data, digest_size=_BYTES, key=self._key).hexdigest()
 
+    def media_uuids(self, body: bytes, tenant: str) -> bytes:
+        """As `with_tenants_media`, by the secret."""
+        return with_media_uuids(body, lambda given: self.of(tenant, "uuid:" + given))
+
     def salted(self, body: bytes, tenant: str) -> bytes | None:
         """`body` with its tenant's salt. None if it cannot have one: it is no JSON object, or its
         `cache_salt` is no text."""
         return with_cache_salt(body, lambda given: self.of(tenant, given))
+
+
+def with_tenants_media(body: bytes, tenant: str) -> bytes:
+    """Return a body whose media are the tenant's alone: for vLLM the `uuid` of a picture is the
+    picture, also for requests with another salt (its caches of processed and of encoded media know
+    no salt), so that somebody else's picture of the same name would be answered from. Each becomes
+    a hash of it and the tenant. Raises InvalidRequestError."""
+    name = tenant.encode("utf-8", "surrogatepass")
+
+    def make(given: str) -> str:
+        data = b"uuid:%d:%b%b" % (len(name), name, given.encode("utf-8", "surrogatepass"))
+        return hashlib.blake2b(data, digest_size=_BYTES).hexdigest()
+
+    return with_media_uuids(body, make)

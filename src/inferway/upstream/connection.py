@@ -50,6 +50,7 @@ _ENDS_HERE = HOP_BY_HOP | {b"content-length", b"x-request-id"}
 _BODILESS = frozenset({204, 304})
 _INTERIM = frozenset({100, 102, 103})  # whose body llhttp does not read, whatever they announce
 _FEW_PIECES = 64  # of a body in a slice: then it is no flood of tiny ones, and may be larger
+_NO_CODING = frozenset({b"identity", b""})
 _FRAMING = frozenset({b"connection", b"content-length", b"transfer-encoding"})
 
 
@@ -264,6 +265,9 @@ class EngineConnection(SlicedProtocol):
         self._in_body = True
         self._reusable = keep_alive
         assert self._exchange is not None
+        if fields.get(b"content-encoding", b"identity") not in _NO_CODING:
+            self._exchange.is_encoded = True
+            self._pool.warn_of_coding(self.origin.label, fields[b"content-encoding"])
         if self._exchange.is_head:
             self._until_close = False
             self._complete = True

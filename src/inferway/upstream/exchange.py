@@ -33,8 +33,8 @@ class Sink(Protocol):
 class UpstreamRequest:
     """The sender's handle on a request under way. Its methods do nothing once it is over."""
 
-    __slots__ = ("connection", "is_head", "is_waiting", "origin", "over", "paused", "pieces",
-                 "retried", "sink")  # fmt: skip
+    __slots__ = ("connection", "is_encoded", "is_head", "is_waiting", "origin", "over", "paused",
+                 "pieces", "retried", "sink")  # fmt: skip
 
     def __init__(
         self, origin: Origin, pieces: tuple[bytes, ...], sink: Sink, *, is_head: bool
@@ -47,6 +47,7 @@ class UpstreamRequest:
         self.over = False
         self.paused = False
         self.retried = False
+        self.is_encoded = False  # the answer has a content coding, as gzip; known from its head on
         self.is_waiting = False  # the sink says so of a piece that tells nothing, as a comment
 
     @property

@@ -7,6 +7,7 @@ One coarse timer looks after every deadline of every connection.
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import ssl
 from collections.abc import Callable, Iterator
@@ -14,13 +15,15 @@ from dataclasses import dataclass
 from time import monotonic
 from urllib.parse import urlsplit
 
-from inferway.config import TimeoutSettings, unix_path
+from inferway.config import TimeoutSettings, engine_address, unix_path
 from inferway.errors import ConfigError, UpstreamError
 from inferway.loop_turns import LoopTurns
 from inferway.metrics import Family, Row, counter, table
 from inferway.tasks import next_multiple
 from inferway.upstream.connection import NEVER, EngineConnection
 from inferway.upstream.exchange import Sink, UpstreamRequest
+
+log = logging.getLogger("inferway.upstream")
 
 # A host that has gone without a word, or is cut off, is found out by its kernel's silence: with the
 # defaults of Linux after two hours, and what was sent to it after 15 minutes.
@@ -35,6 +38,7 @@ _SWEEP_SECONDS = 1.0
 _FRESH_SECONDS = 1.0  # an engine would have to stand still for seconds to close such a connection
 STOOD_STILL_SECONDS = 1.0  # a timer that rings so late was not the engine's fault
 _LATE_SECONDS = 0.05  # a timer that rings so late was slept through
+_MOST_WARNED_OF = 1000  # engines; they come and go
 _COPY_LIMIT = 16 * 1024  # a larger body is written beside its head instead of behind it
 _SHUTTING_DOWN = "the gateway is shutting down"
 _BODILESS_METHODS = frozenset({"GET", "HEAD", "DELETE", "OPTIONS"})
@@ -107,6 +111,7 @@ class Pool:
         self.on_closed = on_closed
         self.turns = LoopTurns()
         self._origins: dict[str, Origin] = {}
+        self._encoding: set[str] = set()  # engines whose answers have a content coding
         self._sweep_seconds = min(
             _SWEEP_SECONDS,
             idle_keep_alive / 4,
@@ -126,7 +131,7 @@ class Pool:
         *,
         once: bool = False,
     ) -> UpstreamRequest:
-        """Start one exchange with the engine at `url` (http://host:port; EngineSettings.http_url).
+        """Start one exchange with the engine at `url` (EngineSettings.http_url).
 
         `headers` is a block of lines (headers.header_block) without Host, framing and
         hop-by-hop fields. `once`: it must not be sent a second time, so that a connection that the
@@ -136,6 +141,8 @@ class Pool:
         origin = self._origins.get(url)
         if origin is None:
             origin = self._origins[url] = Origin(self, url)
+        if origin.prefix:
+            target = origin.prefix + target
         if body or method not in _BODILESS_METHODS:
             head = b"%b %b HTTP/1.1\r\nhost: %b\r\n%bcontent-length: %d\r\n\r\n" % (
                 method.encode(), target, origin.authority, headers, len(body),
@@ -169,6 +176,22 @@ class Pool:
         while self._origins:  # what fails may be tried at another engine
             _, origin = self._origins.popitem()
             await origin.close()
+
+    def warn_of_coding(self, engine: str, coding: bytes) -> None:
+        """Log once that the engine's answers come compressed, which was not asked for."""
+        if engine in self._encoding:
+            return
+        if len(self._encoding) >= _MOST_WARNED_OF:
+            self._encoding.clear()
+        self._encoding.add(engine)
+        log.warning(
+            "engine %s sends its answers with content-encoding %r, although only identity is asked"
+            " for; they pass to clients as they are: no usage is counted, no model renamed, no"
+            " shape judged, and no stream continued; turn off compression between the gateway and"
+            " the engine",
+            engine,
+            coding[:40].decode("latin-1"),
+        )
 
     @property
     def unread(self) -> float:
@@ -206,7 +229,7 @@ class Origin:
     """One engine's connections, idle and busy. Written by the pool and the connections."""
 
     __slots__ = ("_connecting", "authority", "connections", "host", "idle", "label", "path",
-                 "pool", "port", "tls", "url")  # fmt: skip
+                 "pool", "port", "prefix", "tls", "url")  # fmt: skip
 
     def __init__(self, pool: Pool, url: str) -> None:
         parts = urlsplit(url)
@@ -215,7 +238,8 @@ class Origin:
         self.pool = pool
         self.url = url
         self.path = unix_path(parts.netloc)
-        self.label = self.path or parts.netloc
+        self.label = self.path or engine_address(url)
+        self.prefix = parts.path.rstrip("/").encode()  # of the path of each request
         self.authority = b"localhost" if self.path else parts.netloc.encode()
         self.host = parts.hostname
         self.tls = pool.tls if parts.scheme == "https" else None

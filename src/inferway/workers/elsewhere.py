@@ -136,6 +136,9 @@ class StreamElsewhere:
         if self._source.replay is not None:
             self.resync()
 
+    def restarted(self) -> None:
+        self._follows.send(self, Resync(self.number, has_restarted=True))
+
     def resync(self) -> None:
         self._follows.send(self, Resync(self.number))
 

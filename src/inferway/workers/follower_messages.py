@@ -65,9 +65,11 @@ class FactsTold(_FollowerTold, frozen=True):
 
 
 class Resync(_FollowerTold, frozen=True):
-    """Compare with the engine now."""
+    """Compare with the engine now; `has_restarted`: its process had ended
+    (`EventSubscriber.restarted`)."""
 
     number: int
+    has_restarted: bool = False
 
 
 class CountNoCopies(_FollowerTold, frozen=True):

@@ -86,7 +86,7 @@ class Following:
             FollowStream: self._orders.put_nowait,
             FollowNoMore: self._orders.put_nowait,
             FactsTold: self._facts,
-            Resync: partial(self._of_stream, lambda stream: stream.resync()),
+            Resync: self._resync,
             CountNoCopies: partial(self._of_stream, lambda stream: stream.count_no_copies()),
             PromptsOffered: partial(offer, self._orphans),
             Ping: send,
@@ -162,6 +162,10 @@ class Following:
     ) -> None:
         if told.number in self._streams:
             do(self._streams[told.number][1])
+
+    def _resync(self, told: Resync) -> None:
+        restarted, resync = EventSubscriber.restarted, EventSubscriber.resync
+        self._of_stream(restarted if told.has_restarted else resync, told)
 
     def _facts(self, told: FactsTold) -> None:
         if told.number in self._streams:

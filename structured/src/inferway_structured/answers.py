@@ -6,6 +6,7 @@ whole, too long                 nothing                          cannot be told
 streamed, and to be reported    [DONE] and what follows          its texts and calls
 streamed                        nothing                          its texts and calls
 judged by its engine            nothing                          its engine's word
+compressed                      nothing                          cannot be told
 an error, or anything else      nothing                          not at all
 
 The gateway, the endpoint picker and the engine's plugin judge answers by it. Its bytes are never
@@ -17,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from inferway_structured.report import VALID_HEADER
-from inferway_structured.sse import comment_in, done_at, is_event_stream
+from inferway_structured.sse import comment_in, content_coding, done_at, is_event_stream
 from inferway_structured.texts import AnswerText, StreamTexts, said_in
 
 _VALID = {b"true": True, b"false": False}
@@ -66,6 +67,8 @@ class AnswerJudge:
         values = dict(headers)
         if told := values.get(VALID_HEADER):
             self._count(_VALID.get(told))
+        elif status == 200 and content_coding(headers):
+            self._count(None)
         elif status == 200 and is_event_stream(headers):
             self._texts = StreamTexts(self._max_chars)
         elif status == 200 and values.get(b"content-type", b"").startswith(b"application/json"):

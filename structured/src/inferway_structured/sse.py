@@ -80,6 +80,15 @@ def is_event_stream(headers: Iterable[tuple[bytes, bytes]]) -> bool:
     return False
 
 
+def content_coding(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Return the coding of an answer with these headers, as gzip; empty if its bytes are as they
+    were written. Names are in lower case."""
+    for name, value in headers:
+        if name == b"content-encoding" and value.lower() != b"identity":
+            return value
+    return b""
+
+
 def only_comments(events: bytes) -> bool:
     """Return whether there is nothing but comments in whole events, or nothing at all."""
     return all(not line or line.startswith(b":") for line in events.splitlines())

@@ -206,6 +206,34 @@ def test_a_restart_into_silence_is_an_exact_nothing() -> None:
     assert stream.state is StreamState.EXACT
 
 
+@pytest.mark.parametrize("is_linked_again", [True, False])
+def test_what_a_process_held_that_has_ended_is_not_believed_until_a_replay_comes(
+    is_linked_again: bool,
+) -> None:
+    stream = in_step(last=2)
+    stream.lost()
+    if is_linked_again:
+        stream.resume()
+
+    actions = stream.restarted()
+
+    states = [stream.state]
+    assert actions == [Forget(), Replay(0)][: 1 + is_linked_again]
+    if not is_linked_again:
+        assert stream.resume() == [Replay(0, attempt=1)]
+    assert stream.replay_ended(True) == []
+    assert [*states, stream.state] == [StreamState.BLIND, StreamState.EXACT]
+
+
+def test_what_was_compared_since_the_process_ended_stays_believed() -> None:
+    stream = resumed(in_step(last=2))
+    stream.replayed(2, batch(2))
+    stream.replay_ended(True)
+
+    assert stream.restarted() == [Replay(2)]
+    assert stream.state is StreamState.REPAIRING
+
+
 def test_an_engine_that_forgot_the_gap_leaves_us_partial() -> None:
     stream = in_step(last=2)
     stream.live(90, batch(90))

@@ -49,6 +49,10 @@ class JudgedAnswer:
     def can_say_more(self) -> bool:
         return self._start is None and self._responder.can_say_more
 
+    @property
+    def is_kept_alive(self) -> bool:
+        return self._responder.is_kept_alive
+
     def attach(self, source: BodySource) -> None:
         self._responder.attach(source)
 

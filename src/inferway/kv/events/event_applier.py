@@ -141,6 +141,11 @@ class EventApplier:
         """Tell that what is believed is in doubt (`EventStream.recheck`). Return what to do."""
         return self._do(self.stream.recheck())
 
+    def restarted(self) -> Steps:
+        """Tell that the engine's process has ended, and another one is there
+        (`EventStream.restarted`). Return what to do."""
+        return self._do(self.stream.restarted())
+
     def lost(self) -> None:
         """Tell that the link is gone (`EventStream.lost`)."""
         self.stream.lost()

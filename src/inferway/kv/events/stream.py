@@ -205,6 +205,15 @@ class EventStream:
         doubt until `resume`: a replay brings nothing of what is published after it."""
         return self.resume() if self._linked else []
 
+    def restarted(self) -> list[Action]:
+        """Tell that the engine's process has ended, and another one is there. Return what to do:
+        what is not confirmed since a new link is forgotten at once, before a replay says so."""
+        if self.state.is_settled:
+            return self.recheck()
+        if self._linked and self.can_replay:
+            return self._restart()
+        return self._forget()
+
     def lost(self) -> None:
         """Tell that the link is gone; `resume` when it is back. Answers under way will not come."""
         self._linked = False

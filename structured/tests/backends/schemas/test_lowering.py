@@ -260,10 +260,19 @@ def test_what_cannot_be_said_is_named(name: str) -> None:
     assert left_out == [Unenforced(place, keyword)]
 
 
-def test_a_look_ahead_is_left_out_and_the_rest_of_the_pattern_kept() -> None:
-    said, _ = lowered({"pattern": "^(?!x)a+$"})
+@pytest.mark.parametrize(
+    ("pattern", "kept"),
+    [
+        ("^(?!x)a+$", "^a+$"),
+        (r"^\bfoo\b$", "^foo$"),
+        (r"^\\b(?<=x)\Ba$", r"^\\ba$"),
+    ],
+)
+def test_an_assertion_is_left_out_and_the_rest_of_the_pattern_kept(pattern: str, kept: str) -> None:
+    said, left_out = lowered({"pattern": pattern})
 
-    assert said == {"pattern": "^a+$"}
+    assert said == {"pattern": kept}
+    assert left_out == [Unenforced("", "pattern")]
 
 
 def test_properties_keep_their_order() -> None:

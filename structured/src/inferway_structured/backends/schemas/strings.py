@@ -87,7 +87,7 @@ def _in_class(char: str) -> str:
     return f"\\x{{{ord(char):x}}}" if not char.isalnum() or char in _CLASS_SPECIAL else char
 
 
-_LOOKS = re.compile(r"\(\?(?:=|!|<=|<!)")
+_ASSERTIONS = re.compile(r"\(\?(?:=|!|<=|<!)|\\[bB]")  # look-around, and the edges of words
 _ENDLESS = frozenset({"", ".*", "^.*$", "^.*", ".*$", "^", "$", r"[\s\S]*", r"^[\s\S]*$"})
 
 
@@ -96,20 +96,20 @@ def is_everything(pattern: str) -> bool:
     return pattern in _ENDLESS
 
 
-def without_looks(pattern: str) -> str | None:
-    """The pattern without its look-aheads and look-behinds: it matches that and more. None where
-    there are none, or where they are not told apart."""
-    if not _LOOKS.search(pattern):
+def without_assertions(pattern: str) -> str | None:
+    r"""Return the pattern without its look-aheads, look-behinds, `\b` and `\B`: it matches what the
+    pattern matches, and more. None where there are none, or where they are not told apart."""
+    if not _ASSERTIONS.search(pattern):
         return None
     out, at = [], 0
     while at < len(pattern):
-        found = _LOOKS.match(pattern, at)
+        found = _ASSERTIONS.match(pattern, at)
         if found is None:
             step = 2 if pattern[at] == "\\" else _class_length(pattern, at)
             out.append(pattern[at : at + step])
             at += step
             continue
-        end = _closing(pattern, at)
+        end = at + 1 if found[0].startswith("\\") else _closing(pattern, at)
         if end is None:
             return None
         at = end + 1

@@ -14,7 +14,7 @@ from inferway_structured.backends.schemas.strings import (
     KNOWN_FORMATS,
     UNENFORCED_FORMATS,
     in_rust,
-    without_looks,
+    without_assertions,
 )
 
 
@@ -70,7 +70,7 @@ class Texts:
             said["pattern"] = written
             return
         self._leave_out(node, "pattern")
-        without = without_looks(written)
+        without = without_assertions(written)
         if without is not None and self.takes(without):
             said["pattern"] = without
 
