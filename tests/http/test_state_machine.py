@@ -121,6 +121,7 @@ class Machine(RuleBasedStateMachine):
     @rule(client=clients)
     def it_reads_again(self, client: Asking) -> None:
         client.line.protocol.resume_writing()
+        self.world.turns.take()
 
     @rule(client=consumes(clients), reset=st.booleans())
     def it_leaves(self, client: Asking, reset: bool) -> None:
@@ -214,6 +215,7 @@ class Machine(RuleBasedStateMachine):
         """Every engine answers what it was asked, everybody leaves, and nothing is left."""
         for client in self.asking:
             client.line.protocol.resume_writing()
+        self.world.turns.take()
         while (engine := self.asked(0)) is not None or (engine := self.engine("streaming", 0)):
             if engine.state == "streaming":
                 engine.line.hang_up()

@@ -20,8 +20,9 @@ Rule 1: what is refused is answered with 400 (or 408, 413, 414, 417, 431, 501), 
         framing fields given twice; any coding but `chunked`, and each in HTTP/1.0; framing
         that outweighs what it carries. What llhttp skips is as if it were not there: empty
         lines before a request line, also with a bare CR or LF; spaces between its parts.
-        An offered upgrade is ignored: the head is read again without it, because llhttp
-        would take a body for the new protocol.
+        The offer of another version of HTTP is ignored: the head is read again without it,
+        because llhttp would take a body for the new protocol. Other upgrades are carried
+        (`tunnel`) or refused.
 Rule 2: pipelined requests are answered in order. While the queue is full, or the client does
         not read, nothing is read from it. In one turn of the loop a connection has at most
         SLICE_BYTES parsed (`loop_turns`), beyond the body of one request, and MAX_QUEUED
@@ -147,7 +148,11 @@ class ClientConnection(SlicedProtocol):
         is_all = start == 0 and end >= size
         if self._reader.feed(data if is_all else memoryview(data)[start:end]):
             return min(end, size)
-        self._stop_reading()
+        if self._reader.behind is not None:
+            self._reader.behind += data[end:]
+            self.hold()
+        else:
+            self._stop_reading()
         return size
 
     def eof_received(self) -> None:
@@ -231,7 +236,8 @@ class ClientConnection(SlicedProtocol):
 
     def _take_pump_turn(self) -> None:
         self._pump_due = False
-        if not self.closing and not self._turn_is_due:  # else `parse` does it, in this turn
+        parses = self._turn_is_due and self.has_unread and not self.is_held
+        if not self.closing and not parses:  # else `parse` pumps, in this turn
             self._pump()
 
     def _answer(self, item: Request | RequestError) -> None:
@@ -248,6 +254,16 @@ class ClientConnection(SlicedProtocol):
         self.server.stats.answering += 1
         self.server.stats.refused += 1
         self._responder.send_error(item)
+
+    def switch(self, protocol: asyncio.Protocol) -> bytes:
+        """Hand the connection over to another protocol, for the request under way. Return what the
+        client has said in it already. This connection still hears when it is lost, and when the
+        client does not read."""
+        said = self._reader.behind or b""
+        self.deadline = NEVER
+        self.transport.set_protocol(protocol)
+        self.release()
+        return said
 
     def cut(self, why: str) -> None:
         """Resets the connection; the access log says `why` of the answer under way."""

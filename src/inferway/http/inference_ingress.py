@@ -48,6 +48,11 @@ class InferenceIngress:
             assert found is not None, text  # config has checked it
             self.paths.setdefault(found[2], set()).add(found[1] or "POST")
 
+    @property
+    def is_salted(self) -> bool:
+        """Whether tenants are kept apart by salts: what cannot be salted does not reach engines."""
+        return self._salt is not None
+
     def open(
         self, request: Request, tenant: str = "", priority: int | None = None, share: str = ""
     ) -> Journey:

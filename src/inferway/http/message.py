@@ -43,6 +43,7 @@ _NO_FIELDS: dict[bytes, bytes] = {}
 
 
 CONTENT_ENCODING = b"content-encoding"
+CARRIED_PATHS = ("/v1/realtime",)  # whose connections may switch to the WebSocket protocol
 # A body up to this size is received whatever its head says, and however many are held already.
 SMALL_BODY_BYTES = 64 * 1024
 
@@ -82,6 +83,7 @@ class Request:
         "query",
         "started",
         "target",
+        "upgrade",
     )
 
     def __init__(self, method: str, target: bytes, started: float) -> None:
@@ -99,6 +101,7 @@ class Request:
         self.memory: BodyMemory | None = None  # that counts the body; None: nobody does
         self.http11 = True
         self.keep_alive = False
+        self.upgrade = b""  # the protocol that the connection is to be switched to
         self.id = b""  # x-request-id: the client's, or ours
         self.client = UNIX_CLIENT  # its address, without its port
 

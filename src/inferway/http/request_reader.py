@@ -14,6 +14,7 @@ import httptools
 
 from inferway.errors import BadHttpError, BodyTooLargeError, RequestError
 from inferway.http.message import (
+    CARRIED_PATHS,
     MAX_HEADERS,
     MAX_TARGET_BYTES,
     SMALL_BODY_BYTES,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 # Of two content types we would take the last, and vLLM takes the first.
 _ONCE = (b"content-length", b"transfer-encoding", b"host", b"content-type")
 _UPGRADE = frozenset({b"upgrade"})
+_OTHER_HTTP = re.compile(rb"(?:(?:h2c?|http/\d\.\d|tls/\d\.\d)(?:\s*,\s*|$))+")
 _NO_HEADERS: list[tuple[bytes, bytes]] = []
 _MAX_FRAMING = 16  # bytes around each byte of a chunked body, beyond what a head may have
 
@@ -60,6 +62,7 @@ class RequestReader:
         "_searched",
         "_server",
         "_target",
+        "behind",
         "client",
         "complete",
         "receiving",
@@ -76,13 +79,15 @@ class RequestReader:
         self._read: bytes | memoryview = b""  # what is being parsed
         self._first = False  # it began with the request that is being parsed
         self._again = b""  # a head whose upgrade is ignored
+        self.behind: bytes | None = None  # what has come behind a head whose upgrade is not
         self._expects = False
         self.on_message_begin()
         self.receiving = False  # a request has begun to arrive and is not complete
 
     def feed(self, data: bytes | memoryview) -> bool:
         """Return whether more may be fed. If not, the last one in `complete` is an error, or a
-        request whose body is not awaited."""
+        request whose body is not awaited, or one after which the connection speaks another
+        protocol: then `behind` is what has come of that."""
         self._read, self._searched = data, 0
         self._first = not self.receiving
         behind = None
@@ -91,6 +96,9 @@ class RequestReader:
                 self._parser.feed_data(data)
             except httptools.HttpParserUpgrade as e:
                 behind = memoryview(data)[e.args[0] :]
+            if behind is not None and self._switches:
+                self.behind = bytes(behind)
+                return False
             if behind is not None:  # outside the except: a refusal is known by its __context__
                 self._ignore_upgrade(behind)
             if self.receiving:
@@ -145,6 +153,28 @@ class RequestReader:
         """Note that no more bytes will come."""
         self.drop()
         del self._parser  # it refers to us: a body would stay until the garbage collector runs
+
+    @property
+    def _switches(self) -> bool:
+        """Whether the last complete request switches the connection to another protocol."""
+        last = self.complete[-1] if self.complete else None
+        return isinstance(last, Request) and bool(last.upgrade)
+
+    def _read_upgrade(self, request: Request) -> None:
+        """Ignore the offer of another version of HTTP, with which some clients begin (RFC 9110
+        section 7.8). Another protocol is carried, or refused: as plain HTTP the request would get
+        the answer to something else. Raises BadHttpError."""
+        offered = request.fields.get(b"upgrade", b"").lower()
+        if request.method == "CONNECT" or _OTHER_HTTP.fullmatch(offered):
+            self._again = _without_upgrade(request, self._target)
+        elif offered == b"websocket" and self._server.carries(request):
+            request.upgrade = offered
+        else:
+            raise BadHttpError(
+                f"upgrade {offered[:40]!r}: {request.path[:100]} does not carry it; expected"
+                f" websocket, on {' and '.join(CARRIED_PATHS)} alone",
+                status=501,
+            )
 
     def _ignore_upgrade(self, rest: memoryview) -> None:
         """Reads the head again without it, and what comes after."""
@@ -219,7 +249,7 @@ class RequestReader:
             raise _BodyNotAwaitedError
         self._received = -len(self._read)
         if parser.should_upgrade():
-            self._again = _without_upgrade(request, self._target)
+            self._read_upgrade(request)
 
     def on_body(self, body: bytes) -> None:
         size = len(body)
@@ -246,7 +276,7 @@ class RequestReader:
             request.body = bytes(self._body)  # the same object, if it is bytes already
             request.memory = self._bodies
             self._body = b""
-        request.keep_alive = self._parser.should_keep_alive()
+        request.keep_alive = self._parser.should_keep_alive() and not request.upgrade
         self.receiving = self._first = self._expects = False
         request.started = time.perf_counter()
         given = request.fields.get(b"x-request-id")

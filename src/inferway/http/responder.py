@@ -13,6 +13,7 @@ to pause while the client does not read, and when the client has gone.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import TYPE_CHECKING, Protocol
 
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from inferway.telemetry.tracing import RequestSpan
 
 _NONE, _LENGTH, _CHUNKED, _UNTIL_CLOSE, _AS_EVENT = range(5)
-_BODILESS = frozenset({204, 304})
+_BODILESS = frozenset({101, 204, 304})
 _LOOKS = 16
 _COPY_LIMIT = 16 * 1024  # above it, framing is written beside the piece instead of around it
 _MAX_EVENT_BYTES = 64 * 1024  # of an error that an engine tells after a stream has begun
@@ -141,7 +142,7 @@ class Responder:
             request.keep_alive = False
         framing = self._choose_framing(status, length)
         if not request.keep_alive:
-            framing += b"connection: close\r\n"
+            framing += b"connection: close\r\n" if status != 101 else b""
         elif not request.http11:
             framing += b"connection: keep-alive\r\n"
         self._head = b"%b%bx-request-id: %b\r\n%b\r\n" % (
@@ -150,6 +151,20 @@ class Responder:
             request.id,
             framing,
         )
+
+    def switch(self, headers: Headers, protocol: asyncio.Protocol) -> bytes:
+        """Answer 101, and hand the connection over to the protocol that the client has asked for.
+        Return what the client has said in it already; `end` ends it."""
+        upgrade = (b"connection", b"upgrade"), (b"upgrade", self.request.upgrade)
+        self.started = True
+        self._begin(101, (*headers, *upgrade), None)
+        self.flush()
+        return self._connection.switch(protocol)
+
+    @property
+    def connection(self) -> ClientConnection:
+        """The connection of the client."""
+        return self._connection
 
     def flush(self) -> None:
         """Sends the head without waiting for the body."""

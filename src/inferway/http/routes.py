@@ -4,6 +4,7 @@ POST /v1/chat/completions, /v1/completions, /v1/messages,
      /v1/responses, /v1/embeddings, /v1/conversations      routed and forwarded
 POST /v1/messages/count_tokens                             counted here, or forwarded by load
 POST /tokenize, /score ... (openai_api.paths)              forwarded by load
+GET  /v1/realtime                                          a WebSocket, carried to an engine by load
 POST /v1/load_lora_adapter, /v1/unload_lora_adapter        with an admin key: told to engines
 POST /v1/explain                                           where a request would go, and why
 POST /v1/structured/explain                                what would become of a shape
@@ -61,6 +62,8 @@ from inferway.http.structured.explain import PATH as EXPLAIN_SHAPE
 from inferway.http.structured.explain import Explain
 from inferway.http.structured.judged import JudgedAnswer
 from inferway.http.token_counts import TokenCounts
+from inferway.http.tunnel import PATH as REALTIME
+from inferway.http.tunnel import TunnelRoute
 from inferway.http.two_legs import TwoLegs
 from inferway.indexer import Indexer
 from inferway.openai_api.paths import GENERATING
@@ -135,12 +138,16 @@ class Routes:
         self._records = records
         # of a hub: fetches what a path shows of all workers
         self.gathers: Callable[[str], Awaitable[None]] | None = None
+        carried: Table = {}
+        if forwards and not entrance.is_salted:
+            carried = {REALTIME: {"GET": TunnelRoute(director, auth, pool)}}
         if forwards:
             for_admins |= LoraRoutes(indexer.fleet, pool, auth).for_admins
         self._table: Table = {
             "/version": {"GET": VersionPage(indexer.fleet)},
             **{path: dict.fromkeys(how, self._infer) for path, how in self._inference.items()},
             **({COUNT_TOKENS: {"POST": self._count}} if forwards else {}),
+            **carried,
             EXPLAIN: {"POST": ExplainPath(director, entrance, auth)},
             EXPLAIN_SHAPE: {"POST": Explain(director, self._asker)},
             MODELS: {"GET": self._models.list},

@@ -17,7 +17,7 @@ from inferway.http.connection import ClientConnection
 from inferway.http.content_coding import BodyDecoder
 from inferway.http.eager import resumed
 from inferway.http.listening import Certificate, Listener
-from inferway.http.message import CONTENT_ENCODING, BodyMemory, Request
+from inferway.http.message import CARRIED_PATHS, CONTENT_ENCODING, BodyMemory, Request
 from inferway.http.responder import BodySource, Responder
 from inferway.loop_turns import LoopTurns
 from inferway.metrics import Family, Row, counter, gauge, table
@@ -233,6 +233,10 @@ class HttpServer:
     def new_request_id(self) -> bytes:
         """Unique; sorts in order of arrival within one process."""
         return b"%b-%x" % (self._id_prefix, next(self._id_numbers))
+
+    def carries(self, request: Request) -> bool:
+        """Return whether the request may switch its connection to the WebSocket protocol."""
+        return request.method == "GET" and request.path in CARRIED_PATHS
 
     def serve(self, request: Request, responder: Responder) -> None:
         """Runs the handler to its first wait, and the rest, if there is any, as a task."""

@@ -174,6 +174,9 @@ class EngineConnection(SlicedProtocol):
         try:
             self._parser.feed_data(piece)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as e:
+            if self._head is not None and self._head[0] == 101:
+                self._hand_over(exchange, data[start + e.args[0] :])
+                return all_of_it
             if not self._complete:
                 self._garbage(e.__context__ if isinstance(e.__context__, _BadAnswerError) else e)
                 return all_of_it
@@ -240,6 +243,10 @@ class EngineConnection(SlicedProtocol):
         headers = self._headers
         fields = dict(headers)
         keep_alive = parser.should_keep_alive()
+        assert self._exchange is not None
+        if status == 101 and self._exchange.switch is not None:
+            self._head = (status, headers, None)
+            return
         if not keep_alive or b"connection" in fields or not 200 <= status < 600:
             # else it is HTTP/1.1: the others are kept alive only if they say so
             self._check_line(status)
@@ -264,7 +271,6 @@ class EngineConnection(SlicedProtocol):
         )
         self._in_body = True
         self._reusable = keep_alive
-        assert self._exchange is not None
         if fields.get(b"content-encoding", b"identity") not in _NO_CODING:
             self._exchange.is_encoded = True
             self._pool.warn_of_coding(self.origin.label, fields[b"content-encoding"])
@@ -346,6 +352,18 @@ class EngineConnection(SlicedProtocol):
         else:
             self.transport.abort()
         exchange.finish(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+
+    def _hand_over(self, exchange: UpstreamRequest, said: bytes) -> None:
+        """The engine has switched to another protocol, and has said this in it."""
+        assert self._head is not None
+        assert exchange.switch is not None
+        headers = self._head[1]
+        ends_here = _ENDS_HERE | named_by_connection(headers)
+        self._exchange, self.deadline = None, NEVER
+        exchange.over, exchange.connection = True, None
+        self.transport.set_protocol(
+            exchange.switch(self, [each for each in headers if each[0] not in ends_here], said)
+        )
 
     def _garbage(self, error: Exception) -> None:
         self.fail(UpstreamError(f"engine {self.origin.label} sent what is not HTTP/1.1: {error}"))

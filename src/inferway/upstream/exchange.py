@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from inferway.errors import OurFaultError, UpstreamError, crash_report
@@ -30,11 +32,16 @@ class Sink(Protocol):
     def on_error(self, error: UpstreamError) -> None: ...
 
 
+# An engine has switched to the protocol that it was asked for: called with the headers of its 101,
+# and what it has said in that protocol already. Returns what takes over the connection.
+Switch = Callable[["EngineConnection", Headers, bytes], asyncio.Protocol]
+
+
 class UpstreamRequest:
     """The sender's handle on a request under way. Its methods do nothing once it is over."""
 
     __slots__ = ("connection", "is_encoded", "is_head", "is_waiting", "origin", "over", "paused",
-                 "pieces", "retried", "sink")  # fmt: skip
+                 "pieces", "retried", "sink", "switch")  # fmt: skip
 
     def __init__(
         self, origin: Origin, pieces: tuple[bytes, ...], sink: Sink, *, is_head: bool
@@ -48,6 +55,7 @@ class UpstreamRequest:
         self.paused = False
         self.retried = False
         self.is_encoded = False  # the answer has a content coding, as gzip; known from its head on
+        self.switch: Switch | None = None  # None: no other protocol is asked for
         self.is_waiting = False  # the sink says so of a piece that tells nothing, as a comment
 
     @property
