@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import stat
 import subprocess
 import sys
 import threading
@@ -57,6 +58,17 @@ def test_the_access_log_goes_on_in_a_new_file_when_the_old_one_is_moved_away(
 
     assert (tmp_path / "access.log.1").read_text() == "one\n"
     assert path.read_text() == "two\n"
+
+
+def test_a_new_access_log_is_the_user_s_own_and_one_that_is_there_stays_as_it_is(
+    tmp_path: Path,
+) -> None:
+    shared = tmp_path / "shared.log"
+    shared.touch(mode=0o640)
+    for path, mode in ((tmp_path / "new.log", 0o600), (shared, 0o640)):
+        set_up("info", str(path))
+        logging.getLogger("inferway.access").info("one")
+        assert stat.S_IMODE(path.stat().st_mode) == mode
 
 
 def test_without_an_access_log_nothing_is_written(

@@ -258,6 +258,27 @@ def test_a_directory_that_cannot_be_used_is_an_error(tmp_path: Path) -> None:
         opened(tmp_path / "file")
 
 
+def test_a_secret_that_is_a_link_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").write_bytes(bytes(32))
+    (tmp_path / SECRET).symlink_to(tmp_path / "elsewhere")
+
+    with pytest.raises(ConfigError, match="too many levels of symbolic links"):
+        opened(tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a link to another user")
+def test_a_directory_that_another_user_has_linked_is_an_error(tmp_path: Path) -> None:
+    own, other = tmp_path / "own", tmp_path / "other"
+    for link in (own, other):
+        link.symlink_to(tmp_path / "records")
+    (tmp_path / "records").mkdir()
+    os.lchown(other, 12345, 12345)
+
+    opened(own)
+    with pytest.raises(ConfigError, match="it is a symbolic link of another user"):
+        opened(other)
+
+
 def test_a_secret_of_another_length_is_an_error(tmp_path: Path) -> None:
     (tmp_path / SECRET).write_bytes(b"short")
 

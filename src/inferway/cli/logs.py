@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import threading
+from io import TextIOWrapper
 from logging.handlers import WatchedFileHandler
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
@@ -78,10 +80,24 @@ def refuse_words(error: click.ClickException) -> NoReturn:
     sys.exit(error.exit_code)
 
 
+class _AccessLogFile(WatchedFileHandler):
+    """Opened anew when logrotate has moved it away. It has clients' addresses, so that a file that
+    is made here is the user's own."""
+
+    def _open(self) -> TextIOWrapper:
+        opened = open(  # noqa: SIM115 - the handler closes it
+            *(self.baseFilename, self.mode),
+            encoding=self.encoding,
+            errors=self.errors,
+            opener=lambda path, flags: os.open(path, flags, 0o600),
+        )
+        assert isinstance(opened, TextIOWrapper)
+        return opened
+
+
 def _file(path: str) -> logging.Handler:
-    """Opened anew when logrotate has moved it away."""
     try:
-        return WatchedFileHandler(path)
+        return _AccessLogFile(path)
     except OSError as e:
         raise ConfigError(f"access log {path!r} cannot be written: {e.strerror}") from e
 

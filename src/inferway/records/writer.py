@@ -8,9 +8,11 @@ it is big or old enough; the oldest go when all are too big, or too old.
 from __future__ import annotations
 
 import asyncio
+import errno
 import gzip
 import logging
 import os
+import stat
 import time
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
@@ -78,6 +80,7 @@ class RecordFiles:
         self._ids: dict[BlockKey, int] = {}
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _check_link(self.directory)
             self._secret = _secret(self.directory / SECRET)
         except OSError as e:
             raise ConfigError(
@@ -267,12 +270,21 @@ class RecordWriter:
             log.error("requests are no longer recorded in %s: %s", self._files.directory, e)
 
 
+def _check_link(path: Path) -> None:
+    """Raise OSError if the path is a symbolic link that another user has made, as anybody can in
+    /tmp: what is written there would be written where that user says."""
+    info = path.lstat()
+    if stat.S_ISLNK(info.st_mode) and info.st_uid not in (0, os.geteuid()):
+        raise OSError(errno.ELOOP, "it is a symbolic link of another user")
+
+
 def _secret(path: Path) -> bytes:
     """Read the secret, or make one. Raises OSError."""
     try:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
-        secret = path.read_bytes()
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as known:
+            secret = known.read(KEY_BYTES + 1)
         if len(secret) != KEY_BYTES:
             raise OSError(22, f"{path.name} has {len(secret)} bytes, not {KEY_BYTES}") from None
         return secret

@@ -47,6 +47,17 @@ def pod_score(value: float) -> float:
     return int(value) if float(value).is_integer() else round(float(value), 3)
 
 
+# Variables of models' own templates: other names may be a client's words.
+_NAMES = frozenset(
+    {
+        *("date_string", "enable_thinking", "thinking", "thinking_budget", "thinking_mode"),
+        *("reasoning_effort", "builtin_tools", "tools_in_user_message", "xml_tools"),
+        *("python_tools", "keep_thinking", "preserve_thinking", "clear_thinking"),
+        *("add_default_system_prompt", "add_vision_id", "model_identity", "custom_tools"),
+    }
+)
+
+
 class DecisionPublisher:
     """Publishes kv.{model} and kv.chat.{model}; text only when asked for."""
 
@@ -69,7 +80,12 @@ class DecisionPublisher:
             return
         message["processing_time_ms"] = round(seconds * 1000, 3)
         message["template_vars"] = sorted(
-            {"messages", "add_generation_prompt", *(body.chat_template_kwargs or {})}
+            {"messages", "add_generation_prompt"}
+            | {
+                name
+                for name in body.chat_template_kwargs or {}
+                if self._with_text or name in _NAMES
+            }
             | {name for name in ("tools", "documents") if getattr(body, name)}
         )
         if self._with_text:
