@@ -246,7 +246,6 @@ class ByPrompt:
         headers, prefill = director.legs.split(choice, request.body)
         decision = Decision(targets, weighed.reason, headers, prefill, choice.profile)
         journey.routed = Routed(request, weighed.model, journey.matched, decision, candidates)
-        journey.record.is_streamed = bool(request.body.stream)
         journey.tells_its_reuse = tells_its_reuse(request.body)
         for plugin in director.scheduling.following:
             follower = plugin.follow(request, candidates, choice)
@@ -313,6 +312,7 @@ class ByPrompt:
             body = msgspec.structs.replace(body, model=director.fleet.sole_model())
         wanted = objectives(headers, director.priorities, self.priority)
         record = journey.record
+        record.is_streamed = bool(body.stream)  # before it waits: its client is kept alive
         record.model = name = asked = body.model
         if director.behind_proxy:
             named = [value for header, value in headers if header == MODEL_HEADER]
