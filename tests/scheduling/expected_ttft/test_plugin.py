@@ -397,6 +397,20 @@ def test_a_slow_first_answer_is_not_held_against_an_engine() -> None:
     assert min(Counter(world.chosen)[row] for row in range(4)) >= 10
 
 
+def test_an_engine_that_is_slow_again_is_tried_where_that_costs_a_second_more_at_most() -> None:
+    world = World([1.0, 9.0])
+    for row in (0, 0, 1, 0, 1, 0):
+        world.send(4_000, row=row)
+        world.pass_until(world.now + 60)
+
+    long = [world.decide(request(8_000)) for _ in range(8)]
+    short = [world.decide(request(100)) for _ in range(8)]
+
+    assert expected(world, 8_000)[1] > 5_000
+    assert set(long) == {0}
+    assert 1 in short
+
+
 def test_an_engine_that_is_hardly_known_is_not_tried_with_a_prompt_that_another_holds() -> None:
     world = World([1.0, 1.0])
     for _ in range(10):
