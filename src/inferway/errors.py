@@ -12,6 +12,7 @@
     - UnknownPathError        404  no such route
     - MethodNotAllowedError   405
     - ConflictError           409  not now: something that is so, or under way, forbids it
+    - QuarantinedRequestError 400  engines were lost while they had an equal request
     - BodyTooLargeError       413  the body is over the configured limit
     - SaturatedError          429  the engines are full, and the request may be refused then
       + BodiesFullError       429  the bodies of all requests are over the configured limit
@@ -23,6 +24,8 @@
     - NoEndpointError         503  no engine can take the request now
     - UpstreamError           502  the engine's connection failed before an answer
       + UpstreamTimeoutError  504  the engine did not answer in time
+      + EngineLostError       502  the engine closed the connection, and had the request
+      + EnginesLostError      502  so did a second engine, and the request is tried no more
       + SilentEngineError     504  the engine says nothing any more, and no other one answers
       + OurFaultError         500  we have lost its answer, by a fault of ours
       + MovedError            502  its engine is drained, and another one goes on with the answer
@@ -172,6 +175,12 @@ class ConflictError(RequestError):
     code = "conflict"
 
 
+class QuarantinedRequestError(RequestError):
+    """Engines were lost while they had an equal request."""
+
+    code = "request_quarantined"
+
+
 class BodiesFullError(SaturatedError):
     """The bodies of all requests together are over the configured limit."""
 
@@ -232,6 +241,17 @@ class UpstreamError(FleetError):
     code = "engine_unreachable"
     in_public: str | None = "the engine was lost before its answer was whole"
     attempts = 1
+
+
+class EngineLostError(UpstreamError):
+    """The engine closed the connection on which it had read the request."""
+
+
+class EnginesLostError(UpstreamError):
+    """A second engine was lost while it had the request, which may be the cause."""
+
+    code = "engines_lost"
+    in_public = "two engines were lost while they had this request; it is tried no more"
 
 
 class UpstreamTimeoutError(UpstreamError):

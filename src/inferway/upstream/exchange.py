@@ -34,7 +34,7 @@ class UpstreamRequest:
     """The sender's handle on a request under way. Its methods do nothing once it is over."""
 
     __slots__ = ("connection", "is_head", "is_waiting", "origin", "over", "paused", "pieces",
-                 "retried", "sink")  # fmt: skip
+                 "retried", "sink", "was_read")  # fmt: skip
 
     def __init__(
         self, origin: Origin, pieces: tuple[bytes, ...], sink: Sink, *, is_head: bool
@@ -47,6 +47,7 @@ class UpstreamRequest:
         self.over = False
         self.paused = False
         self.retried = False
+        self.was_read = False  # maybe, by the engine, on a connection that it closed then
         self.is_waiting = False  # the sink says so of a piece that tells nothing, as a comment
 
     @property
