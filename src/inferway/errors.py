@@ -22,6 +22,7 @@
     - BadHttpError            400  the bytes are not an HTTP request (or over a limit of ours)
   x FleetError              ours or the engines' fault; `status` is 5xx
     - NoEndpointError         503  no engine can take the request now
+    - ShuttingDownError       503  the gateway ends, and running answers have had their time
     - UpstreamError           502  the engine's connection failed before an answer
       + UpstreamTimeoutError  504  the engine did not answer in time
       + EngineLostError       502  the engine closed the connection, and had the request
@@ -222,6 +223,14 @@ class NoEndpointError(FleetError):
     code = "no_engine_available"
     retry_after = 1
     in_public = "no engine can take the request now"
+
+
+class ShuttingDownError(FleetError):
+    """The gateway ends, and the time that running answers have is over."""
+
+    status = 503
+    code = "shutting_down"
+    retry_after = 1
 
 
 class HubAwayError(FleetError):

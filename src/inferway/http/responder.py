@@ -24,9 +24,10 @@ from inferway.errors import (
 )
 from inferway.http.message import STATUS_LINES, Request, status_line
 from inferway.model import Headers
-from inferway.openai_api.responses import error_body, error_status
+from inferway.openai_api.responses import error_body, error_event, error_status
 from inferway.routing.record import Record
 from inferway.upstream.headers import header_block
+from inferway_structured.sse import is_event_stream
 
 if TYPE_CHECKING:
     from inferway.http.connection import ClientConnection
@@ -57,6 +58,7 @@ class Responder:
         "_connection",
         "_framing",
         "_head",
+        "_headers",
         "_remaining",
         "body_bytes",
         "cut",
@@ -75,6 +77,7 @@ class Responder:
         self._connection = connection
         self._framing = _NONE
         self._head = b""  # goes out with the first piece: one system call less
+        self._headers: Headers = ()
         self._remaining = 0
         self.request = request
         self.source: BodySource | None = None
@@ -102,6 +105,7 @@ class Responder:
             raise RuntimeError(f"the answer has started already, with status {self.status}")
         self.started = True
         self.status = status
+        self._headers = headers
         request, connection = self.request, self._connection
         if connection.closing:
             request.keep_alive = False
@@ -207,6 +211,20 @@ class Responder:
         self.request.keep_alive = False
         self._over()
         self._connection.abort()
+
+    def shut_down(self, error: InferwayError) -> None:
+        """End the answer because the gateway ends: a stream of events with `error` as its last one,
+        whose source has written whole events; any other answer by breaking it off."""
+        if self.ended:
+            return
+        self.cut = self.cut or "shutdown"
+        source, self.source = self.source, None
+        if source is not None:
+            source.client_gone()
+        if self.can_say_more and is_event_stream(self._headers):
+            self.end(error_event(error, self.request.path))
+        else:
+            self.abort()
 
     def check_client(self) -> None:
         """Raises ClientGoneError, and this answer has ended, if its client is seen to have gone.
