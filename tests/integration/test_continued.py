@@ -120,6 +120,9 @@ async def test_the_rest_comes_from_another_engine(
     counts = ("prompt_tokens", "completion_tokens", "total_tokens")
     counted, right = events[-1]["usage"], told(undisturbed)[-1]["usage"]
     assert [counted[name] for name in counts] == [right[name] for name in counts]
+    matched = int(json.loads(lines[0])["x-inferway-matched-blocks"])  # at the first engine
+    reusable = min(matched, (counted["prompt_tokens"] - 1) // 16) * 16
+    assert counted["prompt_tokens_details"] == {"cached_tokens": reusable}
     assert lines[-1] == b"data: [DONE]\n"
     assert sum(line.startswith(b": x-inferway-continued engine=") for line in lines) == len(lost)
     assert await fleet.metric("inferway_continued_streams_total", outcome="ok") == len(lost)
@@ -271,6 +274,19 @@ async def test_a_request_whose_rest_would_be_another_ends_with_its_engine(
 
     assert "error" in told(lines)[-1]
     assert await fleet.metric("inferway_continued_streams_total", outcome=name) == 1
+
+
+async def test_a_stream_with_a_shape_and_one_of_another_kind_are_counted_too(
+    start_fleet: StartFleet,
+) -> None:
+    fleet = await reciting(start_fleet)
+    shape = {"response_format": {"type": "json_object"}}
+
+    await whole(fleet, CHAT, (30,), **shape)
+    await whole(fleet, "/v1/responses", (60,), input=LONG, max_output_tokens=TOKENS)
+
+    for why in ("shape", "kind"):
+        assert await fleet.metric("inferway_continued_streams_total", outcome=why) == 1
 
 
 async def test_a_stream_that_loses_a_second_engine_is_given_up_and_its_request_refused(
