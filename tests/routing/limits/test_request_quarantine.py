@@ -158,6 +158,27 @@ def test_no_digest_is_made_while_no_request_is_suspected() -> None:
     assert made == [BODY]
 
 
+def test_processes_that_tell_each_other_refuse_what_they_lost_engines_with_together() -> None:
+    one, other = World(up={"e2"}), World()
+    one.quarantine.tell, other.quarantine.tell = other.quarantine.hear, one.quarantine.hear
+
+    one.send(lost="e0")
+    other.send(lost="e1")
+
+    for world in (one, other):
+        with pytest.raises(QuarantinedRequestError):
+            world.send()
+    shown = [world.shown()["inferway_quarantined_requests"] for world in (one, other)]
+    assert shown == [0, 1], "one of them counts it"
+    one.send(OTHER, lost="e2")
+    other.send(OTHER, lost="e3")
+    one.wait(sum(LOOKS))
+    other.send(OTHER)  # e2 was up
+    other.quarantine.losses(OTHER, lambda: OTHER).answered()
+    one.send(OTHER, lost="e4")
+    one.send(OTHER)
+
+
 def test_with_no_seconds_nothing_is_refused() -> None:
     world = World(seconds=0)
 

@@ -43,6 +43,7 @@ class _Suspect:
     until: float
     lost: list[str] = field(default_factory=list)
     is_refused: bool = False
+    is_told: bool = False  # that it is refused: another process counts and logs it
 
 
 class RequestQuarantine:
@@ -63,6 +64,9 @@ class RequestQuarantine:
         self._call_later = call_later
         self._suspects: OrderedDict[str, _Suspect] = OrderedDict()  # in the order they end
         self._num_refusals = 0
+        # Others that send to the same engines are told of each engine that counts, or counts no
+        # longer: a request's digest, the engine or "" for all, and whether it counts.
+        self.tell: Callable[[str, str, bool], None] | None = None
 
     def losses(self, body: bytes, later: Callable[[], bytes]) -> EngineLosses:
         """Return the losses of a request that is to be sent. `later`: the same body; empty if it is
@@ -96,9 +100,24 @@ class RequestQuarantine:
 
     def answered(self, digest: str) -> None:
         """An engine has answered the request to the end."""
-        self._suspects.pop(digest, None)
+        if self._suspects.pop(digest, None) is not None and self.tell is not None:
+            self.tell(digest, "", False)
+
+    def hear(self, digest: str, engine: str, counts: bool) -> None:
+        """Take over what another one has told."""
+        if counts:
+            self._remember(digest, engine, is_told=True)
+        elif engine:
+            self._forgive(digest, engine)
+        else:
+            self._suspects.pop(digest, None)
 
     def _count(self, digest: str, engine: str) -> None:
+        if self.tell is not None:
+            self.tell(digest, engine, True)
+        self._remember(digest, engine, is_told=False)
+
+    def _remember(self, digest: str, engine: str, *, is_told: bool) -> None:
         suspect = self._suspects.pop(digest, None) or _Suspect(0.0)
         suspect.until = self._clock() + self._seconds()
         suspect.lost.append(engine)
@@ -106,8 +125,9 @@ class RequestQuarantine:
         self._forget()
         if len(suspect.lost) < MOST_LOST or suspect.is_refused:
             return
-        suspect.is_refused = True
-        log.warning(
+        suspect.is_refused, suspect.is_told = True, is_told
+        log.log(
+            logging.DEBUG if is_told else logging.WARNING,
             "the request with the digest %s was at the engines %s when they were lost; equal ones"
             " are refused for %g s (retries.quarantine_seconds)",
             *(digest, " and ".join(suspect.lost), self._seconds()),
@@ -126,6 +146,11 @@ class RequestQuarantine:
         self._call_later(waits[0], look)
 
     def _take_back(self, digest: str, engine: str) -> None:
+        if self.tell is not None:
+            self.tell(digest, engine, False)
+        self._forgive(digest, engine)
+
+    def _forgive(self, digest: str, engine: str) -> None:
         suspect = self._suspects.get(digest)
         if suspect is None or engine not in suspect.lost:
             return
@@ -150,7 +175,7 @@ class RequestQuarantine:
         yield gauge(
             "quarantined_requests",
             "Requests that are refused now because two engines were lost while they had them.",
-            value=sum([each.is_refused for each in self._suspects.values()]),
+            value=sum([s.is_refused and not s.is_told for s in self._suspects.values()]),
         )
         yield counter(
             "quarantine_refusals",
