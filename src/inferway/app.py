@@ -406,11 +406,9 @@ class Gateway:
         self._closes("checks of structured output", gate.close)
         for note in self.scheduling.notes:
             log.info("%s", note)
+        once = build_tokens_once(settings, self.fleet, picks=self._picks)
         return Director(
-            self.fleet,
-            self.indexer.matcher,
-            self.scheduling,
-            time.monotonic,
+            *(self.fleet, self.indexer.matcher, self.scheduling, time.monotonic),
             rewrites=Rewrites(settings.model_rewrites),
             priorities=settings.objectives,
             scoring=settings.scoring,
@@ -425,9 +423,10 @@ class Gateway:
                 [*self.records.watch.observers, self.worth],
             ),
             keeper=self.records.keeper,
-            tokens_once=build_tokens_once(settings, self.fleet, picks=self._picks),
+            tokens_once=once,
             legs=build_legs(settings.kv_transfer, picks=self._picks),
-            continuing=build_continuing(settings, self.fleet, picks=self._picks),
+            continuing=build_continuing(settings, self.fleet, once, picks=self._picks),
+            quarantine=self._auth.failover.quarantine,
         )
 
     def _is_busy(self) -> bool:

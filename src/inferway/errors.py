@@ -12,6 +12,7 @@
     - UnknownPathError        404  no such route
     - MethodNotAllowedError   405
     - ConflictError           409  not now: something that is so, or under way, forbids it
+    - QuarantinedRequestError 400  engines were lost while they had an equal request
     - BodyTooLargeError       413  the body is over the configured limit
     - SaturatedError          429  the engines are full, and the request may be refused then
       + BodiesFullError       429  the bodies of all requests are over the configured limit
@@ -22,8 +23,11 @@
     - BadHttpError            400  the bytes are not an HTTP request (or over a limit of ours)
   x FleetError              ours or the engines' fault; `status` is 5xx
     - NoEndpointError         503  no engine can take the request now
+    - ShuttingDownError       503  the gateway ends, and running answers have had their time
     - UpstreamError           502  the engine's connection failed before an answer
       + UpstreamTimeoutError  504  the engine did not answer in time
+      + EngineLostError       502  the engine closed the connection, and had the request
+      + EnginesLostError      502  so did a second engine, and the request is tried no more
       + SilentEngineError     504  the engine says nothing any more, and no other one answers
       + OurFaultError         500  we have lost its answer, by a fault of ours
       + MovedError            502  its engine is drained, and another one goes on with the answer
@@ -173,6 +177,12 @@ class ConflictError(RequestError):
     code = "conflict"
 
 
+class QuarantinedRequestError(RequestError):
+    """Engines were lost while they had an equal request."""
+
+    code = "request_quarantined"
+
+
 class BodiesFullError(SaturatedError):
     """The bodies of all requests together are over the configured limit."""
 
@@ -223,6 +233,14 @@ class NoEndpointError(FleetError):
     in_public = "no engine can take the request now"
 
 
+class ShuttingDownError(FleetError):
+    """The gateway ends, and the time that running answers have is over."""
+
+    status = 503
+    code = "shutting_down"
+    retry_after = 1
+
+
 class HubAwayError(FleetError):
     """The process that answers the path has ended; those that answer requests go on."""
 
@@ -240,6 +258,17 @@ class UpstreamError(FleetError):
     code = "engine_unreachable"
     in_public: str | None = "the engine was lost before its answer was whole"
     attempts = 1
+
+
+class EngineLostError(UpstreamError):
+    """The engine closed the connection on which it had read the request."""
+
+
+class EnginesLostError(UpstreamError):
+    """A second engine was lost while it had the request, which may be the cause."""
+
+    code = "engines_lost"
+    in_public = "two engines were lost while they had this request; it is tried no more"
 
 
 class UpstreamTimeoutError(UpstreamError):

@@ -21,8 +21,8 @@ print(json.dumps(sorted({name for kind in kinds for name in kind.model_fields}))
 """
 # What ends a stream with its engine, whatever it says.
 REFUSED = """
-    chat_template ec_transfer_params kv_transfer_params logprob_token_ids output_config
-    prompt_embeds prompt_logprobs repetition_detection structured_outputs thinking_token_budget
+    chat_template ec_transfer_params kv_transfer_params logprob_token_ids
+    prompt_embeds prompt_logprobs repetition_detection structured_outputs
     truncate_prompt_tokens truncation_side vllm_xargs
 """
 
@@ -43,6 +43,4 @@ def test_what_ends_a_stream_is_what_is_listed(fields: list[str]) -> None:
 
 
 # One of them is what such a field says if it asks for nothing.
-PLAIN: tuple[object, ...] = (
-    *(False, True, 0, 1, "", [], "auto", {"type": "text"}, {"type": "disabled"}),
-)
+PLAIN: tuple[object, ...] = (*(False, True, 0, 1, "", [], "auto", {"type": "text"}),)

@@ -11,13 +11,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import anthropic
 import pytest
 from tests.engines import client
 from tests.engines.chats import CHAT, user
 from tests.engines.conftest import FULL, ROOT, Say, serve
 from tests.engines.continued import events_of
 from tests.engines.engine import MODEL, RealEngine, wait_until_ready
-from tests.engines.shaped import FILE_SEP
+from tests.engines.waiting import wait_until
+from tests.thinking_model import thinking_smollm2
 from tokenizers import Tokenizer
 
 THOUGHT = (
@@ -40,8 +42,7 @@ BODY = {
 }
 FLAGS = (
     *("--logits-processors", "tests.engines.steering:Reciting"),
-    *("--reasoning-parser-plugin", str(ROOT / "tests" / "engines" / "steering.py")),
-    *("--reasoning-parser", "file-sep"),
+    *("--reasoning-parser", "deepseek_r1"),
 )
 
 
@@ -69,14 +70,13 @@ def thinking(
     new_log: Callable[[str], Path],
     say: Say,
 ) -> Iterator[Thinking]:
-    tokenizer = Tokenizer.from_file(str(whole_model / "tokenizer.json"))
-    ids = [*tokenizer.encode(THOUGHT).ids, FILE_SEP, *tokenizer.encode(TEXT).ids]
+    model = thinking_smollm2(tmp_path_factory.mktemp("thinker") / "model", whole_model)
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    ids = tokenizer.encode(f"<think>{THOUGHT}</think>{TEXT}").ids
     recited = tmp_path_factory.mktemp("recited") / "ids.json"
     recited.write_text(json.dumps({"start": 0, "ids": []}))
     variables = {"RECITED": str(recited), "PYTHONPATH": str(ROOT)}
-    engines = [
-        RealEngine(vllm, whole_model, new_log(f"thinker-{i}"), FLAGS, variables) for i in range(2)
-    ]
+    engines = [RealEngine(vllm, model, new_log(f"thinker-{i}"), FLAGS, variables) for i in range(2)]
     try:
         for engine in engines:
             engine.start()
@@ -123,3 +123,53 @@ def test_another_engine_goes_on(thinking: Thinking, name: str, after: int) -> No
     assert usage["prompt_tokens"] == thinking.num_prompt_tokens
     assert not usage["completion_tokens_details"]
     assert lines[-1] == b"data: [DONE]"
+
+
+@pytest.mark.parametrize(
+    ("kind", "after"),
+    [
+        *(("thinking", 20), ("text", 45)),
+        *([("thinking", 1), ("thinking", 60), ("text", 1)] if FULL else []),
+    ],
+)
+def test_another_engine_goes_on_with_a_message_of_claude_code(
+    thinking: Thinking, kind: str, after: int
+) -> None:
+    gateway, losers = thinking.gateway, list[str]()
+    wait_until(lambda: are_proven(thinking), "the engines make our tokens of messages")
+    with (
+        anthropic.Anthropic(base_url=gateway, api_key="none", max_retries=0) as api,
+        api.messages.stream(
+            model=MODEL,
+            max_tokens=thinking.num_tokens,
+            messages=BODY["messages"],  # type: ignore[arg-type]
+            thinking={"type": "adaptive"},
+            output_config={"effort": "high"},
+            extra_body={"context_management": {"edits": []}, "temperature": 0},
+        ) as stream,
+    ):
+        count = 0
+        for event in stream:
+            count += event.type == kind
+            if count == after and not losers:
+                losers.append(stream.response.headers["x-inferway-engine"])
+                drain = f"{gateway}/admin/engines/{losers[0]}"
+                client.post(f"{drain}/drain?seconds=0&streams_after=0", b"")
+        message = stream.get_final_message()
+    client.post(f"{drain}/resume", b"")
+
+    said = {block.type: getattr(block, block.type) for block in message.content}
+    assert said == {"thinking": THOUGHT, "text": TEXT}
+    usage = message.usage
+    cached = usage.cache_read_input_tokens or 0
+    assert usage.input_tokens + cached == thinking.num_prompt_tokens
+    assert usage.output_tokens == thinking.num_tokens
+    log = client.get(f"{gateway}/admin/requests?limit=1").json["requests"][0]
+    assert log["continued"] == 1
+
+
+def are_proven(thinking: Thinking) -> bool:
+    page = client.get(f"{thinking.gateway}/metrics").raw.decode()
+    proven = [line for line in page.splitlines() if line.startswith("inferway_engine_proof{")]
+    agrees = [line for line in proven if 'state="agrees"' in line and line.endswith(" 1.0")]
+    return len(agrees) >= len(thinking.engines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from inferway.model import Headers, Target
+from inferway.routing.limits.request_quarantine import EngineLosses
 
 
 class Untouched:
@@ -14,6 +15,7 @@ class Untouched:
 
     def __init__(self, body: bytes) -> None:
         self.body = body
+        self.losses = EngineLosses()
 
     def attempt(self, target: Target) -> Headers:
         return target.endpoint.headers

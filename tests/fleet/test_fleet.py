@@ -36,7 +36,9 @@ def test_an_engine_can_be_suspected_while_the_start_still_waits_for_tokenizers(
 
 
 def test_a_model_is_not_unknown_before_an_engine_has_answered(fleet: Fleet) -> None:
-    with pytest.raises(NoEndpointError, match=r"no engine has answered yet; tried 127\.0\.0\.1:9"):
+    with pytest.raises(
+        NoEndpointError, match=r"no engine has answered yet; asked http://127\.0\.0\.1:9"
+    ):
         fleet.model("m")
 
 

@@ -20,6 +20,7 @@ from inferway.http.responder import Responder
 from inferway.http.server import HttpServer
 from inferway.loop_turns import LoopTurns
 from inferway.model import Decision, Endpoint, Headers, Reason, Target
+from inferway.routing.limits.request_quarantine import EngineLosses
 from inferway.upstream.connection import EngineConnection
 from inferway.upstream.exchange import UpstreamRequest
 from inferway.upstream.pool import Origin, Pool
@@ -151,6 +152,7 @@ class Trip:
         self.request = copy(request)  # as it came: a body that is answered is forgotten
         self.body = request.body
         self.outcomes: list[str] = []
+        self.losses = EngineLosses()
 
     def attempt(self, target: Target) -> Headers:
         return target.endpoint.headers

@@ -18,6 +18,7 @@ from inferway.http.responder import Responder
 from inferway.http.server import HttpServer
 from inferway.model import Decision, Endpoint, Headers, Reason, Target
 from inferway.routing.limits.failover import FailoverPolicy
+from inferway.routing.limits.request_quarantine import EngineLosses
 from inferway.upstream.pool import IDLE_KEEP_ALIVE_SECONDS, Pool
 
 EVENTS = [b'data: {"choices":[{"delta":{"content":"%d"}}]}\n\n' % i for i in range(5)]
@@ -43,6 +44,7 @@ class Trip:
     is_cut_off: bool = False
     is_encoded: bool = False
     last: bytes = b""  # what it kept back
+    losses: EngineLosses = field(default_factory=EngineLosses)
 
     def attempt(self, target: Target) -> Headers:
         self.attempts.append(target.endpoint.engine)

@@ -96,6 +96,65 @@ async def test_no_more_than_three_engines_are_tried() -> None:
 
 
 @in_loop
+async def test_a_request_that_two_engines_had_when_they_were_lost_is_tried_no_more() -> None:
+    dies = raw(close=True)
+    async with (
+        running(dies) as a,
+        running(dies) as b,
+        running(answer()) as other,
+        gateway(a.url, b.url, other.url) as gw,
+        connected(gw.server) as c,
+    ):
+        got = await c.ask(post())
+
+        assert (got.status, other.seen) == (502, [])
+        assert b'"code":"engines_lost"' in got.body
+        assert b"is tried no more" in got.body
+        assert got.values(b"x-inferway-attempts") == [b"2"]
+        assert gw.trips[0].losses.number == 2
+
+
+@in_loop
+async def test_a_request_that_was_at_one_lost_engine_goes_past_those_that_are_gone() -> None:
+    async with (
+        running(raw(close=True)) as lost,
+        refusing() as gone,
+        running(answer(b"here")) as other,
+        gateway(lost.url, gone, other.url) as gw,
+        connected(gw.server) as c,
+    ):
+        got = await c.ask(post())
+
+        assert (got.status, got.body) == (200, b"here")
+        assert gw.trips[0].losses.number == 1
+
+
+@in_loop
+async def test_an_engine_that_closes_and_takes_no_connection_was_lost_with_the_request() -> None:
+    """The request is sent once more on a new connection, since the engine may just have closed one
+    that was idle. An engine that the request has ended refuses that."""
+
+    async def answers_once(seen: Seen, talk: Talk) -> None:
+        if len(dies.seen) == 1:
+            await answer()(seen, talk)
+        else:
+            dies.refuse()
+            talk.writer.close()
+
+    async with (
+        running(answers_once) as dies,
+        running(answer(b"here")) as other,
+        gateway(dies.url, other.url) as gw,
+        connected(gw.server) as c,
+    ):
+        await c.ask(post())
+        got = await c.ask(post())
+
+        assert (got.status, got.body) == (200, b"here")
+        assert gw.trips[1].losses.number == 1
+
+
+@in_loop
 async def test_the_last_engine_s_503_is_the_answer() -> None:
     busy = answer(b"busy", status=b"503 Service Unavailable")
     async with (

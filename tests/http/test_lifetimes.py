@@ -10,7 +10,18 @@ import re
 import pytest
 from tests.http.clients import Gate, connected, echo, get, post, serving
 from tests.http.gateways import gateway
-from tests.upstream.engines import answer, in_loop, running, wait_until
+from tests.upstream.engines import (
+    SSE_HEAD,
+    Flood,
+    Seen,
+    Talk,
+    answer,
+    chunk,
+    in_loop,
+    raw,
+    running,
+    wait_until,
+)
 
 from inferway.config import LimitSettings, TimeoutSettings
 from inferway.errors import ConfigError
@@ -213,6 +224,51 @@ async def test_stop_cuts_off_what_does_not_finish_in_time() -> None:
 
         assert await client.closed() == b""
         assert server.stats.open == 0
+
+
+@in_loop
+async def test_a_stream_that_does_not_finish_in_time_ends_with_an_error_event() -> None:
+    event = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
+    script = raw(SSE_HEAD, chunk(event))  # and never its end
+    async with (
+        running(script) as engine,
+        gateway(engine.url) as gw,
+        connected(gw.server) as client,
+    ):
+        await client.send(post())
+        await client.head()
+        assert await client.chunk() == event
+        await gw.server.stop(0.01)
+
+        last = await client.chunk()
+        assert last.startswith(b'data: {"error":')
+        assert b'"code":"shutting_down"' in last
+        assert await client.chunk() == b""  # the body has its end
+        assert gw.trips[0].outcomes == ["client_gone"]
+        assert gw.server.stats.open == 0
+        await wait_until(lambda: engine.open == 0)
+
+
+@in_loop
+async def test_a_stream_whose_client_does_not_read_is_cut_off_at_last() -> None:
+    flood = Flood(1_000)
+
+    async def script(_: Seen, talk: Talk) -> None:
+        await talk.write(SSE_HEAD)
+        while True:
+            await talk.write(chunk(b": %b\n\n" % (b"x" * 65_536)))
+            flood.written += 1
+
+    async with (
+        running(script) as engine,
+        gateway(engine.url) as gw,
+        connected(gw.server) as client,
+    ):
+        await client.send(post())
+        await flood.stalled()
+        await gw.server.stop(0.01)
+
+        assert gw.server.stats.open == 0
 
 
 @in_loop

@@ -531,6 +531,9 @@ def test_each_client_gets_the_answer_to_its_own_prompt(
                 messages = [{"role": "user", "content": prompt}]
                 body = json.dumps({**BODY, "messages": messages, "stream": True}).encode()
                 got = await client.ask(post(body))
+                if got.status == 502:  # two engines have closed their connections
+                    assert b'"code":"engines_lost"' in got.body
+                    continue
                 assert got.status == 200
                 assert json.dumps(prompt).encode() in got.body
 

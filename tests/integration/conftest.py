@@ -163,14 +163,13 @@ async def start_fleet(renderer: Renderer) -> AsyncIterator[StartFleet]:
             flags: ModelSettings = NO_FLAGS,
             **settings: Any,
         ) -> Fleet:
-            root = str(prepare_smollm2())
-            key = renderer.get_or_create_tokenizer_key(GetOrCreateTokenizerKeyRequest(root))
-            plain = SimulatorConfig(root, served_model_names=("smollm2", "alias"))
-            configs = [plain] * engines if isinstance(engines, int) else engines
+            configs = [simulated()] * engines if isinstance(engines, int) else engines
 
             async def start_engine(
                 config: SimulatorConfig, flags: ModelSettings = NO_FLAGS
             ) -> SimulatedEngine:
+                asked = GetOrCreateTokenizerKeyRequest(config.model)
+                key = renderer.get_or_create_tokenizer_key(asked)
                 model = RenderedModel(renderer, key, config.max_model_len, flags)
                 return await stack.enter_async_context(SimulatedEngine(config, model))
 

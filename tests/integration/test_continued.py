@@ -100,7 +100,7 @@ def text_of(lines: list[bytes]) -> str:
 
 
 @pytest.mark.parametrize("path", BODIES)
-@pytest.mark.parametrize("lost", [(2,), (3,), (60,), (150,), (40, 90)])
+@pytest.mark.parametrize("lost", [(2,), (3,), (60,), (150,)])
 async def test_the_rest_comes_from_another_engine(
     start_fleet: StartFleet, path: str, lost: tuple[int, ...]
 ) -> None:
@@ -120,6 +120,9 @@ async def test_the_rest_comes_from_another_engine(
     counts = ("prompt_tokens", "completion_tokens", "total_tokens")
     counted, right = events[-1]["usage"], told(undisturbed)[-1]["usage"]
     assert [counted[name] for name in counts] == [right[name] for name in counts]
+    matched = int(json.loads(lines[0])["x-inferway-matched-blocks"])  # at the first engine
+    reusable = min(matched, (counted["prompt_tokens"] - 1) // 16) * 16
+    assert counted["prompt_tokens_details"] == {"cached_tokens": reusable}
     assert lines[-1] == b"data: [DONE]\n"
     assert sum(line.startswith(b": x-inferway-continued engine=") for line in lines) == len(lost)
     assert await fleet.metric("inferway_continued_streams_total", outcome="ok") == len(lost)
@@ -129,10 +132,10 @@ async def test_the_rest_comes_from_another_engine(
 async def test_an_engine_that_says_messages_back_goes_on(start_fleet: StartFleet) -> None:
     fleet = await start_fleet([simulated(mode="echo", latency=SLOWER)] * 3)
 
-    lines = await whole(fleet, CHAT, (20, 40), max_tokens=None)
+    lines = await whole(fleet, CHAT, (20,), max_tokens=None)
 
     assert text_of(lines) == LONG
-    assert sum(line.startswith(b": x-inferway-continued") for line in lines) == 2
+    assert sum(line.startswith(b": x-inferway-continued") for line in lines) == 1
 
 
 async def test_the_client_of_an_undisturbed_stream_sees_no_ids(start_fleet: StartFleet) -> None:
@@ -255,7 +258,12 @@ async def test_where_nobody_is_left_the_client_hears_of_the_loss(start_fleet: St
 
 @pytest.mark.parametrize(
     ("more", "name"),
-    [({"presence_penalty": 0.5}, "presence_penalty"), ({"bad_words": ["x"]}, "bad_words")],
+    [
+        ({"presence_penalty": 0.5}, "presence_penalty"),
+        ({"bad_words": ["x"]}, "bad_words"),
+        ({"truncate_prompt_tokens": 30}, "truncate_prompt_tokens"),
+        ({"return_token_ids": True}, "return_token_ids"),
+    ],
 )
 async def test_a_request_whose_rest_would_be_another_ends_with_its_engine(
     start_fleet: StartFleet, more: Mapping[str, Any], name: str
@@ -268,15 +276,38 @@ async def test_a_request_whose_rest_would_be_another_ends_with_its_engine(
     assert await fleet.metric("inferway_continued_streams_total", outcome=name) == 1
 
 
-async def test_a_request_that_loses_one_engine_after_the_other_is_given_up(
+async def test_a_stream_with_a_shape_and_one_of_another_kind_are_counted_too(
+    start_fleet: StartFleet,
+) -> None:
+    fleet = await reciting(start_fleet)
+    shape = {"response_format": {"type": "json_object"}}
+
+    await whole(fleet, CHAT, (30,), **shape)
+    await whole(fleet, "/v1/responses", (60,), input=LONG, max_output_tokens=TOKENS)
+
+    for why in ("shape", "kind"):
+        assert await fleet.metric("inferway_continued_streams_total", outcome=why) == 1
+
+
+async def test_a_stream_that_loses_a_second_engine_is_given_up_and_its_request_refused(
     start_fleet: StartFleet,
 ) -> None:
     fleet = await reciting(start_fleet, 4)
 
-    lines = await whole(fleet, CHAT, (20, 40, 60))
+    lines = await whole(fleet, CHAT, (20, 40))
+    again = await fleet.post(
+        CHAT, {"model": "smollm2", **BODIES[CHAT], "max_tokens": TOKENS, "stream": True}
+    )
 
-    assert "error" in told(lines)[-1]
+    error = told(lines)[-1]["error"]
+    assert error["code"] == "engines_lost"
+    assert "tried no more" in error["message"]
+    assert again.status == 400
+    assert again.body["error"]["code"] == "request_quarantined"
     assert await fleet.metric("inferway_continued_streams_total", outcome="too-often") == 1
+    assert await fleet.metric("inferway_continued_streams_total", outcome="failed") == 1
+    assert await fleet.metric("inferway_quarantined_requests") == 1
+    assert await fleet.metric("inferway_quarantine_refusals_total") == 1
 
 
 async def test_a_client_that_leaves_while_the_rest_is_asked_for_leaves_nothing(

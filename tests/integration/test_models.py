@@ -108,7 +108,7 @@ async def test_a_model_whose_engines_do_not_answer_is_a_503_to_ask_again(
     answer = await fleet.get("/v1/models/m")
 
     assert answer.status == 503
-    assert "no engine has answered yet; tried away" in answer.body["error"]["message"]
+    assert "no engine has answered yet; asked http://127.0.0.1:9" in answer.body["error"]["message"]
     assert answer.headers["Retry-After"] == "1"
 
 

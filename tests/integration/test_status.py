@@ -67,7 +67,8 @@ async def test_status_shows_each_engine_and_model_and_exits_0_when_ready(
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("ready")
     assert "2 of 2 engines up" in done.stdout
-    assert "kv-aware" in done.stdout
+    assert "prompts" in done.stdout
+    assert "kv-aware" not in done.stdout  # which is a policy, too
 
 
 async def test_status_as_json_has_what_the_gateway_knows(start_fleet: StartFleet) -> None:

@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferway.errors import SeamError
-from inferway.openai_api.requests import parse_chat, parse_completion
+from inferway.openai_api.requests import parse_chat, parse_completion, parse_responses
 from inferway.openai_api.sent_stream import Cut, SentStream, Stops
 from inferway.openai_api.stream_rest import (
     RestEvents,
-    may_go_on,
     rest_body,
     stops_of,
     why_not,
+    why_not_at_once,
 )
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -511,6 +511,39 @@ def test_a_completion_has_16_tokens_unless_it_says_so() -> None:
     assert "kv_transfer_params" not in body
 
 
+@pytest.mark.parametrize(
+    ("max_tokens", "thinking"),
+    [
+        (1100, {"type": "enabled", "budget_tokens": 1024}),
+        (1027, {"type": "enabled", "budget_tokens": 1024}),
+        (1026, {"type": "adaptive"}),  # 1024 are left, which vLLM would refuse
+    ],
+)
+def test_a_budget_of_thoughts_is_left_out_once_max_tokens_is_not_above_it(
+    max_tokens: int, thinking: JsonObject
+) -> None:
+    given = {"type": "enabled", "budget_tokens": 1024}
+
+    body = changed("/v1/messages", max_tokens=max_tokens, thinking=given)
+
+    assert body is not None
+    assert body["thinking"] == thinking
+
+
+@pytest.mark.parametrize("cached", [None, 0, 16])
+def test_the_usage_tells_what_the_first_engine_had_in_its_cache(cached: int | None) -> None:
+    usage = {"prompt_tokens": 3, "completion_tokens": 5, "total_tokens": 8}
+    told = event({"choices": [], "usage": {**usage, "prompt_tokens_details": {"cached_tokens": 3}}})
+
+    passed = RestEvents(Cut(b"1,2", b"3", 1, "", ROLE[6:].strip()), "", cached).feed(told)
+
+    details = None if cached is None else {"cached_tokens": cached}
+    assert json.loads(passed[6:])["usage"] == {
+        **{"prompt_tokens": 2, "completion_tokens": 6, "total_tokens": 8},
+        "prompt_tokens_details": details,
+    }
+
+
 @pytest.mark.parametrize("fields", [{"max_tokens": 2}, {"max_completion_tokens": 1}, {"seed": "a"}])
 def test_nothing_is_asked_for_where_nothing_is_left_or_read(fields: JsonObject) -> None:
     assert changed(CHAT, **fields) is None
@@ -531,6 +564,12 @@ def test_nothing_is_asked_for_where_nothing_is_left_or_read(fields: JsonObject) 
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"presence_penalty": 0.0, "n": 1, "logprobs": None, "bad_words": [], "stop": "x"}, None),
         ({"response_format": {"type": "text"}, "tool_choice": "auto", "seed": 1}, None),
+        ({"thinking": {"type": "adaptive"}, "output_config": {"effort": "high"}}, None),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, None),
+        ({"context_management": {"edits": [{"type": "clear_thinking_20251015"}]}}, None),
+        ({"output_config": {"format": {"type": "json_schema", "schema": {}}}}, "output_config"),
+        ({"output_config": []}, "output_config"),
+        ({"thinking_token_budget": 8}, None),
     ],
 )
 def test_a_field_that_would_mean_something_else_ends_the_stream(
@@ -540,23 +579,27 @@ def test_a_field_that_would_mean_something_else_ends_the_stream(
 
 
 @pytest.mark.parametrize(
-    ("more", "may"),
+    ("more", "why"),
     [
-        ({}, True),
-        ({"stream": False}, False),
-        ({"n": 2}, False),
-        ({"return_token_ids": True}, False),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, True),
-        ({"tools": [], "tool_choice": "required"}, False),
-        ({"guided_regex": "a"}, False),
+        ({}, None),
+        ({"n": 2}, "n"),
+        ({"return_token_ids": True}, "return_token_ids"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, None),
+        ({"tools": [], "tool_choice": "required"}, "tool_choice"),
+        ({"guided_regex": "a"}, "guided_regex"),
     ],
 )
-def test_only_streams_of_one_text_are_kept(more: JsonObject, may: bool) -> None:
+def test_only_streams_of_one_text_are_kept(more: JsonObject, why: str | None) -> None:
     messages = [{"role": "user", "content": "hi"}]
     chat = {"model": "m", "messages": messages, "stream": True, **more}
-    assert may_go_on(parse_chat(json.dumps(chat).encode())) is may
+    assert why_not_at_once(parse_chat(json.dumps(chat).encode())) == why
 
 
 def test_several_prompts_are_not_kept() -> None:
     body = parse_completion(b'{"model":"m","prompt":["a","b"],"stream":true}')
-    assert not may_go_on(body)
+    assert why_not_at_once(body) == "prompt"
+
+
+def test_responses_are_not_kept() -> None:
+    body = parse_responses(b'{"model":"m","input":"a","stream":true}')
+    assert why_not_at_once(body) == "kind"

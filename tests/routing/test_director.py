@@ -42,6 +42,7 @@ from inferway.model import (
     Tokenized,
 )
 from inferway.openai_api.requests import ChatRequest, CountTokensRequest, PromptBody
+from inferway.openai_api.usage import Usage
 from inferway.prompts.served import PromptSource, ServedModel
 from inferway.routing.counts import EngineTokens
 from inferway.routing.director import Director
@@ -206,12 +207,13 @@ def open_chat(to: Director, body: bytes, path: str = CHAT) -> Journey:
     return to.open(RequestHead("POST", path, "", ()), body)
 
 
-async def answered(to: Director, body: bytes, answer: bytes, path: str = CHAT) -> None:
+async def answered(to: Director, body: bytes, answer: bytes, path: str = CHAT) -> Journey:
     journey = open_chat(to, body, path)
     journey.attempt((await journey.decide()).targets[0])
     journey.on_head(200)
     journey.on_chunk(answer)
     journey.close("ok")
+    return journey
 
 
 def hold(to: Director, holder: int, text: str, block: int = BLOCK, **extras: str) -> None:
@@ -520,9 +522,10 @@ async def test_an_answer_that_tells_one_prompt_of_several_is_not_counted(
     hold(to, 0, "abcdefgh")
     body = {**json.loads(completion("abcdefghij")), **field}
 
-    await answered(to, msgspec.json.encode(body), USAGE, COMPLETION)
+    journey = await answered(to, msgspec.json.encode(body), USAGE, COMPLETION)
 
     assert to.stats.tokens == {}
+    assert journey.record.usage == Usage(9, 0)  # what was cached is not told, rather than 4
 
 
 async def test_of_a_prompt_known_in_part_what_is_known_of_it_is_compared() -> None:

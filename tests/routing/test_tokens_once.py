@@ -163,3 +163,17 @@ async def test_an_answer_that_has_begun_keeps_no_ids() -> None:
     journey.on_chunk(b"data: {}\n\n")
 
     assert journey.body == b""
+
+
+@pytest.mark.parametrize(("text", "why"), [(TEXT, None), ("abc", None), (TEXT, "differed")])
+async def test_ids_of_a_short_prompt_are_known_too_where_the_engine_makes_the_same(
+    text: str, why: str | None
+) -> None:
+    to = sending(taking=Taking({} if why is None else {"e0": why, "e1": why}))
+    journey = open_chat(to, chat(text))
+    (target, *_) = (await journey.decide()).targets
+    assert to.tokens_once is not None
+    assert journey.routed is not None
+
+    assert to.tokens_once.knows(journey.routed, target.endpoint) is (why is None)
+    assert outcomes(to) == {}

@@ -77,12 +77,14 @@ _FLOOD_BLOCK = 65536
 
 @dataclass
 class Engine:
-    """`seen` are the requests, `connections` counts what was accepted."""
+    """`seen` are the requests, `connections` counts what was accepted. After `refuse` it takes no
+    more connections."""
 
     url: str = ""
     seen: list[Seen] = field(default_factory=list)
     connections: int = 0
     open: int = 0
+    refuse: Callable[[], None] = lambda: None
 
 
 def answer(body: bytes = b"ok", head: bytes = b"", status: bytes = b"200 OK") -> Script:
@@ -173,6 +175,7 @@ async def running(script: Script) -> AsyncIterator[Engine]:
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0, limit=2**20)
     engine.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    engine.refuse = server.close
     try:
         yield engine
     finally:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import numpy as np
+import pytest
 
+from inferway.errors import QuarantinedRequestError
 from inferway.model import Endpoint
+from inferway.routing.limits.request_quarantine import RequestQuarantine
 from inferway.scheduling.expected_ttft.backlog import QueuedRequest
 from inferway.scheduling.expected_ttft.plugin import ExpectedTtft
 from inferway.scheduling.expected_ttft.sent_log import ROW
@@ -87,3 +90,20 @@ async def test_a_worker_that_ends_brings_nothing_any_more() -> None:
     two.other.gone(1, 0.0)
 
     assert two.elsewhere() == {}
+
+
+async def test_what_engines_were_lost_with_is_refused_by_all_workers() -> None:
+    two = Two()
+    one, other = [
+        RequestQuarantine(lambda: 60.0, lambda _: False, lambda: 0.0, lambda *_: None)
+        for _ in range(2)
+    ]
+    two.one.watch_requests(one)
+    two.other.watch_requests(other)
+
+    for engine in ("e0", "e1"):
+        one.losses(b"body", lambda: b"body").lost(engine)
+    await told()
+
+    with pytest.raises(QuarantinedRequestError):
+        other.losses(b"body", lambda: b"body")

@@ -18,6 +18,7 @@ from inferway.cli.command import Command, section
 from inferway.cli.flag import option
 from inferway.cli.fleet_state import CannotAskError, GatewayClient
 from inferway.cli.tail import escaped
+from inferway.records.ms_in_words import ms_in_words
 from inferway.records.record import CandidateRecord, RequestRecord
 
 _LONGEST_NAME = 28
@@ -117,7 +118,7 @@ def _asked(record: RequestRecord) -> Iterator[str]:
     streamed = ", streamed" if record.streamed else ""
     yield f"  {tokens} prompt tokens{blocks}{streamed}"
     if record.waited_ms >= 0.1:
-        yield f"  it waited {_ms(record.waited_ms)} for its turn"
+        yield f"  it waited {ms_in_words(record.waited_ms)} for its turn"
     if record.edits:
         yield f"  edited: {', '.join(record.edits)}"
 
@@ -129,7 +130,7 @@ def _chosen(record: RequestRecord) -> Iterator[str]:
     by = f" by {record.picked_by}" if record.picked_by else ""
     yield (
         f"It went to {record.chosen}{by} ({record.reason}), one of {record.num_candidates}, decided"
-        f" in {_ms(record.decided_ms)}."
+        f" in {ms_in_words(record.decided_ms)}."
     )
     if record.attempts > 1:
         yield f"It took {record.attempts} attempts."
@@ -170,13 +171,16 @@ def _about(each: CandidateRecord, record: RequestRecord) -> str:
         return f"score {score:.4g}; {load}"
     expected = sum(each.terms.values())
     parts = sorted(each.terms.items(), key=lambda item: -item[1])
-    most = ", ".join(f"{_TERMS.get(name, name)} {_ms(ms)}" for name, ms in parts[:3] if ms >= 0.05)
-    words = f"expected {_ms(expected)} ({most or 'nothing'}), others {_ms(each.others_ms)}; {load}"
+    most = ", ".join(
+        f"{_TERMS.get(name, name)} {ms_in_words(ms)}" for name, ms in parts[:3] if ms >= 0.05
+    )
+    words = f"expected {ms_in_words(expected)} ({most or 'nothing'}), others"
+    words = f"{words} {ms_in_words(each.others_ms)}; {load}"
     chosen = next((c for c in record.candidates if c.endpoint == record.chosen), None)
     if chosen is None or each is chosen:
         return words
     more = each.cost - chosen.cost
-    return f"{words}; {_ms(abs(more))} {'dearer' if more >= 0 else 'cheaper'}"
+    return f"{words}; {ms_in_words(abs(more))} {'dearer' if more >= 0 else 'cheaper'}"
 
 
 def _came(record: RequestRecord) -> Iterator[str]:
@@ -188,25 +192,33 @@ def _came(record: RequestRecord) -> Iterator[str]:
     if record.ttft_ms >= 0:
         expected = ""
         if record.expected_ttft_ms >= 0:
-            expected = f", expected {_ms(record.expected_ttft_ms)}"
-        yield f"First token after {_ms(record.ttft_ms)}{expected}."
+            expected = f", expected {ms_in_words(record.expected_ttft_ms)}"
+        yield f"First token after {ms_in_words(record.ttft_ms)}{expected}."
     if record.itl_p50_ms >= 0:
         yield (
-            f"Between tokens {_ms(record.itl_p50_ms)} (median), {_ms(record.itl_max_ms)} at most."
+            f"Between tokens {ms_in_words(record.itl_p50_ms)} (median),"
+            f" {ms_in_words(record.itl_max_ms)} at most."
         )
     tokens = f", {record.output_tokens:,} tokens" if record.output_tokens >= 0 else ""
-    yield (f"Ended after {_ms(record.total_ms)}{tokens}: {record.outcome}, status {record.status}.")
+    yield (
+        f"Ended after {ms_in_words(record.total_ms)}{tokens}: {record.outcome}, status"
+        f" {record.status}."
+    )
 
 
 def _reuse(record: RequestRecord) -> str:
     reachable = f"{record.reachable_blocks} blocks"
     if record.reachable_at:
         reachable += f" at {record.reachable_at}"
-    delivered = "not told" if record.delivered_tokens < 0 else f"{record.delivered_tokens:,} tokens"
-    return (
-        f"Reachable {reachable}; chosen {record.chosen_blocks} blocks; delivered {delivered}"
-        f"{'' if record.missed else ': all that could be'}."
-    )
+    told = f"Reachable {reachable}; chosen {record.chosen_blocks} blocks; delivered"
+    delivered, known = record.delivered_tokens, record.reachable_blocks * record.block_size
+    if delivered < 0:
+        return f"{told} not told."
+    if delivered > known:
+        return (
+            f"{told} {delivered:,} tokens: {delivered - known:,} more than were known to be there."
+        )
+    return f"{told} {delivered:,} tokens{'' if record.missed else ': all that could be'}."
 
 
 def _text_lines(told: Mapping[str, Any] | None) -> Iterator[str]:
@@ -239,9 +251,3 @@ def _first(gateway: GatewayClient, *, slowest: bool, missed: bool) -> str:
 
 def _short(name: str) -> str:
     return name if len(name) <= _LONGEST_NAME else f"…{name[1 - _LONGEST_NAME :]}"
-
-
-def _ms(milliseconds: float) -> str:
-    if milliseconds >= 10_000:
-        return f"{milliseconds / 1000:.1f} s"
-    return f"{milliseconds:.0f} ms" if milliseconds >= 100 else f"{milliseconds:.1f} ms"

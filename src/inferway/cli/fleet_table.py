@@ -13,13 +13,15 @@ from rich.text import Text
 from inferway.cli.fleet_state import EngineState, FleetState, ModelState
 from inferway.doctor.alarm_rules import TRAFFIC
 from inferway.fleet.outage import duration
+from inferway.model import Reason
 from inferway.page.alarms import Alarm
 
 _WIDE = 110
 _LEAST_NAME = 8
 _MOST_NAMES = 40  # characters of engines' names in one cell
+_BY_PROMPT = "prompts"  # what the model's requests are routed by
 _COLORS = {
-    **dict.fromkeys(("up", "exact", "kv-aware"), "green"),
+    **dict.fromkeys(("up", "exact", _BY_PROMPT), "green"),
     **dict.fromkeys(("draining", "drained", "half-open", "partial", "repairing"), "yellow"),
     **dict.fromkeys(("down", "ejected", "stale", "blind"), "red"),
     **dict.fromkeys(("unreachable", "silent", "stalled", "invalid"), "red"),
@@ -162,7 +164,8 @@ def _models(models: list[ModelState], width: int, rate: Rates | None) -> Table:
     rows = []
     for model in models:
         asked = "-" if model.requests is None else f"{model.requests:,}"
-        row = [model.name, model.routed_by, asked]
+        how = _BY_PROMPT if model.routed_by == Reason.KV_AWARE else model.routed_by
+        row = [model.name, how, asked]
         row += [_milliseconds(model.ttft_p50), _milliseconds(model.ttft_p95)]
         if rate is not None:
             row.append(_rate(rate.model_requests.get(model.name)))

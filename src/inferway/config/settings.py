@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import ssl
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 from urllib.parse import quote, unquote, urlsplit
 from weakref import WeakValueDictionary
@@ -151,6 +152,8 @@ class RetrySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     statuses: tuple[Annotated[int, msgspec.Meta(ge=400, le=599)], ...] = (502, 503)
     share: Share = 0.2  # of the requests under way, that may be in a further try
     floor: Annotated[int, msgspec.Meta(ge=0)] = 3  # so many always may
+    # that a request is refused which two engines had when they were lost; 0: none is
+    quarantine_seconds: NotNegative = 600.0
 
 
 class EjectionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -234,6 +237,23 @@ class DiscoverySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     def is_any(self) -> bool:
         """Whether there is any source beside the list."""
         return bool(self.file is not None or self.dns or self.ray or self.kubernetes is not None)
+
+    def why_none_answers(self, asked: Sequence[str] = ()) -> str:
+        """Return in words where engines are looked for, or which URLs were asked, and what to
+        do."""
+        if asked:
+            return f"no engine has answered yet; asked {', '.join(asked)}; see inferway doctor"
+        places = [] if self.file is None else [f"the file {self.file} (discovery.file)"]
+        places += [f"the addresses of {url} (discovery.dns)" for url in self.dns]
+        places += [f"the Ray deployment {name} (discovery.ray)" for name in self.ray]
+        if (kubernetes := self.kubernetes) is not None:
+            what = f"InferencePool {kubernetes.pool}" if kubernetes.pool else "selector"
+            pods = f"the ready pods of the {what} in the namespace {kubernetes.namespace or 'own'}"
+            places.append(f"{pods} (discovery.kubernetes)")
+        if not places:
+            return "no engine is known: none is given; give one, as inferway serve http://HOST:PORT"
+        where = ", ".join(places)
+        return f"no engine is known: none is in {where}; start engines there, or give their URLs"
 
 
 class PickerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -207,8 +207,7 @@ class Fleet:
         if served is not None:
             return served
         if not self.models:
-            tried = ", ".join(engine.name for engine in self.engines)
-            why = f"no engine has answered yet; tried {tried}" if tried else "no engine is known"
+            why = self._settings.discovery.why_none_answers([e.url for e in self.engines])
             raise NoEndpointError(f"model {name[:MAX_SHOWN]!r}: {why}")
         raise UnknownModelError(
             f"model: no engine serves {name[:MAX_SHOWN]!r};"
@@ -268,7 +267,8 @@ class Fleet:
     def why_not_ready(self, *, with_names: bool = True) -> str | None:
         """Return why requests should not come yet; None if they may."""
         if not self.engines:
-            return "no engine is known yet: none was given, and none has been found"
+            why = self._settings.discovery.why_none_answers()
+            return why if with_names else "no engine is known"
         if not any(engine.healthy for engine in self.engines):
             names = ", ".join(engine.name for engine in self.engines)
             return f"no engine answers: {names}" if with_names else "no engine answers"

@@ -72,7 +72,7 @@ class SilenceWatch:
             assert live.asked is not None
             since = max(live.asked, awake)
             slowest = live.answers.seconds(now)
-            error = f"no answer for {now - since:.1f} s; its slowest of late took {slowest:.2g} s"
+            error = f"no answer for {now - since:.1f} s; its slowest of late took {slowest:.1f} s"
             self._give_up(engine, Outage(OutageKind.SILENT, since, live.answered, error), now)
             return
         works = self._has_work(engine)

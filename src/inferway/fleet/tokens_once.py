@@ -12,6 +12,7 @@ from inferway.fleet.prober import Prober
 from inferway.model import Endpoint
 from inferway.prompts.served import ServedModel
 from inferway.routing.continuing import Continuing
+from inferway.routing.journey import Routed
 from inferway.routing.tokens_once import LEAST_TOKENS, TokensOnce
 
 # The version whose code openai_api/tokens_once.py follows. Later ones take ids, too. How they make
@@ -32,12 +33,20 @@ def build_tokens_once(settings: ServeSettings, fleet: Fleet, *, picks: bool) -> 
     return TokensOnce(refuses, least=1 if trusts else LEAST_TOKENS)
 
 
-def build_continuing(settings: ServeSettings, fleet: Fleet, *, picks: bool) -> Continuing | None:
+def build_continuing(
+    settings: ServeSettings, fleet: Fleet, once: TokensOnce | None, *, picks: bool
+) -> Continuing | None:
     """Return what keeps streams for other engines to go on with, if the settings ask for it. A
-    picker's answers pass elsewhere, or in pieces that it only sees."""
+    picker's answers pass elsewhere, or in pieces that it only sees. `once` says of which prompts
+    the engines make the same ids as we do; None: of none."""
     if picks or not settings.continue_streams:
         return None
-    return Continuing(TakesTokens(fleet.engine))
+    return Continuing(TakesTokens(fleet.engine), _knows_none if once is None else once.knows)
+
+
+def _knows_none(routed: Routed, endpoint: Endpoint) -> bool:
+    del routed, endpoint
+    return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ was made ours afterwards      asked for as an address or as localhost
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import logging
 import re
@@ -48,6 +49,7 @@ from inferway.errors import (
     UnauthorizedError,
 )
 from inferway.fleet.fleet import Fleet
+from inferway.fleet.structured_gate import FleetEngines
 from inferway.http.listening import UNIX
 from inferway.http.message import Request
 from inferway.http.request_queue import RequestQueue
@@ -70,6 +72,7 @@ from inferway.routing.limits.callers import (
 from inferway.routing.limits.concurrency_limiter import Slot
 from inferway.routing.limits.failover import FailoverPolicy, Retries
 from inferway.routing.limits.outlier_detection import OutlierDetection
+from inferway.routing.limits.request_quarantine import RequestQuarantine
 from inferway.routing.limits.saturation_gate import SaturationGate
 from inferway.routing.limits.session_gate import SessionGate
 from inferway.routing.objectives import named_tenant, tenant_name
@@ -286,7 +289,14 @@ def build_auth(
 ) -> Auth:
     """Return who is let in, as the settings and the scheduling's flow control have it. `clock`
     counts seconds."""
-    failover = FailoverPolicy(clock, OutlierDetection(settings.ejection), Retries(settings.retries))
+    retries = Retries(settings.retries)
+    quarantine = RequestQuarantine(
+        lambda: retries.settings.quarantine_seconds,
+        FleetEngines(fleet).is_up,
+        clock,
+        lambda seconds, call: asyncio.get_running_loop().call_later(seconds, call),
+    )
+    failover = FailoverPolicy(clock, OutlierDetection(settings.ejection), retries, quarantine)
 
     def engines_of(model: str) -> frozenset[str]:
         names = fleet.engines_of(model)

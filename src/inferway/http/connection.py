@@ -46,7 +46,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, cast
 
-from inferway.errors import BadHttpError, RequestError
+from inferway.errors import BadHttpError, InferwayError, RequestError
 from inferway.http.message import UNIX_CLIENT, Request
 from inferway.http.request_reader import RequestReader
 from inferway.http.responder import BodySource, Responder
@@ -270,6 +270,14 @@ class ClientConnection(SlicedProtocol):
         if self._responder is not None:
             self._responder.cut = why
         self.abort()
+
+    def shut_down(self, error: InferwayError) -> None:
+        """Ends the answer under way, if there is any, and then the connection."""
+        self.closing = True
+        if self._responder is None:
+            self.abort()
+        else:
+            self._responder.shut_down(error)
 
     def abort(self) -> None:
         """Resets the connection; what was not sent yet is lost."""

@@ -6,7 +6,7 @@ is lost, or gives up  the rest is asked for as a request of its own: it has its 
 is drained, and has   the same, if there is another engine; else it ends where it is
 had its grace
 answers the rest      its events follow those that the client has (openai_api/stream_rest.py)
-is lost, too          the same once more, `retries.attempts` engines in all
+is lost, too          the client hears of it: the request may be what ends them (request_quarantine)
 
 If nobody goes on, the client gets the error event that it would have got at once.
 """
@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from inferway.errors import (
+    EngineLostError,
+    EnginesLostError,
     FleetError,
     InferwayError,
     MovedError,
@@ -37,7 +39,15 @@ from inferway.http.waiting import InQueue
 from inferway.model import Headers
 from inferway.openai_api.responses import error_event
 from inferway.openai_api.usage import Usage
-from inferway.routing.continuing import FAILED, TOO_OFTEN, WENT_ON, Continuing, RestOfStream
+from inferway.routing.continuing import (
+    ALONE,
+    FAILED,
+    NO_CUT,
+    TOO_OFTEN,
+    WENT_ON,
+    Continuing,
+    RestOfStream,
+)
 from inferway.routing.director import Director
 from inferway.routing.eligible import Within
 from inferway.routing.journey import Journey
@@ -62,7 +72,6 @@ class StreamCaller:
     is_admin: bool
     record: Record  # of the whole answer
     passed: Passed | None
-    lost: int = 0  # engines
 
 
 def move_streams(sources: Callable[[], Iterable[BodySource]], engine: str) -> int:
@@ -94,7 +103,7 @@ class Continuer:
     ) -> bool:
         """Return whether the client hears no error: another engine is asked for the rest of the
         answer, which has begun. `leaving` is told that it is over here."""
-        if journey.kept is None or not client.can_say_more:
+        if journey.stream.kept is None or not client.can_say_more:
             return False
         is_moved = isinstance(error, MovedError)
         target = journey.record.target
@@ -102,9 +111,10 @@ class Continuer:
         engine = target.endpoint.engine
         breaks = not isinstance(error, MovedError | SilentEngineError)  # its connection
         if not breaks and not self._has_another(journey, engine):
+            journey.stream.ends_here(ALONE)
             return False
-        if not is_moved and asked.lost + 2 > self.auth.failover.retries.settings.attempts:
-            self.continuing.counts[TOO_OFTEN] += 1
+        if not is_moved and self._is_lost_too_often(journey, engine, error):
+            journey.stream.ends_here(TOO_OFTEN)
             return False
         rest = journey.rest()
         if rest is None:
@@ -112,10 +122,10 @@ class Continuer:
         try:
             seam = _Seam(self.continuing, asked, client, journey, rest, error)
         except UNREADABLE:  # how its stream began
+            journey.stream.ends_here(NO_CUT)
             return False
         # what an engine is asked no more is not its fault: as if the client had gone
         leaving.over("client_gone" if is_moved else "upstream_error")
-        asked.lost += not is_moved
         log.log(
             logging.INFO if is_moved else logging.WARNING,
             "another engine goes on with an answer after %d tokens: %s",
@@ -124,6 +134,15 @@ class Continuer:
         client.attach(InQueue(seam.client_gone))
         self._tasks.spawn(self._send(seam, rest.body, engine))
         return True
+
+    def _is_lost_too_often(self, journey: Journey, engine: str, error: InferwayError) -> bool:
+        losses = journey.losses
+        if isinstance(error, EngineLostError | SilentEngineError):
+            losses.lost(engine)
+        else:
+            losses.failed(engine)
+        attempts = self.auth.failover.retries.settings.attempts
+        return losses.are_too_many or losses.number >= attempts
 
     def _within(self, lost: str) -> Within:
         takes = self.continuing.takes
@@ -147,7 +166,7 @@ class Continuer:
             tenant=asked.share,
             target_model=before.record.target_model,
         )
-        journey.is_rest = True
+        journey.goes_on_with(before)
         slot = self.auth.ticket(asked.responder, asked.share)
         try:
             decision = await journey.decide(slot)
@@ -212,7 +231,9 @@ class _Seam:
         self._error = error  # that the client hears of if nobody goes on
         record = before.record
         renamed = record.model if before.changes_length else ""
-        self._events = rest.kept.events(rest.cut, renamed)
+        # what was cached where the answer began, its engine did not come to tell: what we believe
+        num_cached = record.reused_tokens if record.prompt_tokens else None
+        self._events = rest.kept.events(rest.cut, renamed, num_cached)
         self._num_ids = rest.cut.num_ids
         self._num_prompt_ids = rest.cut.num_prompt_ids
         self._source: BodySource | None = None
@@ -302,7 +323,7 @@ class _Seam:
         log.warning("nobody goes on with an answer whose engine was lost: %s", error)
         self._note("upstream_error")
         client, asked = self._client, self.asked
-        told = self._error
+        told = error if isinstance(error, EnginesLostError) else self._error
         if isinstance(told, FleetError) and not asked.is_admin:
             told = withheld(told, asked.request.id)
         if client.can_say_more:
@@ -324,6 +345,5 @@ class _Seam:
         whole.target = record.target or whole.target
         whole.attempts += record.attempts
         if record.usage is not None:
-            # what was cached where the answer began, its engine did not come to tell
             made = self._num_ids + record.usage.completion
             whole.usage = Usage(self._num_prompt_ids, made)

@@ -7,6 +7,7 @@ from typing import Protocol
 from inferway.errors import InferwayError
 from inferway.http.responder import BodySource
 from inferway.model import Headers, Target
+from inferway.routing.limits.request_quarantine import EngineLosses
 
 
 class RequestLifecycle(Protocol):
@@ -14,6 +15,8 @@ class RequestLifecycle(Protocol):
 
     @property
     def body(self) -> bytes: ...
+    @property
+    def losses(self) -> EngineLosses: ...
     @property
     def changes_length(self) -> bool: ...
     @property

@@ -87,7 +87,8 @@ def forward(
         if not responder.ended:
             raise NoEndpointError("the decision has no target")
         return
-    attempts = Failover(decision.targets, policy or FailoverPolicy(pool.time), slot)
+    shared = policy or FailoverPolicy(pool.time)
+    attempts = Failover(decision.targets, shared, slot, journey.losses)
     forwarding = (kind or Forwarding)(
         *(request, responder, journey, pool, attempts, explain, record, passed, goes_on)
     )
@@ -255,15 +256,12 @@ class Forwarding:
             return
         ours = isinstance(error, OurFaultError)
         if not ours:
-            self._attempts.failed()
+            self._attempts.failed(error)
             if self._responder.started and self._is_gone_on_with(error):
                 return
-        responder = self._responder
-        if not responder.started:
-            if not ours and (target := self._next_target(error)):
-                self.attempt(target)
-                return
-            error.attempts = self._attempts.number
+        if not (ours or self._responder.started) and (target := self._next_target(error)):
+            self.attempt(target)
+            return
         self._give_up(error)
 
     def _next_target(self, error: UpstreamError) -> Target | None:
@@ -277,6 +275,7 @@ class Forwarding:
         """End the answer, which nobody gives."""
         if not isinstance(error, OurFaultError):
             self._attempts.lost()
+        error = self._attempts.last_word(error)
         try:
             self.over("upstream_error")
         finally:

@@ -63,6 +63,7 @@ class MetricsPage(Collector):
             director.scheduling.families,
             lambda: structured_families(director.gate),
             lambda: () if director.tokens_once is None else director.tokens_once.families(),
+            lambda: () if director.quarantine is None else director.quarantine.families(),
             director.legs.families,
             director.matcher.index.families,
             pool.stats.families,

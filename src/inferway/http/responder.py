@@ -78,7 +78,7 @@ class Responder:
         "_connection",
         "_framing",
         "_head",
-        "_is_stream",
+        "_headers",
         "_last",
         "_remaining",
         "_said",
@@ -99,8 +99,8 @@ class Responder:
         self._connection = connection
         self._framing = _NONE
         self._head = b""  # goes out with the first piece: one system call less
+        self._headers: Headers = ()
         self._remaining = 0
-        self._is_stream = False  # of events, to which comments may be added
         self._last = b""  # piece of the body
         self._said = -1  # `body_bytes` when it was last looked whether the client hears anything
         self._as_event: bytearray | None = None  # a stream has been begun by `keep_alive`
@@ -136,7 +136,7 @@ class Responder:
 
     def _begin(self, status: int, headers: Headers, length: int | None) -> None:
         self.status = status
-        self._is_stream = self.is_kept_alive and _is_readable_stream(headers)
+        self._headers = headers
         request, connection = self.request, self._connection
         if connection.closing:
             request.keep_alive = False
@@ -278,7 +278,7 @@ class Responder:
         if not self.started and self._as_event is None:
             self._begin(200, _STREAM, None)
             self._as_event = bytearray()
-        elif not (self._is_stream and self._last.endswith(b"\n\n")):
+        elif not (self._last.endswith(b"\n\n") and _is_readable_stream(self._headers)):
             return  # something other than an event is under way
         self._put(keep_alive_event(self.request.path), b"")
         self._said = -1
@@ -319,6 +319,22 @@ class Responder:
         self.request.keep_alive = False
         self._over()
         self._connection.abort()
+
+    def shut_down(self, error: InferwayError) -> None:
+        """End the answer because the gateway ends: a stream of events with `error` as its last one,
+        whose source has written whole events; any other answer by breaking it off."""
+        if self.ended:
+            return
+        self.cut = self.cut or "shutdown"
+        source, self.source = self.source, None
+        if source is not None:
+            source.client_gone()
+        if not self.started and self._as_event is not None:
+            self.send_error(error)
+        elif self.can_say_more and _is_readable_stream(self._headers):
+            self.end(error_event(error, self.request.path))
+        else:
+            self.abort()
 
     def check_client(self) -> None:
         """Raises ClientGoneError, and this answer has ended, if its client is seen to have gone.

@@ -12,7 +12,13 @@ from email.utils import formatdate
 from typing import Any
 
 from inferway.config import LimitSettings, TimeoutSettings
-from inferway.errors import ClientGoneError, InferwayError, crash_report, panic_as_error
+from inferway.errors import (
+    ClientGoneError,
+    InferwayError,
+    ShuttingDownError,
+    crash_report,
+    panic_as_error,
+)
 from inferway.http.connection import ClientConnection
 from inferway.http.content_coding import BodyDecoder
 from inferway.http.eager import resumed
@@ -32,6 +38,7 @@ Handler = Callable[[Request, Responder], Coroutine[Any, Any, None]]
 
 
 _SWEEP_SECONDS = 1.0
+_LAST_WORDS_SECONDS = 1.0  # that clients have to read why their streams end at shutdown
 _log = logging.getLogger(__name__)
 
 
@@ -179,8 +186,7 @@ class HttpServer:
             async with asyncio.timeout(drain_seconds):
                 await self._wait_until_empty()
         except TimeoutError:
-            self.cut()
-            await self._wait_until_empty()
+            await self._shut_down()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -200,12 +206,32 @@ class HttpServer:
 
     def cut(self) -> None:
         """Closes every connection as it is: for who does not want to wait for `stop`."""
+        self._warn_of_cut()
+        for connection in list(self._connections):
+            connection.cut("shutdown")
+
+    async def _shut_down(self) -> None:
+        """Ends the answers under way: clients of streams are told why, if they read."""
+        self._warn_of_cut()
+        error = ShuttingDownError(
+            "the gateway is shutting down, and running answers have had their time"
+            " (timeouts.drain); ask again"
+        )
+        for connection in list(self._connections):
+            connection.shut_down(error)
+        try:
+            async with asyncio.timeout(_LAST_WORDS_SECONDS):
+                await self._wait_until_empty()
+        except TimeoutError:
+            for connection in list(self._connections):
+                connection.cut("shutdown")
+            await self._wait_until_empty()
+
+    def _warn_of_cut(self) -> None:
         if self.stats.answering:
             _log.warning(
                 "%d answers were cut off at shutdown (timeouts.drain)", self.stats.answering
             )
-        for connection in list(self._connections):
-            connection.cut("shutdown")
 
     async def _wait_until_empty(self) -> None:
         self._empty.clear()

@@ -7,6 +7,8 @@ it answers any other error, or not in time, or   the engine that answers compute
 nothing that the decode engine may get
 the decode leg fails before a piece with         once more without blocks, on the same engine; on
 content: 5xx, an error event, a lost connection  another one if the connection was lost
+two engines were lost while they had it, in any  the client hears of it, and nobody computes more
+leg (request_quarantine)
 the client goes away                             both are aborted; blocks that are kept for nobody
                                                  are free when their lease ends
 
@@ -144,7 +146,9 @@ class TwoLegs(Forwarding):
         another = None
         outcome = answer.outcome or (REFUSED if answer.status < 500 else FAILED)
         if answer.status in UNWELL or answer.error is not None:
-            self._tries.failed()
+            self._tries.failed(answer.error)
+            if answer.error is not None and self._wants_blocks and self._is_given_up(answer.error):
+                return
         if outcome == FAILED and self._wants_blocks:
             is_lost = answer.error is not None
             another = self._tries.another() if is_lost else self._tries.instead_of(answer.status)
@@ -245,8 +249,18 @@ class TwoLegs(Forwarding):
             super().on_error(error)
             return
         self._exchange = None
-        self._attempts.failed()
-        self._again(self._attempts.another(), error)
+        self._attempts.failed(error)
+        if not self._is_given_up(error):
+            self._again(self._attempts.another(), error)
+
+    def _is_given_up(self, error: UpstreamError) -> bool:
+        """Return whether the request is tried no more, for the engines that were lost with it: its
+        client is told so."""
+        if not self._attempts.losses.are_too_many:
+            return False
+        self._drop_exchange()
+        self._give_up(error)
+        return True
 
     def _lost(self, error: OurFaultError) -> None:
         """What came of the prefill leg is lost, by a fault of ours."""
@@ -287,7 +301,8 @@ class TwoLegs(Forwarding):
         answer.drop()
         another = tries.elsewhere()
         if another is None:
-            self._compute(FAILED)
+            if not self._is_given_up(error):
+                self._compute(FAILED)
             return
         self._prefill.failed(FAILED)
         if self._exchange is not None:

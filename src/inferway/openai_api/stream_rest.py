@@ -7,6 +7,8 @@ client allows less what it has had:
 field                       the rest's
 kv_transfer_params, prompt  the ids, where vLLM reads them (tokens_once.py)
 max_tokens, min_tokens      fewer, by the tokens that are there
+thinking                    without its budget, once that is not below max_tokens: vLLM, which
+                            counts the thought that is there, would refuse it
 seed                        another one: with its own, the random numbers of the start would return
 all others of `_AS_IT_IS`   the client's
 
@@ -17,7 +19,7 @@ for example, count the tokens of the answer, and not those of the prompt.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -50,10 +52,12 @@ _AS_IT_IS = frozenset(
         # of these the prompt is made, which is there
         *("reasoning_effort", "chat_template_kwargs", "documents", "add_generation_prompt"),
         *("continue_final_message", "add_special_tokens"),
-        *("system", "stop_sequences"),  # of messages
+        *("system", "stop_sequences", "context_management"),  # of messages
+        # vLLM counts what the prompt has of the thought
+        "thinking_token_budget",
     }
 )
-_CHANGED = frozenset({"max_tokens", "max_completion_tokens", "min_tokens", "seed"})
+_CHANGED = frozenset({"max_tokens", "max_completion_tokens", "min_tokens", "seed", "thinking"})
 # Fields that mean the same if they have one of these values, beside null.
 _ONLY: Mapping[str, tuple[object, ...]] = {
     "n": (1,),
@@ -74,30 +78,36 @@ _ONLY: Mapping[str, tuple[object, ...]] = {
     "watermarking": (False,),
     "response_format": ({"type": "text"},),
     "suffix": ("",),
-    "thinking": ({"type": "disabled"},),
 }
 _FREE_CHOICES = ("auto", "none")  # of tools; in messages, their type
+_NO_BUDGET = {"type": "adaptive"}
 
 
-def may_go_on(body: Body, *, is_rest: bool = False) -> bool:
-    """Return whether the rest of this answer may be had from another engine, as far as its parsed
-    body tells: a microsecond, for `why_not` to be asked when an engine is lost. `is_rest`: it is
-    itself the rest of an answer, and has ids of ours."""
-    if isinstance(body, MessagesRequest):
-        return bool(body.stream) and body.kv_transfer_params is None
-    if not isinstance(body, ChatRequest | CompletionRequest):
-        return False
-    if not body.stream or body.n not in (None, 1) or body.return_token_ids or body.echo:
-        return False
-    if body.prompt_logprobs is not None:
-        return False
+def why_not_at_once(body: Body, *, is_rest: bool = False) -> str | None:
+    """Return the field that keeps the rest of this streamed answer from being had from another
+    engine, as far as its parsed body tells, or "kind"; None if there is none: a microsecond, for
+    `why_not` to be asked when an engine is lost. `is_rest`: it is itself the rest of an answer, and
+    has ids of ours."""
+    if not isinstance(body, ChatRequest | CompletionRequest | MessagesRequest):
+        return "kind"
     if body.kv_transfer_params is not None and not is_rest:
-        return False
-    if body.truncate_prompt_tokens is not None or not shape_fields(body).keys() <= _TOOLS:
-        return False
-    if isinstance(body, CompletionRequest):
-        return body.logprobs is None and len(body.prompts) == 1
-    return body.tool_choice in (None, "auto", "none")
+        return "kv_transfer_params"
+    if isinstance(body, MessagesRequest):
+        return None
+    if body.n not in (None, 1):
+        return "n"
+    for name in ("return_token_ids", "echo"):
+        if getattr(body, name):
+            return name
+    for name in ("prompt_logprobs", "truncate_prompt_tokens"):
+        if getattr(body, name) is not None:
+            return name
+    shape = shape_fields(body).keys() - _TOOLS
+    if shape:
+        return min(shape)
+    if isinstance(body, ChatRequest):
+        return None if body.tool_choice in (None, "auto", "none") else "tool_choice"
+    return "logprobs" if body.logprobs is not None else None if len(body.prompts) == 1 else "prompt"
 
 
 def why_not(fields: Mapping[str, Any]) -> str | None:
@@ -106,11 +116,8 @@ def why_not(fields: Mapping[str, Any]) -> str | None:
     for name, value in fields.items():
         if value is None or name in _AS_IT_IS or name in _CHANGED:
             continue
-        if name == "tools":
-            if not _are_free(value):
-                return name
-        elif name == "tool_choice":
-            if (value.get("type") if isinstance(value, dict) else value) not in _FREE_CHOICES:
+        if name in _IF:
+            if not _IF[name](value):
                 return name
         elif name not in _ONLY or value not in _ONLY[name]:
             return name
@@ -133,6 +140,23 @@ def _are_free(tools: object) -> bool:
     return all(isinstance(f, dict) and "name" in f and not f.get("strict") for f in functions)
 
 
+def _is_free(choice: object) -> bool:
+    return (choice.get("type") if isinstance(choice, dict) else choice) in _FREE_CHOICES
+
+
+def _has_no_format(output: object) -> bool:
+    """Return whether the output is asked for with an effort alone, which shapes the prompt."""
+    return isinstance(output, dict) and output.get("format") is None
+
+
+# Fields that mean the same if this holds of their value.
+_IF: Mapping[str, Callable[[object], bool]] = {
+    "tools": _are_free,
+    "tool_choice": _is_free,
+    "output_config": _has_no_format,
+}
+
+
 def stops_of(fields: Mapping[str, Any]) -> Stops:
     """Return what the stop strings of a body keep back. `why_not` must have found nothing."""
     stop = fields.get("stop") or []
@@ -148,7 +172,7 @@ def rest_body(
     """Return the body that asks for the rest; None if nothing is left, or it cannot be edited.
     `fields`: those of `raw`, of which `why_not` has found nothing."""
     ids = b"[%b]" % (b",".join([cut.prompt_ids, cut.ids]) if cut.ids else cut.prompt_ids)
-    changed: dict[str, int] = {}
+    changed: dict[str, object] = {}
     for name in ("max_tokens",) if is_completion else ("max_tokens", "max_completion_tokens"):
         given = fields.get(name, COMPLETION_TOKENS if is_completion else None)
         if given is None:
@@ -156,6 +180,8 @@ def rest_body(
         if not _is_int(given) or given <= cut.num_ids:
             return None
         changed[name] = given - cut.num_ids
+        if _is_budget_over(fields.get("thinking"), given - cut.num_ids):
+            changed["thinking"] = _NO_BUDGET
     least, seed = fields.get("min_tokens"), fields.get("seed")
     for value in (least, seed):
         if value is not None and not _is_int(value):
@@ -170,6 +196,12 @@ def rest_body(
     return with_last_members(body, msgspec.json.encode(changed)[1:-1])
 
 
+def _is_budget_over(thinking: object, max_tokens: int) -> bool:
+    """Return whether thoughts have a budget that vLLM would refuse with so few tokens."""
+    budget = thinking.get("budget_tokens") if isinstance(thinking, dict) else None
+    return isinstance(budget, int) and budget >= max_tokens
+
+
 def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
@@ -177,8 +209,9 @@ def _is_int(value: object) -> bool:
 class RestEvents:
     """Fed with the whole events of the rest, returns them as they follow those of the start."""
 
-    def __init__(self, cut: Cut, model: str = "") -> None:
-        """`model`: what the answer names, if not what the first engine did."""
+    def __init__(self, cut: Cut, model: str = "", num_cached: int | None = None) -> None:
+        """`model`: what the answer names, if not what the first engine did. `num_cached`: tokens of
+        the prompt that the first engine had in its cache; None: unknown."""
         first = msgspec.json.decode(cut.first)
         self._head = {name: first[name] for name in ("id", "created", "model") if name in first}
         if model:
@@ -191,6 +224,7 @@ class RestEvents:
         self._is_begun = not cut.ids  # it may begin with anything
         self._num_ids = cut.num_ids
         self._num_prompt_ids = cut.num_prompt_ids
+        self._num_cached = num_cached
 
     def feed(self, events: bytes) -> bytes:
         """Raises SeamError if they say something else than the client was sent already."""
@@ -255,5 +289,7 @@ class RestEvents:
             made_details.pop("reasoning_tokens", None)
             usage["completion_tokens_details"] = made_details or None
         details = usage.get("prompt_tokens_details")
-        if details and details.get("cached_tokens"):
-            details["cached_tokens"] = min(details["cached_tokens"], prompt)
+        if details and self._num_cached is None:
+            usage["prompt_tokens_details"] = None
+        elif details:
+            usage["prompt_tokens_details"] = {"cached_tokens": self._num_cached}

@@ -10,6 +10,7 @@ import msgspec
 from inferway.fleet.columns import STATES
 from inferway.kv.index.protocol import MatchResult, Tier
 from inferway.model import Candidates, HolderId, Target
+from inferway.records.ms_in_words import ms_in_words
 from inferway.records.packing import LATE, TERMS
 from inferway.routing.director import Weighed
 from inferway.scheduling.columns import EXPECTED_TTFT_MS
@@ -19,6 +20,7 @@ from inferway.scheduling.expected_ttft.learning import (
     PREFILL_MS,
     TERMS_MS,
     TRANSFER_MS,
+    is_try,
 )
 
 TIERS = ("gpu", "cpu", "storage")  # the names of kv.index.protocol's
@@ -87,6 +89,12 @@ def why(weighed: Weighed, views: Sequence[CandidateView]) -> str:
         return f"{chosen.endpoint} is the only endpoint that may get it"
     if reason.is_by_load:
         return f"nothing is known of its prompt ({reason}), so load alone decides"
+    rows = [weighed.candidates.rows.get(each.endpoint.holder) for each in weighed.choice.targets]
+    if rows and rows[0] is not None and is_try(weighed.candidates, rows[0]):
+        return (
+            f"{chosen.endpoint} is tried: it is hardly known, has nothing to do, and is expected to"
+            f" cost {ms_in_words(chosen.cost_ms or 0.0)}"
+        )
     held = f"{chosen.blocks} of {chosen.prompt_blocks} blocks are held there"
     longest = max(views, key=lambda view: view.blocks)
     if longest.blocks > chosen.blocks:
@@ -96,8 +104,8 @@ def why(weighed: Weighed, views: Sequence[CandidateView]) -> str:
         return f"{held}, and its score is the highest"
     return (
         f"{held}, which nobody exceeds; its first token is expected after"
-        f" {chosen.expected_ttft_ms:.4g} ms, and its cost in all, {chosen.cost_ms:.4g} ms, is the"
-        " least"
+        f" {ms_in_words(chosen.expected_ttft_ms or 0.0)}, and its cost in all,"
+        f" {ms_in_words(chosen.cost_ms)}, is the least"
     )
 
 
@@ -198,11 +206,13 @@ def _why_not(candidates: Candidates, row: int, chosen: int | None) -> str:
     if more <= 0.0:
         if more == 0.0:
             return "as good; equals take turns"
-        return "cheaper, but a filter, another scorer or a trial of an unknown engine went before"
+        if is_try(candidates, chosen):
+            return f"cheaper, but {candidates.endpoints[chosen].name} is tried: it is hardly known"
+        return "cheaper, but a filter or another scorer went before"
     ours = _terms(candidates, row) | {"others": cost.item(row) - ttft.item(row)}
     theirs = _terms(candidates, chosen) | {"others": cost.item(chosen) - ttft.item(chosen)}
     most = max(ours, key=lambda name: ours[name] - theirs.get(name, 0.0))
-    return f"costs {more:.4g} ms more, above all because {WORDS[most]}"
+    return f"costs {ms_in_words(more)} more, above all because {WORDS[most]}"
 
 
 def _rounded(value: float) -> float | None:

@@ -124,9 +124,12 @@ def _reuse(records: Sequence[RequestRecord]) -> Iterator[str]:
     reachable = sum(record.reachable_blocks * record.block_size for record in told)
     chosen = sum(record.chosen_blocks * record.block_size for record in told)
     delivered = sum(record.delivered_tokens for record in told)
+    unknown = sum(max(0, r.delivered_tokens - r.reachable_blocks * r.block_size) for r in told)
+    more = f" (of them {unknown / prompt:.1%} not known to be there)" if unknown else ""
     yield (
         f"prompt tokens reachable {reachable / prompt:.1%}, chosen {chosen / prompt:.1%}, delivered"
-        f" {delivered / prompt:.1%} of {prompt:,} ({len(told):,} requests whose engines have told)"
+        f" {delivered / prompt:.1%}{more} of {prompt:,} ({len(told):,} requests whose engines have"
+        " told)"
     )
 
 

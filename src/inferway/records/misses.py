@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from inferway.kv.events.removals import Removal
 from inferway.records.decided import DecidedRequest
-from inferway.records.record import Miss, MissKind
+from inferway.records.ms_in_words import ms_in_words
+from inferway.records.record import A_TRY, Miss, MissKind
 from inferway.routing.record import Record
 
 
@@ -38,9 +39,11 @@ def _not_chosen(record: Record, noted: DecidedRequest, blocks: int) -> Miss:
     if not noted.has_costs:
         return Miss(MissKind.MOVED_FOR_LOAD, blocks, f"{holder.name}: others had a higher score")
     if surpassed is not None and surpassed.spared_ms > 0:
-        detail = f"{holder.name}: saved {surpassed.spared_ms:.3g} ms"
+        detail = f"{holder.name}: saved {ms_in_words(surpassed.spared_ms)}"
         return Miss(MissKind.MOVED_FOR_LOAD, blocks, detail)
-    return _filtered(blocks, f"{holder.name}: the scheduling left it out, or tried another")
+    if noted.picked_by.endswith(A_TRY):
+        return _filtered(blocks, f"{holder.name}: another one was tried, which is hardly known")
+    return _filtered(blocks, f"{holder.name}: the scheduling left it out")
 
 
 def _filtered(blocks: int, detail: str) -> Miss:

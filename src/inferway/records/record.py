@@ -13,6 +13,8 @@ from enum import StrEnum
 
 import msgspec
 
+# Behind who has picked the endpoint, where that was done to get to know it.
+A_TRY = ", as a try of an engine that is hardly known"
 MOST_CANDIDATES = 8  # of a record: the chosen one, the longest holder, then the cheapest
 
 

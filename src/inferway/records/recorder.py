@@ -35,10 +35,12 @@ from inferway.records.decided import (
     nearest,
 )
 from inferway.records.ended import Ended, EndedPacker
+from inferway.records.record import A_TRY
 from inferway.records.ring import RecordRing
 from inferway.routing.journey import Journey, Routed
 from inferway.routing.match import Matched
 from inferway.routing.record import Record
+from inferway.scheduling.expected_ttft.learning import is_try
 from inferway.telemetry.answer_log import EndedAnswer
 
 TOGETHER = 256  # are packed
@@ -111,6 +113,7 @@ class Recorder:
         chosen = candidates.rows.get(targets[0].endpoint.holder) if targets else None
         if chosen is None:
             return None
+        row = chosen
         columns, batch = columns_of(candidates), self._batch
         if (
             batch is None
@@ -130,11 +133,11 @@ class Recorder:
             roster,
             chosen,
             size,
-            decision.profile or self._picked_by,
+            (decision.profile or self._picked_by) + A_TRY * is_try(candidates, row),
             self._whose(request),
             prompt.found,
             prompt.prompt.block_keys if is_compared else (),
-            journey.tells_its_reuse,
+            journey.tells_its_reuse is True,
             request.body.truncate_prompt_tokens is not None,
             len(columns) > 1,
         )

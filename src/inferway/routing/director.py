@@ -54,6 +54,7 @@ from inferway.routing.journey import Journey, Keeper, Observer, Routed
 from inferway.routing.kv_legs import KvLegs
 from inferway.routing.limits.concurrency_limiter import Slot
 from inferway.routing.limits.outlier_detection import OutlierDetection
+from inferway.routing.limits.request_quarantine import RequestQuarantine
 from inferway.routing.match import MatchedPrompts, Matcher, with_prompts
 from inferway.routing.objectives import objectives
 from inferway.routing.rewrite import Rewrites, looked_up
@@ -122,6 +123,7 @@ class Director:
     tokens_once: TokensOnce | None = None  # None: engines tokenize all prompts themselves
     legs: KvLegs = field(default_factory=KvLegs)
     continuing: Continuing | None = None  # None: a stream ends with its engine
+    quarantine: RequestQuarantine | None = None  # None: no request is refused for lost engines
     random: Random = field(default_factory=Random)  # which of equally loaded endpoints is first
     stats: DirectorStats = field(default_factory=DirectorStats)
     eligible: Eligible = field(default_factory=Eligible)

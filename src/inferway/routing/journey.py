@@ -23,11 +23,12 @@ from inferway.openai_api.model_name import ModelRenamer
 from inferway.openai_api.requests import asks_for_report
 from inferway.openai_api.usage import Usage, UsageReader
 from inferway.prompts.served import ServedModel
-from inferway.routing.attempt import TOKENS, Attempt, EndpointBook, Later
-from inferway.routing.continuing import Continuing, KeptStream, RestOfStream
+from inferway.routing.attempt import Attempt, EndpointBook, Later
+from inferway.routing.continuing import COMPRESSED, ContinuableStream, Continuing, RestOfStream
 from inferway.routing.counts import DirectorStats
 from inferway.routing.kv_legs import KvLegs
 from inferway.routing.limits.concurrency_limiter import Slot
+from inferway.routing.limits.request_quarantine import EngineLosses, RequestQuarantine
 from inferway.routing.match import MatchedPrompts
 from inferway.routing.prefill_leg import PrefillLeg
 from inferway.routing.record import Record
@@ -80,6 +81,8 @@ class Host(Protocol):
     def legs(self) -> KvLegs: ...
     @property
     def continuing(self) -> Continuing | None: ...
+    @property
+    def quarantine(self) -> RequestQuarantine | None: ...
 
 
 class Decides(Protocol):
@@ -130,17 +133,17 @@ class Journey:
         "closed",
         "edits",
         "goes_on",
-        "is_cut_off",
         "is_encoded",
         "is_rest",
-        "kept",
         "known_body",
+        "losses",
         "matched",
         "prefill",
         "reads_prompt",
         "record",
         "routed",
         "shape",
+        "stream",
         "tells_its_reuse",
     )
 
@@ -161,11 +164,12 @@ class Journey:
         self.matched: MatchedPrompts = {}
         self.goes_on = False  # the engine's prompts are longer than what we know of them
         self.is_rest = False  # it asks for the rest of an answer whose engine was lost
-        self.kept: KeptStream | None = None  # None: the answer ends with its engine
-        self.is_cut_off = False  # the engine has given up its answer, and the client does not know
+        self.stream = ContinuableStream(host.continuing)
         self.is_encoded = False  # the answer is compressed, and passes unread
         self.prefill: PrefillLeg | None = None  # None: the engine that answers computes all
-        self.tells_its_reuse = False  # the engine says how much of the prompt it has reused
+        # whether the engine says how much of all prompts it has reused; None: nobody knows
+        self.tells_its_reuse: bool | None = None
+        self.losses = EngineLosses(host.quarantine, self._sent_body)
         self._host = host
         self._decides = decides
         self._names: ModelRenamer | None = None
@@ -190,9 +194,12 @@ class Journey:
 
     async def decide(self, slot: Slot | None = None) -> Decision:
         """Return where to send the request, after it has had its turn at `slot`. Raises
-        RequestError (the client's fault), NoEndpointError, or what `slot` raises."""
+        RequestError (the client's fault, or engines were lost with equal requests),
+        NoEndpointError, or what `slot` raises."""
         host, record = self._host, self.record
         decision = await self._decides.decide(self, slot)
+        if host.quarantine is not None and not self.is_rest:
+            self.losses = host.quarantine.losses(self.known_body, self._sent_body)
         if slot is not None:
             record.waited = slot.waited
         record.decided_in = host.clock() - record.opened_at - record.waited
@@ -255,52 +262,41 @@ class Journey:
         elif host.tokens_once is not None and self.routed is not None:
             edited = host.tokens_once.edited(attempt.body, self.routed, target.endpoint)
             attempt.carry_tokens(edited)
-        self._keep(attempt)
+        if self.routed is not None and self.record.is_streamed:
+            self.stream.keep(self.routed, attempt, self.known_body, self.shape, self.is_rest)
         self.body = attempt.body
         self.record.prompt_tokens = attempt.prompt_tokens
         self.record.reused_tokens = attempt.reused_tokens
         return self._attempt_headers(target)
 
-    def _keep(self, attempt: Attempt) -> None:
-        """Keep what another engine would need to go on with the answer."""
-        continuing, routed = self._host.continuing, self.routed
-        if continuing is None or routed is None or not self.record.is_streamed or self.shape:
-            return
-        self._drop_kept()
-        self.kept = kept = continuing.keep(
-            *(routed, attempt.target.endpoint, self.known_body),
-            is_rest=self.is_rest,
-            has_tokens=TOKENS in attempt.edits,
-        )
-        if kept is not None and kept.asks_for_ids and not attempt.ask_for_ids():
-            self._drop_kept()
-
-    def _drop_kept(self) -> None:
-        kept, self.kept = self.kept, None
-        self.is_cut_off = False
-        if kept is not None:
-            assert self._host.continuing is not None
-            self._host.continuing.drop(kept)
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether the engine has given up its answer, and the client does not know."""
+        return self.stream.is_cut_off
 
     def pass_encoded(self) -> None:
         """Let the answer of this attempt pass as it is: it is compressed, so that nothing in it can
         be read or changed. Call it before `on_head`."""
         self.is_encoded = True
-        self._drop_kept()
+        self.stream.drop()
+        self.stream.ends_here(COMPRESSED)
 
     def give_up(self) -> bytes:
         """Return what the engine has said when it gave up: nobody goes on with the answer."""
-        assert self.kept is not None
-        self.is_cut_off = False
-        return self.kept.sent.give_up()
+        return self.stream.give_up()
 
     def rest(self) -> RestOfStream | None:
         """Return how the rest of a streamed answer whose engine was lost is asked for; None if
         another engine cannot go on with it."""
-        if self.kept is None or self.closed:
-            return None
-        assert self._host.continuing is not None
-        return self._host.continuing.rest(self.kept, is_rest=self.is_rest)
+        return None if self.closed else self.stream.rest(is_rest=self.is_rest)
+
+    def goes_on_with(self, before: Journey) -> None:
+        """Ask for the rest of the answer that `before` has lost."""
+        self.is_rest = True
+        self.losses = before.losses
+
+    def _sent_body(self) -> bytes:
+        return self.known_body or self.stream.body
 
     def _attempt_headers(self, target: Target) -> Headers:
         headers = target.endpoint.headers
@@ -322,6 +318,8 @@ class Journey:
             tokens.sent(attempt.prompt_tokens, attempt.reused_tokens)
         elif status >= 500:
             self.suspect(target.endpoint)
+            if status == 500:  # vLLM's before its process ends, if its core has
+                self.losses.failed(target.endpoint.engine)
         told: Headers = ((b"x-inferway-engine", target.endpoint.engine.encode()),)
         if attempt.is_moved and (computed := self.record.prefill_target) is not None:
             told = (*told, (b"x-inferway-prefill-engine", computed.endpoint.engine.encode()))
@@ -351,10 +349,8 @@ class Journey:
             self._begun()
         if self.is_encoded:
             return chunk
-        if self.kept is not None:
-            sent = self.kept.sent
-            chunk = sent.feed(chunk)
-            self.is_cut_off = sent.is_broken
+        if self.stream.kept is not None:
+            chunk = self.stream.kept.sent.feed(chunk)
         self._usage.feed(chunk)
         return chunk if self._names is None else self._names.feed(chunk)
 
@@ -392,10 +388,16 @@ class Journey:
             attempt.end()  # first: what it took is given back, whatever the answer holds
         if self.prefill is not None:
             self.prefill.close()
-        self._drop_kept()
+        self.stream.drop()
         record = self.record
         record.outcome = outcome
+        if outcome == "ok":
+            self.losses.answered()
+        elif outcome == "upstream_error" and self._first_chunk_came:
+            self.stream.was_lost()
         record.usage = usage = self._usage.usage()
+        if usage is not None and self.tells_its_reuse is False:  # but of a part of it
+            record.usage = usage = Usage(usage.prompt, usage.completion)
         if attempt is not None:
             endpoint = attempt.target.endpoint
             if (

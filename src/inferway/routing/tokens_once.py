@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from inferway.metrics import Family, counter
-from inferway.model import Endpoint
+from inferway.model import Endpoint, TokenIds
 from inferway.openai_api.requests import PromptBody
 from inferway.openai_api.token_ids_json import TokenIdsWriter
 from inferway.openai_api.tokens_once import why_text, with_ids
@@ -69,17 +69,25 @@ class TokensOnce:
             return NOT_OURS
         if len(ids) < self._least:
             return SHORT
+        refused = self._refused(routed, ids, endpoint)
+        if refused is not None:
+            return refused
+        return self._writer.json(ids) if written is None else written
+
+    def knows(self, routed: Routed, endpoint: Endpoint) -> bool:
+        """Return whether the ids that we have made are those of the endpoint's prompt, be they
+        worth their bytes or not."""
+        ids = routed.whole_prompt
+        return ids is not None and self._refused(routed, ids, endpoint) is None
+
+    def _refused(self, routed: Routed, ids: TokenIds, endpoint: Endpoint) -> str | None:
         shortest = routed.model.contexts.least
         if shortest is not None and len(ids) > shortest:
             return LONG
         body = routed.request.body
         if why_text(body) is not None:
             return OF_REQUEST
-        is_compared = isinstance(body, PromptBody)
-        refused = self._refuses(endpoint, routed.model, is_compared=is_compared)
-        if refused is not None:
-            return refused
-        return self._writer.json(ids) if written is None else written
+        return self._refuses(endpoint, routed.model, is_compared=isinstance(body, PromptBody))
 
     def families(self) -> Iterator[Family]:
         """Yield what /metrics shows of it."""

@@ -20,7 +20,7 @@ from inferway.simulator.metrics import EngineMetrics
 from inferway.simulator.models import AdapterNames
 from inferway.simulator.planning import Planner
 from inferway.simulator.publisher import EventPublisher, EventSourceEntry
-from inferway.simulator.replies import RECITED, Reply, echo, random_sentences, recite
+from inferway.simulator.replies import Reply, echo, random_sentences, recite, recited
 from inferway.simulator.scheduler import Scheduler
 from inferway.simulator.server import Server
 from inferway.simulator.server_info import VLLM_VERSION, ServerInfo
@@ -180,5 +180,5 @@ def _reply(config: SimulatorConfig, model: TextModel) -> Reply:
         case "echo":
             return echo(model.encode)
         case "recite":
-            return recite(model.encode(RECITED))
+            return recite(recited(model.encode))
     return random_sentences(config.seed)

@@ -1,7 +1,8 @@
 """Turns -> what vLLM 0.32 answers at /v1/messages, whole or as events.
 
-Text alone: no thinking, no calls. Which keys there are, and when each event comes, follows
-entrypoints/anthropic/serving.py, which writes a chat's answer anew; it sends no `ping`.
+Thoughts are blocks of their own in a stream alone, and there are no calls. Which keys there are,
+and when each event comes, follows entrypoints/anthropic/serving.py, which writes a chat's answer
+anew; it sends no `ping`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import msgspec
 
 from inferway.errors import InferwayError
+from inferway.openai_api.sent_messages import ThoughtMarks
 from inferway.simulator.planning import PlannedReply
 
 Json = dict[str, Any]
@@ -23,28 +25,51 @@ _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens"}
 class MessagesAnswer:
     """Writes answers of `/v1/messages`."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, marks: ThoughtMarks | None = None) -> None:
+        """`marks`: the tokens around the model's thoughts; None: it has none."""
         self._id = f"chatcmpl-{uuid.uuid4().hex}"
         self._model = model
-        self._is_open = False  # the block of text has begun
+        self._marks = marks
+        self._kind = "text"  # of what the next token says
+        self._open = ""  # the kind of the block that has begun; empty: none has
+        self._index = 0  # of this block, or of the next one
 
     def opening(self, turn: PlannedReply) -> bytes:
         """What comes with the first token; what is cached is told at the end."""
+        if self._marks is not None and self._marks.is_open(turn.prompt_ids.tolist()):
+            self._kind = "thinking"
         usage = {"input_tokens": len(turn.prompt_ids), "output_tokens": 0}
         reason = {"stop_reason": None, "stop_sequence": None}
         message = {**self._message([]), **reason, "usage": usage}
         return _event("message_start", message=message)
 
-    def delta(self, text: str) -> Iterator[bytes]:
-        if not self._is_open:
-            self._is_open = True
-            yield _event("content_block_start", content_block=_text(""), index=0)
-        delta = {"type": "text_delta", "text": text}
-        yield _event("content_block_delta", delta=delta, index=0)
+    def delta(self, token: int, text: str) -> Iterator[bytes]:
+        """What comes with a token, which completes `text`."""
+        if self._marks is not None and token in (self._marks.start, self._marks.end):
+            self._kind = "thinking" if token == self._marks.start else "text"
+        if not text:
+            return
+        kind = self._kind
+        if self._open != kind:
+            yield from self._end_block()
+            self._open = kind
+            block = {"type": kind, kind: ""}
+            yield _event("content_block_start", content_block=block, index=self._index)
+        yield self._delta({"type": f"{kind}_delta", kind: text})
+
+    def _delta(self, delta: Json) -> bytes:
+        return _event("content_block_delta", delta=delta, index=self._index)
+
+    def _end_block(self) -> Iterator[bytes]:
+        kind, self._open = self._open, ""
+        if kind == "thinking":
+            yield self._delta({"type": "signature_delta", "signature": uuid.uuid4().hex})
+        if kind:
+            yield _event("content_block_stop", index=self._index)
+            self._index += 1
 
     def closing(self, turn: PlannedReply) -> Iterator[bytes]:
-        if self._is_open:
-            yield _event("content_block_stop", index=0)
+        yield from self._end_block()
         delta = {"stop_reason": _STOP_REASONS[turn.finish_reason], "stop_sequence": None}
         yield _event("message_delta", delta=delta, usage=_usage(turn))
         yield _event("message_stop")

@@ -11,6 +11,7 @@ from typing import Any
 
 from inferway.model import TokenIds
 from inferway.openai_api.requests import ChatRequest, PromptBody
+from inferway.openai_api.sent_messages import thought_marks
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,16 @@ def random_sentences(seed: int) -> Reply:
 
 
 RECITED = " ".join([*_SENTENCES, "Naïve café, 東京 🚀."] * 8)
+
+
+# In front of it, where the model has tokens around thoughts.
+THOUGHT = " ".join(["What is asked for? A long text, Zoë says 🐈, which must not end here."] * 3)
+
+
+def recited(encode: Callable[[str], Sequence[int]]) -> Sequence[int]:
+    """Return the tokens of RECITED, behind those of a thought if the model has any."""
+    marks, text = thought_marks(encode), encode(RECITED)
+    return text if marks is None else [marks.start, *encode(THOUGHT), marks.end, *text]
 
 
 def recite(words: Sequence[int]) -> Reply:

@@ -25,6 +25,7 @@ from inferway.openai_api.requests import (
     parse_messages,
     parse_responses,
 )
+from inferway.openai_api.sent_messages import thought_marks
 from inferway.prompts.chat.responses_input import as_chat
 from inferway.simulator.answers import AnswerFormat, ChatAnswer, CompletionAnswer
 from inferway.simulator.core import Disturbance, EngineCore
@@ -138,7 +139,8 @@ class Server:
             chat = await self._model.chat_of(body)
             id = _request_id(request, "chatcmpl")
             (turn,) = await self._planner.plan(chat, options, self._core.now, id)
-            answer = MessagesAnswer(self._names.answered_name(body.model))
+            marks = thought_marks(self._model.encode)
+            answer = MessagesAnswer(self._names.answered_name(body.model), marks)
             events = partial(_message_events, answer, turn) if body.stream else None
             return await self._answer(request, turn, events, answer.whole)
         except RequestError as e:
@@ -317,8 +319,7 @@ async def _message_events(
             if not is_open:
                 is_open = True
                 yield answer.opening(turn)
-            text = _text_of(turn, item)
-            for event in answer.delta(text) if text else ():
+            for event in answer.delta(item.token, _text_of(turn, item)):
                 yield event
     except RequestError as e:
         if not is_open:

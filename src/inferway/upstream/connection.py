@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, cast
 
 import httptools
 
-from inferway.errors import UpstreamError, UpstreamTimeoutError
+from inferway.errors import EngineLostError, UpstreamError, UpstreamTimeoutError
 from inferway.loop_turns import SLICE_BYTES, SlicedProtocol
 from inferway.upstream.headers import HOP_BY_HOP, PLAIN_CONNECTION, named_by_connection
 
@@ -211,14 +211,14 @@ class EngineConnection(SlicedProtocol):
         if self._until_close and exc is None:
             exchange.finish(b"")
         elif self._answers and not self._received and not exchange.retried:
-            exchange.retried = True
+            exchange.retried = exchange.was_read = True
             self._pool.stats.retried += 1
             self.origin.connect(exchange)
         else:
             when = "before its answer" if not self._in_body else "in the middle of its answer"
             why = f": {exc}" if exc else ""
             exchange.fail(
-                UpstreamError(f"engine {self.origin.label} closed the connection {when}{why}")
+                EngineLostError(f"engine {self.origin.label} closed the connection {when}{why}")
             )
 
     # ------------------------------------------------------------------- httptools' callbacks

@@ -41,7 +41,7 @@ class UpstreamRequest:
     """The sender's handle on a request under way. Its methods do nothing once it is over."""
 
     __slots__ = ("connection", "is_encoded", "is_head", "is_waiting", "origin", "over", "paused",
-                 "pieces", "retried", "sink", "switch")  # fmt: skip
+                 "pieces", "retried", "sink", "switch", "was_read")  # fmt: skip
 
     def __init__(
         self, origin: Origin, pieces: tuple[bytes, ...], sink: Sink, *, is_head: bool
@@ -56,6 +56,7 @@ class UpstreamRequest:
         self.retried = False
         self.is_encoded = False  # the answer has a content coding, as gzip; known from its head on
         self.switch: Switch | None = None  # None: no other protocol is asked for
+        self.was_read = False  # maybe, by the engine, on a connection that it closed then
         self.is_waiting = False  # the sink says so of a piece that tells nothing, as a comment
 
     @property

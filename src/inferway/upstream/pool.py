@@ -16,7 +16,7 @@ from time import monotonic
 from urllib.parse import urlsplit
 
 from inferway.config import TimeoutSettings, engine_address, unix_path
-from inferway.errors import ConfigError, UpstreamError
+from inferway.errors import ConfigError, EngineLostError, UpstreamError
 from inferway.loop_turns import LoopTurns
 from inferway.metrics import Family, Row, counter, table
 from inferway.tasks import next_multiple
@@ -286,7 +286,9 @@ class Origin:
                 )
             )
         except OSError as e:
-            error = UpstreamError(f"engine {self.label}: cannot connect: {e}")
+            # an engine that has just closed a connection, and now takes none, has ended
+            kind = EngineLostError if exchange.was_read else UpstreamError
+            error = kind(f"engine {self.label}: cannot connect: {e}")
             error.__cause__ = e
             exchange.fail(error)
         else:

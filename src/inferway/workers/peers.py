@@ -14,6 +14,7 @@ import msgspec
 
 from inferway.kv.index.speculative import Speculation, SpeculativeOverlay
 from inferway.model import BlockKey, HolderId
+from inferway.routing.limits.request_quarantine import RequestQuarantine
 from inferway.routing.structured_gate.quarantine import Quarantine
 from inferway.scheduling.expected_ttft.known import Known
 from inferway.scheduling.expected_ttft.plugin import ExpectedTtft
@@ -60,7 +61,15 @@ class Judged(msgspec.Struct, frozen=True, array_like=True, tag=True):
     struck: bool
 
 
-PeerMessage = OnItsWay | Arrived | Learned | Adopted | Judged
+class Suspected(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """An engine was lost with a request, or does not count any more (`RequestQuarantine.tell`)."""
+
+    digest: str
+    engine: str
+    counts: bool
+
+
+PeerMessage = OnItsWay | Arrived | Learned | Adopted | Judged | Suspected
 
 
 class PassesOn(Protocol):
@@ -114,6 +123,7 @@ class Peers:
         """`plugins`: those of the scheduling that learn. `soon`: as the overlay takes it."""
         self.overlay = ToldOverlay(self.tell, soon)
         self.quarantine: Quarantine | None = None  # None: shapes are the engines' matter
+        self.suspects: RequestQuarantine | None = None  # None: no request is refused for that
         self._send = send
         self.passes_on: PassesOn | None = None  # None: there are no other gateways
         self.sharing = [
@@ -141,6 +151,14 @@ class Peers:
         self.quarantine = quarantine
         quarantine.tell = self._judged
 
+    def watch_requests(self, suspects: RequestQuarantine) -> None:
+        """Tell the others which requests engines were lost with, too."""
+        self.suspects = suspects
+        suspects.tell = self._suspected
+
+    def _suspected(self, digest: str, engine: str, counts: bool) -> None:
+        self.tell(Suspected(digest, engine, counts))
+
     def _judged(self, spec: str, struck: bool) -> None:
         self.tell(Judged(spec, struck))
 
@@ -158,9 +176,10 @@ class Peers:
                 case OnItsWay():
                     heard = self.overlay.hear(message.holder, message.keys)
                     self._heard[told.place, message.number] = heard
-                case Judged():
-                    if self.quarantine is not None:
-                        self.quarantine.hear(message.spec, message.struck)
+                case Judged() if self.quarantine is not None:
+                    self.quarantine.hear(message.spec, message.struck)
+                case Suspected() if self.suspects is not None:
+                    self.suspects.hear(message.digest, message.engine, message.counts)
                 case Arrived():
                     speculation = self._heard.pop((told.place, message.number), None)
                     if speculation is not None:

@@ -157,6 +157,8 @@ class Worker:
         gate = self.gateway.director.gate
         if gate is not None:
             self._peers.watch(gate.quarantine)
+        if (suspects := self.gateway.director.quarantine) is not None:
+            self._peers.watch_requests(suspects)
         watch.drained = self.gateway.standing.drained
         self._does = self._what_to_do(watch)
         self._watch = watch

@@ -1,13 +1,21 @@
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from inferway_structured.grammar import Unenforced, Verdict
 from inferway_structured.spec import Kind, OutputConstraint, Spec, json_spec, structural_tag_spec
-from inferway_structured.vllm.calls import ON_ITS_WAY, RequestContext, left_out, patches
+from inferway_structured.vllm.calls import (
+    ON_ITS_WAY,
+    RequestContext,
+    free_calls,
+    left_out,
+    patches,
+)
 
 SET = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
 
@@ -18,6 +26,7 @@ class Function:
 
     name: str
     strict: bool | None = None
+    parameters: Any = None
 
     def model_copy(self, update: dict[str, Any]) -> Function:
         return replace(self, **update)
@@ -47,12 +56,37 @@ def resolved(tools: list[Any], *calls: OutputConstraint) -> Any:
 
 
 def test_vllm_writes_the_schemas_that_are_kept_and_no_others() -> None:
-    tools = [Tool(Function("kept")), Tool(Function("free", True)), Tool(Function("may be called"))]
+    invalid = {"type": "object", "required": True}
+    tools = [
+        *(Tool(Function("kept", parameters=SET)), Tool(Function("free", True, invalid))),
+        Tool(Function("may be called")),
+    ]
 
     found = resolved(tools, asked("kept"), asked("free").freed("over a limit"))
 
-    assert [tool.function.strict for tool in found] == [True, False, None]
+    assert [tool.function.strict for tool in found] == [True, True, None]
+    any_object = {"type": "object", "properties": {}}
+    assert [tool.function.parameters for tool in found] == [SET, any_object, None]
     assert [tool.function.strict for tool in tools] == [None, True, None], "the prompt's stay"
+    assert tools[1].function.parameters == invalid
+
+
+def test_calls_that_are_freed_together_are_made_all_the_same() -> None:
+    tag = {
+        "type": "structural_tag",
+        "format": {
+            "type": "tag",
+            "begin": "<call>",
+            "content": {"type": "json_schema", "json_schema": SET},
+            "end": "</call>",
+        },
+    }
+    params = SimpleNamespace(structural_tag=json.dumps(tag), json=None)
+
+    free_calls(params)
+
+    tag["format"]["content"]["json_schema"] = {"type": "object", "properties": {}}  # type: ignore[index]
+    assert json.loads(params.structural_tag) == tag
 
 
 def test_tools_of_the_responses_api_are_known_too() -> None:

@@ -367,7 +367,8 @@ async def test_calls_that_cannot_be_kept_together_may_have_any_arguments(server:
 
     assert answered.status == 200
     assert answered.headers["x-inferway-unenforced"] == "parameters"
-    assert params.structural_tag == json.dumps(calls(True, True))
+    any_object = {"type": "object", "properties": {}}
+    assert params.structural_tag == json.dumps(calls(any_object, any_object))
 
 
 async def test_an_array_of_calls_may_have_any_arguments_too(server: Server) -> None:

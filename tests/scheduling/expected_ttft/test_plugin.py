@@ -17,7 +17,7 @@ from inferway.openai_api.requests import CompletionRequest
 from inferway.openai_api.usage import Usage
 from inferway.scheduling.columns import COMPILE_MS, EXPECTED_TPOT_MS, EXPECTED_TTFT_MS
 from inferway.scheduling.expected_ttft.follower import ExpectedTtftListener
-from inferway.scheduling.expected_ttft.learning import COST_MS
+from inferway.scheduling.expected_ttft.learning import COST_MS, is_try
 from inferway.scheduling.expected_ttft.plugin import ExpectedTtft
 from inferway.scheduling.idle import idle
 from inferway.scheduling.pickers import MaxScore
@@ -395,6 +395,37 @@ def test_a_slow_first_answer_is_not_held_against_an_engine() -> None:
     world.serve(100, every=5.0)
 
     assert min(Counter(world.chosen)[row] for row in range(4)) >= 10
+
+
+def test_an_engine_that_is_slow_again_is_tried_where_that_costs_a_second_more_at_most() -> None:
+    world = World([1.0, 9.0])
+    for row in (0, 0, 1, 0, 1, 0):
+        world.send(4_000, row=row)
+        world.pass_until(world.now + 60)
+
+    long = [world.decide(request(8_000)) for _ in range(8)]
+    short = [world.decide(request(100)) for _ in range(8)]
+
+    assert expected(world, 8_000)[1] > 5_000
+    assert set(long) == {0}
+    assert 1 in short
+
+
+def test_what_goes_to_an_engine_that_costs_more_to_get_to_know_it_is_a_try() -> None:
+    world = World([1.0, 1.0])
+    for _ in range(10):
+        world.send(100, row=0)
+        world.pass_until(world.now + 5)
+    world.send(100, row=1)  # and waits: its engine is not idle
+    world.pass_until(world.now + 5)
+
+    tables = [world.candidates() for _ in range(8)]
+    rows = [world.decide(request(2_000), table) for table in tables]
+
+    tries = [is_try(table, row) for table, row in zip(tables, rows, strict=True)]
+    cheapest = [table.get(COST_MS).argmin() for table in tables]  # type: ignore[union-attr]
+    assert tries == [row != least for row, least in zip(rows, cheapest, strict=True)]
+    assert not is_try(world.candidates(), 0)
 
 
 def test_an_engine_that_is_hardly_known_is_not_tried_with_a_prompt_that_another_holds() -> None:

@@ -3,7 +3,8 @@
 Only before the first byte of an answer, `attempts` engines at most, and while further tries are no
 more than a share of the requests under way: a fleet that is going down must not get two and three
 times the load for it. The floor lets a gateway with few requests try again at all. An engine that
-has failed too often is passed over (`standing`).
+has failed too often is passed over (`standing`). A request that two engines had when they were lost
+is tried no more (`request_quarantine`).
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from inferway.config import RetrySettings
+from inferway.errors import EngineLostError, EnginesLostError, OurFaultError, UpstreamError
 from inferway.model import Target
 from inferway.routing.limits.concurrency_limiter import Slot
 from inferway.routing.limits.outlier_detection import OutlierDetection
+from inferway.routing.limits.request_quarantine import EngineLosses, RequestQuarantine
 
 log = logging.getLogger("inferway.forward")
 
@@ -49,24 +52,32 @@ class Retries:
 
 @dataclass(slots=True)
 class FailoverPolicy:
-    """The policies of failover: outlier detection, and the budget of retries. `clock` returns
-    seconds."""
+    """The policies of failover: outlier detection, the budget of retries, and the requests that are
+    refused for the engines that were lost with them. `clock` returns seconds."""
 
     clock: Callable[[], float]
     standing: OutlierDetection = field(default_factory=OutlierDetection)
     retries: Retries = field(default_factory=Retries)
+    quarantine: RequestQuarantine | None = None  # None: no request is refused for that
 
 
 class Failover:
     """The tries of one request: which engine has it, how that went, and who is next. `over` must be
     called."""
 
-    __slots__ = ("_has_failed", "_is_over", "_left", "_policy", "_slot", "number", "target")
+    __slots__ = ("_has_failed", "_is_over", "_left", "_policy", "_slot",
+                 "losses", "number", "target")  # fmt: skip
 
     def __init__(
-        self, targets: tuple[Target, ...], policy: FailoverPolicy, slot: Slot | None
+        self,
+        targets: tuple[Target, ...],
+        policy: FailoverPolicy,
+        slot: Slot | None,
+        losses: EngineLosses | None = None,
     ) -> None:
-        """The request goes to the first of `targets`. Without a `slot` nothing is limited."""
+        """The request goes to the first of `targets`. Without a `slot` nothing is limited.
+        `losses`: engines that were lost with the request before, and are from now on."""
+        self.losses = losses or EngineLosses()
         self.number = 1
         self.target = targets[0]  # that has it
         self._left = targets[1:]
@@ -84,7 +95,7 @@ class Failover:
         slot = None if self._slot is None else self._slot.beside()
         if slot is not None:
             targets = tuple([each for each in targets if slot.takes(each.endpoint.engine)])
-        return Failover(targets, self._policy, slot) if targets else None
+        return Failover(targets, self._policy, slot, self.losses) if targets else None
 
     @property
     def engine(self) -> str:
@@ -100,11 +111,14 @@ class Failover:
             if back:
                 log.info("engine %s answers again; it gets all requests", self.engine)
 
-    def failed(self) -> None:
-        """The engine has not answered, or not to the end. Counts once for each try."""
+    def failed(self, error: UpstreamError | None = None) -> None:
+        """The engine has not answered, or not to the end, because of `error`; None: that is what it
+        has said. Counts once for each try."""
         if self._has_failed:
             return
         self._has_failed = True
+        if isinstance(error, EngineLostError):
+            self.losses.lost(self.engine)
         policy = self._policy
         if policy.standing.failed(self.engine, policy.clock()):
             log.warning(
@@ -120,7 +134,7 @@ class Failover:
         None."""
         retries, standing = self._policy.retries, self._policy.standing
         left = self._left
-        if self.number >= retries.settings.attempts or not left:
+        if self.number >= retries.settings.attempts or not left or self.losses.are_too_many:
             return None
         if self._slot is not None:
             left = tuple(target for target in left if self._slot.takes(target.endpoint.engine))
@@ -148,6 +162,9 @@ class Failover:
         """Return the next target, because the engine that has the request says nothing any more,
         and count the request as sent there; None if there is none. The budget of further tries is
         against storms of them: here each request that waits for nothing goes on once."""
+        self.losses.lost(self.engine)
+        if self.losses.are_too_many:
+            return None
         silent = self._policy.standing.silent
         left = tuple([each for each in self._left if each.endpoint.engine not in silent])
         if self._slot is not None:
@@ -172,6 +189,16 @@ class Failover:
     def moved_away(self) -> None:
         """Another engine answers, or goes on with the answer."""
         self._policy.standing.was_moved(self.engine, self._policy.clock())
+
+    def last_word(self, error: UpstreamError) -> UpstreamError:
+        """Return what the client hears, which gets no answer because of `error`."""
+        if self.losses.are_too_many and not isinstance(error, OurFaultError):
+            error = EnginesLostError(
+                f"{error}; it is the second engine that was lost while it had this request, which"
+                " is tried no more"
+            )
+        error.attempts = self.number
+        return error
 
     def lost(self) -> None:
         """The client has got an error instead of an answer, or of the rest of it."""

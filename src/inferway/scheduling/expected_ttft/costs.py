@@ -45,7 +45,7 @@ from operator import mul
 import numpy as np
 from numpy.typing import NDArray
 
-from inferway.model import Column
+from inferway.model import Column, Rows
 from inferway.scheduling.expected_ttft.known import KnownCosts, KnownEngine, KnownSums
 
 FADE = 0.99  # about the last hundred observations of an engine count
@@ -158,6 +158,7 @@ class Costs:
     _common: Column = field(init=False)  # g of all engines
     # By slot, and features x slots:
     _ratio: Column = field(init=False)  # its speed beside all
+    _last: Column = field(init=False)  # the same of its last answer; 1 after the first one
     _shape: NDArray[np.float64] = field(init=False)  # what else differs
     _y: Column = field(init=False)  # the sums of its observations; 0: none
     _z: NDArray[np.float64] = field(init=False)
@@ -175,7 +176,7 @@ class Costs:
         self.error = np.zeros(0)
         self._all = _nothing(size)
         self._common = np.ones(size)
-        self._ratio, self._y, self._noise = np.zeros((3, 0))
+        self._ratio, self._last, self._y, self._noise = np.zeros((4, 0))
         self._shape = self._z = np.zeros((size, 0))
         self._prior = self.prior.tolist()
         self._eye = np.eye(size)
@@ -191,7 +192,7 @@ class Costs:
         new = np.zeros((len(self.prior), missing))
         for name in ("table", "_shape", "_z"):
             setattr(self, name, np.concatenate([getattr(self, name), new], axis=1))
-        for name in ("error", "_ratio", "_y", "_noise"):
+        for name in ("error", "_ratio", "_last", "_y", "_noise"):
             setattr(self, name, np.concatenate([getattr(self, name), new[0]]))
         self.is_cold = np.concatenate([self.is_cold, np.zeros(missing, np.bool_)])
         self._engines += [None] * missing
@@ -204,12 +205,18 @@ class Costs:
         self.num_cold += not self.is_cold[slot]
         self.is_cold[slot] = True
         self._y[slot], self._z[:, slot], self.error[slot] = 0.0, 0.0, FIRST_ERROR
-        self._ratio[slot], self._shape[:, slot] = 1.0, 0.0
+        self._ratio[slot], self._last[slot], self._shape[:, slot] = 1.0, 1.0, 0.0
         self._fill(slice(slot, slot + 1))
 
     def expected(self, slot: int, features: Sequence[float]) -> float:
         time: float = sum(map(mul, features, self.table[:, slot].tolist()))
         return time
+
+    def lately(self, slots: Rows) -> Column:
+        """Return how many times what is expected of these slots they take by their last answers
+        alone; after the first one, by none."""
+        times: Column = self._last[slots] / self._ratio[slots]
+        return times
 
     def learn(self, slot: int, features: Sequence[float], time: float, now: float) -> None:
         """Learn that it took so long (more than 0). Features are not negative, one at least is not
@@ -224,7 +231,10 @@ class Costs:
             engine = self._engines[slot] = _Engine(_nothing(len(self.prior)), faded=now)
             if not self.is_known:  # then nothing is too far off
                 engine.error = abs(error)
-        y = expected * exp(engine.winsorized(error, self._ratio.item(slot)))
+        ratio = self._ratio.item(slot)
+        y = expected * exp(engine.winsorized(error, ratio))
+        if engine.count:  # the first answer is slow where all is warmed up with it
+            self._last[slot] = exp(error) * ratio
         self.error[slot] = engine.error
         engine.pending.append((z, y, FADE * exp(-(engine.bias**2))))
         engine.count += 1

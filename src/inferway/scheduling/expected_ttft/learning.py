@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferway.metrics import Histogram
-from inferway.model import Column, ColumnKey
+from inferway.model import Candidates, Column, ColumnKey
 from inferway.scheduling.expected_ttft.backlog import Backlog, ExternalLoad, QueuedRequest
 from inferway.scheduling.expected_ttft.costs import Costs
 from inferway.scheduling.expected_ttft.demand import Demand
@@ -57,6 +57,15 @@ TRIED: ColumnKey[NDArray[np.bool_]] = ColumnKey(
 
 # Buckets of times observed, divided by those expected: 1 is exact, 2 is twice as long.
 ACCURACY_BUCKETS = (0.25, 0.5, 0.667, 0.8, 0.9, 0.95, 1.05, 1.1, 1.25, 1.5, 2.0, 4.0)
+
+
+def is_try(candidates: Candidates, row: int) -> bool:
+    """Return whether the endpoint, if it is chosen, is so to get to know it: another one costs
+    less."""
+    tried, cost = candidates.get(TRIED), candidates.get(COST_MS)
+    if tried is None or cost is None or not tried[row]:
+        return False
+    return bool(cost.item(row) > cost.min())
 
 
 @dataclass(slots=True)

@@ -52,6 +52,9 @@ from inferway.scheduling.registry import Building, Parameters, PluginType
 from inferway.scheduling.roles import Roles, roles_of
 
 TRY_EVERY = 4  # of so many requests one may go to an engine that is hardly known
+# That such a try may be expected to cost more than the best choice: so many milliseconds, or so
+# large a share of what that costs.
+TRY_MS, TRY_SHARE = 1000.0, 0.5
 
 # numpy takes half as long to read these as to read floats.
 _ZERO, _HALF, _ONE = np.array(0.0), np.array(0.5), np.array(1.0)
@@ -206,10 +209,15 @@ class ExpectedTtft:
     ) -> None:
         """Engines that are hardly known and have nothing to do. Their first answers are often slow,
         while all is warmed up; nobody would go there again before the others are as slow. Not with
-        a prompt that is held where it would go."""
-        if features[OWN].item(cost.argmin()) * 2 >= prompt:
+        a prompt that is held where it would go, and not where it would take far longer, as an
+        answer behind the first one has shown."""
+        best = cost.argmin()
+        if features[OWN].item(best) * 2 >= prompt:
             idle = features[REQUESTS] + features[BATCH] == _ZERO
-            candidates.add(TRIED, self.learning.ttft.is_cold[rows] & idle)
+            least = cost.item(best)
+            ttft = self.learning.ttft
+            is_near = cost * ttft.lately(rows) <= least + max(TRY_MS, TRY_SHARE * least)
+            candidates.add(TRIED, ttft.is_cold[rows] & idle & is_near)
 
     def _waiting(
         self,

@@ -1,7 +1,8 @@
 """What vLLM makes of a request's tools: one structural tag, or one schema, for all calls.
 
-It writes the schemas of strict tools there, and lets all others have any arguments, also where a
-call is required. Here whatever was examined and can be kept is written there.
+It writes the schemas of strict tools there, and lets all others have any JSON value for arguments,
+also where a call is required. Here whatever was examined and can be kept is written there, and any
+object for the rest: of another value vLLM's parsers make no call.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def patches() -> list[Patch]:
                 return found
             free = {each.tool: each.free for each in request.calls}
             return [
-                _with_strict(tool, not free[name]) if (name := _name(tool)) in free else tool
+                _held(tool, any_object=bool(free[name])) if (name := _name(tool)) in free else tool
                 for tool in found
             ]
 
@@ -70,12 +71,14 @@ def _name(tool: Any) -> object:
     return getattr(getattr(tool, "function", tool), "name", None)
 
 
-def _with_strict(tool: Any, strict: bool) -> Any:
-    """A copy: the prompt has the tool as it came."""
+def _held(tool: Any, *, any_object: bool) -> Any:
+    """A copy that is held to its schema, or to any object: the prompt has the tool as it came."""
+    update: dict[str, Any] = {"strict": True}
+    if any_object:
+        update["parameters"] = json.loads(ANY_ARGUMENTS.text)
     if hasattr(tool, "function"):
-        function = tool.function.model_copy(update={"strict": strict})
-        return tool.model_copy(update={"function": function})
-    return tool.model_copy(update={"strict": strict})
+        return tool.model_copy(update={"function": tool.function.model_copy(update=update)})
+    return tool.model_copy(update=update)
 
 
 def left_out(calls: Sequence[OutputConstraint], spec: Spec, found: Verdict) -> list[Unenforced]:
@@ -108,7 +111,7 @@ def free_calls(params: Any) -> None:
     if params.structural_tag is not None:
         tag = json.loads(params.structural_tag)
         for one in list(schemas_of(tag)):
-            one.holder[one.key] = True
+            one.holder[one.key] = json.loads(ANY_ARGUMENTS.text)
         params.structural_tag = json.dumps(tag)
         return
     schema = params.json
