@@ -64,7 +64,7 @@ class ChatAnswer:
             "finish_reason": finish_reason,
         }
         if finish_reason is not None:
-            choice["stop_reason"] = None
+            choice["stop_reason"] = turn.stop_reason
         choice["token_ids"] = [token] if self._options.return_token_ids else None
         usage = _running_usage(self._options, turn, turn.job.num_emitted)
         return {**self._chunk(choice), **usage}
@@ -87,7 +87,7 @@ class ChatAnswer:
             },
             "logprobs": None,
             "finish_reason": turn.finish_reason,
-            "stop_reason": None,
+            "stop_reason": turn.stop_reason,
             "token_ids": list(turn.job.planned) if self._options.return_token_ids else None,
             "routed_experts": None,
         }
@@ -130,7 +130,7 @@ class CompletionAnswer:
             "text": text,
             "logprobs": None,
             "finish_reason": finish_reason,
-            "stop_reason": None,
+            "stop_reason": turn.stop_reason if finish_reason else None,
             "prompt_token_ids": _prompt_ids(turn) if shown and is_first else None,
             "token_ids": [token] if shown else None,
         }
@@ -160,7 +160,7 @@ class CompletionAnswer:
             "text": text,
             "logprobs": None,
             "finish_reason": turn.finish_reason,
-            "stop_reason": None,
+            "stop_reason": turn.stop_reason,
             "token_ids": list(turn.job.planned) if shown else None,
             "prompt_logprobs": None,
             "prompt_token_ids": _prompt_ids(turn) if shown else None,

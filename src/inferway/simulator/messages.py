@@ -70,14 +70,14 @@ class MessagesAnswer:
 
     def closing(self, turn: PlannedReply) -> Iterator[bytes]:
         yield from self._end_block()
-        delta = {"stop_reason": _STOP_REASONS[turn.finish_reason], "stop_sequence": None}
+        delta = _ending(turn)
         yield _event("message_delta", delta=delta, usage=_usage(turn))
         yield _event("message_stop")
 
     def whole(self, turn: PlannedReply, text: str) -> Json:
         return {
             **self._message([_text(text)]),
-            "stop_reason": _STOP_REASONS[turn.finish_reason],
+            **{name: value for name, value in _ending(turn).items() if value is not None},
             "usage": _usage(turn),
             **({} if turn.reference is None else {"kv_transfer_params": turn.reference}),
         }
@@ -107,6 +107,13 @@ def token_count(num_tokens: int) -> Json:
 def message_error(error: InferwayError, kind: str) -> Json:
     """An error of a body that could be read, as Anthropic's clients read it."""
     return {"type": "error", "error": {"type": kind, "message": str(error)}}
+
+
+def _ending(turn: PlannedReply) -> Json:
+    """Why the message ends."""
+    if turn.stop_reason is not None:
+        return {"stop_reason": "stop_sequence", "stop_sequence": turn.stop_reason}
+    return {"stop_reason": _STOP_REASONS[turn.finish_reason], "stop_sequence": None}
 
 
 def _text(text: str) -> Json:

@@ -19,6 +19,7 @@ from inferway.simulator.kv_transfer import Bootstrap, Connector, Transfer
 from inferway.simulator.models import AdapterNames
 from inferway.simulator.replies import Reply, SimRequest, spoken_text
 from inferway.simulator.scheduler import RunningRequest
+from inferway.simulator.stopping import stopped
 from inferway.simulator.text import Detokenizer, TextModel
 
 _COMPLETION_MAX_TOKENS = 16  # vLLM's default for /v1/completions; chats may fill the context
@@ -51,6 +52,14 @@ class Options(_Bootstrap, frozen=True):
     echo: bool | None = None
     logprobs: bool | int | None = None
     vllm_xargs: dict[str, Any] | None = None
+    stop: str | list[str] | None = None
+    include_stop_str_in_output: bool | None = None
+
+    @property
+    def stops(self) -> list[str]:
+        """The strings at which a reply ends."""
+        given = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return [each for each in given if each]
 
     @property
     def report_all(self) -> bool:
@@ -67,6 +76,9 @@ class PlannedReply:
     job: RunningRequest
     finish_reason: str
     detokenizer: Detokenizer
+    stop_reason: str | None = None  # the stop string at which it ends
+    sends: Sequence[str] | None = None  # the text with each token; None: what it completes
+    num_said: int = 0  # tokens whose text was asked for
 
     @property
     def reference(self) -> dict[str, Any] | None:
@@ -195,15 +207,37 @@ class Planner:
         words = self._words(request)
         room = self._max_model_len - len(prompt_ids)
         limit = min(_max_tokens(body) or room, room)
-        planned, finish_reason = self._cut(words, limit, ignore_eos=bool(options.ignore_eos))
-        job = RunningRequest(run, planned, arrived=now)
-        turn = PlannedReply(index, prompt_ids, job, finish_reason, Detokenizer(self._model))
+        job = RunningRequest(run, (), arrived=now)
+        turn = PlannedReply(index, prompt_ids, job, "", Detokenizer(self._model))
+        self._say(turn, words, limit, options)
         if self._transfer is not None:
-            job.retell = partial(self._retell, turn, request, limit, bool(options.ignore_eos))
+            job.retell = partial(self._retell, turn, request, limit, options)
         return turn
 
+    def _say(self, turn: PlannedReply, words: list[int], limit: int, options: Options) -> None:
+        """Plan what is said, and how it ends."""
+        planned, reason = self._cut(words, limit, ignore_eos=bool(options.ignore_eos))
+        if stops := options.stops:
+            reads = Detokenizer(self._model)
+            spoken = planned[:-1] if reason == "stop" else planned
+            pieces = [reads.add(token) for token in spoken]
+            sends, stop = stopped(
+                [*pieces, *[""] * (len(planned) - len(spoken))],
+                stops,
+                are_sent=bool(options.include_stop_str_in_output),
+            )
+            if stop is not None:
+                planned, reason = planned[: len(sends)], "stop"
+            turn.sends, turn.stop_reason = sends, stop
+        turn.job.planned, turn.finish_reason = planned, reason
+
     def _retell(
-        self, turn: PlannedReply, request: SimRequest, limit: int, ignore_eos: bool, held: list[int]
+        self,
+        turn: PlannedReply,
+        request: SimRequest,
+        limit: int,
+        options: Options,
+        held: list[int],
     ) -> None:
         """The blocks of the prompt hold other tokens than its own: they are what is answered."""
         told = replace(
@@ -211,8 +245,7 @@ class Planner:
             read_text=partial(self._model.decode, held),
             prompt_ids=np.array(held, dtype=np.uint32),
         )
-        words = self._words(told)
-        turn.job.planned, turn.finish_reason = self._cut(words, limit, ignore_eos=ignore_eos)
+        self._say(turn, self._words(told), limit, options)
 
     def _words(self, request: SimRequest) -> list[int]:
         reply = self._reply(request)

@@ -134,7 +134,9 @@ class Server:
         body = parse_messages(raw)
         if body.max_tokens is None:
             raise InvalidRequestError("max_tokens: required field is missing", param="max_tokens")
-        options = read_bootstrap(raw, Options(vllm_xargs=body.vllm_xargs))
+        options = read_bootstrap(
+            raw, Options(vllm_xargs=body.vllm_xargs, stop=_stop_sequences(raw))
+        )
         try:
             chat = await self._model.chat_of(body)
             id = _request_id(request, "chatcmpl")
@@ -377,9 +379,24 @@ async def _events(
 
 def _text_of(turn: PlannedReply, item: Emitted) -> str:
     """The end-of-reply token is counted and shown among the ids, but has no text."""
+    if turn.sends is not None:
+        turn.num_said += 1
+        return turn.sends[turn.num_said - 1]
     if item.is_last and turn.finish_reason == "stop":
         return ""
     return turn.detokenizer.add(item.token, is_last=item.is_last)
+
+
+class _Stops(msgspec.Struct, frozen=True):
+    stop_sequences: list[str] | None = None
+
+
+def _stop_sequences(raw: bytes) -> list[str] | None:
+    """Return where an answer in messages ends. Raises InvalidRequestError."""
+    try:
+        return msgspec.json.decode(raw, type=_Stops).stop_sequences
+    except msgspec.DecodeError as e:
+        raise InvalidRequestError(f"body: {e}") from e
 
 
 def _parse_either(raw: bytes) -> PromptBody:
