@@ -26,6 +26,7 @@ from tests.resources.floods import figures
 from tests.resources.worlds import resident_kb
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+BEGINS = "begins"  # is printed by a flood that is prepared
 PIECE = 7_000_000  # bytes that are written at once
 ASKED_EACH = 0.02  # seconds
 SUBSCRIPTIONS = 40_000_000  # bytes of them
@@ -81,6 +82,7 @@ async def subscribe(port: int, gateway: int) -> None:
     """Topics, each another one."""
     del gateway
     topics = b"".join(frame(0, b"\1%09d" % number) for number in range(SUBSCRIPTIONS // 12))
+    print(BEGINS, flush=True)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
         writer.write(ready(b"SUB"))
@@ -216,12 +218,14 @@ async def measure(name: str, seconds: float) -> str:
             attacking = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "tests.resources.socket_floods"),
                 *("--attack", name, str(port), str(gateway)),
+                stdout=asyncio.subprocess.PIPE,
             )
-            await asyncio.sleep(1.0)  # to write what is written is its own work
+            assert attacking.stdout is not None
+            await attacking.stdout.readline()
             await ask_on(gateway, flooded, seconds)
             attacking.kill()
             await attacking.wait()
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(2.0)
             left = resident_kb(program.pid) - before
         finally:
             await asyncio.to_thread(program.stop)
@@ -238,6 +242,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.attack is not None:
         name, port, gateway = options.attack
+        if FLOODS[name].attack is not subscribe:
+            print(BEGINS, flush=True)
         asyncio.run(FLOODS[name].attack(int(port), int(gateway)))
         return
     print("Milliseconds of /health: p50/p99/max.\n")
