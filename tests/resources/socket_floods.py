@@ -11,12 +11,14 @@ import argparse
 import asyncio
 import contextlib
 import json
+import random
 import socket
 import struct
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import monotonic
 
@@ -79,9 +81,10 @@ def engine(first: bytes, piece: bytes) -> Attack:
 
 
 async def subscribe(port: int, gateway: int) -> None:
-    """Topics, each another one."""
+    """Topics, each another one, of which no two begin alike."""
     del gateway
-    topics = b"".join(frame(0, b"\1%09d" % number) for number in range(SUBSCRIPTIONS // 12))
+    drawn = random.Random(1).randbytes(SUBSCRIPTIONS)
+    topics = b"".join(frame(0, b"\1" + drawn[at : at + 9]) for at in range(0, SUBSCRIPTIONS, 12))
     print(BEGINS, flush=True)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
@@ -105,10 +108,10 @@ async def client_chunks(port: int, gateway: int) -> None:
             await write_on(writer, b"1\r\nx\r\n" * (PIECE // 6))
 
 
-async def answer(reader: Reader, writer: Writer) -> None:
-    """As an engine does, but for a chat."""
+async def answer(reader: Reader, writer: Writer, floods: bytes = b"/chat/") -> None:
+    """As an engine does, but for one path."""
     head = await reader.readuntil(b"\r\n\r\n")
-    if b"/chat/" not in head.partition(b"\r\n")[0]:
+    if floods not in head.partition(b"\r\n")[0]:
         models = b'{"data":[{"id":"m","root":"m","max_model_len":1000}]}'
         writer.write(
             b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n"
@@ -141,6 +144,12 @@ async def engine_chunks(port: int, gateway: int) -> None:
     await asyncio.gather(listen(port, answer), ask())
 
 
+async def page_chunks(port: int, gateway: int) -> None:
+    """An engine whose metrics come a byte a chunk."""
+    del gateway
+    await listen(port, partial(answer, floods=b"/metrics"))
+
+
 PROPERTIES = 3_000_000 * (b"\x01a" + bytes(4))
 
 
@@ -161,6 +170,7 @@ FLOODS = {
         "events", engine(ready(b"PUB", PROPERTIES), b"")
     ),
     "engine: chunks of a byte": Flood("url", engine_chunks),
+    "engine: metrics in chunks of a byte": Flood("url", page_chunks),
     "client: chunks of a byte": Flood("", client_chunks),
     "peers' port: 40 MB of subscriptions": Flood("peers", subscribe),
     "publish: 40 MB of subscriptions": Flood("publish", subscribe),
