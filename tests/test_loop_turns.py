@@ -313,8 +313,8 @@ def test_every_protocol_of_ours_is_a_sliced_one() -> None:
     ours = {
         each for each in subclasses(asyncio.Protocol) if each.__module__.startswith("inferway.")
     }
-    # the first reads nothing, the second is aiohttp's, which has one beside it, and the third passes
-    # on what it reads, no more than the other side takes
+    # The first reads nothing; the second is aiohttp's, which has a sliced one beside it; the third
+    # passes on what it reads, and no more than the other side takes.
     others = {each for each in ours if each.__name__ in ("_Door", "_Answers", "_End")}
 
     assert ours - others == ours & {SlicedProtocol, *subclasses(SlicedProtocol)}
