@@ -102,11 +102,16 @@ class SlicedProtocol(asyncio.Protocol, ABC):
         """Drop the received bytes that are not parsed."""
         self._unread, self._behind = b"", bytearray()
 
+    def take_unread(self) -> bytes:
+        """Return the received bytes that are not parsed, which another protocol parses."""
+        data = self._unread[self._start :] + self._behind
+        self.forget_unread()
+        return data
+
     def parse_all(self) -> None:
         """Parse the rest of the received bytes at once, at most those of one read: for a connection
         that is lost and gets no more turns."""
-        data, start = self._unread[self._start :] + self._behind, 0
-        self.forget_unread()
+        data, start = self.take_unread(), 0
         self.needed_bytes = 0
         while start < len(data) and not self.needed_bytes:
             start = self.parse(data, start)
@@ -143,7 +148,7 @@ class SlicedProtocol(asyncio.Protocol, ABC):
             if self._has_enough and self.turns.are_short:
                 self._ask_for_turn()
             elif self._has_enough:
-                self._parse_from(*self._take_unread())
+                self._parse_from(*self._take_next())
         if len(data) > _FULL_READ_BYTES:  # libuv would go on reading
             self._ask_for_turn()
         self._set_reading()
@@ -168,7 +173,7 @@ class SlicedProtocol(asyncio.Protocol, ABC):
         """Whether `parse` has something to do."""
         return bool(self._unread) or len(self._behind) >= max(self.needed_bytes, 1)
 
-    def _take_unread(self) -> tuple[bytes, int]:
+    def _take_next(self) -> tuple[bytes, int]:
         """Return the bytes that are to be parsed next, and where they begin."""
         if self._unread:
             data, self._unread = self._unread, b""
@@ -185,7 +190,7 @@ class SlicedProtocol(asyncio.Protocol, ABC):
         self._turn_is_due = False
         try:
             if self._has_enough and not self.is_held:
-                self._parse_from(*self._take_unread())
+                self._parse_from(*self._take_next())
         except BaseException:  # as uvloop does where `data_received` fails
             if self._wire is not None:
                 self._wire.abort()

@@ -215,7 +215,7 @@ class Machine(RuleBasedStateMachine):
         """Every engine answers what it was asked, everybody leaves, and nothing is left."""
         for client in self.asking:
             client.line.protocol.resume_writing()
-        self.world.turns.take()
+        self.world.turns.take()  # what engines have said meanwhile
         while (engine := self.asked(0)) is not None or (engine := self.engine("streaming", 0)):
             if engine.state == "streaming":
                 engine.line.hang_up()

@@ -11,12 +11,14 @@ import argparse
 import asyncio
 import contextlib
 import json
+import random
 import socket
 import struct
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import monotonic
 
@@ -26,6 +28,7 @@ from tests.resources.floods import figures
 from tests.resources.worlds import resident_kb
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+BEGINS = "begins"  # is printed by a flood that is prepared
 PIECE = 7_000_000  # bytes that are written at once
 ASKED_EACH = 0.02  # seconds
 SUBSCRIPTIONS = 40_000_000  # bytes of them
@@ -78,9 +81,11 @@ def engine(first: bytes, piece: bytes) -> Attack:
 
 
 async def subscribe(port: int, gateway: int) -> None:
-    """Topics, each another one."""
+    """Topics, each another one, of which no two begin alike."""
     del gateway
-    topics = b"".join(frame(0, b"\1%09d" % number) for number in range(SUBSCRIPTIONS // 12))
+    drawn = random.Random(1).randbytes(SUBSCRIPTIONS)
+    topics = b"".join(frame(0, b"\1" + drawn[at : at + 9]) for at in range(0, SUBSCRIPTIONS, 12))
+    print(BEGINS, flush=True)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
         writer.write(ready(b"SUB"))
@@ -103,10 +108,10 @@ async def client_chunks(port: int, gateway: int) -> None:
             await write_on(writer, b"1\r\nx\r\n" * (PIECE // 6))
 
 
-async def answer(reader: Reader, writer: Writer) -> None:
-    """As an engine does, but for a chat."""
+async def answer(reader: Reader, writer: Writer, floods: bytes = b"/chat/") -> None:
+    """As an engine does, but for one path."""
     head = await reader.readuntil(b"\r\n\r\n")
-    if b"/chat/" not in head.partition(b"\r\n")[0]:
+    if floods not in head.partition(b"\r\n")[0]:
         models = b'{"data":[{"id":"m","root":"m","max_model_len":1000}]}'
         writer.write(
             b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n"
@@ -139,6 +144,12 @@ async def engine_chunks(port: int, gateway: int) -> None:
     await asyncio.gather(listen(port, answer), ask())
 
 
+async def page_chunks(port: int, gateway: int) -> None:
+    """An engine whose metrics come a byte a chunk."""
+    del gateway
+    await listen(port, partial(answer, floods=b"/metrics"))
+
+
 PROPERTIES = 3_000_000 * (b"\x01a" + bytes(4))
 
 
@@ -159,6 +170,7 @@ FLOODS = {
         "events", engine(ready(b"PUB", PROPERTIES), b"")
     ),
     "engine: chunks of a byte": Flood("url", engine_chunks),
+    "engine: metrics in chunks of a byte": Flood("url", page_chunks),
     "client: chunks of a byte": Flood("", client_chunks),
     "peers' port: 40 MB of subscriptions": Flood("peers", subscribe),
     "publish: 40 MB of subscriptions": Flood("publish", subscribe),
@@ -216,12 +228,14 @@ async def measure(name: str, seconds: float) -> str:
             attacking = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "tests.resources.socket_floods"),
                 *("--attack", name, str(port), str(gateway)),
+                stdout=asyncio.subprocess.PIPE,
             )
-            await asyncio.sleep(1.0)  # to write what is written is its own work
+            assert attacking.stdout is not None
+            await attacking.stdout.readline()
             await ask_on(gateway, flooded, seconds)
             attacking.kill()
             await attacking.wait()
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(2.0)
             left = resident_kb(program.pid) - before
         finally:
             await asyncio.to_thread(program.stop)
@@ -238,6 +252,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.attack is not None:
         name, port, gateway = options.attack
+        if FLOODS[name].attack is not subscribe:
+            print(BEGINS, flush=True)
         asyncio.run(FLOODS[name].attack(int(port), int(gateway)))
         return
     print("Milliseconds of /health: p50/p99/max.\n")

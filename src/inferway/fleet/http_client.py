@@ -7,9 +7,10 @@ to.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, cast
@@ -22,6 +23,7 @@ from yarl import URL
 
 from inferway.config import unix_path
 from inferway.errors import UpstreamError, UpstreamTimeoutError
+from inferway.loop_turns import SLICE_BYTES, LoopTurns, SlicedProtocol
 from inferway.upstream.pool import IDLE_KEEP_ALIVE_SECONDS
 
 if TYPE_CHECKING:
@@ -32,7 +34,8 @@ MAX_PAGE_BYTES = 8 * 1024 * 1024  # vLLM has 50 KB of metrics a rank, half a KB 
 PLAIN_HTTP = "it speaks plain http; write http:// in its URL"
 _JSON = {"content-type": "application/json"}
 _MAX_ANSWERS = 16  # that nobody has taken: informational ones (1xx), of a single question
-_SLICE_BYTES = 16 * 1024  # that are parsed before they are counted
+_MOST_LINES = 512  # of a slice that is parsed in a turn of the loop; of one with more:
+_SMALL_SLICE_BYTES = 2 * 1024
 
 
 class StatusError(UpstreamError):
@@ -133,16 +136,72 @@ async def read_answer(
 
 class _Answers(ResponseHandler):
     """Takes no answers without end: aiohttp would read all that come at once, 50 µs each, in the
-    same turn of the loop, and then again."""
+    same turn of the loop, and then again. Nor chunks without end: 2 µs each."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, turns: LoopTurns) -> None:
+        super().__init__(loop=loop)
+        self._slices = _Slices(self._parse, turns)
+        self._has_more = False  # bytes behind those that aiohttp parses right now
+
+    @property
+    def should_close(self) -> bool:
+        """Also for a connection with bytes that aiohttp has not seen: they are no answer to the
+        next question."""
+        return super().should_close or self._has_more or self._slices.has_unread
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._slices.connection_made(transport)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._slices.parse_all()
+        self._slices.connection_lost(None)
+        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        for at in range(0, max(1, len(data)), _SLICE_BYTES):
-            super().data_received(data[at : at + _SLICE_BYTES])
-            if len(self) > _MAX_ANSWERS:
-                self.abort()
-                words = f"more than {_MAX_ANSWERS} answers at once to one question"
-                self.set_exception(aiohttp.ClientConnectionError(words))
-                return
+        if data:
+            self._slices.data_received(data)
+        else:  # aiohttp goes on with what it has
+            super().data_received(data)
+
+    def pause_reading(self) -> None:
+        super().pause_reading()
+        self._slices.hold()
+
+    def resume_reading(self, *args: bool, **more: bool) -> None:
+        super().resume_reading(*args, **more)
+        if not self._reading_paused:
+            self._slices.release()
+        if self._slices.is_stopped and self.transport is not None:
+            self.transport.pause_reading()  # aiohttp has resumed it
+
+    def _parse(self, data: bytes, has_more: bool) -> bool:
+        if self.transport is None:  # it was closed meanwhile
+            return False
+        self._has_more = has_more
+        super().data_received(data)
+        self._has_more = False
+        if len(self) <= _MAX_ANSWERS:
+            return True
+        self.abort()
+        words = f"more than {_MAX_ANSWERS} answers at once to one question"
+        self.set_exception(aiohttp.ClientConnectionError(words))
+        return False
+
+
+class _Slices(SlicedProtocol):
+    """`parse` of slices: gets the bytes of one, and whether there are more; returns whether to go
+    on."""
+
+    def __init__(self, parse: Callable[[bytes, bool], bool], turns: LoopTurns) -> None:
+        super().__init__(turns)
+        self._parse = parse
+
+    def parse(self, data: bytes, start: int) -> int:
+        end = min(start + SLICE_BYTES, len(data))
+        if data.count(b"\r\n", start, end) > _MOST_LINES:  # heads, or tiny chunks
+            end = min(start + _SMALL_SLICE_BYTES, end)
+        return end if self._parse(data[start:end], end < len(data)) else len(data)
 
 
 class EngineConnector(aiohttp.TCPConnector):
@@ -161,7 +220,7 @@ class EngineConnector(aiohttp.TCPConnector):
             keepalive_timeout=idle_keep_alive,
             ssl=tls or True,
         )
-        self._factory = cast("partial[ResponseHandler]", partial(_Answers, loop=self._loop))
+        self._factory = cast("partial[ResponseHandler]", partial(_Answers, self._loop, LoopTurns()))
 
     async def _create_connection(
         self, req: aiohttp.ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout

@@ -259,7 +259,7 @@ class ClientConnection(SlicedProtocol):
         """Hand the connection over to another protocol, for the request under way. Return what the
         client has said in it already. This connection still hears when it is lost, and when the
         client does not read."""
-        said = self._reader.behind or b""
+        said = (self._reader.behind or b"") + self.take_unread()
         self.deadline = NEVER
         self.transport.set_protocol(protocol)
         self.release()
