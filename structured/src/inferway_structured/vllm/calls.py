@@ -2,7 +2,7 @@
 
 It writes the schemas of strict tools there, and lets all others have any JSON value for arguments,
 also where a call is required. Here whatever was examined and can be kept is written there, and any
-object for the rest: of another value vLLM's parsers make no call.
+object for the rest: clients take no other value for arguments, and Anthropic's API knows none.
 """
 
 from __future__ import annotations
