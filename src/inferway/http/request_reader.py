@@ -171,8 +171,8 @@ class RequestReader:
             request.upgrade = offered
         else:
             raise BadHttpError(
-                f"upgrade {offered[:40]!r}: {request.path[:100]} does not carry it; expected"
-                f" websocket, on {' and '.join(CARRIED_PATHS)} alone",
+                f"upgrade {offered[:40].decode('latin-1')!r}: {request.path[:100]} does not carry"
+                f" it; {' and '.join(CARRIED_PATHS)} alone carries websocket",
                 status=501,
             )
 
