@@ -32,14 +32,11 @@ class TenantSalt:
 
     def of(self, tenant: str, given: str | None) -> str:
         """`given`: the client's own salt."""
-        name = tenant.encode("utf-8", "surrogatepass")
-        own = b"" if given is None else b"+" + given.encode("utf-8", "surrogatepass")
-        data = b"%d:%b%b" % (len(name), name, own)
-        return hashlib.blake2b(data, digest_size=_BYTES, key=self._key).hexdigest()
+        return _hash(tenant, given, self._key)
 
     def media_uuids(self, body: bytes, tenant: str) -> bytes:
-        """As `with_tenants_media`, by the secret."""
-        return with_media_uuids(body, lambda given: self.of(tenant, "uuid:" + given))
+        """Return the same as `with_tenants_media`, by the secret."""
+        return with_tenants_media(body, tenant, self._key)
 
     def salted(self, body: bytes, tenant: str) -> bytes | None:
         """`body` with its tenant's salt. None if it cannot have one: it is no JSON object, or its
@@ -47,15 +44,16 @@ class TenantSalt:
         return with_cache_salt(body, lambda given: self.of(tenant, given))
 
 
-def with_tenants_media(body: bytes, tenant: str) -> bytes:
+def with_tenants_media(body: bytes, tenant: str, key: bytes = b"") -> bytes:
     """Return a body whose media are the tenant's alone: for vLLM the `uuid` of a picture is the
     picture, also for requests with another salt (its caches of processed and of encoded media know
     no salt), so that somebody else's picture of the same name would be answered from. Each becomes
-    a hash of it and the tenant. Raises InvalidRequestError."""
+    a hash of it and the tenant, with `key` if there is a secret. Raises InvalidRequestError."""
+    return with_media_uuids(body, lambda given: _hash(tenant, "uuid:" + given, key))
+
+
+def _hash(tenant: str, given: str | None, key: bytes) -> str:
     name = tenant.encode("utf-8", "surrogatepass")
-
-    def make(given: str) -> str:
-        data = b"uuid:%d:%b%b" % (len(name), name, given.encode("utf-8", "surrogatepass"))
-        return hashlib.blake2b(data, digest_size=_BYTES).hexdigest()
-
-    return with_media_uuids(body, make)
+    own = b"" if given is None else b"+" + given.encode("utf-8", "surrogatepass")
+    data = b"%d:%b%b" % (len(name), name, own)
+    return hashlib.blake2b(data, digest_size=_BYTES, key=key).hexdigest()
