@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import brotli
+import msgspec
 import pytest
 import zstandard
 from tests.integration.recorders import Recorder, in_front_of
@@ -70,6 +71,20 @@ async def test_a_coding_that_is_not_known_is_named_with_those_that_are() -> None
             assert coding in said["message"]
 
     assert engine.seen == []
+
+
+async def test_a_limit_of_bodies_that_is_reloaded_holds_for_decoded_ones() -> None:
+    engine = Recorder()
+    async with in_front_of(engine) as front:
+        less = msgspec.structs.replace(
+            front.gateway.settings, limits=LimitSettings(body_bytes=len(BODY) - 1)
+        )
+        await front.gateway.reload(lambda: less)
+        status, _, _ = await front.ask(
+            "/tokenize", gzip.compress(BODY), content_type=JSON, content_encoding="gzip"
+        )
+
+    assert (status, engine.seen) == (413, [])
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate", "zstd", "br"])

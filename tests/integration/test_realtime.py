@@ -42,7 +42,7 @@ class Talker(Recorder):
         socket = web.WebSocketResponse(max_msg_size=64 * MIB)
         await socket.prepare(request)
         self.sockets.append(socket)
-        await socket.send_json({"model": request.query.get("model")})
+        await socket.send_json({"model": request.query.getall("model", [""])[-1] or None})
         async for message in socket:
             if message.type is WSMsgType.TEXT and message.data == "end":
                 break
@@ -109,14 +109,17 @@ async def test_the_engine_is_one_of_the_model_in_the_query() -> None:
     small, large = Talker(("small",)), Talker(("large",))
     rules = [ModelRewrite(models=["best"], targets=[RewriteTarget(model="large")])]
     async with in_front_of(small, large, model_rewrites=rules) as front:
-        for query, model in (("?model=small", "small"), ("?a=1&model=best&b=2", "large")):
+        for query, model in (
+            ("?model=large&model=small", "small"),
+            ("?a=1&model=best&b=2", "large"),
+        ):
             async with talking(front, query) as socket:
                 assert await socket.receive_json() == {"model": model}
         with pytest.raises(aiohttp.WSServerHandshakeError, match="404"):
             async with talking(front, "?model=nobody"):
                 raise AssertionError
 
-    assert (small.asked, large.asked) == (["model=small"], ["a=1&model=large&b=2"])
+    assert (small.asked, large.asked) == (["model=large&model=small"], ["a=1&model=large&b=2"])
 
 
 async def test_an_answer_that_is_no_switch_is_the_client_s_answer() -> None:

@@ -13,7 +13,6 @@ from inferway.ext_proc.questions import Rules
 from inferway.ext_proc.server import PickerServer
 from inferway.ext_proc.tls import PickerCertificate
 from inferway.fleet.fleet import Fleet
-from inferway.http.content_coding import BodyDecoder
 from inferway.openai_api.trust import Trust
 from inferway.openai_api.usage import Usage
 from inferway.routing.director import Director
@@ -50,7 +49,7 @@ def build_picker(
             counts=counts,
             requests=requests,
             trust=Trust(settings.trust_kv_transfer_params, settings.trust_priority),
-            decoder=BodyDecoder(settings.limits.body_bytes),
+            max_body_bytes=settings.limits.body_bytes,
         ),
         Rules(
             find=fleet.find,

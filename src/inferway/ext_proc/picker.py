@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
-from urllib.parse import parse_qs
 
 from inferway.errors import (
     FleetError,
@@ -23,7 +22,7 @@ from inferway.http.message import CONTENT_ENCODING
 from inferway.model import Candidates, Decision, Reason
 from inferway.openai_api.paths import GENERATING, parser_by_suffix
 from inferway.openai_api.trust import NO_TRUST, Trust
-from inferway.openai_api.unread import UnreadBody, begins_an_object, read_unread
+from inferway.openai_api.unread import UnreadBody, begins_an_object, read_query, read_unread
 from inferway.routing.director import Director, by_load
 from inferway.routing.eligible import Within
 from inferway.routing.journey import Journey, Routed
@@ -46,14 +45,17 @@ class EndpointPicker:
     counts: PickerCounts = field(default_factory=PickerCounts)
     requests: RequestCounts = field(default_factory=lambda: RequestCounts(time.monotonic))
     trust: Trust = NO_TRUST
-    decoder: BodyDecoder = field(default_factory=lambda: BodyDecoder(32 << 20))
+    max_body_bytes: int = 32 << 20  # decoded
+    decoder: BodyDecoder = field(default_factory=BodyDecoder)
 
     async def pick(self, ask: Ask) -> Pick:
         """Return where the request goes. Raises InferwayError, with the journey closed; a pick that
         is cancelled leaves nothing behind."""
         coding = last_value(ask.noted.head.headers, CONTENT_ENCODING)
         if coding and ask.body and ask.is_read:
-            ask = ask._replace(body=await self.decoder.decoded(ask.body, coding))
+            ask = ask._replace(
+                body=await self.decoder.decoded(ask.body, coding, self.max_body_bytes)
+            )
         parse = (
             parser_by_suffix(ask.noted.head.path) if ask.is_read and ask.body is not None else None
         )
@@ -163,7 +165,7 @@ class EndpointPicker:
     def _named_by_query(self, query: str) -> UnreadBody | None:
         """Return what a request without a body asks: `/v1/realtime` names its model in the query.
         None if it names none, or none that somebody serves under that name."""
-        model = parse_qs(query).get("model", [""])[-1]
+        model = read_query(query).model or ""
         try:
             self.director.fleet.model(model)
         except UnknownModelError:

@@ -30,17 +30,15 @@ class _GoesOnError(Exception):
 
 
 class BodyDecoder:
-    """Decodes the bodies of one server's requests, each to `limit` bytes at most. Use it from one
-    event loop."""
+    """Decodes the bodies of one server's requests. Use it from one event loop."""
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
+    def __init__(self) -> None:
         self._threads = asyncio.Semaphore(_AT_ONCE)
 
-    async def decoded(self, body: bytes, codings: bytes) -> bytes:
+    async def decoded(self, body: bytes, codings: bytes, limit: int) -> bytes:
         """Return the body to which `codings`, the value of Content-Encoding, was applied. Raises
         UnsupportedCodingError for any but one of CODINGS, BodyTooLargeError if the body has more
-        bytes than the limit, InvalidRequestError if it is broken."""
+        than `limit` bytes, InvalidRequestError if it is broken."""
         name = codings.decode("latin-1").strip().lower()
         if name in ("", "identity"):
             return body
@@ -50,7 +48,7 @@ class BodyDecoder:
                 f"content-encoding {name[:40]!r}: expected one of {ACCEPTED}; or have the client"
                 " send the body uncompressed"
             )
-        decoding = _Decoding(name, pieces(body), self._limit)
+        decoding = _Decoding(name, pieces(body), limit)
         if len(body) <= _COMPRESSED_BYTES_ON_LOOP and decoding.go_on(_BYTES_ON_LOOP):
             return decoding.whole()
         async with self._threads:

@@ -43,7 +43,7 @@ _NO_FIELDS: dict[bytes, bytes] = {}
 
 
 CONTENT_ENCODING = b"content-encoding"
-CARRIED_PATHS = ("/v1/realtime",)  # whose connections may switch to the WebSocket protocol
+REALTIME = "/v1/realtime"  # the path whose connections may switch to the WebSocket protocol
 # A body up to this size is received whatever its head says, and however many are held already.
 SMALL_BODY_BYTES = 64 * 1024
 

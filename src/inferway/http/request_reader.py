@@ -14,9 +14,9 @@ import httptools
 
 from inferway.errors import BadHttpError, BodyTooLargeError, RequestError
 from inferway.http.message import (
-    CARRIED_PATHS,
     MAX_HEADERS,
     MAX_TARGET_BYTES,
+    REALTIME,
     SMALL_BODY_BYTES,
     UNIX_CLIENT,
     Request,
@@ -172,7 +172,7 @@ class RequestReader:
         else:
             raise BadHttpError(
                 f"upgrade {offered[:40].decode('latin-1')!r}: {request.path[:100]} does not carry"
-                f" it; {' and '.join(CARRIED_PATHS)} alone carries websocket",
+                f" it; {REALTIME} alone carries websocket",
                 status=501,
             )
 

@@ -46,7 +46,7 @@ from inferway.http.forward import forward
 from inferway.http.inference_ingress import InferenceIngress
 from inferway.http.lora import PATHS as LORA
 from inferway.http.lora import LoraRoutes
-from inferway.http.message import Request
+from inferway.http.message import REALTIME, Request
 from inferway.http.metrics import MetricsPage
 from inferway.http.models import PATH as MODELS
 from inferway.http.models import ModelPages
@@ -62,7 +62,6 @@ from inferway.http.structured.explain import PATH as EXPLAIN_SHAPE
 from inferway.http.structured.explain import Explain
 from inferway.http.structured.judged import JudgedAnswer
 from inferway.http.token_counts import TokenCounts
-from inferway.http.tunnel import PATH as REALTIME
 from inferway.http.tunnel import TunnelRoute
 from inferway.http.two_legs import TwoLegs
 from inferway.indexer import Indexer

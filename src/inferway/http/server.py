@@ -23,7 +23,7 @@ from inferway.http.connection import ClientConnection
 from inferway.http.content_coding import BodyDecoder
 from inferway.http.eager import resumed
 from inferway.http.listening import Certificate, Listener
-from inferway.http.message import CARRIED_PATHS, CONTENT_ENCODING, BodyMemory, Request
+from inferway.http.message import CONTENT_ENCODING, REALTIME, BodyMemory, Request
 from inferway.http.responder import BodySource, Responder
 from inferway.loop_turns import LoopTurns
 from inferway.metrics import Family, Row, counter, gauge, table
@@ -107,7 +107,7 @@ class HttpServer:
         self.limits = limits or LimitSettings()
         self.timeouts = timeouts or TimeoutSettings()
         self.bodies = BodyMemory(self.limits.bodies_bytes)
-        self._decoder = BodyDecoder(self.limits.body_bytes)
+        self._decoder = BodyDecoder()
         self.awaits_body = awaits_body
         self.turns = LoopTurns()
         self.stats = HttpStats()
@@ -262,7 +262,7 @@ class HttpServer:
 
     def carries(self, request: Request) -> bool:
         """Return whether the request may switch its connection to the WebSocket protocol."""
-        return request.method == "GET" and request.path in CARRIED_PATHS
+        return request.method == "GET" and request.path == REALTIME
 
     def serve(self, request: Request, responder: Responder) -> None:
         """Runs the handler to its first wait, and the rest, if there is any, as a task."""
@@ -297,7 +297,8 @@ class HttpServer:
     async def _handle_encoded(self, request: Request, responder: Responder) -> None:
         """As the handler does, once the body is as it was before the client compressed it."""
         if request.body and self.awaits_body(request):
-            body = await self._decoder.decoded(request.body, request.fields[CONTENT_ENCODING])
+            coding = request.fields[CONTENT_ENCODING]
+            body = await self._decoder.decoded(request.body, coding, self.limits.body_bytes)
             if responder.ended:
                 raise ClientGoneError("the client has gone")
             request.replace_body(body)

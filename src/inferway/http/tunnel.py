@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from urllib.parse import unquote_plus
 
 from inferway.errors import (
     BadHttpError,
@@ -22,10 +21,10 @@ from inferway.errors import (
 from inferway.http.auth import Auth, withheld
 from inferway.http.connection import ClientConnection
 from inferway.http.headers import not_ours_alone, request_lines
-from inferway.http.message import Request
+from inferway.http.message import REALTIME, Request
 from inferway.http.responder import Responder
 from inferway.model import Headers, Target
-from inferway.openai_api.unread import UnreadBody
+from inferway.openai_api.unread import UnreadBody, read_query
 from inferway.routing.director import Director
 from inferway.routing.journey import Journey
 from inferway.routing.limits.failover import Failover
@@ -35,11 +34,9 @@ from inferway.upstream.exchange import UpstreamRequest
 from inferway.upstream.headers import header_block
 from inferway.upstream.pool import Pool
 
-PATH = "/v1/realtime"
-
 
 class TunnelRoute:
-    """The handler of PATH."""
+    """The handler of REALTIME."""
 
     def __init__(self, director: Director, auth: Auth, pool: Pool) -> None:
         self._director = director
@@ -54,12 +51,12 @@ class TunnelRoute:
             # browsers let any page open a WebSocket, and ask nobody before
             raise ForbiddenError("origin: not among those that may ask here (cors_origins)")
         if not request.upgrade:
-            raise BadHttpError(f"{PATH}: expected a WebSocket (upgrade: websocket)", status=426)
+            raise BadHttpError(f"{REALTIME}: expected a WebSocket (upgrade: websocket)", status=426)
         tenant = auth.tenant(caller, request)
         share = auth.share(tenant, request)
 
         async def read() -> UnreadBody:
-            return _asked(request.query)
+            return read_query(request.query)
 
         journey = director.open_unread(
             request.head, b"", read, priority=caller.priority, tenant=share
@@ -84,20 +81,6 @@ class TunnelRoute:
         )
         responder.attach(tunnel)
         tunnel.attempt(decision.targets[0])
-
-
-def _asked(query: str) -> UnreadBody:
-    """Return the model that a query names, and where: a rule may put another one there."""
-    at = 0
-    for part in query.split("&"):
-        name, equals, value = part.partition("=")
-        if name == "model" and equals:
-            start = at + len(name) + 1
-            place = (start, start + len(value))
-            model = unquote_plus(value) or None
-            return UnreadBody(query.encode(), model, place=place, is_form=True)
-        at += len(part) + 1
-    return UnreadBody(query.encode())
 
 
 class Tunnel:

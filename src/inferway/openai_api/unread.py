@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import unquote_plus
 
 import msgspec
 
@@ -102,6 +103,19 @@ def read_unread(raw: bytes, content_type: bytes = b"") -> UnreadBody:
             raise
         return UnreadBody(raw) if boundary is None else _read_form(raw, boundary)
     return UnreadBody(raw, members.model or None, members)
+
+
+def read_query(query: str) -> UnreadBody:
+    """Return the model that a query names, of several the last one, as engines read it, and where
+    it stands: a rule may put another one there."""
+    at, place, model = 0, None, None
+    for part in query.split("&"):
+        name, equals, value = part.partition("=")
+        if name == "model" and equals:
+            start = at + len(name) + 1
+            place, model = (start, start + len(value)), unquote_plus(value) or None
+        at += len(part) + 1
+    return UnreadBody(query.encode(), model, place=place, is_form=True)
 
 
 def begins_an_object(raw: bytes) -> bool:
