@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +38,22 @@ async def published(
         await socket.close()
 
 
-@asynccontextmanager
-async def subscribed(endpoint: str, *topics: bytes, binds: bool = False) -> AsyncIterator[Any]:
+@contextmanager
+def subscriber(*topics: bytes) -> Iterator[Any]:
     with zmq.asyncio.Context() as context, context.socket(zmq.SUB) as socket:
         socket.setsockopt(zmq.LINGER, 0)
         for topic in topics:
             socket.setsockopt(zmq.SUBSCRIBE, topic)
-        (socket.bind if binds else socket.connect)(endpoint)
+        yield socket
+
+
+@asynccontextmanager
+async def subscribed(pub: PubSocket, endpoint: str, *topics: bytes) -> AsyncIterator[Any]:
+    """Yield a subscriber whose subscriptions have all arrived, whatever others have."""
+    before = {topic: pub.subscribers(topic) for topic in topics}
+    with subscriber(*topics) as socket:
+        socket.connect(endpoint)
+        await until(lambda: all(pub.subscribers(topic) > before[topic] for topic in topics))
         yield socket
 
 
@@ -76,10 +85,9 @@ async def test_each_gets_the_topics_that_it_has_subscribed_to(
     endpoint = f"ipc://{tmp_path}/pub.sock" if endpoint == "ipc" else endpoint
     async with (
         published(endpoint) as (pub, at),
-        subscribed(at, b"kv.a", b"kv.b") as some,
-        subscribed(at, b"") as everything,
+        subscribed(pub, at, b"kv.a", b"kv.b") as some,
+        subscribed(pub, at, b"") as everything,
     ):
-        await until(lambda: pub.wants(b"kv.b") and pub.wants(b"x"))
         for topic in (b"kv.a.1", b"kv.c", b"kv.b", b"x"):
             pub.send([topic, bytes(8), b"y" * 300])
 
@@ -90,8 +98,8 @@ async def test_each_gets_the_topics_that_it_has_subscribed_to(
 
         some.setsockopt(zmq.UNSUBSCRIBE, b"kv.a")
         everything.setsockopt(zmq.UNSUBSCRIBE, b"")
-        await until(lambda: not pub.wants(b"kv.a"))
-        assert pub.wants(b"kv.b")
+        await until(lambda: not pub.subscribers(b"kv.a"))
+        assert pub.subscribers(b"kv.b")
         assert pub.lost == 0
     if endpoint.startswith("ipc"):
         assert not Path(endpoint.removeprefix("ipc://")).exists()
@@ -100,9 +108,10 @@ async def test_each_gets_the_topics_that_it_has_subscribed_to(
 async def test_it_connects_to_a_subscriber_that_is_bound(tmp_path: Path) -> None:
     endpoint, pub = f"ipc://{tmp_path}/sub.sock", PubSocket(LOG, "events")
     pub.connect(endpoint)
-    async with subscribed(endpoint, b"kv", binds=True) as socket:
+    with subscriber(b"kv") as socket:
+        socket.bind(endpoint)
         receiving = asyncio.ensure_future(received(socket, 1))  # the library subscribes then
-        await until(lambda: pub.wants(b"kv"))
+        await until(lambda: pub.subscribers(b"kv"))
         pub.send([b"kv", b"1"])
 
         assert await receiving == [[b"kv", b"1"]]
@@ -110,8 +119,7 @@ async def test_it_connects_to_a_subscriber_that_is_bound(tmp_path: Path) -> None
 
 
 async def test_what_was_sent_last_is_read_though_the_socket_closes() -> None:
-    async with published() as (pub, at), subscribed(at, b"") as socket:
-        await until(lambda: pub.wants(b"kv"))
+    async with published() as (pub, at), subscribed(pub, at, b"") as socket:
         for number in range(100):
             pub.send([b"kv", b"%d" % number, bytes(10_000)])
         await pub.close()
@@ -132,8 +140,7 @@ async def test_what_was_sent_last_is_read_though_the_socket_closes() -> None:
 async def test_whoever_subscribes_to_too_much_is_let_go_and_others_are_not(
     said: bytes, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with published() as (pub, at), subscribed(at, b"kv") as other:
-        await until(lambda: pub.wants(b"kv"))
+    async with published() as (pub, at), subscribed(pub, at, b"kv") as other:
         for _ in range(2):
             async with raw(at, said) as greedy, asyncio.timeout(20):
                 await greedy.read(-1)  # to the end of the connection
@@ -141,7 +148,7 @@ async def test_whoever_subscribes_to_too_much_is_let_go_and_others_are_not(
 
         assert await received(other, 1) == [[b"kv", b"1"]]
     assert caplog.text.count(why) == 1  # in a minute
-    assert not pub.wants(b"0")
+    assert not pub.subscribers(b"0")
 
 
 async def test_a_subscription_that_was_said_again_or_cancelled_counts_once_or_not() -> None:
@@ -151,19 +158,19 @@ async def test_a_subscription_that_was_said_again_or_cancelled_counts_once_or_no
         for number in range(3 * MOST_SUBSCRIPTIONS)
     )
     async with published() as (pub, at), raw(at, again + others + subscribe(b"end")):
-        await until(lambda: pub.wants(b"end"))
+        await until(lambda: pub.subscribers(b"end"))
 
-        assert pub.wants(b"kv")
-        assert not pub.wants(b"0")
+        assert pub.subscribers(b"kv")
+        assert not pub.subscribers(b"0")
 
 
 async def test_one_that_does_not_read_loses_messages_and_others_none() -> None:
     async with (
         published(most_unread=100_000) as (pub, at),
         raw(at, subscribe(b"kv.x")),
-        subscribed(at, b"kv.own") as other,
+        subscribed(pub, at, b"kv.own") as other,
     ):
-        await until(lambda: pub.wants(b"kv.x") and pub.wants(b"kv.own"))
+        await until(lambda: pub.subscribers(b"kv.x"))
         while not pub.lost:
             pub.send([b"kv.x", bytes(100_000)])
             await asyncio.sleep(0)
@@ -175,7 +182,7 @@ async def test_one_that_does_not_read_loses_messages_and_others_none() -> None:
 
 async def test_there_are_only_so_many_subscribers() -> None:
     async with published(most=1) as (pub, at), raw(at, subscribe(b"kv")):
-        await until(lambda: pub.wants(b"kv"))
+        await until(lambda: pub.subscribers(b"kv"))
         async with raw(at) as late, asyncio.timeout(20):
             with suppress(ConnectionResetError):
                 assert await late.read(-1) == b""

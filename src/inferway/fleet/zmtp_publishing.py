@@ -73,9 +73,9 @@ class PubSocket:
         """Connect to a subscriber that is bound, again and again."""
         self._tasks.spawn(keep_connected(endpoint, self, self._connection))
 
-    def wants(self, topic: bytes) -> bool:
-        """Return whether the topic has a subscriber."""
-        return any(topic.startswith(each.wanted) for each in self._subscribers.values())
+    def subscribers(self, topic: bytes) -> int:
+        """Return how many connections have subscribed to the topic."""
+        return sum(topic.startswith(each.wanted) for each in self._subscribers.values())
 
     def send(self, frames: Sequence[bytes]) -> None:
         """Send a message, whose first frame is its topic, to the topic's subscribers. A subscriber

@@ -82,7 +82,7 @@ class ZmqPublisher:
         it."""
         self.published += 1
         name = topic.encode()
-        if self._socket.wants(name):
+        if self._socket.subscribers(name):
             number = self.published.to_bytes(8, "big")
             self._socket.send([name, number, self._encoder.encode(message)])
 
