@@ -31,8 +31,6 @@
       + SilentEngineError     504  the engine says nothing any more, and no other one answers
       + OurFaultError         500  we have lost its answer, by a fault of ours
       + MovedError            502  its engine is drained, and another one goes on with the answer
-    - IndexAwayError          503  the shared index does not answer; a request is still forwarded,
-                              by load only: only who asks for scores sees this error
     - RenderError             503  we cannot derive the prompt, for reasons of our own; a request
                               is still forwarded, by load only, and counted: only who asks for
                               scores sees this error
@@ -293,14 +291,6 @@ class OurFaultError(UpstreamError):
     status = 500
     code = "internal_error"
     in_public = None
-
-
-class IndexAwayError(FleetError):
-    """The shared index does not answer, or not in time."""
-
-    status = 503
-    code = "index_away"
-    retry_after = 1
 
 
 # of a RenderError: what is over in a moment, whatever anybody does

@@ -37,6 +37,7 @@ from inferway.fleet.scores import Scores, scores_of, served_model
 from inferway.fleet.subscribing import OnEngineBatch, Subscribing
 from inferway.fleet.watch import EngineWatch, Watch
 from inferway.kv.index.build import build_index
+from inferway.kv.index.memory import MemoryIndex
 from inferway.kv.index.protocol import Index
 from inferway.kv.index.speculative import SpeculativeOverlay
 from inferway.model import Endpoint, TokenIds, Tokenized
@@ -86,7 +87,7 @@ class Indexer:
         """`on_batch` sees each batch of events that was applied. `parts`: in place of its own.
         Raises ConfigError."""
         self.settings = engines if isinstance(engines, ServeSettings) else _settings(engines)
-        self.index = build_index(self.settings.index) if parts is None else parts.index
+        self.index = build_index(self.settings.index, MemoryIndex) if parts is None else parts.index
         self.state_dir = StateDir.of(self.settings)
         self._own_renderer = renderer is None
         self.renderer = renderer or Renderer()
@@ -116,7 +117,6 @@ class Indexer:
             if self.request_templates is not None:
                 await _start_helper(self.request_templates)
             self.state_dir.open()
-            await self.index.start()
             await self.fleet.start()
         except BaseException:
             await self.close()
@@ -147,7 +147,6 @@ class Indexer:
         self._closed = True
         await self.fleet.close()
         await self.state_dir.close()
-        await self.index.close()
         if self.request_templates is not None:
             self.request_templates.close()
         if self._own_renderer:
@@ -171,8 +170,7 @@ class Indexer:
         cache_salt: str | None = None,
     ) -> Scores:
         """Return the scores of a text, as /v1/completions would tokenize it. Raises RequestError
-        that names the argument; NoEndpointError, RenderError or IndexAwayError if they cannot be
-        known now."""
+        that names the argument; NoEndpointError or RenderError if they cannot be known now."""
         body = _body({"prompt": prompt, "cache_salt": cache_salt}, model)
         request = await _parsed(parse_completion, body)
         return await self.score_request(request, engines, lora)

@@ -134,7 +134,6 @@ class Reason(StrEnum):
     REMOTE_PREFIX = "remote-prefix"  # an engine had rendered its earlier turns
     # by load only
     LOAD_ONLY = "load-only"  # scoring is switched off
-    INDEX_AWAY = "index-away"  # the server of a shared index does not answer
     NO_BLOCK_SIZE = "no-block-size"  # no engine of the model has told its block size
     UNFAITHFUL = "unfaithful"  # the probe has seen an engine derive other tokens than we do
     TOKENIZER_LOADING = "tokenizer-loading"

@@ -41,8 +41,7 @@ class Worker:
     """What one knows, and the link that it knows it by."""
 
     def __init__(self) -> None:
-        self.index = HeardIndex()
-        self.index.send = self._never
+        self.index = HeardIndex(self._never)
         self.is_told = asyncio.Event()  # all that there was when it came
         self.answered = 0
         self._watch = HubWatch(_fleet(self.index), self.index, self._never, _nothing)

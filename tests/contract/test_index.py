@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.at_once import at_once
-from tests.kv.index.redis_at_rest import RedisAtRest
 
 from inferway.kv.index.changes import IndexChanges
 from inferway.kv.index.copied import CopiedIndex
@@ -65,7 +64,6 @@ class Copied(ToldIndex):
         return self.copy.num_blocks(holder)
 
 
-redis = RedisAtRest()
 IMPLEMENTATIONS: dict[str, MakeIndex] = {
     "memory": partial(MemoryIndex, weights=WEIGHTS),
     # as if every operation were too big to be finished at once
@@ -75,25 +73,13 @@ IMPLEMENTATIONS: dict[str, MakeIndex] = {
     "copied": Copied,
     "copied, bit by bit": partial(Copied, slice_blocks=1),
     "copied, by groups": partial(Copied, many_holders=1),
-    "redis": redis,
 }
-# for tests: Redis' server is a program
-NAMES = [
-    pytest.param(name, marks=pytest.mark.tools if name == "redis" else ())
-    for name in IMPLEMENTATIONS
-]
 A, B = 0, 1
 FAR = 700  # holders are small, but not bounded by a machine word
 SLIDING = 1
 
 
-@pytest.fixture(scope="module", autouse=True)
-def closed_in_the_end() -> Iterator[None]:
-    yield
-    redis.close()
-
-
-@pytest.fixture(params=NAMES)
+@pytest.fixture(params=IMPLEMENTATIONS)
 def index(request: pytest.FixtureRequest) -> Index:
     return IMPLEMENTATIONS[request.param]()
 
@@ -610,7 +596,7 @@ def prompts(ways: Sequence[list[BlockKey]]) -> Iterator[list[BlockKey]]:
     yield [*ways[-1], 99]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
 @given(story=stories())
 def test_match_equals_a_plain_walk_of_each_holder(
     name: str, story: tuple[list[list[BlockKey]], list[list[Op]]]
@@ -623,7 +609,6 @@ def test_match_equals_a_plain_walk_of_each_holder(
             plain.apply(op)
 
         assert [index.num_blocks(h) for h in range(4)] == [plain.num_blocks(h) for h in range(4)]
-        if name != "redis":  # which does not count them
-            assert lower_tiers(index) == plain.lower_tiers()
+        assert lower_tiers(index) == plain.lower_tiers()
         for prompt in prompts(ways):
             assert find(index, prompt) == plain.found(prompt)

@@ -21,7 +21,7 @@ from tests.routing.test_director import BLOCK, TwoEngines
 from tests.scheduling.tables import kv_aware
 
 from inferway.config import EngineSettings
-from inferway.errors import IndexAwayError, UpstreamError, UpstreamTimeoutError
+from inferway.errors import UpstreamError, UpstreamTimeoutError
 from inferway.fleet.engine import Engine
 from inferway.fleet.engine_facts import EngineFacts, ModelCard
 from inferway.fleet.hand_over import (
@@ -38,7 +38,7 @@ from inferway.fleet.hand_over import (
 from inferway.kv.blocks.extra_keys import request_extras
 from inferway.kv.blocks.keys import BlockHasher
 from inferway.kv.index.memory import MemoryIndex
-from inferway.kv.index.protocol import MatchResult, Store
+from inferway.kv.index.protocol import Store
 from inferway.kv.index.speculative import SpeculativeOverlay
 from inferway.model import (
     BlockKey,
@@ -607,23 +607,6 @@ def test_whatever_fails_all_is_given_back_and_every_prefix_is_counted(
         assert not progress.left
     found = [asyncio.run(world.matched(ids)) for ids in prompts]
     assert sum(len(holders) > 1 for holders in found) >= progress.handed_over
-
-
-class Away(MemoryIndex):
-    """Its server does not answer."""
-
-    async def match_all(self, prompts: Sequence[Sequence[BlockKey]]) -> list[MatchResult]:  # noqa: ARG002
-        raise IndexAwayError("index redis://r is away")
-
-
-async def test_without_the_index_nothing_is_handed_over() -> None:
-    world = World(NIXL, NIXL)
-    world.warms(1)
-    world.director.matcher.index = Away()
-
-    progress = await world.hand_over()
-
-    assert (progress.state, progress.why) == ("failed", "the shared index does not answer")
 
 
 async def test_one_that_is_stopped_gives_everything_back() -> None:

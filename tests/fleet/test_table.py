@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
-from tests.fleet.shared_index import SharedMemory
 
 from inferway.config import EngineSettings
 from inferway.errors import InvalidRequestError, NoEndpointError
@@ -13,9 +13,18 @@ from inferway.fleet.engine import Engine
 from inferway.fleet.engine_facts import EngineFacts, EventSource, ModelCard
 from inferway.fleet.load import Load
 from inferway.fleet.table import REST_SECONDS, EndpointTable
+from inferway.kv.events.stream import StreamState
 from inferway.kv.index.memory import MemoryIndex
 from inferway.kv.index.protocol import Store
-from inferway.model import Adapters
+from inferway.model import Adapters, HolderId
+
+
+@dataclass
+class Stream:
+    """An event stream, as far as the table needs it."""
+
+    holder: HolderId
+    state: StreamState
 
 
 def engine(name: str, *models: str) -> Engine:
@@ -126,12 +135,13 @@ def test_of_what_an_engine_tells_our_own_requests_are_not_others() -> None:
 
 
 def test_room_in_a_cache_is_known_while_all_that_it_holds_is() -> None:
-    one, index = engine("a", "m"), SharedMemory()
+    one, index = engine("a", "m"), MemoryIndex()
     made = EndpointTable([one], index)
     one.endpoints = [made.add(one, None)]
     serve(made, one)
     index.apply([Store(0, [1, 2])])
-    index.states[0] = "exact"
+    stream: Any = Stream(0, StreamState.EXACT)
+    one.followed = [stream]
 
     def free_blocks() -> float:
         made.note_states(one)
@@ -142,7 +152,7 @@ def test_room_in_a_cache_is_known_while_all_that_it_holds_is() -> None:
     assert one.facts is not None
     one.facts = replace(one.facts, cache_blocks=100)
     assert free_blocks() == 98
-    index.states[0] = "stale"
+    stream.state = StreamState.STALE
     assert free_blocks() == -1
 
 
@@ -195,26 +205,14 @@ def test_a_number_is_given_again_when_nothing_is_on_its_way_to_who_had_it() -> N
 
 
 def test_an_endpoint_that_leaves_takes_its_blocks_along() -> None:
-    left, index = engine("a", "m"), SharedMemory()
+    left, index = engine("a", "m"), MemoryIndex()
     made = EndpointTable([left], index)
     left.endpoints = [made.add(left, None)]
     index.apply([Store(0, [1, 2])])
 
-    assert (index.names, made.num_blocks(left)) == ({0: "a"}, 2)
+    assert made.num_blocks(left) == 2
     made.retire(left, 0.0)
-    assert (index.names, made.num_blocks(left)) == ({}, 0)
-
-
-def test_the_picture_of_another_gateway_is_as_true_as_its_writer_says() -> None:
-    one, index = engine("a", "m"), SharedMemory()
-    made = EndpointTable([one], index)
-    one.endpoints = [made.add(one, None)]
-    made.note_states(one)
-
-    assert made.state(one.endpoints[0]) == "blind"
-    index.states[0] = "partial"
-    made.note_states(one)
-    assert made.state(one.endpoints[0]) == "partial"
+    assert made.num_blocks(left) == 0
 
 
 def test_who_has_the_number_of_another_starts_idle() -> None:

@@ -14,6 +14,7 @@ from inferway.fleet.subscriber import Subscription
 from inferway.fleet.zmq_subscriber import ZmqSubscriber
 from inferway.kv.blocks.keys import BlockHasher
 from inferway.kv.index.build import build_index
+from inferway.kv.index.memory import MemoryIndex
 
 TOKENS = list(range(8))
 KEYS = BlockHasher(2).keys(np.array(TOKENS, dtype=np.uint32), None)
@@ -30,7 +31,7 @@ def stored(hashes: list[int], **fields: Any) -> dict[str, Any]:
 async def test_an_offloaded_block_weighs_what_its_tier_is_worth(
     weights: tuple[float, ...], discount: float
 ) -> None:
-    index = build_index(IndexSettings(tier_weights=weights))
+    index = build_index(IndexSettings(tier_weights=weights), MemoryIndex)
     source = EventSource(0, "tcp://127.0.0.1:1", None)
     stream = ZmqSubscriber(Subscription(source, 0, 2, index))
     events = [

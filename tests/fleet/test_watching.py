@@ -11,7 +11,6 @@ from typing import Literal
 import pytest
 from aiohttp import web
 from tests.fleet.servers import serving
-from tests.fleet.shared_index import SharedMemory
 
 from inferway.config import EngineSettings, KvTransferSettings, ProbeSettings, ServeSettings
 from inferway.fleet.engine import Engine
@@ -84,7 +83,6 @@ def no_events(engine: Engine, source: EventSource, endpoint: Endpoint) -> EventS
 @asynccontextmanager
 async def watched(
     *engines: TellingEngine,
-    index: MemoryIndex | None = None,
     prompts: LoadPrompts = no_prompts,
     scoring: bool = True,
     legs: Literal["auto", "gateway"] = "auto",
@@ -100,7 +98,7 @@ async def watched(
         scoring=scoring,
         kv_transfer=KvTransferSettings(legs=legs),
     )
-    fleet = Fleet(settings, index or MemoryIndex(), prompts, no_events)
+    fleet = Fleet(settings, MemoryIndex(), prompts, no_events)
     await fleet.start()
     try:
         yield fleet
@@ -218,23 +216,22 @@ BLOCKS = 'vllm:cache_config_info{block_size="16"} 1\n'
 
 
 @pytest.mark.parametrize(
-    ("metrics", "index", "scoring", "reason"),
+    ("metrics", "scoring", "reason"),
     [
-        (BLOCKS, MemoryIndex(), True, "kv-aware"),
-        (BLOCKS, SharedMemory(away=True), True, "index-away"),
-        (BLOCKS, SharedMemory(away=True), False, "load-only"),
-        ("", MemoryIndex(), True, "no-block-size"),
+        (BLOCKS, True, "kv-aware"),
+        (BLOCKS, False, "load-only"),
+        ("", True, "no-block-size"),
     ],
 )
 async def test_the_report_says_what_requests_are_counted_under(
-    metrics: str, index: MemoryIndex, scoring: bool, reason: str, smollm2: ModelPrompts
+    metrics: str, scoring: bool, reason: str, smollm2: ModelPrompts
 ) -> None:
     one = TellingEngine(metrics)
 
     async def known(_: ModelSource) -> PromptSource:
         return smollm2
 
-    async with one.serving(), watched(one, index=index, prompts=known, scoring=scoring) as fleet:
+    async with one.serving(), watched(one, prompts=known, scoring=scoring) as fleet:
         [model] = fleet.report()["models"].values()
 
     assert model["reason"] == reason

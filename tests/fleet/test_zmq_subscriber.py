@@ -15,16 +15,14 @@ import pytest
 import uvloop
 import zmq
 import zmq.asyncio
-from tests.fleet.shared_index import SharedMemory
 
 from inferway.fleet.engine_facts import EventSource
 from inferway.fleet.subscriber import OnBatch, Subscription
 from inferway.fleet.zmq_subscriber import ReplayLimits, ZmqSubscriber
 from inferway.kv.blocks.keys import BlockHasher
 from inferway.kv.events.event import Batch, BlockStored
-from inferway.kv.events.stream import StreamState, digest_of
+from inferway.kv.events.stream import StreamState
 from inferway.kv.index.memory import MemoryIndex
-from inferway.kv.index.protocol import LastReport
 
 HOLDER = 2
 SIZE = 2
@@ -888,31 +886,6 @@ def test_a_replay_socket_that_does_not_answer_gives_its_slot_back() -> None:
             await wait_until(lambda: not slots.locked())
 
     run(scenario)
-
-
-def test_the_index_is_told_of_each_state_and_batch() -> None:
-    index = SharedMemory()
-
-    async def scenario() -> None:
-        publisher = Publisher()
-        follower = subscriber(publisher.source, index)
-        follower.start()
-        await publisher.subscribed()
-        await settled(follower, StreamState.EXACT)
-        await publisher.publish(stored(0, 1))
-        await wait_until(lambda: follower.stats.batches == 1)
-        publisher.pub.close(linger=0)
-        await settled(follower, StreamState.STALE)
-        await follower.close()
-        await publisher.close()
-
-    run(scenario)
-    digest, told = digest_of(encoded(stored(0, 1))).hex(), index.told
-
-    assert told[0] == (HOLDER, LastReport("blind", None, "", False))
-    assert (HOLDER, LastReport("exact", None, "", True)) in told
-    assert (HOLDER, LastReport("exact", 0, digest, True)) in told
-    assert told[-1] == (HOLDER, LastReport("stale", 0, digest, False))
 
 
 def test_closing_twice_is_closing_once() -> None:

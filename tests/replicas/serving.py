@@ -17,7 +17,7 @@ from typing import Any
 from tests.engines import client
 from tests.engines.program import Program
 from tests.engines.waiting import wait_until
-from tests.kv.index.redis_server import free_port
+from tests.replicas.redis_server import free_port
 from tests.workers.serving import CHAT, MODEL
 
 from inferway.prompts.files.prepare import prepare_smollm2

@@ -17,7 +17,7 @@ import zmq
 from tests.engines import client
 from tests.engines.program import Program
 from tests.engines.waiting import wait_until
-from tests.kv.index.redis_server import free_port, running_server
+from tests.replicas.redis_server import free_port, running_server
 from tests.replicas.serving import Gateways, gateways, simulated
 
 from inferway.replicas.messages import SENDER_BYTES, VERSION

@@ -8,8 +8,8 @@ from contextlib import suppress
 from itertools import count
 
 import pytest
-from tests.kv.index.redis_server import free_port
 from tests.replicas.gateways import NAMES, Gateway
+from tests.replicas.redis_server import free_port
 
 from inferway.errors import ConfigError
 from inferway.fleet.zmtp import COMMAND, GREETING, frame, ready

@@ -18,7 +18,6 @@ from tests.stored import llmd_configurations
 
 from inferway.config import EjectionSettings, ModelRewrite, RewriteTarget
 from inferway.errors import (
-    IndexAwayError,
     InvalidRequestError,
     NoEndpointError,
     RenderError,
@@ -29,10 +28,9 @@ from inferway.errors import (
 from inferway.kv.blocks.extra_keys import request_extras
 from inferway.kv.blocks.keys import BlockHasher
 from inferway.kv.index.memory import MemoryIndex
-from inferway.kv.index.protocol import CPU, MatchResult, Store
+from inferway.kv.index.protocol import CPU, Store
 from inferway.kv.index.speculative import SpeculativeOverlay
 from inferway.model import (
-    BlockKey,
     Candidates,
     Decision,
     Endpoint,
@@ -84,13 +82,6 @@ class Letters:
 
     def rendered_text(self, body: ChatRequest) -> str | None:  # noqa: ARG002
         return None
-
-
-class Away(MemoryIndex):
-    """A shared index whose server does not answer."""
-
-    async def match_all(self, prompts: Sequence[Sequence[BlockKey]]) -> list[MatchResult]:  # noqa: ARG002
-        raise IndexAwayError("index redis://r is away")
 
 
 class PanicException(BaseException):
@@ -446,13 +437,6 @@ async def test_blocks_in_lower_tiers_are_told_whole_and_weighed_less() -> None:
     assert matched(journey) == [2, 2]
     assert journey.routed is not None
     assert journey.routed.candidates.weighted_matched_blocks.tolist() == [2.0, 1.6]
-
-
-async def test_a_request_goes_by_load_while_a_shared_index_is_away() -> None:
-    to = director()
-    to.matcher.index = Away()
-
-    assert (await open_chat(to, chat("abcdefgh")).decide()).reason == "index-away"
 
 
 async def test_a_second_attempt_takes_back_the_first_and_close_frees_once() -> None:

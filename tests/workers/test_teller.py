@@ -10,13 +10,18 @@ from tests.contract.test_index import WEIGHTS, stories
 from inferway.kv.index.protocol import Op, Store
 from inferway.model import BlockKey
 from inferway.workers.follower import AskedIndex, HeardIndex
+from inferway.workers.messages import Message
 from inferway.workers.teller import ToldIndex
+
+
+def nobody(_: Message) -> None:
+    """The hub that the worker would ask."""
 
 
 def told(max_blocks: int) -> tuple[ToldIndex, HeardIndex]:
     """The hub's index, and a worker's that hears all of it at once."""
     index = ToldIndex(weights=WEIGHTS, max_blocks=max_blocks)
-    heard = HeardIndex(weights=WEIGHTS)
+    heard = HeardIndex(nobody, weights=WEIGHTS)
     index.tell_to(heard.hear)
     return index, heard
 
@@ -59,7 +64,7 @@ def test_prompts_that_workers_are_asked_for_cost_no_block_that_the_engine_has_re
 
 def test_what_workers_prompts_ask_for_is_not_the_first_to_make_room() -> None:
     index = ToldIndex(max_blocks=4)
-    heard = AskedIndex()
+    heard = AskedIndex(nobody)
     index.tell_to(heard.hear)
     index.apply([Store(0, [key]) for key in (1, 2, 3, 4)])
     index.apply([Store(0, [5])])  # whoever was there for long has no mark any more

@@ -20,10 +20,10 @@ import uvloop
 from inferway.fleet.subscriber import IndexElsewhere
 from inferway.kv.blocks.keys import BlockHasher
 from inferway.kv.index.changes import IndexChanges
+from inferway.kv.index.copied import CopiedIndex
 from inferway.kv.index.memory import MemoryIndex
 from inferway.kv.index.protocol import Op, Store
 from inferway.model import RequestHead
-from inferway.workers.follower import HeardIndex
 from inferway.workers.follower_messages import FollowerMessage, Heard
 from inferway.workers.messages import IndexChanged, Message
 from inferway.workers.teller import ToldIndex
@@ -154,7 +154,7 @@ def _by_a_worker(fleet: _Fleet, index: _TimedToldIndex) -> tuple[int, float, flo
     worker, and, in the copy, decoding and applying it."""
     told: list[IndexChanges] = []
     index.tell_to(told.append)
-    heard = HeardIndex()
+    heard = CopiedIndex()
     for changes in index.picture():
         frame = msgspec.msgpack.encode(changes)  # the copy's keys are its own, as in a process
         heard.hear(msgspec.msgpack.decode(frame, type=IndexChanges))

@@ -281,10 +281,7 @@ class Fleet:
         return self._served.first_load if self._settings.scoring else None
 
     def _why_none_is_matched(self) -> Reason | None:
-        if not self._settings.scoring:
-            return Reason.LOAD_ONLY
-        shared = self._index.shared
-        return Reason.INDEX_AWAY if shared is not None and shared.away else None
+        return None if self._settings.scoring else Reason.LOAD_ONLY
 
     # what the watch has heard
 

@@ -35,7 +35,6 @@ import msgspec
 
 from inferway.errors import (
     BadReferenceError,
-    IndexAwayError,
     NoEndpointError,
     UnknownModelError,
     UpstreamError,
@@ -235,11 +234,7 @@ class HandOver:
         except (UnknownModelError, NoEndpointError):
             return None
         tokenized = Tokenized([prefix.token_ids])
-        try:
-            lookup = await director.matcher.look_up(model, tokenized, prefix.cache_salt)
-        except IndexAwayError:
-            self._end(HandOverState.FAILED, "the shared index does not answer")
-            return None
+        lookup = await director.matcher.look_up(model, tokenized, prefix.cache_salt)
         size = engine.block_size
         if size is None or size not in lookup.prompts or not engine.endpoints:
             return None

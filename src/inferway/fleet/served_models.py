@@ -303,7 +303,6 @@ _NOT_SERVED = {"reason": "no-engine", "why": "no engine that serves it answers"}
 
 _WHY_NONE = {
     Reason.LOAD_ONLY: "scoring is switched off",
-    Reason.INDEX_AWAY: "the server of the shared index does not answer",
 }
 
 

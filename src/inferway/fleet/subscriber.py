@@ -29,7 +29,7 @@ from inferway.kv.events.event import Batch, EventAdapter
 from inferway.kv.events.event_applier import EventApplier, Steps
 from inferway.kv.events.removals import Removals
 from inferway.kv.events.stream import EventStream, Replay, StreamState
-from inferway.kv.index.protocol import Index, LastReport, Op, SharedIndex
+from inferway.kv.index.protocol import Index, Op
 from inferway.loop_turns import SlicedProtocol
 from inferway.model import BlockKey, HolderId
 from inferway.tasks import Tasks, TimeSlice
@@ -37,7 +37,6 @@ from inferway.tasks import Tasks, TimeSlice
 log = logging.getLogger("inferway.events")
 
 _FREED_BLOCKS = 1024  # between two looks at the clock: some tens of microseconds
-_UNFIT = (StreamState.BLIND, StreamState.STALE)  # others should rather read another's picture
 
 OnBatch = Callable[[HolderId, Batch], None]
 
@@ -47,7 +46,6 @@ class IndexElsewhere:
     """The index of another process: `apply` sends there what it is to apply."""
 
     apply: Callable[[list[Op]], None]
-    shared: None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +104,6 @@ class EventSubscriber(ABC):
         self._name = subscription.name or source.endpoint
         self._index = index
         self._told_state: StreamState | None = None
-        self._last_report: LastReport | None = None
         self._clock = clock
         self._tasks = Tasks(log, self._no_longer_read)
         self._slice = TimeSlice(clock)
@@ -343,22 +340,12 @@ class EventSubscriber(ABC):
                 connection.release()
 
     def _tell(self) -> None:
-        """An index that others read, of each batch; the fleet, if the state is another."""
-        state, shared = self.state, self._index.shared
-        if shared is not None:
-            self._report(state, shared)
+        """Tell the fleet of the state, if it is another."""
+        state = self.state
         if state is not self._told_state:
             self._told_state = state
             if self._on_state is not None:
                 self._on_state()
-
-    def _report(self, state: StreamState, shared: SharedIndex) -> None:
-        stream = self.stream
-        digest = "" if stream.digest is None else stream.digest.hex()
-        report = LastReport(state, stream.last_seq, digest, fit=state not in _UNFIT)
-        if report != self._last_report:
-            self._last_report = report
-            shared.tell(self.holder, report)
 
     def _warn(self, reason: str, message: str) -> None:
         """Counted each time, in the log once."""

@@ -198,8 +198,6 @@ class EndpointTable:
         self._columns.note_block_size(holder, engine.block_size or 0)
         self._unbegun[holder] = FirstTokenCounter()
         self._holders[endpoint.name], self._names[holder] = holder, endpoint.name
-        if self._index.shared is not None:
-            self._index.shared.introduce(endpoint.holder, endpoint.name)
         return endpoint
 
     def make_room(self, endpoints: Sequence[Endpoint]) -> None:
@@ -216,8 +214,6 @@ class EndpointTable:
             self._names.pop(endpoint.holder, None)
             if self._holders.get(endpoint.name) == endpoint.holder:
                 del self._holders[endpoint.name]
-            if self._index.shared is not None:
-                self._index.shared.retire(endpoint.holder)
             self._numbers.give_back(endpoint.holder, now)
             self._left[endpoint.holder] = engine
 
@@ -287,14 +283,10 @@ class EndpointTable:
         return max(0.0, num_blocks - self._index.num_blocks(holder))
 
     def note_states(self, engine: Engine) -> None:
-        """Take over how true the picture of the engine's cache is. What `match` answers may be
-        another gateway's picture: then that one's state counts."""
-        shared = self._index.shared
+        """Take over how true the picture of the engine's cache is."""
         for endpoint in engine.endpoints:
             stream = engine.stream(endpoint)
-            own = StreamState.BLIND if stream is None else stream.state
-            theirs = None if shared is None else shared.shared_state(endpoint.holder)
-            state = theirs or own
+            state = StreamState.BLIND if stream is None else stream.state
             self._columns.states[endpoint.holder] = STATES.index(StreamState(state))
 
     def fade(self, now: float) -> None:

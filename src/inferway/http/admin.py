@@ -192,14 +192,12 @@ class AdminPages:
         }
 
     def _endpoint(self, endpoint: Endpoint) -> dict[str, Any]:
-        index, shared = self._index, self._index.shared
         return {
             "name": endpoint.name,
             "rank": endpoint.rank,
             "state": self._fleet.state(endpoint),
-            "shared_state": None if shared is None else shared.shared_state(endpoint.holder),
-            "blocks": index.num_blocks(endpoint.holder),
-            "blocks_evicted": index.num_evicted(endpoint.holder),
+            "blocks": self._index.num_blocks(endpoint.holder),
+            "blocks_evicted": self._index.num_evicted(endpoint.holder),
         }
 
     def _stream(self, engine: Engine, endpoint: Endpoint) -> dict[str, Any] | None:

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from functools import partial
 
 from inferway.config import UNIX, ServeSettings, peers_port
+from inferway.errors import ConfigError
 from inferway.fleet.elsewhere import OwnCounts
 from inferway.fleet.fleet import Fleet
-from inferway.replicas.channel import PeerChannel
 from inferway.replicas.learning import Learners, OwnLearners
 from inferway.replicas.messages import MOST_NAME
 from inferway.replicas.outbox import Outbox
@@ -61,6 +61,14 @@ def _transport(settings: ServeSettings) -> Transport:
         host = LOOPBACK if settings.host.startswith(UNIX) else settings.host
         return PeerSockets(addresses, host, peers_port(settings.peers))
     assert index.url is not None
+    try:
+        from inferway.replicas.channel import PeerChannel  # an extra: not everybody has redis-py
+    except ModuleNotFoundError as e:
+        if not (e.name or "").startswith("redis"):
+            raise
+        raise ConfigError(
+            "peers: redis needs redis-py, which is not installed: pip install 'inferway[redis]'"
+        ) from e
     return PeerChannel(index.url, index.prefix)
 
 

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferway.errors import (
-    IndexAwayError,
     InferwayError,
     RenderError,
     crash_report,
@@ -85,8 +84,6 @@ class Matcher:
             return await self.match(model, body)
         except RenderError as e:
             return Lookup({}, Reason(e.reason))
-        except IndexAwayError:
-            return Lookup({}, Reason.INDEX_AWAY)
         except InferwayError:
             raise
         except BaseException as e:
@@ -98,8 +95,8 @@ class Matcher:
             return Lookup({}, Reason.OUR_FAULT)
 
     async def match(self, model: ServedModel, body: Body) -> Lookup:
-        """Return who holds the request's prompts. Raises RequestError, RenderError for reasons of
-        our own, or IndexAwayError."""
+        """Return who holds the request's prompts. Raises RequestError, or RenderError for reasons
+        of our own."""
         if model.unfaithful is not None:
             raise RenderError(model.unfaithful, reason=Reason.UNFAITHFUL)
         if model.unfaithful_messages is not None and isinstance(body, MessagesRequest):
@@ -117,7 +114,7 @@ class Matcher:
         *,
         is_read: bool = True,
     ) -> Lookup:
-        """Return who holds prompts that are tokens already. Raises IndexAwayError."""
+        """Return who holds prompts that are tokens already."""
         extras = request_extras(model.lora, cache_salt, model.lora_path)
         prompts = await self._prompts(model, tokenized, extras)
         found: Iterable[MatchResult] = repeat(MatchResult())

@@ -6,10 +6,10 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import aiohttp
 
+from inferway.config import IndexSettings
 from inferway.errors import ConfigError
 from inferway.fleet.engine import Engine, ProbeState
 from inferway.fleet.engine_facts import EventSource
@@ -18,12 +18,11 @@ from inferway.fleet.load import Load
 from inferway.fleet.silent_zero import StreamEvidence
 from inferway.kv.events.removals import Removals
 from inferway.kv.events.stream import StreamState
-from inferway.kv.index.changes import IndexChanges
 from inferway.kv.index.copied import CopiedIndex
 from inferway.kv.index.prefix_lengths import different_lengths
-from inferway.kv.index.protocol import TIER_WEIGHTS, Clear, Index, MatchResult, Op, Remove
+from inferway.kv.index.protocol import TIER_WEIGHTS, Clear, MatchResult, Op, Remove
 from inferway.metrics import Family
-from inferway.model import BlockKey, Endpoint, HolderId
+from inferway.model import BlockKey, HolderId
 from inferway.workers.messages import (
     Doubt,
     EnginesTold,
@@ -44,35 +43,29 @@ MOST_ASKED = 4096  # blocks that the hub is told of at a time
 _AWAY = "the hub ended before it had told of all engines"
 
 
-class WorkerIndex(Index, Protocol):
-    """An index that holds what the hub's does."""
-
-    def hear(self, changes: IndexChanges) -> None:
-        """Take over what has changed in the hub's index."""
-
-    def asked(self) -> list[BlockKey]:
-        """Return the last blocks that prompts have matched since it was asked before, if the hub
-        should know."""
-
-
 class HeardIndex(CopiedIndex):
-    """A copy of the hub's memory index. What this process would change by itself, it asks the hub
-    for, which tells all workers."""
+    """A copy of the hub's index. What this process would change by itself, it asks the hub for,
+    which tells all workers."""
 
-    send: Send
+    def __init__(self, send: Send, *, weights: Sequence[float] = TIER_WEIGHTS) -> None:
+        """`send`: to the hub."""
+        super().__init__(weights=weights)
+        self.send = send
 
     def apply(self, ops: Iterable[Op]) -> None:
         self.send(Doubt(list(ops)))
 
     def asked(self) -> list[BlockKey]:
+        """Return the last blocks that prompts have matched since it was asked before, if the hub
+        should know."""
         return []
 
 
 class AskedIndex(HeardIndex):
     """Of a hub whose index is bounded: it must know what prompts ask for, or that may make room."""
 
-    def __init__(self, *, weights: Sequence[float] = TIER_WEIGHTS) -> None:
-        super().__init__(weights=weights)
+    def __init__(self, send: Send, *, weights: Sequence[float] = TIER_WEIGHTS) -> None:
+        super().__init__(send, weights=weights)
         self._asked: set[BlockKey] = set()
 
     def match_now(self, keys: Sequence[BlockKey]) -> MatchResult:
@@ -85,6 +78,13 @@ class AskedIndex(HeardIndex):
         asked = list(self._asked)
         self._asked.clear()
         return asked
+
+
+def heard_index(settings: IndexSettings, send: Send) -> HeardIndex:
+    """Return the worker's copy of an index that the hub has by these settings."""
+    is_bounded = settings.max_blocks is not None or settings.max_bytes is not None
+    kind = AskedIndex if is_bounded else HeardIndex
+    return kind(send, weights=settings.tier_weights)
 
 
 @dataclass(slots=True)
@@ -142,7 +142,7 @@ class HubWatch:
     """Tells the fleet what the hub tells (`fleet.watch.Watch`)."""
 
     def __init__(
-        self, fleet: Fleet, index: WorkerIndex, send: Send, listening: Callable[[], None]
+        self, fleet: Fleet, index: HeardIndex, send: Send, listening: Callable[[], None]
     ) -> None:
         """`listening` is called when the hub may be heard: then all else is there."""
         self._listening = listening
@@ -236,7 +236,6 @@ class HubWatch:
         engine.facts, engine.healthy, engine.outage = told.facts, told.healthy, told.outage
         engine.load = Load(adapters=told.adapters)
         endpoints = [replace(e, headers=tuple(e.headers)) for e in told.endpoints]
-        self._introduce(endpoints, instead_of=engine.endpoints)
         engine.endpoints = endpoints
         engine.proofs = {model: _proof(proof) for model, proof in told.proofs.items()}
         engine.followed = [self._stream(name, stream, told.block_size) for stream in told.streams]
@@ -244,20 +243,6 @@ class HubWatch:
         fleet.follow(engine)
         if engine.outage != before:
             fleet.on_outage(engine)
-
-    def _introduce(self, endpoints: Sequence[Endpoint], instead_of: Sequence[Endpoint]) -> None:
-        """Where the index is on a server, have it know the endpoints by their names."""
-        shared = self._index.shared
-        if shared is None:
-            return
-        known = {endpoint.holder: endpoint.name for endpoint in instead_of}
-        names = {endpoint.holder: endpoint.name for endpoint in endpoints}
-        for holder, name in known.items():
-            if names.get(holder) != name:
-                shared.retire(holder)
-        for holder, name in names.items():
-            if known.get(holder) != name:
-                shared.introduce(holder, name)
 
     def _stream(self, engine: str, told: StreamTold, block_size: int | None) -> FollowedStream:
         before = self._streams.get(told.holder)
@@ -270,7 +255,6 @@ class HubWatch:
 
     def _forget(self, engine: Engine) -> None:
         self._fleet.follow_no_more(engine)
-        self._introduce((), instead_of=engine.endpoints)
         self.drained.discard(engine.name)
         for stream in engine.followed:
             if self._streams.get(stream.holder) is stream:

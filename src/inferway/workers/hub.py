@@ -29,6 +29,7 @@ from inferway.errors import ConfigError
 from inferway.fleet.engine import Subscriber
 from inferway.fleet.shared_columns import SharedColumns, shared_memory
 from inferway.indexer import FleetParts
+from inferway.kv.index.build import build_index
 from inferway.metrics import Family
 from inferway.replicas.build import has_peers
 from inferway.servers import Process
@@ -38,7 +39,6 @@ from inferway.workers.asking import Asking
 from inferway.workers.follower_messages import BeginFollowing
 from inferway.workers.followers import Followers
 from inferway.workers.hand_overs import WorkersHandOver
-from inferway.workers.indexes import hub_index
 from inferway.workers.link import Link
 from inferway.workers.messages import (
     Asked,
@@ -80,7 +80,7 @@ from inferway.workers.reports import offer, publish, sample
 from inferway.workers.reserved import ReservedPort
 from inferway.workers.seat import Seat, SeatProgram
 from inferway.workers.settings import check_together, worker_settings
-from inferway.workers.teller import FleetTeller
+from inferway.workers.teller import FleetTeller, ToldIndex
 from inferway.workers.turns import Turns
 
 PING_SECONDS = 1.0
@@ -103,7 +103,7 @@ class ServingHub:
         self.settings = settings
         self.port = settings.port  # that the workers listen on; 0 on a Unix socket
         self._picks = picks
-        self._index = hub_index(settings.index)
+        self._index = build_index(settings.index, ToldIndex)
         self._directory = Path(tempfile.mkdtemp(prefix="inferway-"))
         self._memory = shared_memory(workers + 1)
         self._columns = SharedColumns(self._memory, 0)

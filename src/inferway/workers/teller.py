@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol
 
 from inferway.fleet.engine import Engine, Subscriber
 from inferway.fleet.fleet import Fleet
 from inferway.kv.index.changes import ChangeLog, IndexChanges
 from inferway.kv.index.memory import MemoryIndex
-from inferway.kv.index.protocol import Index, MatchResult, Op
+from inferway.kv.index.protocol import MatchResult, Op
 from inferway.model import BlockKey, HolderId
 from inferway.workers.link import Link
 from inferway.workers.messages import (
@@ -27,19 +26,6 @@ TOGETHER_SECONDS = 0.02
 
 # Most blocks of one message: what a worker does at a time.
 MOST_BLOCKS = 1024
-
-
-class HubIndex(Index, Protocol):
-    """An index whose owner workers are told by."""
-
-    def tell_to(self, tell: Callable[[IndexChanges], None] | None) -> None:
-        """Tell what changes from now on; with None no more."""
-
-    def picture(self) -> Iterator[IndexChanges]:
-        """Yield what a worker that starts must be told, a millisecond's work at a time."""
-
-    def note_matched(self, keys: Iterable[BlockKey]) -> None:
-        """Take these as the last blocks that workers' prompts have matched."""
 
 
 class ToldIndex(MemoryIndex):
@@ -88,7 +74,7 @@ class FleetTeller:
     def __init__(
         self,
         fleet: Fleet,
-        index: HubIndex,
+        index: ToldIndex,
         is_drained: Callable[[str], bool],
         send: Callable[[Message], None],
     ) -> None:

@@ -26,8 +26,7 @@ from inferway.indexer import FleetParts, next_turn
 from inferway.scheduling.expected_ttft.sharing import open_logs
 from inferway.servers import Process
 from inferway.tasks import Tasks
-from inferway.workers.follower import HubWatch
-from inferway.workers.indexes import worker_index
+from inferway.workers.follower import HubWatch, heard_index
 from inferway.workers.link import Link
 from inferway.workers.messages import (
     Asked,
@@ -82,7 +81,7 @@ class Worker:
         self._started = asyncio.Event()
         self._is_ending = False
         self._waiting: list[Message] = []
-        self._index = index = worker_index(begin.settings.index, link.send)
+        self._index = index = heard_index(begin.settings.index, link.send)
         columns = SharedColumns(memory, begin.place)
         os.close(memory)
         parts = FleetParts(index, columns, self._watched, HubProber)

@@ -129,18 +129,7 @@ class Applies(Protocol):
 
 
 class Index(Holdings, Protocol):
-    """block key -> holders. `start` on the event loop before anything is matched, `close` at the
-    end."""
-
-    async def start(self) -> None:
-        """Open what it needs; a server that is away is a warning, and looked for again."""
-
-    async def close(self) -> None:
-        """Close it; what others share stays. A second call does nothing."""
-
-    @property
-    def shared(self) -> SharedIndex | None:
-        """The same index, as gateways share it; None if it is this process's own."""
+    """block key -> holders."""
 
     def apply(self, ops: Iterable[Op]) -> None:
         """Do `ops` in order. Never waits, never raises for unknown keys or holders."""
@@ -150,8 +139,7 @@ class Index(Holdings, Protocol):
         of nothing are absent; no keys, no holders."""
 
     async def match_all(self, prompts: Sequence[Sequence[BlockKey]]) -> list[MatchResult]:
-        """Return `match` of each, in their order. Sooner than one after the other, where the index
-        is far away."""
+        """Return `match` of each, in their order."""
 
     def num_blocks(self, holder: HolderId) -> int:
         """Return how many full-attention blocks we believe that `holder` has, detached ones too;
@@ -164,34 +152,3 @@ class Index(Holdings, Protocol):
 
     def families(self) -> Iterable[Family]:
         """Return its metric families (`kv.index.metrics`). Takes a millisecond or two."""
-
-
-class LastReport(msgspec.Struct, frozen=True):
-    """What the owner of a holder's events says of its picture, as of all ops applied so far."""
-
-    state: str  # kv.events.stream.StreamState, for the readers
-    seq: int | None = None  # of the last event batch applied
-    digest: str = ""  # of that batch's bytes
-    fit: bool = True  # else (stale, blind) it is not written, and another gateway may
-
-
-class SharedIndex(Protocol):
-    """What an index on a server needs, where several gateways read and write it."""
-
-    @property
-    def away(self) -> bool:
-        """Whether its server does not answer: matches fail without being tried."""
-
-    def introduce(self, holder: HolderId, name: str) -> None:
-        """Take `holder` in, which other gateways know by `name`. Raises ValueError if another one
-        has that name."""
-
-    def retire(self, holder: HolderId) -> None:
-        """Forget a holder that has gone for good; its number may be introduced again."""
-
-    def tell(self, holder: HolderId, report: LastReport) -> None:
-        """Say how true the picture of `holder` is, for those who share the index."""
-
-    def shared_state(self, holder: HolderId) -> str | None:
-        """Return how true the picture of another gateway is, if `match` answers for `holder` from
-        it: as its writer told; "stale" if nobody writes it. None: from ours, or not known yet."""

@@ -14,7 +14,7 @@ from inferway.kv.index.holder_sets import HolderSets
 from inferway.kv.index.holders import Holders
 from inferway.kv.index.matching import prefix_lengths, runs, walked_prefix_lengths, window_blocks
 from inferway.kv.index.prefix_lengths import PrefixLengths
-from inferway.kv.index.protocol import MatchResult, SharedIndex, Tier
+from inferway.kv.index.protocol import MatchResult, Tier
 from inferway.kv.index.shards import Shards
 from inferway.model import BlockKey, HolderId
 
@@ -46,18 +46,6 @@ class HeldBlocks:
         self._discounts = [1.0 - weight for weight in weights]
         self._many_holders = many_holders
         self._unsettled = 0  # bits of holders whose blocks are not yet closed under "parent of"
-
-    # nobody else looks at this index
-
-    async def start(self) -> None:
-        pass
-
-    async def close(self) -> None:
-        pass
-
-    @property
-    def shared(self) -> SharedIndex | None:
-        return None
 
     # what a prompt would find
 

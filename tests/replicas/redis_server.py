@@ -18,7 +18,7 @@ from typing import Any
 import redis
 import trustme
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 START_SECONDS = 10.0
 PORT_ATTEMPTS = 10  # somebody else may take a free port before the server does
 
