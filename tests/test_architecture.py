@@ -76,7 +76,6 @@ PURE = [
     ),
     *(f"routing/structured_gate/{name}.py" for name in ("costs", "counts", "quarantine")),
     *(f"replicas/{name}.py" for name in ("learning", "messages", "outbox", "peer", "told")),
-    *(f"kv/index/redis/{name}.py" for name in ("chains", "writer", "scripts")),
 ]
 FORBIDDEN_IN_PURE = {"asyncio", "socket", "threading", "time", "zmq", "aiohttp", "uvloop"}
 

@@ -21,7 +21,7 @@ OF_OTHERS = [block for document in OTHERS for block in blocks(document)]
 TYPED = [b for b in OF_OTHERS if b.language == "sh" and (b.is_server or b.is_run)]
 PROGRAM = re.compile(
     r"(?:\w+=\S+ )*(?:inferway|curl|dotvllm|vllm|pip|python3?|sudo|docker|podman|helm|kubectl|git"
-    r"|make|mkdir|envoy|redis-server) "
+    r"|make|mkdir|envoy) "
 )
 
 

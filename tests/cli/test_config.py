@@ -113,11 +113,11 @@ def test_secrets_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("A_KEY", "secret-1")
 
     shown = run(
-        "show", *ENGINE, "--index", "redis://me:secret-2@r:6379/1", "--admin-key-env", "A_KEY"
+        "show", *ENGINE, "--peers-redis", "redis://me:secret-2@r:6379/1", "--admin-key-env", "A_KEY"
     ).output
 
     assert "secret" not in shown
-    assert 'index.url: "redis://me:***@r:6379/1"  # a flag' in shown
+    assert 'peers.redis: "redis://me:***@r:6379/1"  # a flag' in shown
     assert 'admin_key_env: "A_KEY"  # a flag; it is set' in shown
 
 

@@ -176,3 +176,16 @@ def test_every_flag_of_every_other_command_has_a_variable() -> None:
 
     assert expected - {"INFERWAY_HELP"} <= variables()
     assert "INFERWAY_GRPC_PORT" in variables()
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ"), [(("--index", "redis://r"), {}), ((), {"INFERWAY_INDEX": "redis://r"})]
+)
+def test_a_flag_that_is_gone_is_refused_with_the_cure(
+    flags: tuple[str, ...], environ: dict[str, str]
+) -> None:
+    result = show(URL, *flags, **environ)
+
+    assert result.exit_code == 2
+    assert "--index (INFERWAY_INDEX) is gone: the index in Redis is gone" in result.stderr
+    assert "--peers-redis" in result.stderr

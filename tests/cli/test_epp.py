@@ -200,7 +200,7 @@ def test_the_references_arguments_may_stay(manifest: str, tmp_path: Path) -> Non
 
 
 def test_what_changes_nothing_has_a_reason_and_is_hidden() -> None:
-    hidden = [p for p in epp.params if isinstance(p, click.Option) and p.hidden]
+    hidden = [p for p in epp.params if isinstance(p, click.Option) and p.hidden and p.expose_value]
     every = [f"{option.opts[0]}=1" for option in hidden]
 
     _, ignored = parsed(*_ENGINE, *every)

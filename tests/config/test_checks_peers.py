@@ -35,6 +35,7 @@ def test_the_port_is_that_of_the_addresses_unless_given(peers: dict[str, Any], p
         ({"addresses": ["a:70000"]}, "'a:70000': expected HOST:PORT"),
         ({"addresses": ["a:1", "b:2"]}, "have the ports 1, 2: say with peers.port"),
         ({"port": 7400}, "no peers are given"),
+        ({"addresses": ["a:1"], "redis": "redis://r"}, "leave one of the two out"),
     ],
 )
 def test_what_cannot_be_is_named(peers: dict[str, Any], says: str) -> None:

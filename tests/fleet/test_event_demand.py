@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from inferway.config import IndexSettings, ServeSettings
+from inferway.config import ServeSettings
 from inferway.fleet.event_demand import needs_events
 
 
@@ -18,7 +18,6 @@ from inferway.fleet.event_demand import needs_events
         {"publish": "tcp://*:5600"},
         {"state_dir": "/tmp/x"},
         {"heal": 0.1},
-        {"index": IndexSettings(url="redis://127.0.0.1")},
     ],
 )
 def test_events_are_followed_where_something_needs_them(settings: dict[str, Any]) -> None:

@@ -317,7 +317,7 @@ def test_a_client_who_is_no_admin_is_told_what_settings_have_changed(
 
 @pytest.mark.parametrize("reason", Reason)
 def test_a_client_who_is_no_admin_is_told_reasons_that_lie_in_its_request(reason: Reason) -> None:
-    of_the_fleet = ("load-only", "index-away", "no-block-size", "unfaithful", "tokenizer-loading")
+    of_the_fleet = ("load-only", "no-block-size", "unfaithful", "tokenizer-loading")
     told = ((b"x-inferway-reason", reason.encode()),)
 
     if reason in (

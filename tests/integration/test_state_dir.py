@@ -21,9 +21,8 @@ from tests.integration.program import Start
 from tests.integration.test_ranks import RanksInFront
 
 from inferway.app import Gateway
-from inferway.config import EngineSettings, IndexSettings, ProbeSettings, ServeSettings
+from inferway.config import EngineSettings, ProbeSettings
 from inferway.errors import ConfigError
-from inferway.fleet.journal.state_dir import StateDir
 from inferway.kv.events.stream import StreamState
 from inferway.prompts.files.prepare import prepare_smollm2
 from inferway.simulator.config import EventsConfig
@@ -313,17 +312,6 @@ async def test_a_directory_that_cannot_be_written_is_told_at_start(
 
     with pytest.raises(ConfigError, match=pattern):
         await start_fleet(1, state_dir=str(tmp_path / "file" / "state"))
-
-
-def test_a_shared_index_keeps_it_already() -> None:
-    settings = ServeSettings(
-        engines=[EngineSettings(url="http://127.0.0.1:1")],
-        index=IndexSettings(url="redis://127.0.0.1:1"),
-        state_dir="/tmp/state",
-    )
-
-    with pytest.raises(ConfigError, match=r"state_dir: .* leave one of the two out"):
-        StateDir.of(settings)
 
 
 @pytest.mark.slow

@@ -158,7 +158,7 @@ def gateways(
         words: list[Sequence[str]] = [
             [
                 *("serve", *urls, "--config", str(settings), "--scrape-seconds", "0.05", *flags),
-                *(["--index", redis] if redis else [*peers, "--peers-port", str(port)]),
+                *(["--peers-redis", redis] if redis else [*peers, "--peers-port", str(port)]),
             ]
             for port in ports
         ]

@@ -155,7 +155,7 @@ ENGINE = ("--engine", "http://127.0.0.1:1")
 @pytest.mark.parametrize(
     ("arguments", "extra"),
     [
-        (("serve", *ENGINE, "--index", "redis://127.0.0.1:1"), "redis"),
+        (("serve", *ENGINE, "--peers-redis", "redis://127.0.0.1:1"), "redis"),
         (("serve", *ENGINE, "--otlp", "http://127.0.0.1:1"), "otel"),
         (("serve", "--engines-ray", "app/Engine"), "ray"),
         (("epp", *ENGINE), "epp"),

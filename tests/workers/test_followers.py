@@ -25,10 +25,7 @@ from tests.workers.processes import (
 )
 from tests.workers.serving import CHAT, LONG, MODEL, Serving, serving, simulated
 
-from inferway.config import EngineSettings, IndexSettings, ServeSettings
-from inferway.errors import ConfigError
 from inferway.simulator.engine import SimulatedEngine
-from inferway.workers.settings import check_together
 
 FOLLOWERS = 2
 FLAGS = ["--followers", str(FOLLOWERS)]
@@ -196,14 +193,6 @@ def test_nobody_follows_before_somebody_asks_what_engines_hold(tmp_path: Path) -
         assert client.post(f"{found.url}/score_completions", body).status == 200
         wait_until(lambda: exact(found) == 1, "it is known", found.gateway.log_text)
         assert len(found.followers()) == FOLLOWERS
-
-
-def test_followers_cannot_write_an_index_on_a_server() -> None:
-    engines = [EngineSettings(url="http://e")]
-    index = IndexSettings(url="redis://r")
-    with pytest.raises(ConfigError, match="followers: 2 processes cannot write the index"):
-        check_together(ServeSettings(engines=engines, followers=2, index=index))
-    check_together(ServeSettings(engines=engines, index=index))
 
 
 @pytest.mark.slow

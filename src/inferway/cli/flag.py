@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from difflib import get_close_matches
 from functools import partial
 from typing import Any
@@ -60,6 +61,18 @@ class Flag(click.Option):
 
 
 option = partial(click.option, cls=Flag)
+
+
+def removed_option(flag: str, cure: str) -> Callable[[Any], Any]:
+    """Decorate with a flag that is gone: given as a flag or by its environment variable, it is
+    refused, and the error has the cure."""
+    variable = variable_of(flag)
+
+    def refuse(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
+        if value is not None:
+            raise click.UsageError(f"{flag} ({variable}) is gone: {cure}", ctx)
+
+    return option(flag, hidden=True, expose_value=False, envvar=[variable], callback=refuse)
 
 
 class LineList(click.types.StringParamType):

@@ -12,11 +12,12 @@ import msgspec
 from inferway.cli.command import section
 from inferway.cli.discovery_options import DISCOVERY, ports
 from inferway.cli.engine_options import ENGINE, ENGINE_TLS, ENGINE_URLS, listed
-from inferway.cli.flag import Flag, LineList, OneOf, option
+from inferway.cli.flag import Flag, LineList, OneOf, option, removed_option
 from inferway.cli.flow_options import FAILURES, LIMITS
 from inferway.cli.key_options import OFF, ON, given_keys, key_option, number_option
 from inferway.cli.surface_options import OBSERVABILITY, SECURITY
 from inferway.config import Policy
+from inferway.config.removed import INDEX_IN_REDIS
 from inferway.errors import ConfigError
 
 POLICIES = get_args(Policy)
@@ -146,13 +147,7 @@ _SECTIONS = (
     ),
     section(
         "Index of cached blocks",
-        key_option(
-            "--index",
-            "index.url",
-            metavar="URL",
-            help="Share the index with other gateways in a Redis or Valkey server: redis://, "
-            "rediss:// or unix://.  [default: in memory, not shared]",
-        ),
+        removed_option("--index", INDEX_IN_REDIS),
         key_option(
             "--state-dir",
             "state_dir",
@@ -185,6 +180,13 @@ _SECTIONS = (
             "peers.port",
             "Tell the other gateways on this port.  [default: that of --peers]",
             "PORT",
+        ),
+        key_option(
+            "--peers-redis",
+            "peers.redis",
+            metavar="URL",
+            help="Share what is sent and learned through a Redis or Valkey server instead: "
+            "redis://, rediss:// or unix://.",
         ),
         example="inferway serve http://10.0.0.5:8000 --peers gateways.default.svc:7400",
     ),

@@ -40,12 +40,6 @@ def check(settings: ServeSettings) -> None:
                 f"models: {name}: chat_template_kwargs: 'chat_template' does not belong there; "
                 "give it as chat_template"
             )
-    index = settings.index
-    if index.url is not None and (index.max_blocks or index.max_bytes):
-        raise ConfigError(
-            "index: max_blocks and max_bytes bound the index in memory; with url, bound the "
-            "server (maxmemory), or leave one of the two out"
-        )
     _check_peers(settings.peers)
     if (settings.tls_cert is None) != (settings.tls_key is None):
         raise ConfigError("tls_cert and tls_key: give both, or neither")
@@ -75,6 +69,11 @@ def _check_peers(peers: PeerSettings) -> None:
         raise ConfigError(
             f"peers: addresses (--peers) have the ports {', '.join(map(str, _peer_ports(peers)))}:"
             " say with peers.port (--peers-port) at which this gateway tells its peers"
+        )
+    if peers.redis is not None and peers.addresses:
+        raise ConfigError(
+            "peers: addresses (--peers) and redis (--peers-redis): gateways send their messages to"
+            " each other or through a server; leave one of the two out"
         )
     if peers.port is not None and not peers.addresses:
         raise ConfigError(

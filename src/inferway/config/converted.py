@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
 
+from inferway.config.removed import REMOVED_KEYS
 from inferway.config.shown import without_password
 from inferway.errors import ConfigError
 
@@ -96,8 +97,11 @@ def _allowed(kind: Any, value: object, words: str) -> str:
         return f"expected one of {', '.join(get_args(kind))}{meant}"
     words = words[0].lower() + words[1:]
     if words.startswith("object contains unknown field"):
-        known = kind.__struct_fields__
-        meant = _meant(words.partition("`")[2].strip("`"), known, quote="`")
+        known, name = kind.__struct_fields__, words.partition("`")[2].strip("`")
+        removed = REMOVED_KEYS.get(kind, {}).get(name)
+        if removed is not None:
+            return f"{words}: {removed}"
+        meant = _meant(name, known, quote="`")
         return f"{words}{meant}; known: {', '.join(known)}"
     return words
 

@@ -94,12 +94,9 @@ class ProbeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class IndexSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The settings of the index: where it is kept, and how many blocks it may hold."""
+    """The settings of the index: how many blocks it may hold, and what they are worth."""
 
-    url: str | None = None  # redis://, rediss:// or unix://; absent: this process's memory
-    prefix: str = "inferway"  # of every key in that server
-    gateway: str | None = None  # this gateway's name there; drawn at each start when absent
-    max_blocks: Count | None = None  # in memory; beyond it the least useful are forgotten
+    max_blocks: Count | None = None  # beyond it the least useful are forgotten
     max_bytes: Count | None = None  # the same, in bytes
     tier_weights: tuple[Share, ...] = (1.0, 0.8, 0.5)  # what a block is worth in GPU, CPU, storage
 
@@ -110,6 +107,9 @@ class PeerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     addresses: list[str] = []  # HOST:PORT of each, or a name that all of them are behind
     port: Port | None = None  # where this one tells them; the addresses' when absent
+    redis: str | None = None  # instead of addresses: redis://, rediss:// or unix://
+    redis_prefix: str = "inferway"  # of the channel's name in that server
+    name: str | None = None  # of this gateway, in what others show; the host's when absent
 
 
 class RewriteTarget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -12,8 +12,7 @@ from inferway.config import ServeSettings
 
 NOT_FOLLOWED = (
     "scoring is off, and nobody has asked for scores yet; they are followed from the first request"
-    " for scores on, or from the start with follow_events: always, publish, state_dir, heal or an"
-    " index in Redis"
+    " for scores on, or from the start with follow_events: always, publish, state_dir or heal"
 )
 
 
@@ -25,5 +24,4 @@ def needs_events(settings: ServeSettings) -> bool:
         or settings.publish is not None
         or settings.state_dir is not None
         or settings.heal > 0
-        or settings.index.url is not None  # other gateways read what this one writes there
     )

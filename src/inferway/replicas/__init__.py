@@ -6,7 +6,7 @@ outbox         what this gateway tells: changes at once, all of it once a second
 peer           another gateway: what it has told, and what ends with it
 learning       who takes over what was learned
 sockets        from each to each, over ZeroMQ
-channel        over the Redis that has the index
+channel        over the publish/subscribe of a Redis
 replicas       all of it together, with its clock
 told           what operators see of it
 

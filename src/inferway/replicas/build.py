@@ -25,20 +25,20 @@ LOOPBACK = "127.0.0.1"
 
 def has_peers(settings: ServeSettings) -> bool:
     """Return whether other gateways are to be told, and heard."""
-    return bool(settings.peers.addresses) or settings.index.url is not None
+    return bool(settings.peers.addresses) or settings.peers.redis is not None
 
 
 def build_replicas(settings: ServeSettings, fleet: Fleet, learners: Learners) -> Replicas:
     """Return it; it is not open yet. Raises ConfigError."""
     outbox = Outbox(
         secrets.randbits(64),
-        (settings.index.gateway or socket.gethostname())[:MOST_NAME],
+        (settings.peers.name or socket.gethostname())[:MOST_NAME],
         OwnCounts(fleet.table),
         learners.num_plugins,
         learners.known,
     )
     return Replicas(
-        *(outbox, learners, fleet.table, _transport(settings)),
+        *(outbox, learners, fleet.table, transport_of(settings)),
         lambda: [endpoint.name for engine in fleet.engines for endpoint in engine.endpoints],
     )
 
@@ -54,13 +54,13 @@ def own_replicas(
     return replicas
 
 
-def _transport(settings: ServeSettings) -> Transport:
-    """By the index's server if no addresses are given."""
-    addresses, index = settings.peers.addresses, settings.index
-    if addresses:
+def transport_of(settings: ServeSettings) -> Transport:
+    """Return what brings messages to the peers that the settings have. Raises ConfigError for a
+    URL that cannot hold, or if redis-py is missing."""
+    peers = settings.peers
+    if peers.redis is None:
         host = LOOPBACK if settings.host.startswith(UNIX) else settings.host
-        return PeerSockets(addresses, host, peers_port(settings.peers))
-    assert index.url is not None
+        return PeerSockets(peers.addresses, host, peers_port(peers))
     try:
         from inferway.replicas.channel import PeerChannel  # an extra: not everybody has redis-py
     except ModuleNotFoundError as e:
@@ -69,7 +69,7 @@ def _transport(settings: ServeSettings) -> Transport:
         raise ConfigError(
             "peers: redis needs redis-py, which is not installed: pip install 'inferway[redis]'"
         ) from e
-    return PeerChannel(index.url, index.prefix)
+    return PeerChannel(peers.redis, peers.redis_prefix)
 
 
 def _to_nobody(_: Event) -> None:

@@ -19,10 +19,7 @@ _BODIES = (
 )
 _GPUS = "the GPUs' metrics are not read: endpoints have none of these attributes"
 _MODELS = "the gateway asks every engine for its models"
-_REPLICAS = (
-    "gateways tell each other what they have sent and learned, where `peers` or an index in Redis "
-    "connects them"
-)
+_REPLICAS = "gateways tell each other what they have sent and learned, where `peers` connects them"
 
 PROVIDED: Mapping[str, str] = {
     "anthropic-parser": _BODIES,

@@ -38,8 +38,3 @@ def check_together(settings: ServeSettings) -> None:
             f"workers: several processes cannot share the Unix socket {settings.host!r}; listen on"
             " a port (host: 127.0.0.1), or serve with one worker and without followers"
         )
-    if settings.followers and settings.index.url is not None:
-        raise ConfigError(
-            f"followers: {settings.followers} processes cannot write the index on a server, which"
-            " the hub does; leave index.url out, or follow the engines in the hub (followers: 0)"
-        )

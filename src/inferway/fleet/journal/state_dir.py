@@ -39,13 +39,7 @@ class StateDir:
 
     @classmethod
     def of(cls, settings: ServeSettings) -> StateDir:
-        """Return the directory that settings name. Raises ConfigError if it cannot go with the
-        index."""
-        if settings.state_dir is not None and settings.index.url is not None:
-            raise ConfigError(
-                "state_dir: what it would keep, the server of index.url keeps already, for all "
-                "gateways that share it; leave one of the two out"
-            )
+        """Return the directory that settings name."""
         return cls(None if settings.state_dir is None else Path(settings.state_dir))
 
     @property
