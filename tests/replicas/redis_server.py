@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import signal
 import socket
 import subprocess
 import tempfile
@@ -13,7 +12,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import redis
 import trustme
@@ -85,28 +83,11 @@ class RedisServer:
             self._process.wait()
             self._process = None
 
-    def fall_silent(self) -> None:
-        """It is there and says nothing, until `go_on`."""
-        assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
-
-    def go_on(self) -> None:
-        assert self._process is not None
-        self._process.send_signal(signal.SIGCONT)
-
-    def ask(self, *command: str | bytes | int, db: int = 0) -> Any:
-        """One command on a connection of its own."""
-        at = str(self.socket)
-        with redis.Redis(unix_socket_path=at, db=db, decode_responses=True) as client:
-            return client.execute_command(*command)
-
-    def keys(self) -> set[str]:
-        return set(self.ask("KEYS", "*"))
-
     def _answers(self) -> bool:
         try:
-            return bool(self.ask("PING"))
-        except (redis.ConnectionError, redis.AuthenticationError, FileNotFoundError):
+            with redis.Redis(unix_socket_path=str(self.socket)) as client:
+                return bool(client.ping())
+        except (redis.ConnectionError, FileNotFoundError):
             return False
 
 
@@ -124,19 +105,17 @@ def running_server(*options: str) -> Iterator[RedisServer]:
 
 
 @contextmanager
-def running_on_a_port(tls: Certificates | None = None) -> Iterator[int]:
+def running_with_tls(tls: Certificates) -> Iterator[int]:
     """A server on a TCP port that was free."""
     with ExitStack() as stack:
         yield _enter_on_a_port(stack, tls)
 
 
-def _enter_on_a_port(stack: ExitStack, tls: Certificates | None) -> int:
+def _enter_on_a_port(stack: ExitStack, tls: Certificates) -> int:
     for _ in range(PORT_ATTEMPTS):
         port = free_port()
-        at = ["--port", str(port)]
-        if tls is not None:
-            files = ["--tls-cert-file", str(tls.server), "--tls-key-file", str(tls.key)]
-            at = ["--tls-port", str(port), *files, "--tls-auth-clients", "no"]
+        files = ["--tls-cert-file", str(tls.server), "--tls-key-file", str(tls.key)]
+        at = ["--tls-port", str(port), *files, "--tls-auth-clients", "no"]
         try:
             stack.enter_context(running_server(*at))
         except AssertionError:

@@ -10,8 +10,8 @@ import pytest
 from tests.replicas.redis_server import (
     RedisServer,
     make_certificates,
-    running_on_a_port,
     running_server,
+    running_with_tls,
 )
 
 from inferway.errors import ConfigError
@@ -87,7 +87,7 @@ async def test_a_server_that_was_lost_is_found_again(
 @pytest.mark.tools
 async def test_peers_hear_each_other_over_tls(tmp_path_factory: pytest.TempPathFactory) -> None:
     certificates = make_certificates(tmp_path_factory.mktemp("tls"))
-    with running_on_a_port(certificates) as port:
+    with running_with_tls(certificates) as port:
         url = f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={certificates.ca}"
         async with AsyncExitStack() as stack:
             one, heard = await opened(stack, url)
