@@ -56,7 +56,7 @@ class Fleet:
     def suspect(self, endpoint: Endpoint) -> None:
         self.suspected.append(endpoint.engine)
 
-    def block_size(self, holder: HolderId) -> int | None:
+    def cut(self, holder: HolderId) -> int | None:
         raise AssertionError(holder)  # nothing is known of a prompt
 
     def heal(self, endpoint: Endpoint) -> bool:

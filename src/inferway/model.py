@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
@@ -29,6 +29,27 @@ Offsets: TypeAlias = "NDArray[np.uint32]"
 
 # 64-bit chained hash of a block, of all blocks before it and of what `extra_keys` adds.
 BlockKey = int
+
+# How prompts are cut into blocks for an engine: the tokens of a block and, from bit 32 on, the
+# tokens behind a block that its hash covers as well. Nearly always it is the block size.
+Cut = int
+_LOOKAHEAD_BIT = 32
+
+
+def cut_of(block_size: int, lookahead: int = 0) -> Cut:
+    """Return the cut of blocks of so many tokens with so many look-ahead tokens."""
+    return block_size | lookahead << _LOOKAHEAD_BIT
+
+
+def block_size_of(cut: Cut) -> int:
+    """Return the tokens of a block."""
+    return cut & (1 << _LOOKAHEAD_BIT) - 1
+
+
+def lookahead_of(cut: Cut) -> int:
+    """Return the look-ahead tokens of a block."""
+    return cut >> _LOOKAHEAD_BIT
+
 
 # Small recycled integer: position of the endpoint's bit in the index's masks.
 HolderId = int
@@ -202,11 +223,33 @@ class ContextLengths(msgspec.Struct, frozen=True):
 NO_LENGTHS = ContextLengths()
 
 
+class Places(Protocol):
+    """A prompt's blocks by the token that they end at, for engines whose groups of KV caches have
+    blocks of different sizes."""
+
+    @property
+    def block_size(self) -> int:
+        """The tokens of the blocks that the prompt is cut into."""
+
+    @property
+    def num_tokens(self) -> int:
+        """The tokens of the prompt, also those behind its last whole block."""
+
+    @property
+    def num_hashed(self) -> int:
+        """The tokens that may be in a block: fewer where a hash covers tokens behind its block."""
+
+    def key(self, end: int, unit: int) -> BlockKey | None:
+        """Return the key of the block that ends at token `end`, a multiple of `unit`; None if
+        blocks cannot end there."""
+
+
 class Prompt(msgspec.Struct, frozen=True):
     """One prompt as the engine will see it, and the keys of its full blocks."""
 
     token_ids: TokenIds
     block_keys: Sequence[BlockKey]
+    places: Places | None = None  # for engines with blocks of several sizes; None: there are none
 
 
 Column: TypeAlias = "NDArray[np.float64]"
@@ -274,6 +317,8 @@ class Candidates:
     adapters: Sequence[Adapters]
     # in tokens; 0 where it is not known
     block_sizes: NDArray[np.int64] = field(metadata=_kept(kind="i8"))
+    # how its prompts are cut: their block size, and more; 0 where it is not known
+    cuts: NDArray[np.int64] = field(metadata=_kept(kind="i8"))
     # EXACT to BLIND: how true is what we believe that it holds
     states: NDArray[np.int8] = field(metadata=_kept(BLIND, kind="i1"))
     in_flight: Column = field(metadata=_kept())  # requests sent there that have not ended

@@ -167,13 +167,11 @@ class Workers:
             self._hub.close()
 
 
-def contents(index: HeldBlocks) -> set[tuple[int, ...]]:
-    """All that an index holds: each block of each holder, and each window."""
+def contents(index: HeldBlocks) -> set[tuple[object, ...]]:
+    """All that an index holds: each block of each holder, and each layout."""
     states, holders = index._states, index._holders
-    found = {
-        (holder.id, group, blocks)
-        for holder in holders.of(holders.windowed)
-        for group, blocks in holder.windows.items()
+    found: set[tuple[object, ...]] = {
+        (holder.id, holder.layout) for holder in holders.of(holders.laid_out)
     }
     places = [item for shard in index._shards.dicts() for item in shard.items()]
     return found | {

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.at_once import at_once
+from tests.kv.layouts import SIZE, windows
 
 from inferway.kv.index.changes import IndexChanges
 from inferway.kv.index.copied import CopiedIndex
@@ -23,15 +24,16 @@ from inferway.kv.index.protocol import (
     Clear,
     Copy,
     Index,
+    Layout,
     MatchResult,
     Op,
     Remove,
     Store,
     Tier,
-    Window,
 )
 from inferway.kv.index.reading import MANY_HOLDERS
-from inferway.model import BlockKey, HolderId
+from inferway.kv.index.reuse import CacheLayout
+from inferway.model import BlockKey, HolderId, Places
 from inferway.workers.teller import ToldIndex
 
 WEIGHTS = (1.0, 0.5, 0.25)
@@ -49,11 +51,15 @@ class Copied(ToldIndex):
     def _hear(self, changes: IndexChanges) -> None:
         self.copy.hear(msgspec.msgpack.decode(msgspec.msgpack.encode(changes), type=IndexChanges))
 
-    async def match(self, keys: Sequence[BlockKey]) -> MatchResult:
-        return await self.copy.match(keys)
+    async def match(self, keys: Sequence[BlockKey], places: Places | None = None) -> MatchResult:
+        return await self.copy.match(keys, places)
 
-    async def match_all(self, prompts: Sequence[Sequence[BlockKey]]) -> list[MatchResult]:
-        return await self.copy.match_all(prompts)
+    async def match_all(
+        self,
+        prompts: Sequence[Sequence[BlockKey]],
+        places: Sequence[Places | None] | None = None,
+    ) -> list[MatchResult]:
+        return await self.copy.match_all(prompts, places)
 
     def held(
         self, holder: HolderId, keys: Sequence[BlockKey], tier: Tier, group: int
@@ -430,7 +436,7 @@ def test_without_a_window_other_groups_do_not_matter(index: Index) -> None:
 
 
 def test_a_prefix_ends_where_the_window_covers_its_end(index: Index) -> None:
-    index.apply([Window(A, SLIDING, 2), Store(A, [1, 2, 3, 4, 5])])
+    index.apply([windows(A, {SLIDING: 2}), Store(A, [1, 2, 3, 4, 5])])
     index.apply([Store(A, [2, 3], parent=1, group=SLIDING)])
     index.apply([Store(A, [5], parent=4, group=SLIDING)])
 
@@ -438,21 +444,21 @@ def test_a_prefix_ends_where_the_window_covers_its_end(index: Index) -> None:
 
 
 def test_a_short_prefix_needs_all_of_its_blocks_in_the_window(index: Index) -> None:
-    index.apply([Window(A, SLIDING, 3), Store(A, [1, 2, 3])])
+    index.apply([windows(A, {SLIDING: 3}), Store(A, [1, 2, 3])])
     index.apply([Store(A, [1, 2], group=SLIDING)])
 
     assert match(index, [1, 2, 3]) == {A: 2}
 
 
 def test_nothing_can_be_reused_when_the_window_covers_nothing(index: Index) -> None:
-    index.apply([Window(A, SLIDING, 2), Store(A, [1, 2]), Store(B, [1])])
+    index.apply([windows(A, {SLIDING: 2}), Store(A, [1, 2]), Store(B, [1])])
     index.apply([Store(A, [2], parent=1, group=SLIDING)])
 
     assert match(index, [1, 2]) == {B: 1}
 
 
 def test_all_windows_must_agree(index: Index) -> None:
-    index.apply([Window(A, 1, 1), Window(A, 2, 1), Store(A, [1, 2, 3, 4])])
+    index.apply([windows(A, {1: 1, 2: 1}), Store(A, [1, 2, 3, 4])])
     index.apply([Store(A, [1, 2], group=1), Store(A, [4], parent=3, group=1)])
     index.apply([Store(A, [1], group=2), Store(A, [3], parent=2, group=2)])
 
@@ -460,20 +466,20 @@ def test_all_windows_must_agree(index: Index) -> None:
 
 
 def test_a_window_may_lie_in_any_tier(index: Index) -> None:
-    index.apply([Window(A, SLIDING, 2), Store(A, [1, 2])])
+    index.apply([windows(A, {SLIDING: 2}), Store(A, [1, 2])])
     index.apply([Store(A, [1], group=SLIDING), Store(A, [2], parent=1, group=SLIDING, tier=CPU)])
 
-    assert find(index, [1, 2]) == MatchResult({A: 2})
+    assert match(index, [1, 2]) == {A: 2}
 
 
 def test_a_window_can_be_taken_back(index: Index) -> None:
-    index.apply([Window(A, SLIDING, 2), Store(A, [1, 2]), Window(A, SLIDING, 0)])
+    index.apply([windows(A, {SLIDING: 2}), Store(A, [1, 2]), windows(A, {})])
 
     assert match(index, [1, 2]) == {A: 2}
 
 
 def test_clear_takes_windows_back(index: Index) -> None:
-    index.apply([Window(A, SLIDING, 2), Clear(A), Store(A, [1, 2])])
+    index.apply([windows(A, {SLIDING: 2}), Clear(A), Store(A, [1, 2])])
 
     assert match(index, [1, 2]) == {A: 2}
 
@@ -519,7 +525,7 @@ def stories(draw: st.DrawFn) -> tuple[list[list[BlockKey]], list[list[Op]]]:
         st.builds(Copy, holders, some_keys, tiers, groups),
         st.builds(Remove, holders, some_keys, tiers, groups),
         st.builds(Clear, holders),
-        st.builds(Window, holders, st.integers(1, 2), st.integers(0, 3)),
+        st.builds(windows, holders, st.dictionaries(st.integers(1, 2), st.integers(1, 3))),
     )
     return ways, draw(st.lists(st.lists(ops, max_size=6), max_size=12))
 
@@ -529,7 +535,7 @@ class Plain:
 
     def __init__(self) -> None:
         self.blocks: set[tuple[HolderId, BlockKey, int, int]] = set()
-        self.windows: dict[tuple[HolderId, int], int] = {}
+        self.layouts: dict[HolderId, CacheLayout | None] = {}
 
     def apply(self, op: Op) -> None:
         match op:
@@ -542,9 +548,9 @@ class Plain:
                 self.blocks.difference_update((holder, key, tier, group) for key in keys)
             case Clear(holder):
                 self.blocks = {block for block in self.blocks if block[0] != holder}
-                self.windows = {w: n for w, n in self.windows.items() if w[0] != holder}
-            case Window(holder, group, blocks):
-                self.windows[holder, group] = blocks
+                self.layouts.pop(holder, None)
+            case Layout(holder, layout):
+                self.layouts[holder] = layout
 
     def tiers(self, holder: HolderId, key: BlockKey, group: int = FULL_ATTENTION) -> list[int]:
         return sorted(t for h, k, t, g in self.blocks if (h, k, g) == (holder, key, group))
@@ -561,11 +567,12 @@ class Plain:
         return next(n for n in range(walked, -1, -1) if self.is_covered(holder, prompt[:n]))
 
     def is_covered(self, holder: HolderId, prefix: Sequence[BlockKey]) -> bool:
-        return all(
-            self.tiers(holder, key, group)
-            for (of, group), blocks in self.windows.items()
-            if of == holder and blocks
-            for key in prefix[-blocks:]
+        layout = self.layouts.get(holder)
+        return layout is None or all(
+            self.tiers(holder, key, group.number + 1)
+            for group in layout.groups
+            if group.span
+            for key in prefix[-(group.span // group.block_size) :]
         )
 
     def found(self, prompt: Sequence[BlockKey]) -> MatchResult:
@@ -583,6 +590,13 @@ class Plain:
     def lower(self, holder: HolderId, prefix: Sequence[BlockKey]) -> dict[Tier, int]:
         best = [self.tiers(holder, key)[0] for key in prefix]
         return {tier: best.index(tier) for tier in set(best) if tier != GPU}
+
+
+def without_reuse(found: MatchResult) -> MatchResult:
+    """What was found; `reuse` must say the same in tokens."""
+    for holder, reuse in found.reuse.items():
+        assert reuse.tokens == SIZE * found.blocks.get(holder, 0)
+    return msgspec.structs.replace(found, reuse={})
 
 
 def lower_tiers(index: Index) -> Counter[tuple[HolderId, Tier]]:
@@ -611,4 +625,4 @@ def test_match_equals_a_plain_walk_of_each_holder(
         assert [index.num_blocks(h) for h in range(4)] == [plain.num_blocks(h) for h in range(4)]
         assert lower_tiers(index) == plain.lower_tiers()
         for prompt in prompts(ways):
-            assert find(index, prompt) == plain.found(prompt)
+            assert without_reuse(find(index, prompt)) == plain.found(prompt)

@@ -80,7 +80,7 @@ class Pods:
     def find(self, address: str) -> Endpoint | None:
         return next((e for e in self.endpoints if e.address == address), None)
 
-    def block_size(self, holder: HolderId) -> int | None:  # noqa: ARG002
+    def cut(self, holder: HolderId) -> int | None:  # noqa: ARG002
         return None
 
     def book(self, endpoint: Endpoint, new_tokens: int) -> None:  # noqa: ARG002

@@ -251,5 +251,5 @@ def test_blocks_of_another_size_than_the_rows_have_are_seen() -> None:
 
     assert made.is_resized(one)
     serve(made, one)
-    assert made.block_size(one.endpoints[0].holder) == 32
+    assert made.cut(one.endpoints[0].holder) == 32
     assert made.candidates("m").block_sizes.tolist() == [32]

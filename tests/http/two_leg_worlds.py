@@ -105,7 +105,7 @@ class Fleet(TwoEngines):
 
     def candidates(self, model: str) -> Candidates:  # noqa: ARG002
         candidates = idle(self.endpoints, 0)
-        candidates.block_sizes[:] = 4
+        candidates.block_sizes[:] = candidates.cuts[:] = 4
         return candidates
 
 

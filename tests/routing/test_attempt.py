@@ -28,7 +28,7 @@ class OneEngine:
     size: int | None = BLOCK
     told: list[str] = field(default_factory=list)
 
-    def block_size(self, holder: HolderId) -> int | None:  # noqa: ARG002
+    def cut(self, holder: HolderId) -> int | None:  # noqa: ARG002
         return self.size
 
     def book(self, endpoint: Endpoint, new_tokens: int) -> None:  # noqa: ARG002

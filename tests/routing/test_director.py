@@ -135,11 +135,12 @@ class TwoEngines:
 
     def candidates(self, model: str) -> Candidates:  # noqa: ARG002
         candidates = idle(self.endpoints, 0)
-        candidates.block_sizes[:] = [self.block_size(holder) or 0 for holder in (0, 1)]
+        candidates.block_sizes[:] = [self.cut(holder) or 0 for holder in (0, 1)]
+        candidates.cuts[:] = candidates.block_sizes
         candidates.in_flight[:] = self.booked
         return candidates
 
-    def block_size(self, holder: HolderId) -> int | None:
+    def cut(self, holder: HolderId) -> int | None:
         return self.block_sizes[holder % len(self.block_sizes)] if self.block_sizes else None
 
     def book(self, endpoint: Endpoint, new_tokens: int) -> None:

@@ -15,7 +15,7 @@ from inferway.kv.index.memory import MemoryIndex
 from inferway.kv.index.prefix_lengths import PrefixLengths
 from inferway.kv.index.protocol import MatchResult, Store
 from inferway.kv.index.speculative import SpeculativeOverlay
-from inferway.model import BlockKey, Endpoint, Prompt, Reason, Tokenized
+from inferway.model import BlockKey, Endpoint, Places, Prompt, Reason, Tokenized
 from inferway.openai_api.requests import ChatRequest, MessagesRequest
 from inferway.prompts.served import NoPrompts, ServedModel
 from inferway.routing.match import LONG_BLOCKS, Matched, Matcher
@@ -32,9 +32,13 @@ class Asked(MemoryIndex):
         super().__init__()
         self.at_a_time: list[int] = []
 
-    async def match_all(self, prompts: Sequence[Sequence[BlockKey]]) -> list[MatchResult]:
+    async def match_all(
+        self,
+        prompts: Sequence[Sequence[BlockKey]],
+        places: Sequence[Places | None] | None = None,
+    ) -> list[MatchResult]:
         self.at_a_time.append(len(prompts))
-        return await super().match_all(prompts)
+        return await super().match_all(prompts, places)
 
 
 async def test_all_prompts_in_all_block_sizes_are_asked_for_at_once_and_get_what_is_theirs() -> (
@@ -127,7 +131,7 @@ def test_each_endpoint_gets_what_its_holder_has_in_its_block_size_however_many_h
 ) -> None:
     discount = {holder: less for holder, less in lower.items() if holder in held}
     table = idle([Endpoint(f"e{i}", "", 2 * i) for i in range(60)], 4)  # odd holders are gone
-    table.block_sizes[10:20] = 2
+    table.block_sizes[10:20] = table.cuts[10:20] = 2
     prompt = Prompt(np.zeros(32, np.uint32), range(8))
     found = MatchResult(grouped(held) if are_grouped else held, discount)
 

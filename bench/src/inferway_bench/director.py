@@ -22,7 +22,7 @@ import uvloop
 
 from inferway.kv.index.memory import MemoryIndex
 from inferway.kv.index.protocol import MatchResult, Store
-from inferway.model import BlockKey, Candidates, RequestHead, SchedulingResult, Tokenized
+from inferway.model import BlockKey, Candidates, Places, RequestHead, SchedulingResult, Tokenized
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.requests import PromptBody, parse_chat
 from inferway.prompts.chat.chat_template import ChatInput
@@ -98,9 +98,13 @@ class _TimedPrompts(ModelPrompts):
 class _TimedIndex(MemoryIndex):
     ns = 0
 
-    async def match_all(self, prompts: Sequence[Sequence[BlockKey]]) -> list[MatchResult]:
+    async def match_all(
+        self,
+        prompts: Sequence[Sequence[BlockKey]],
+        places: Sequence[Places | None] | None = None,
+    ) -> list[MatchResult]:
         started = time.process_time_ns()
-        found = await super().match_all(prompts)
+        found = await super().match_all(prompts, places)
         self.ns = time.process_time_ns() - started
         return found
 

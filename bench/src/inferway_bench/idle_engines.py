@@ -63,7 +63,8 @@ class IdleEngines:
         endpoints = [Endpoint(f"e{i}", f"http://e{i}", i) for i in range(engines)]
         self._rows = ModelRows(endpoints)
         self.columns = EndpointColumns(engines)
-        self.columns.states[:], self.columns.block_sizes[:] = EXACT, block_size
+        self.columns.states[:] = EXACT
+        self.columns.block_sizes[:] = self.columns.cuts[:] = block_size
 
     def model(self, name: str) -> ServedModel:  # noqa: ARG002
         return self._model
@@ -74,7 +75,7 @@ class IdleEngines:
     def candidates(self, model: str) -> Candidates:  # noqa: ARG002
         return self._rows.candidates(self.columns)
 
-    def block_size(self, holder: HolderId) -> int | None:  # noqa: ARG002
+    def cut(self, holder: HolderId) -> int | None:  # noqa: ARG002
         return self._block_size
 
     def heal(self, endpoint: Endpoint) -> bool:  # noqa: ARG002

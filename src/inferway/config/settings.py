@@ -41,6 +41,10 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     # or, of TensorRT-LLM, a URL that is asked for its events: http://HOST:PORT/kv_cache_events
     replay: str | None = None  # replay socket
     block_size: Count | None = None  # tokens
+    # how it drafts tokens: with eagle and mtp, vLLM drops the last block that a prompt matches
+    speculation: Literal["none", "ngram", "eagle", "mtp"] | None = None
+    prefix_match_unit: Count | None = None  # tokens of a hash: vLLM's --prefix-match-unit
+    attention_chunk_size: Count | None = None  # tokens of a chunk of local attention (Llama 4)
     api_key_env: str | None = None  # environment variable with the engine's API key
     labels: dict[str, str] = {}  # what filters choose by: its role in disaggregated serving
     role: Literal["prefill", "decode", "both"] | None = None  # short for label llm-d.ai/role

@@ -17,9 +17,11 @@ from inferway.model import (
     Adapters,
     Candidates,
     Column,
+    Cut,
     Endpoint,
     HolderId,
     Rows,
+    block_size_of,
 )
 from inferway.scheduling.adapter_rows import AdapterRows
 from inferway.scheduling.per_endpoint import as_rows
@@ -87,9 +89,10 @@ class EndpointColumns(Candidates):
             self.recent_prefill_tokens - self._elsewhere[1],
         )
 
-    def note_block_size(self, holder: HolderId, block_size: int) -> None:
-        """Take over the block size of the holder's engine, in tokens; 0: it is not known."""
-        self.block_sizes[holder] = block_size
+    def note_cut(self, holder: HolderId, cut: Cut) -> None:
+        """Take over how prompts are cut for the holder's engine; 0: it is not known."""
+        self.cuts[holder] = cut
+        self.block_sizes[holder] = block_size_of(cut)
 
     def nobody_follows(self) -> None:
         """Take the states of all pictures for stale that somebody followed."""

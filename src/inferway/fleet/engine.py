@@ -21,9 +21,10 @@ from inferway.fleet.outage_words import outage_words
 from inferway.fleet.silent_zero import StreamEvidence
 from inferway.fleet.stream_figures import StreamFigures
 from inferway.kv.events.dialect_finder import DialectState
+from inferway.kv.events.groups import DROPPING, NO_FACTS, CacheFacts
 from inferway.kv.events.removals import Removals
 from inferway.kv.events.stream import StreamState
-from inferway.model import Endpoint, Headers, HolderId, KvTransfer
+from inferway.model import Cut, Endpoint, Headers, HolderId, KvTransfer, block_size_of
 from inferway.prompts.served import ModelSource
 
 
@@ -70,8 +71,8 @@ class StreamView(Protocol):
         """The state of the picture of the engine's cache: how true it is."""
 
     @property
-    def block_size_seen(self) -> int | None:
-        """The block size in tokens that the engine's last event had; None before the first."""
+    def cut_seen(self) -> Cut | None:
+        """How prompts are cut, as the engine's events show; None before the first."""
 
     @property
     def may_report(self) -> bool:
@@ -167,6 +168,8 @@ class Engine:
     offers: dict[str, ModelSource] = field(default_factory=dict)  # by model; `served_models` writes
     proofs: dict[str, ProbeState] = field(default_factory=dict)  # by base model
     dialects: dict[int, DialectView] = field(default_factory=dict)  # by rank
+    seen_to_drop: bool = False  # its answers have shown that it drops the last block it matches
+    _cache_facts: CacheFacts = NO_FACTS
 
     @property
     def name(self) -> str:
@@ -183,10 +186,34 @@ class Engine:
     @property
     def block_size(self) -> int | None:
         """The block size in tokens: as its events show, else by hand, else as its metrics told."""
+        cut = self.cut
+        return None if cut is None else block_size_of(cut)
+
+    @property
+    def cut(self) -> Cut | None:
+        """How prompts are cut for it: as its events show, else by its block size."""
         for stream in self.streams:
-            if stream.block_size_seen is not None:
-                return stream.block_size_seen
+            if stream.cut_seen is not None:
+                return stream.cut_seen
         return self.block_size_told
+
+    @property
+    def cache_facts(self) -> CacheFacts:
+        """What its events do not say of its KV caches: by hand, else as it told or was seen."""
+        told, settings = self.facts.cache if self.facts else NO_FACTS, self.settings
+        drops = self.seen_to_drop or told.drops_last_block
+        if settings.speculation is not None:
+            drops = settings.speculation in DROPPING
+        facts = CacheFacts(
+            drops,
+            told.draft_groups,
+            settings.attention_chunk_size or told.chunk,
+            settings.prefix_match_unit or told.hash_size,
+            self.block_size_told or 0,
+        )
+        if facts != self._cache_facts:
+            self._cache_facts = facts
+        return self._cache_facts  # the same object as long as nothing has changed
 
     @property
     def block_size_told(self) -> int | None:

@@ -27,6 +27,7 @@ from inferway.errors import UpstreamError
 from inferway.fleet.http_client import MAX_PAGE_BYTES, StatusError, fetch
 from inferway.fleet.kv_transfer import LOOPBACK, KvTransferFacts, ask_kv_transfer, host_of
 from inferway.fleet.load import load_names, samples
+from inferway.kv.events.groups import NO_FACTS, CacheFacts
 from inferway_structured.decoding import UNREADABLE
 
 HEALTH = "/health"
@@ -83,6 +84,7 @@ class EngineFacts:
     load_path: str = METRICS  # where its load is asked for, again and again
     kv_transfer: KvTransferFacts | None = None  # None: it tells of no connector
     cache_blocks: int | None = None  # that have room on each of its GPUs
+    cache: CacheFacts = NO_FACTS  # what its events do not say
 
     @cached_property
     def base_models(self) -> Sequence[ModelCard]:
@@ -156,6 +158,7 @@ async def discover(
         *(models, sources, parse_block_size(metrics), (*findings, *source_findings)),
         *(version, has_plugin, load_path),
         cache_blocks=parse_cache_blocks(metrics),
+        cache=CacheFacts(hash_size=parse_match_unit(metrics) or 0),
     )
     told = before.kv_transfer if before is not None else None
     transfer = await ask_kv_transfer(session, url, headers, metrics, facts.vllm_version, told)
@@ -347,6 +350,7 @@ def _resolve(host: str, endpoint: str, what: str) -> tuple[str | None, str | Non
 
 
 _BLOCK_SIZE = re.compile(r'[{,]block_size="(?P<number>\d{1,9})"')
+_MATCH_UNIT = re.compile(r'[{,]prefix_match_unit="(?P<number>\d{1,9})"')
 _CACHE_BLOCKS = re.compile(r'[{,]num_gpu_blocks="(?P<number>\d{1,12})"')
 
 
@@ -359,6 +363,12 @@ def parse_cache_blocks(metrics: str) -> int | None:
     """Return the `num_gpu_blocks` label of `vllm:cache_config_info`: blocks that have room in the
     GPU's cache of one rank."""
     return _cache_config(metrics, _CACHE_BLOCKS)
+
+
+def parse_match_unit(metrics: str) -> int | None:
+    """Return the `prefix_match_unit` label of `vllm:cache_config_info`: the tokens of a hash, if
+    that was set."""
+    return _cache_config(metrics, _MATCH_UNIT)
 
 
 def _cache_config(metrics: str, label: re.Pattern[str]) -> int | None:

@@ -78,7 +78,7 @@ class Fleet:
         # What requests ask: the table's own methods, a call less for each of them.
         self.candidates, self.everyone = table.candidates, table.everyone
         self.sole_model, self.engines_of = table.sole_model, table.engines_of
-        self.block_size, self.book, self.release = table.block_size, table.book, table.release
+        self.cut, self.book, self.release = table.cut, table.book, table.release
         self.in_flight, self.state = table.in_flight, table.state
         self._tasks = Tasks(log, "a task of the fleet ended")
         self._session: aiohttp.ClientSession | None = None

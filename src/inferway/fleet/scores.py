@@ -68,7 +68,7 @@ def served_model(fleet: Fleet, model: str, lora: str | None = None) -> ServedMod
             raise InvalidRequestError(
                 f"lora: {lora!r} is not an adapter of {model!r}", param="lora"
             )
-    if not served.block_sizes:
+    if not served.cuts:
         fleet.candidates(served.name)  # engines that are gone have not told theirs either
         raise RenderError(
             f"model {served.name!r}: its engines have not told their block size; give"
@@ -134,7 +134,7 @@ def _engine_score(
     candidates: Candidates, row: int, prompts: Mapping[int, Sequence[Matched]]
 ) -> EngineScore:
     endpoint, block_size = candidates.endpoints[row], int(candidates.block_sizes[row])
-    items = prompts.get(block_size, ())
+    items = prompts.get(int(candidates.cuts[row]), ())
     holder, blocks = endpoint.holder, int(candidates.matched_blocks[row])
     gpu, cpu = (sum(item.found.within(holder, tier) for item in items) for tier in (GPU, CPU))
     return EngineScore(

@@ -104,7 +104,7 @@ class ServedModels:
                 self._choose(name, engines, live or engines)
                 self.by_name[name] = self._served(name, engines, live)
             else:
-                self.by_name[name] = replace(self.by_name[name], block_sizes=())
+                self.by_name[name] = replace(self.by_name[name], cuts=())
         used = {source.key for source in self._sources.values()}
         for key in self._prompts.keys() - used:
             self._replace(key, None)
@@ -193,7 +193,7 @@ class ServedModels:
         return ServedModel(
             name,
             self._prompts_within(self._sources[name].key, contexts),
-            block_sizes=sorted({e.block_size for e in live if e.block_size is not None}),
+            cuts=sorted({e.cut for e in live if e.cut is not None}),
             lora=name if is_adapter else None,
             lora_paths=_lora_paths(name, live) if is_adapter else {},
             unfaithful=self._unfaithful(live, name),
@@ -318,7 +318,7 @@ def _routed_by(served: ServedModel, for_all: Reason | None) -> dict[str, Any]:
 
 
 def _prompts_by(served: ServedModel) -> dict[str, Any]:
-    if not served.block_sizes:
+    if not served.cuts:
         why = "its engines have not told their block size; give --engine URL,block_size=N"
         return {"reason": Reason.NO_BLOCK_SIZE, "why": why}
     if isinstance(served.prompts, RemotePrompts) and served.unfaithful is None:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferway.fleet.columns import EndpointColumns
-from inferway.model import FIGURES, Column, HolderId
+from inferway.model import FIGURES, Column, Cut, HolderId
 from inferway.scheduling.expected_ttft.sent_log import ROW
 
 # Rows that there is room for. Memory that was never written to takes none.
@@ -85,9 +85,9 @@ class SharedColumns(EndpointColumns):
         in_flight[holder] += 1
         recent[holder] += new_tokens
 
-    def note_block_size(self, holder: HolderId, block_size: int) -> None:
+    def note_cut(self, holder: HolderId, cut: Cut) -> None:
         if self._writes:
-            super().note_block_size(holder, block_size)
+            super().note_cut(holder, cut)
 
     def nobody_follows(self) -> None:
         """The process that wrote the states has ended: the others each have their own from now

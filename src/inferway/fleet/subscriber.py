@@ -27,11 +27,12 @@ from inferway.kv.events.adapters import sglang
 from inferway.kv.events.apply import EngineBlocks
 from inferway.kv.events.event import Batch, EventAdapter
 from inferway.kv.events.event_applier import EventApplier, Steps
+from inferway.kv.events.groups import NO_FACTS, CacheFacts
 from inferway.kv.events.removals import Removals
 from inferway.kv.events.stream import EventStream, Replay, StreamState
 from inferway.kv.index.protocol import Index, Op
 from inferway.loop_turns import SlicedProtocol
-from inferway.model import BlockKey, HolderId
+from inferway.model import BlockKey, Cut, HolderId
 from inferway.tasks import Tasks, TimeSlice
 
 log = logging.getLogger("inferway.events")
@@ -60,6 +61,7 @@ class Subscription:
     on_batch: OnBatch | None = None
     journal: HolderJournal | None = None  # loaded first, written then, and closed with the stream
     lora_path: Callable[[str], str | None] = lambda _: None  # where an adapter is from, by its name
+    cache_facts: Callable[[], CacheFacts] = lambda: NO_FACTS  # what events do not say of the cache
 
 
 class EventSubscriber(ABC):
@@ -84,6 +86,7 @@ class EventSubscriber(ABC):
             holdings=holdings,
             on_record=on_record,
             lora_path=subscription.lora_path,
+            cache_facts=subscription.cache_facts,
         )
         self.follower = EventApplier(
             self.blocks,
@@ -156,9 +159,9 @@ class EventSubscriber(ABC):
         )
 
     @property
-    def block_size_seen(self) -> int | None:
-        """The block size in tokens that the engine's last event had; None before the first."""
-        return self.blocks.block_size_seen
+    def cut_seen(self) -> Cut | None:
+        """How prompts are cut, as the engine's events show; None before the first."""
+        return self.blocks.cut_seen
 
     def start(
         self,
@@ -196,9 +199,8 @@ class EventSubscriber(ABC):
         return (
             self.state is StreamState.PARTIAL
             and not self.stream.from_start
-            and blocks.block_size_seen is not None  # else its groups are not known yet
-            and not blocks.num_windows
-            and not blocks.stats.skipped.get("other_group")
+            and blocks.cut_seen is not None  # else its groups are not known yet
+            and (blocks.layout is None or blocks.layout.is_plain)
         )
 
     def evidence(self, engine: Engine) -> StreamEvidence:
@@ -210,7 +212,7 @@ class EventSubscriber(ABC):
             stored_blocks=self.blocks.stats.stored,
             skipped=sum(self.stats.skipped.values()),
             block_size=engine.block_size_told,
-            block_size_seen=self.block_size_seen,
+            block_size_seen=self.blocks.block_size_seen,
             topic=self.last_topic,
             first_tokens=self.blocks.first_tokens,
         )

@@ -56,6 +56,7 @@ class Subscribing:
             on_batch=partial(self._on_batch, engine) if self._on_batch else None,
             journal=self._state_dir.journal(engine, source, endpoint),
             lora_path=engine.adapter_path,
+            cache_facts=lambda: engine.cache_facts,
         )
         if source.is_polled:
             return PollingSubscriber(subscription, headers=engine.http_headers)

@@ -18,7 +18,7 @@ from inferway.fleet.engine import Engine
 from inferway.fleet.engine_facts import EventSource
 from inferway.kv.events.stream import StreamState
 from inferway.kv.index.protocol import Clear, Index
-from inferway.model import EXACT, SCRAPED, STALE, Candidates, Column, Endpoint, HolderId, Rows
+from inferway.model import EXACT, SCRAPED, STALE, Candidates, Column, Cut, Endpoint, HolderId, Rows
 
 RECENT_SECONDS = 30.0  # time constant with which sent tokens stop being recent
 # What was scraped longer ago than so many intervals loses its influence, half of it in as many.
@@ -91,9 +91,9 @@ class EndpointTable:
         rows = self._rows.get(model)
         return frozenset() if rows is None else rows.engines
 
-    def block_size(self, holder: HolderId) -> int | None:
-        """Return it in tokens; None if the engine has not told."""
-        return int(self._columns.block_sizes[holder]) or None
+    def cut(self, holder: HolderId) -> Cut | None:
+        """Return how prompts are cut for the engine; None if it has not told."""
+        return int(self._columns.cuts[holder]) or None
 
     def book(self, endpoint: Endpoint, new_tokens: int) -> None:
         """Count a request that is on its way there, of which so many tokens must be computed."""
@@ -195,7 +195,7 @@ class EndpointTable:
             self._columns.grow(self._numbers.given)
         else:
             self._columns.clear(holder)
-        self._columns.note_block_size(holder, engine.block_size or 0)
+        self._columns.note_cut(holder, engine.cut or 0)
         self._unbegun[holder] = FirstTokenCounter()
         self._holders[endpoint.name], self._names[holder] = holder, endpoint.name
         return endpoint
@@ -228,7 +228,7 @@ class EndpointTable:
         any loses its rows."""
         for engine in self._engines:
             for endpoint in engine.endpoints:
-                self._columns.note_block_size(endpoint.holder, engine.block_size or 0)
+                self._columns.note_cut(endpoint.holder, engine.cut or 0)
         rows = {name: self._rows_of(engines) for name, engines in serving.items()}
         self._rows = {name: found for name, found in rows.items() if found is not None}
         peers = {found.holders: found.rows for found in self._rows.values()}
@@ -248,7 +248,7 @@ class EndpointTable:
 
     def is_resized(self, engine: Engine) -> bool:
         """Return whether the engine's blocks have another size than its rows."""
-        return any(self.block_size(e.holder) != engine.block_size for e in engine.endpoints)
+        return any(self.cut(e.holder) != engine.cut for e in engine.endpoints)
 
     def note_adapters(self, engine: Engine) -> None:
         for rows in self._rows.values():

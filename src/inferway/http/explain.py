@@ -25,7 +25,7 @@ from inferway.http.auth import Auth, withheld
 from inferway.http.inference_ingress import InferenceIngress
 from inferway.http.message import Request
 from inferway.http.responder import JSON, Responder
-from inferway.model import RequestHead
+from inferway.model import RequestHead, block_size_of
 from inferway.openai_api.requests import decode_body, decode_fields
 from inferway.records.explanation import candidate_views, why
 from inferway.records.parting import Side, parting
@@ -121,8 +121,8 @@ class ExplainPath:
     ) -> dict[str, Any]:
         request = weighed.request
         blocks = {
-            size: sum(len(item.prompt.block_keys) for item in items)
-            for size, items in weighed.prompts.items()
+            block_size_of(cut): sum(len(item.prompt.block_keys) for item in items)
+            for cut, items in weighed.prompts.items()
         }
         told: dict[str, Any] = {
             "path": question.path,
@@ -217,10 +217,10 @@ async def _parting(weighed: Sequence[Weighed], questions: Sequence[_Question]) -
             Side(
                 token_ids=items[0].prompt.token_ids,
                 fields=decode_fields(question.body),
-                block_size=size,
+                block_size=block_size_of(cut),
                 shares_with=(each.model.name, each.request.body.cache_salt),
             )
-            for each, question, (size, items) in zip(
+            for each, question, (cut, items) in zip(
                 weighed, questions, (each for each in first if each is not None), strict=True
             )
         ]

@@ -10,7 +10,7 @@ import msgspec
 
 from inferway.config import ModelSettings
 from inferway.errors import RenderError, RequestError
-from inferway.model import NO_LENGTHS, ContextLengths, HolderId, Reason, Tokenized
+from inferway.model import NO_LENGTHS, ContextLengths, Cut, HolderId, Reason, Tokenized
 from inferway.openai_api.requests import (
     Body,
     ChatRequest,
@@ -98,7 +98,7 @@ class ServedModel:
 
     name: str
     prompts: PromptSource
-    block_sizes: Sequence[int] = ()  # the distinct block sizes of the engines that serve it
+    cuts: Sequence[Cut] = ()  # the distinct ones of the engines that serve it
     lora: str | None = None  # the adapter's name, if it is one
     # Where its engines have the adapter from, and which endpoints have it from there: the place of
     # most of them first. None: they have not told.

@@ -139,7 +139,7 @@ def _view(
     candidates = weighed.candidates
     endpoint = candidates.endpoints[row]
     size = int(candidates.block_sizes[row])
-    items = weighed.prompts.get(size, ())
+    items = weighed.prompts.get(int(candidates.cuts[row]), ())
     blocks = int(candidates.matched_blocks[row]) if weighed.prompts else 0
     runs: list[tuple[str, int]] = []
     if len(items) == 1:

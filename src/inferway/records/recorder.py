@@ -20,7 +20,7 @@ import numpy as np
 from inferway.kv.index.prefix_lengths import different_lengths, longest
 from inferway.kv.index.protocol import MatchResult
 from inferway.metrics import Family, counter, gauge
-from inferway.model import BlockKey, Candidates, HolderId, Prompt
+from inferway.model import BlockKey, Candidates, HolderId, Prompt, block_size_of
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.records.decided import (
     MANY,
@@ -287,11 +287,11 @@ def shortfall(record: Record, noted: DecidedRequest) -> int:
 
 def _prompts_of(routed: Routed, chosen: int) -> tuple[int, Sequence[Matched]]:
     """Return the block size of the chosen endpoint, and the prompts in it."""
-    size, prompts = routed.candidates.block_sizes.item(chosen), routed.prompts
-    found = prompts.get(size)
-    if found is not None:
-        return size, found
-    return next(iter(prompts.items())) if len(prompts) == 1 else (size, ())
+    cut, prompts = routed.candidates.cuts.item(chosen), routed.prompts
+    found = prompts.get(cut, ())
+    if not found and len(prompts) == 1:
+        cut, found = next(iter(prompts.items()))
+    return block_size_of(cut), found
 
 
 def _few(

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Protocol
 
 from inferway.kv.index.speculative import SpeculativeOverlay
-from inferway.model import Endpoint, HolderId, Target
+from inferway.model import Cut, Endpoint, HolderId, Target, block_size_of
 from inferway.openai_api.edits import with_last_members, with_vllm_xarg
 from inferway.openai_api.requests import REPORT_MODE
 from inferway.routing.match import Matched, MatchedPrompts
@@ -28,8 +28,8 @@ Later = Callable[[Callable[[], None]], object]
 class EndpointBook(Protocol):
     """The part of the fleet to which journeys and their attempts report (fleet.Fleet)."""
 
-    def block_size(self, holder: HolderId) -> int | None:
-        """Return the endpoint's block size in tokens; None when the engine has not told."""
+    def cut(self, holder: HolderId) -> Cut | None:
+        """Return how prompts are cut for the endpoint; None when the engine has not told."""
 
     def book(self, endpoint: Endpoint, new_tokens: int) -> None:
         """A request is on its way there; so many of its tokens must be computed."""
@@ -91,8 +91,8 @@ class Attempt:
         holder = endpoint.holder
         items: Sequence[Matched] = ()
         num_tokens = num_reused = 0
-        if matched and (size := book.block_size(holder)) is not None:
-            items = matched.get(size, ())
+        if matched and (cut := book.cut(holder)) is not None:
+            items, size = matched.get(cut, ()), block_size_of(cut)
             num_tokens = sum([len(item.prompt.token_ids) for item in items])
             # vLLM computes a prompt's last token always, and so never reuses its block
             reusable = sum(
@@ -103,6 +103,9 @@ class Attempt:
                 ]
             )
             num_reused = min(target.matched_blocks, reusable) * size
+            if any(holder in item.found.reuse for item in items):  # it may end within a block
+                tokens = sum([item.found.tokens(holder, size) for item in items if item.is_read])
+                num_reused = max(num_reused, tokens)
             known = sum([item.found.blocks.get(holder, 0) for item in items])
             if known < reusable and book.heal(endpoint):
                 self._ask_for_report()

@@ -19,19 +19,24 @@ from inferway.errors import (
 )
 from inferway.kv.blocks.extra_keys import BlockExtras, request_extras
 from inferway.kv.blocks.keys import BlockHasher
+from inferway.kv.blocks.places import PromptPlaces
 from inferway.kv.index.prefix_lengths import HolderIds, PrefixLengths
 from inferway.kv.index.protocol import Index, MatchResult, Tier
+from inferway.kv.index.reuse import Reuse
 from inferway.kv.index.speculative import SpeculativeOverlay
 from inferway.model import (
     BlockKey,
     Candidates,
     Column,
+    Cut,
     Endpoint,
     HolderId,
     Prompt,
     Reason,
     TokenIds,
     Tokenized,
+    block_size_of,
+    lookahead_of,
 )
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.requests import Body, MessagesRequest, reads_cache
@@ -52,12 +57,12 @@ class Matched(msgspec.Struct, frozen=True):
     is_read: bool = True  # False: engines do not look in their cache for it; `found` is empty
 
 
-# By block size of the model's engines: each of the request's prompts.
-MatchedPrompts = Mapping[int, Sequence[Matched]]
+# By the cuts of the model's engines: each of the request's prompts.
+MatchedPrompts = Mapping[Cut, Sequence[Matched]]
 
 
 class Lookup(msgspec.Struct, frozen=True):
-    """A request's prompts and who holds them, for each block size of the model's engines."""
+    """A request's prompts and who holds them, for each cut of the model's engines."""
 
     prompts: MatchedPrompts
     reason: Reason  # whether the prompts are known to their end
@@ -71,14 +76,14 @@ class Matcher:
     overlay: SpeculativeOverlay
     key_seed: int = 0
     breathe: Callable[[], Awaitable[None]] | None = None  # lets others have a turn
-    _hashers: dict[int, BlockHasher] = field(default_factory=dict)
+    _hashers: dict[Cut, BlockHasher] = field(default_factory=dict)
     _holders: PerEndpoint[HolderIds] = field(default_factory=lambda: PerEndpoint(_holders_of))
 
     async def match_if_possible(self, model: ServedModel, body: Body) -> Lookup:
         """Return who holds the request's prompts; routing must never make an answer impossible, so
         what cannot be rendered, or matched, has no prompts, and goes by load. Raises
         RequestError."""
-        if not model.block_sizes:
+        if not model.cuts:
             return Lookup({}, Reason.NO_BLOCK_SIZE)
         try:
             return await self.match(model, body)
@@ -124,20 +129,30 @@ class Matcher:
                 found = await self._found_by_path(model, tokenized, cache_salt, found)
         matched = map(Matched, prompts, found, repeat(is_read))
         each = len(tokenized.token_ids)
-        by_size = {size: list(islice(matched, each)) for size in model.block_sizes}
-        return Lookup(by_size, tokenized.reason)
+        by_cut = {cut: list(islice(matched, each)) for cut in model.cuts}
+        return Lookup(by_cut, tokenized.reason)
 
     async def _prompts(
         self, model: ServedModel, tokenized: Tokenized, extras: BlockExtras | None
     ) -> list[Prompt]:
         prompts: list[Prompt] = []
-        for block_size in model.block_sizes:
+        for cut in model.cuts:
+            hasher = self._hashers.get(cut)
+            if hasher is None:
+                hasher = BlockHasher(block_size_of(cut), self.key_seed, lookahead_of(cut))
+                self._hashers[cut] = hasher
             for ids in tokenized.token_ids:
-                prompts.append(Prompt(ids, await self._keys(block_size, ids, extras)))
+                keys = await self._keys(hasher, ids, extras)
+                places = None
+                if self.index.has_layouts:
+                    places = PromptPlaces(hasher, ids, keys, extras)
+                prompts.append(Prompt(ids, keys, places))
         return prompts
 
     async def _found(self, prompts: Sequence[Prompt]) -> Sequence[MatchResult]:
-        found = await self.index.match_all([prompt.block_keys for prompt in prompts])
+        found = await self.index.match_all(
+            [prompt.block_keys for prompt in prompts], [prompt.places for prompt in prompts]
+        )
         await self._breathe(max([prompt.block_keys for prompt in prompts], key=len, default=()))
         return found
 
@@ -167,8 +182,8 @@ class Matcher:
         candidates.matched_blocks = held_blocks = np.zeros(len(candidates.endpoints))
         less = np.zeros(len(candidates.endpoints))
         candidates.prompt_blocks = np.zeros(len(candidates.endpoints))
-        for block_size, items in matched.items():
-            of_size = candidates.block_sizes == block_size
+        for cut, items in matched.items():
+            of_size = candidates.cuts == cut
             candidates.prompt_blocks[of_size] = sum([len(m.prompt.block_keys) for m in items])
             for item in items:
                 held = item.found.blocks
@@ -177,11 +192,32 @@ class Matcher:
                 else:
                     _add(held_blocks, candidates.rows, of_size, held)
                 if speculate and item.is_read:
+                    longer: Mapping[HolderId, int]
                     longer = self.overlay.longer(item.prompt.block_keys, held)
+                    if longer and self.index.has_layouts:
+                        longer = self._reusable_soon(item.prompt.block_keys, longer)
                     more = {at: blocks - held.get(at, 0) for at, blocks in longer.items()}
                     _add(held_blocks, candidates.rows, of_size, more)
                 _add(less, candidates.rows, of_size, item.found.discount)
+                if item.found.reuse:
+                    _add(held_blocks, candidates.rows, of_size, _parts(item.found, cut))
         candidates.weighted_matched_blocks = held_blocks - less
+
+    def _reusable_soon(
+        self, keys: Sequence[BlockKey], coming: Mapping[HolderId, int]
+    ) -> Mapping[HolderId, int]:
+        """Return how much of the blocks that are on their way their engines will reuse. State-space
+        layers keep a checkpoint where a prompt ends, and none that is certain before."""
+        found: dict[HolderId, int] = {}
+        for holder, blocks in coming.items():
+            layout = self.index.layout(holder)
+            if layout is not None:
+                is_same = blocks == len(keys) and self.overlay.ends(holder, keys[-1])
+                if layout.has_checkpoints and not is_same:
+                    continue
+                blocks -= layout.drops_last_block
+            found[holder] = blocks
+        return found
 
     async def _breathe(self, keys: Sequence[BlockKey]) -> None:
         """Between two steps that each take a millisecond or more."""
@@ -189,16 +225,14 @@ class Matcher:
             await self.breathe()
 
     async def _keys(
-        self, block_size: int, ids: TokenIds, extras: BlockExtras | None
+        self, hasher: BlockHasher, ids: TokenIds, extras: BlockExtras | None
     ) -> list[BlockKey]:
-        hasher = self._hashers.get(block_size)
-        if hasher is None:
-            hasher = self._hashers[block_size] = BlockHasher(block_size, self.key_seed)
-        keys = hasher.keys(ids[: LONG_BLOCKS * block_size], extras)
+        block_size, behind_block = hasher.block_size, hasher.lookahead
+        keys = hasher.keys(ids[: LONG_BLOCKS * block_size + behind_block], extras)
         behind = None if extras is None else BlockExtras(extras.every)  # a request's are no others
-        for start in range(LONG_BLOCKS, len(ids) // block_size, LONG_BLOCKS):
+        for start in range(LONG_BLOCKS, (len(ids) - behind_block) // block_size, LONG_BLOCKS):
             await self._breathe(keys)
-            piece = ids[start * block_size : (start + LONG_BLOCKS) * block_size]
+            piece = ids[start * block_size : (start + LONG_BLOCKS) * block_size + behind_block]
             keys += hasher.keys(piece, behind, keys[-1])
         await self._breathe(keys)
         return keys
@@ -220,11 +254,19 @@ def _joined(parts: Iterable[tuple[MatchResult, Collection[HolderId]]]) -> MatchR
     blocks: dict[HolderId, int] = {}
     discount: dict[HolderId, float] = {}
     lower: dict[HolderId, Mapping[Tier, int]] = {}
+    reuse: dict[HolderId, Reuse] = {}
     for found, holders in parts:
         blocks |= {at: n for at, n in found.blocks.items() if at in holders}
         discount |= {at: n for at, n in found.discount.items() if at in holders}
         lower |= {at: n for at, n in found.lower.items() if at in holders}
-    return MatchResult(blocks, discount, lower)
+        reuse |= {at: n for at, n in found.reuse.items() if at in holders}
+    return MatchResult(blocks, discount, lower, reuse)
+
+
+def _parts(found: MatchResult, cut: Cut) -> Mapping[HolderId, float]:
+    """Return what is reused beside whole blocks, in blocks: hits may end within one."""
+    size = block_size_of(cut)
+    return {at: reuse.tokens % size / size for at, reuse in found.reuse.items()}
 
 
 def _add(

@@ -19,7 +19,7 @@ from uuid import uuid4
 import msgspec
 
 from inferway.errors import BadReferenceError
-from inferway.model import Endpoint, Headers, KvConnector, Target
+from inferway.model import Endpoint, Headers, KvConnector, Target, block_size_of
 from inferway.openai_api.kv_transfer import (
     NIXL_PREFILL,
     decode_body,
@@ -216,11 +216,12 @@ class PrefillLeg:
         ours = routed.whole_prompt
         theirs = None if usage is None else usage.prompt
         num_tokens = theirs if ours is None else len(ours)
+        cut = self._host.fleet.cut(attempt.target.endpoint.holder)
         try:
             params = read_reference(
                 *(answer, (*transfer.hosts, *hosts), self.connector),
                 num_tokens=num_tokens,
-                block_size=self._host.fleet.block_size(attempt.target.endpoint.holder),
+                block_size=None if cut is None else block_size_of(cut),
             )
         except BadReferenceError as e:
             self._legs.warn(attempt.target.endpoint.engine, e)

@@ -18,6 +18,7 @@ def idle(endpoints: Sequence[Endpoint], block_size: int) -> Candidates:
     columns: dict[str, Any] = {
         name: np.full(size, each.unknown, each.kind) for name, each in FIGURES.items()
     }
-    columns["block_sizes"][:], columns["states"][:] = block_size, EXACT
+    columns["block_sizes"][:] = columns["cuts"][:] = block_size
+    columns["states"][:] = EXACT
     rows = {endpoint.holder: row for row, endpoint in enumerate(endpoints)}
     return Candidates(endpoints, rows, AdapterRows([Adapters()] * size), **columns)

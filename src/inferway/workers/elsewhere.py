@@ -13,7 +13,7 @@ from inferway.fleet.stream_figures import StreamFigures, no_figures
 from inferway.kv.events.removals import Removals
 from inferway.kv.events.stream import StreamState
 from inferway.kv.index.protocol import Clear, Index
-from inferway.model import Endpoint, HolderId
+from inferway.model import Cut, Endpoint, HolderId, block_size_of
 from inferway.workers.follower_messages import (
     CountNoCopies,
     FactsTold,
@@ -62,7 +62,7 @@ class StreamElsewhere:
         self._figures = no_figures()
         self._state = StreamState.BLIND
         self._may_report = False
-        self._block_size_seen: int | None = None
+        self._cut_seen: Cut | None = None
         self._counts_copies = True
         self._facts: EngineFacts | None = None  # that its follower knows
         self._on_state: Callable[[], None] | None = None
@@ -94,8 +94,8 @@ class StreamElsewhere:
         return state
 
     @property
-    def block_size_seen(self) -> int | None:
-        return self._block_size_seen
+    def cut_seen(self) -> int | None:
+        return self._cut_seen
 
     @property
     def may_report(self) -> bool:
@@ -114,7 +114,7 @@ class StreamElsewhere:
             stored_blocks=figures.blocks.stored,
             skipped=sum(figures.stats.skipped.values()),
             block_size=engine.block_size_told,
-            block_size_seen=self._block_size_seen,
+            block_size_seen=None if self._cut_seen is None else block_size_of(self._cut_seen),
             topic=figures.topic,
         )
 
@@ -180,7 +180,7 @@ class StreamElsewhere:
         before = self._shown
         self._begin_anew()
         self._state, self._may_report = told.state, told.may_report
-        self._block_size_seen, self._figures = told.block_size_seen, told.figures
+        self._cut_seen, self._figures = told.cut_seen, told.figures
         self.last_seq, self.last_batch_at = told.figures.last_seq, told.figures.last_batch_at
         dialects, rank = self.engine.dialects, self._source.rank
         if told.dialect is not None:
@@ -197,7 +197,7 @@ class StreamElsewhere:
 
     @property
     def _shown(self) -> tuple[object, ...]:
-        return self.state, self.may_report, self._block_size_seen
+        return self.state, self.may_report, self._cut_seen
 
     def _begin_anew(self) -> None:
         if self._is_heard:

@@ -22,7 +22,7 @@ from inferway.kv.index.copied import CopiedIndex
 from inferway.kv.index.prefix_lengths import different_lengths
 from inferway.kv.index.protocol import TIER_WEIGHTS, Clear, MatchResult, Op, Remove
 from inferway.metrics import Family
-from inferway.model import BlockKey, HolderId
+from inferway.model import BlockKey, Cut, HolderId, Places, block_size_of
 from inferway.workers.messages import (
     Doubt,
     EnginesTold,
@@ -68,8 +68,8 @@ class AskedIndex(HeardIndex):
         super().__init__(send, weights=weights)
         self._asked: set[BlockKey] = set()
 
-    def match_now(self, keys: Sequence[BlockKey]) -> MatchResult:
-        found = super().match_now(keys)
+    def match_now(self, keys: Sequence[BlockKey], places: Places | None = None) -> MatchResult:
+        found = super().match_now(keys, places)
         if found.blocks and len(self._asked) < MOST_ASKED:
             self._asked.add(keys[max(different_lengths(found.blocks)) - 1])
         return found
@@ -93,7 +93,7 @@ class FollowedStream:
 
     engine: str
     told: StreamTold
-    block_size: int | None
+    cut_seen: Cut | None
     send: Send
     removals: Removals = field(default_factory=Removals)
     is_hub_there: bool = True
@@ -111,10 +111,6 @@ class FollowedStream:
         return self.told.state if self.is_hub_there else StreamState.STALE
 
     @property
-    def block_size_seen(self) -> int | None:
-        return self.block_size
-
-    @property
     def may_report(self) -> bool:
         return self.told.may_report
 
@@ -127,7 +123,7 @@ class FollowedStream:
             stored_blocks=told.stored_blocks,
             skipped=told.skipped,
             block_size=engine.block_size_told,
-            block_size_seen=self.block_size,
+            block_size_seen=None if self.cut_seen is None else block_size_of(self.cut_seen),
             topic=told.topic,
         )
 
@@ -238,18 +234,18 @@ class HubWatch:
         endpoints = [replace(e, headers=tuple(e.headers)) for e in told.endpoints]
         engine.endpoints = endpoints
         engine.proofs = {model: _proof(proof) for model, proof in told.proofs.items()}
-        engine.followed = [self._stream(name, stream, told.block_size) for stream in told.streams]
+        engine.followed = [self._stream(name, stream, told.cut) for stream in told.streams]
         (self.drained.add if told.is_drained else self.drained.discard)(name)
         fleet.follow(engine)
         if engine.outage != before:
             fleet.on_outage(engine)
 
-    def _stream(self, engine: str, told: StreamTold, block_size: int | None) -> FollowedStream:
+    def _stream(self, engine: str, told: StreamTold, cut: Cut | None) -> FollowedStream:
         before = self._streams.get(told.holder)
         if before is not None and before.engine == engine:
-            before.told, before.block_size = told, block_size
+            before.told, before.cut_seen = told, cut
             return before
-        stream = FollowedStream(engine, told, block_size, self._send)
+        stream = FollowedStream(engine, told, cut, self._send)
         self._streams[told.holder] = stream
         return stream
 

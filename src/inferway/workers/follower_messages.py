@@ -15,7 +15,7 @@ from inferway.fleet.stream_figures import StreamFigures
 from inferway.kv.events.dialect_finder import DialectState
 from inferway.kv.events.stream import StreamState
 from inferway.kv.index.protocol import Op
-from inferway.model import Endpoint
+from inferway.model import Cut, Endpoint
 from inferway.workers.messages import (
     AskNumbers,
     Numbers,
@@ -103,7 +103,7 @@ class FollowedTold(_FollowerTold, frozen=True):
     number: int
     state: StreamState
     may_report: bool
-    block_size_seen: int | None
+    cut_seen: Cut | None
     figures: StreamFigures
     dialect: DialectTold | None
 

@@ -185,7 +185,7 @@ class Following:
         finder = engine.dialects.get(stream.source.rank)
         dialect = None if finder is None else DialectTold(finder.state, finder.name, finder.finding)
         told = FollowedTold(
-            *(number, stream.state, stream.may_report, stream.block_size_seen),
+            *(number, stream.state, stream.may_report, stream.cut_seen),
             *(stream.figures, dialect),
         )
         encoded = self._encoder.encode(told)  # as it is now: the counters go on

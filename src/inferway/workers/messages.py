@@ -20,7 +20,7 @@ from inferway.fleet.outage import Outage
 from inferway.kv.events.stream import StreamState
 from inferway.kv.index.changes import IndexChanges
 from inferway.kv.index.protocol import Op
-from inferway.model import Adapters, Endpoint, HolderId
+from inferway.model import Adapters, Cut, Endpoint, HolderId
 from inferway.records.record import RequestRecord
 
 
@@ -72,7 +72,7 @@ class EngineTold(_Told, frozen=True):
     settings: EngineSettings
     facts: EngineFacts | None
     healthy: bool
-    block_size: int | None
+    cut: Cut | None
     endpoints: list[Endpoint]
     streams: list[StreamTold]
     proofs: dict[str, ProofTold]

@@ -10,7 +10,7 @@ from inferway.fleet.fleet import Fleet
 from inferway.kv.index.changes import ChangeLog, IndexChanges
 from inferway.kv.index.memory import MemoryIndex
 from inferway.kv.index.protocol import MatchResult, Op
-from inferway.model import BlockKey, HolderId
+from inferway.model import BlockKey, HolderId, Places
 from inferway.workers.link import Link
 from inferway.workers.messages import (
     EnginesTold,
@@ -50,8 +50,8 @@ class ToldIndex(MemoryIndex):
         self._tell(())
         return is_more
 
-    def match_now(self, keys: Sequence[BlockKey]) -> MatchResult:
-        found = super().match_now(keys)
+    def match_now(self, keys: Sequence[BlockKey], places: Places | None = None) -> MatchResult:
+        found = super().match_now(keys, places)
         self._tell(())  # it may have settled some
         return found
 
@@ -139,7 +139,7 @@ class FleetTeller:
             engine.settings,
             engine.facts,
             engine.healthy,
-            engine.block_size,
+            engine.cut,
             list(engine.endpoints),
             [_stream(each) for each in engine.subscribers],
             {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections import Counter
 from collections.abc import Sequence
 
@@ -12,13 +13,17 @@ from hypothesis import strategies as st
 
 from inferway.kv.blocks.extra_keys import request_extras
 from inferway.kv.blocks.keys import BlockHasher
+from inferway.kv.blocks.places import PromptPlaces
 from inferway.kv.events.apply import EngineBlocks
 from inferway.kv.events.dialect_finder import DialectFinder
 from inferway.kv.events.event import AllBlocksCleared, BlockRemoved, BlockStored, Event
+from inferway.kv.events.groups import CacheFacts
 from inferway.kv.events.holder_state import MAX_TIERS
 from inferway.kv.events.orphans import MAX_ORPHANS
 from inferway.kv.index.memory import MemoryIndex
-from inferway.kv.index.protocol import CPU, GPU, STORAGE, Clear, Copy, Remove, Store, Window
+from inferway.kv.index.protocol import CPU, GPU, STORAGE, Clear, Copy, Layout, Remove, Store
+from inferway.kv.index.reuse import CacheGroup, CacheLayout
+from inferway.model import cut_of
 
 HOLDER = 3
 SIZE = 2
@@ -257,30 +262,13 @@ def test_a_block_stored_on_another_machine_is_not_this_engines() -> None:
 # groups
 
 
-def test_without_a_kind_group_0_decides() -> None:
-    assert matched([stored(group_idx=1)]) == 0
+def test_a_group_without_a_kind_is_full_attention() -> None:
     assert matched([stored(group_idx=0), removed(103, group_idx=1)]) == 3
     assert matched([stored(), removed(103, group_idx=0)]) == 2
+    assert matched([stored(group_idx=0), stored(0, 2, group_idx=1)]) == 2
 
 
-def test_the_full_attention_group_decides() -> None:
-    window = stored(group_idx=0, spec_kind="sliding_window")
-    full = stored(group_idx=1, spec_kind="full_attention")
-
-    assert matched([window]) == 0
-    assert matched([window, full]) == 3
-    assert matched([window, full, removed(103, group_idx=0)]) == 3
-    assert matched([window, full, removed(103, group_idx=1)]) == 2
-
-
-def test_events_of_other_groups_are_counted() -> None:
-    engine = blocks()
-    engine.apply(stored(group_idx=4))
-
-    assert engine.stats.skipped == {"other_group": 1}
-
-
-# windows
+# groups of KV caches
 
 
 def window(first: int, last: int, **fields: object) -> BlockStored:
@@ -290,30 +278,29 @@ def window(first: int, last: int, **fields: object) -> BlockStored:
 
 
 FULL = stored(group_idx=0, spec_kind="full_attention")
+FULL_GROUP = CacheGroup(0, "full_attention", SIZE)
 
 
-def test_a_windows_length_is_what_the_next_token_sees() -> None:
-    """vLLM: cdiv(sliding_window - 1, block_size) blocks."""
+def laid_out(*others: CacheGroup) -> Layout:
+    return Layout(HOLDER, CacheLayout((FULL_GROUP, *others)))
+
+
+def test_a_window_makes_a_layout_and_has_its_blocks_by_their_hashes() -> None:
     engine = blocks()
-    engine.apply(FULL)
 
-    assert [engine.apply(window(0, 0, sliding_window=tokens)) for tokens in (2, 3, 4, 5)] == [
-        [Window(HOLDER, 2, 1)],
-        [],
-        [Window(HOLDER, 2, 2)],
-        [],
-    ]
-
-
-def test_window_blocks_are_known_by_their_hashes() -> None:
-    engine = blocks()
-    engine.apply(FULL)
-
+    assert len(engine.apply(FULL)) == 1
     assert engine.apply(window(1, 3)) == [
-        Window(HOLDER, 2, 1),
+        laid_out(CacheGroup(1, "sliding_window", SIZE, 3)),
         Copy(HOLDER, KEYS[1:], group=2),
     ]
     assert engine.apply(removed(103, group_idx=1)) == [Remove(HOLDER, KEYS[2:], group=2)]
+
+
+def test_full_attention_alone_makes_no_layout() -> None:
+    engine = blocks()
+
+    assert engine.apply(FULL) == [Store(HOLDER, KEYS)]
+    assert engine.layout == CacheLayout((FULL_GROUP,))
 
 
 def test_a_prefix_ends_where_the_window_does() -> None:
@@ -323,28 +310,53 @@ def test_a_prefix_ends_where_the_window_does() -> None:
     assert matched([FULL, window(0, 3), removed(*HASHES, group_idx=1)]) == 0
 
 
-def test_a_window_block_may_come_before_its_full_block() -> None:
+def test_a_prefix_ends_at_the_last_checkpoint_of_state_space_layers() -> None:
+    def state(*blocks: int) -> BlockStored:
+        hashes = [HASHES[i] for i in blocks]
+        return stored(block_hashes=hashes, group_idx=1, spec_kind="mamba", extra_keys=None)
+
+    assert matched([FULL, state()]) == 0
+    assert matched([FULL, state(1)]) == 2  # its event has the tokens of all three blocks
+    assert matched([FULL, state(0, 2)]) == 3
+    assert matched([FULL, state(0, 2), removed(103, group_idx=1)]) == 1
+
+
+def test_a_block_of_another_group_may_come_before_that_of_full_attention() -> None:
     assert matched([window(2, 3), FULL]) == 3
     assert matched([window(0, 3), removed(103, group_idx=1), FULL]) == 2
 
 
-def test_a_window_group_may_be_group_0() -> None:
+def test_full_attention_need_not_be_group_0() -> None:
     full = stored(group_idx=1, spec_kind="full_attention")
 
     assert matched([window(0, 2, group_idx=0), full]) == 2
     assert matched([window(0, 2, group_idx=0), full, removed(102, group_idx=0)]) == 1
 
 
-def test_windows_outlive_a_clear() -> None:
+def test_groups_are_forgotten_with_the_blocks_for_an_engine_that_starts_anew_may_have_others() -> (
+    None
+):
     engine = blocks()
-    engine.apply(window(0, 0))
+    engine.apply(FULL)
+    engine.apply(window(0, 3))
 
-    assert engine.apply(AllBlocksCleared()) == [Clear(HOLDER), Window(HOLDER, 2, 1)]
-    assert matched([window(0, 3), AllBlocksCleared(), FULL]) == 0
-    assert matched([window(0, 3), AllBlocksCleared(), FULL, window(0, 3)]) == 3
+    assert engine.apply(AllBlocksCleared()) == [Clear(HOLDER)]
+    assert engine.layout is None
+    assert matched([FULL, window(0, 3), AllBlocksCleared(), FULL]) == 3
+    assert matched([window(0, 3), AllBlocksCleared(), FULL, window(0, 2)]) == 2
 
 
-def test_window_blocks_that_wait_for_their_full_blocks_are_bounded() -> None:
+def test_all_groups_of_a_batch_are_known_before_its_first_event_is_applied() -> None:
+    engine = blocks()
+    engine.expect([FULL, window(0, 3)])
+
+    [layout, store] = engine.apply(FULL)
+
+    assert layout == laid_out(CacheGroup(1, "sliding_window", SIZE, 3))
+    assert store == Store(HOLDER, KEYS)
+
+
+def test_blocks_that_wait_for_those_of_full_attention_are_bounded() -> None:
     engine = blocks()
     count = MAX_ORPHANS + 5
     engine.apply(window(0, 0, block_hashes=list(range(1_000, 1_000 + count)), block_size=SIZE))
@@ -352,26 +364,62 @@ def test_window_blocks_that_wait_for_their_full_blocks_are_bounded() -> None:
     assert engine.num_awaited == MAX_ORPHANS
 
 
-def test_a_window_group_of_another_block_size_is_left_out() -> None:
-    """Its hashes are others, so it would never cover anything."""
-    other = window(0, 0, block_hashes=[7], block_size=SIZE * 2)
+def test_blocks_of_a_group_with_smaller_blocks_are_keyed_by_their_own_tokens() -> None:
+    """Full attention has blocks of two, the window of one."""
+    window_blocks = BlockStored(
+        block_hashes=[1, 101, 2, 102],
+        parent_hash=None,
+        token_ids=array("I", TOKENS[:4]),
+        block_size=1,
+        group_idx=1,
+        spec_kind="sliding_window",
+        sliding_window=2,
+    )
+    index, engine = MemoryIndex(), blocks()
+    for event in (FULL, window_blocks, removed(102, 2, group_idx=1)):
+        index.apply(engine.apply(event))
+    hasher = BlockHasher(SIZE)
+    ids = np.array([*TOKENS, 99], np.uint32)
 
-    assert matched([FULL, other]) == 3
+    found = index.match_now(KEYS, PromptPlaces(hasher, ids, KEYS))
+
+    assert found.reuse[HOLDER].tokens == 2
+    assert found.reuse[HOLDER].held_blocks == 3
+    assert engine.num_awaited == 0
 
 
-def test_a_window_is_taken_back_when_it_turns_out_to_have_another_block_size() -> None:
-    engine = EngineBlocks(HOLDER, 16)  # as its metrics told
-    engine.apply(window(0, 0, block_size=16, sliding_window=33))
-
-    engine.apply(FULL)
-
-    assert engine.apply(window(0, 0, block_size=16, sliding_window=33)) == [Window(HOLDER, 2, 0)]
-    assert engine.apply(AllBlocksCleared()) == [Clear(HOLDER), Window(HOLDER, 2, 0)]
+def test_a_window_of_unknown_length_is_taken_for_full_attention() -> None:
+    assert matched([FULL, window(0, 2, sliding_window=None)]) == 2
 
 
-def test_windows_of_unknown_length_are_skipped() -> None:
-    assert matched([FULL, window(0, 0, sliding_window=None)]) == 3
-    assert matched([FULL, window(0, 0, spec_kind="mamba")]) == 3
+def test_a_draft_model_makes_its_engine_drop_the_last_block() -> None:
+    facts = CacheFacts(drops_last_block=True)
+    engine = EngineBlocks(HOLDER, SIZE, cache_facts=lambda: facts)
+    engine.expect([FULL])
+
+    [layout, _] = engine.apply(FULL)
+
+    assert layout == Layout(
+        HOLDER, CacheLayout((CacheGroup(0, "full_attention", SIZE, eagle=True),))
+    )
+
+
+def test_with_look_ahead_hashes_blocks_are_keyed_with_the_tokens_behind_them() -> None:
+    def look_ahead(behind: int) -> BlockStored:
+        ahead = [[TOKENS[2]], [TOKENS[4]], [behind]]
+        return stored(group_idx=0, spec_kind="full_attention", lookahead_token_ids=ahead)
+
+    index, engine = MemoryIndex(), blocks()
+    index.apply(engine.apply(look_ahead(7)))
+    hasher = BlockHasher(SIZE, 0, 1)
+
+    def found(last: int) -> int:
+        keys = hasher.keys(np.array([*TOKENS, last], np.uint32))
+        return index.match_now(keys).blocks.get(HOLDER, 0)
+
+    assert engine.cut_seen == cut_of(SIZE, 1)
+    assert found(7) == 3
+    assert found(8) == 2
 
 
 # orphans

@@ -387,7 +387,6 @@ def test_a_tier_seen_first_after_a_clear_may_have_had_blocks_before() -> None:
 
 LEFT_OUT: dict[str, Callable[[], dict[str, Any]]] = {
     "unknown_hash": lambda: stored(50, 51, token_ids=[]),
-    "other_group": lambda: stored(3, 4, group_idx=1, kv_cache_spec_kind="mamba"),
     "orphans": lambda: stored(20, 21),
 }
 

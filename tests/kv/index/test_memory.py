@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.contract.test_index import Plain, prompts, stories
+from tests.kv.layouts import windows
 
 from inferway.kv.index.memory import BYTES_PER_BLOCK, MemoryIndex
 from inferway.kv.index.protocol import (
@@ -21,7 +22,6 @@ from inferway.kv.index.protocol import (
     Op,
     Remove,
     Store,
-    Window,
 )
 from inferway.model import BlockKey, HolderId
 
@@ -316,7 +316,7 @@ def test_it_tells_what_a_holder_has_in_a_place() -> None:
 
 def test_a_window_without_a_block_is_no_holder_of_anything() -> None:
     index = MemoryIndex()
-    index.apply([Window(A, 1, 2)])
+    index.apply([windows(A, {1: 2})])
 
     assert matched(index, [1]) == {}
     assert index.num_blocks(A) == 0

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from inferway.errors import JournalError
 from inferway.fleet.journal.journal_files import (
@@ -49,15 +50,15 @@ from inferway.kv.events.records import (
     AdoptedRecord,
     BlockSize,
     ClearedRecord,
-    FullGroup,
     KnownRecord,
+    LaidOutRecord,
+    PlacedRecord,
     Record,
     RemovedRecord,
     StoredRecord,
     TierNamed,
     Uncounted,
     WaitingRecord,
-    Windowed,
 )
 from inferway.kv.index.protocol import FULL_ATTENTION, GPU, STORAGE
 from inferway.model import BlockKey, HolderId
@@ -100,10 +101,8 @@ def _kind(held: HolderState) -> Iterator[Record]:
     """What kind of engine it is."""
     if held.block_size is not None:
         yield BlockSize(held.block_size)
-    if held.full_group is not None:
-        yield FullGroup(held.full_group)
-    for group, blocks in held.windows.items():
-        yield Windowed(group, blocks)
+    if held.layout is not None:
+        yield LaidOutRecord(held.layout)
     for name, tier in held.tiers.items():
         if name is not None and tier > STORAGE:
             yield TierNamed(name, tier)
@@ -146,6 +145,10 @@ def _kept(held: HolderState, records: Iterable[Record]) -> Iterator[Record]:
     for record in records:
         if isinstance(record, StoredRecord | AdoptedRecord):
             yield from _kept_of(held, record)
+        elif isinstance(record, PlacedRecord):
+            for (tier, group), copies in held.bridge.take(record.block_hash, record.key):
+                again = replace(record, tier=tier, group=group)
+                yield from [again] * copies
 
 
 def _kept_of(held: HolderState, record: StoredRecord | AdoptedRecord) -> Iterator[Record]:

@@ -32,7 +32,7 @@ import xxhash
 from inferway.errors import JournalError
 from inferway.kv.events.records import Record
 
-FORMAT = 1
+FORMAT = 2
 END = b""  # the payload of a snapshot's last frame
 READ_BYTES = 1 << 20
 MAX_FRAME_BYTES = 64 * 1024 * 1024  # an engine's largest batch is 16 MiB

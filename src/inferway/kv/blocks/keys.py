@@ -55,6 +55,7 @@ _SHIFT_2 = np.array(29, dtype=np.uint64)
 _MULTIPLY = np.array(0x9FB21C651E98DF25, dtype=np.uint64)  # of rrmxmx (P. Evensen): good spread
 
 
+_BEHIND = 0x0C3A_99B7_41E2_6F05  # what the seed differs by of the tokens behind a block
 _FEW_BLOCKS = 32  # up to so many a loop is faster than five array operations
 _SMALL_PRODUCT = 800  # up to so many factors a product is faster than five operations on arrays
 _LAID_OUT = 64  # up to so many blocks have arrays laid out for `keys_of_list`: 64 KB for the most
@@ -109,13 +110,17 @@ class _Layout:
 
 
 class BlockHasher:
-    """Keys of one block size and seed. Immutable but for buffers that grow; not for threads."""
+    """Keys of one block size and seed. Immutable but for buffers that grow; not for threads.
 
-    def __init__(self, block_size: int, seed: int = 0) -> None:
+    `lookahead`: so many tokens behind a block are part of it, as vLLM 0.33 hashes blocks for a
+    draft that reads them (`num_hash_lookahead_tokens`). A block without them is not full then."""
+
+    def __init__(self, block_size: int, seed: int = 0, lookahead: int = 0) -> None:
         if block_size < 1:
             raise ValueError(f"block_size: {block_size!r} must be at least 1")
         self.block_size = block_size
         self.seed = seed
+        self.lookahead = lookahead
         numbers = _SplitMix(seed & _MASK, block_size)
         self._root = numbers.next()
         self._factor = numbers.next() & ~7 | 5  # 5 modulo 8: longest period
@@ -126,7 +131,10 @@ class BlockHasher:
         self._extras_key = numbers.next().to_bytes(8, "little")
         self._digest_of = lru_cache(maxsize=4096)(self._extras_digest)
         self._tiled = 0
-        self._most_laid_out = 0 if block_size % 2 else _LAID_OUT  # an odd block ends in half a lane
+        # an odd block ends in half a lane
+        self._most_laid_out = 0 if block_size % 2 or lookahead else _LAID_OUT
+        behind = _SplitMix(seed & _MASK ^ _BEHIND, lookahead)
+        self._behind = behind.column(lookahead), behind.column(lookahead) | np.uint64(1)
         self._layouts: dict[int, _Layout] = {}
         self._tile(256)
 
@@ -187,7 +195,7 @@ class BlockHasher:
 
     def digests(self, token_ids: TokenIds, extras: BlockExtras | None = None) -> Lanes:
         """Return one number per full block, which does not depend on the blocks before it."""
-        num_blocks = len(token_ids) // self.block_size
+        num_blocks = max(len(token_ids) - self.lookahead, 0) // self.block_size
         if num_blocks > self._tiled:
             self._tile(num_blocks)
         x = self._lanes(token_ids, num_blocks)
@@ -199,6 +207,8 @@ class BlockHasher:
         digests: Lanes = x.reshape(num_blocks, len(self._weight)).dot(self._weight)
         if extras is not None:
             digests += self._extras_column(extras, num_blocks)
+        if self.lookahead:
+            digests += self._behind_column(token_ids, num_blocks)
         return digests
 
     def chain(self, digests: Lanes, parent: BlockKey | None = None) -> list[BlockKey]:
@@ -243,6 +253,19 @@ class BlockHasher:
             padded[:, :size] = tokens.reshape(num_blocks, size)
             tokens = padded.reshape(-1)
         return tokens.view(_LANE)
+
+    def _behind_column(self, token_ids: TokenIds, num_blocks: int) -> Lanes:
+        """Of the tokens behind each block."""
+        starts = np.arange(1, num_blocks + 1) * self.block_size
+        x = token_ids[starts[:, None] + np.arange(self.lookahead)].astype(np.uint64)
+        add, weight = self._behind
+        x += add
+        x *= _MULTIPLY
+        x ^= x >> _SHIFT_1
+        x *= _MULTIPLY
+        x ^= x >> _SHIFT_2
+        column: Lanes = x.dot(weight)
+        return column
 
     def _extras_column(self, extras: BlockExtras, num_blocks: int) -> Lanes:
         column = np.zeros(num_blocks, dtype=np.uint64)

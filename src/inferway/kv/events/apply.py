@@ -6,12 +6,8 @@ parent's key. Copies are counted there: a key is removed from a tier with its la
 removal of what the tier was never said to hold (an orphan, or stored before we joined) takes
 nothing away.
 
-Groups. Models with several kinds of attention publish each block once per KV-cache group. The
-full-attention group decides what prefix can be reused; a sliding-window group must still cover
-its last window. Which is which, the events say (`kv_cache_spec_kind`); until one does, group 0
-is full attention. A window group's blocks are known by their hashes, which are those of the full
-group; their events carry tokens of blocks that have left the window as well, so they cannot be
-keyed. Events of other groups (Mamba, local attention) are counted and skipped.
+Groups. Models with several kinds of attention publish each block once per KV-cache group
+(`groups`). What is said here is of full attention; blocks of others are in `group_blocks`.
 
 Orphans. A block whose parent we do not know cannot be keyed: its hash covers tokens that we have
 not seen, and guessing would make wrong keys. It waits under the engine's hash (`orphans`), and its
@@ -34,13 +30,14 @@ from typing import Protocol
 
 import numpy as np
 
-from inferway.kv.blocks.extra_keys import event_extras
 from inferway.kv.blocks.keys import BlockHasher
-from inferway.kv.events.event import WINDOW_KINDS, BlockRemoved, BlockStored, Event
+from inferway.kv.events.event import BlockRemoved, BlockStored, Event
+from inferway.kv.events.group_blocks import GroupBlocks, has_tokens_alone, with_extras
+from inferway.kv.events.groups import GPU_MEDIA, NO_FACTS, CacheFacts, Groups
 from inferway.kv.events.hash_to_key import Place
 from inferway.kv.events.holder_state import ApplyStats, HolderState
 from inferway.kv.events.orphans import MAX_ORPHANS as MAX_ORPHANS  # for the follower
-from inferway.kv.events.records import Record
+from inferway.kv.events.records import ClearedRecord, LaidOutRecord, Record
 from inferway.kv.events.together import stored
 from inferway.kv.index.protocol import (
     FULL_ATTENTION,
@@ -49,9 +46,9 @@ from inferway.kv.index.protocol import (
     Op,
     Tier,
 )
-from inferway.model import BlockKey, HolderId, TokenIds
+from inferway.kv.index.reuse import CacheLayout
+from inferway.model import BlockKey, Cut, HolderId, TokenIds, cut_of
 
-_FULL_ATTENTION = ("full_attention", "mla_attention", "sink_full_attention")
 _TOKEN = np.dtype(np.uint32)
 _SWEEP_EVERY = 32  # events
 _SWEEP_BLOCKS = 2048
@@ -92,9 +89,11 @@ class EngineBlocks:
         holdings: Holdings | None = None,
         on_record: Callable[[Record], None] | None = None,
         lora_path: Callable[[str], str | None] = lambda _: None,
+        cache_facts: Callable[[], CacheFacts] = lambda: NO_FACTS,
     ) -> None:
         """`on_record` is told what an event changed, before `apply` returns. `lora_path` says where
-        an adapter is from, by its name; None if that is not known."""
+        an adapter is from, by its name; None if that is not known. `cache_facts` says what events
+        do not: the same object as long as nothing has changed."""
         self.holder = holder
         self.block_size = block_size  # what prompts for this engine are cut into
         self.first_tokens: TokenIds | None = None  # of the last block that began a prompt
@@ -105,13 +104,22 @@ class EngineBlocks:
         self._hashers: dict[int, BlockHasher] = {}
         self._held = HolderState(holder, holdings, on_record, self.stats)
         self._events = 0
-        self._full_kind: object = None  # group, kind, locality of an event of full attention, and
-        # which group that was
+        self._full_kind: object = None  # group, kind, locality of an event of full attention
+        self._group_blocks = GroupBlocks(self._held, seed, self._hasher, lora_path)
+        self._cache_facts = cache_facts
+        self._groups = Groups()
+        self._coming: Sequence[object] = ()
 
     @property
     def block_size_seen(self) -> int | None:
         """The block size in tokens that the engine's last event had; None before the first."""
         return self._held.block_size
+
+    @property
+    def cut_seen(self) -> Cut | None:
+        """How prompts are cut for the engine, as its events show; None before the first."""
+        size, layout = self._held.block_size, self._held.layout
+        return None if size is None else cut_of(size, layout.lookahead if layout else 0)
 
     @property
     def num_orphans(self) -> int:
@@ -122,13 +130,8 @@ class EngineBlocks:
         return block_hash in self._held.orphans
 
     @property
-    def num_windows(self) -> int:
-        """Sliding-window groups that its events have named."""
-        return len(self._held.windows)
-
-    @property
     def num_awaited(self) -> int:
-        """Window blocks whose full-attention block we have not heard of."""
+        """Blocks of other groups than full attention that have no key."""
         return len(self._held.deferred)
 
     @property
@@ -168,6 +171,8 @@ class EngineBlocks:
         if type(event) is BlockRemoved:
             return self._removed(event)
         self.stats.cleared += 1
+        at = next((i for i, each in enumerate(self._coming, 1) if each is event), 0)
+        self._coming = self._coming[at:]  # what stands before it says nothing of the blocks to come
         return self.forget()
 
     def apply_together(self, events: Sequence[BlockStored | BlockRemoved]) -> list[Op] | None:
@@ -216,11 +221,18 @@ class EngineBlocks:
     def apply_record(self, record: Record) -> list[Op]:
         """Do again what the record says, without a record of it, and return what the index must do.
         All records of an engine are to be redone in order, before its next event."""
+        if isinstance(record, LaidOutRecord):
+            self._groups.restore(record.layout)
+        elif isinstance(record, ClearedRecord):
+            self._groups.clear()
         return self._held.apply_record(record)
 
     def forget(self) -> list[Op]:
-        """Forget the engine's blocks. What kind of engine it is, and the counters, stay. The memory
-        is given back by and by, or by `sweep`. Return what the index must do."""
+        """Forget the engine's blocks and its groups. What else it is, and the counters, stay. The
+        memory is given back by and by, or by `sweep`. Return what the index must do."""
+        self._groups.clear()
+        self._hashers.clear()
+        self._full_kind = None
         return self._held.clear()
 
     def sweep(self, max_blocks: int) -> bool:
@@ -236,29 +248,77 @@ class EngineBlocks:
 
     def _stored(self, event: BlockStored) -> list[Op]:
         held = self._held
-        kind = (event.group_idx, event.spec_kind, event.locality, held.full_group)
+        kind = (event.group_idx, event.spec_kind, event.locality)
+        ops: list[Op] = []
         if kind != self._full_kind:
             if event.locality == "REMOTE":
                 return self._skip("remote")
-            if not self._is_full(event.group_idx or 0, event.spec_kind):
-                return self._stored_window(event)
-            self._full_kind = (*kind[:3], held.full_group)
+            ops = self._learn(event)
+            if not held.is_full(event.group_idx or 0):
+                tier = held.tier(event.medium)
+                if tier is None or held.layout is None:
+                    return ops + self._skip("medium" if tier is None else "other_group")
+                place = (tier, (event.group_idx or 0) + 1)
+                return ops + self._group_blocks.store(event, place)
+            self._full_kind = kind if event.medium in GPU_MEDIA else None
         tier = held.tiers.get(event.medium)
         if tier != GPU and (tier := held.tier(event.medium)) is None:
-            return self._skip("medium")
+            return ops + self._skip("medium")
+        if event.block_size != held.block_size and tier == GPU and event.token_ids:
+            ops += self._learn(event)
+            if event.block_size != held.block_size:
+                return ops + self._group_blocks.store_within(event, (tier, FULL_ATTENTION))
         if not event.token_ids:
-            return self._stored_known(event, tier)
+            return ops + self._stored_known(event, tier)
         if tier != GPU and event.extra_keys is None:
-            return self._stored_copies(event, tier)
-        return self._stored_tokens(event, tier)
+            return ops + self._stored_copies(event, tier)
+        return ops + self._stored_tokens(event, tier)
+
+    # groups
+
+    def expect(self, events: Sequence[object]) -> list[Op]:
+        """Take the events that come next, of one batch: what they say of groups is known before the
+        first of them is applied. Return what the index must do before."""
+        self._coming = events
+        facts = self._cache_facts()
+        if facts is self._groups.facts:
+            return []
+        self._groups.facts = facts
+        return self._lay_out()
+
+    @property
+    def layout(self) -> CacheLayout | None:
+        """The groups of KV caches that its events have named; None before the first."""
+        return self._held.layout
+
+    def _learn(self, event: BlockStored) -> list[Op]:
+        groups = self._groups
+        if event.medium not in GPU_MEDIA or groups.knows(event):
+            return []
+        groups.learn(event, self._coming)
+        return self._lay_out()
+
+    def _lay_out(self) -> list[Op]:
+        held, layout = self._held, self._groups.layout()
+        if layout is None or layout == held.layout:
+            return []
+        self._full_kind = None
+        self._hashers.clear()
+        ops: list[Op] = []
+        if held.is_undone_by(layout):  # what it was taken for, its blocks were keyed by
+            ops = held.clear()
+            self._skip("groups_changed")
+        if layout.block_size != held.block_size:
+            held.set_block_size(layout.block_size)
+        return ops + held.set_layout(layout)
 
     def _stored_tokens(self, event: BlockStored, tier: Tier) -> list[Op]:
         hashes, parent = event.block_hashes, None
         held, size = self._held, event.block_size
-        if size != held.block_size:
-            held.set_block_size(size)
+        if len(event.token_ids) != len(hashes) * size:
+            return self._group_blocks.store_known(event, (tier, FULL_ATTENTION))
         self._see(event, tier)
-        tokens, extra_keys = event.token_ids, event.extra_keys
+        done = 0
         ops: list[Op] = []
         if event.parent_hash is None:
             verifier = self._verifier
@@ -267,6 +327,8 @@ class EngineBlocks:
                 return []
         else:
             parent = held.bridge.key(event.parent_hash)
+            if parent in held.within:
+                parent = None
             if parent is None:  # one of them may be known from another copy
                 known = [held.bridge.key(block_hash) for block_hash in hashes]
                 first = next((i for i, key in enumerate(known) if key is not None), len(hashes))
@@ -275,13 +337,9 @@ class EngineBlocks:
                     return ops
                 parent, done = known[first], first + 1
                 ops = held.add(hashes[first:done], (tier, FULL_ATTENTION))
-                hashes, tokens = hashes[done:], tokens[done * size :]
-                extra_keys = extra_keys[done:] if extra_keys else None
+                hashes = hashes[done:]
         hasher = self._hashers.get(size) or self._hasher(size)
-        extras = None
-        if not _has_tokens_alone(event):
-            path = self._path(event)
-            extras = event_extras(event.lora_name, extra_keys, event.lora_id, path)
+        tokens, extras = with_extras(event, self._group_blocks.path(event), done)
         keys = hasher.keys_of_list(tokens, extras, parent)
         return ops + held.store(hashes, keys, parent, tier)
 
@@ -293,12 +351,6 @@ class EngineBlocks:
             self.stats.other_block_size += 1
         if event.parent_hash is None:
             self.first_tokens = np.array(event.token_ids[: event.block_size], _TOKEN)
-
-    def _path(self, event: BlockStored) -> str | None:
-        """Where its adapter is from, if that is for its blocks to say."""
-        if event.parent_hash is not None or not event.lora_name:
-            return None
-        return self._lora_path(event.lora_name)
 
     def _stored_known(self, event: BlockStored, tier: Tier) -> list[Op]:
         """An event without tokens: blocks that other events have given a key, or orphans."""
@@ -316,7 +368,7 @@ class EngineBlocks:
         known = [h for h in hashes if held.bridge.key(h) is not None]
         ops: list[Op] = []
         if len(known) < len(hashes):
-            if not all(held.remembers(h) for h in hashes) and self._is_confirmed(event):
+            if not all(held.key(h) is not None for h in hashes) and self._is_confirmed(event):
                 return self._stored_tokens(event, tier)
             ops = self._stored_again(event, tier)
         return ops + held.add(known, (tier, FULL_ATTENTION))
@@ -341,35 +393,6 @@ class EngineBlocks:
     def _is_confirmed(self, event: BlockStored) -> bool:
         return self._verifier is not None and self._verifier.confirms(event)
 
-    def _stored_window(self, event: BlockStored) -> list[Op]:
-        held, group = self._held, event.group_idx or 0
-        tier, blocks = held.tier(event.medium), self._window_blocks(event)
-        if tier is None or (not blocks and group not in held.windows):
-            return self._skip("other_group")
-        ops: list[Op] = []
-        if held.windows.get(group) != blocks:
-            ops.append(held.set_window(group, blocks))
-        if not blocks:
-            return ops
-        place = (tier, group + 1)
-        known: list[int] = []
-        unknown: list[int] = []
-        for block_hash in event.block_hashes:
-            (unknown if held.bridge.key(block_hash) is None else known).append(block_hash)
-        held.wait(unknown, place)
-        return ops + held.add(known, place)
-
-    def _window_blocks(self, event: BlockStored) -> int:
-        """How many blocks the event's group must have of a prefix's end; 0 if that cannot be
-        told. Blocks of another size than the full group's have hashes of their own."""
-        if event.spec_kind is None:
-            return self._held.windows.get(event.group_idx or 0, 0)
-        same_size = event.block_size == (self.block_size_seen or self.block_size)
-        if event.spec_kind not in WINDOW_KINDS or not event.sliding_window or not same_size:
-            return 0
-        # as vLLM's SlidingWindowManager: the token to come sees window - 1 tokens before it
-        return -(-(event.sliding_window - 1) // event.block_size)
-
     def _removed(self, event: BlockRemoved) -> list[Op]:
         place = self._place(event)
         return (
@@ -386,9 +409,7 @@ class EngineBlocks:
         tier = held.tier(event.medium)
         if tier is None:
             return "medium"
-        if group in held.windows:
-            return tier, group + 1
-        return (tier, FULL_ATTENTION) if group == (held.full_group or 0) else "other_group"
+        return tier, FULL_ATTENTION if held.is_full(group) else group + 1
 
     # steps
 
@@ -402,37 +423,21 @@ class EngineBlocks:
         """Whether it stores blocks of full attention, of the size that we know, and tells their
         tokens, with nothing else in them."""
         held, size, num_blocks = self._held, event.block_size, len(event.block_hashes)
-        kind = (event.group_idx, event.spec_kind, event.locality, held.full_group)
+        kind = (event.group_idx, event.spec_kind, event.locality)
         return (
             size == held.block_size
             and kind == self._full_kind
             and num_blocks > 0
             and len(event.token_ids) == num_blocks * size
-            and _has_tokens_alone(event)
+            and event.lookahead_token_ids is None
+            and has_tokens_alone(event)
         )
 
-    def _is_full(self, group: int, kind: str | None) -> bool:
-        """Return whether a group's blocks are those that decide."""
-        if kind is not None and kind not in _FULL_ATTENTION:
-            return False
-        if self._held.full_group is None and kind is not None:
-            self._held.set_full_group(group)
-        return group == (self._held.full_group or 0)
-
     def _hasher(self, block_size: int) -> BlockHasher:
-        hasher = self._hashers[block_size] = _hasher_of(block_size, self._seed)
+        lookahead = self._groups.lookahead
+        hasher = self._hashers[block_size] = _hasher_of(block_size, self._seed, lookahead)
         return hasher
 
     def _skip(self, reason: str) -> list[Op]:
         self.stats.skip(reason)
         return []
-
-
-def _has_tokens_alone(event: BlockStored) -> bool:
-    """Whether nothing but its tokens is hashed into its blocks."""
-    extra_keys = event.extra_keys
-    return (
-        (extra_keys is None or not any(extra_keys))
-        and not event.lora_name
-        and event.lora_id is None
-    )

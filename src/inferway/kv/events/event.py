@@ -12,9 +12,6 @@ MAX_PAYLOAD_BYTES = 16 * 1024 * 1024
 MAX_BLOCKS = 100_000  # in one event
 SMALL_BYTES = 64 * 1024  # decoded at once: less than a millisecond
 
-# Groups of KV caches that keep a prompt's last blocks only.
-WINDOW_KINDS = ("sliding_window", "sliding_window_mla")
-
 _MASK = (1 << 64) - 1
 
 
@@ -37,7 +34,8 @@ class BlockStored(
 
     block_hashes: Hashes
     parent_hash: Hash | None  # of the first of them; None: they start a prompt
-    # block_size for each hash, or none: only the blocks' tier changed. Adapters give `packed` ones.
+    # block_size for each hash; none: only the blocks' tier changed; more: blocks between them were
+    # skipped. Adapters give `packed` ones.
     token_ids: Sequence[int]
     block_size: NumTokens
     lora_id: int | None = None
@@ -49,6 +47,8 @@ class BlockStored(
     sliding_window: int | None = None
     locality: str | None = None
     cache_salt: str | None = None  # on the wire alone; adapters put it into `extra_keys`
+    # of each block, the tokens behind it that its hash covers as well (vLLM 0.33)
+    lookahead_token_ids: list[list[int]] | None = None
 
 
 class BlockRemoved(Struct, frozen=True, gc=False, kw_only=True, tag="BlockRemoved"):

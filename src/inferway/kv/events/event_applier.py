@@ -43,6 +43,7 @@ from inferway.kv.events.event import (
     EventAdapter,
     EventError,
 )
+from inferway.kv.events.groups import GPU_MEDIA
 from inferway.kv.events.orphans import MAX_ORPHANS
 from inferway.kv.events.stream import Action, Apply, EventStream, Forget, Replay, StreamState
 from inferway.kv.index.protocol import Holdings, Op
@@ -52,7 +53,6 @@ Steps = Iterator[Step]
 _Handler = Callable[[int, bytes, bool], list[Action]]  # of `EventStream`: live or replayed
 
 _OF_BLOCKS = (BlockStored, BlockRemoved)  # for isinstance; a union is made anew at each call
-_GPU = (None, "GPU")
 _REMOVED_FROM = attrgetter("medium", "group_idx", "locality")  # of a BlockRemoved
 _REMOVED = attrgetter("block_hashes")
 _PIECE_BLOCKS = 512  # of an event applied at a time: half a millisecond
@@ -119,7 +119,10 @@ class EventApplier:
     @property
     def is_whole(self) -> bool:
         """Whether everything that the engine holds is known once the stream is in step."""
-        if self._left_out or not self.stream.from_start or not self.blocks.copies_count:
+        blocks = self.blocks
+        if self._left_out or not self.stream.from_start or not blocks.copies_count:
+            return False
+        if blocks.num_awaited:  # blocks of groups that cannot be matched
             return False
         return self._holdings is None or not self._holdings.num_evicted(self.blocks.holder)
 
@@ -212,6 +215,9 @@ class EventApplier:
     def _apply(self, action: Apply, batch: Batch, is_last_life: bool = True) -> Steps:
         """`batch` is what is in the action's payload."""
         items, apply = batch.items, self.blocks.apply
+        before = self.blocks.expect(items)
+        if before:
+            yield before
         self.stats.events += len(items)
         for item in items if len(items) == 1 else runs(joined(items)):
             if isinstance(item, list):
@@ -219,7 +225,7 @@ class EventApplier:
             elif not isinstance(item, _OF_BLOCKS) or len(item.block_hashes) > _PIECE_BLOCKS:
                 yield from self._apply_other(item, is_last_life)
             else:
-                if item.medium not in _GPU:
+                if item.medium not in GPU_MEDIA:
                     self._see_other_medium()
                 yield apply(item)
         self._applied(action, batch)
@@ -234,7 +240,7 @@ class EventApplier:
     def _apply_other(self, item: Event | EventError, is_last_life: bool) -> Iterator[list[Op]]:
         """What comes seldom: a long event, one that could not be read, or AllBlocksCleared."""
         if isinstance(item, _OF_BLOCKS):
-            if item.medium not in _GPU:
+            if item.medium not in GPU_MEDIA:
                 self._see_other_medium()
             yield from map(self.blocks.apply, _pieces(item))
         elif isinstance(item, EventError):
@@ -323,7 +329,7 @@ def runs(
     for item in items:
         if (
             not isinstance(item, _OF_BLOCKS)
-            or item.medium not in _GPU
+            or item.medium not in GPU_MEDIA
             or len(item.block_hashes) > _PIECE_BLOCKS
         ):
             if run:

@@ -11,21 +11,23 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from inferway.kv.events.hash_to_key import HashToKey, Place
 from inferway.kv.events.orphans import MAX_ORPHANS, Orphans
 from inferway.kv.events.records import (
     AdoptedRecord,
     BlockSize,
     ClearedRecord,
-    FullGroup,
     KnownRecord,
+    LaidOutRecord,
+    PlacedRecord,
     Record,
     RemovedRecord,
     StoredRecord,
     TierNamed,
     Uncounted,
     WaitingRecord,
-    Windowed,
 )
 from inferway.kv.events.together import Stored
 from inferway.kv.index.protocol import (
@@ -36,12 +38,13 @@ from inferway.kv.index.protocol import (
     Clear,
     Copy,
     Holdings,
+    Layout,
     Op,
     Remove,
     Store,
     Tier,
-    Window,
 )
+from inferway.kv.index.reuse import CacheLayout
 from inferway.model import BlockKey, HolderId
 
 MAX_TIERS = 8
@@ -77,9 +80,12 @@ class HolderState:
     ) -> None:
         self.bridge = HashToKey(holder, holdings)
         self.orphans = Orphans()
-        self.deferred: dict[int, list[Place]] = {}  # window blocks whose full block is to come
-        self.windows: dict[int, int] = {}  # engine's group -> blocks
-        self.full_group: int | None = None  # the group that decides; None: not told yet
+        # blocks of other groups than full attention whose key is not known
+        self.deferred: dict[int, list[Place]] = {}
+        self.layout: CacheLayout | None = None  # None: not told yet
+        self.full_number: int | None = 0  # the group whose prefixes are kept; None: there is none
+        # Of blocks that end within a whole one: the whole block before it, and the tokens after.
+        self.within: OrderedDict[BlockKey, tuple[BlockKey | None, int]] = OrderedDict()
         self.block_size: int | None = None  # what the last event said
         self.tiers: dict[str | None, Tier] = {
             None: GPU,
@@ -104,6 +110,8 @@ class HolderState:
                 return self._store(hashes, keys, parent, tier)
             case RemovedRecord(hashes, tier, group):
                 return self._remove(hashes, (tier, group))
+            case PlacedRecord():
+                return self._store_placed(record)
             case KnownRecord(hashes, tier, group):
                 return self._add(self._pairs(hashes), (tier, group))
             case WaitingRecord(hashes, tier, group):
@@ -112,10 +120,8 @@ class HolderState:
                 return self._adopt(record)
             case ClearedRecord():
                 return self._clear()
-            case Windowed(group, blocks):
-                return [self._set_window(group, blocks)]
-            case FullGroup(group):
-                self.full_group = group
+            case LaidOutRecord(layout):
+                return self._set_layout(layout)
             case TierNamed(name, tier):
                 self.tiers[name] = tier
             case BlockSize(tokens):
@@ -136,6 +142,14 @@ class HolderState:
             self._record(StoredRecord(hashes, keys, parent, tier))
         self._stats.stored += len(hashes)
         return self._store(hashes, keys, parent, tier)
+
+    def store_placed(self, placed: PlacedRecord) -> list[Op]:
+        """Add a copy of a block that is no link of the chain of full attention. Return what the
+        index must do."""
+        if self._record is not None:
+            self._record(placed)
+        self._stats.stored += 1
+        return self._store_placed(placed)
 
     def store_together(self, stored: Stored, before: Sequence[Op]) -> Sequence[Op]:
         """Add a copy of each of these blocks, if it `awaits` none of them. Return what the index
@@ -168,17 +182,17 @@ class HolderState:
         orphans, deferred = self.orphans.tiers, self.deferred
         return bool(orphans or deferred) and any(h in orphans or h in deferred for h in hashes)
 
-    def remembers(self, block_hash: int) -> bool:
-        """Return whether the key of a block is known: it is there, or was a moment ago."""
-        return block_hash in self._lately or self.bridge.key(block_hash) is not None
+    def key(self, block_hash: int) -> BlockKey | None:
+        """Return the key of a block that is there, or was a moment ago; None if it is not known."""
+        key = self.bridge.key(block_hash)
+        return self._lately.get(block_hash) if key is None else key
 
     def store_again(self, block_hash: int, parent_hash: int | None, tier: Tier) -> list[Op] | None:
         """Add a copy of a block that was removed everywhere. Return what the index must do; None if
         the block, or its parent, was removed too long ago."""
         key, parent = self._lately.get(block_hash), None
         if parent_hash is not None:
-            parent = self.bridge.key(parent_hash)
-            parent = self._lately.get(parent_hash) if parent is None else parent
+            parent = self.key(parent_hash)
         if key is None or (parent is None and parent_hash is not None):
             return None
         return self.store([block_hash], [key], parent, tier)
@@ -219,20 +233,33 @@ class HolderState:
             yield self._adopt(record)
 
     def clear(self) -> list[Op]:
-        """Forget everything but what kind of engine it is. Return what the index must do."""
+        """Forget everything but what kind of engine it is, without its groups. Return what the
+        index must do."""
         if self._record is not None:
             self._record(ClearedRecord())
         return self._clear()
 
-    def set_window(self, group: int, blocks: int) -> Op:
+    def set_layout(self, layout: CacheLayout | None) -> list[Op]:
+        """Have the engine's groups. Return what the index must do."""
         if self._record is not None:
-            self._record(Windowed(group, blocks))
-        return self._set_window(group, blocks)
+            self._record(LaidOutRecord(layout))
+        return self._set_layout(layout)
 
-    def set_full_group(self, group: int) -> None:
-        if self._record is not None:
-            self._record(FullGroup(group))
-        self.full_group = group
+    def is_full(self, group: int) -> bool:
+        """Return whether the group's prefixes are kept; a group that no event in GPU memory has
+        named is taken for full attention, if there is no other."""
+        if self.full_number is not None or self.layout is None:
+            return group == self.full_number
+        return all(each.number != group for each in self.layout.groups)
+
+    def is_undone_by(self, layout: CacheLayout) -> bool:
+        """Return whether the blocks that are here would be others with this layout."""
+        if self.layout is None or not len(self.bridge):
+            return False
+        at = layout.full_position
+        number = None if at is None else layout.groups[at].number
+        is_other_group = self.full_number is not None and number != self.full_number
+        return is_other_group or layout.block_size != self.block_size
 
     def set_block_size(self, tokens: int) -> None:
         if self._record is not None:
@@ -284,6 +311,21 @@ class HolderState:
             for block_hash, key in zip(hashes, keys, strict=True):
                 for place in self.deferred.pop(block_hash, ()):
                     ops += self._add([(block_hash, key)], place)
+        return ops
+
+    def _store_placed(self, placed: PlacedRecord) -> list[Op]:
+        block_hash, key, parent, within, tier, group = msgspec.structs.astuple(placed)
+        if within:
+            self.within[key] = (parent, within)
+            if len(self.within) > MAX_ORPHANS:
+                self.within.popitem(last=False)
+        ops: list[Op] = []
+        if not self.bridge.add((tier, group), [block_hash], [key]):
+            ops.append(Store(self._holder, [key], parent, tier, group))
+        for place in self.deferred.pop(block_hash, ()):
+            ops += self._add([(block_hash, key)], place)
+        for other in self.orphans.pop(block_hash):
+            ops += self._add([(block_hash, key)], (other, FULL_ATTENTION))
         return ops
 
     def _without(self, known: Collection[BlockKey], stores: Sequence[Store]) -> list[Op]:
@@ -369,12 +411,19 @@ class HolderState:
         self._lately.clear()
         self.orphans.clear()
         self.deferred.clear()
-        windows = [Window(self._holder, group + 1, n) for group, n in self.windows.items()]
-        return [Clear(self._holder), *windows]
+        self.within.clear()
+        self.layout, self.full_number = None, 0
+        return [Clear(self._holder)]
 
-    def _set_window(self, group: int, blocks: int) -> Op:
-        self.windows[group] = blocks
-        return Window(self._holder, group + 1, blocks)
+    def _set_layout(self, layout: CacheLayout | None) -> list[Op]:
+        # An index has no use for the layout of full attention alone.
+        before, after = [
+            each and (None if each.is_plain else each) for each in (self.layout, layout)
+        ]
+        self.layout = layout
+        at = 0 if layout is None else layout.full_position
+        self.full_number = at if layout is None or at is None else layout.groups[at].number
+        return [] if after == before else [Layout(self._holder, after)]
 
 
 def _between(

@@ -19,18 +19,33 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from inferway.kv.index.protocol import FULL_ATTENTION, Tier
+from inferway.kv.index.reuse import CacheLayout
 from inferway.model import BlockKey
 
 
 class StoredRecord(Struct, frozen=True, gc=False, array_like=True, tag="s"):
-    """One more copy of each block of a chain, the first the child of `parent` (None: it begins a
-    prompt). They may have been there already, or been orphans, or be awaited by windows."""
+    """One more copy of each block of a chain of full attention, the first the child of `parent`
+    (None: it begins a prompt). They may have been there already, or been orphans, or be awaited by
+    other groups."""
 
     hashes: Sequence[int]
     keys: Sequence[BlockKey]
     parent: BlockKey | None = None
     tier: Tier = 0
     group: int = FULL_ATTENTION  # always
+
+
+class PlacedRecord(Struct, frozen=True, gc=False, array_like=True, tag="p"):
+    """One more copy of a block that is no link of the chain: of another group, or within a block.
+    `parent` is the whole block before it, and `within` how many tokens of the next one it has, 0
+    if it ends where a whole block does."""
+
+    block_hash: int
+    key: BlockKey
+    parent: BlockKey | None
+    within: int
+    tier: Tier
+    group: int
 
 
 class KnownRecord(Struct, frozen=True, gc=False, array_like=True, tag="k"):
@@ -68,21 +83,14 @@ class RemovedRecord(Struct, frozen=True, gc=False, array_like=True, tag="r"):
 
 
 class ClearedRecord(Struct, frozen=True, array_like=True, tag="c"):
-    """The engine's blocks are gone, or forgotten. What kind of engine it is stays: the four
-    below."""
+    """The engine's blocks are gone, or forgotten, and its groups with them: a new one may have
+    others. What else it is stays: the records below."""
 
 
-class Windowed(Struct, frozen=True, array_like=True, tag="W"):
-    """The engine's group `group` is a window of so many blocks; 0: it is none any more."""
+class LaidOutRecord(Struct, frozen=True, array_like=True, tag="L"):
+    """The engine's groups of KV caches are these; None: they are not known."""
 
-    group: int  # the engine's number
-    blocks: int
-
-
-class FullGroup(Struct, frozen=True, array_like=True, tag="F"):
-    """The engine's group `group` is the one with full attention."""
-
-    group: int  # the engine's number
+    layout: CacheLayout | None
 
 
 class TierNamed(Struct, frozen=True, array_like=True, tag="T"):
@@ -104,13 +112,13 @@ class Uncounted(Struct, frozen=True, array_like=True, tag="U"):
 
 Record = (
     StoredRecord
+    | PlacedRecord
     | KnownRecord
     | WaitingRecord
     | AdoptedRecord
     | RemovedRecord
     | ClearedRecord
-    | Windowed
-    | FullGroup
+    | LaidOutRecord
     | TierNamed
     | BlockSize
     | Uncounted

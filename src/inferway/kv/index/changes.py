@@ -18,12 +18,13 @@ from inferway.kv.index.protocol import (
     FULL_ATTENTION,
     Clear,
     Copy,
+    Layout,
     Op,
     Remove,
     Store,
     Tier,
-    Window,
 )
+from inferway.kv.index.reuse import CacheLayout
 from inferway.kv.index.tree import Tree
 from inferway.model import BlockKey, HolderId
 
@@ -57,7 +58,7 @@ class HolderChange(msgspec.Struct, frozen=True, gc=False, array_like=True):
     num_blocks: int
     num_evicted: int
     is_tiered: bool
-    windows: dict[int, int]
+    layout: CacheLayout | None
 
 
 class PlanesChange(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -107,7 +108,7 @@ class ChangeLog:
         for op, common in zip(ops, commons, strict=True):
             if isinstance(op, Clear):
                 cleared.append(op.holder)
-            elif not isinstance(op, Window):
+            elif not isinstance(op, Layout):
                 self._note_blocks(op, common, blocks)
         self._commons.clear()
         if self._touched:
@@ -207,7 +208,7 @@ def _holder(holder: Holder, holders: Holders) -> HolderChange:
         holder.num_blocks,
         holder.num_evicted,
         bool(holders.tiered & holder.bit),
-        dict(holder.windows),
+        holder.layout,
     )
 
 

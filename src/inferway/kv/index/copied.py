@@ -65,10 +65,8 @@ class CopiedIndex(HeldBlocks):
         holder.num_blocks, holder.num_evicted = change.num_blocks, change.num_evicted
         if change.is_tiered:
             holders.in_tier(holder, CPU)
-        for group in holder.windows.keys() - change.windows.keys():
-            holders.set_window(holder, group, 0)
-        for group, blocks in change.windows.items():
-            holders.set_window(holder, group, blocks)
+        if change.layout != holder.layout:
+            holders.set_layout(holder, change.layout)
 
     def _hear_of_blocks(self, changes: Iterable[BlockChange]) -> None:
         shards, states = self._shards, self._states

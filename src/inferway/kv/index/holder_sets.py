@@ -146,8 +146,10 @@ class HolderSets:
             self.known += [0] * missing
             self.planes += [()] * missing
 
-    def window_mask(self, state: int, group: int) -> int:
-        """Return who holds the block in a window group, in any tier."""
+    def group_mask(self, state: int, group: int) -> int:
+        """Return who holds the block in a group, in any tier."""
+        if group == FULL_ATTENTION:
+            return self.known[state]
         planes, mask = self.planes[state], 0
         for (_, of), plane in self.window_planes.items():
             if of == group and plane < len(planes):

@@ -12,6 +12,7 @@ import numpy as np
 
 from inferway.kv.index.prefix_lengths import HolderIds
 from inferway.kv.index.protocol import GPU, Tier
+from inferway.kv.index.reuse import CacheLayout
 from inferway.model import HolderId
 
 _MAX_REMEMBERED = 1000
@@ -20,7 +21,7 @@ _MAX_REMEMBERED = 1000
 class Holder:
     """One holder and its counters; `MemoryIndex` writes them."""
 
-    __slots__ = ("bit", "id", "num_blocks", "num_detached", "num_evicted", "windows")
+    __slots__ = ("bit", "id", "layout", "num_blocks", "num_detached", "num_evicted")
 
     def __init__(self, holder: HolderId, bit: int) -> None:
         self.id = holder
@@ -28,7 +29,7 @@ class Holder:
         self.num_blocks = 0  # of the full-attention group
         self.num_detached = 0  # of them
         self.num_evicted = 0  # since the last clear
-        self.windows: dict[int, int] = {}  # group -> blocks that must be there
+        self.layout: CacheLayout | None = None  # None: full attention alone
 
 
 class Holders:
@@ -41,14 +42,14 @@ class Holders:
         "_free",
         "changed",
         "ids",
+        "laid_out",
         "live",
         "tiered",
-        "windowed",
     )
 
     def __init__(self) -> None:
         self.live = 0  # the bits of all holders
-        self.windowed = 0  # of those with windows
+        self.laid_out = 0  # of those with a layout
         self.tiered = 0  # of those that have had blocks in lower tiers
         self._by_id: dict[HolderId, Holder] = {}
         self._by_place: list[Holder | None] = []  # place i has bit 1 << i
@@ -88,23 +89,21 @@ class Holders:
             self.tiered |= holder.bit
             self.changed.add(holder.id)
 
-    def set_window(self, holder: Holder, group: int, blocks: int) -> None:
-        """Have the group's window of so many blocks; 0 blocks take it back."""
+    def set_layout(self, holder: Holder, layout: CacheLayout | None) -> None:
+        """Let the holder look prompts up in these groups."""
         self.changed.add(holder.id)
-        if blocks:
-            holder.windows[group] = blocks
-            self.windowed |= holder.bit
-            return
-        holder.windows.pop(group, None)
-        if not holder.windows:
-            self.windowed &= ~holder.bit
+        holder.layout = layout
+        if layout is None:
+            self.laid_out &= ~holder.bit
+        else:
+            self.laid_out |= holder.bit
 
     def drop(self, holder: HolderId) -> Holder | None:
         """Forget a holder; its bit stays taken until `free`."""
         dropped = self._by_id.pop(holder, None)
         if dropped is not None:
             self.live &= ~dropped.bit
-            self.windowed &= ~dropped.bit
+            self.laid_out &= ~dropped.bit
             self.tiered &= ~dropped.bit
             self._forget_ids()
         return dropped

@@ -1,8 +1,8 @@
-"""Along a prompt: where holders drop out, where windows end, how much lies in lower tiers."""
+"""Along a prompt: where holders drop out, how much lies in lower tiers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from inferway.kv.index.shards import Shards
 from inferway.model import BlockKey
@@ -77,34 +77,6 @@ def walked_prefix_lengths(
                 return found
     found.append((left, len(keys)))
     return found
-
-
-def window_blocks(
-    blocks: int, windows: Mapping[int, int], is_in: Callable[[int, int], bool]
-) -> int:
-    """Return the longest prefix of at most `blocks` blocks whose end every window group covers.
-    `is_in`: whether the group of that number has the prompt's block of that number.
-
-    As vLLM's hybrid coordinator does it: one group shortens the prefix, so the others are asked
-    again, until all agree.
-    """
-    before = -1
-    while blocks != before:
-        before = blocks
-        for group, needed in windows.items():
-            blocks = _covered(blocks, group, needed, is_in)
-    return blocks
-
-
-def _covered(blocks: int, group: int, needed: int, is_in: Callable[[int, int], bool]) -> int:
-    """The longest prefix of at most `blocks` blocks that ends in `needed` of the group's blocks, or
-    has no others."""
-    run = 0
-    for i in range(blocks - 1, -1, -1):
-        run = run + 1 if is_in(i, group) else 0
-        if run == needed:
-            return i + run
-    return run
 
 
 def runs(keys: Sequence[BlockKey], state_of: StateOf) -> Iterator[tuple[int, int, int]]:

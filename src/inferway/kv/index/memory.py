@@ -26,16 +26,16 @@ from inferway.kv.index.protocol import (
     TIER_WEIGHTS,
     Clear,
     Copy,
+    Layout,
     MatchResult,
     Op,
     Remove,
     Store,
-    Window,
 )
 from inferway.kv.index.reading import MANY_HOLDERS, HeldBlocks
 from inferway.kv.index.tree import Tree
 from inferway.metrics import Family
-from inferway.model import BlockKey, HolderId
+from inferway.model import BlockKey, HolderId, Places
 
 # What a block held by one engine costs at most, with its share of kv/events/hash_to_key.py:
 # docs/benchmarks/index.md has the measurement.
@@ -91,9 +91,9 @@ class MemoryIndex(HeldBlocks):
                         tree.copy(holder, op)
                 case Clear():
                     self._clear(op)
-                case Window():
+                case Layout():
                     holder = self._holders.get_or_add(op.holder)
-                    self._holders.set_window(holder, op.group, op.blocks)
+                    self._holders.set_layout(holder, op.layout)
             if tree.commons is not None:
                 tree.commons.append(tree.common)
                 tree.common = -1  # the next operation may be refused
@@ -154,12 +154,12 @@ class MemoryIndex(HeldBlocks):
 
     # what a prompt would find
 
-    def match_now(self, keys: Sequence[BlockKey]) -> MatchResult:
+    def match_now(self, keys: Sequence[BlockKey], places: Places | None = None) -> MatchResult:
         tree = self._tree
         if tree.unsettled:
             self._settle(self._with_each_match)
         self._unsettled = tree.unsettled
-        found = super().match_now(keys)
+        found = super().match_now(keys, places)
         if self._eviction is not None and found.blocks:
             longest = max(different_lengths(found.blocks))
             tree.slots.marks[tree.slot(keys[longest - 1])] = MATCHED

@@ -15,10 +15,11 @@ from typing import Protocol
 
 import msgspec
 
+from inferway.kv.index.reuse import CacheLayout, Reuse
 from inferway.metrics import Family
-from inferway.model import BlockKey, HolderId
+from inferway.model import BlockKey, HolderId, Places
 
-# The group of KV caches whose blocks decide over a prefix: full attention. Others are windows.
+# The group of KV caches whose prefixes the index keeps: full attention.
 FULL_ATTENTION = 0
 
 # Where a block lies, best first: the number of a tier is its place in the index's weights.
@@ -68,22 +69,21 @@ class Remove(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):
 
 
 class Clear(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):
-    """`holder` has nothing any more, and no windows either."""
+    """`holder` has nothing any more, and no layout either."""
 
     holder: HolderId
 
 
-class Window(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):
-    """`holder` has a sliding-window group as well: it reuses a prefix only if that group holds
-    the prefix's last `blocks` blocks (or all of them, if it has fewer), in any tier. 0 blocks
-    take the window back."""
+class Layout(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):
+    """`holder` looks a prompt up in these groups of KV caches (`reuse`); None: it has full
+    attention alone, as everybody has at first. The blocks of the group at `layout.full_position`
+    are those of FULL_ATTENTION, those of the others are of their number + 1."""
 
     holder: HolderId
-    group: int  # not FULL_ATTENTION
-    blocks: int
+    layout: CacheLayout | None
 
 
-Op = Store | Copy | Remove | Clear | Window
+Op = Store | Copy | Remove | Clear | Layout
 
 
 class MatchResult(msgspec.Struct, frozen=True):
@@ -92,11 +92,20 @@ class MatchResult(msgspec.Struct, frozen=True):
     `blocks`: for each holder of the first key, how many keys it holds from the start without a
     hole, in any tier. `discount`: how much less than `blocks` they weigh because some lie in lower
     tiers; holders without such are absent. `lower`: for each tier below the first, the index of the
-    first key whose best tier is this one; holders without such are absent."""
+    first key whose best tier is this one; holders without such are absent.
+
+    A holder with a layout has as many `blocks` as are whole in what it reuses, and `reuse` has the
+    tokens: hits may end within a block, and blocks may be held that are not reused."""
 
     blocks: Mapping[HolderId, int] = {}
     discount: Mapping[HolderId, float] = {}
     lower: Mapping[HolderId, Mapping[Tier, int]] = {}
+    reuse: Mapping[HolderId, Reuse] = {}
+
+    def tokens(self, holder: HolderId, block_size: int) -> int:
+        """Return how many tokens the holder reuses, if its blocks have so many."""
+        reuse = self.reuse.get(holder)
+        return self.blocks.get(holder, 0) * block_size if reuse is None else reuse.tokens
 
     def within(self, holder: HolderId, tier: Tier) -> int:
         """Return how many keys the holder has from the start on without a hole in `tier` or better
@@ -134,12 +143,24 @@ class Index(Holdings, Protocol):
     def apply(self, ops: Iterable[Op]) -> None:
         """Do `ops` in order. Never waits, never raises for unknown keys or holders."""
 
-    async def match(self, keys: Sequence[BlockKey]) -> MatchResult:
+    async def match(self, keys: Sequence[BlockKey], places: Places | None = None) -> MatchResult:
         """Return what each holder has of `keys`, a prompt's blocks from its first one on. Holders
-        of nothing are absent; no keys, no holders."""
+        of nothing are absent; no keys, no holders. Without `places` the prompt is taken for one
+        that goes on behind its last block, whose blocks end where `keys` do."""
 
-    async def match_all(self, prompts: Sequence[Sequence[BlockKey]]) -> list[MatchResult]:
+    async def match_all(
+        self,
+        prompts: Sequence[Sequence[BlockKey]],
+        places: Sequence[Places | None] | None = None,
+    ) -> list[MatchResult]:
         """Return `match` of each, in their order."""
+
+    @property
+    def has_layouts(self) -> bool:
+        """Whether there are holders with a layout, to whom a prompt's `Places` matter."""
+
+    def layout(self, holder: HolderId) -> CacheLayout | None:
+        """Return the holder's layout; None if it has full attention alone."""
 
     def num_blocks(self, holder: HolderId) -> int:
         """Return how many full-attention blocks we believe that `holder` has, detached ones too;

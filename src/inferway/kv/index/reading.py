@@ -12,11 +12,16 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from inferway.kv.index.holder_sets import HolderSets
 from inferway.kv.index.holders import Holders
-from inferway.kv.index.matching import prefix_lengths, runs, walked_prefix_lengths, window_blocks
+from inferway.kv.index.matching import prefix_lengths, runs, walked_prefix_lengths
 from inferway.kv.index.prefix_lengths import PrefixLengths
-from inferway.kv.index.protocol import MatchResult, Tier
+from inferway.kv.index.protocol import (
+    FULL_ATTENTION,
+    MatchResult,
+    Tier,
+)
+from inferway.kv.index.reuse import CacheLayout, Holds, Reuse, reusable_tokens
 from inferway.kv.index.shards import Shards
-from inferway.model import BlockKey, HolderId
+from inferway.model import BlockKey, HolderId, Places
 
 MANY_HOLDERS = 128  # of a prompt: an entry for each of so many takes longer than arrays
 
@@ -49,60 +54,112 @@ class HeldBlocks:
 
     # what a prompt would find
 
-    async def match(self, keys: Sequence[BlockKey]) -> MatchResult:
-        return self.match_now(keys)
+    async def match(self, keys: Sequence[BlockKey], places: Places | None = None) -> MatchResult:
+        return self.match_now(keys, places)
 
-    async def match_all(self, prompts: Sequence[Sequence[BlockKey]]) -> list[MatchResult]:
-        return [self.match_now(keys) for keys in prompts]
+    async def match_all(
+        self,
+        prompts: Sequence[Sequence[BlockKey]],
+        places: Sequence[Places | None] | None = None,
+    ) -> list[MatchResult]:
+        if places is None:
+            return [self.match_now(keys) for keys in prompts]
+        return [self.match_now(*each) for each in zip(prompts, places, strict=True)]
 
-    def match_now(self, keys: Sequence[BlockKey]) -> MatchResult:
+    def match_now(self, keys: Sequence[BlockKey], places: Places | None = None) -> MatchResult:
         """Return what `match` returns, at once: for callers on this very event loop."""
-        if not keys:
-            return _NOTHING
         states, holders, unsettled = self._states, self._holders, self._unsettled
-        settled = holders.live & ~unsettled
-        found = prefix_lengths(keys, self._shards, self._column, states.attached, settled)
-        if unsettled:
-            found += walked_prefix_lengths(keys, self._state, states.known, unsettled)
-        if not found:
-            return _NOTHING
-        blocks = self._blocks_of(keys, found)
-        if holders.tiered:
-            return MatchResult(blocks, *self._in_lower_tiers(keys, blocks))
-        return MatchResult(blocks)
+        found: list[tuple[int, int]] = []
+        if keys:
+            settled = holders.live & ~unsettled
+            found = prefix_lengths(keys, self._shards, self._column, states.attached, settled)
+            if unsettled:
+                found += walked_prefix_lengths(keys, self._state, states.known, unsettled)
+        if not holders.laid_out:
+            if not found:
+                return _NOTHING
+            blocks = self._blocks_of(found)
+            if holders.tiered:
+                return MatchResult(blocks, *self._in_lower_tiers(keys, blocks))
+            return MatchResult(blocks)
+        held = self._each_of(found)
+        reuse = self._reuse(keys, places, held)
+        return MatchResult(held, *self._in_lower_tiers(keys, held), reuse)
+
+    @property
+    def has_layouts(self) -> bool:
+        return bool(self._holders.laid_out)
+
+    def layout(self, holder: HolderId) -> CacheLayout | None:
+        found = self._holders.get(holder)
+        return None if found is None else found.layout
 
     def _state(self, key: BlockKey) -> int:
         shards = self._shards
         return self._column[shards.at[key >> shards.shift].get(key, 0)]
 
-    def _blocks_of(
-        self, keys: Sequence[BlockKey], found: Sequence[tuple[int, int]]
-    ) -> Mapping[HolderId, int]:
+    def _blocks_of(self, found: Sequence[tuple[int, int]]) -> Mapping[HolderId, int]:
         """Return how many blocks each holder has, from masks of holders and what these have."""
         holders = self._holders
         are_many = sum([mask.bit_count() for mask, _ in found]) >= self._many_holders
-        if are_many and not (holders.windowed or holders.tiered):
+        if are_many and not holders.tiered:
             return PrefixLengths([(holders.ids_of_many(mask), count) for mask, count in found])
-        blocks: dict[HolderId, int] = {}
+        return self._each_of(found)
+
+    def _each_of(self, found: Sequence[tuple[int, int]]) -> dict[HolderId, int]:
+        holders, blocks = self._holders, dict[HolderId, int]()
         ids = holders.ids
         for mask, count in found:
             for holder in ids.get(mask) or holders.remember_ids(mask):
                 blocks[holder] = count
-        if holders.windowed:
-            self._cut_to_windows(keys, blocks)
         return blocks
 
-    def _cut_to_windows(self, keys: Sequence[BlockKey], blocks: dict[HolderId, int]) -> None:
-        states = self._states
-        for holder in self._holders.of(self._holders.windowed):
-            bit, count = holder.bit, blocks.pop(holder.id, 0)
+    def _reuse(
+        self, keys: Sequence[BlockKey], places: Places | None, blocks: dict[HolderId, int]
+    ) -> dict[HolderId, Reuse]:
+        """Return what holders with a layout reuse, and let `blocks`, which has how many they hold
+        of full attention, have how many of them that is."""
+        found: dict[HolderId, Reuse] = {}
+        for holder in self._holders.of(self._holders.laid_out):
+            layout, run = holder.layout, blocks.pop(holder.id, 0)
+            assert layout is not None
+            size = layout.block_size
+            if places is not None and places.block_size != size:
+                continue  # the prompt is cut for other engines
+            if not run and layout.full_position is not None and not layout.is_fine:
+                continue
+            whole = size * len(keys)
+            num_tokens, num_hashed = whole + 1, whole
+            if places is not None:
+                num_tokens, num_hashed = places.num_tokens, places.num_hashed
+            holds = self._holder_of_blocks(layout, holder.bit, keys, places)
+            reuse = reusable_tokens(layout, num_tokens, num_hashed, run, holds)
+            if reuse.tokens or run:
+                found[holder.id] = reuse
+            if reuse.tokens >= size:
+                blocks[holder.id] = reuse.tokens // size
+        return found
 
-            def is_in(i: int, group: int, bit: int = bit) -> bool:
-                return bool(states.window_mask(self._state(keys[i]), group) & bit)
+    def _holder_of_blocks(
+        self, layout: CacheLayout, bit: int, keys: Sequence[BlockKey], places: Places | None
+    ) -> Holds:
+        states, size, unit = self._states, layout.block_size, layout.unit
+        groups = [
+            FULL_ATTENTION if i == layout.full_position else group.number + 1
+            for i, group in enumerate(layout.groups)
+        ]
 
-            count = window_blocks(count, holder.windows, is_in)
-            if count:
-                blocks[holder.id] = count
+        def holds(position: int, end: int) -> bool:
+            block, within = divmod(end, size)
+            if not within:
+                key = keys[block - 1] if block <= len(keys) else None
+            else:
+                key = None if places is None else places.key(end, unit)
+            if key is None:
+                return False
+            return bool(states.group_mask(self._state(key), groups[position]) & bit)
+
+        return holds
 
     def _in_lower_tiers(
         self, keys: Sequence[BlockKey], blocks: Mapping[HolderId, int]

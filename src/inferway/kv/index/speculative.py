@@ -7,7 +7,7 @@ that what we hope never mixes with what engines told.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -47,6 +47,7 @@ class SpeculativeOverlay:
         self._unfinished: deque[Speculation] = deque()
         self._turn_comes = False  # this one's share is taken
         self._bits: dict[BlockKey, int] = {}
+        self._ends: Counter[tuple[HolderId, BlockKey]] = Counter()  # prompts by their last block
         # How many prompts more than one bring the block there; none: not in it.
         self._more: dict[tuple[HolderId, BlockKey], int] = {}
 
@@ -55,6 +56,7 @@ class SpeculativeOverlay:
         keys = keys[skip:] if skip else keys
         if not keys:
             return Speculation(holder, keys, active=False)
+        self._ends[holder, keys[-1]] += 1
         if self._soon is None or len(keys) <= _SHORT_BLOCKS:
             self._add(holder, keys)
             return Speculation(holder, keys, num_added=len(keys))
@@ -68,6 +70,10 @@ class SpeculativeOverlay:
         if not speculation.active:
             return
         speculation.active = False
+        end = speculation.holder, speculation.keys[-1]
+        self._ends[end] -= 1
+        if not self._ends[end]:
+            del self._ends[end]
         if self._soon is None or len(speculation.keys) <= _SHORT_BLOCKS:
             self._remove(speculation.holder, speculation.keys)
         else:
@@ -162,6 +168,10 @@ class SpeculativeOverlay:
                     end += 1
                 found[holder] = end
         return found
+
+    def ends(self, holder: HolderId, key: BlockKey) -> bool:
+        """Return whether a prompt on its way there has this as its last whole block."""
+        return (holder, key) in self._ends
 
     def num_blocks(self, holder: HolderId) -> int:
         """Return how many different blocks are on their way to `holder`."""

@@ -311,21 +311,27 @@ def test_types_newer_than_us_are_told_from_garbage(event: object) -> None:
     assert reason(event) == "unknown_type"
 
 
-@pytest.mark.parametrize("tokens", [[1, 2, 3], [1, 2, 3, 4, 5, 6]])
-def test_tokens_that_are_not_the_blocks_tokens_are_refused(tokens: list[int]) -> None:
-    """vLLM #44451: with skipped blocks the two lists disagree."""
+@pytest.mark.parametrize("tokens", [[1, 2, 3], [1, 2, 3, 4, 5], [1, 2]])
+def test_tokens_that_are_not_those_of_whole_blocks_are_refused(tokens: list[int]) -> None:
     assert reason(stored(token_ids=tokens)) == "non_dense_block_span"
 
 
-def test_tokens_of_a_window_groups_event_may_be_of_more_blocks() -> None:
-    """vLLM 0.32 keeps a window's last blocks only, and names the tokens of all."""
-    [event] = batch(
-        stored(token_ids=[1, 2, 3, 4, 5, 6], kv_cache_spec_kind="sliding_window")
-    ).events
+def test_tokens_may_be_of_more_blocks_than_are_stored() -> None:
+    """vLLM names the tokens of a whole step, and skips blocks of windows and checkpoints."""
+    [event] = batch(stored(token_ids=[1, 2, 3, 4, 5, 6], kv_cache_spec_kind="mamba")).events
 
     assert isinstance(event, BlockStored)
-    assert len(event.token_ids) == 0
+    assert list(event.token_ids) == [1, 2, 3, 4, 5, 6]
     assert len(event.block_hashes) == 2
+
+
+def test_look_ahead_tokens_are_those_of_each_block() -> None:
+    [event] = batch(stored(lookahead_token_ids=[[7], [8]])).events
+
+    assert isinstance(event, BlockStored)
+    assert event.lookahead_token_ids == [[7], [8]]
+    assert reason(stored(lookahead_token_ids=[[7]])) == "lookahead_mismatch"
+    assert reason(stored(lookahead_token_ids=[[7], [8, 9]])) == "lookahead_mismatch"
 
 
 def test_extra_keys_belong_to_one_block_each() -> None:

@@ -23,7 +23,6 @@ from msgspec.structs import force_setattr, replace
 from inferway.kv.events.event import (
     MAX_BLOCKS,
     SMALL_BYTES,
-    WINDOW_KINDS,
     WIRE_NAMES,
     AllBlocksCleared,
     Batch,
@@ -88,6 +87,8 @@ _DECODED = (StoredFields, _Removed, _Cleared)  # for isinstance; a union is made
 
 class StoredMap(StoredFields, tag="BlockStored"):
     """A BlockStored as newer engines send it."""
+
+    lookahead_token_ids: list[list[_Token]] | None = None
 
 
 class _StoredArray(StoredFields, tag="BlockStored", array_like=True):
@@ -293,6 +294,7 @@ def _stored(event: StoredFields) -> BlockStored:
         sliding_window=event.kv_cache_spec_sliding_window,
         locality=event.locality,
         cache_salt=event.cache_salt,
+        lookahead_token_ids=event.lookahead_token_ids if isinstance(event, StoredMap) else None,
     )
 
 
@@ -302,24 +304,32 @@ def _checked(event: BlockStored, path: int) -> BlockStored | EventError:
     num_blocks, extra_keys = len(event.block_hashes), event.extra_keys
     tokens = packed(event.token_ids)  # type: ignore[arg-type]  # decoded just now: a list
     is_whole = extra_keys is None or len(extra_keys) == num_blocks
-    if is_whole and event.cache_salt is None and len(tokens) == num_blocks * event.block_size:
+    has_more = event.cache_salt is not None or event.lookahead_token_ids is not None
+    if is_whole and not has_more and len(tokens) == num_blocks * event.block_size:
         # nobody else has seen it yet, and a copy takes ten times as long
         force_setattr(event, "token_ids", tokens)
         return event
-    if tokens and len(tokens) != num_blocks * event.block_size:
-        if event.spec_kind not in WINDOW_KINDS:
-            message = (
-                f"events[{path}]: {len(tokens)} tokens are not {num_blocks} blocks of "
-                f"{event.block_size}"
-            )
-            return EventError("non_dense_block_span", message, may_remove=False)
-        tokens = packed([])  # they are of blocks outside the window as well
+    if tokens and not _spans(len(tokens), num_blocks, event.block_size):
+        message = (
+            f"events[{path}]: {len(tokens)} tokens are not {num_blocks} blocks of "
+            f"{event.block_size}, nor blocks with others skipped between them"
+        )
+        return EventError("non_dense_block_span", message, may_remove=False)
+    behind = event.lookahead_token_ids
+    if behind is not None and (len(behind) != num_blocks or len(set(map(len, behind))) > 1):
+        message = f"events[{path}]: look-ahead tokens of {len(behind)} blocks for {num_blocks}"
+        return EventError("lookahead_mismatch", message, may_remove=False)
     if extra_keys is not None and len(extra_keys) != num_blocks:
         message = f"events[{path}]: {len(extra_keys)} extra keys for {num_blocks} blocks"
         return EventError("extra_keys_mismatch", message, may_remove=False)
     if extra_keys is None and event.parent_hash is None and event.cache_salt and num_blocks:
         extra_keys = [[event.cache_salt], *[None] * (num_blocks - 1)]
     return replace(event, token_ids=tokens, extra_keys=extra_keys, cache_salt=None)
+
+
+def _spans(num_tokens: int, num_blocks: int, block_size: int) -> bool:
+    """Whether so many tokens are those of whole blocks, of which some may not be stored."""
+    return block_size > 0 and not num_tokens % block_size and num_tokens >= num_blocks * block_size
 
 
 def _canonical(hashes: list[_Hash]) -> list[int]:

@@ -1,0 +1,152 @@
+"""Blocks that are no link of the chain of full attention: of other groups, and parts of blocks.
+
+Such a block that ends where one of full attention does has its hash, and so its key. Another one is
+keyed by its own tokens, if the block before it is known and its event has the tokens of all blocks
+that it names. Where blocks between them were skipped, an event does not say which: its hashes wait
+until they are known from elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from inferway.kv.blocks.extra_keys import BlockExtras, event_extras
+from inferway.kv.blocks.keys import BlockHasher
+from inferway.kv.blocks.places import hasher_within
+from inferway.kv.events.event import BlockStored
+from inferway.kv.events.hash_to_key import Place
+from inferway.kv.events.holder_state import HolderState
+from inferway.kv.events.records import PlacedRecord
+from inferway.kv.index.protocol import Op
+from inferway.model import BlockKey
+
+_TOKEN = np.dtype(np.uint32)
+
+
+class GroupBlocks:
+    """The blocks that one engine has stored so. It writes what it finds to `held`."""
+
+    def __init__(
+        self,
+        held: HolderState,
+        seed: int,
+        hasher: Callable[[int], BlockHasher],
+        lora_path: Callable[[str], str | None],
+    ) -> None:
+        """`hasher` makes keys of whole blocks of a size, `seed` is its own."""
+        self._held = held
+        self._seed = seed
+        self._hasher = hasher
+        self._lora_path = lora_path
+
+    def store_known(self, event: BlockStored, place: Place) -> list[Op]:
+        """Add those of an event's blocks whose keys are known; the others wait. Return what the
+        index must do."""
+        held, hashes = self._held, event.block_hashes
+        held.wait([h for h in hashes if held.bridge.key(h) is None], place)
+        return held.add([h for h in hashes if held.bridge.key(h) is not None], place)
+
+    def store(self, event: BlockStored, place: Place) -> list[Op]:
+        """Add the blocks of a group that is not full attention. Return what the index must do."""
+        held, layout, hashes = self._held, self._held.layout, event.block_hashes
+        assert layout is not None
+        size, parent_hash = layout.block_size, event.parent_hash
+        if all(held.bridge.key(h) is not None for h in hashes):
+            return held.add(hashes, place)
+        if event.block_size % size:
+            return self.store_within(event, place)
+        parent = None if parent_hash is None else held.bridge.key(parent_hash)
+        is_orphan = parent_hash is not None and (parent is None or parent in held.within)
+        if not _is_dense(event) or is_orphan or (event.block_size > size and _has_media(event)):
+            return self.store_known(event, place)
+        path = self.path(event)
+        keys = self._hasher(size).keys_of_list(*with_extras(event, path), parent)
+        each, ops = event.block_size // size, list[Op]()
+        for i, block_hash in enumerate(hashes, 1):
+            at = i * each - 1
+            before = keys[at - 1] if at else parent
+            ops += held.store_placed(PlacedRecord(block_hash, keys[at], before, 0, *place))
+        return ops
+
+    def store_within(self, event: BlockStored, place: Place) -> list[Op]:
+        """Add blocks that end within whole ones: of a group with smaller blocks, or the last part
+        of a prompt. Return what the index must do."""
+        held, layout, unit = self._held, self._held.layout, event.block_size
+        assert layout is not None
+        size, hashes, parent_hash = layout.block_size, event.block_hashes, event.parent_hash
+        key = None if parent_hash is None else held.bridge.key(parent_hash)
+        is_orphan = parent_hash is not None and key is None
+        if not _is_dense(event) or unit > size or size % unit or is_orphan:
+            return self.store_known(event, place)
+        parent, within = (None, 0) if key is None else held.within.get(key, (key, 0))
+        ops: list[Op] = []
+        for i, block_hash in enumerate(hashes):
+            known = held.bridge.key(block_hash)
+            within += unit
+            if within == size:
+                # A whole block's key is made of its tokens, which may be in several events.
+                if known is None:
+                    held.wait(hashes[i:], place)
+                    break
+                parent, within, key = known, 0, known
+                ops += held.add([block_hash], place)
+                continue
+            key = self._key_within(event, i, key) if known is None else known
+            ops += held.store_placed(PlacedRecord(block_hash, key, parent, within, *place))
+        return ops
+
+    def path(self, event: BlockStored) -> str | None:
+        """Return where an event's adapter is from, if that is for its blocks to say."""
+        if event.parent_hash is not None or not event.lora_name:
+            return None
+        return self._lora_path(event.lora_name)
+
+    def _key_within(self, event: BlockStored, i: int, parent: BlockKey | None) -> BlockKey:
+        assert self._held.layout is not None
+        unit = event.block_size
+        hasher = hasher_within(unit, self._seed, self._held.layout.lookahead)
+        tokens = [*event.token_ids[i * unit : (i + 1) * unit]]
+        if event.lookahead_token_ids:
+            tokens += event.lookahead_token_ids[i]
+        entry = event.extra_keys[i : i + 1] if event.extra_keys else None
+        path = None if i else self.path(event)
+        extras = event_extras(event.lora_name, entry, event.lora_id, path)
+        return hasher.keys(np.array(tokens, _TOKEN), extras, parent)[0]
+
+
+def has_tokens_alone(event: BlockStored) -> bool:
+    """Return whether nothing but its tokens is hashed into an event's blocks."""
+    extra_keys = event.extra_keys
+    return (
+        (extra_keys is None or not any(extra_keys))
+        and not event.lora_name
+        and event.lora_id is None
+    )
+
+
+def with_extras(
+    event: BlockStored, path: str | None, done: int = 0
+) -> tuple[Sequence[int], BlockExtras | None]:
+    """Return the tokens of an event's blocks, but for the first `done`, with those behind them that
+    their hashes cover, and what else is hashed. `path` is where its adapter is from."""
+    tokens, extra_keys = event.token_ids, event.extra_keys
+    if done:
+        tokens = tokens[done * event.block_size :]
+        extra_keys = extra_keys[done:] if extra_keys else None
+    if event.lookahead_token_ids:
+        tokens = [*tokens, *event.lookahead_token_ids[-1]]
+    if has_tokens_alone(event):
+        return tokens, None
+    return tokens, event_extras(event.lora_name, extra_keys, event.lora_id, path)
+
+
+def _is_dense(event: BlockStored) -> bool:
+    return len(event.token_ids) == len(event.block_hashes) * event.block_size
+
+
+def _has_media(event: BlockStored) -> bool:
+    """Whether something is hashed into its blocks that belongs to some of the tokens."""
+    entries = [entry for entry in event.extra_keys or () if isinstance(entry, list | tuple)]
+    return any(not isinstance(item, str) for entry in entries for item in entry)
