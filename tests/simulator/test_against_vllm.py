@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,11 @@ import msgspec
 import pytest
 
 from inferway.kv.blocks.dialects import Dialect, LoraAdapter
-from inferway.simulator.cache import Adapter, KvCache, Run
+from inferway.simulator.cache import Adapter, EngineCache, KvCache, Run
 from inferway.simulator.config import LatencyModel
 from inferway.simulator.events import encode_batch
+from inferway.simulator.kv_groups.cache import GroupedCache
+from inferway.simulator.kv_groups.spec import KvGroup, KvGroups
 from inferway.simulator.scheduler import RunningRequest, Scheduler
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -30,8 +32,8 @@ OPERATIONS = GOLDEN / "simulator" / "kv_cache.jsonl"
 class Replayed:
     """Does to our cache what the recording did to vLLM's."""
 
-    def __init__(self, settings: dict[str, Any]) -> None:
-        self._cache = KvCache(settings["num_blocks"], settings["block_size"], Dialect())
+    def __init__(self, settings: dict[str, Any], cache: EngineCache) -> None:
+        self._cache = cache
         self._adapter = Adapter(1, LoraAdapter(*settings["lora"]))
         self._runs: dict[int, Run] = {}
 
@@ -69,9 +71,21 @@ class Replayed:
         return encode_batch(events, timestamp=0.0, rank=0, format="map").hex()
 
 
-def test_the_cache_does_and_publishes_what_vllms_does() -> None:
+def one_group(num_blocks: int, block_size: int) -> EngineCache:
+    """The cache of several groups, with one of full attention."""
+    return GroupedCache(num_blocks, KvGroups((KvGroup("full", block_size),)), Dialect(), 60)
+
+
+def plain(num_blocks: int, block_size: int) -> EngineCache:
+    return KvCache(num_blocks, block_size, Dialect())
+
+
+@pytest.mark.parametrize("make_cache", [plain, one_group])
+def test_the_cache_does_and_publishes_what_vllms_does(
+    make_cache: Callable[[int, int], EngineCache],
+) -> None:
     settings, *steps = map(json.loads, OPERATIONS.read_text().splitlines())
-    ours = Replayed(settings)
+    ours = Replayed(settings, make_cache(settings["num_blocks"], settings["block_size"]))
 
     for number, step in enumerate(steps):
         found = {"result": ours.do(*step["do"]), "batch": ours.batch()}

@@ -12,6 +12,7 @@ import click
 
 from inferway.cli.command import ServerCommand, section, warnings_of
 from inferway.cli.flag import Number, OneOf, Whole, option
+from inferway.cli.kv_groups import groups_section, make_groups
 from inferway.cli.logs import refuse, set_up
 from inferway.config import ModelSettings
 from inferway.errors import ConfigError, InferwayError
@@ -141,6 +142,7 @@ _FROM_0 = Whole(min=0)
     ),
     example="inferway simulate --block-size 16 --kv-cache-size 4096",
 )
+@groups_section
 @section(
     "Answers and their times",
     option(
@@ -342,7 +344,10 @@ async def _run(flags: dict[str, Any]) -> None:
 def make_config(flags: dict[str, Any]) -> SimulatorConfig:
     """Return the configuration that the flags describe. Raises ConfigError."""
     model, names = _model(flags["model"], flags["served_model_name"])
+    groups = make_groups(flags)
     room = (flags["kv_cache_size"] - 1) * flags["block_size"]
+    if groups is not None:
+        room = groups.most_tokens(flags["kv_cache_size"] - 1)
     return SimulatorConfig(
         model=model,
         served_model_names=names,
@@ -357,10 +362,11 @@ def make_config(flags: dict[str, Any]) -> SimulatorConfig:
             format=flags["event_format"],
         ),
         kv_transfer=_transfer(flags),
+        kv_groups=groups,
         **{
             name: value
             for name, value in _same(flags, SimulatorConfig).items()
-            if name not in ("model", "lora_modules", "max_model_len", "kv_transfer")
+            if name not in ("model", "lora_modules", "max_model_len", "kv_transfer", "kv_groups")
         },
     )
 

@@ -18,10 +18,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from inferway.kv.blocks.dialects import Dialect, HashExtra, LoraAdapter, hash_extras
 from inferway.simulator.block_contents import BlockContents
 from inferway.simulator.events import CacheStored, Event
+from inferway.simulator.kv_groups.run_state import RunState
 from inferway.simulator.pool import Block, BlockPool
 
 
@@ -48,6 +50,55 @@ class Run:
     num_kept: int = 0  # blocks, from the start, that can be found by their hash
     num_reused: int = 0  # of these, how many were there already when it was admitted
     num_written: int = 0  # tokens, from the start, whose KV its blocks hold
+    num_prompt_tokens: int = field(init=False)
+    state: RunState | None = None  # in a cache with several groups
+
+    def __post_init__(self) -> None:
+        self.num_prompt_tokens = len(self.tokens)
+
+
+class EngineCache(Protocol):
+    """The cache of an engine, as its scheduler uses it."""
+
+    @property
+    def usage(self) -> float:
+        """Share of the blocks that requests use, 0..1."""
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that no request uses."""
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that can hold tokens."""
+
+    def cached(self) -> dict[bytes, int]:
+        """Block hash -> physical copies of it: all that a prompt could reuse now."""
+
+    def take_events(self) -> list[Event]:
+        """Return the events since the last call, in order."""
+
+    def num_reusable_tokens(self, run: Run) -> int:
+        """Return how many tokens of `run` would not be computed if it were admitted now."""
+
+    def num_kept_tokens(self, run: Run) -> int:
+        """Return how many tokens of the run, from its start, others can find."""
+
+    def admit(self, run: Run) -> int | None:
+        """Give `run` blocks for all its tokens, and return how many need not be computed; None if
+        there is no room now."""
+
+    def reserve(self, run: Run) -> bool:
+        """Give `run` blocks for the tokens appended since; False if there is no room now."""
+
+    def finish(self, run: Run, last_token: int) -> None:
+        """`run` ended with a token that is not computed: its blocks are free."""
+
+    def release(self, run: Run) -> None:
+        """`run` ended, or lost its place: its blocks are free, their content reusable."""
+
+    def clear(self) -> bool:
+        """Forget everything; False, and nothing done, while a request holds blocks."""
 
 
 class KvCache:
@@ -163,6 +214,11 @@ class KvCache:
         self._keep_full_blocks(run)
         return True
 
+    def finish(self, run: Run, last_token: int) -> None:
+        """`run` ended with a token that is not computed: its blocks are free."""
+        del last_token  # no block is completed by it
+        self.release(run)
+
     def release(self, run: Run) -> None:
         """`run` ended, or lost its place: its blocks are free, their content reusable."""
         self.free(self.detach(run))
@@ -205,7 +261,7 @@ class KvCache:
         for start in range(len(run.hashes) * size, len(run.tokens) - size + 1, size):
             parent = run.hashes[-1] if run.hashes else None
             tokens = run.tokens[start : start + size]
-            run.hashes.append(self._dialect.block_hash(parent, tokens, _extra_keys(run, start)))
+            run.hashes.append(self._dialect.block_hash(parent, tokens, extra_keys(run, start)))
 
     def _keep_full_blocks(self, run: Run) -> None:
         first, end = run.num_kept, len(run.tokens) // self._block_size
@@ -224,13 +280,13 @@ class KvCache:
             parent=run.hashes[first - 1] if first else None,
             token_ids=tuple(run.tokens[first * size : end * size]),
             block_size=size,
-            extra_keys=tuple(_extra_keys(run, i * size) for i in range(first, end)),
+            extra_keys=tuple(extra_keys(run, i * size) for i in range(first, end)),
             lora_id=adapter.id if adapter else None,
             lora_name=adapter.lora.name if adapter else None,
         )
 
 
-def _extra_keys(run: Run, start: int) -> tuple[HashExtra, ...] | None:
+def extra_keys(run: Run, start: int) -> tuple[HashExtra, ...] | None:
     """What goes into the hash of the block at token `start` beside its tokens."""
     lora = run.adapter.lora if run.adapter else None
     return hash_extras(lora, run.cache_salt if start == 0 else None)

@@ -8,6 +8,7 @@ from typing import Literal
 
 from inferway.errors import ConfigError
 from inferway.kv.blocks.dialects import DEFAULT_SEED
+from inferway.simulator.kv_groups.spec import KvGroups
 
 Mode = Literal["echo", "random", "recite"]
 EventFormat = Literal["map", "array"]
@@ -113,6 +114,7 @@ class SimulatorConfig:
     latency: LatencyModel = field(default_factory=LatencyModel)
     events: EventsConfig = field(default_factory=EventsConfig)
     kv_transfer: TransferConfig | None = None  # None: it hands blocks to nobody
+    kv_groups: KvGroups | None = None  # None: one group with full attention, nothing is speculated
 
     def __post_init__(self) -> None:
         _at_least("block_size", self.block_size, 1)
@@ -120,12 +122,28 @@ class SimulatorConfig:
         _at_least("max_model_len", self.max_model_len, 2)
         _at_least("max_num_seqs", self.max_num_seqs, 1)
         _at_least("max_waiting_queue_length", self.max_waiting_queue_length, 0)
+        if self.kv_groups is not None:
+            self._check_groups(self.kv_groups)
+            return
         room = (self.kv_cache_size - 1) * self.block_size
         if room < self.max_model_len:
             raise ConfigError(
                 f"max-model-len: {self.max_model_len} tokens do not fit the KV cache, which holds "
                 f"{room} ({self.kv_cache_size} blocks of {self.block_size}, one kept as null "
                 f"block); raise --kv-cache-size or lower --max-model-len"
+            )
+
+    def _check_groups(self, groups: KvGroups) -> None:
+        if self.kv_transfer is not None:
+            raise ConfigError(
+                "kv-transfer: not simulated with --kv-groups or --speculation; leave one out"
+            )
+        wanted = groups.num_blocks_for(self.max_model_len)
+        if wanted > self.kv_cache_size - 1:
+            raise ConfigError(
+                f"max-model-len: {self.max_model_len} tokens take {wanted} blocks of these groups, "
+                f"and the KV cache has {self.kv_cache_size - 1} beside its null block; raise "
+                f"--kv-cache-size or lower --max-model-len"
             )
 
     @property

@@ -11,10 +11,11 @@ from contextlib import suppress
 from inferway.kv.blocks.dialects import Dialect, wire_hash
 from inferway.simulator.app_server import AppServer
 from inferway.simulator.block_contents import BlockContents
-from inferway.simulator.cache import KvCache
+from inferway.simulator.cache import EngineCache, KvCache
 from inferway.simulator.config import SimulatorConfig
 from inferway.simulator.core import EngineCore
 from inferway.simulator.events import Event, encode_batch
+from inferway.simulator.kv_groups.cache import GroupedCache
 from inferway.simulator.kv_transfer import Connector
 from inferway.simulator.metrics import EngineMetrics
 from inferway.simulator.models import AdapterNames
@@ -40,11 +41,19 @@ class SimulatedEngine:
         self._model = model
         self._reply = reply or _reply(config, model)
         dialect = Dialect(seed=config.hash_seed)
-        transfers = config.kv_transfer
-        contents = None if transfers is None else BlockContents(config.block_size)
-        self._cache = KvCache(config.kv_cache_size, config.block_size, dialect, contents)
         # How it hands blocks to others, if it does; tests inject faults there.
-        self.transfer = None if transfers is None else Connector(transfers, self._cache)
+        self.transfer: Connector | None = None
+        self._cache: EngineCache
+        if config.kv_groups is not None:
+            self._cache = GroupedCache(
+                config.kv_cache_size, config.kv_groups, dialect, config.max_model_len
+            )
+        else:
+            transfers = config.kv_transfer
+            contents = None if transfers is None else BlockContents(config.block_size)
+            plain = KvCache(config.kv_cache_size, config.block_size, dialect, contents)
+            self._cache = plain
+            self.transfer = None if transfers is None else Connector(transfers, plain)
         self._scheduler = Scheduler(
             self._cache,
             config.latency,
@@ -133,7 +142,7 @@ class SimulatedEngine:
         if self.transfer is not None:
             fit = f"{VLLM_VERSION} {self.config.model} {self.config.block_size}"
             self.side_channel = core.side_channel = SideChannel(
-                self.transfer, self._cache, fit, core.wake, lambda: core.now
+                self.transfer, self.transfer.cache, fit, core.wake, lambda: core.now
             )
             await self.side_channel.start()
 

@@ -32,6 +32,10 @@ class CacheStored:
     extra_keys: tuple[tuple[HashExtra, ...] | None, ...]  # per block, as hashed
     lora_id: int | None = None
     lora_name: str | None = None
+    group: int = GROUP
+    spec_kind: str = SPEC_KIND
+    window: int | None = None  # tokens
+    lookahead: tuple[tuple[int, ...], ...] | None = None  # per block, the tokens after it as hashed
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,7 @@ class CacheRemoved:
     """A physical copy of this block is gone; another copy may still be there."""
 
     hash: bytes
+    group: int = GROUP
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +67,17 @@ class BlockStored(msgspec.Struct, tag=True, omit_defaults=True):
     extra_keys: list[list[object] | None] | None = None
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
+
+
+class GroupBlockStored(BlockStored, tag="BlockStored", omit_defaults=True):
+    """The event with what vLLM adds for groups that are not full attention, and what 0.33 adds for
+    hashes that cover tokens after their block."""
+
+    kv_cache_spec_sliding_window: int | None = None
+    locality: str | None = None
+    ownership: str | None = None
+    session_id: str | None = None
+    lookahead_token_ids: list[list[int]] | None = None
 
 
 class BlockRemoved(msgspec.Struct, tag=True, omit_defaults=True):
@@ -91,7 +107,7 @@ def encode_batch(
 
 def _to_wire(event: Event) -> WireEvent:
     if isinstance(event, CacheStored):
-        return BlockStored(
+        stored = BlockStored(
             block_hashes=[wire_hash(block_hash) for block_hash in event.hashes],
             parent_block_hash=None if event.parent is None else wire_hash(event.parent),
             token_ids=list(event.token_ids),
@@ -99,15 +115,27 @@ def _to_wire(event: Event) -> WireEvent:
             lora_id=event.lora_id,
             medium=MEDIUM,
             lora_name=event.lora_name,
-            extra_keys=[published_extras(extra) for extra in event.extra_keys],
-            group_idx=GROUP,
-            kv_cache_spec_kind=SPEC_KIND,
+            extra_keys=[published_extras(extra) for extra in event.extra_keys] or None,
+            group_idx=event.group,
+            kv_cache_spec_kind=event.spec_kind,
         )
+        is_plain = event.window is None and event.lookahead is None
+        return stored if is_plain else _of_group(event, stored)
     if isinstance(event, CacheRemoved):
-        return BlockRemoved([wire_hash(event.hash)], MEDIUM, GROUP)
+        return BlockRemoved([wire_hash(event.hash)], MEDIUM, event.group)
     return AllBlocksCleared()
+
+
+def _of_group(event: CacheStored, stored: BlockStored) -> GroupBlockStored:
+    lookahead = event.lookahead
+    return GroupBlockStored(
+        **msgspec.structs.asdict(stored),
+        kv_cache_spec_sliding_window=event.window,
+        lookahead_token_ids=None if lookahead is None else [list(each) for each in lookahead],
+    )
 
 
 def _flat(event: object) -> list[object]:
     assert isinstance(event, msgspec.Struct)
-    return [type(event).__name__, *msgspec.structs.astuple(event)]
+    tag = type(event).__struct_config__.tag
+    return [tag, *msgspec.structs.astuple(event)]

@@ -95,7 +95,7 @@ class Connector:
         # Faults that tests inject: what an answer carries instead, and that no block can be read.
         self.alter_reference: Callable[[Json], Json | None] = lambda reference: reference
         self.refuses_reads = False
-        self._cache = cache
+        self.cache = cache
 
     def start(self, port: int) -> None:
         """The side channel is open at `port`. Each start has an engine id of its own, as vLLM's."""
@@ -147,7 +147,7 @@ class Connector:
     def keep(self, transfer: Transfer, run: Run, num_cached: int, now: float) -> None:
         """A request has ended whose blocks are for another engine."""
         num_tokens = len(run.tokens)
-        blocks = self._cache.detach(run)
+        blocks = self.cache.detach(run)
         self.leases[transfer.keep_as] = Lease(blocks, now + self.config.lease_seconds)
         if self.config.connector in ("nixl", "nixl-push"):
             reference = self._reference(transfer, blocks, num_tokens, num_cached)
@@ -167,7 +167,7 @@ class Connector:
         if lease is None:
             self.num_late += 1
         else:
-            self._cache.free(lease.blocks)
+            self.cache.free(lease.blocks)
 
     def end_leases(self) -> None:
         """Give all that is kept free, as if its time were over."""
@@ -176,7 +176,7 @@ class Connector:
     def expire(self, now: float) -> None:
         """Free what nobody has fetched in time."""
         for key in [key for key, lease in self.leases.items() if lease.expires <= now]:
-            self._cache.free(self.leases.pop(key).blocks)
+            self.cache.free(self.leases.pop(key).blocks)
             self.num_expired += 1
 
     def drop(self, transfer: Transfer) -> None:

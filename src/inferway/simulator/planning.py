@@ -14,7 +14,7 @@ from inferway.errors import InvalidRequestError, PromptTooLongError
 from inferway.model import TokenIds
 from inferway.openai_api.lenient import convert_leniently
 from inferway.openai_api.requests import ChatRequest, CompletionRequest, PromptBody, reads_cache
-from inferway.simulator.cache import KvCache, Run
+from inferway.simulator.cache import EngineCache, Run
 from inferway.simulator.kv_transfer import Bootstrap, Connector, Transfer
 from inferway.simulator.models import AdapterNames
 from inferway.simulator.replies import Reply, SimRequest, spoken_text
@@ -123,7 +123,7 @@ class Planner:
         self,
         model: TextModel,
         names: AdapterNames,
-        cache: KvCache,
+        cache: EngineCache,
         reply: Reply,
         max_model_len: int,
         transfer: Connector | None = None,

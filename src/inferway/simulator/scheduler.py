@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from inferway.simulator.cache import KvCache, Run
+from inferway.simulator.cache import EngineCache, Run
 from inferway.simulator.config import LatencyModel
 from inferway.simulator.events import Event
 from inferway.simulator.kv_transfer import Connector, CoreDiedError, Transfer
@@ -93,7 +93,7 @@ class Totals:
 class Scheduler:
     """The jobs of one engine. Not re-entrant; whoever owns it calls `step` when `next_due`."""
 
-    cache: KvCache
+    cache: EngineCache
     latency: LatencyModel
     max_num_seqs: int
     max_waiting: int
@@ -157,19 +157,20 @@ class Scheduler:
         for item in emitted:
             if item.is_last:
                 del self.running[item.job]
-                self._end(item.job, now)
+                self._end(item, now)
         events = self.cache.take_events() if emitted else []
         failed = [] if self.transfer is None else self._end_transfers(self.transfer, now)
         preempted = self._continue([item.job for item in emitted if not item.is_last])
         loads = [] if preempted else self._admit(now)
         return Step(events, emitted, loads, failed)
 
-    def _end(self, job: RunningRequest, now: float) -> None:
+    def _end(self, last: Emitted, now: float) -> None:
         """A request has said all it had to say."""
+        job = last.job
         if self.transfer is not None and job.transfer is not None and job.transfer.keep_as:
             self.transfer.keep(job.transfer, job.run, job.num_cached_tokens, now)
         else:
-            self.cache.release(job.run)
+            self.cache.finish(job.run, last.token)
 
     def _end_transfers(self, transfer: Connector, now: float) -> list[RunningRequest]:
         """What came, or is over: requests whose blocks are here are the next to run. Returns those
@@ -182,7 +183,7 @@ class Scheduler:
                 if len(job.contents) < job.num_missing_blocks:
                     raise CoreDiedError
                 job.num_external_tokens = len(job.run.tokens) - job.run.num_written
-                self.cache.fill(job.run, job.contents)
+                transfer.cache.fill(job.run, job.contents)
                 self._drop_fetch(job)
                 self.waiting.appendleft(job)
                 continue
@@ -231,7 +232,7 @@ class Scheduler:
         while self.waiting and len(self.running) < self.max_num_seqs:
             job = self.waiting[0]
             if self.transfer is not None and self.transfer.is_to_fetch(job.transfer):
-                if not self.cache.await_content(job.run):
+                if not self.transfer.cache.await_content(job.run):
                     break
                 loads.append(self.waiting.popleft())
                 job.due = inf
@@ -253,17 +254,22 @@ class Scheduler:
         return loads
 
     def _take_blocks(self, job: RunningRequest) -> int | None:
-        """Returns how many tokens need not be computed; None if there is no room. What it says
-        follows from what its blocks hold."""
+        """Returns how many tokens need not be computed; None if there is no room."""
         if job.run.blocks:  # loaded: its last token is computed all the same
             num_cached: int | None = len(job.run.tokens) - 1
         else:
             num_cached = self.cache.admit(job.run)
-        if num_cached is not None and job.retell is not None and not job.was_admitted:
-            held = self.cache.held_tokens(job.run)
-            if held != job.run.tokens:
-                job.retell(held)
+        if self.transfer is not None and num_cached is not None:
+            self._retell(job, self.transfer)
         return num_cached
+
+    def _retell(self, job: RunningRequest, transfer: Connector) -> None:
+        """What it says follows from what its blocks hold."""
+        if job.retell is None or job.was_admitted:
+            return
+        held = transfer.cache.held_tokens(job.run)
+        if held != job.run.tokens:
+            job.retell(held)
 
     def _when_computed(self, run: Run, now: float) -> float:
         """When the last block that `run` reuses is there: another may be computing it."""
