@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from inferway.cli.command import section
-from inferway.cli.flag import OneOf, Whole, option
+from inferway.cli.flag import Number, OneOf, Whole, option
 from inferway.simulator.kv_groups.spec import (
     KvGroups,
     SpeculativeDecoding,
@@ -49,6 +49,13 @@ groups_section = section(
         help="Draft this number of tokens in each step.  [default: 1 with --speculation]",
     ),
     option(
+        "--speculation-acceptance",
+        type=Number(min=0, max=1),
+        default=0.5,
+        metavar="SHARE",
+        help="Accept this share of the drafted tokens.",
+    ),
+    option(
         "--hash-lookahead-tokens",
         type=Whole(min=0),
         default=0,
@@ -74,15 +81,16 @@ groups_section = section(
 
 
 def make_groups(flags: dict[str, Any]) -> KvGroups | None:
-    """Return what the flags of this section describe; None for one group with full attention and no
-    speculation. Raises ConfigError."""
+    """Return what the flags of this section describe; None for vLLM 0.32 with one group of full
+    attention and without speculation. Raises ConfigError."""
     text, method = flags["kv_groups"], flags["speculation"]
     speculation = SpeculativeDecoding(
         method,
         flags["num_speculative_tokens"] or int(method != "none"),
         flags["hash_lookahead_tokens"],
+        flags["speculation_acceptance"],
     )
-    if text is None and method == "none":
+    if text is None and method == "none" and flags["vllm_version"] == "0.32":
         return None
     return KvGroups(
         read_groups(text or "full", flags["block_size"]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from inferway.errors import ConfigError
 from inferway.kv.blocks.dialects import DEFAULT_SEED
@@ -114,7 +114,7 @@ class SimulatorConfig:
     latency: LatencyModel = field(default_factory=LatencyModel)
     events: EventsConfig = field(default_factory=EventsConfig)
     kv_transfer: TransferConfig | None = None  # None: it hands blocks to nobody
-    kv_groups: KvGroups | None = None  # None: one group with full attention, nothing is speculated
+    kv_groups: KvGroups | None = None  # None: vLLM 0.32, one group with full attention, no drafts
 
     def __post_init__(self) -> None:
         _at_least("block_size", self.block_size, 1)
@@ -145,6 +145,23 @@ class SimulatorConfig:
                 f"and the KV cache has {self.kv_cache_size - 1} beside its null block; raise "
                 f"--kv-cache-size or lower --max-model-len"
             )
+
+    @property
+    def vllm_version(self) -> str:
+        """The version of vLLM that is simulated."""
+        return "0.32.0" if self.kv_groups is None else f"{self.kv_groups.version}.0"
+
+    @property
+    def cache_config(self) -> dict[str, Any]:
+        """What of vLLM's `cache_config` a simulated engine has, as it is there. vLLM calls the
+        smallest of the groups' block sizes the cache's."""
+        told: dict[str, Any] = {
+            "block_size": self.block_size,
+            "num_gpu_blocks": self.kv_cache_size,
+            "enable_prefix_caching": True,
+            "prefix_caching_hash_algo": "sha256",
+        }
+        return told if self.kv_groups is None else told | self.kv_groups.cache_config
 
     @property
     def names(self) -> tuple[str, ...]:

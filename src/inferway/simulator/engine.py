@@ -14,6 +14,7 @@ from inferway.simulator.block_contents import BlockContents
 from inferway.simulator.cache import EngineCache, KvCache
 from inferway.simulator.config import SimulatorConfig
 from inferway.simulator.core import EngineCore
+from inferway.simulator.drafting import Drafter
 from inferway.simulator.events import Event, encode_batch
 from inferway.simulator.kv_groups.cache import GroupedCache
 from inferway.simulator.kv_transfer import Connector
@@ -24,7 +25,7 @@ from inferway.simulator.publisher import EventPublisher, EventSourceEntry
 from inferway.simulator.replies import Reply, echo, random_sentences, recite, recited
 from inferway.simulator.scheduler import Scheduler
 from inferway.simulator.server import Server
-from inferway.simulator.server_info import VLLM_VERSION, ServerInfo
+from inferway.simulator.server_info import ServerInfo
 from inferway.simulator.side_channel import SideChannel
 from inferway.simulator.structured import Structured
 from inferway.simulator.text import TextModel
@@ -60,6 +61,7 @@ class SimulatedEngine:
             config.max_num_seqs,
             config.max_waiting_queue_length,
             transfer=self.transfer,
+            drafter=_drafter(config),
         )
         self._metrics = EngineMetrics(config, self._scheduler)
         self.side_channel: SideChannel | None = None
@@ -140,7 +142,7 @@ class SimulatedEngine:
 
     async def _start_side_channel(self, core: EngineCore) -> None:
         if self.transfer is not None:
-            fit = f"{VLLM_VERSION} {self.config.model} {self.config.block_size}"
+            fit = f"{self.config.vllm_version} {self.config.model} {self.config.block_size}"
             self.side_channel = core.side_channel = SideChannel(
                 self.transfer, self.transfer.cache, fit, core.wake, lambda: core.now
             )
@@ -182,6 +184,13 @@ class SimulatedEngine:
 
     def _local(self, endpoint: str | None) -> str | None:
         return endpoint and endpoint.replace("*", self.config.host)
+
+
+def _drafter(config: SimulatorConfig) -> Drafter | None:
+    groups = config.kv_groups
+    if groups is None or groups.speculation.method == "none":
+        return None
+    return Drafter(groups.speculation)
 
 
 def _reply(config: SimulatorConfig, model: TextModel) -> Reply:

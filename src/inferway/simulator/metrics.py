@@ -11,6 +11,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from inferway.simulator.config import SimulatorConfig
+from inferway.simulator.drafting import Drafter
 from inferway.simulator.kv_transfer import Connector
 from inferway.simulator.scheduler import Scheduler
 
@@ -83,8 +84,19 @@ class EngineMetrics(Collector):
         yield self._by(CounterMetricFamily, "prompt_tokens_by_source", "source", by_source)
         yield self._counter("generation_tokens", totals.generation_tokens)
         yield self._counter("num_preemptions", totals.preemptions)
+        if scheduler.drafter is not None:
+            yield from self._drafts(scheduler.drafter)
         if scheduler.transfer is not None:
             yield from self._transfers(scheduler.transfer, local, external)
+
+    def _drafts(self, drafter: Drafter) -> Iterator[Metric]:
+        yield self._counter("spec_decode_num_drafts", drafter.num_drafts)
+        num_tokens = drafter.num_drafts * drafter.num_tokens
+        yield self._counter("spec_decode_num_draft_tokens", num_tokens)
+        yield self._counter("spec_decode_num_accepted_tokens", drafter.num_accepted)
+        by_position = {str(i): count for i, count in enumerate(drafter.accepted_by_position)}
+        name = "spec_decode_num_accepted_tokens_per_pos"
+        yield self._by(CounterMetricFamily, name, "position", by_position)
 
     def _transfers(self, transfer: Connector, local: int, external: int) -> Iterator[Metric]:
         scheduler = self._scheduler
@@ -146,13 +158,8 @@ class EngineMetrics(Collector):
         return family
 
     def _cache_config(self) -> Metric:
-        labels = {
-            "block_size": str(self._config.block_size),
-            "num_gpu_blocks": str(self._config.kv_cache_size),
-            "enable_prefix_caching": "True",
-            "prefix_caching_hash_algo": "sha256",
-            "engine": "0",
-        }
+        told = {key: str(value) for key, value in self._config.cache_config.items()}
+        labels = told | {"engine": "0"}
         family = GaugeMetricFamily("vllm:cache_config_info", _TEXT, labels=tuple(labels))
         family.add_metric(tuple(labels.values()), 1)
         return family

@@ -27,6 +27,7 @@ from math import inf
 
 from inferway.simulator.cache import EngineCache, Run
 from inferway.simulator.config import LatencyModel
+from inferway.simulator.drafting import Drafter
 from inferway.simulator.events import Event
 from inferway.simulator.kv_transfer import Connector, CoreDiedError, Transfer
 
@@ -102,6 +103,7 @@ class Scheduler:
     waiting: deque[RunningRequest] = field(default_factory=deque)
     prefilled: float = 0.0  # when the prefill admitted last ends
     transfer: Connector | None = None
+    drafter: Drafter | None = None  # None: nothing is speculated
     loading: dict[RunningRequest, None] = field(default_factory=dict)
     _refused_at: int | None = None  # so many blocks were free, and the first in the queue not in
 
@@ -153,14 +155,15 @@ class Scheduler:
     def step(self, now: float) -> Step:
         """Let out what is due at `now`, then plan what comes next. Raises CoreDiedError for what
         ends vLLM's engine core."""
-        emitted = [self._emit(job) for job in self.running if job.due <= now]
+        due = [job for job in self.running if job.due <= now]
+        emitted = [item for job in due for item in self._emit(job)]
         for item in emitted:
             if item.is_last:
                 del self.running[item.job]
                 self._end(item, now)
         events = self.cache.take_events() if emitted else []
         failed = [] if self.transfer is None else self._end_transfers(self.transfer, now)
-        preempted = self._continue([item.job for item in emitted if not item.is_last])
+        preempted = self._continue([job for job in due if job in self.running])
         loads = [] if preempted else self._admit(now)
         return Step(events, emitted, loads, failed)
 
@@ -200,7 +203,14 @@ class Scheduler:
         if self.transfer is not None and job.transfer is not None:
             self.transfer.drop(job.transfer)
 
-    def _emit(self, job: RunningRequest) -> Emitted:
+    def _emit(self, job: RunningRequest) -> list[Emitted]:
+        """What comes out of one step: a token, and those that were drafted and are accepted."""
+        if self.drafter is None or job.in_prefill:
+            return [self._emit_token(job)]
+        rest = len(job.planned) - job.num_emitted - 1
+        return [self._emit_token(job) for _ in range(1 + self.drafter.accept(rest))]
+
+    def _emit_token(self, job: RunningRequest) -> Emitted:
         token = job.planned[job.num_emitted]
         job.num_emitted += 1
         self.totals.generation_tokens += 1

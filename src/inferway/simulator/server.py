@@ -38,7 +38,7 @@ from inferway.simulator.publisher import EventSourceEntry
 from inferway.simulator.responses import ResponsesAnswer
 from inferway.simulator.scale_out import DISABLED, rendered
 from inferway.simulator.scheduler import Emitted
-from inferway.simulator.server_info import VLLM_VERSION, ServerInfo
+from inferway.simulator.server_info import ServerInfo
 from inferway.simulator.structured import Structured
 from inferway.simulator.text import TextModel
 
@@ -240,7 +240,7 @@ class Server:
 
     async def version(self, _: web.Request) -> web.Response:
         """The vLLM that is simulated, in the form of vLLM's own builds."""
-        return _json({"version": f"{VLLM_VERSION}+inferway.{__version__}"})
+        return _json({"version": f"{self._info.version}+inferway.{__version__}"})
 
     async def _generate(
         self,

@@ -14,7 +14,6 @@ from inferway.simulator.kv_transfer import Connector
 
 Json = dict[str, Any]
 
-VLLM_VERSION = "0.32.0"
 _CONNECTORS = {
     "nixl": "NixlConnector",
     "nixl-push": "NixlPushConnector",
@@ -35,6 +34,11 @@ class ServerInfo:
         self._config = config
         self._transfer = transfer
 
+    @property
+    def version(self) -> str:
+        """The version of vLLM that is simulated."""
+        return self._config.vllm_version
+
     def __call__(self, *, as_json: bool) -> Json:
         config = self._vllm_config()
         return {
@@ -53,12 +57,7 @@ class ServerInfo:
                 "max_model_len": config.max_model_len,
                 "served_model_name": config.names[0],
             },
-            "cache_config": {
-                "block_size": config.block_size,
-                "num_gpu_blocks": config.kv_cache_size,
-                "enable_prefix_caching": True,
-                "prefix_caching_hash_algo": "sha256",
-            },
+            "cache_config": config.cache_config,
             "parallel_config": {
                 "tensor_parallel_size": 1,
                 "pipeline_parallel_size": 1,
@@ -67,7 +66,15 @@ class ServerInfo:
             },
             "scheduler_config": {"max_num_seqs": config.max_num_seqs},
             "kv_transfer_config": self._kv_transfer_config(),
+            **self._speculative_config(),
         }
+
+    def _speculative_config(self) -> Json:
+        groups = self._config.kv_groups
+        if groups is None or groups.speculation.method == "none":
+            return {}
+        method, num_tokens = groups.speculation.method, groups.speculation.num_tokens
+        return {"speculative_config": {"method": method, "num_speculative_tokens": num_tokens}}
 
     def _kv_transfer_config(self) -> Json | None:
         transfer = self._transfer

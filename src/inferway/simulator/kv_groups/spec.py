@@ -9,7 +9,7 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import gcd, lcm
-from typing import Literal
+from typing import Any, Literal
 
 from inferway.errors import ConfigError
 
@@ -51,6 +51,7 @@ class SpeculativeDecoding:
     method: SpeculationMethod = "none"
     num_tokens: int = 0  # drafted in each step
     hash_lookahead: int = 0
+    acceptance: float = 0.5  # share of the drafted tokens that are accepted
 
     def __post_init__(self) -> None:
         if self.method == "none":
@@ -64,6 +65,8 @@ class SpeculativeDecoding:
             raise ConfigError(
                 f"num-speculative-tokens: expected at least 1, got {self.num_tokens!r}"
             )
+        if not 0 <= self.acceptance <= 1:
+            raise ConfigError(f"speculation-acceptance: expected 0 to 1, got {self.acceptance!r}")
         allowed = {"ngram": {0}, "eagle": {0, 1}, "mtp": {0, 1, self.num_tokens}}[self.method]
         if self.hash_lookahead not in allowed:
             raise ConfigError(
@@ -158,6 +161,20 @@ class KvGroups:
         if self.speculation.method == "mtp" and full:
             return frozenset(full[:1])
         return frozenset(range(len(self.groups)))
+
+    @property
+    def cache_config(self) -> dict[str, Any]:
+        """What vLLM's `cache_config` tells of the groups."""
+        full = {group.block_size for group in self.groups if group.kind == "full"}
+        mamba = next((group for group in self.groups if group.kind == "mamba"), None)
+        return {
+            "block_size": self.smallest_size,
+            "effective_attention_block_size": full.pop() if len(full) == 1 else None,
+            "mamba_block_size": None if mamba is None else mamba.block_size,
+            "mamba_cache_mode": "none" if mamba is None else mamba.mode,
+            "prefix_cache_retention_interval": self.retention_interval,
+            "prefix_match_unit": self.match_unit,
+        }
 
     def last_state(self, num_tokens: int, unit: int) -> int:
         """Return where a prompt of so many tokens has the last state, at a multiple of `unit`, that
