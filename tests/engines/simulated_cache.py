@@ -233,12 +233,14 @@ class RealCache:
             num_prefill_lookahead=speculation.prefill_lookahead,
         )
 
-    def request(self, name: str, tokens: list[int]) -> Request:
+    def request(self, name: str, run: Run) -> Request:
+        extra_args = {"kv_cache_report_mode": "full"} if run.report_all else None
         return Request(
             request_id=name,
-            prompt_token_ids=tokens,
-            sampling_params=SamplingParams(max_tokens=1000),
+            prompt_token_ids=list(run.tokens),
+            sampling_params=SamplingParams(max_tokens=1000, extra_args=extra_args),
             pooling_params=None,
+            cache_salt=run.cache_salt,
             block_hasher=self._hasher,
         )
 
@@ -298,8 +300,14 @@ class History:
     def __init__(self, case: Case, rng: random.Random) -> None:
         self.rng = rng
         self.config = case.config(rng.choice(case.budgets))
-        room = rng.choice((1100, 1500, 2500)) // min(g.block_size for g in self.config.groups)
-        num_blocks = len(self.config.groups) * (room + 8)
+        # Short answers make for many look-ups; long ones in a small pool, for preemptions.
+        self.lengths, room = rng.choice(
+            (((1, 1, 3, 12), 1100), ((1, 3, 60), 2500), ((60, 120), 1100), ((60, 200), 1600))
+        )
+        num_blocks = sum(
+            8 + (0 if group.aligns else room // group.block_size) for group in self.config.groups
+        )
+        num_blocks = max(num_blocks, 60)
         seed = os.environ.get("PYTHONHASHSEED") or DEFAULT_SEED
         self.real = RealCache(self.config, num_blocks)
         self.ours = GroupedCache(num_blocks, self.config, Dialect(seed=seed), MAX_MODEL_LEN)
@@ -317,7 +325,7 @@ class History:
                 self._go_on(both)
         if not self.waiting and self.rng.random() < 0.6:
             self.waiting.append(self._drawn())
-        while self.waiting and len(self.running) < 4 and self._admit(self.waiting[0]):
+        while self.waiting and len(self.running) < 6 and self._admit(self.waiting[0]):
             self.waiting.pop(0)
             if self.rng.random() < 0.5:
                 self.waiting.append(self._drawn())
@@ -346,8 +354,12 @@ class History:
         else:
             tokens = stem[: rng.randrange(1, len(stem) + 1)] + self._words(rng.randrange(40))
         self.num_requests += 1
-        request = self.real.request(f"r{self.num_requests}", list(tokens))
-        return Both(request, Run(list(tokens)), rng.choice((1, 1, 3, 12, 60)))
+        # Of a block that a hit ends in, vLLM reports what it cannot.
+        report_all = rng.random() < 0.1 and not self.config.has_fine_hits
+        salt = "salt" if rng.random() < 0.1 else None
+        run = Run(list(tokens), cache_salt=salt, report_all=report_all)
+        request = self.real.request(f"r{self.num_requests}", run)
+        return Both(request, run, rng.choice(self.lengths))
 
     def _admit(self, both: Both) -> bool:
         request, run = both.request, both.run
@@ -455,10 +467,10 @@ class History:
 def run_case(name: str, case: Case, steps: int, seed: int) -> bool:
     counts = dict.fromkeys(("lookups", "tokens", "hits", "preempted", "events", "refused"), 0)
     error = ""
-    for number in range(4):
+    for number in range(8):
         history = History(case, random.Random(f"{seed} {number}"))
         try:
-            for _ in range(steps // 4):
+            for _ in range(steps // 8):
                 history.step()
         except DifferenceError as e:
             error = f"  history {number}, step {history.num_steps}, {history.config}: {e}"
