@@ -2,13 +2,12 @@
 
 Its KV cache is the simulator's, which shares no code with the index, and its events are written
 by the simulator's encoder. What vLLM can do and the simulator does not is added here: blocks
-offloaded to the CPU, a group with a sliding window, blocks reported again, another order of
-eviction, events that nobody can read.
+offloaded to the CPU, blocks reported again, another order of eviction, events that nobody can read.
 """
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from random import Random
@@ -21,6 +20,8 @@ from inferway.simulator.config import EventFormat
 from inferway.simulator.events import BlockRemoved, BlockStored, CacheStored, Event, WireEvent
 from inferway.simulator.events import _flat as flat
 from inferway.simulator.events import _to_wire as to_wire
+from inferway.simulator.kv_groups.cache import GroupedCache
+from inferway.simulator.kv_groups.spec import KvGroups, read_groups
 
 ADAPTER = Adapter(1, LoraAdapter("adapter", "/adapters/one"))
 VOCABULARY = 3  # so small that prompts meet by chance
@@ -55,12 +56,9 @@ class Features:
     cpu_extras: bool = False  # and extra keys, which vLLM's OffloadingConnector keeps to itself
     cpu_chunk: int = 1  # blocks offloaded together
     window: int = 0  # tokens of a second group with a sliding window
+    keeps_all: bool = True  # of its blocks; else those where prompts end
     odd_eviction: bool = False  # inner blocks go before outer ones
     twins: bool = False  # the same prompt twice at once
-
-
-class WindowStored(BlockStored, tag="BlockStored", omit_defaults=True):
-    kv_cache_spec_sliding_window: int | None = None
 
 
 class TrueEngine:
@@ -70,12 +68,11 @@ class TrueEngine:
         self.features = features
         self.life = life
         self.dialect = Dialect(features.algorithm, "chaos")
-        self._cache = KvCache(features.num_blocks + 1, features.block_size, self.dialect)
+        self._cache = _cache(features, self.dialect)
         self._rng = rng
         self._running: list[tuple[Prompt, Run]] = []
         self._cpu: OrderedDict[int, None] = OrderedDict()
         self._offloading: list[BlockStored] = []  # on their way to the CPU
-        self._window: Counter[int] = Counter()
         self._more: list[WireEvent] = []  # of the batch being made
 
     # the truth
@@ -88,17 +85,23 @@ class TrueEngine:
         return [wire_hash(block_hash) for block_hash in hashes]
 
     def on_gpu(self) -> set[int]:
-        return {wire_hash(block_hash) for block_hash in self._cache.cached()}
+        return self._hashes(0)
 
     def on_cpu(self) -> set[int]:
         return set(self._cpu)
 
     def in_window(self) -> set[int]:
-        return {block_hash for block_hash, copies in self._window.items() if copies}
+        return self._hashes(1)
+
+    def _hashes(self, group: int) -> set[int]:
+        cache = self._cache
+        if isinstance(cache, GroupedCache):
+            return {wire_hash(block_hash) for block_hash in cache.cached_in(group)}
+        return set() if group else {wire_hash(block_hash) for block_hash in cache.cached()}
 
     def reusable(self, prompt: Prompt) -> int:
         """How many of its blocks a prompt that begins like this would not have to compute."""
-        if not self.features.cpu_blocks and not self.features.window:
+        if not self.features.cpu_blocks:
             tokens = self._cache.num_reusable_tokens(prompt.run(0))
             return tokens // self.features.block_size
         return self._run_of(self.blocks_of(prompt), self.on_gpu() | self.on_cpu())
@@ -133,7 +136,6 @@ class TrueEngine:
         while self._running:
             self._end(0, [])
         self._cache.clear()
-        self._window.clear()
         if cpu_too:
             self._cpu.clear()
             self._offloading.clear()
@@ -146,8 +148,17 @@ class TrueEngine:
             return None
         run = prompt.run()
         self._cache.num_reusable_tokens(run)  # hashes it
-        self._more.append(to_wire(self._cache._stored(run, 0, num_hits)))
+        self._more += [to_wire(event) for event in self._reported(run, num_hits)]
         return self._batch(now, rank)
+
+    def _reported(self, run: Run, num_hits: int) -> list[Event]:
+        if isinstance(self._cache, KvCache):
+            return [self._cache._stored(run, 0, num_hits)]
+        before = self._cache.take_events()
+        self._cache.look_up(replace(run, report_all=True))
+        reported = self._cache.take_events()
+        self._more += [to_wire(event) for event in before]
+        return reported
 
     def _work(self, prompts: list[Prompt]) -> None:
         choice = self._rng.random()
@@ -189,9 +200,12 @@ class TrueEngine:
         _, run = self._running[which]
         room = self.features.num_blocks * self.features.block_size - len(run.tokens)
         count = min(room, self._rng.randint(1, 2 * self.features.block_size))
-        run.tokens += [self._rng.randrange(VOCABULARY) for _ in range(count)]
-        if not self._cache.reserve(run):
-            self._end(which, prompts)
+        tokens = [self._rng.randrange(VOCABULARY) for _ in range(count)]
+        for said in [[token] for token in tokens] if self.features.window else [tokens]:
+            run.tokens += said
+            if not self._cache.reserve(run):
+                self._end(which, prompts)
+                return
 
     def _end(self, which: int, prompts: list[Prompt]) -> None:
         prompt, run = self._running.pop(which)
@@ -224,9 +238,7 @@ class TrueEngine:
 
     def _store_elsewhere(self, event: Event, told: BlockStored) -> None:
         assert isinstance(event, CacheStored)
-        if self.features.window:
-            self._store_in_window(told)
-        if self.features.cpu_blocks:
+        if self.features.cpu_blocks and told.group_idx == 0:
             self._offload(told)
 
     def _offload(self, told: BlockStored) -> None:
@@ -260,29 +272,21 @@ class TrueEngine:
                 self._more.append(copy)
         self._offloading = waiting
 
-    def _store_in_window(self, told: BlockStored) -> None:
-        """Now and then only the last blocks, with the tokens of all, as vLLM does."""
-        skip = self._rng.randrange(len(told.block_hashes)) if self._rng.random() < 0.2 else 0
-        hashes = told.block_hashes[skip:]
-        self._window.update(hashes)
-        fields = msgspec.structs.asdict(told)
-        fields.update(
-            block_hashes=hashes,
-            extra_keys=told.extra_keys[skip:] if told.extra_keys else None,
-            group_idx=1,
-            kv_cache_spec_kind="sliding_window",
-            kv_cache_spec_sliding_window=self.features.window,
-        )
-        self._more.append(WindowStored(**fields))
-
     def _evict_elsewhere(self, wire: list[WireEvent]) -> None:
         while len(self._cpu) > self.features.cpu_blocks:
             block_hash, _ = self._cpu.popitem(last=self._rng.random() < 0.3)
             wire.append(BlockRemoved([block_hash], "CPU", 0))
-        while self._window.total() > self.features.num_blocks:
-            block_hash = self._rng.choice([h for h, copies in self._window.items() if copies])
-            self._window[block_hash] -= 1
-            wire.append(BlockRemoved([block_hash], "GPU", 1))
+
+
+def _cache(features: Features, dialect: Dialect) -> KvCache | GroupedCache:
+    num_blocks, size = features.num_blocks, features.block_size
+    if not features.window:
+        return KvCache(num_blocks + 1, size, dialect)
+    groups = KvGroups(
+        read_groups(f"full,window:{features.window}", size),
+        retention_interval=None if features.keeps_all else 0,
+    )
+    return GroupedCache(2 * num_blocks + 1, groups, dialect, max_model_len=1000)
 
 
 def _placeholder(copy: BlockStored) -> BlockStored:

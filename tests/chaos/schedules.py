@@ -50,6 +50,9 @@ KINDS: dict[str, Troubles] = {
         adopt=0.2,
     ),
     "sliding windows": replace(CALM, features=Features(window=5), lost=0.05),
+    "windows where prompts end": replace(
+        CALM, features=Features(window=5, keeps_all=False), lost=0.05
+    ),
     "data-parallel ranks": replace(CALM, ranks=3, lost=0.05, restart=0.02),
     "adapters and salts": replace(CALM, features=Features(mixed=True), lost=0.05),
     "blocks reported again": replace(
@@ -201,7 +204,10 @@ def draw(troubles: Troubles, rng: Random, *, mixed: bool) -> Troubles:
     )
     if mixed:
         features = replace(
-            features, cpu_blocks=rng.choice((0, 0, 10)), window=rng.choice((0, 0, 2, 5))
+            features,
+            cpu_blocks=rng.choice((0, 0, 10)),
+            window=rng.choice((0, 0, 2, 5)),
+            keeps_all=rng.random() < 0.7,
         )
         more["ranks"] = rng.choice((1, 1, 2))
         more["max_blocks"] = rng.choice((None, None, None, 15))

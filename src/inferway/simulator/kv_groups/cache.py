@@ -69,6 +69,10 @@ class GroupedCache:
             copies[key[:-4]] += number
         return copies
 
+    def cached_in(self, group: int) -> set[bytes]:
+        """Return the hashes of all blocks that can be found in that group."""
+        return {key[:-4] for key in self._pool.cached() if int.from_bytes(key[-4:], "big") == group}
+
     def take_events(self) -> list[Event]:
         """Return the events since the last call, in order."""
         events, self._pool.events = self._pool.events, []
