@@ -1,9 +1,9 @@
 """`python -m tests.soak.beliefs`: whether the gateway ever believes that an engine holds more of a
-prompt than the engine reuses. Three simulated engines with small caches, whose event and replay
-sockets are behind wires that are cut, held and refused while engines are asked, stopped, told to
-drop their caches, and killed: they come back with blocks of another size, maybe while the wire of
-their events is held, so that the old link outlives them. After each such round all is calm, and
-prompts are asked of each engine. Status 1 if one belief was wrong.
+prompt than the engine reuses. Four simulated engines with small caches, one of them with a sliding
+window, whose event and replay sockets are behind wires that are cut, held and refused while engines
+are asked, stopped, told to drop their caches, and killed: they come back with blocks of another
+size, maybe while the wire of their events is held, so that the old link outlives them. After each
+such round all is calm, and prompts are asked of each engine. Status 1 if one belief was wrong.
 
 An answer is held against the belief only if the engine computed nothing else between the two (the
 gateway's own probes, too, store blocks and evict others), and the gateway had applied the last
@@ -46,9 +46,14 @@ PROMPTS = 50  # for each engine and round
 _TIMEOUT = aiohttp.ClientTimeout(total=20)
 _FAILS = (aiohttp.ClientError, TimeoutError, OSError)
 
-# block size, blocks, format of events, batches kept for replay
+# block size, blocks, format of events, batches kept for replay, groups of KV cache
 _SIZES = (16, 32)
-_KINDS = ((16, 180, "map", 10_000), (16, 90, "array", 20), (32, 68, "map", 100))
+_KINDS = (
+    (16, 180, "map", 10_000, "full"),
+    (16, 90, "array", 20, "full"),
+    (32, 68, "map", 100, "full"),
+    (16, 240, "map", 100, "full,window:128"),
+)
 
 Prompt = tuple[int, ...]
 
@@ -308,9 +313,10 @@ async def storm(directory: Path, seed: int) -> AsyncIterator[Storm]:
     async with AsyncExitStack() as stack:
         context = stack.enter_context(zmq.asyncio.Context())
         engines = []
-        for number, (size, blocks, form, kept) in enumerate(_KINDS):
+        for number, (size, blocks, form, kept, groups) in enumerate(_KINDS):
             flags = ["--kv-cache-size", str(blocks), "--event-format", form]
             flags += ["--kv-events-replay-queue-size", str(kept)]
+            flags += [] if groups == "full" else ["--kv-groups", groups]
             flags += [
                 "--max-model-len",
                 "1024",
