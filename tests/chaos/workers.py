@@ -167,10 +167,10 @@ class Workers:
             self._hub.close()
 
 
-def contents(index: HeldBlocks) -> set[tuple[object, ...]]:
+def contents(index: HeldBlocks) -> set[tuple[Any, ...]]:
     """All that an index holds: each block of each holder, and each layout."""
     states, holders = index._states, index._holders
-    found: set[tuple[object, ...]] = {
+    found: set[tuple[Any, ...]] = {
         (holder.id, holder.layout) for holder in holders.of(holders.laid_out)
     }
     places = [item for shard in index._shards.dicts() for item in shard.items()]

@@ -241,8 +241,8 @@ class Engine:
 
     def _next(self, request: Request) -> int:
         """The tokens of a request's next step, as Scheduler cuts prompts."""
-        done, prompt = request.num_computed_tokens, request.num_tokens
-        take = min(self.chunk, prompt - done)
+        done: int = request.num_computed_tokens
+        take: int = min(self.chunk, request.num_tokens - done)
         if not self.is_aligned or done >= request.num_prompt_tokens:
             return take
         size, end = self.case.scheduler_block, done + take
@@ -337,12 +337,12 @@ class Gateway:
     """What Inferway believes of one engine, from its events."""
 
     def __init__(self, case: Case) -> None:
-        self.index = MemoryIndex()
+        facts, self.index = case.facts, MemoryIndex()
         self.blocks = EngineBlocks(
             *(0, case.scheduler_block),
             holdings=self.index,
             lora_path=lambda name: f"/{name}",
-            cache_facts=lambda facts=case.facts: facts,
+            cache_facts=lambda: facts,
         )
         self.applier = EventApplier(
             self.blocks, adapter=open_batch, can_replay=False, holdings=self.index
