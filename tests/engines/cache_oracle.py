@@ -31,7 +31,7 @@ import torch
 from vllm.distributed.kv_events import KVEventBatch
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
-from vllm.utils.hashing import sha256_cbor
+from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_coordinator import HybridKVCacheCoordinator
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -57,15 +57,18 @@ sys.path.append(  # what this environment lacks
 
 import numpy as np
 
+from inferway.kv.blocks.dialects import LoraAdapter
 from inferway.kv.blocks.extra_keys import request_extras
 from inferway.kv.blocks.keys import BlockHasher
 from inferway.kv.blocks.places import PromptPlaces
 from inferway.kv.events.adapters.vllm import open_batch
 from inferway.kv.events.apply import EngineBlocks
+from inferway.kv.events.dialect_finder import DialectFinder
 from inferway.kv.events.event_applier import EventApplier
 from inferway.kv.events.groups import CacheFacts
+from inferway.kv.events.hidden_places import Beside
 from inferway.kv.index.memory import MemoryIndex
-from inferway.model import block_size_of, lookahead_of
+from inferway.model import BlockKey, Cut, block_size_of, lookahead_of
 
 _A: dict[str, Any] = {"num_kv_heads": 1, "head_size": 8, "dtype": torch.float16}
 _STARTS = inspect.signature(KVCacheManager.__init__).parameters
@@ -219,7 +222,7 @@ class Engine:
             isinstance(coordinator, HybridKVCacheCoordinator)
             and coordinator.enable_partial_hash_hits
         )
-        self.hasher = get_request_block_hasher(case.hash_size, sha256_cbor, **more)
+        self.hasher = get_request_block_hasher(case.hash_size, sha256, **more)
         self.count = 0
         self.chunk = 0
 
@@ -347,6 +350,11 @@ class Gateway:
         self.applier = EventApplier(
             self.blocks, adapter=open_batch, can_replay=False, holdings=self.index
         )
+        self.blocks.verify_hashes(
+            DialectFinder(
+                lora_path=lambda name: f"/{name}", hash_size=lambda: self.blocks.hash_size
+            )
+        )
         self._do(self.applier.resume())
         self._seq = 0
 
@@ -360,16 +368,30 @@ class Gateway:
         cut = self.blocks.cut_seen
         if cut is None:
             return 0
-        size, tokens = block_size_of(cut), np.array(asked.ids, np.uint32)
-        hasher = BlockHasher(size, 0, lookahead_of(cut))
+        found = self.index.match_now(*self._keys(cut, asked))
+        if 0 in found.reuse:
+            return found.reuse[0].tokens
+        size = block_size_of(cut)
+        return min(found.blocks.get(0, 0), (len(asked.ids) - 1) // size) * size
+
+    def expect(self, asked: Asked) -> None:
+        """The prompt goes to the engine."""
+        cut = self.blocks.cut_seen
+        if cut is not None:
+            keys, _ = self._keys(cut, asked)
+            lora = asked.lora
+            adapter = LoraAdapter(lora.lora_name, lora.lora_path) if lora else None
+            beside = Beside(adapter, asked.salt)
+            self._do(self.blocks.expect_prompt(asked.ids, keys, beside))
+
+    def _keys(self, cut: Cut, asked: Asked) -> tuple[list[BlockKey], PromptPlaces]:
+        tokens = np.array(asked.ids, np.uint32)
+        hasher = BlockHasher(block_size_of(cut), 0, lookahead_of(cut))
         lora = asked.lora
         name, path = (lora.lora_name, lora.lora_path) if lora else (None, None)
         extras = request_extras(name, asked.salt, path)
         keys = hasher.keys(tokens, extras)
-        found = self.index.match_now(keys, PromptPlaces(hasher, tokens, keys, extras))
-        if 0 in found.reuse:
-            return found.reuse[0].tokens
-        return min(found.blocks.get(0, 0), (len(tokens) - 1) // size) * size
+        return keys, PromptPlaces(hasher, tokens, keys, extras)
 
     def _do(self, steps: Iterable[object]) -> None:
         for step in steps:
@@ -396,6 +418,7 @@ class History:
             found, hit, boundary = engine.manager.get_computed_blocks(request)
             request.shared_prefix_boundary = boundary
             _count(tally, len(asked.ids), hit, self._gateway.believed(asked))
+            self._gateway.expect(asked)
             state = str(self._gateway.applier.state)
             tally.states[state] = tally.states.get(state, 0) + 1
             if self._prefill(request, hit, found):
@@ -458,7 +481,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", nargs="*")
     options = parser.parse_args()
-    init_none_hash(sha256_cbor)
+    init_none_hash(sha256)
     for name in options.only or CASES:
         case, tally = CASES[name], Tally()
         line: dict[str, object] = {"vllm": vllm.__version__, "case": name}

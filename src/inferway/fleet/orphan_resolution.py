@@ -24,8 +24,9 @@ from inferway.fleet.subscriber import EventSubscriber
 from inferway.kv.blocks.dialects import Dialect, LoraAdapter, wire_hash
 from inferway.kv.events.dialect_finder import SEEDS, DialectFinder
 from inferway.kv.events.event import BlockStored
+from inferway.kv.events.hidden_places import Beside
 from inferway.kv.events.stream import StreamState
-from inferway.model import BlockKey, Prompt, TokenIds
+from inferway.model import BlockKey, Cut, Prompt, TokenIds, block_size_of, lookahead_of
 from inferway.tasks import Tasks, TimeSlice, next_multiple
 
 log = logging.getLogger("inferway.events")
@@ -42,7 +43,7 @@ class _Recent:
     """A prompt that was routed a moment ago."""
 
     serial: int
-    block_size: int
+    cut: Cut
     token_ids: TokenIds
     block_keys: Sequence[BlockKey]
     lora: str | None
@@ -62,11 +63,15 @@ class _OrphanWatch:
     on_moved: Callable[[Engine], None]
     forgotten: int  # how often its blocks had been forgotten when `finder` began
     orphans: int = 0  # how many had come when all prompts were last tried
+    expected: int = -1  # the last prompt that was expected
     serial: int = -1  # of the last prompt tried
     moved: set[tuple[str, str | None]] = field(default_factory=set)  # that `on_moved` was told of
 
     def see(self, event: BlockStored) -> None:
         self.finder.see(event)
+
+    def dialect(self) -> Dialect | None:
+        return self.finder.dialect()
 
     def confirms(self, event: BlockStored) -> bool:
         return self.finder.confirms(event)
@@ -112,23 +117,21 @@ class OrphanResolver:
 
     def offer(
         self,
-        prompts: Mapping[int, Sequence[Prompt]],
+        prompts: Mapping[Cut, Sequence[Prompt]],
         *,
         lora: str | None = None,
         lora_path: str | None = None,
         cache_salt: str | None = None,
     ) -> None:
-        """Take a request's prompts, by block size; their keys are made for an adapter from
+        """Take a request's prompts, by their cuts; their keys are made for an adapter from
         there."""
-        for block_size, items in prompts.items():
+        for cut, items in prompts.items():
             for prompt in items:
                 num_tokens = len(prompt.token_ids)
-                if not prompt.block_keys or num_tokens > MAX_TOKENS:
+                if num_tokens > MAX_TOKENS:
                     continue
                 ids, keys = prompt.token_ids, prompt.block_keys
-                recent = _Recent(
-                    *(self._num_offered, block_size, ids, keys, lora, lora_path, cache_salt)
-                )
+                recent = _Recent(*(self._num_offered, cut, ids, keys, lora, lora_path, cache_salt))
                 self._num_offered += 1
                 self._num_tokens += num_tokens
                 self._recent.append(recent)
@@ -147,6 +150,7 @@ class OrphanResolver:
         self._attend()
         for watch in list(self._watches.values()):
             await self._verify(watch)
+            await self._expect(watch)
             if watch.subscriber.blocks.num_orphans:
                 await self._adopt(watch)
         self.wanted = any(_may_need_prompts(subscriber) for subscriber in self._watches)
@@ -182,7 +186,11 @@ class OrphanResolver:
         self._watches = watches
 
     def _watch(self, engine: Engine, subscriber: EventSubscriber) -> _OrphanWatch:
-        finder = DialectFinder(self._seeds, lora_path=engine.adapter_path)
+        finder = DialectFinder(
+            self._seeds,
+            lora_path=engine.adapter_path,
+            hash_size=lambda: subscriber.blocks.hash_size,
+        )
         forgotten = subscriber.stats.forgotten
         watch = _OrphanWatch(engine, subscriber, finder, self._on_moved, forgotten)
         subscriber.blocks.verify_hashes(watch)
@@ -209,10 +217,10 @@ class OrphanResolver:
         first = watch.serial + 1 if noted == watch.orphans else 0
         for recent in [r for r in self._recent if r.serial >= first]:
             watch.serial = max(watch.serial, recent.serial)
-            if recent.block_size != watch.engine.block_size:
+            if recent.cut != watch.engine.cut:
                 continue
             for dialect, lora in _ways(watch, recent):
-                hashes = await self._hashes(recent, dialect, lora)
+                hashes = await self._hashes(recent, dialect, lora, blocks.hash_size)
                 last = max((i for i, h in enumerate(hashes) if blocks.is_orphan(h)), default=-1)
                 if last >= 0:
                     end = last + 1
@@ -227,34 +235,56 @@ class OrphanResolver:
         for recent in list(self._recent):
             if not finder.wants_prompts:
                 return
-            if recent.block_size != watch.engine.block_size:
+            if recent.cut != watch.engine.cut:
                 continue
-            found = finder.find(recent.token_ids, recent.block_size, recent.lora)
+            size = block_size_of(recent.cut)
+            found = finder.find(recent.token_ids, size, recent.lora)
             await self._breathe()
             path = _path_there(watch, recent)
             if found is None or (recent.lora and path is None):
                 continue
             lora = LoraAdapter(recent.lora, path) if recent.lora and path else None
             block, event = found
-            tokens = recent.token_ids[: (block + 1) * recent.block_size]
+            tokens = recent.token_ids[: (block + 1) * size]
             for _ in finder.prove(event, tokens, lora, recent.cache_salt):
                 await self._breathe()
 
+    async def _expect(self, watch: _OrphanWatch) -> None:
+        """Have the engine's blocks expect new prompts, if events may name parts of them without
+        their tokens."""
+        blocks = watch.subscriber.blocks
+        if not blocks.expects_prompts:
+            return
+        for recent in [r for r in self._recent if r.serial > watch.expected]:
+            watch.expected = recent.serial
+            if recent.cut == watch.engine.cut:
+                for _, lora in _ways(watch, recent):
+                    beside = Beside(lora, recent.cache_salt)
+                    await watch.subscriber.expect(recent.token_ids, recent.block_keys, beside)
+                    await self._breathe()
+
     async def _hashes(
-        self, recent: _Recent, dialect: Dialect, lora: LoraAdapter | None
+        self, recent: _Recent, dialect: Dialect, lora: LoraAdapter | None, unit: int | None
     ) -> list[int]:
-        """Of the prompt's blocks, as its events carry them."""
-        way = (dialect.algorithm, dialect.seed, dialect.tagged, lora)
+        """Of the prompt's blocks, as its events carry them; a hash has `unit` tokens."""
+        size, lookahead = block_size_of(recent.cut), lookahead_of(recent.cut)
+        unit = unit or size
+        way = (dialect.algorithm, dialect.seed, dialect.tagged, lora, unit)
         known = recent.hashes.get(way)
         if known is not None:
             return known
         hashes: list[int] = []
         block_hashes = dialect.block_hashes(
-            recent.token_ids, recent.block_size, lora=lora, cache_salt=recent.cache_salt
+            recent.token_ids,
+            unit,
+            lora=lora,
+            cache_salt=recent.cache_salt,
+            lookahead=lookahead,
         )
-        for block_hash in block_hashes:
-            hashes.append(wire_hash(block_hash))
-            if len(hashes) % _BLOCKS == 0:
+        for number, block_hash in enumerate(block_hashes, 1):
+            if number * unit % size == 0:
+                hashes.append(wire_hash(block_hash))
+            if number % _BLOCKS == 0:
                 await self._breathe()
         recent.hashes[way] = hashes
         return hashes
@@ -283,5 +313,7 @@ def _path_there(watch: _OrphanWatch, recent: _Recent) -> str | None:
 
 
 def _may_need_prompts(subscriber: EventSubscriber) -> bool:
-    """An engine of which we know all has no orphans, and will have none."""
-    return subscriber.blocks.num_orphans > 0 or subscriber.state is not StreamState.EXACT
+    """An engine of which we know all has no orphans, and will have none; but its events may name
+    parts of prompts without their tokens."""
+    blocks, state = subscriber.blocks, subscriber.state
+    return blocks.num_orphans > 0 or state is not StreamState.EXACT or blocks.expects_prompts

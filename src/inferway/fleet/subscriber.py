@@ -28,11 +28,12 @@ from inferway.kv.events.apply import EngineBlocks
 from inferway.kv.events.event import Batch, EventAdapter
 from inferway.kv.events.event_applier import EventApplier, Steps
 from inferway.kv.events.groups import NO_FACTS, CacheFacts
+from inferway.kv.events.hidden_places import Beside
 from inferway.kv.events.removals import Removals
 from inferway.kv.events.stream import EventStream, Replay, StreamState
 from inferway.kv.index.protocol import Index, Op
 from inferway.loop_turns import SlicedProtocol
-from inferway.model import BlockKey, Cut, HolderId
+from inferway.model import BlockKey, Cut, HolderId, TokenIds
 from inferway.tasks import Tasks, TimeSlice
 
 log = logging.getLogger("inferway.events")
@@ -244,6 +245,12 @@ class EventSubscriber(ABC):
     async def adopt(self, hashes: Sequence[int], keys: Sequence[BlockKey]) -> None:
         """Give orphans their keys (`EngineBlocks.adopt`), between two batches."""
         self._feed(lambda: self.blocks.adopt_in_steps(hashes, keys))
+        await self._idle.wait()
+
+    async def expect(self, token_ids: TokenIds, keys: Sequence[BlockKey], beside: Beside) -> None:
+        """Take a prompt that is on its way there (`EngineBlocks.expect_prompt`), between two
+        batches."""
+        self._feed(lambda: self.blocks.expect_prompt(token_ids, keys, beside))
         await self._idle.wait()
 
     # what a subclass does

@@ -36,6 +36,8 @@ from inferway.model import TokenIds
 
 DEFAULT_SEED = "vllm-none-hash"
 
+_SALT = "cache_salt"
+
 HashExtra = tuple[str | int | bytes, ...]
 
 
@@ -68,18 +70,20 @@ class Dialect:
         parent: bytes | None,
         token_ids: Sequence[int],
         extra: tuple[HashExtra, ...] | None = None,
+        ahead: tuple[int, ...] = (),
     ) -> bytes:
         """Return the hash of one full block. `token_ids` are Python integers; `parent` None starts
-        a prompt."""
+        a prompt. `ahead`: the tokens behind the block, if hashes cover them (vLLM 0.33)."""
+        beside: object = extra
         if extra is not None and not self.tagged:
-            block: object = (parent or self.none_hash, tuple(token_ids), _untagged(extra))
-            return self._digest(self._encode(block))
-        if extra is not None:
+            beside = _untagged(extra)
+        elif extra is not None:
             # Pickle writes an object that it meets again as a reference. Two pictures share
             # their tag, a constant in vLLM: they must share it here as well.
-            extra = tuple((sys.intern(str(key[0])), *key[1:]) for key in extra)
-        block = (parent or self.none_hash, tuple(token_ids), extra)
-        return self._digest(self._encode(block))
+            beside = tuple((sys.intern(str(key[0])), *key[1:]) for key in extra)
+        if ahead:
+            beside = (beside, *ahead)
+        return self._digest(self._encode((parent or self.none_hash, tuple(token_ids), beside)))
 
     def block_hashes(
         self,
@@ -88,15 +92,25 @@ class Dialect:
         *,
         lora: LoraAdapter | None = None,
         cache_salt: str | None = None,
+        lookahead: int = 0,
     ) -> Iterator[bytes]:
-        """Yield the hashes of all full blocks of a prompt."""
+        """Yield the hashes of all full blocks of a prompt. `lookahead`: so many tokens behind a
+        block are part of it."""
         parent, extra = None, hash_extras(lora, cache_salt)
-        for start in range(0, len(token_ids) - block_size + 1, block_size):
-            tokens = token_ids[start : start + block_size]
+        for start in range(0, len(token_ids) - lookahead - block_size + 1, block_size):
+            end = start + block_size
+            tokens = token_ids[start : end + lookahead]
             tokens = tokens.tolist() if isinstance(tokens, np.ndarray) else tokens
-            yield (parent := self.block_hash(parent, tokens, extra))
+            ahead = tuple(tokens[block_size:])
+            yield (parent := self.block_hash(parent, tokens[:block_size], extra, ahead))
             if start == 0:
                 extra = hash_extras(lora)
+
+
+def without_salt(extra: tuple[HashExtra, ...] | None) -> tuple[HashExtra, ...] | None:
+    """Return a prompt's extra keys as they are behind its first hash."""
+    left = tuple(key for key in extra or () if key[0] != _SALT)
+    return left or None
 
 
 def hash_extras(
@@ -108,7 +122,7 @@ def hash_extras(
     if lora is not None:
         extras.append(("lora", lora.name, lora.path))
     if cache_salt:
-        extras.append(("cache_salt", cache_salt))
+        extras.append((_SALT, cache_salt))
     return tuple(extras) or None
 
 

@@ -13,12 +13,6 @@ Orphans. A block whose parent we do not know cannot be keyed: its hash covers to
 not seen, and guessing would make wrong keys. It waits under the engine's hash (`orphans`), and its
 children with it, unless its own hash is known from another copy. Who meets it in a prompt, hashed
 as the engine does it, gives it its key: `adopt`.
-
-Copies. Who moves blocks to another tier need not say all that is hashed: vLLM's offloading
-publishes tokens and adapter, but neither salts nor pictures (0.32, offloading/events.py:
-`extra_keys=None`). So such an event is believed by its hashes: those that are known, or were a
-moment ago, have their keys. Others count if `confirm` says that nothing else is hashed; if not,
-they wait, as orphans do.
 """
 
 from __future__ import annotations
@@ -30,11 +24,14 @@ from typing import Protocol
 
 import numpy as np
 
+from inferway.kv.blocks.dialects import Dialect
 from inferway.kv.blocks.keys import BlockHasher
+from inferway.kv.events.copies import store_again, store_without_tokens
 from inferway.kv.events.event import BlockRemoved, BlockStored, Event
 from inferway.kv.events.group_blocks import GroupBlocks, has_tokens_alone, with_extras
 from inferway.kv.events.groups import GPU_MEDIA, NO_FACTS, CacheFacts, Groups
 from inferway.kv.events.hash_to_key import Place
+from inferway.kv.events.hidden_places import Beside
 from inferway.kv.events.holder_state import ApplyStats, HolderState
 from inferway.kv.events.orphans import MAX_ORPHANS as MAX_ORPHANS  # for the follower
 from inferway.kv.events.records import ClearedRecord, LaidOutRecord, Record
@@ -67,6 +64,9 @@ class HashVerifier(Protocol):
 
     def confirms(self, event: BlockStored) -> bool:
         """Return whether tokens and adapter alone make an event's hashes."""
+
+    def dialect(self) -> Dialect | None:
+        """Return how the engine hashes; None if that is not known."""
 
     def is_moved(self, event: BlockStored) -> bool:
         """Return whether an adapter's event that begins a prompt is of another path than the one
@@ -105,7 +105,9 @@ class EngineBlocks:
         self._held = HolderState(holder, holdings, on_record, self.stats)
         self._events = 0
         self._full_kind: object = None  # group, kind, locality of an event of full attention
-        self._group_blocks = GroupBlocks(self._held, seed, self._hasher, lora_path)
+        self._group_blocks = GroupBlocks(
+            self._held, seed, self._hasher, lora_path, self._see, lambda: self._dialect
+        )
         self._cache_facts = cache_facts
         self._groups = Groups()
         self._coming: Sequence[object] = ()
@@ -120,6 +122,12 @@ class EngineBlocks:
         """How prompts are cut for the engine, as its events show; None before the first."""
         size, layout = self._held.block_size, self._held.layout
         return None if size is None else cut_of(size, layout.lookahead if layout else 0)
+
+    @property
+    def hash_size(self) -> int | None:
+        """The tokens of a hash, as its groups show; None before they are known."""
+        layout = self._held.layout
+        return None if layout is None else layout.unit
 
     @property
     def num_orphans(self) -> int:
@@ -232,6 +240,7 @@ class EngineBlocks:
         memory is given back by and by, or by `sweep`. Return what the index must do."""
         self._groups.clear()
         self._hashers.clear()
+        self._group_blocks.clear()
         self._full_kind = None
         return self._held.clear()
 
@@ -267,14 +276,34 @@ class EngineBlocks:
         if event.block_size != held.block_size and tier == GPU and event.token_ids:
             ops += self._learn(event)
             if event.block_size != held.block_size:
+                if held.layout is not None and not held.layout.is_fine:
+                    return ops  # vLLM names the last part of a prompt, and looks for no parts
                 return ops + self._group_blocks.store_within(event, (tier, FULL_ATTENTION))
         if not event.token_ids:
-            return ops + self._stored_known(event, tier)
+            return ops + store_without_tokens(held, event, tier)
         if tier != GPU and event.extra_keys is None:
             return ops + self._stored_copies(event, tier)
         return ops + self._stored_tokens(event, tier)
 
     # groups
+
+    @property
+    def _dialect(self) -> Dialect | None:
+        return None if self._verifier is None else self._verifier.dialect()
+
+    @property
+    def expects_prompts(self) -> bool:
+        """Whether its events may name parts of prompts without their tokens."""
+        layout = self._held.layout
+        return layout is not None and layout.has_hidden_places
+
+    def expect_prompt(
+        self, token_ids: Sequence[int] | TokenIds, keys: Sequence[BlockKey], beside: Beside
+    ) -> Iterator[list[Op]]:
+        """Take a prompt that is on its way to the engine, whose whole blocks have these keys:
+        events may name parts of it without their tokens. Yield what the index must do, in steps of
+        some milliseconds, to be done before the next is taken."""
+        return self._group_blocks.expect(token_ids, keys, beside)
 
     def expect(self, events: Sequence[object]) -> list[Op]:
         """Take the events that come next, of one batch: what they say of groups is known before the
@@ -341,7 +370,8 @@ class EngineBlocks:
         hasher = self._hashers.get(size) or self._hasher(size)
         tokens, extras = with_extras(event, self._group_blocks.path(event), done)
         keys = hasher.keys_of_list(tokens, extras, parent)
-        return ops + held.store(hashes, keys, parent, tier)
+        ops += held.store(hashes, keys, parent, tier)
+        return ops + self._group_blocks.follow(event) if self.expects_prompts else ops
 
     def _see(self, event: BlockStored, tier: Tier = GPU) -> None:
         """Note what an event with tokens tells beside its blocks."""
@@ -352,16 +382,6 @@ class EngineBlocks:
         if event.parent_hash is None:
             self.first_tokens = np.array(event.token_ids[: event.block_size], _TOKEN)
 
-    def _stored_known(self, event: BlockStored, tier: Tier) -> list[Op]:
-        """An event without tokens: blocks that other events have given a key, or orphans."""
-        hashes, held, place = event.block_hashes, self._held, (tier, FULL_ATTENTION)
-        known = [h for h in hashes if held.bridge.key(h) is not None]
-        orphans = [h for h in hashes if h in held.orphans] if held.orphans else []
-        if len(known) + len(orphans) < len(hashes):
-            self.stats.skip("unknown_hash")
-        held.wait(orphans, place)
-        return held.add(known, place)
-
     def _stored_copies(self, event: BlockStored, tier: Tier) -> list[Op]:
         """An event that may keep to itself what is hashed beside its tokens."""
         held, hashes = self._held, event.block_hashes
@@ -370,25 +390,9 @@ class EngineBlocks:
         if len(known) < len(hashes):
             if not all(held.key(h) is not None for h in hashes) and self._is_confirmed(event):
                 return self._stored_tokens(event, tier)
-            ops = self._stored_again(event, tier)
+            is_cut_so = event.block_size == (self.block_size_seen or self.block_size)
+            ops = store_again(held, event, tier, is_cut_so=is_cut_so)
         return ops + held.add(known, (tier, FULL_ATTENTION))
-
-    def _stored_again(self, event: BlockStored, tier: Tier) -> list[Op]:
-        """Those of its blocks that are not known any more, or not yet."""
-        held, parent = self._held, event.parent_hash
-        ops: list[Op] = []
-        waiting: list[int] = []
-        for block_hash in event.block_hashes:
-            if held.bridge.key(block_hash) is None:
-                again = held.store_again(block_hash, parent, tier)
-                ops += again or []
-                if again is None:
-                    waiting.append(block_hash)
-            parent = block_hash
-        if waiting and event.block_size != (self.block_size_seen or self.block_size):
-            return ops + self._skip("block_size")  # LMCache's chunks: no prompt is cut like that
-        held.wait(waiting, (tier, FULL_ATTENTION))
-        return ops
 
     def _is_confirmed(self, event: BlockStored) -> bool:
         return self._verifier is not None and self._verifier.confirms(event)

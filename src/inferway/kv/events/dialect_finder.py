@@ -40,6 +40,7 @@ from inferway.kv.blocks.dialects import (
     LoraAdapter,
     hash_extras,
     wire_hash,
+    without_salt,
 )
 from inferway.kv.events.event import BlockStored
 from inferway.model import TokenIds
@@ -72,11 +73,14 @@ class DialectFinder:
         seeds: Iterable[str] = SEEDS,
         *,
         lora_path: Callable[[str], str | None] = lambda _: None,
+        hash_size: Callable[[], int | None] = lambda: None,
     ) -> None:
+        """`hash_size` says how many tokens a hash has where that is fewer than a block."""
         self.state = DialectState.UNKNOWN
         self.num_checked = 0  # blocks that the found dialect hashes as the engine does
         self._seeds = tuple(dict.fromkeys(seeds))
         self._lora_path = lora_path
+        self._hash_size = hash_size
         self._fitting = [
             Dialect(algorithm, seed, tagged=tagged)
             for seed in self._seeds
@@ -125,6 +129,13 @@ class DialectFinder:
             return ()
         return self._fitting if with_extras else self._fitting[:1]
 
+    def dialect(self) -> Dialect | None:
+        """Return the dialect that is known; it is looked for at once in what was seen. None if
+        there is none."""
+        if self.state is DialectState.UNKNOWN and self._waiting:
+            self.step(_STEP)
+        return self._fitting[0] if self.state is DialectState.FOUND else None
+
     def see(self, event: BlockStored) -> None:
         """Take note of stored blocks of full attention in GPU memory, with tokens: events of other
         tiers need not say what else is hashed."""
@@ -165,8 +176,8 @@ class DialectFinder:
         extras = self._extras(event) if event.lora_name and event.block_hashes else None
         if extras is None:
             return False
-        tokens, said = event.token_ids[: event.block_size], event.block_hashes[0]
-        hashes = [each.block_hash(None, tokens, extras[0]) for each in self._fitting]
+        said = event.block_hashes[0]
+        hashes = [self._hash(each, None, event, 0, extras[0]) for each in self._fitting]
         return all(wire_hash(each) != said for each in hashes)
 
     @property
@@ -294,14 +305,50 @@ class DialectFinder:
     ) -> list[bytes] | None:
         """Of the event's blocks in full; None if the engine's are others."""
         parent = None if event.parent_hash is None else self._digests[event.parent_hash]
-        size, hashes = event.block_size, []
+        hashes: list[bytes] = []
+        if len(event.token_ids) > len(event.block_hashes) * event.block_size:
+            return self._sparse_hashes(dialect, parent, event)
         for i, block_hash in enumerate(event.block_hashes[:_MAX_BLOCKS]):
-            tokens = event.token_ids[i * size : (i + 1) * size]
-            parent = dialect.block_hash(parent, tokens, extras[i])
+            parent = self._hash(dialect, parent, event, i, extras[i])
             if wire_hash(parent) != block_hash:
                 return None
             hashes.append(parent)
         return hashes
+
+    def _sparse_hashes(
+        self, dialect: Dialect, parent: bytes | None, event: BlockStored
+    ) -> list[bytes] | None:
+        """Of an event that skips blocks, without anything hashed beside tokens."""
+        if any(event.extra_keys or ()) or event.lora_name or event.lookahead_token_ids:
+            return None
+        found: dict[int, bytes] = {}
+        for i in range(min(len(event.token_ids) // event.block_size, _MAX_BLOCKS)):
+            parent = self._hash(dialect, parent, event, i, None)
+            found[wire_hash(parent)] = parent
+        own = event.block_hashes
+        return [found[each] for each in own] if found.keys() >= set(own) else None
+
+    def _hash(
+        self,
+        dialect: Dialect,
+        parent: bytes | None,
+        event: BlockStored,
+        i: int,
+        extra: tuple[HashExtra, ...] | None,
+    ) -> bytes:
+        """Of one block, which may have several hashes: it is known by the last of them."""
+        size = event.block_size
+        ahead = event.lookahead_token_ids[i] if event.lookahead_token_ids else []
+        tokens = [*event.token_ids[i * size : (i + 1) * size], *ahead]
+        unit = self._hash_size() or size
+        unit = size if size % unit else unit
+        for start in range(0, size, unit):
+            end = start + unit
+            behind = tuple(tokens[end : end + len(ahead)])
+            parent = dialect.block_hash(parent, tokens[start:end], extra, behind)
+            extra = without_salt(extra)
+        assert parent is not None
+        return parent
 
     def _extras(self, event: BlockStored) -> Sequence[tuple[HashExtra, ...] | None] | None:
         """What is hashed beside the tokens of each block, with tags, as far as blocks are looked

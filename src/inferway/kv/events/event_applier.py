@@ -122,7 +122,7 @@ class EventApplier:
         blocks = self.blocks
         if self._left_out or not self.stream.from_start or not blocks.copies_count:
             return False
-        if blocks.num_awaited:  # blocks of groups that cannot be matched
+        if blocks.num_awaited or blocks.num_orphans:  # they cannot be matched
             return False
         return self._holdings is None or not self._holdings.num_evicted(self.blocks.holder)
 

@@ -2,27 +2,31 @@
 
 Such a block that ends where one of full attention does has its hash, and so its key. Another one is
 keyed by its own tokens, if the block before it is known and its event has the tokens of all blocks
-that it names. Where blocks between them were skipped, an event does not say which: its hashes wait
-until they are known from elsewhere.
+that it names. Where blocks between them were skipped, an event does not say which: they are found
+by hashing as the engine does (`hidden_places`), or their hashes wait until they are known from
+elsewhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from inferway.kv.blocks.dialects import Dialect, LoraAdapter
 from inferway.kv.blocks.extra_keys import BlockExtras, event_extras
 from inferway.kv.blocks.keys import BlockHasher
 from inferway.kv.blocks.places import hasher_within
 from inferway.kv.events.event import BlockStored
 from inferway.kv.events.hash_to_key import Place
+from inferway.kv.events.hidden_places import Beside, HiddenPlaces
 from inferway.kv.events.holder_state import HolderState
 from inferway.kv.events.records import PlacedRecord
 from inferway.kv.index.protocol import Op
-from inferway.model import BlockKey
+from inferway.model import BlockKey, TokenIds
 
 _TOKEN = np.dtype(np.uint32)
+_PIECE_HASHES = 512  # made at a time: some milliseconds
 
 
 class GroupBlocks:
@@ -34,25 +38,117 @@ class GroupBlocks:
         seed: int,
         hasher: Callable[[int], BlockHasher],
         lora_path: Callable[[str], str | None],
+        see: Callable[[BlockStored], None],
+        dialect: Callable[[], Dialect | None],
     ) -> None:
-        """`hasher` makes keys of whole blocks of a size, `seed` is its own."""
+        """`hasher` makes keys of whole blocks of a size, `seed` is its own. `dialect` says how the
+        engine hashes, if that is known, and `see` is shown events to find that out."""
         self._held = held
         self._seed = seed
         self._hasher = hasher
         self._lora_path = lora_path
+        self._see = see
+        self._dialect = dialect
+        self._hidden = HiddenPlaces(held.bridge.key)
 
     def store_known(self, event: BlockStored, place: Place) -> list[Op]:
-        """Add those of an event's blocks whose keys are known; the others wait. Return what the
-        index must do."""
+        """Add those of an event's blocks whose keys are known, or whose places can be found; the
+        others wait. Return what the index must do."""
         held, hashes = self._held, event.block_hashes
-        held.wait([h for h in hashes if held.bridge.key(h) is None], place)
-        return held.add([h for h in hashes if held.bridge.key(h) is not None], place)
+        ops = self.follow(event)
+        known = [h for h in hashes if held.bridge.key(h) is not None]
+        unknown = [h for h in hashes if held.bridge.key(h) is None]
+        ops += held.add(known, place)
+        for block_hash in unknown:
+            found = self._hidden.find(block_hash)
+            if found is not None and found.key is not None:
+                ops += held.store_placed(
+                    PlacedRecord(block_hash, found.key, found.parent, found.within, *place)
+                )
+            else:
+                held.wait([block_hash], place)
+        return ops
+
+    def follow(self, event: BlockStored) -> list[Op]:
+        """Hash an event's tokens as the engine does, if blocks may be stored there of which events
+        do not say where they are. Return what the index must do for those that waited."""
+        layout, dialect = self._held.layout, self._dialect()
+        if layout is None or not layout.has_hidden_places or dialect is None:
+            return []
+        beside = self._beside(event)
+        if beside is None or not event.token_ids:
+            return []
+        tokens: Sequence[int] = event.token_ids
+        if event.lookahead_token_ids:
+            tokens = [*tokens, *event.lookahead_token_ids[-1]]
+        hasher, parent_hash = self._hasher(layout.block_size), event.parent_hash
+        return self._found(
+            self._hidden.follow(dialect, layout, hasher, parent_hash, tokens, beside)
+        )
+
+    def expect(
+        self, token_ids: Sequence[int] | TokenIds, keys: Sequence[BlockKey], beside: Beside
+    ) -> Iterator[list[Op]]:
+        """Hash a prompt that the engine is about to compute, if blocks may be stored of which its
+        events will not say where they are. Yield what the index must do for those that waited,
+        piece by piece."""
+        layout, dialect = self._held.layout, self._dialect()
+        if layout is None or not layout.has_hidden_places or dialect is None:
+            return
+        size, ahead = layout.block_size, layout.lookahead
+        hasher, done = self._hasher(size), self._hidden.last_of(keys)
+        parent_hash = self._hidden.hash_of(keys[done - 1]) if done else None
+        step = max(_PIECE_HASHES * layout.unit // size, 1) * size
+        for start in range(done * size, len(token_ids), step):
+            tokens = token_ids[start : start + step + ahead]
+            hashes = self._hidden.follow(dialect, layout, hasher, parent_hash, tokens, beside)
+            yield self._found(hashes)
+            parent_hash = hashes[-1] if hashes else None
+            if parent_hash is None:
+                return
+
+    def clear(self) -> None:
+        """Forget what was hashed."""
+        self._hidden.clear()
+
+    def _found(self, hashes: Sequence[int]) -> list[Op]:
+        """Give those of the blocks that wait their keys."""
+        held, ops = self._held, list[Op]()
+        for block_hash in hashes if held.awaits(hashes) else ():
+            found = self._hidden.find(block_hash)
+            if found is not None and found.key is not None:
+                for place in held.take_waiting(block_hash):
+                    ops += held.store_placed(
+                        PlacedRecord(block_hash, found.key, found.parent, found.within, *place)
+                    )
+        return ops
+
+    def _beside(self, event: BlockStored) -> Beside | None:
+        """What is hashed beside an event's tokens; None if that is not known."""
+        if _has_media(event) or (event.lora_name is None and event.lora_id is not None):
+            return None
+        lora = None
+        if event.lora_name is not None:
+            path = self._lora_path(event.lora_name)
+            if path is None:
+                return None
+            lora = LoraAdapter(event.lora_name, path)
+        salt = None
+        if event.parent_hash is None and event.extra_keys:
+            first = event.extra_keys[0]
+            texts = list(first) if isinstance(first, list | tuple) else []
+            if lora is not None and lora.name in texts:
+                texts.remove(lora.name)
+            salt = texts[0] if texts else None
+        return Beside(lora, salt)
 
     def store(self, event: BlockStored, place: Place) -> list[Op]:
         """Add the blocks of a group that is not full attention. Return what the index must do."""
         held, layout, hashes = self._held, self._held.layout, event.block_hashes
         assert layout is not None
         size, parent_hash = layout.block_size, event.parent_hash
+        if layout.full_position is None:
+            self._see(event)
         if all(held.bridge.key(h) is not None for h in hashes):
             return held.add(hashes, place)
         if event.block_size % size:
@@ -105,15 +201,15 @@ class GroupBlocks:
 
     def _key_within(self, event: BlockStored, i: int, parent: BlockKey | None) -> BlockKey:
         assert self._held.layout is not None
-        unit = event.block_size
-        hasher = hasher_within(unit, self._seed, self._held.layout.lookahead)
-        tokens = [*event.token_ids[i * unit : (i + 1) * unit]]
+        size, layout = event.block_size, self._held.layout
+        hasher = hasher_within(layout.unit, self._seed, layout.lookahead)
+        tokens = [*event.token_ids[i * size : (i + 1) * size]]
         if event.lookahead_token_ids:
             tokens += event.lookahead_token_ids[i]
         entry = event.extra_keys[i : i + 1] if event.extra_keys else None
         path = None if i else self.path(event)
         extras = event_extras(event.lora_name, entry, event.lora_id, path)
-        return hasher.keys(np.array(tokens, _TOKEN), extras, parent)[0]
+        return hasher.keys(np.array(tokens, _TOKEN), extras, parent)[-1]
 
 
 def has_tokens_alone(event: BlockStored) -> bool:

@@ -47,7 +47,7 @@ def _kind(event: BlockStored) -> tuple[str, int]:
 class _Group:
     kind: str
     window: int  # tokens; 0: it has none
-    sizes: set[int]  # of its blocks; of parts of blocks as well, with state-space layers
+    sizes: set[int]  # of its blocks, and of parts of blocks
     is_whole: bool = False  # several of its blocks were stored at once: one of them is no part
 
 
@@ -105,19 +105,16 @@ class Groups:
             return None
         facts = self.facts
         groups, unit = [], facts.hash_size
+        has_states = any(group.kind == MAMBA for group in self._by_number.values())
         for number, group in sorted(self._by_number.items()):
             size, least = max(group.sizes), min(group.sizes)
-            if self._has_states and not group.is_whole and not facts.block_size % size:
+            if has_states and not group.is_whole and not facts.block_size % size:
                 size = max(size, facts.block_size)  # there was only the last part of a short prompt
-            if least < size:
+            if least < size and has_states:
                 unit = unit or gcd(least, size)
             span = facts.chunk if group.kind == LOCAL else group.window
             groups.append(CacheGroup(number, group.kind, size, span))
         return CacheLayout(tuple(self._with_draft(groups)), unit, self.lookahead)
-
-    @property
-    def _has_states(self) -> bool:
-        return any(group.kind == MAMBA for group in self._by_number.values())
 
     def _learn(self, event: BlockStored) -> None:
         number, size = event.group_idx or 0, event.block_size
@@ -132,13 +129,13 @@ class Groups:
 
     def _may_be_part(self, event: BlockStored) -> bool:
         """Return whether an event's blocks are of the known group of its number: of the same size,
-        or parts of its blocks, or the other way round, which only an engine with state-space layers
-        keeps."""
+        or parts of its blocks, or the other way round, which only an engine with several groups
+        names."""
         group, size = self._by_number.get(event.group_idx or 0), event.block_size
         if group is None or (group.kind, group.window) != _kind(event):
             return False
         small, big = sorted((size, max(group.sizes)))
-        return small == big or (self._has_states and small > 0 and not big % small)
+        return small == big or (len(self._by_number) > 1 and small > 0 and not big % small)
 
     def _with_draft(self, groups: list[CacheGroup]) -> list[CacheGroup]:
         """vLLM flags the groups that have the draft model's layers, and all if it finds none. What

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from inferway.kv.events.chains import pieces_found, without
 from inferway.kv.events.hash_to_key import HashToKey, Place
 from inferway.kv.events.orphans import MAX_ORPHANS, Orphans
 from inferway.kv.events.records import (
@@ -49,7 +50,6 @@ from inferway.model import BlockKey, HolderId
 
 MAX_TIERS = 8
 MAX_LATELY = 8192  # more blocks than are on their way from the GPU to another tier
-MAX_RUN = 512  # blocks adopted at once: half a millisecond
 
 
 @dataclass(slots=True)
@@ -100,7 +100,7 @@ class HolderState:
         self._has_tiers = False
         self._holder = holder
         self._record = on_record
-        self._stats = stats
+        self.stats = stats
 
     def apply_record(self, record: Record) -> list[Op]:
         """Do again what a record says, without a record of it. Return what the index must do.
@@ -140,7 +140,7 @@ class HolderState:
         """Add a copy of each block of a chain. Return what the index must do."""
         if self._record is not None:
             self._record(StoredRecord(hashes, keys, parent, tier))
-        self._stats.stored += len(hashes)
+        self.stats.stored += len(hashes)
         return self._store(hashes, keys, parent, tier)
 
     def store_placed(self, placed: PlacedRecord) -> list[Op]:
@@ -148,7 +148,7 @@ class HolderState:
         index must do."""
         if self._record is not None:
             self._record(placed)
-        self._stats.stored += 1
+        self.stats.stored += 1
         return self._store_placed(placed)
 
     def store_together(self, stored: Stored, before: Sequence[Op]) -> Sequence[Op]:
@@ -161,7 +161,7 @@ class HolderState:
                 end = start + len(op.keys)
                 self._record(StoredRecord(hashes[start:end], op.keys, op.parent, GPU))
                 start = end
-        self._stats.stored += len(hashes)
+        self.stats.stored += len(hashes)
         gone = [op.keys for op in before if isinstance(op, Remove) and (op.tier, op.group) == place]
         had = self.bridge.add(place, hashes, keys, leaving=set().union(*gone))
         return self._without({keys[i] for i in had}, stored.ops) if had else stored.ops
@@ -173,7 +173,7 @@ class HolderState:
             return []
         if self._record is not None:
             self._record(KnownRecord(hashes, *place))
-        self._stats.stored += len(hashes)
+        self.stats.stored += len(hashes)
         return self._add(self._pairs(hashes), place)
 
     def awaits(self, hashes: Iterable[int]) -> bool:
@@ -186,6 +186,11 @@ class HolderState:
         """Return the key of a block that is there, or was a moment ago; None if it is not known."""
         key = self.bridge.key(block_hash)
         return self._lately.get(block_hash) if key is None else key
+
+    def take_waiting(self, block_hash: int) -> list[Place]:
+        """Return the places in which a block waits, once for each copy; it waits no more."""
+        orphans = [(tier, FULL_ATTENTION) for tier in self.orphans.pop(block_hash)]
+        return [*orphans, *self.deferred.pop(block_hash, ())]
 
     def store_again(self, block_hash: int, parent_hash: int | None, tier: Tier) -> list[Op] | None:
         """Add a copy of a block that was removed everywhere. Return what the index must do; None if
@@ -204,8 +209,8 @@ class HolderState:
             return
         if self._record is not None:
             self._record(WaitingRecord(hashes, *place))
-        if place[1] == FULL_ATTENTION:
-            self._stats.orphans += len(hashes)
+        if place[1] == FULL_ATTENTION and (implies_ancestors or place[0] != GPU):
+            self.stats.orphans += len(hashes)
         self._wait(hashes, place, implies_ancestors=implies_ancestors)
 
     def remove(self, hashes: Sequence[int], place: Place) -> list[Op]:
@@ -225,7 +230,7 @@ class HolderState:
         for i, block_hash in enumerate(hashes):
             if found[i] and self.bridge.key(block_hash) is not None:
                 found[i] = ()  # vouched for, and in the bridge already
-        for start, end in _runs(found):
+        for start, end in pieces_found(found):
             before = keys[start - 1] if start else parent
             record = AdoptedRecord(hashes[start:end], keys[start:end], before)
             if self._record is not None:
@@ -291,7 +296,7 @@ class HolderState:
         if not self.orphans.tiers and not self.deferred:
             had = self.bridge.add((tier, FULL_ATTENTION), hashes, keys)
             if had:
-                parent, keys = _between(keys, had, parent)
+                parent, keys = without(keys, had, parent)
             return [Store(self._holder, keys, parent, tier)] if keys else []
         ops: list[Op] = []
         waiting: Sequence[tuple[int, Sequence[Tier]]] = ()
@@ -301,7 +306,7 @@ class HolderState:
         had = self.bridge.add((tier, FULL_ATTENTION), hashes, keys)
         new = keys
         if had:
-            parent, new = _between(keys, had, parent)
+            parent, new = without(keys, had, parent)
         if new:
             ops.append(Store(self._holder, new, parent, tier))
         for i, tiers in waiting:
@@ -333,7 +338,7 @@ class HolderState:
         ops: list[Op] = []
         for op in stores:
             had = [i for i, key in enumerate(op.keys) if key in known]
-            parent, new = _between(op.keys, had, op.parent)
+            parent, new = without(op.keys, had, op.parent)
             if new:
                 ops.append(Store(self._holder, new, parent, op.tier))
         return ops
@@ -362,7 +367,7 @@ class HolderState:
         if self.orphans.tiers and place == (GPU, FULL_ATTENTION):
             self.orphans.note_removed(hashes)
         gone, absent = self.bridge.drop(place, hashes)
-        self._stats.removed += len(hashes) - len(absent)
+        self.stats.removed += len(hashes) - len(absent)
         if absent and (self.orphans.tiers or self.deferred):
             for block_hash in absent:
                 self._not_there(place, block_hash)
@@ -393,7 +398,7 @@ class HolderState:
     def _adopt(self, record: AdoptedRecord) -> list[Op]:
         ops: list[Op] = []
         hashes, keys, parent = record.hashes, record.keys, record.parent
-        self._stats.adopted += len(hashes)
+        self.stats.adopted += len(hashes)
         tiers = [self.orphans.pop(block_hash) or (GPU,) for block_hash in hashes]
         start = 0
         for end in range(1, len(hashes) + 1):
@@ -424,28 +429,3 @@ class HolderState:
         at = 0 if layout is None else layout.full_position
         self.full_number = at if layout is None or at is None else layout.groups[at].number
         return [] if after == before else [Layout(self._holder, after)]
-
-
-def _between(
-    keys: Sequence[BlockKey], had: Sequence[int], parent: BlockKey | None
-) -> tuple[BlockKey | None, Sequence[BlockKey]]:
-    """The part of a chain from the first key to the last that is not at one of the positions
-    `had`, and its parent."""
-    new = sorted(set(range(len(keys))).difference(had))
-    if not new:
-        return parent, []
-    first, last = new[0], new[-1]
-    return keys[first - 1] if first else parent, keys[first : last + 1]
-
-
-def _runs(found: Sequence[object]) -> Iterator[tuple[int, int]]:
-    """The stretches [start, end) where something was found, long ones in pieces."""
-    start = 0
-    for end in range(len(found) + 1):
-        if end == len(found) or not found[end]:
-            if start < end:
-                yield start, end
-            start = end + 1
-        elif end - start == MAX_RUN:
-            yield start, end
-            start = end

@@ -82,6 +82,13 @@ class CacheLayout(msgspec.Struct, frozen=True, array_like=True, dict=True):
         return self.unit if self.is_fine else lcm(*[group.block_size for group in self.groups])
 
     @cached_property
+    def has_hidden_places(self) -> bool:
+        """Whether blocks may be stored of which events do not say where they end: parts of blocks,
+        and blocks of an engine that has no full attention, whose blocks have their hashes."""
+        are_parts = any(group.block_size % self.block_size for group in self.groups)
+        return self.is_fine or are_parts or self.full_position is None
+
+    @cached_property
     def has_checkpoints(self) -> bool:
         """Whether there are state-space layers."""
         return any(group.kind == MAMBA for group in self.groups)
