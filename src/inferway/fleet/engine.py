@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Protocol
+
+import msgspec
 
 from inferway.config import EngineSettings
 from inferway.fleet.engine_facts import EngineFacts, EventSource, ModelCard, given_source
@@ -81,6 +83,9 @@ class StreamView(Protocol):
 
     def evidence(self, engine: Engine) -> StreamEvidence:
         """Return what the stream has brought, for the silent-zero alarm."""
+
+    def drops_last_block(self) -> None:
+        """Take note that the engine's answers show that it drops the last block it matches."""
 
     def recheck(self) -> None:
         """Compare with the engine now, because something does not add up; unless that would cost
@@ -168,7 +173,6 @@ class Engine:
     offers: dict[str, ModelSource] = field(default_factory=dict)  # by model; `served_models` writes
     proofs: dict[str, ProbeState] = field(default_factory=dict)  # by base model
     dialects: dict[int, DialectView] = field(default_factory=dict)  # by rank
-    seen_to_drop: bool = False  # its answers have shown that it drops the last block it matches
     _cache_facts: CacheFacts = NO_FACTS
 
     @property
@@ -201,7 +205,7 @@ class Engine:
     def cache_facts(self) -> CacheFacts:
         """What its events do not say of its KV caches: by hand, else as it told or was seen."""
         told, settings = self.facts.cache if self.facts else NO_FACTS, self.settings
-        drops = self.seen_to_drop or told.drops_last_block
+        drops = told.drops_last_block
         if settings.speculation is not None:
             drops = settings.speculation in DROPPING
         facts = CacheFacts(
@@ -281,6 +285,12 @@ class Engine:
     def is_stalled(self) -> bool:
         """Whether it is out because its core computes nothing: that its API answers is no news."""
         return self.outage is not None and self.outage.kind is OutageKind.STALLED
+
+    def drops_last_block(self) -> None:
+        """Take note that its answers show that it drops the last block it matches."""
+        if self.facts is not None:
+            cache = msgspec.structs.replace(self.facts.cache, drops_last_block=True)
+            self.facts = replace(self.facts, cache=cache)
 
     def adapter_path(self, name: str) -> str | None:
         """Return where it has an adapter from; None if it has not told."""

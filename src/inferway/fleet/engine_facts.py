@@ -158,7 +158,10 @@ async def discover(
         *(models, sources, parse_block_size(metrics), (*findings, *source_findings)),
         *(version, has_plugin, load_path),
         cache_blocks=parse_cache_blocks(metrics),
-        cache=CacheFacts(hash_size=parse_match_unit(metrics) or 0),
+        cache=CacheFacts(
+            drops_last_block=before is not None and before.cache.drops_last_block,
+            hash_size=parse_match_unit(metrics) or 0,
+        ),
     )
     told = before.kv_transfer if before is not None else None
     transfer = await ask_kv_transfer(session, url, headers, metrics, facts.vllm_version, told)

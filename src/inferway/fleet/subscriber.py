@@ -63,6 +63,7 @@ class Subscription:
     journal: HolderJournal | None = None  # loaded first, written then, and closed with the stream
     lora_path: Callable[[str], str | None] = lambda _: None  # where an adapter is from, by its name
     cache_facts: Callable[[], CacheFacts] = lambda: NO_FACTS  # what events do not say of the cache
+    on_drop: Callable[[], None] = lambda: None  # the engine drops the last block it matches
 
 
 class EventSubscriber(ABC):
@@ -105,6 +106,7 @@ class EventSubscriber(ABC):
         self.journal = journal
         self._on_state: Callable[[], None] | None = None
         self._on_told: Callable[[], None] | None = None
+        self._on_drop = subscription.on_drop
         self._name = subscription.name or source.endpoint
         self._index = index
         self._told_state: StreamState | None = None
@@ -217,6 +219,11 @@ class EventSubscriber(ABC):
             topic=self.last_topic,
             first_tokens=self.blocks.first_tokens,
         )
+
+    def drops_last_block(self) -> None:
+        """Take note that the engine drops the last block it matches: from its next events on that
+        is reckoned with."""
+        self._on_drop()
 
     def recheck(self) -> None:
         """Compare with the engine now, because something does not add up; unless that would cost

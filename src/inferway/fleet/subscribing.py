@@ -57,6 +57,7 @@ class Subscribing:
             journal=self._state_dir.journal(engine, source, endpoint),
             lora_path=engine.adapter_path,
             cache_facts=lambda: engine.cache_facts,
+            on_drop=engine.drops_last_block,
         )
         if source.is_polled:
             return PollingSubscriber(subscription, headers=engine.http_headers)

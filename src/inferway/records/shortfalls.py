@@ -51,11 +51,18 @@ class _Wrong:
     """Shortfalls of one endpoint that nothing explains."""
 
     at: deque[float] = field(default_factory=lambda: deque(maxlen=REPAIR_AFTER))
+    short: deque[int] = field(default_factory=lambda: deque(maxlen=REPAIR_AFTER))  # blocks
     rechecked: float = float("-inf")
 
-    def is_enough(self, now: float) -> bool:
+    def is_enough(self, now: float, short: int) -> bool:
         self.at.append(now)
+        self.short.append(short)
         return len(self.at) == REPAIR_AFTER and now - self.at[0] <= REPAIR_SECONDS
+
+    @property
+    def is_last_block(self) -> bool:
+        """Whether each of them was short of its last block alone."""
+        return set(self.short) == {1}
 
 
 class Shortfalls:
@@ -147,16 +154,35 @@ class Shortfalls:
         )
         verdict = of_delivery(record, noted, short, evidence)
         if verdict.is_wrong and stream is not None:
-            self._is_wrong(endpoint, stream, missing)
+            self._is_wrong(endpoint, stream, missing, short)
         return (*ended[:6], verdict.misses)
 
+    def _may_draft(self, endpoint: Endpoint) -> bool:
+        """Whether it is not known of the engine if it drops the last block it matches."""
+        engine, layout = self._fleet.engine(endpoint.engine), self._index.layout(endpoint.holder)
+        if engine is None or engine.settings.speculation is not None:
+            return False
+        return not engine.cache_facts.drops_last_block and not (
+            layout is not None and layout.drops_last_block
+        )
+
     def _is_wrong(
-        self, endpoint: Endpoint, stream: StreamView, missing: Sequence[BlockKey]
+        self, endpoint: Endpoint, stream: StreamView, missing: Sequence[BlockKey], short: int
     ) -> None:
         """Nothing explains that these blocks were not there."""
         now = self._clock()
         wrong = self._wrong.setdefault(endpoint.name, _Wrong())
-        if not wrong.is_enough(now):
+        if not wrong.is_enough(now, short):
+            return
+        if wrong.is_last_block and self._may_draft(endpoint):
+            wrong.at.clear()
+            log.warning(
+                "engine %s has reused one block less than it holds, %d times in %g s: it drops the"
+                " last block, as vLLM does with EAGLE and MTP drafts, and that is reckoned with"
+                " from now on. If it does not draft, give --engine URL,speculation=none",
+                *(endpoint.name, REPAIR_AFTER, REPAIR_SECONDS),
+            )
+            stream.drops_last_block()
             return
         # what lies behind them cannot be matched without them
         keys = list(missing)

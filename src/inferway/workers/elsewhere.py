@@ -132,6 +132,10 @@ class StreamElsewhere:
     async def give_back(self) -> None:
         """Nothing: its follower does."""
 
+    def drops_last_block(self) -> None:
+        self.engine.drops_last_block()
+        self.tell_facts()
+
     def recheck(self) -> None:
         if self._source.replay is not None:
             self.resync()

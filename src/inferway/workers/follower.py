@@ -25,6 +25,7 @@ from inferway.metrics import Family
 from inferway.model import BlockKey, Cut, HolderId, Places, block_size_of
 from inferway.workers.messages import (
     Doubt,
+    DropsLastBlock,
     EnginesTold,
     EngineTold,
     IndexChanged,
@@ -126,6 +127,9 @@ class FollowedStream:
             block_size_seen=None if self.cut_seen is None else block_size_of(self.cut_seen),
             topic=told.topic,
         )
+
+    def drops_last_block(self) -> None:
+        self.send(DropsLastBlock(self.engine, self.holder))
 
     def recheck(self) -> None:
         self.send(Recheck(self.engine, self.holder))

@@ -47,6 +47,7 @@ from inferway.workers.messages import (
     Begin,
     Commit,
     Doubt,
+    DropsLastBlock,
     Enter,
     FamilyTold,
     FromOther,
@@ -334,6 +335,9 @@ class ServingHub:
             Doubt: lambda _, told: self._index.apply(told.ops),
             Asked: lambda _, told: self._index.note_matched(told.keys),
             Recheck: lambda _, told: self._of_stream(told, lambda stream: stream.recheck()),
+            DropsLastBlock: lambda _, told: self._of_stream(
+                told, lambda stream: stream.drops_last_block()
+            ),
             Reports: lambda _, told: self._of_stream(told, lambda stream: stream.count_no_copies()),
         }
 
@@ -361,7 +365,9 @@ class ServingHub:
         self.gateway.standing.hear(told.engine, told.has_failed, now)
         self._tell_others(seat, told)
 
-    def _of_stream(self, told: Recheck | Reports, do: Callable[[Subscriber], None]) -> None:
+    def _of_stream(
+        self, told: Recheck | DropsLastBlock | Reports, do: Callable[[Subscriber], None]
+    ) -> None:
         engine = self.gateway.fleet.engine(told.engine)
         for stream in () if engine is None else engine.subscribers:
             if stream.holder == told.holder:

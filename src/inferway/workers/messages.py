@@ -236,6 +236,13 @@ class Recheck(_Told, frozen=True):
     holder: HolderId
 
 
+class DropsLastBlock(_Told, frozen=True):
+    """The engine's answers show that it drops the last block it matches."""
+
+    engine: str
+    holder: HolderId
+
+
 # worker -> hub -> the other workers
 
 
@@ -366,6 +373,7 @@ Message = (
     | Doubt
     | Asked
     | Recheck
+    | DropsLastBlock
     | LiveSample
     | PromptsOffered
     | Publish
