@@ -279,6 +279,15 @@ def comparable(batch: bytes) -> list[Any]:
     ]
 
 
+# How many tokens answers have, and a full group room for.
+LOADS: tuple[tuple[tuple[int, ...], int], ...] = (
+    ((1, 1, 3, 12), 1100),
+    ((1, 3, 60), 2500),
+    ((60, 120), 1100),
+    ((60, 200), 1600),
+)
+
+
 class DifferenceError(Exception):
     """The two caches differ."""
 
@@ -301,9 +310,7 @@ class History:
         self.rng = rng
         self.config = case.config(rng.choice(case.budgets))
         # Short answers make for many look-ups; long ones in a small pool, for preemptions.
-        self.lengths, room = rng.choice(
-            (((1, 1, 3, 12), 1100), ((1, 3, 60), 2500), ((60, 120), 1100), ((60, 200), 1600))
-        )
+        self.lengths, room = rng.choice(LOADS)
         num_blocks = sum(
             8 + (0 if group.aligns else room // group.block_size) for group in self.config.groups
         )

@@ -55,10 +55,10 @@ class HitFinder:
             only = self._sets[0]
             blocks, length = only.group.find(hashes, limit, [0], drops=only.may_drop)
             return CacheHit(blocks, length)
-        return _Search(self._sets, hashes, self._num_groups).run(limit, once=self._is_simple)
+        return _HitSearch(self._sets, hashes, self._num_groups).run(limit, once=self._is_simple)
 
 
-class _Search:
+class _HitSearch:
     """One look-up: each set of groups shortens the hit until all agree."""
 
     def __init__(
