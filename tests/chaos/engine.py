@@ -55,8 +55,8 @@ class Features:
     cpu_tokens: bool = True  # events of offloaded blocks carry tokens; else only a hash
     cpu_extras: bool = False  # and extra keys, which vLLM's OffloadingConnector keeps to itself
     cpu_chunk: int = 1  # blocks offloaded together
-    window: int = 0  # tokens of a second group with a sliding window
-    keeps_all: bool = True  # of its blocks; else those where prompts end
+    groups: str = ""  # of KV cache, with the same blocks, the first of full attention; "": that one
+    keeps_all: bool = True  # windows and states; else those where prompts end
     odd_eviction: bool = False  # inner blocks go before outer ones
     twins: bool = False  # the same prompt twice at once
 
@@ -90,7 +90,7 @@ class TrueEngine:
     def on_cpu(self) -> set[int]:
         return set(self._cpu)
 
-    def in_window(self) -> set[int]:
+    def in_second_group(self) -> set[int]:
         return self._hashes(1)
 
     def _hashes(self, group: int) -> set[int]:
@@ -108,11 +108,13 @@ class TrueEngine:
 
     def _run_of(self, hashes: Sequence[int], here: set[int]) -> int:
         found = next((i for i, h in enumerate(hashes) if h not in here), len(hashes))
-        return self._cut_to_window(hashes[:found]) if self.features.window else found
+        return self._cut_to_window(hashes[:found]) if self.features.groups else found
 
     def _cut_to_window(self, hashes: Sequence[int]) -> int:
-        wanted = -(-(self.features.window - 1) // self.features.block_size)
-        window = self.in_window()
+        """With blocks on the CPU the second group has a window, if there is one."""
+        _, second = read_groups(self.features.groups, self.features.block_size)
+        wanted = -(-(second.reach - 1) // self.features.block_size)
+        window = self.in_second_group()
         for found in range(len(hashes), 0, -1):
             if window.issuperset(hashes[max(0, found - wanted) : found]):
                 return found
@@ -201,7 +203,7 @@ class TrueEngine:
         room = self.features.num_blocks * self.features.block_size - len(run.tokens)
         count = min(room, self._rng.randint(1, 2 * self.features.block_size))
         tokens = [self._rng.randrange(VOCABULARY) for _ in range(count)]
-        for said in [[token] for token in tokens] if self.features.window else [tokens]:
+        for said in [[token] for token in tokens] if self.features.groups else [tokens]:
             run.tokens += said
             if not self._cache.reserve(run):
                 self._end(which, prompts)
@@ -280,13 +282,11 @@ class TrueEngine:
 
 def _cache(features: Features, dialect: Dialect) -> KvCache | GroupedCache:
     num_blocks, size = features.num_blocks, features.block_size
-    if not features.window:
+    if not features.groups:
         return KvCache(num_blocks + 1, size, dialect)
-    groups = KvGroups(
-        read_groups(f"full,window:{features.window}", size),
-        retention_interval=None if features.keeps_all else 0,
-    )
-    return GroupedCache(2 * num_blocks + 1, groups, dialect, max_model_len=1000)
+    groups = read_groups(features.groups, size)
+    config = KvGroups(groups, retention_interval=None if features.keeps_all else 0)
+    return GroupedCache(len(groups) * num_blocks + 1, config, dialect, max_model_len=1000)
 
 
 def _placeholder(copy: BlockStored) -> BlockStored:

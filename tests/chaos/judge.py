@@ -64,7 +64,7 @@ def _judge_blocks(world: World, index: HeldBlocks, line: Line, exact: bool) -> N
     places = {
         (GPU, FULL_ATTENTION): engine.on_gpu(),
         (CPU, FULL_ATTENTION): engine.on_cpu(),
-        (GPU, 2): engine.in_window(),
+        (GPU, 2): engine.in_second_group(),
     }
     for (tier, group), true in places.items():
         held = index.held(line.holder, list(hashes), tier, group)

@@ -14,6 +14,7 @@ from tests.chaos.workers import Workers
 from tests.chaos.world import Troubles, World
 
 CALM = Troubles()
+WINDOW, STATES = "full,window:5", "full,mamba:align"
 KINDS: dict[str, Troubles] = {
     "lost messages": replace(CALM, lost=0.15),
     "doubled messages": replace(CALM, doubled=0.3),
@@ -49,9 +50,16 @@ KINDS: dict[str, Troubles] = {
         ring=4,
         adopt=0.2,
     ),
-    "sliding windows": replace(CALM, features=Features(window=5), lost=0.05),
+    "sliding windows": replace(CALM, features=Features(groups=WINDOW), lost=0.05),
     "windows where prompts end": replace(
-        CALM, features=Features(window=5, keeps_all=False), lost=0.05
+        CALM, features=Features(groups=WINDOW, keeps_all=False), lost=0.05
+    ),
+    "states of steps": replace(CALM, features=Features(groups=STATES), lost=0.05, restart=0.02),
+    "states where prompts end": replace(
+        CALM, features=Features(groups=STATES, keeps_all=False), lost=0.05, joins_late=True, ring=4
+    ),
+    "windows and states": replace(
+        CALM, features=Features(groups=f"{WINDOW},mamba:align"), lost=0.05, gateway=0.03
     ),
     "data-parallel ranks": replace(CALM, ranks=3, lost=0.05, restart=0.02),
     "adapters and salts": replace(CALM, features=Features(mixed=True), lost=0.05),
@@ -206,7 +214,7 @@ def draw(troubles: Troubles, rng: Random, *, mixed: bool) -> Troubles:
         features = replace(
             features,
             cpu_blocks=rng.choice((0, 0, 10)),
-            window=rng.choice((0, 0, 2, 5)),
+            groups=rng.choice(("", "", "full,window:2", WINDOW, STATES)),
             keeps_all=rng.random() < 0.7,
         )
         more["ranks"] = rng.choice((1, 1, 2))
@@ -214,6 +222,8 @@ def draw(troubles: Troubles, rng: Random, *, mixed: bool) -> Troubles:
         more["report"] = rng.choice((0.0, 0.0, 0.05))
         more["can_replay"] = rng.random() < 0.9
         more["replay_lives"] = rng.random() < 0.95
-    if features.window and features.format == "array":
+    if features.groups == STATES:
+        features = replace(features, cpu_blocks=0)
+    if features.groups and features.format == "array":
         features = replace(features, format="map")  # the flat form would need its own place
     return replace(troubles, **more, features=features)  # type: ignore[arg-type]

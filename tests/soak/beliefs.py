@@ -1,6 +1,6 @@
 """`python -m tests.soak.beliefs`: whether the gateway ever believes that an engine holds more of a
-prompt than the engine reuses. Four simulated engines with small caches, one of them with a sliding
-window, whose event and replay sockets are behind wires that are cut, held and refused while engines
+prompt than the engine reuses. Four simulated engines with small caches, one of them of a hybrid
+model, whose event and replay sockets are behind wires that are cut, held and refused while engines
 are asked, stopped, told to drop their caches, and killed: they come back with blocks of another
 size, maybe while the wire of their events is held, so that the old link outlives them. After each
 such round all is calm, and prompts are asked of each engine. Status 1 if one belief was wrong.
@@ -52,7 +52,7 @@ _KINDS = (
     (16, 180, "map", 10_000, "full"),
     (16, 90, "array", 20, "full"),
     (32, 68, "map", 100, "full"),
-    (16, 240, "map", 100, "full,window:128"),
+    (16, 240, "map", 100, "full,window:128,mamba:align"),
 )
 
 Prompt = tuple[int, ...]
