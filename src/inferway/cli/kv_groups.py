@@ -18,10 +18,11 @@ groups_section = section(
     "Groups of KV cache, and speculation",
     option(
         "--kv-groups",
+        default="full",
         metavar="GROUP,…",
         help="Keep the KV cache of a hybrid model with these groups of layers: full[:SIZE], "
         "window:TOKENS[:SIZE], local:CHUNK[:SIZE], mamba:align[:SIZE] or mamba:all[:SIZE]. SIZE is "
-        "the block size, --block-size without it.  [default: full]",
+        "the block size, --block-size without it.",
     ),
     option(
         "--prefix-cache-retention-interval",
@@ -83,20 +84,19 @@ groups_section = section(
 def make_groups(flags: dict[str, Any]) -> KvGroups | None:
     """Return what the flags of this section describe; None for vLLM 0.32 with one group of full
     attention and without speculation. Raises ConfigError."""
-    text, method = flags["kv_groups"], flags["speculation"]
+    size, method = flags["block_size"], flags["speculation"]
     speculation = SpeculativeDecoding(
         method,
         flags["num_speculative_tokens"] or int(method != "none"),
         flags["hash_lookahead_tokens"],
         flags["speculation_acceptance"],
     )
-    if text is None and method == "none" and flags["vllm_version"] == "0.32":
-        return None
-    return KvGroups(
-        read_groups(text or "full", flags["block_size"]),
+    groups = KvGroups(
+        read_groups(flags["kv_groups"], size),
         read_interval(flags["prefix_cache_retention_interval"]),
         flags["prefix_match_unit"],
         speculation,
         flags["max_num_batched_tokens"],
         flags["vllm_version"],
     )
+    return None if groups == KvGroups(read_groups("full", size)) else groups

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from inferway.kv.blocks.dialects import Dialect
 from inferway.simulator.cache import Run, extra_keys
 from inferway.simulator.events import CacheStored, Event
-from inferway.simulator.kv_groups.group import AttentionGroup, StepRoom, StoredSpan
+from inferway.simulator.kv_groups.group import LayerGroup, StepRoom, StoredSpan
 from inferway.simulator.kv_groups.hashing import LookaheadHasher
 from inferway.simulator.kv_groups.lookup import CacheHit, HitFinder
 from inferway.simulator.kv_groups.mamba import AlignedMambaGroup, MambaGroup
@@ -230,7 +230,7 @@ class GroupedCache:
             more = self._junctions(state, group)
             group.store(run, table, self._num_storable(group, num_tokens), boundaries + more)
 
-    def _junctions(self, state: RunState, group: AttentionGroup) -> tuple[int, ...]:
+    def _junctions(self, state: RunState, group: LayerGroup) -> tuple[int, ...]:
         """Where one will go on that parts from this prompt where another did."""
         if not state.junction:
             return ()
@@ -247,7 +247,7 @@ class GroupedCache:
         longer = num_tokens // size * size - size
         return (max(0, again), max(0, longer))
 
-    def _num_storable(self, group: AttentionGroup, num_tokens: int) -> int:
+    def _num_storable(self, group: LayerGroup, num_tokens: int) -> int:
         """Return how many of a request's tokens others can find in that group. The drafter may
         compute the last ones again."""
         settled = max(0, num_tokens - self.config.num_retained_tokens)
@@ -288,7 +288,7 @@ class GroupedCache:
 
     # What is told
 
-    def _report(self, run: Run, group: AttentionGroup, num_blocks: int) -> None:
+    def _report(self, run: Run, group: LayerGroup, num_blocks: int) -> None:
         size = group.block_size
         num_blocks = min(num_blocks, len(run.hashes) * self._hasher.unit // size)
         if num_blocks:
@@ -317,7 +317,7 @@ class GroupedCache:
         )
 
 
-def _group_class(group: KvGroup) -> type[AttentionGroup]:
+def _group_class(group: KvGroup) -> type[LayerGroup]:
     if group.kind == "mamba":
         return AlignedMambaGroup if group.aligns else MambaGroup
-    return {"full": AttentionGroup, "window": WindowGroup, "local": LocalGroup}[group.kind]
+    return {"full": LayerGroup, "window": WindowGroup, "local": LocalGroup}[group.kind]

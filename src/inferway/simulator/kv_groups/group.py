@@ -40,7 +40,7 @@ class StepRoom:
 TellStored = Callable[[Run, StoredSpan], None]
 
 
-class AttentionGroup:
+class LayerGroup:
     """A group whose layers attend to every token. It writes the block tables that it is given."""
 
     kind: ClassVar[str] = "full_attention"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from inferway.simulator.kv_groups.group import AttentionGroup, blocks_for
+from inferway.simulator.kv_groups.group import LayerGroup, blocks_for
 from inferway.simulator.kv_groups.spec import KvGroup, KvGroups
 from inferway.simulator.pool import Block
 
@@ -26,7 +26,7 @@ class CacheHit:
 class _EqualGroups:
     """Groups of one kind, which have a block only if all of them have it."""
 
-    group: AttentionGroup  # any of them
+    group: LayerGroup  # any of them
     is_full: bool
     may_drop: bool
     margin: int  # tokens that are looked up beyond the hit, where its last block is dropped
@@ -36,7 +36,7 @@ class _EqualGroups:
 class HitFinder:
     """Looks prompts up in `groups`, which are those of `config`."""
 
-    def __init__(self, config: KvGroups, groups: Sequence[AttentionGroup]) -> None:
+    def __init__(self, config: KvGroups, groups: Sequence[LayerGroup]) -> None:
         self._num_groups = len(groups)
         sets: dict[KvGroup, _EqualGroups] = {}
         for spec, group in zip(config.groups, groups, strict=True):

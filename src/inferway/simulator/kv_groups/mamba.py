@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from inferway.simulator.cache import Run
 from inferway.simulator.kv_groups.group import (
-    AttentionGroup,
+    LayerGroup,
     StepRoom,
     TellStored,
     blocks_for,
@@ -21,7 +21,7 @@ from inferway.simulator.kv_groups.spec import KvGroups
 from inferway.simulator.pool import Block
 
 
-class MambaGroup(AttentionGroup):
+class MambaGroup(LayerGroup):
     """Mode "all": each block has the state after its last token. A prompt needs one state."""
 
     kind: ClassVar[str] = "mamba"

@@ -63,7 +63,8 @@ class SpeculativeDecoding:
             return
         if self.num_tokens < 1:
             raise ConfigError(
-                f"num-speculative-tokens: expected at least 1, got {self.num_tokens!r}"
+                f"num-speculative-tokens: expected at least 1 with {self.method}, got "
+                f"{self.num_tokens!r}; choose --speculation none to draft nothing"
             )
         if not 0 <= self.acceptance <= 1:
             raise ConfigError(f"speculation-acceptance: expected 0 to 1, got {self.acceptance!r}")
@@ -71,7 +72,7 @@ class SpeculativeDecoding:
         if self.hash_lookahead not in allowed:
             raise ConfigError(
                 f"hash-lookahead-tokens: with {self.method} and {self.num_tokens} draft tokens "
-                f"expected {_one_of(allowed)}, got {self.hash_lookahead!r}"
+                f"expected {_one_of(allowed)}, got {self.hash_lookahead!r}; leave it out"
             )
 
     @property
@@ -263,12 +264,13 @@ class KvGroups:
         if ahead > 1 and not any(group.kind == "full" for group in self.groups):
             raise ConfigError(
                 f"hash-lookahead-tokens: expected 0 or 1 without a full group, got {ahead!r}: "
-                "vLLM 0.33 fails there when it looks for hashes that are not there yet"
+                "vLLM 0.33 fails there when it looks for hashes that are not there yet; add a full "
+                "group"
             )
         if self.speculation.prefill_lookahead > self.block_size:
             raise ConfigError(
                 f"hash-lookahead-tokens: expected at most {self.block_size}, the least common "
-                f"multiple of the block sizes, got {ahead!r}"
+                f"multiple of the block sizes, got {ahead!r}; draft fewer tokens"
             )
         if any(self.groups[i].kind == "local" for i in self.draft_groups):
             raise ConfigError(
@@ -289,7 +291,7 @@ class KvGroups:
         elif unit < 1 or any(size % unit for size in self._sizes):
             raise ConfigError(
                 f"prefix-match-unit: expected a divisor of the groups' block sizes {self._sizes}, "
-                f"got {unit!r}"
+                f"got {unit!r}; leave it out for the greatest"
             )
 
     def _check_retention(self) -> None:
@@ -304,7 +306,7 @@ class KvGroups:
         if interval < 0 or interval % self.block_size:
             raise ConfigError(
                 f"prefix-cache-retention-interval: expected 0 or a multiple of {self.block_size}, "
-                f"the least common multiple of the block sizes, got {interval!r}"
+                f"the least common multiple of the block sizes, got {interval!r}; none keeps all"
             )
 
     def _check_steps(self) -> None:
@@ -312,7 +314,8 @@ class KvGroups:
         if self.max_num_batched_tokens < least:
             raise ConfigError(
                 f"max-num-batched-tokens: expected at least {least}, the least common multiple of "
-                f"the block sizes or a step's draft, got {self.max_num_batched_tokens!r}"
+                f"the block sizes or a step's draft, got {self.max_num_batched_tokens!r}; "
+                "raise it, or give smaller SIZEs"
             )
 
 

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from inferway.simulator.cache import Run
-from inferway.simulator.kv_groups.group import AttentionGroup, blocks_for
+from inferway.simulator.kv_groups.group import LayerGroup, blocks_for
 from inferway.simulator.kv_groups.run_state import BlockTable
 from inferway.simulator.pool import Block
 
 
-class WindowGroup(AttentionGroup):
+class WindowGroup(LayerGroup):
     """Each token reads the `reach` tokens up to itself. Blocks that left the window are free; a
     prompt needs those of the window at its hit's end alone."""
 
@@ -92,7 +92,7 @@ class WindowGroup(AttentionGroup):
         """vLLM finds no part of such a block."""
 
 
-class LocalGroup(AttentionGroup):
+class LocalGroup(LayerGroup):
     """Tokens read those of their own chunk of `reach` tokens."""
 
     kind: ClassVar[str] = "chunked_local_attention"
