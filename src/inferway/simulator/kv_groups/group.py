@@ -178,7 +178,8 @@ class LayerGroup:
         first = last = min(max(0, num_skipped), len(table.blocks))
         while first and table.blocks[first - 1] is not self._pool.null:
             first -= 1
-        self._drop(table, first, last)
+        if first < last:
+            self._drop(table, first, last)
 
     def release(self, table: BlockTable) -> None:
         """The request ended, or lost its place."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from math import gcd, lcm
 from typing import Any, Literal
 
@@ -96,7 +97,7 @@ class SpeculativeDecoding:
         return max(1, self.hash_lookahead) if self.has_draft_layers else 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class KvGroups:
     """The KV cache of a model with these groups, all in one pool of blocks."""
 
@@ -115,24 +116,24 @@ class KvGroups:
         self._check_retention()
         self._check_steps()
 
-    @property
+    @cached_property
     def block_size(self) -> int:
         """Tokens that are a whole number of blocks in every group: vLLM's scheduler block."""
         return lcm(*self._sizes)
 
-    @property
+    @cached_property
     def hash_unit(self) -> int:
         """Tokens from one block hash to the next."""
         if self._has_dense_mamba or len(self.groups) == 1:
             return self.block_size
         return self.match_unit or gcd(*self._sizes)
 
-    @property
+    @cached_property
     def alignment(self) -> int:
         """Hits end at multiples of this number of tokens."""
         return self.hash_unit if self.has_fine_hits else self.block_size
 
-    @property
+    @cached_property
     def has_fine_hits(self) -> bool:
         """Whether hits end within blocks: at states that Mamba kept there."""
         unit = self.hash_unit
@@ -142,7 +143,7 @@ class KvGroups:
             and all(group.is_fine or group.block_size == unit for group in self.groups)
         )
 
-    @property
+    @cached_property
     def aligned_size(self) -> int | None:
         """The block size at whose multiples steps of a prompt end; None if they end anywhere."""
         return self.smallest_size if any(group.aligns for group in self.groups) else None
@@ -152,7 +153,7 @@ class KvGroups:
         """The smallest block size: the one that vLLM calls the block size of the cache."""
         return min(self._sizes)
 
-    @property
+    @cached_property
     def draft_groups(self) -> frozenset[int]:
         """The groups that drop the last block of a hit. vLLM knows the one that has the layers of
         MTP, and takes all where it does not know."""
@@ -209,7 +210,7 @@ class KvGroups:
                 return -(-num_tokens // size) + drafts
         return -(-(num_tokens + self.speculation.num_lookahead_slots) // size)
 
-    @property
+    @cached_property
     def num_retained_tokens(self) -> int:
         """Tokens before a window that are kept, and that are not found again at a run's end."""
         return max(0, self.speculation.prefill_lookahead - 1)
