@@ -85,6 +85,7 @@ fleet:  ## against real vLLM engines on the CPU
 
 fleet-install:  ## what fleet installs: vLLM for CPUs, guidellm and NIXL (2 GB, 5 minutes)
 	./scripts/install_vllm.sh
+	./scripts/install_vllm_sources.sh 0.33.0
 	./scripts/install_guidellm.sh
 	./scripts/install_nixl.sh
 

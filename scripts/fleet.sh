@@ -5,6 +5,7 @@ set -eu
 
 cd "$(dirname "$0")/.."
 ./scripts/install_vllm.sh
+./scripts/install_vllm_sources.sh 0.33.0
 ./scripts/install_guidellm.sh
 ./scripts/install_nixl.sh
 .venv/bin/inferway model prepare smollm2 --weights

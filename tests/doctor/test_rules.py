@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from inferway.config import EngineSettings
@@ -25,7 +27,7 @@ from inferway.doctor.rules import (
     judge_port,
     judge_tokenizer,
 )
-from inferway.fleet.engine_facts import EngineFacts, EventSource, ModelCard
+from inferway.fleet.engine_facts import NEWEST_VLLM, EngineFacts, EventSource, ModelCard
 
 EVENTS = Socket("events", "tcp://10.0.0.1:5557")
 REPLAY = Socket("replay", "tcp://10.0.0.1:5558")
@@ -142,6 +144,16 @@ def test_an_engine_out_of_reach_is_one_failure() -> None:
 
     assert finding.level is Level.FAIL
     assert finding.evidence == "connection refused"
+
+
+def test_an_engine_newer_than_the_newest_known_is_a_warning() -> None:
+    version = f"{NEWEST_VLLM[0]}.{NEWEST_VLLM[1] + 1}.0"
+    told = replace(facts(), version=version, models=(ModelCard("m", None, None, None, "vllm"),))
+
+    [finding] = [each for each in judge_engine(engine(told=told)) if "newer" in each.evidence]
+
+    assert finding.level is Level.WARN
+    assert finding.evidence.startswith(f"vLLM {version} is newer than")
 
 
 def test_an_engine_that_offloads_is_asked_to_describe_what_it_moves() -> None:

@@ -16,6 +16,7 @@ from tests.engines.engine import RealEngine, last_lines, wait_until_ready
 from tests.engines.nixl import NixlEngine
 from tests.engines.program import Program
 from tests.engines.small_model import first_layers
+from tests.engines.vllm_code import INSTALLED, SOURCES, VllmCode, code_of
 from tests.engines.waiting import wait_until
 
 from inferway.prompts.files.prepare import prepare_smollm2
@@ -123,6 +124,12 @@ VLLM_VENV = os.environ.get("INFERWAY_VLLM_VENV", str(ROOT / ".venv-vllm"))
 def vllm() -> Path:
     """The command."""
     return installed(Path(VLLM_VENV) / "bin" / "vllm", "install_vllm.sh")
+
+
+@pytest.fixture(scope="session", params=[INSTALLED, *SOURCES])
+def vllm_code(request: pytest.FixtureRequest, vllm: Path) -> VllmCode:
+    """The installed version's code, and that of each newer one."""
+    return code_of(request.param, vllm)
 
 
 @pytest.fixture(scope="session")

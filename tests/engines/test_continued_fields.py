@@ -4,10 +4,9 @@ whether an answer to a request that has it can be gone on with."""
 from __future__ import annotations
 
 import json
-import subprocess
-from pathlib import Path
 
 import pytest
+from tests.engines.vllm_code import VllmCode
 
 from inferway.openai_api.stream_rest import why_not
 
@@ -28,10 +27,8 @@ REFUSED = """
 
 
 @pytest.fixture(scope="module")
-def fields(vllm: Path) -> list[str]:
-    command = [str(vllm.parent / "python"), "-c", PRINTS]
-    told = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
-    found: list[str] = json.loads(told.stdout.splitlines()[-1])
+def fields(vllm_code: VllmCode) -> list[str]:
+    found: list[str] = json.loads(vllm_code.run(["-c", PRINTS]).splitlines()[-1])
     return found
 
 

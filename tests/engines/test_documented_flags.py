@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import json
 import shlex
-import subprocess
-from pathlib import Path
 
 import yaml
+from tests.engines.vllm_code import VllmCode
 from tests.reader import ROOT, blocks
 
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs" / "guides").glob("*.md"))]
@@ -22,7 +21,10 @@ COMMANDS = [
 PARSE = """
 import json, sys
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.entrypoints.launchers.cli_args import make_arg_parser
+try:
+    from vllm.entrypoints.common.cli_args import make_arg_parser
+except ModuleNotFoundError:  # before 0.33
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 parser = make_arg_parser(FlexibleArgumentParser())
@@ -33,20 +35,12 @@ for line in json.load(sys.stdin):
 """
 
 
-def test_vllm_takes_the_flags_as_they_are_written(vllm: Path) -> None:
+def test_vllm_takes_the_flags_as_they_are_written(vllm_code: VllmCode) -> None:
     given = [shlex.split(line.text.replace("\\\n", " "))[2:] for line in LINES] + COMMANDS
 
-    done = subprocess.run(
-        [vllm.with_name("python"), "-c", PARSE],
-        input=json.dumps(given),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    printed = vllm_code.run(["-c", PARSE], given=json.dumps(given))
 
-    assert done.returncode == 0, done.stderr
-    told = [line for line in done.stdout.splitlines() if line.startswith("publisher: ")]
+    told = [line for line in printed.splitlines() if line.startswith("publisher: ")]
     assert told == ["publisher: zmq"] * len(given)
     assert len(LINES) >= 4
     assert len(COMMANDS) == 5

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import lzma
-import subprocess
 from pathlib import Path
 
-from tests.engines.conftest import ROOT
 from tests.engines.record_shapes import SHAPES
+from tests.engines.vllm_code import VllmCode
 
 
-def test_vllm_gives_the_recorded_verdicts(vllm: Path, tmp_path: Path) -> None:
+def test_vllm_gives_the_recorded_verdicts(vllm_code: VllmCode, tmp_path: Path) -> None:
     file = tmp_path / "shapes"
-    command = [str(vllm.with_name("python")), "-m", "tests.engines.record_shapes", str(file)]
 
-    subprocess.run(command, cwd=ROOT, check=True, timeout=600)
+    vllm_code.run(["-m", "tests.engines.record_shapes", str(file)], seconds=600)
 
     assert lzma.decompress(file.read_bytes()) == lzma.decompress(SHAPES.read_bytes())

@@ -8,8 +8,6 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-import os
-import subprocess
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -20,6 +18,7 @@ import pytest
 from tests.engines import client
 from tests.engines.conftest import FULL, serve
 from tests.engines.engine import BLOCK_SIZE, MAX_MODEL_LEN, MODEL, RealEngine, wait_until_ready
+from tests.engines.vllm_code import VllmCode
 from tests.engines.waiting import wait_until
 from tests.golden.prompts.messages_rules import OFF, RULES, call, drawn, result, said, text, user
 from tests.prompts.messages import found_in, rendered
@@ -48,24 +47,15 @@ BODIES: list[Row] = [
 
 
 @pytest.fixture(scope="module")
-def recorded(vllm: Path, model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Row]:
+def recorded(
+    vllm_code: VllmCode, model_dir: Path, tmp_path_factory: pytest.TempPathFactory
+) -> list[Row]:
     """What vLLM makes of drawn bodies, with all templates that are stored."""
     file = tmp_path_factory.mktemp("recorded") / "messages.jsonl.gz"
-    command = [
-        str(vllm.parent / "python"),
-        RECORDER.name,
-        str(model_dir),
-        str(NUM_DRAWN),
-        str(file),
-    ]
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    subprocess.run(
-        *(command,),
-        check=True,
+    vllm_code.run(
+        [RECORDER.name, str(model_dir), str(NUM_DRAWN), str(file)],
         cwd=RECORDER.parent,
-        env={**env, "PYTHONDONTWRITEBYTECODE": "1"},
-        capture_output=True,
-        timeout=RECORDER_SECONDS,
+        seconds=RECORDER_SECONDS,
     )
     with gzip.open(file, "rt", encoding="utf-8") as lines:
         return [json.loads(line) for line in lines]

@@ -5,15 +5,14 @@ from __future__ import annotations
 
 import lzma
 import random
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 from tests.engines import client
-from tests.engines.conftest import ROOT
 from tests.engines.engine import RealEngine
 from tests.engines.odd_bodies import CHAT, COMPLETION, RESPONSES, odd_bodies
 from tests.engines.record_verdicts import VERDICTS
+from tests.engines.vllm_code import VllmCode
 
 NUM_ASKED = 400  # of 1,616, for which two engines take about a minute
 
@@ -42,11 +41,9 @@ def test_the_gateway_refuses_nothing_that_an_engine_answers(
     assert num_answered > NUM_ASKED // 4
 
 
-def test_vllm_gives_the_recorded_verdicts(vllm: Path, tmp_path: Path) -> None:
+def test_vllm_gives_the_recorded_verdicts(vllm_code: VllmCode, tmp_path: Path) -> None:
     file = tmp_path / "verdicts"
-    python = str(vllm.parent / "python")
-    command = [python, "-m", "tests.engines.record_verdicts", str(file)]
 
-    subprocess.run(command, cwd=ROOT, check=True, timeout=300)
+    vllm_code.run(["-m", "tests.engines.record_verdicts", str(file)])
 
     assert lzma.decompress(file.read_bytes()) == lzma.decompress(VERDICTS.read_bytes())

@@ -40,7 +40,7 @@ class Lengths:
         self.drift = drift
         self.rendered = 0
 
-    def within(self, contexts: object) -> Lengths:  # noqa: ARG002
+    def within(self, contexts: object, rules: object) -> Lengths:  # noqa: ARG002
         return self
 
     async def tokenize(self, body: PromptBody) -> Tokenized:
@@ -399,7 +399,7 @@ class TestJoining:
         self, start: Start, caplog: pytest.LogCaptureFixture
     ) -> None:
         class Broken(Lengths):
-            def within(self, contexts: object) -> Broken:  # noqa: ARG002
+            def within(self, contexts: object, rules: object) -> Broken:  # noqa: ARG002
                 return self
 
             async def tokenize(self, body: PromptBody) -> Tokenized:  # noqa: ARG002

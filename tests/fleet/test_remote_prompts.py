@@ -42,7 +42,7 @@ class Clock:
 class OwnPrompts(NoPrompts):
     """Renders chats of one message itself."""
 
-    def within(self, contexts: object) -> OwnPrompts:  # noqa: ARG002
+    def within(self, contexts: object, rules: object) -> OwnPrompts:  # noqa: ARG002
         return self
 
     async def tokenize(self, body: PromptBody) -> Tokenized:

@@ -63,7 +63,8 @@ def refusal(engine: Engine | None, *differed: str, trusts_unproven: bool = False
     [
         ("0.32.0", "vllm", None, None),
         ("0.32.1rc1.dev7+g0123abc", "vllm", None, None),
-        ("0.33.0", "vllm", None, "newer-engine"),  # how it makes responses' prompts is not known
+        ("0.33.0", "vllm", None, None),
+        ("0.34.0", "vllm", None, "newer-engine"),  # how it makes responses' prompts is not known
         ("0.100.2", "vllm", None, "newer-engine"),
         ("1.0.0", "vllm", None, "newer-engine"),
         ("0.31.9", "vllm", "engine", "engine"),

@@ -11,7 +11,7 @@ import pytest
 
 from inferway.config import EngineSettings
 from inferway.fleet.engine import Engine
-from inferway.fleet.engine_facts import EngineFacts, ModelCard
+from inferway.fleet.engine_facts import NEWEST_VLLM, EngineFacts, ModelCard
 from inferway.fleet.outage import Outage, OutageKind
 from inferway.fleet.up_log import UpLog
 from inferway.kv.events.stream import StreamState
@@ -48,6 +48,31 @@ async def test_the_first_answer_says_what_it_serves(caplog: pytest.LogCaptureFix
     UpLog(lambda _: 7).up(engine(None, was_up=False), follows_events=True)
 
     assert lines(caplog) == ["engine e serves m, with block size 16 and KV events none"]
+
+
+async def test_a_version_newer_than_the_newest_known_is_named_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    log, first, second = UpLog(lambda _: 7), engine(None, was_up=False), engine(None, was_up=False)
+    for each in (first, second):
+        card = ModelCard("m", None, None, None, "vllm")
+        each.facts = EngineFacts((card,), (), 16, (), f"{NEWEST_VLLM[0]}.{NEWEST_VLLM[1] + 1}.0")
+        log.up(each, follows_events=True)
+
+    named = [line for line in lines(caplog) if "is newer than" in line]
+    assert len(named) == 1
+    assert named[0].startswith(f"engine e: vLLM {NEWEST_VLLM[0]}.{NEWEST_VLLM[1] + 1}.0 is newer")
+    assert any("is newer than" in problem for problem in first.problems())
+
+
+async def test_the_newest_known_version_is_not_named(caplog: pytest.LogCaptureFixture) -> None:
+    known = engine(None, was_up=False)
+    card = ModelCard("m", None, None, None, "vllm")
+    known.facts = EngineFacts((card,), (), 16, (), f"{NEWEST_VLLM[0]}.{NEWEST_VLLM[1]}.9")
+
+    UpLog(lambda _: 7).up(known, follows_events=True)
+
+    assert len(lines(caplog)) == 1
 
 
 async def test_one_that_is_back_says_for_how_long_it_was_out(

@@ -19,7 +19,7 @@ from inferway.prompts.chat.conversation import (
     conversation,
     forwarded_ids,
 )
-from inferway.prompts.chat.template_arguments import sees_tools
+from inferway.prompts.chat.template_arguments import sees_tools, template_arguments
 from inferway.prompts.render_requests import RenderChatRequest, chat_input
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "prompts" / "vllm_chats.jsonl.gz"
@@ -241,6 +241,19 @@ def test_tools_are_written_with_known_fields_in_vllms_order() -> None:
             }
         ]
     )
+
+
+@pytest.mark.parametrize(
+    ("effort", "mapped", "thinks"),
+    [("medium", "low", True), ("high", "none", False), ("max", "max", True)],
+)
+def test_an_effort_is_the_one_that_the_engine_makes_of_it(
+    effort: str, mapped: str, thinks: bool
+) -> None:
+    flags = ModelSettings(reasoning_effort_map={"medium": "low", "high": "none"})
+    arguments = template_arguments(ChatRequest(messages=[], reasoning_effort=effort), {}, flags)
+
+    assert (arguments["reasoning_effort"], arguments["enable_thinking"]) == (mapped, thinks)
 
 
 def test_a_tool_without_a_name_is_refused_by_its_place() -> None:

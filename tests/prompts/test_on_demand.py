@@ -27,7 +27,7 @@ class Seven:
 
     local = None
 
-    def within(self, contexts: object) -> Seven:  # noqa: ARG002
+    def within(self, contexts: object, rules: object) -> Seven:  # noqa: ARG002
         return self
 
     async def tokenize(self, body: PromptBody) -> Tokenized:  # noqa: ARG002

@@ -40,7 +40,7 @@ class Elsewhere:
 
     local = None
 
-    def within(self, contexts: object) -> Elsewhere:  # noqa: ARG002
+    def within(self, contexts: object, rules: object) -> Elsewhere:  # noqa: ARG002
         return self
 
     async def tokenize(self, body: Body) -> Any:

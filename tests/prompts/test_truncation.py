@@ -13,7 +13,8 @@ import pytest
 from tests.prompts.conftest import BOS_EOS
 from tests.stored import tokenizer_json
 
-from inferway.errors import PromptTooLongError, RequestError
+from inferway.errors import PromptTooLongError, RenderError, RequestError
+from inferway.model import ContextLengths
 from inferway.openai_api.requests import ChatRequest, CompletionRequest
 from inferway.prompts import (
     GetOrCreateTokenizerKeyRequest,
@@ -22,8 +23,10 @@ from inferway.prompts import (
     Renderer,
     RenderRequest,
 )
+from inferway.prompts.version_rules import VersionRules
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "prompts" / "vllm_truncation.jsonl.gz"
+GOLDEN_0_33 = GOLDEN.with_name("vllm_truncation_0_33.jsonl.gz")
 
 Row = dict[str, Any]
 Body = ChatRequest | CompletionRequest
@@ -32,9 +35,15 @@ Body = ChatRequest | CompletionRequest
 PLAIN = "{% for m in messages %}{{ m.content }}{% endfor %}"
 
 
+@pytest.fixture(params=[(0, 32), (0, 33)], ids=["0.32", "0.33"])
+def version(request: pytest.FixtureRequest) -> tuple[int, int]:
+    found: tuple[int, int] = request.param
+    return found
+
+
 @pytest.fixture
-def rows(read_golden: Callable[[Path], list[Row]]) -> list[Row]:
-    return read_golden(GOLDEN)
+def rows(read_golden: Callable[[Path], list[Row]], version: tuple[int, int]) -> list[Row]:
+    return read_golden(GOLDEN if version < (0, 33) else GOLDEN_0_33)
 
 
 @pytest.fixture(scope="module")
@@ -75,14 +84,33 @@ async def differing(prompts: ModelPrompts, rows: list[Row], endpoint: str) -> li
 
 @pytest.mark.parametrize("endpoint", ["completion", "chat"])
 async def test_what_is_left_of_a_prompt_is_what_vllm_leaves(
-    renderer: Renderer, key: str, rows: list[Row], endpoint: str
+    renderer: Renderer, key: str, rows: list[Row], endpoint: str, version: tuple[int, int]
 ) -> None:
     meta, *cases = rows
-    prompts = ModelPrompts(renderer, key, meta["max_model_len"])
+    limit = meta["max_model_len"]
+    contexts = ContextLengths(limit, limit)
+    prompts = ModelPrompts(renderer, key).within(contexts, VersionRules.of([version]))
     asked = [row for row in cases if endpoint == "completion" or isinstance(row["prompt"], str)]
 
     assert len(asked) > 500
     assert await differing(prompts, asked, endpoint) == []
+
+
+async def test_a_long_chat_of_engines_that_truncate_otherwise_is_not_rendered(
+    renderer: Renderer, key: str
+) -> None:
+    rules = VersionRules.of([(0, 32), (0, 33)])
+    prompts = ModelPrompts(renderer, key).within(ContextLengths(9, 9), rules)
+    content = "a b c d e f g h i j k"
+    chat: dict[str, Any] = {"messages": [{"role": "user", "content": content}], "model": "m"}
+    both_agree = ChatRequest(**chat, truncate_prompt_tokens=-1, max_tokens=2)
+
+    with pytest.raises(RenderError, match="engines have vLLM before") as raised:
+        await prompts.tokenize(ChatRequest(**chat, truncate_prompt_tokens=-1))
+    [ids] = (await prompts.tokenize(both_agree)).token_ids
+
+    assert raised.value.reason == "unknown-context-length"
+    assert len(ids) == 8
 
 
 @pytest.mark.parametrize("side", [None, "left", "right"])

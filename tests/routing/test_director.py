@@ -65,7 +65,7 @@ class Letters:
     def __init__(self, reason: Reason = Reason.KV_AWARE) -> None:
         self.reason = reason
 
-    def within(self, contexts: object) -> Letters:  # noqa: ARG002
+    def within(self, contexts: object, rules: object) -> Letters:  # noqa: ARG002
         return self
 
     async def tokenize(self, body: PromptBody) -> Tokenized:
@@ -96,7 +96,7 @@ class Broken:
     def __init__(self, error: BaseException) -> None:
         self.error = error
 
-    def within(self, contexts: object) -> Broken:  # noqa: ARG002
+    def within(self, contexts: object, rules: object) -> Broken:  # noqa: ARG002
         return self
 
     async def tokenize(self, body: PromptBody) -> Tokenized:  # noqa: ARG002

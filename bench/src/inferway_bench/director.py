@@ -85,7 +85,7 @@ class Decision(msgspec.Struct, frozen=True):
 class _TimedPrompts(ModelPrompts):
     ns = 0
 
-    def within(self, contexts: object) -> _TimedPrompts:  # noqa: ARG002
+    def within(self, contexts: object, rules: object) -> _TimedPrompts:  # noqa: ARG002
         return self
 
     async def tokenize(self, body: PromptBody) -> Tokenized:

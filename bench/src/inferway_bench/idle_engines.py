@@ -37,7 +37,7 @@ class GivenTokens:
     def __init__(self, token_ids: TokenIds) -> None:
         self.token_ids = token_ids
 
-    def within(self, contexts: object) -> GivenTokens:  # noqa: ARG002
+    def within(self, contexts: object, rules: object) -> GivenTokens:  # noqa: ARG002
         return self
 
     async def tokenize(self, body: PromptBody) -> Tokenized:  # noqa: ARG002

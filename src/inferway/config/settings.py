@@ -88,6 +88,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     chat_template_content_format: Literal["auto", "string", "openai"] = "auto"
     chat_template_kwargs: dict[str, Any] = {}  # vLLM: --default-chat-template-kwargs
     exclude_tools_when_tool_choice_none: bool = False
+    reasoning_effort_map: dict[str, str] = {}  # vLLM 0.33: --reasoning-effort-map
 
 
 class ProbeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

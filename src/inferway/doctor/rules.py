@@ -143,6 +143,9 @@ def judge_engine(found: EngineReport, tools_come: bool = False) -> Iterator[Chec
         yield CheckResult(Level.FAIL, subject, found.error, cure)
         return
     yield _health(subject, found)
+    newer = found.told.newer_than_known if found.told is not None else None
+    if newer is not None:
+        yield CheckResult(Level.WARN, subject, newer, "take a newer gateway, if there is one")
     yield _models(subject, found)
     yield _block_size(subject, found)
     if found.prefix_caching is False:

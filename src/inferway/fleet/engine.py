@@ -391,7 +391,12 @@ class Engine:
         """Return sentences that say what is wrong. `now`: as `Outage.words` has it; None: at this
         moment."""
         left = [self._outage_words(time.monotonic() if now is None else now)]
-        return [*([] if self.healthy else left), *self.faults()]
+        newer = self.facts.newer_than_known if self.facts is not None else None
+        return [
+            *([] if self.healthy else left),
+            *self.faults(),
+            *([] if newer is None else [newer]),
+        ]
 
     def faults(self) -> list[str]:
         """Return sentences that say what is wrong with what it tells, whether it answers now or

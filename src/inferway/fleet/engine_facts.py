@@ -39,6 +39,10 @@ MAX_RANKS = 512  # each takes sockets
 MAX_SOURCES_BYTES = 1024 * 1024  # some 200 a rank
 MAX_CARD_FINDINGS = 3  # each is a warning in the log
 
+# The newest vLLM whose prompts, verdicts and events this release has been compared with
+# (docs/compatibility.md).
+NEWEST_VLLM = (0, 33)
+
 _MAJOR_MINOR = re.compile(r"(\d{1,6})\.(\d{1,6})")
 
 
@@ -97,6 +101,17 @@ class EngineFacts:
         found = _MAJOR_MINOR.match(self.version or "")
         is_vllm = any(card.owned_by == "vllm" for card in self.base_models)
         return (int(found[1]), int(found[2])) if is_vllm and found is not None else None
+
+    @property
+    def newer_than_known(self) -> str | None:
+        """A sentence that names its version, if that is newer than NEWEST_VLLM; else None."""
+        if self.vllm_version is None or self.vllm_version <= NEWEST_VLLM:
+            return None
+        newest = ".".join(map(str, NEWEST_VLLM))
+        return (
+            f"vLLM {self.version} is newer than {newest}, the newest that this gateway has been"
+            " compared with: the probe compares prompts, and shapes or events may differ"
+        )
 
     @cached_property
     def adapter_paths(self) -> Mapping[str, str | None]:

@@ -30,7 +30,7 @@ from inferway.fleet.load import parse_load
 from inferway.fleet.outage import Outage
 from inferway.fleet.prober import Prober
 from inferway.fleet.remote.remote_prompts import RemoteRenderers
-from inferway.fleet.served_models import LoadPrompts, ServedModels
+from inferway.fleet.served_models import LoadPrompts, ServedModels, version_rules
 from inferway.fleet.silent_zero import StreamEvidence
 from inferway.fleet.table import EndpointTable
 from inferway.fleet.up_log import UpLog
@@ -425,7 +425,8 @@ class Fleet:
                 self.prober.leave(engine, model)
             elif source in (None, key):
                 longest = engine.max_model_len
-                own = prompts.within(ContextLengths(longest, longest))
+                lengths = ContextLengths(longest, longest)
+                own = prompts.within(lengths, version_rules([engine]))
                 self.prober.join(engine, model, own)
 
     def _refresh(self) -> None:

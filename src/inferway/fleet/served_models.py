@@ -32,6 +32,7 @@ from inferway.prompts.served import (
     ServedModel,
     made_here,
 )
+from inferway.prompts.version_rules import VersionRules
 
 log = logging.getLogger("inferway.fleet")
 
@@ -61,7 +62,8 @@ class ServedModels:
         self._spawn = spawn
         self._on_loaded = on_loaded
         self._prompts: dict[str, PromptSource] = {}  # by key
-        self._within: dict[tuple[str, Lengths], PromptSource] = {}  # the same, by context lengths
+        # the same, by context lengths and rules
+        self._within: dict[tuple[str, Lengths, VersionRules], PromptSource] = {}
         self._sources: dict[str, ModelSource] = {}  # by model
         self._live: set[str] = set()  # models that an engine serves now
         self._has_named_unserved = False
@@ -188,11 +190,11 @@ class ServedModels:
         """By what `engines` have said of themselves, of whom some are well now."""
         engine = (live or engines)[0]
         is_adapter = all(card.name != name for card in engine.base_models)
-        contexts = _contexts(engines)
+        contexts, rules = _contexts(engines), version_rules(engines)
         messages = [proof for engine in live if (proof := self._proof(engine, name)) is not None]
         return ServedModel(
             name,
-            self._prompts_within(self._sources[name].key, contexts),
+            self._prompts_within(self._sources[name].key, contexts, rules),
             cuts=sorted({e.cut for e in live if e.cut is not None}),
             lora=name if is_adapter else None,
             lora_paths=_lora_paths(name, live) if is_adapter else {},
@@ -200,15 +202,18 @@ class ServedModels:
             unfaithful_messages=next((p.messages_why for p in messages if p.messages_why), None),
             counts_messages={p.messages for p in messages} == {ProofState.AGREES},
             contexts=contexts,
+            rules=rules,
             engine_name=name if is_adapter else engine.model_names[0],  # as vLLM does
         )
 
-    def _prompts_within(self, key: str, contexts: ContextLengths) -> PromptSource:
+    def _prompts_within(
+        self, key: str, contexts: ContextLengths, rules: VersionRules
+    ) -> PromptSource:
         """The same object while nothing changes."""
-        place = key, (contexts.least, contexts.most)
+        place = key, (contexts.least, contexts.most), rules
         found = self._within.get(place)
         if found is None:
-            found = self._within[place] = self._prompts[key].within(contexts)
+            found = self._within[place] = self._prompts[key].within(contexts, rules)
         return found
 
     def _replace(self, key: str, prompts: PromptSource | None) -> None:
@@ -221,7 +226,7 @@ class ServedModels:
         self._prompts[key] = prompts
         for name, served in list(self.by_name.items()):
             if self._sources[name].key == key:
-                within = self._prompts_within(key, served.contexts)
+                within = self._prompts_within(key, served.contexts, served.rules)
                 self.by_name[name] = replace(served, prompts=within)
 
     async def _load(self, source: ModelSource, before: NoPrompts | None = None) -> None:
@@ -285,6 +290,11 @@ def _lora_paths(name: str, engines: Sequence[Engine]) -> Mapping[str | None, fro
         holders.update(endpoint.holder for endpoint in engine.endpoints)
     places = sorted(found, key=lambda path: (-len(found[path]), path or ""))
     return {path: frozenset(found[path]) for path in places}
+
+
+def version_rules(engines: Sequence[Engine]) -> VersionRules:
+    """Return the rules for prompts that these engines have in common."""
+    return VersionRules.of([engine.facts.vllm_version for engine in engines if engine.facts])
 
 
 def _contexts(engines: Sequence[Engine]) -> ContextLengths:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from inferway.config import ServeSettings
 from inferway.fleet.engine import Engine, ProofState
+from inferway.fleet.engine_facts import NEWEST_VLLM
 from inferway.fleet.fleet import Fleet
 from inferway.fleet.prober import Prober
 from inferway.model import Endpoint
@@ -15,9 +16,10 @@ from inferway.routing.continuing import Continuing
 from inferway.routing.journey import Routed
 from inferway.routing.tokens_once import LEAST_TOKENS, TokensOnce
 
-# The version whose code openai_api/tokens_once.py follows. Later ones take ids, too. How they make
-# prompts is seen in live ones, but for kinds of requests of which no engine tells the ids.
-FOLLOWED = (0, 32)
+# The first version whose code openai_api/tokens_once.py follows. Later ones than NEWEST_VLLM take
+# ids, too. How they make prompts is seen in live ones, but for kinds of requests of which no engine
+# tells the ids.
+OLDEST_FOLLOWED = (0, 32)
 
 OLD_ENGINE, NEW_ENGINE = "engine", "newer-engine"
 CLOCK, DIFFERED, UNPROVEN = "clock", "differed", "unproven"
@@ -58,7 +60,7 @@ class TakesTokens:
 
     def __call__(self, endpoint: Endpoint) -> bool:
         version = _version(self.engine(endpoint.engine))
-        return version is not None and version >= FOLLOWED
+        return version is not None and version >= OLDEST_FOLLOWED
 
 
 def _version(engine: Engine | None) -> tuple[int, int] | None:
@@ -79,9 +81,9 @@ class RefusesTokens:
         are compared with the engine's."""
         engine = self.engine(endpoint.engine)
         version = _version(engine)
-        if engine is None or version is None or version < FOLLOWED:
+        if engine is None or version is None or version < OLDEST_FOLLOWED:
             return OLD_ENGINE
-        if version != FOLLOWED and not is_compared:
+        if version > NEWEST_VLLM and not is_compared:
             return NEW_ENGINE
         local = model.prompts.local
         if local is None or local.reads_clock:  # the engine's clock is what counts

@@ -27,9 +27,11 @@ class UpLog:
         self._num_blocks = num_blocks
         # Those that are back, and whose events do not show yet what they hold.
         self._unsettled: dict[str, tuple[Outage, float, asyncio.TimerHandle]] = {}
+        self._newer: set[str | None] = set()  # versions that the log has named
 
     def up(self, engine: Engine, *, follows_events: bool) -> None:
         """The engine answers, first or again. What it was before is in it still."""
+        self._name_newer(engine)
         if engine.up_since is None or engine.outage is None:
             log.info("%s", _serves(engine, follows_events=follows_events))
             return
@@ -41,6 +43,13 @@ class UpLog:
         loop = asyncio.get_running_loop()
         timer = loop.call_later(SETTLE_SECONDS, self._settled, engine)
         self._unsettled[engine.name] = outage, now, timer
+
+    def _name_newer(self, engine: Engine) -> None:
+        newer = None if engine.facts is None else engine.facts.newer_than_known
+        if engine.facts is not None and newer is not None:
+            if engine.facts.version not in self._newer:
+                log.warning("engine %s: %s", engine.name, newer)
+            self._newer.add(engine.facts.version)
 
     def state_changed(self, engine: Engine) -> None:
         """The state of one of the engine's event streams is another now."""

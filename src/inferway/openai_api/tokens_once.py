@@ -1,6 +1,6 @@
 """Which requests vLLM answers from the prompt's token ids just as it does from its text. Pure.
 
-Read in vLLM 0.32, and seen on real engines (tests/engines/test_tokens_once.py):
+Read in vLLM 0.32 and 0.33, and seen on real engines of 0.32 (tests/engines/test_tokens_once.py):
 
 /v1/chat/completions  `kv_transfer_params.prompt_token_ids`: nothing is rendered or tokenized
 /v1/responses         (renderers/online_renderer.py: `preprocess_chat`). What comes after is the

@@ -25,6 +25,7 @@ from inferway.prompts.chat.conversation import (
     asked_template,
     brings_template,
     chat_render_request,
+    content_format,
     forwarded_ids,
     untrusted_template,
 )
@@ -49,6 +50,7 @@ from inferway.prompts.renderer import MAX_CHARS_ON_LOOP, Renderer
 from inferway.prompts.tokenizer.token_ids import token_ids
 from inferway.prompts.tokenizer.token_rows import truncated
 from inferway.prompts.tokenizer.tokenizer import Tokenizer
+from inferway.prompts.version_rules import OLDER_RULES, VersionRules
 
 # Of one request: keys and matches are made on the event loop, about 10 µs for each prompt.
 MAX_PROMPTS = 256
@@ -74,6 +76,7 @@ class ModelPrompts:
         self._model = renderer.loaded(key)
         self.max_model_len = max_model_len
         self._least_model_len = max_model_len  # where engines differ, that of the least
+        self._rules = OLDER_RULES
         self._set_flags(flags)
         self._request_templates = request_templates  # None: they are not trusted
         self._max_prompts = max_prompts  # None: as many as a request has
@@ -123,9 +126,10 @@ class ModelPrompts:
             return e
         return None
 
-    def within(self, contexts: ContextLengths) -> ModelPrompts:
-        """Return the same prompts for engines with these context lengths."""
+    def within(self, contexts: ContextLengths, rules: VersionRules) -> ModelPrompts:
+        """Return the same prompts for engines with these context lengths and rules."""
         other = copy.copy(self)
+        other._rules = rules
         other.max_model_len, other._least_model_len = contexts.most, contexts.least
         return other
 
@@ -213,10 +217,8 @@ class ModelPrompts:
     def _start_before_media(self, body: ChatRequest) -> TokenIds:
         """What is known of a chat with parts that are not text: at least one token."""
         template, tokenizer = self._template(body), self._model.tokenizer
-        given = self._flags.chat_template_content_format
-        known = text_before_media(
-            body, template.content_format if given == "auto" else given, self._text
-        )
+        wanted = content_format(template, self._rules.flags(self._flags, template))
+        known = text_before_media(body, wanted, self._text)
         if known.whole:
             end = tokenizer.boundaries.before(known.text, known.end)
         else:
@@ -250,7 +252,7 @@ class ModelPrompts:
             body,
             self._key,
             template,
-            flags=self._flags,
+            flags=self._rules.flags(self._flags, template),
             truncate_prompt_tokens=self._kept_tokens(body, max_tokens),
             max_chars=self._max_chars,
             trust_request_template=self._request_templates is not None,
@@ -303,7 +305,9 @@ class ModelPrompts:
     def _text(self, body: ChatRequest) -> str:
         if self._brought_template(body) is not None:
             raise untrusted_template()
-        request = chat_render_request(body, self._key, self._template(body), flags=self._flags)
+        template = self._template(body)
+        flags = self._rules.flags(self._flags, template)
+        request = chat_render_request(body, self._key, template, flags=flags)
         return self._renderer.chat_text(request)
 
     def _template(self, body: ChatRequest) -> TemplateFacts:
@@ -326,10 +330,11 @@ class ModelPrompts:
         """vLLM finds out what one in `chat_template_kwargs` wants from the model's own, and takes
         it for text where there is none (`resolve_chat_template_content_format`)."""
         try:
-            wanted = self._own_template(body).content_format
+            own = self._own_template(body)
+            wanted = own.content_format, own.newer_format
         except RenderError:
-            wanted = "string"
-        return RequestTemplate(template.source, wanted, template.knows_developer)
+            wanted = "string", "string"
+        return RequestTemplate(template.source, *wanted, template.knows_developer)
 
     def _completion_ids(self, body: CompletionRequest, keep: int | None) -> list[TokenIds]:
         prompts = body.prompts
@@ -367,7 +372,7 @@ class ModelPrompts:
         return self.max_model_len * self._model.tokenizer.max_chars_per_token
 
     def _kept_tokens(self, body: PromptBody, max_tokens: int | None) -> int | None:
-        """vLLM: -1 keeps what the context holds, less one token if any are to be generated."""
+        """vLLM: -1 keeps what the context holds, perhaps less one token for the answer."""
         keep, limit = body.truncate_prompt_tokens, self.max_model_len
         if keep is None:
             return None
@@ -391,7 +396,7 @@ class ModelPrompts:
                 "truncate_prompt_tokens: -1 needs the model's context length, which is not known",
                 reason=Reason.UNKNOWN_CONTEXT_LENGTH,
             )
-        return limit - 1 if max_tokens else limit
+        return limit - self._rules.leaves_room(max_tokens)
 
     def _check_max_tokens(self, param: str, max_tokens: int | None) -> None:
         limit = self.max_model_len

@@ -10,6 +10,7 @@ from inferway.model import ContextLengths, Reason, Tokenized
 from inferway.openai_api.requests import ChatRequest, CountTokensRequest, PromptBody
 from inferway.prompts.model_prompts import ModelPrompts
 from inferway.prompts.served import NoPrompts, PromptSource
+from inferway.prompts.version_rules import VersionRules
 
 _NOT_YET = NoPrompts(Reason.TOKENIZER_LOADING, "scoring is switched off: no tokenizer is loaded")
 
@@ -22,9 +23,9 @@ class OnDemandPrompts:
         self._loading = asyncio.Lock()
         self._loaded: PromptSource = _NOT_YET
 
-    def within(self, contexts: ContextLengths) -> OnDemandPrompts:
+    def within(self, contexts: ContextLengths, rules: VersionRules) -> OnDemandPrompts:
         async def load() -> PromptSource:
-            return (await self._load()).within(contexts)
+            return (await self._load()).within(contexts, rules)
 
         return OnDemandPrompts(load)
 

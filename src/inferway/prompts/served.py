@@ -22,6 +22,7 @@ from inferway.openai_api.requests import (
 )
 from inferway.prompts.chat.responses_input import as_chat, in_its_fields
 from inferway.prompts.model_prompts import ModelPrompts
+from inferway.prompts.version_rules import OLDER_RULES, VersionRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +51,8 @@ class PromptSource(Protocol):
     def rendered_text(self, body: ChatRequest) -> str | None:
         """The chat as its template writes it, for people to read; None if there is none."""
 
-    def within(self, contexts: ContextLengths) -> PromptSource:
-        """The same for engines with these context lengths."""
+    def within(self, contexts: ContextLengths, rules: VersionRules) -> PromptSource:
+        """The same for engines with these context lengths, and the rules of their version."""
 
     @property
     def local(self) -> ModelPrompts | None:
@@ -75,7 +76,7 @@ class NoPrompts:
     def rendered_text(self, body: ChatRequest) -> str | None:  # noqa: ARG002
         return None
 
-    def within(self, contexts: ContextLengths) -> NoPrompts:  # noqa: ARG002
+    def within(self, contexts: ContextLengths, rules: VersionRules) -> NoPrompts:  # noqa: ARG002
         return self
 
     @property
@@ -107,6 +108,7 @@ class ServedModel:
     unfaithful_messages: str | None = None  # the same of messages, where only they differ
     counts_messages: bool = False  # all engines that were asked count their tokens as we do
     contexts: ContextLengths = NO_LENGTHS
+    rules: VersionRules = OLDER_RULES  # for its prompts, that its engines have
     engine_name: str | None = None  # an alias: the name that the engine puts into its answers
 
     def without_engines(self) -> ServedModel:

@@ -1,7 +1,7 @@
 """Writes vllm_flags.jsonl.gz: `/path/to/vllm-venv/bin/python record_vllm_flags.py MODEL_DIR`.
 
-What the installed vLLM renders of the bodies of vllm_chats.jsonl.gz, and of some that flags act
-on, when it is started with flags that shape prompts.
+What the installed vLLM renders of the bodies in the file (some of vllm_chats.jsonl.gz, and some
+that flags act on) when it is started with flags that shape prompts.
 """
 # mypy: ignore-errors
 
@@ -15,15 +15,6 @@ from transformers import AutoTokenizer
 FLAGS = HERE / "vllm_flags.jsonl.gz"
 
 TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {}}}
-USER = [{"role": "user", "content": "Hi"}]
-BODIES = [
-    {"messages": USER, "tools": [TOOL], "tool_choice": "none"},
-    {"messages": USER, "tools": [TOOL], "chat_template_kwargs": {"enable_thinking": True}},
-    {"messages": USER, "reasoning_effort": "low"},
-    {"messages": USER, "chat_template_kwargs": {"enable_thinking": None, "thinking": "auto"}},
-    {"messages": USER, "documents": [{"title": "q", "text": "z"}]},
-    {"messages": [{"role": "user", "content": [{"type": "text", "text": t} for t in "ab"]}]},
-]
 DEFAULTS = {
     "enable_thinking": True,
     "thinking": True,
@@ -50,7 +41,7 @@ def main(model: str) -> None:
         {"chat_template": other},
         {"chat_template": other, "chat_template_kwargs": {"thinking": True}, EXCLUDE: True},
     ]
-    bodies = [*({"model": "m", **body} for body in BODIES), *(case["body"] for case in cases[::4])]
+    bodies = [row["body"] for row in rows(FLAGS)[1:]]
     written = [{"special_tokens": meta["meta"]["special_tokens"], "flags": flags}]
     for body in bodies:
         expected = {

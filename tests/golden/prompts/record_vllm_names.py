@@ -12,7 +12,7 @@ import sys
 
 from record_vllm_chats import HERE, model_config, rendered
 from transformers import AutoTokenizer
-from vllm.exceptions import VLLMValidationError
+from vllm.exceptions import VLLMClientError
 
 NAMES = HERE / "vllm_names.jsonl.gz"
 
@@ -106,7 +106,7 @@ def made(body: dict, tokenizer, config, flags: dict) -> dict:
     """`text` or `ids`, or why there is neither: "refused" (400), "crash" (500)."""
     try:
         found = rendered(body, tokenizer, config, flags)
-    except (ValueError, VLLMValidationError):
+    except (ValueError, VLLMClientError):
         return {"fails": "refused"}
     except Exception:
         return {"fails": "crash"}

@@ -66,7 +66,10 @@ def how_tokenized(body: dict) -> dict | None:
         return None
     params = request.build_tok_params(SimpleNamespace(max_model_len=4096))
     names = ("max_output_tokens", "truncate_prompt_tokens", "truncation_side", "add_special_tokens")
-    return {name: getattr(params, name) for name in names}
+    # 0.33 says null where a request says nothing of its answer's length, 0.32 says 0
+    return {name: getattr(params, name) for name in names} | {
+        names[0]: params.max_output_tokens or 0
+    }
 
 
 def main(model: str) -> None:

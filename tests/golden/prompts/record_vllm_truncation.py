@@ -1,4 +1,5 @@
-"""Writes vllm_truncation.jsonl.gz: `/path/to/vllm-venv/bin/python record_vllm_truncation.py`.
+"""Writes vllm_truncation.jsonl.gz, or vllm_truncation_0_33.jsonl.gz since 0.33:
+`/path/to/vllm-venv/bin/python record_vllm_truncation.py`.
 
 What the installed vLLM makes of prompts with `truncate_prompt_tokens` and `truncation_side`, for
 a tokenizer that puts special tokens before and behind a text.
@@ -19,8 +20,12 @@ from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.renderers.base import BaseRenderer
 from vllm.tokenizers.hf import get_cached_tokenizer
 
+import vllm
+
 HERE = Path(__file__).parent
-GOLDEN = HERE / "vllm_truncation.jsonl.gz"
+# 0.33 leaves another number of tokens of chats.
+_SINCE = "_0_33" if vllm.__version_tuple__ >= (0, 33) else ""
+GOLDEN = HERE / f"vllm_truncation{_SINCE}.jsonl.gz"
 PHI3 = HERE.parents[1] / "data" / "tokenizers" / "phi-3.tokenizer.json.xz"
 
 # As in tests/prompts/conftest.py: <s> before a text, </s> behind it.

@@ -55,6 +55,7 @@ from inferway.prompts.remote_render_cache import (
     may_be_kept,
 )
 from inferway.prompts.served import ModelSource, NoPrompts, PromptSource, made_here
+from inferway.prompts.version_rules import VersionRules
 
 log = logging.getLogger("inferway.remote")
 
@@ -188,10 +189,10 @@ class RemotePrompts:
     def local(self) -> ModelPrompts | None:
         return self.own.local
 
-    def within(self, contexts: ContextLengths) -> RemotePrompts:
-        """Return the same for other context lengths. What one learns, both know."""
+    def within(self, contexts: ContextLengths, rules: VersionRules) -> RemotePrompts:
+        """Return the same for other context lengths and rules. What one learns, both know."""
         other = copy.copy(self)
-        other.own = self.own.within(contexts)
+        other.own = self.own.within(contexts, rules)
         return other
 
     def rendered_text(self, body: ChatRequest) -> str | None:

@@ -18,7 +18,7 @@ from jinja2.runtime import Context
 from inferway.errors import HeavyError, InferwayError, RenderError, TemplateError
 from inferway.model import Reason
 from inferway.prompts.chat.bounded_compiler import why_heavy
-from inferway.prompts.chat.content_format import ContentFormat, detect_content_format
+from inferway.prompts.chat.content_format import detect_content_format
 from inferway.prompts.chat.inline_system import refuses_inline_system
 from inferway.prompts.chat.template_bounds import BoundedContext, bounded_environment
 from inferway.prompts.chat.template_environment import (
@@ -76,7 +76,8 @@ class ChatTemplate:
         environment = self._environment = make(now)
         try:
             tree = environment.parse(source)
-            self.content_format: ContentFormat = detect_content_format(tree)
+            self.content_format = detect_content_format(tree, in_namespaces=False)
+            self.newer_format = detect_content_format(tree, in_namespaces=True)
             self.names = frozenset(names_read(tree))
             self.heavy = why_heavy(source, tree) if bounded else None
             self.given_up: str | None = None

@@ -3,6 +3,7 @@
 vLLM looks whether the template loops over a message's content (renderers/hf.py, "auto"): if it
 does, messages are given as lists of parts ("openai"), else as text ("string"). The same rules
 here, on the template's syntax tree: what counts as the messages, as one message, as its content.
+Since 0.33 it also follows messages that are kept in a namespace.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ class _NotASimpleNameError(Exception):
     """Messages are assigned to something else than a name; vLLM then gives up: "string"."""
 
 
-def detect_content_format(tree: nodes.Template) -> ContentFormat:
-    """vLLM's answer for `--chat-template-content-format auto`."""
+def detect_content_format(tree: nodes.Template, *, in_namespaces: bool) -> ContentFormat:
+    """vLLM's answer for `--chat-template-content-format auto`; `in_namespaces`: that of 0.33."""
     try:
-        return "openai" if any(_content_loops(tree)) else "string"
+        return "openai" if any(_content_loops(tree, in_namespaces)) else "string"
     except _NotASimpleNameError:
         return "string"
 
 
-def _content_loops(tree: nodes.Template) -> Iterator[nodes.For]:
-    items = _message_names(tree)
+def _content_loops(tree: nodes.Template, in_namespaces: bool) -> Iterator[nodes.For]:
+    items = _message_names(tree, in_namespaces)
     macro_loops, through_macro = _loops_in_macros(tree, items)
     for loop in tree.find_all(nodes.For):
         iterated = loop.iter
@@ -42,9 +43,9 @@ def _content_loops(tree: nodes.Template) -> Iterator[nodes.For]:
             yield loop
 
 
-def _message_names(tree: nodes.Template) -> list[str]:
+def _message_names(tree: nodes.Template, in_namespaces: bool) -> list[str]:
     """Loop variables that stand for one message."""
-    lists = _names_of_messages(tree)
+    lists = _names_of_messages(tree, in_namespaces)
     return [
         _name_of(loop.target)
         for loop in tree.find_all(nodes.For)
@@ -52,16 +53,31 @@ def _message_names(tree: nodes.Template) -> list[str]:
     ]
 
 
-def _names_of_messages(tree: nodes.Template) -> list[str]:
-    """`messages`, and every variable it, a slice or a filtered copy of it is assigned to."""
+def _names_of_messages(tree: nodes.Template, in_namespaces: bool) -> list[str]:
+    """`messages`, and every variable it, a slice or a filtered copy of it is assigned to; `ns.rest`
+    for an attribute of a namespace."""
     names = ["messages"]
     for name in names:  # grows while we walk it
         for assignment in tree.find_all(nodes.Assign):
-            if _reads(assignment.node, name):
-                target = _name_of(assignment.target)
-                if target not in names:
-                    names.append(target)
+            assigned = _in_namespace(assignment, name) if in_namespaces else []
+            if not assigned and _reads(assignment.node, name):
+                if in_namespaces and not isinstance(assignment.target, nodes.Name):
+                    continue
+                assigned = [_name_of(assignment.target)]
+            names += [target for target in assigned if target not in names]
     return names
+
+
+def _in_namespace(assignment: nodes.Assign, name: str) -> list[str]:
+    """The attributes of namespaces that get `name`: by `set ns.x = …`, or by `namespace(x=…)`."""
+    target, value = assignment.target, assignment.node
+    if isinstance(target, nodes.NSRef):
+        return [f"{target.name}.{target.attr}"] if _reads(value, name) else []
+    if not (isinstance(target, nodes.Name) and isinstance(value, nodes.Call)):
+        return []
+    if not (isinstance(value.node, nodes.Name) and value.node.name == "namespace"):
+        return []
+    return [f"{target.name}.{each.key}" for each in value.kwargs if _reads(each.value, name)]
 
 
 def _loops_in_macros(
@@ -115,6 +131,9 @@ def _is_slice(node: nodes.Node | None) -> bool:
 
 
 def _is_name(node: nodes.Node | None, name: str) -> bool:
+    if isinstance(node, nodes.Getattr):
+        base, _, attribute = name.rpartition(".")
+        return node.attr == attribute and bool(base) and _is_name(node.node, base)
     return isinstance(node, nodes.Name) and node.ctx == "load" and node.name == name
 
 

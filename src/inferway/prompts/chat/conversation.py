@@ -34,7 +34,13 @@ class TemplateFacts(Protocol):
     @property
     def source(self) -> str: ...
     @property
-    def content_format(self) -> ContentFormat: ...
+    def content_format(self) -> ContentFormat:
+        """As vLLM detects it before 0.33."""
+
+    @property
+    def newer_format(self) -> ContentFormat:
+        """As vLLM detects it since 0.33."""
+
     @property
     def knows_developer(self) -> bool: ...
 
@@ -57,7 +63,7 @@ def chat_render_request(
     if brings_template(body) and not trust_request_template:
         raise untrusted_template()
     settings = template_arguments(body, given, flags)
-    messages = conversation(body.messages, template, _content_format(template, flags))
+    messages = conversation(body.messages, template, content_format(template, flags))
     return RenderChatRequest(
         key=key,
         conversation=messages,
@@ -125,7 +131,8 @@ def untrusted_template() -> RenderError:
     )
 
 
-def _content_format(template: TemplateFacts, flags: ModelSettings) -> ContentFormat:
+def content_format(template: TemplateFacts, flags: ModelSettings) -> ContentFormat:
+    """Return the form of content that the template gets with these flags."""
     given = flags.chat_template_content_format
     return template.content_format if given == "auto" else given
 
@@ -133,18 +140,17 @@ def _content_format(template: TemplateFacts, flags: ModelSettings) -> ContentFor
 def conversation(
     messages: Iterable[JsonObject],
     template: TemplateFacts,
-    content_format: ContentFormat | None = None,
+    wanted: ContentFormat | None = None,
 ) -> list[Message]:
-    """The messages as `template` gets to see them; `content_format` if not the one it wants."""
-    content_format = content_format or template.content_format
+    """The messages as `template` gets to see them; `wanted` if not in the form that it wants."""
+    wanted = wanted or template.content_format
     messages = list(messages)
     # Of a long chat all but the first message are mostly plain, and then they stay as they are.
     num_looked_at = len(messages)
-    if content_format == "string" and _are_plain(messages[1:]):
+    if wanted == "string" and _are_plain(messages[1:]):
         num_looked_at = 1
     rendered = [
-        _plain_message(message, content_format)
-        or _message(message, f"messages[{i}]", content_format)
+        _plain_message(message, wanted) or _message(message, f"messages[{i}]", wanted)
         for i, message in enumerate(messages[:num_looked_at])
     ]
     developer = any(m["role"] == "developer" for m in rendered)

@@ -57,6 +57,7 @@ class RequestTemplate(msgspec.Struct, frozen=True):
 
     source: str
     content_format: ContentFormat
+    newer_format: ContentFormat
     knows_developer: bool
 
 
@@ -94,7 +95,8 @@ class RequestTemplates:
             self._facts[key] = facts
             if len(self._facts) > MAX_KNOWN_TEMPLATES:
                 self._facts.popitem(last=False)
-        return RequestTemplate(source, facts.content_format, facts.knows_developer)
+        formats = facts.content_format, facts.newer_format
+        return RequestTemplate(source, *formats, facts.knows_developer)
 
     async def render(self, job: TemplateRendering) -> str:
         """The job's text. Raises TemplateError or RenderError."""

@@ -59,14 +59,15 @@ def template_arguments(body: ChatRequest, given: JsonObject, flags: ModelSetting
     own.update((name, value) for name, value in given.items() if is_set(value))
     _check_arguments(own, body)
     own = {name: value for name, value in own.items() if name not in _NEVER_SEEN}
+    effort = flags.reasoning_effort_map.get(body.reasoning_effort or "", body.reasoning_effort)
     fields: JsonObject = {
         "add_generation_prompt": body.add_generation_prompt is not False,
         "continue_final_message": body.continue_final_message is True,
         "documents": body.documents,
-        "reasoning_effort": body.reasoning_effort,
+        "reasoning_effort": effort,
     }
-    if body.reasoning_effort is not None and "enable_thinking" not in given:
-        fields["enable_thinking"] = body.reasoning_effort != "none"
+    if effort is not None and "enable_thinking" not in given:
+        fields["enable_thinking"] = effort != "none"
     arguments = {**own, **{name: value for name, value in fields.items() if is_set(value)}}
     if arguments["tools"] is not None:
         arguments["tools"] = [*_objects("tools", arguments["tools"])]

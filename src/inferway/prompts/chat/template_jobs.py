@@ -57,6 +57,7 @@ class Facts(msgspec.Struct, frozen=True, tag=True):
     """The facts about a template that the helper process has found out by compiling it."""
 
     content_format: ContentFormat
+    newer_format: ContentFormat
     knows_developer: bool
 
 
@@ -128,7 +129,8 @@ def inspect(source: bytearray) -> bytes:
         template = _compiled(source.decode())
     except InferwayError as e:
         return _encode(_refused(e))
-    return _encode(Facts(template.content_format, template.knows_developer))
+    formats = template.content_format, template.newer_format
+    return _encode(Facts(*formats, template.knows_developer))
 
 
 def render(argument: bytearray) -> bytes:

@@ -197,6 +197,7 @@ _ENGINE_FLAGS = {
     "chat_template_content_format": "--chat-template-content-format",
     "chat_template_kwargs": "--default-chat-template-kwargs",
     "exclude_tools_when_tool_choice_none": "--exclude-tools-when-tool-choice-none",
+    "reasoning_effort_map": "--reasoning-effort-map",
 }
 
 # Always given to a template, by the request or by the tokenizer.
