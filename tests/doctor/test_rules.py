@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from inferway.config import EngineSettings
+from inferway.doctor.engines import sparse_caches
 from inferway.doctor.facts import (
     Cache,
     EngineReport,
@@ -13,6 +14,7 @@ from inferway.doctor.facts import (
     Packages,
     Port,
     Socket,
+    SparseCaches,
     TokenizerReport,
 )
 from inferway.doctor.rules import (
@@ -45,6 +47,7 @@ def engine(
     offloads: bool = False,
     takes_tools: bool | None = None,
     sockets: tuple[Socket, ...] = (EVENTS, REPLAY),
+    sparse: SparseCaches | None = None,
     **settings: object,
 ) -> EngineReport:
     return EngineReport(
@@ -55,6 +58,7 @@ def engine(
         offloads=offloads,
         takes_tools=takes_tools,
         sockets=sockets,
+        sparse=sparse,
     )
 
 
@@ -334,3 +338,41 @@ def test_blocks_longer_than_a_short_question_are_a_warning_with_a_way_to_try_it(
     assert "prompts below 128 tokens can never match here" in finding.evidence
     assert "a system prompt of more than 128 tokens, asked twice" in finding.cure
     assert "--block-size" in finding.cure
+
+
+def sparse(**labels: str) -> list[str]:
+    """What is wrong with an engine whose vllm:cache_config_info has these labels."""
+    found = sparse_caches({"block_size": "640", "sliding_window": "None", **labels})
+    return [each.evidence + "; " + each.cure for each in trouble(engine(sparse=found))]
+
+
+def test_checkpoints_far_apart_are_named_with_the_flag_that_changes_it() -> None:
+    [finding] = sparse(
+        mamba_cache_mode="align",
+        mamba_block_size="640",
+        hash_block_size="640",
+        prefix_cache_retention_interval="None",
+    )
+
+    assert "a checkpoint every 640 tokens at most" in finding
+    assert "--prefix-match-unit 16" in finding
+
+
+def test_checkpoints_that_are_kept_at_a_prompts_end_alone_are_named() -> None:
+    [finding] = sparse(
+        mamba_cache_mode="align", hash_block_size="16", prefix_cache_retention_interval="0"
+    )
+
+    assert "keeps the checkpoint of its state-space layers before a prompt's end alone" in finding
+    assert "--prefix-cache-retention-interval N, a multiple of 640" in finding
+
+
+def test_windows_that_are_kept_at_a_prompts_end_alone_are_named() -> None:
+    [finding] = sparse(block_size="16", sliding_window="1024", prefix_cache_retention_interval="0")
+
+    assert "keeps the sliding window before a prompt's end alone" in finding
+
+
+def test_nothing_is_said_of_an_engine_that_keeps_every_block() -> None:
+    assert sparse_caches({"block_size": "16", "mamba_cache_mode": "none"}) is None
+    assert sparse_caches({}) is None

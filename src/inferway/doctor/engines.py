@@ -14,9 +14,9 @@ import msgspec
 from yarl import URL
 
 from inferway.config import EngineSettings
-from inferway.doctor.facts import EngineReport, Socket
+from inferway.doctor.facts import EngineReport, Socket, SparseCaches
 from inferway.errors import ConfigError, UpstreamError
-from inferway.fleet.engine_facts import EngineFacts, discover, given_source
+from inferway.fleet.engine_facts import EngineFacts, discover, given_source, parse_cache_labels
 from inferway.fleet.http_client import EngineConnector, post, upstream_errors
 from inferway.fleet.zmtp import CONNECT_SECONDS, ZmtpConnection, ZmtpError
 from inferway.fleet.zmtp_endpoints import connect
@@ -65,8 +65,28 @@ async def _ask_engine(session: aiohttp.ClientSession, settings: EngineSettings) 
         prefix_caching=caching[1] == "True" if caching else None,
         takes_tools=await _takes_tools(session, url, headers, told),
         offloads=_OFFLOADING.search(metrics) is not None,
+        sparse=sparse_caches(parse_cache_labels(metrics)),
         sockets=await asyncio.gather(*(_knock(s) for s in _sockets_of(settings, told))),
     )
+
+
+def sparse_caches(labels: Mapping[str, str]) -> SparseCaches | None:
+    """Return what an engine's `vllm:cache_config_info` says of caches that do not keep every block;
+    None if it has none, or does not tell."""
+    has_states = labels.get("mamba_cache_mode", "none") != "none"
+    if not has_states and labels.get("sliding_window", "None") == "None":
+        return None
+    size = max(_number(labels, name) or 0 for name in ("block_size", "mamba_block_size"))
+    if not size:
+        return None
+    unit = _number(labels, "cache_hit_alignment_tokens") or _number(labels, "hash_block_size")
+    kept_every = _number(labels, "prefix_cache_retention_interval")
+    return SparseCaches(has_states, size, unit or size, kept_every)
+
+
+def _number(labels: Mapping[str, str], name: str) -> int | None:
+    value = labels.get(name, "")
+    return int(value) if value.isascii() and value.isdigit() else None
 
 
 async def _takes_tools(

@@ -66,6 +66,16 @@ class Socket:
 
 
 @dataclass(frozen=True, slots=True)
+class SparseCaches:
+    """An engine's caches that do not keep every block: of state-space layers and windows."""
+
+    has_states: bool  # state-space (Mamba) layers
+    block_size: int  # tokens of a block of the largest kind
+    hash_size: int  # tokens between two places where a hit may end
+    kept_every: int | None  # tokens; 0: only what is before a prompt's end; None: everything
+
+
+@dataclass(frozen=True, slots=True)
 class EngineReport:
     """The answers of one engine, and what was seen of it."""
 
@@ -76,6 +86,7 @@ class EngineReport:
     prefix_caching: bool | None = None  # None: it does not say
     takes_tools: bool | None = None  # whether a chat may have tools; None: it does not say
     offloads: bool = False  # by vLLM's OffloadingConnector
+    sparse: SparseCaches | None = None  # None: it has none, or does not tell
     sockets: Sequence[Socket] = field(default_factory=tuple)
 
 

@@ -18,6 +18,7 @@ from inferway.doctor.facts import (
     Packages,
     Port,
     Socket,
+    SparseCaches,
     TokenizerReport,
 )
 from inferway.fleet.http_client import PLAIN_HTTP
@@ -148,6 +149,8 @@ def judge_engine(found: EngineReport, tools_come: bool = False) -> Iterator[Chec
         yield CheckResult(Level.WARN, subject, newer, "take a newer gateway, if there is one")
     yield _models(subject, found)
     yield _block_size(subject, found)
+    if found.sparse is not None:
+        yield from _sparse(subject, found.sparse)
     if found.prefix_caching is False:
         evidence = "prefix caching is off, so it will never have a hit"
         yield CheckResult(Level.FAIL, subject, evidence, "start it with --enable-prefix-caching")
@@ -197,6 +200,34 @@ def _block_size(subject: str, found: EngineReport) -> CheckResult:
         " makes blocks smaller where model and platform allow it"
     )
     return CheckResult(Level.WARN, subject, evidence, cure)
+
+
+def _sparse(subject: str, found: SparseCaches) -> Iterator[CheckResult]:
+    """Of caches that keep some blocks only, a prompt may find nothing though another one began like
+    it."""
+    size, every = found.block_size, found.kept_every
+    if found.has_states and found.hash_size == size >= LARGE_BLOCK:
+        evidence = (
+            f"its state-space layers keep a checkpoint every {size} tokens at most: a prompt that"
+            f" shares fewer than {size} tokens with an earlier one reuses nothing of it"
+        )
+        unit = next(unit for unit in range(16, 0, -1) if size % unit == 0)
+        cure = (
+            f"start it with --prefix-match-unit {unit} (vLLM 0.32 or newer): then a prompt's end"
+            " has a checkpoint as well"
+        )
+        yield CheckResult(Level.WARN, subject, evidence, cure)
+    if every == 0:
+        what = "checkpoint of its state-space layers" if found.has_states else "sliding window"
+        evidence = (
+            f"it keeps the {what} before a prompt's end alone (retention interval 0): a prompt that"
+            " shares the beginning of another one, and not all of it, reuses nothing the first time"
+        )
+        cure = (
+            f"start it with --prefix-cache-retention-interval N, a multiple of {size}: then one is"
+            " kept every N tokens"
+        )
+        yield CheckResult(Level.WARN, subject, evidence, cure)
 
 
 def _events(subject: str, found: EngineReport) -> Iterator[CheckResult]:

@@ -175,7 +175,7 @@ async def discover(
         cache_blocks=parse_cache_blocks(metrics),
         cache=CacheFacts(
             drops_last_block=before is not None and before.cache.drops_last_block,
-            hash_size=parse_match_unit(metrics) or 0,
+            hash_size=parse_hash_size(metrics) or 0,
         ),
     )
     told = before.kv_transfer if before is not None else None
@@ -368,7 +368,8 @@ def _resolve(host: str, endpoint: str, what: str) -> tuple[str | None, str | Non
 
 
 _BLOCK_SIZE = re.compile(r'[{,]block_size="(?P<number>\d{1,9})"')
-_MATCH_UNIT = re.compile(r'[{,]prefix_match_unit="(?P<number>\d{1,9})"')
+_HASH_SIZE = re.compile(r'[{,]hash_block_size="(?P<number>\d{1,9})"')
+_LABEL = re.compile(r'[{,]([a-z_]{1,60})="([^"]{0,200})"')
 _CACHE_BLOCKS = re.compile(r'[{,]num_gpu_blocks="(?P<number>\d{1,12})"')
 
 
@@ -383,10 +384,15 @@ def parse_cache_blocks(metrics: str) -> int | None:
     return _cache_config(metrics, _CACHE_BLOCKS)
 
 
-def parse_match_unit(metrics: str) -> int | None:
-    """Return the `prefix_match_unit` label of `vllm:cache_config_info`: the tokens of a hash, if
-    that was set."""
-    return _cache_config(metrics, _MATCH_UNIT)
+def parse_hash_size(metrics: str) -> int | None:
+    """Return the `hash_block_size` label of `vllm:cache_config_info`: the tokens of a hash."""
+    return _cache_config(metrics, _HASH_SIZE)
+
+
+def parse_cache_labels(metrics: str) -> Mapping[str, str]:
+    """Return all labels of `vllm:cache_config_info`; none if the engine has no such metric."""
+    configs = samples(metrics, ("vllm:cache_config_info",))
+    return dict(_LABEL.findall(configs[0][0])) if configs else {}
 
 
 def _cache_config(metrics: str, label: re.Pattern[str]) -> int | None:

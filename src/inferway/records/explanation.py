@@ -59,6 +59,7 @@ class CandidateView(msgspec.Struct, frozen=True):
     legs: Mapping[str, float] | None = None  # of a request in two legs
     score: float | None = None  # only of those that are tried
     why_not: str = ""  # empty: it is chosen
+    reuse: str = ""  # why it reuses less than it holds; empty: it reuses all, or nothing is held
 
 
 def candidate_views(weighed: Weighed) -> list[CandidateView]:
@@ -96,6 +97,8 @@ def why(weighed: Weighed, views: Sequence[CandidateView]) -> str:
             f" cost {ms_in_words(chosen.cost_ms or 0.0)}"
         )
     held = f"{chosen.blocks} of {chosen.prompt_blocks} blocks are held there"
+    if chosen.reuse:
+        held = f"{chosen.blocks} of {chosen.prompt_blocks} blocks are reused there ({chosen.reuse})"
     longest = max(views, key=lambda view: view.blocks)
     if longest.blocks > chosen.blocks:
         more = "" if longest.cost_ms is None else f", and {longest.why_not}"
@@ -160,8 +163,16 @@ def _view(
         waiting=int(candidates.waiting[row]),
         score=None if target is None else _rounded(target.score),
         why_not=_why_not(candidates, row, chosen),
+        reuse=_reuse(items[0].found, endpoint.holder, size) if len(items) == 1 else "",
         **_costs(candidates, row),
     )
+
+
+def _reuse(found: MatchResult, holder: HolderId, size: int) -> str:
+    reuse = found.reuse.get(holder)
+    if reuse is None or reuse.tokens >= reuse.held_blocks * size:
+        return ""
+    return f"holds {reuse.held_blocks} blocks, reuses {reuse.tokens // size}: {reuse.why}"
 
 
 def _costs(candidates: Candidates, row: int) -> dict[str, Any]:

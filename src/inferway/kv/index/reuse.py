@@ -57,8 +57,8 @@ class CacheLayout(msgspec.Struct, frozen=True, array_like=True, dict=True):
     @cached_property
     def unit(self) -> int:
         """The tokens between two places at which a block may end."""
-        sizes = [group.block_size for group in self.groups]
-        return self.hash_size or gcd(*sizes)
+        most = gcd(*[group.block_size for group in self.groups])
+        return self.hash_size if self.hash_size and most % self.hash_size == 0 else most
 
     @cached_property
     def block_size(self) -> int:
@@ -131,6 +131,22 @@ class Reuse(msgspec.Struct, frozen=True):
     tokens: int
     held_blocks: int  # of full attention, from the start on
     limit: CacheGroup | None = None  # None: full attention itself, or the prompt's length
+
+    @property
+    def why(self) -> str:
+        """Why no more is reused, as the end of a sentence."""
+        limit, tokens = self.limit, self.tokens
+        if limit is None:
+            return "the last block is computed again for its draft model, or for alignment"
+        if limit.kind == MAMBA:
+            return (
+                f"the last state checkpoint is at {tokens} tokens"
+                if tokens
+                else "there is no state checkpoint"
+            )
+        if limit.kind == LOCAL:
+            return f"its chunk of {limit.span} tokens is there up to token {tokens}"
+        return f"its window of {limit.span} tokens is there up to token {tokens}"
 
 
 def reusable_tokens(
