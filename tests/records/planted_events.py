@@ -37,6 +37,7 @@ class PlantedStream(EventSubscriber):
         source = EventSource(0, "planted", "planted")
         super().__init__(Subscription(source, holder, block_size, index), clock=clock)
         self.rechecks = 0
+        self.drops = 0
         self._random = random
         self._trouble = trouble
         self._published: list[bytes] = []  # by this life of the engine
@@ -91,6 +92,9 @@ class PlantedStream(EventSubscriber):
             self._feed(self.follower.resume)
         while self._wanted is not None:
             await self._answer(self._wanted)
+
+    def drops_last_block(self) -> None:
+        self.drops += 1
 
     def recheck(self) -> None:
         """It is compared with the engine by the next `settle`, as always."""

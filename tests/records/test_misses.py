@@ -52,6 +52,32 @@ async def test_a_picture_that_is_wrong_again_and_again_is_repaired() -> None:
     assert record.missed == ()
 
 
+async def test_an_engine_that_never_reuses_the_last_block_is_known_to_draft() -> None:
+    world = World(3)
+    place = world.places[0]
+    for _ in range(REPAIR_AFTER):
+        tokens = world.tokens(8)
+        await world.store(place, tokens)
+        place.true.discard(world.keys(tokens)[-1])  # as if: it is computed again for the draft
+        await world.answered(await world.ask(tokens, 0))
+
+    assert place.stream.drops == 1
+    assert world.shortfalls.repairs == {}
+    assert (await world.index.match(world.keys(tokens))).blocks == {0: 8}
+
+
+async def test_one_block_that_is_missing_again_and_again_is_no_draft() -> None:
+    world = World(4)
+    place, tokens = world.places[0], world.tokens(8)
+    await world.store(place, tokens)
+    await world.drop(place, world.keys(tokens)[-1:], told=False)
+    for _ in range(REPAIR_AFTER):
+        await world.answered(await world.ask(tokens, 0))
+
+    assert place.stream.drops == 0
+    assert world.shortfalls.repairs == {"e0": 1}
+
+
 async def test_innocent_misses_do_not_repair_anything() -> None:
     world = World(2)
     place, tokens = world.places[0], world.tokens(8)

@@ -51,18 +51,19 @@ class _Wrong:
     """Shortfalls of one endpoint that nothing explains."""
 
     at: deque[float] = field(default_factory=lambda: deque(maxlen=REPAIR_AFTER))
-    short: deque[int] = field(default_factory=lambda: deque(maxlen=REPAIR_AFTER))  # blocks
+    missing: deque[Sequence[BlockKey]] = field(default_factory=lambda: deque(maxlen=REPAIR_AFTER))
     rechecked: float = float("-inf")
 
-    def is_enough(self, now: float, short: int) -> bool:
+    def is_enough(self, now: float, missing: Sequence[BlockKey]) -> bool:
         self.at.append(now)
-        self.short.append(short)
+        self.missing.append(missing)
         return len(self.at) == REPAIR_AFTER and now - self.at[0] <= REPAIR_SECONDS
 
     @property
     def is_last_block(self) -> bool:
-        """Whether each of them was short of its last block alone."""
-        return set(self.short) == {1}
+        """Whether each of them was short of its last block alone, another one each time."""
+        last = {keys[0] for keys in self.missing if len(keys) == 1}
+        return len(last) == REPAIR_AFTER
 
 
 class Shortfalls:
@@ -154,7 +155,7 @@ class Shortfalls:
         )
         verdict = of_delivery(record, noted, short, evidence)
         if verdict.is_wrong and stream is not None:
-            self._is_wrong(endpoint, stream, missing, short)
+            self._is_wrong(endpoint, stream, missing)
         return (*ended[:6], verdict.misses)
 
     def _may_draft(self, endpoint: Endpoint) -> bool:
@@ -167,12 +168,12 @@ class Shortfalls:
         )
 
     def _is_wrong(
-        self, endpoint: Endpoint, stream: StreamView, missing: Sequence[BlockKey], short: int
+        self, endpoint: Endpoint, stream: StreamView, missing: Sequence[BlockKey]
     ) -> None:
         """Nothing explains that these blocks were not there."""
         now = self._clock()
         wrong = self._wrong.setdefault(endpoint.name, _Wrong())
-        if not wrong.is_enough(now, short):
+        if not wrong.is_enough(now, missing):
             return
         if wrong.is_last_block and self._may_draft(endpoint):
             wrong.at.clear()
