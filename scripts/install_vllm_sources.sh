@@ -3,6 +3,7 @@
 # its compiled kernels: with that folder on PYTHONPATH, the interpreter of .venv-vllm runs this
 # version's request classes, templates and flags on the torch it has. For releases of which PyPI has
 # no build for CPUs. Does nothing if that is done already; fails, never skips.
+# INFERWAY_VLLM_VENV: where that environment is (scripts/install_vllm.sh).
 #
 #   install_vllm_sources.sh 0.33.0    downloads 340 MB, keeps 40 MB; 1 minute
 set -eu
@@ -10,11 +11,15 @@ set -eu
 [ $# -eq 1 ] || { echo "usage: $0 VERSION, such as 0.33.0" >&2; exit 2; }
 version=$1
 cd "$(dirname "$0")/.."
-python=${VENV:-.venv}/bin/python
+python=${INFERWAY_VLLM_VENV:-.venv-vllm}/bin/python
+needs=orjson==3.13.0 # what 0.33 imports, and the environment of 0.32 lacks
 folder=.vllm-sources/$version
 [ -d "$folder" ] && exit 0 # its last step gives it this name
 
-"$python" -c '' 2>/dev/null || { echo "$python is not there; make it: ./scripts/install.sh dev" >&2; exit 1; }
+if ! "$python" -c '' 2>/dev/null; then
+    echo "$python is not there, and runs these sources; make it: ./scripts/install_vllm.sh" >&2
+    exit 1
+fi
 mkdir -p .vllm-sources
 work=$(mktemp -d ".vllm-sources/.unpacking.XXXXXX")
 trap 'rm -rf "$work"' EXIT
@@ -48,4 +53,6 @@ PYTHON
 
 step "downloading vllm $version" download
 step "unpacking its Python files into $folder" unpack
+step "installing $needs beside them" "$python" -m pip install --disable-pip-version-check --no-deps \
+    --target "$work/sources" "$needs"
 mv "$work/sources" "$folder"

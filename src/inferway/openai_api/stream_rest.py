@@ -74,6 +74,7 @@ _ONLY: Mapping[str, tuple[object, ...]] = {
     "return_tokens_as_token_ids": (False,),
     "return_prompt_text": (False,),
     "return_token_offsets": (False,),
+    "return_weight_versions": (False,),  # since vLLM 0.33
     "routed_experts_prompt_start": (0,),
     "watermarking": (False,),
     "response_format": ({"type": "text"},),

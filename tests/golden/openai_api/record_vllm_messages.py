@@ -12,8 +12,14 @@ import re
 from pathlib import Path
 
 from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
-from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionResponse
+from vllm.entrypoints.openai.chat_completion.protocol import (
+    ChatCompletionResponse,
+    ChatCompletionStreamResponse,
+)
 
+import vllm
+
+TAKES_OBJECTS = vllm.__version_tuple__ >= (0, 33)  # before: events as text
 GOLDEN = Path(__file__).parent / "vllm_messages.json"
 HEAD = {"id": "chatcmpl-1", "created": 1, "model": "m"}
 CACHED = {"cached_tokens": 16, "created_cache_tokens": 16}
@@ -83,8 +89,12 @@ def whole(message: dict, output: int, finish_reason: str) -> dict:
 def stream(chunks: list[dict]) -> str:
     async def given():
         for each in chunks:
-            yield f"data: {json.dumps(each)}\n\n"
-        yield "data: [DONE]\n\n"
+            if TAKES_OBJECTS:
+                yield ChatCompletionStreamResponse.model_validate(each)
+            else:
+                yield f"data: {json.dumps(each)}\n\n"
+        if not TAKES_OBJECTS:
+            yield "data: [DONE]\n\n"
 
     async def made() -> str:
         serving = AnthropicServingMessages.__new__(AnthropicServingMessages)

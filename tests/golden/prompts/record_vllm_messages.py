@@ -19,6 +19,7 @@ from messages_rules import RULES, drawn
 from record_vllm_chats import GOLDEN as CHATS
 from record_vllm_chats import HERE, TEMPLATES, model_config, rendered_request, rows
 from transformers import AutoTokenizer
+from vllm.entrypoints.anthropic import serving
 from vllm.entrypoints.anthropic.protocol import AnthropicMessagesRequest
 from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
@@ -30,7 +31,11 @@ GOLDEN = HERE / "vllm_messages.jsonl.gz"
 NOT_RENDERED = ("images", "refused")
 
 
-class Probe(AnthropicServingMessages):
+# Who finds out which effort stands for no thinking: a class of its own since 0.33.
+Resolver = getattr(serving, "DisabledThinkingEffortResolver", AnthropicServingMessages)
+
+
+class Probe(Resolver):
     """What an engine finds out of its template, without an engine."""
 
     def __init__(self, tokenizer, config):
@@ -39,9 +44,14 @@ class Probe(AnthropicServingMessages):
     def merges(self) -> bool | None:
         """None: vLLM does not start."""
         try:
-            return self._detect_merge_inline_system(self._tokenizer.chat_template)
+            template = self._tokenizer.chat_template
+            return AnthropicServingMessages._detect_merge_inline_system(template)
         except Exception:
             return None
+
+    async def effort(self) -> str:
+        probe = getattr(self, "_probe", None) or self._probe_disabled_thinking_effort
+        return await probe()
 
     async def _render_probe_prompt(self, effort):
         request = ChatCompletionRequest(
@@ -100,7 +110,7 @@ def main(model: str, count: int, file: Path) -> None:
     for name in meta["meta"]["templates"]:
         tokenizer.chat_template = templates[name]
         probe = Probe(tokenizer, config)
-        merge, effort = probe.merges(), asyncio.run(probe._probe_disabled_thinking_effort())
+        merge, effort = probe.merges(), asyncio.run(probe.effort())
         found[name] = [merge, effort]
         if merge is None:
             continue
