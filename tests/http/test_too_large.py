@@ -1,6 +1,6 @@
-"""An engine with a limit of its own for bodies (vLLM 0.33's Rust frontend: 32 MiB) answers
-before it has read the whole body, and closes the connection: the client gets that answer, no other
-engine is asked, and nothing counts against the engine."""
+"""An engine with a limit of its own for bodies (vLLM 0.33's Rust frontend: 32 MiB) answers while a
+body still comes, and closes the connection: the client gets that answer, no other engine is asked,
+and nothing counts against the engine."""
 
 from __future__ import annotations
 
