@@ -1,7 +1,6 @@
 """What vLLM's own cache manager would reuse, beside what Inferway believes. No model, no GPU.
 
-    PYTHONPATH=.:src:structured/src VLLM_PYTHON -m tests.engines.cache_oracle \\
-        [--steps 2000] [--seeds 3] [--only NAME ...]
+    VLLM_PYTHON -m tests.engines.cache_oracle [--steps 2000] [--seeds 3] [--only NAME ...]
 
 VLLM_PYTHON is that of an environment with vLLM; the sources of another version may stand first in
 PYTHONPATH. Each case is a set of groups of KV caches as models have them. Prompts that share
@@ -27,6 +26,8 @@ os.environ.setdefault("PYTHONHASHSEED", "0")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 import msgspec
+import numpy as np
+import tests.engines.own_path  # noqa: F401  # before the gateway is imported
 import torch
 from vllm.distributed.kv_events import KVEventBatch
 from vllm.lora.request import LoRARequest
@@ -49,14 +50,6 @@ from vllm.v1.kv_cache_interface import (
 from vllm.v1.request import Request
 
 import vllm
-
-sys.path.append(  # what this environment lacks
-    f"{os.path.dirname(__file__)}/../../.venv/lib/python{sys.version_info[0]}.{sys.version_info[1]}"
-    "/site-packages"
-)
-
-import numpy as np
-
 from inferway.kv.blocks.dialects import LoraAdapter
 from inferway.kv.blocks.extra_keys import request_extras
 from inferway.kv.blocks.keys import BlockHasher

@@ -18,7 +18,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -220,7 +220,59 @@ def _recorded(group: str, name: str, recorder: str, pattern: str, *, model: bool
     return Row(group, name, partial(recorded_cells, recorder, pattern, asks_for_model=model))
 
 
-PROMPTS, REQUESTS, ENGINES = "prompts", "requests", "engines"
+# what an engine reuses of its caches
+
+_LOOK_UPS = 100  # of each case
+
+# Kinds of caches, and what of a case's name (tests/engines/cache_oracle.py) shows them: the first
+# that is found.
+CACHES: Mapping[str, re.Pattern[str]] = {
+    "look-ahead hashes for drafts (EAGLE, MTP)": re.compile("look-ahead"),
+    "drafts that drop the last block (EAGLE, MTP)": re.compile("eagle"),
+    "retention intervals": re.compile("kept"),
+    "hits that end within a block (--prefix-match-unit)": re.compile("hash finer"),
+    "adapters and salts": re.compile("adapters"),
+    "state-space layers, mode all": re.compile("mamba all"),
+    "state-space layers (Mamba, GDN), mode align": re.compile("mamba"),
+    "chunked local attention without full attention": re.compile("local alone"),
+    "chunked local attention": re.compile("local"),
+    "full attention with sinks": re.compile("sink"),
+    "blocks of unequal sizes": re.compile("32|64.*window|full 16"),
+    "sliding windows": re.compile("window"),
+    "full attention, MLA": re.compile(""),
+}
+
+
+@cache
+def _look_ups(code: VllmCode) -> Sequence[Mapping[str, Any]]:
+    """What the oracle says of all of its cases."""
+    arguments = ["-m", "tests.engines.cache_oracle", "--steps", str(_LOOK_UPS), "--seeds", "1"]
+    printed = code.run(arguments, seconds=1200)
+    return [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
+
+
+def cache_cells(kind: str, codes: Mapping[str, VllmCode]) -> Cells:
+    """Whether what is believed before each look-up is what vLLM's cache manager finds."""
+    cells = {}
+    for version, code in codes.items():
+        found = [case for case in _look_ups(code) if _kind(case["case"]) == kind]
+        cells[version] = _outcome([case for case in found if "cannot" not in case])
+    return {**cells, MIXED: "each engine for itself"}
+
+
+def _kind(name: str) -> str:
+    return next(kind for kind, pattern in CACHES.items() if pattern.search(name))
+
+
+def _outcome(cases: Sequence[Mapping[str, Any]]) -> str:
+    if not cases:
+        return "vLLM has none"
+    if any(case["too_much"] for case in cases):
+        return "too much is believed"
+    return "never too much" if any(case["too_little"] for case in cases) else "exact"
+
+
+PROMPTS, REQUESTS, ENGINES, REUSE = "prompts", "requests", "engines", "reuse"
 
 ROWS: Sequence[Row] = (
     _recorded(
@@ -272,6 +324,7 @@ ROWS: Sequence[Row] = (
         *("openai_api/record_vllm_messages.py", "vllm_messages.json"),
         model=False,
     ),
+    *[Row(REUSE, kind, partial(cache_cells, kind)) for kind in [*CACHES][::-1]],
     Row(ENGINES, "token ids in place of text", token_id_cells),
     Row(ENGINES, "Inferway's structured output, as a plugin", plugin_cells),
     Row(ENGINES, "named as newer than the newest known", newer_cells),
