@@ -23,6 +23,8 @@ class StreamFigures(Struct, frozen=True, array_like=True):
     topic: str | None = None  # of the last message, whatever it was
     copies_count: bool = True
     num_orphans: int = 0
+    caches: tuple[str, ...] = ()  # the kinds of its groups of KV caches, if there are several
+    unplaced: tuple[str, ...] = ()  # the kinds that hold blocks of which it is not known where
     journal: JournalFigures | None = None
 
 

@@ -158,6 +158,8 @@ class EventSubscriber(ABC):
             topic=self.last_topic,
             copies_count=blocks.copies_count,
             num_orphans=blocks.num_orphans,
+            caches=blocks.layout.kinds if blocks.layout is not None else (),
+            unplaced=blocks.unplaced_kinds,
             journal=None if self.journal is None else self.journal.figures,
         )
 

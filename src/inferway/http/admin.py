@@ -233,6 +233,8 @@ class AdminPages:
             "copies_count": figures.copies_count,
             "dialect": None if finder is None else {"state": finder.state, "name": finder.name},
             "orphans": figures.num_orphans,
+            "caches": list(figures.caches),
+            "unplaced": list(figures.unplaced),
             "adopted": blocks.adopted,
             "journal": _journal(figures.journal),
         }

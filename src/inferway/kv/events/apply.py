@@ -138,6 +138,12 @@ class EngineBlocks:
         return block_hash in self._held.orphans
 
     @property
+    def unplaced_kinds(self) -> tuple[str, ...]:
+        """The kinds that hold blocks whose keys are not known: those of other groups than full
+        attention."""
+        return self._held.unplaced_kinds()
+
+    @property
     def num_awaited(self) -> int:
         """Blocks of other groups than full attention that have no key."""
         return len(self._held.deferred)

@@ -250,6 +250,15 @@ class HolderState:
             self._record(LaidOutRecord(layout))
         return self._set_layout(layout)
 
+    def unplaced_kinds(self) -> tuple[str, ...]:
+        """Return the kinds of the groups that hold blocks without a key."""
+        if self.layout is None or not self.deferred:
+            return ()
+        numbers = {group - 1 for places in self.deferred.values() for _, group in places}
+        return tuple(
+            dict.fromkeys(each.kind for each in self.layout.groups if each.number in numbers)
+        )
+
     def is_full(self, group: int) -> bool:
         """Return whether the group's prefixes are kept; a group that no event in GPU memory has
         named is taken for full attention, if there is no other."""

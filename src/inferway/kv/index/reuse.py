@@ -104,6 +104,11 @@ class CacheLayout(msgspec.Struct, frozen=True, array_like=True, dict=True):
         return len(self.groups) == 1 and self.groups[0].is_full and not self.groups[0].eagle
 
     @cached_property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of the groups, if there is more than full attention."""
+        return () if self.is_plain else tuple(group.kind for group in self.groups)
+
+    @cached_property
     def full_position(self) -> int | None:
         """Where in `groups` the full attention stands whose prefix the index keeps; None if there
         is none."""
