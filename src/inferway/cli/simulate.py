@@ -413,7 +413,7 @@ def _ready(engine: SimulatedEngine) -> str:
     config = engine.config
     return (
         f"simulated engine {engine.url} serves {', '.join(config.names)}"
-        f" · block size {config.block_size}"
+        f" · block size {config.cache_config['block_size']}"
         f" · KV events {engine.events_endpoint or 'off'}"
         f" · replay {engine.replay_endpoint or 'off'}"
         f"{_transfer_note(engine)}"
