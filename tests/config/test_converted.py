@@ -129,7 +129,7 @@ def test_of_words_all_that_may_be_are_named() -> None:
 def test_of_keys_all_that_may_be_are_named() -> None:
     said = fault({"url": "http://h:1", "modell": "m"}, EngineSettings)
 
-    known = "url, name, events, replay, block_size, api_key_env, labels, role, kv_connector, "
+    known = "url, name, events, replay, block_size, speculation, prefix_match_unit, attention_chunk_size, api_key_env, labels, role, kv_connector, "
     known += "kv_bootstrap, kv_host"
     assert said == f"f: object contains unknown field `modell`; known: {known}"
 

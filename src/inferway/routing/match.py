@@ -192,10 +192,7 @@ class Matcher:
                 else:
                     _add(held_blocks, candidates.rows, of_size, held)
                 if speculate and item.is_read:
-                    longer: Mapping[HolderId, int]
-                    longer = self.overlay.longer(item.prompt.block_keys, held)
-                    if longer and self.index.has_layouts:
-                        longer = self._reusable_soon(item.prompt.block_keys, longer)
+                    longer = self._on_the_way(item.prompt.block_keys, held)
                     more = {at: blocks - held.get(at, 0) for at, blocks in longer.items()}
                     _add(held_blocks, candidates.rows, of_size, more)
                 _add(less, candidates.rows, of_size, item.found.discount)
@@ -203,11 +200,14 @@ class Matcher:
                     _add(held_blocks, candidates.rows, of_size, _parts(item.found, cut))
         candidates.weighted_matched_blocks = held_blocks - less
 
-    def _reusable_soon(
-        self, keys: Sequence[BlockKey], coming: Mapping[HolderId, int]
+    def _on_the_way(
+        self, keys: Sequence[BlockKey], held: Mapping[HolderId, int]
     ) -> Mapping[HolderId, int]:
-        """Return how much of the blocks that are on their way their engines will reuse. State-space
+        """Return how many blocks engines will reuse that get more than they hold. State-space
         layers keep a checkpoint where a prompt ends, and none that is certain before."""
+        coming = self.overlay.longer(keys, held)
+        if not coming or not self.index.has_layouts:
+            return coming
         found: dict[HolderId, int] = {}
         for holder, blocks in coming.items():
             layout = self.index.layout(holder)

@@ -77,8 +77,7 @@ class EngineBlocks:
     """The blocks that one holder's engine has told us it holds.
 
     With `holdings` (the index itself, if it is in this process), the operations returned must be
-    applied to it before the next event is handed in: asking it which keys the holder has saves a
-    third of the memory."""
+    applied to it before the next event is handed in. That saves a third of the memory."""
 
     def __init__(
         self,
@@ -163,14 +162,12 @@ class EngineBlocks:
         again. Call it before the first such request leaves; between two events as well.
 
         A request with `kv_cache_report_mode: full` makes vLLM 0.32 publish one more BlockStored
-        for all blocks that it found in the cache, from the prompt's start on, at each look-up
-        (KVCacheManager.get_computed_blocks; again when it did not fit in and is tried anew). It
-        has the very form of a real one: two equal prompts that are computed at the same time
-        publish the same. So stores do not tell how many copies there are, and believing too little
-        is the safe side.
+        for all blocks that it found in the cache, at each look-up
+        (KVCacheManager.get_computed_blocks). Two equal prompts that are computed at the same time
+        publish the same, so stores do not tell how many copies there are.
 
-        For good, whatever the engine clears and however often it starts anew: of a new life too,
-        reports may be on their way before we hear that it has begun."""
+        For good, whatever the engine clears: of a new life too, reports may be on their way before
+        we hear that it has begun."""
         self._held.count_no_copies()
 
     def verify_hashes(self, verifier: HashVerifier) -> None:

@@ -44,7 +44,7 @@ def _kind(event: BlockStored) -> tuple[str, int]:
 
 
 @dataclass(slots=True)
-class _Group:
+class _NamedGroup:
     kind: str
     window: int  # tokens; 0: it has none
     sizes: set[int]  # of its blocks, and of parts of blocks
@@ -58,7 +58,7 @@ class Groups:
     def __init__(self) -> None:
         self.facts = NO_FACTS
         self.lookahead = 0
-        self._by_number: dict[int, _Group] = {}
+        self._by_number: dict[int, _NamedGroup] = {}
 
     def knows(self, event: BlockStored) -> bool:
         """Return whether nothing in the event is new."""
@@ -90,7 +90,7 @@ class Groups:
         parts = {layout.unit} if layout.is_fine else set[int]()
         for group in layout.groups:
             window = 0 if group.kind == LOCAL else group.span
-            self._by_number[group.number] = _Group(
+            self._by_number[group.number] = _NamedGroup(
                 group.kind, window, {group.block_size} | parts, is_whole=True
             )
 
@@ -120,7 +120,7 @@ class Groups:
         number, size = event.group_idx or 0, event.block_size
         group = self._by_number.get(number)
         if group is None or not self._may_be_part(event):
-            group = _Group(*_kind(event), set())
+            group = _NamedGroup(*_kind(event), set())
             self._by_number[number] = group
         group.sizes.add(size)
         group.is_whole |= len(event.token_ids) > size

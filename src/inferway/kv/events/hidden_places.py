@@ -9,12 +9,13 @@ the wire carries 64 bits of it, so what was hashed is remembered, for a while.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 from msgspec import Struct
 
-from inferway.kv.blocks.dialects import Dialect, HashExtra, LoraAdapter, hash_extras, wire_hash
+from inferway.kv.blocks.dialects import Dialect, LoraAdapter, hash_extras, wire_hash
 from inferway.kv.blocks.extra_keys import BlockExtras, request_extras
 from inferway.kv.blocks.keys import BlockHasher
 from inferway.kv.blocks.places import hasher_within
@@ -94,45 +95,22 @@ class HiddenPlaces:
             if found is None:
                 return []
             start = found
-        is_start = parent_hash is None
-        base, within = (start.key, 0) if not start.within else (start.parent, start.within)
-        previous = start.key
-        is_known = is_start or start.key is not None
-        unit, size = layout.unit, layout.block_size
+        unit, ahead, digest = layout.unit, layout.lookahead, start.digest or None
         ids = np.asarray(tokens, _TOKEN)
-        ahead, digest = layout.lookahead, start.digest or None
-        extras = beside.extras(at_start=is_start)
-        whole: list[BlockKey] = []
-        if not within and is_known:
-            whole = hasher.keys(ids, extras, base)
-        inner = hasher_within(unit, hasher.seed, ahead)
+        keys = _PartKeys(hasher, unit, start, beside, is_start=parent_hash is None)
+        keys.begin(ids)
         hashes: list[int] = []
-        block = 0
         for at in range(0, len(ids) - ahead - unit + 1, unit):
-            first = is_start and at == 0
-            digest = dialect.block_hash(
-                digest,
-                ids[at : at + unit].tolist(),
-                *_hashed_beside(beside, first, ids[at + unit : at + unit + ahead]),
-            )
-            block_hash, within = wire_hash(digest), within + unit
-            if within == size:
-                key = whole[block] if block < len(whole) else self._key_of(block_hash)
-                block += len(whole) > block
-                place = HiddenPlace(digest, key, base, 0)
-                base = previous = key
-                is_known, within = key is not None, 0
-                if key is not None:
-                    self._hash_of[key] = block_hash
-                    if block == len(whole):
-                        whole, block = hasher.keys(ids[at + unit :], _without_first(extras), key), 0
-            else:
-                if is_known:
-                    part = ids[at : at + unit + ahead]
-                    own = extras if first else _without_first(extras)
-                    previous = inner.keys(part, own, previous)[0]
-                place = HiddenPlace(digest, previous if is_known else None, base, within)
-            self._add(block_hash, place)
+            end = at + unit
+            first = parent_hash is None and at == 0
+            extra = hash_extras(beside.lora, beside.cache_salt if first else None)
+            behind = tuple(ids[end : end + ahead].tolist())
+            digest = dialect.block_hash(digest, ids[at:end].tolist(), extra, behind)
+            block_hash = wire_hash(digest)
+            key, parent, within = keys.next(ids, at, partial(self._key_of, block_hash))
+            self._add(block_hash, HiddenPlace(digest, key, parent, within))
+            if not within and key is not None:
+                self._hash_of[key] = block_hash
             hashes.append(block_hash)
         return hashes
 
@@ -145,12 +123,46 @@ class HiddenPlaces:
                 del self._hash_of[oldest.key]
 
 
-def _hashed_beside(
-    beside: Beside, first: bool, ahead: Iterable[int]
-) -> tuple[tuple[HashExtra, ...] | None, tuple[int, ...]]:
-    salt = beside.cache_salt if first else None
-    return hash_extras(beside.lora, salt), tuple(int(token) for token in ahead)
+class _PartKeys:
+    """The keys of parts of blocks, one after the other: `next` is asked for each part of `unit`
+    tokens, from the place `start` on."""
 
+    def __init__(
+        self, hasher: BlockHasher, unit: int, start: HiddenPlace, beside: Beside, *, is_start: bool
+    ) -> None:
+        self._hasher = hasher
+        self._unit = unit
+        self._inner = hasher_within(unit, hasher.seed, hasher.lookahead)
+        self._within = start.within
+        self._base = start.parent if start.within else start.key  # the whole block before
+        self._previous = start.key
+        self._is_known = is_start or start.key is not None
+        self._extras = beside.extras(at_start=is_start)
+        self._whole: list[BlockKey] = []  # keys of the next whole blocks
 
-def _without_first(extras: BlockExtras | None) -> BlockExtras | None:
-    return None if extras is None or not extras.every else BlockExtras(extras.every)
+    def begin(self, ids: TokenIds) -> None:
+        """Take the tokens that follow."""
+        if not self._within and self._is_known:
+            self._whole = self._hasher.keys(ids, self._extras, self._base)[::-1]
+
+    def next(
+        self, ids: TokenIds, at: int, known: Callable[[], BlockKey | None]
+    ) -> tuple[BlockKey | None, BlockKey | None, int]:
+        """Return the key of the part that begins at a token, the whole block before it, and the
+        tokens behind that one, 0 at a block's end. `known` knows the key of a whole block."""
+        self._within += self._unit
+        extras = self._extras
+        if extras is not None:
+            self._extras = BlockExtras(extras.every) if extras.every else None
+        if self._within < self._hasher.block_size:
+            key = None
+            if self._is_known:
+                part = ids[at : at + self._unit + self._hasher.lookahead]
+                key = self._previous = self._inner.keys(part, extras, self._previous)[0]
+            return key, self._base, self._within
+        key = self._whole.pop() if self._whole else known()
+        parent, self._base, self._previous = self._base, key, key
+        self._is_known, self._within = key is not None, 0
+        if not self._whole:
+            self.begin(ids[at + self._unit :])
+        return key, parent, 0
