@@ -129,8 +129,8 @@ def test_of_words_all_that_may_be_are_named() -> None:
 def test_of_keys_all_that_may_be_are_named() -> None:
     said = fault({"url": "http://h:1", "modell": "m"}, EngineSettings)
 
-    known = "url, name, events, replay, block_size, speculation, prefix_match_unit, attention_chunk_size, api_key_env, labels, role, kv_connector, "
-    known += "kv_bootstrap, kv_host"
+    known = "url, name, events, replay, block_size, speculation, prefix_match_unit, "
+    known += "attention_chunk_size, api_key_env, labels, role, kv_connector, kv_bootstrap, kv_host"
     assert said == f"f: object contains unknown field `modell`; known: {known}"
 
 

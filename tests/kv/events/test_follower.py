@@ -398,6 +398,31 @@ def test_what_is_told_and_left_out_makes_the_picture_partial(reason: str) -> Non
     assert (gateway.matched, gateway.state) == (3, PARTIAL)
 
 
+def test_a_checkpoint_of_an_unknown_place_makes_the_picture_partial_until_it_is_gone() -> None:
+    group = {"group_idx": 1, "kv_cache_spec_kind": "mamba"}
+    state = stored(50, 51, token_ids=[*range(8)], **group)
+    gateway = following(batch(stored(0, 3)), batch(state))
+
+    assert (gateway.matched, gateway.state) == (0, PARTIAL)
+
+    gateway.live(2, batch({**removed(50), "group_idx": 1}))
+
+    assert gateway.state is EXACT
+
+
+def test_fields_that_are_newer_are_counted_named_and_make_the_picture_partial() -> None:
+    gateway = following(batch(stored(0, 3), stored(3, 4, hashed_with=[1])))
+
+    assert gateway.follower.stats.skipped == {"unknown_field": 1}
+    assert (gateway.matched, gateway.state) == (4, PARTIAL)
+
+
+def test_fields_that_say_nothing_of_a_block_are_no_news() -> None:
+    gateway = following(batch(stored(0, 3, session_id="s", lookahead_token_ids=None)))
+
+    assert gateway.state is EXACT
+
+
 def test_more_tiers_than_there_can_be_make_the_picture_partial() -> None:
     events = [stored(0, 1, medium=f"tier-{i}") for i in range(20)]
     gateway = following(batch(stored(0, 3)), batch(*events))

@@ -32,7 +32,7 @@ from typing import cast
 from msgspec import Struct
 from msgspec.structs import replace
 
-from inferway.kv.events.adapters import sglang
+from inferway.kv.events.adapters import sglang, vllm
 from inferway.kv.events.apply import EngineBlocks
 from inferway.kv.events.event import (
     SMALL_BYTES,
@@ -56,6 +56,7 @@ _OF_BLOCKS = (BlockStored, BlockRemoved)  # for isinstance; a union is made anew
 _REMOVED_FROM = attrgetter("medium", "group_idx", "locality")  # of a BlockRemoved
 _REMOVED = attrgetter("block_hashes")
 _PIECE_BLOCKS = 512  # of an event applied at a time: half a millisecond
+_FIRST_BATCHES, _THEN_ONE_IN = 8, 256  # looked through for fields that are not known
 _NOT_MISSED = ("remote",)  # reasons of `apply` to skip what is not the engine's own
 
 
@@ -261,6 +262,7 @@ class EventApplier:
         """And the index has it."""
         self.stats.batches += 1
         self._look_for_losses()
+        self._look_for_news(action.payload)
         if self._on_batch is not None:
             self._on_batch(batch)
         if self._on_batch_done is not None:
@@ -290,6 +292,15 @@ class EventApplier:
     def _start_anew(self) -> None:
         self._left_out = False
         self._num_lost = self._count_lost()
+
+    def _look_for_news(self, payload: bytes) -> None:
+        """A field that is newer than the gateway may say what is hashed into blocks."""
+        number = self.stats.batches
+        if (number > _FIRST_BATCHES and number % _THEN_ONE_IN) or len(payload) > SMALL_BYTES:
+            return
+        for name in vllm.unknown_fields(payload):
+            self.skip("unknown_field", f"its events have a field {name!r}, newer than this gateway")
+            self._left_out = True
 
     def _look_for_losses(self) -> None:
         num_lost = self._count_lost()

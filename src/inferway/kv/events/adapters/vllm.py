@@ -225,6 +225,28 @@ def _decode_event(
         return _unreadable(raw, path, e) if other is None else other
 
 
+# What is known of events in maps; the last four say nothing of a block's hash or place.
+_KNOWN_FIELDS = {
+    *("type", *StoredMap.__struct_fields__, *_Removed.__struct_fields__),
+    *("ownership", "session_id", "metadata", "storage_tier"),
+}
+
+
+def unknown_fields(payload: bytes) -> Sequence[str]:
+    """Return the names of fields that events in `payload` have, in vLLM's form, and that are newer
+    than this gateway. It decodes all of them, so it is for samples."""
+    with suppress(*UNREADABLE):
+        batch = msgspec.msgpack.decode(payload)
+        events = batch[1] if isinstance(batch, list) and len(batch) > 1 else ()
+        known = [each for each in events if isinstance(each, dict) and _is_known(each)]
+        return sorted({str(name)[:40] for each in known for name in each} - _KNOWN_FIELDS)
+    return ()
+
+
+def _is_known(event: dict[object, object]) -> bool:
+    return event.get("type") in _KNOWN_TYPES
+
+
 def normalise(event: Event) -> dict[str, object]:
     """`event` in vLLM's map form, whatever form it came in. Fields without a value are absent,
     but for the parent."""
