@@ -222,7 +222,7 @@ def _recorded(group: str, name: str, recorder: str, pattern: str, *, model: bool
 
 # what an engine reuses of its caches
 
-_LOOK_UPS = 100  # of each case
+_LOOK_UPS = 60  # of each case
 
 # Kinds of caches, and what of a case's name (tests/engines/cache_oracle.py) shows them: the first
 # that is found.

@@ -88,8 +88,8 @@ async def test_engines_that_are_wanted_are_shown_once_enough_is_known(
     fleet.gateway.autoscaling.clock = lambda: now + 120
 
     assert await fleet.metric("inferway_engines_wanted", model="smollm2") > 0.4
-    assert 0 < await fleet.metric("inferway_engines_busy", model="smollm2") < 1
-    assert 0 < await fleet.metric("inferway_engines_busy_at_slo", model="smollm2") < 1
+    assert await fleet.metric("inferway_engines_busy", model="smollm2") > 0
+    assert await fleet.metric("inferway_engines_busy_at_slo", model="smollm2") > 0
     assert await fleet.metric("inferway_engines_wanted_for", limit="ttft") > 0.4
 
 
