@@ -16,7 +16,13 @@ from inferway.kv.blocks.keys import BlockHasher
 from inferway.kv.blocks.places import PromptPlaces
 from inferway.kv.events.apply import EngineBlocks
 from inferway.kv.events.dialect_finder import DialectFinder
-from inferway.kv.events.event import AllBlocksCleared, BlockRemoved, BlockStored, Event
+from inferway.kv.events.event import (
+    MAX_GROUPS,
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    Event,
+)
 from inferway.kv.events.groups import CacheFacts
 from inferway.kv.events.holder_state import MAX_TIERS
 from inferway.kv.events.orphans import MAX_ORPHANS
@@ -390,6 +396,25 @@ def test_blocks_of_a_group_with_smaller_blocks_are_keyed_by_their_own_tokens() -
 
 def test_a_window_of_unknown_length_is_taken_for_full_attention() -> None:
     assert matched([FULL, window(0, 2, sliding_window=None)]) == 2
+
+
+def test_groups_that_no_engine_has_are_left_out() -> None:
+    engine = blocks()
+    engine.apply(FULL)
+
+    for number in (-1, MAX_GROUPS):
+        assert engine.apply(window(0, 3, group_idx=number)) == []
+        assert engine.apply(removed(*HASHES, group_idx=number)) == []
+    assert engine.stats.skipped == {"other_group": 4}
+    assert engine.num_blocks == 3
+
+
+def test_an_event_without_a_block_size_teaches_nothing() -> None:
+    engine = blocks()
+
+    assert engine.apply(window(0, 0, block_size=0)) == []
+    assert engine.layout is None
+    assert len(engine.apply(FULL)) == 1
 
 
 def test_a_draft_model_makes_its_engine_drop_the_last_block() -> None:

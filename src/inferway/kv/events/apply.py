@@ -27,7 +27,7 @@ import numpy as np
 from inferway.kv.blocks.dialects import Dialect
 from inferway.kv.blocks.keys import BlockHasher
 from inferway.kv.events.copies import store_again, store_without_tokens
-from inferway.kv.events.event import BlockRemoved, BlockStored, Event
+from inferway.kv.events.event import MAX_GROUPS, BlockRemoved, BlockStored, Event
 from inferway.kv.events.group_blocks import GroupBlocks, has_tokens_alone, with_extras
 from inferway.kv.events.groups import GPU_MEDIA, NO_FACTS, CacheFacts, Groups
 from inferway.kv.events.hash_to_key import Place
@@ -158,16 +158,13 @@ class EngineBlocks:
         return self._held.bridge.counting
 
     def count_no_copies(self) -> None:
-        """Let any removal remove a block from here on: for an engine that is asked to report blocks
-        again. Call it before the first such request leaves; between two events as well.
+        """Let any removal remove a block from here on, for good: for an engine that is asked to
+        report blocks again. Call it before the first such request leaves.
 
-        A request with `kv_cache_report_mode: full` makes vLLM 0.32 publish one more BlockStored
-        for all blocks that it found in the cache, at each look-up
-        (KVCacheManager.get_computed_blocks). Two equal prompts that are computed at the same time
-        publish the same, so stores do not tell how many copies there are.
-
-        For good, whatever the engine clears: of a new life too, reports may be on their way before
-        we hear that it has begun."""
+        A request with `kv_cache_report_mode: full` makes vLLM 0.32 publish one more BlockStored for
+        all blocks that it found in the cache, at each look-up (KVCacheManager.get_computed_blocks),
+        as two equal prompts do that are computed at the same time. So stores do not tell how many
+        copies there are."""
         self._held.count_no_copies()
 
     def verify_hashes(self, verifier: HashVerifier) -> None:
@@ -216,9 +213,8 @@ class EngineBlocks:
         self, hashes: Sequence[int], keys: Sequence[BlockKey], parent: BlockKey | None = None
     ) -> list[Op]:
         """Give a prompt's blocks, which the engine hashes like this, these keys, from its start on
-        (or behind `parent`). Those that are orphans, or that orphans further on vouch for
-        (`orphans`), are blocks from now on. Call it between two batches. Return what the index
-        must do."""
+        (or behind `parent`). Those that are orphans, or that orphans further on vouch for, are
+        blocks from now on. Call it between two batches. Return what the index must do."""
         return [op for ops in self.adopt_in_steps(hashes, keys, parent) for op in ops]
 
     def adopt_in_steps(
@@ -265,6 +261,8 @@ class EngineBlocks:
         if kind != self._full_kind:
             if event.locality == "REMOTE":
                 return self._skip("remote")
+            if not 0 <= (event.group_idx or 0) < MAX_GROUPS:
+                return self._skip("other_group")
             ops = self._learn(event)
             if not held.is_full(event.group_idx or 0):
                 tier = held.tier(event.medium)
@@ -325,7 +323,7 @@ class EngineBlocks:
 
     def _learn(self, event: BlockStored) -> list[Op]:
         groups = self._groups
-        if event.medium not in GPU_MEDIA or groups.knows(event):
+        if event.medium not in GPU_MEDIA or event.block_size < 1 or groups.knows(event):
             return []
         groups.learn(event, self._coming)
         return self._lay_out()
@@ -413,6 +411,8 @@ class EngineBlocks:
         held, group = self._held, event.group_idx or 0
         if event.locality == "REMOTE":
             return "remote"
+        if not 0 <= group < MAX_GROUPS:
+            return "other_group"
         tier = held.tier(event.medium)
         if tier is None:
             return "medium"

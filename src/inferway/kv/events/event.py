@@ -10,6 +10,8 @@ from msgspec import Meta, Struct
 
 MAX_PAYLOAD_BYTES = 16 * 1024 * 1024
 MAX_BLOCKS = 100_000  # in one event
+MAX_GROUPS = 64  # of KV caches; their numbers are below it
+MAX_LOOKAHEAD = 64  # tokens behind a block that its hash covers
 SMALL_BYTES = 64 * 1024  # decoded at once: less than a millisecond
 
 _MASK = (1 << 64) - 1

@@ -15,7 +15,7 @@ from math import gcd
 
 from msgspec import Struct
 
-from inferway.kv.events.event import AllBlocksCleared, BlockStored
+from inferway.kv.events.event import MAX_GROUPS, AllBlocksCleared, BlockStored
 from inferway.kv.index.reuse import FULL, LOCAL, MAMBA, CacheGroup, CacheLayout
 
 GPU_MEDIA = (None, "GPU")
@@ -77,6 +77,8 @@ class Groups:
                 isinstance(each, BlockStored)
                 and each.locality != "REMOTE"
                 and each.medium in GPU_MEDIA
+                and each.block_size > 0
+                and 0 <= (each.group_idx or 0) < MAX_GROUPS
                 and ((each.group_idx or 0) not in known or self._may_be_part(each))
             ):
                 self._learn(each)

@@ -22,6 +22,7 @@ from msgspec.structs import force_setattr, replace
 
 from inferway.kv.events.event import (
     MAX_BLOCKS,
+    MAX_LOOKAHEAD,
     SMALL_BYTES,
     WIRE_NAMES,
     AllBlocksCleared,
@@ -338,8 +339,11 @@ def _checked(event: BlockStored, path: int) -> BlockStored | EventError:
         )
         return EventError("non_dense_block_span", message, may_remove=False)
     behind = event.lookahead_token_ids
-    if behind is not None and (len(behind) != num_blocks or len(set(map(len, behind))) > 1):
-        message = f"events[{path}]: look-ahead tokens of {len(behind)} blocks for {num_blocks}"
+    if behind is not None and not _fits(behind, num_blocks):
+        message = (
+            f"events[{path}]: look-ahead tokens of {len(behind)} blocks for {num_blocks}; expected"
+            f" those of each block, as many of each, at most {MAX_LOOKAHEAD}"
+        )
         return EventError("lookahead_mismatch", message, may_remove=False)
     if extra_keys is not None and len(extra_keys) != num_blocks:
         message = f"events[{path}]: {len(extra_keys)} extra keys for {num_blocks} blocks"
@@ -347,6 +351,13 @@ def _checked(event: BlockStored, path: int) -> BlockStored | EventError:
     if extra_keys is None and event.parent_hash is None and event.cache_salt and num_blocks:
         extra_keys = [[event.cache_salt], *[None] * (num_blocks - 1)]
     return replace(event, token_ids=tokens, extra_keys=extra_keys, cache_salt=None)
+
+
+def _fits(behind: Sequence[Sequence[int]], num_blocks: int) -> bool:
+    lengths = set(map(len, behind))
+    return (
+        len(behind) == num_blocks and len(lengths) < 2 and max(lengths, default=0) <= MAX_LOOKAHEAD
+    )
 
 
 def _spans(num_tokens: int, num_blocks: int, block_size: int) -> bool:
