@@ -19,6 +19,8 @@ from inferway.kv.blocks.extra_keys import request_extras
 from inferway.kv.blocks.keys import BlockHasher
 from inferway.kv.events.event import AllBlocksCleared, BlockRemoved, BlockStored
 from inferway.kv.index.memory import MemoryIndex
+from inferway.kv.index.protocol import Copy, Layout
+from inferway.kv.index.reuse import CacheGroup, CacheLayout
 from inferway.kv.index.speculative import SpeculativeOverlay
 from inferway.model import BlockKey, Decision, Endpoint, Prompt, Reason, Target, TokenIds
 from inferway.openai_api.llm_request import LLMRequest
@@ -411,6 +413,18 @@ async def _stored(world: World, least: int = 1) -> tuple[TokenIds, int]:
     return tokens, place
 
 
+async def laid_out(world: World) -> Planted:
+    """The engine has state-space layers, and a checkpoint before the prompt's end alone."""
+    tokens, number = await _stored(world, least=3)
+    await world.hear()
+    place, keys = world.places[number], world.keys(tokens)
+    full, states = CacheGroup(0, "full_attention", SIZE), CacheGroup(1, "mamba", SIZE)
+    layout = Layout(place.endpoint.holder, CacheLayout((full, states)))
+    world.index.apply([layout, Copy(place.endpoint.holder, keys[:2], group=2)])
+    place.true.difference_update(keys[2:])
+    return await world.answered(await world.ask(tokens, number)), len(keys) - 2
+
+
 PLANTS: Sequence[tuple[MissKind, Callable[[World], Any]]] = (
     (MissKind.EVICTED, evicted),
     (MissKind.STALE, stale),
@@ -421,6 +435,7 @@ PLANTS: Sequence[tuple[MissKind, Callable[[World], Any]]] = (
     (MissKind.DIFFERS, differs),
     (MissKind.TRUNCATED, truncated),
     (MissKind.SILENT, silent),
+    (MissKind.LAYOUT, laid_out),
     (MissKind.SALTED, salted),
     (MissKind.SALTED, salted_unseen),
     (MissKind.OTHER_ADAPTER, other_adapter),

@@ -54,7 +54,8 @@ class EndedPacker:
         reachable, reached = blocks, chosen
         if noted.surpassed is not None or noted.elsewhere is not None or not is_first:
             reachable, reached = _reach(noted, blocks, chosen, names)
-        if reachable > blocks or usage is None or usage.cached is None or noted.missed:
+        is_unclear = usage is None or usage.cached is None or noted.missed or noted.found.reuse
+        if reachable > blocks or is_unclear:
             missed = (*missed, *noted.missed, *of_decision(record, noted, blocks))
         if missed:
             self._count(missed)

@@ -22,12 +22,30 @@ def of_decision(record: Record, noted: DecidedRequest, chosen: int) -> Sequence[
         found = (_filtered(elsewhere.blocks - chosen, f"{elsewhere.endpoint}: {elsewhere.why}"),)
     elif noted.reachable > chosen:
         found = (_not_chosen(record, noted, noted.reachable - chosen),)
+    layout = _held_in_vain(record, noted)
+    if layout is not None:
+        found = (*found, layout)
     usage = record.usage
     is_silent = usage is None or usage.cached is None
     if is_silent and record.reused_tokens and noted.tells and record.outcome == "ok":
         size = noted.block_size or 1
         return (*found, Miss(MissKind.SILENT, record.reused_tokens // size))
     return found
+
+
+def _held_in_vain(record: Record, noted: DecidedRequest) -> Miss | None:
+    """What the engine holds of full attention, and cannot reuse for its other caches."""
+    target = record.target
+    reuse = None if target is None else noted.found.reuse.get(target.endpoint.holder)
+    if target is None or reuse is None or not noted.block_size:
+        return None
+    whole = reuse.tokens // noted.block_size
+    if reuse.held_blocks <= whole:
+        return None
+    detail = (
+        f"{target.endpoint.name}: holds {reuse.held_blocks} blocks, reuses {whole}: {reuse.why}"
+    )
+    return Miss(MissKind.LAYOUT, reuse.held_blocks - whole, detail)
 
 
 def _not_chosen(record: Record, noted: DecidedRequest, blocks: int) -> Miss:

@@ -27,6 +27,7 @@ class MissKind(StrEnum):
     # held by someone, and never reachable for this request
     SALTED = "salted"  # under another cache salt
     OTHER_ADAPTER = "other-adapter"  # under another adapter, or the base model
+    LAYOUT = "layout"  # the chosen engine holds it, and another group of its caches does not
     # chosen and not delivered
     EVICTED = "evicted"  # the engine has dropped it meanwhile, and has said so
     STALE = "stale"  # our picture of the engine was not true
