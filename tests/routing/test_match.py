@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 
 from inferway.kv.blocks.extra_keys import request_extras
 from inferway.kv.blocks.keys import BlockHasher
+from inferway.kv.blocks.places import PromptPlaces
 from inferway.kv.index.memory import MemoryIndex
 from inferway.kv.index.prefix_lengths import PrefixLengths
-from inferway.kv.index.protocol import MatchResult, Store
+from inferway.kv.index.protocol import Layout, MatchResult, Store
+from inferway.kv.index.reuse import CacheGroup, CacheLayout
 from inferway.kv.index.speculative import SpeculativeOverlay
-from inferway.model import BlockKey, Endpoint, Places, Prompt, Reason, Tokenized
+from inferway.model import BlockKey, Endpoint, Places, Prompt, Reason, Tokenized, cut_of
 from inferway.openai_api.requests import ChatRequest, MessagesRequest
 from inferway.prompts.served import NoPrompts, ServedModel
 from inferway.routing.match import LONG_BLOCKS, Matched, Matcher
@@ -145,3 +147,64 @@ def test_each_endpoint_gets_what_its_holder_has_in_its_block_size_however_many_h
         b - n for b, n in zip(blocks, less, strict=True)
     ]
     assert table.prompt_blocks.tolist() == [16.0 if fits else 0.0 for _, fits in rows]
+
+
+FULL, STATES = CacheGroup(0, "full_attention", 4), CacheGroup(1, "mamba", 4)
+DRAFT = CacheGroup(0, "full_attention", 4, eagle=True)
+
+
+def on_the_way(groups: Sequence[CacheGroup], coming: Sequence[int], asked: Sequence[int]) -> float:
+    """What counts as held of a prompt where another one is on its way."""
+    hasher, index, overlay = BlockHasher(4), MemoryIndex(), SpeculativeOverlay()
+    index.apply([Layout(A, CacheLayout(tuple(groups)))])
+    overlay.add(A, hasher.keys(np.array(coming, np.uint32)))
+    ids = np.array(asked, np.uint32)
+    table = idle([Endpoint("a", "", A)], 4)
+
+    prompt = Prompt(ids, hasher.keys(ids))
+    Matcher(index, overlay).fill(table, {4: [Matched(prompt, MatchResult())]})
+
+    return float(table.matched_blocks[0])
+
+
+def test_of_a_prompt_on_its_way_state_space_layers_keep_its_end_alone() -> None:
+    coming = range(17)
+
+    assert on_the_way([FULL, STATES], coming, coming) == 4
+    assert on_the_way([FULL, STATES], coming, range(9)) == 0
+    assert on_the_way([FULL], coming, range(9)) == 2
+
+
+def test_of_a_prompt_on_its_way_a_draft_drops_the_last_block() -> None:
+    assert on_the_way([DRAFT], range(17), range(17)) == 3
+
+
+async def test_a_hit_that_ends_within_a_block_counts_in_part() -> None:
+    index, ids = MemoryIndex(), np.arange(10, dtype=np.uint32)
+    hasher = BlockHasher(4)
+    keys = hasher.keys(ids)
+    within = PromptPlaces(hasher, ids, keys).key(6, 2)
+    assert within is not None
+    layout = CacheLayout((FULL, STATES), hash_size=2)
+    index.apply([Layout(A, layout), Store(A, keys[:1]), Store(A, [within], keys[0])])
+    index.apply([Store(A, [within], keys[0], group=2)])
+    model = ServedModel("m", NoPrompts(Reason.NO_TOKENIZER, "these are tokens"), (4,))
+    matcher, table = Matcher(index, SpeculativeOverlay()), idle([Endpoint("a", "", A)], 4)
+
+    found = await matcher.look_up(model, Tokenized([ids]), None)
+    matcher.fill(table, found.prompts)
+
+    assert found.prompts[4][0].found.tokens(A, 4) == 6
+    assert table.weighted_matched_blocks.tolist() == [1.5]
+
+
+async def test_look_ahead_engines_have_keys_of_their_own() -> None:
+    index, ids = MemoryIndex(), np.arange(12, dtype=np.uint32)
+    cut = cut_of(4, 1)
+    index.apply([Store(A, BlockHasher(4, 0, 1).keys(ids)), Store(B, BlockHasher(4).keys(ids))])
+    model = ServedModel("m", NoPrompts(Reason.NO_TOKENIZER, "these are tokens"), (4, cut))
+
+    found = await Matcher(index, SpeculativeOverlay()).look_up(model, Tokenized([ids]), None)
+
+    held = {of: dict(items[0].found.blocks) for of, items in found.prompts.items()}
+    assert held == {4: {B: 3}, cut: {A: 2}}

@@ -13,6 +13,7 @@ from inferway.fleet.engine import Engine
 from inferway.fleet.engine_facts import EngineFacts, EventSource
 from inferway.fleet.stream_figures import no_figures
 from inferway.kv.events.dialect_finder import DialectState
+from inferway.kv.events.groups import CacheFacts
 from inferway.kv.events.stream import StreamState
 from inferway.kv.index.memory import MemoryIndex
 from inferway.kv.index.protocol import Store
@@ -153,6 +154,18 @@ def test_its_follower_hears_what_is_to_be_done_and_what_the_engine_has_told_sinc
     ]
     assert not it.stream.order(2).counts_copies
     assert it.stream.order(2).facts is facts
+
+
+def test_its_follower_hears_that_the_engine_drops_the_last_block() -> None:
+    it = followed()
+    it.stream.engine.facts = EngineFacts((), (), 2, (), "0.32.0")
+
+    it.stream.drops_last_block()
+
+    [told] = it.follower.sent
+    assert isinstance(told, FactsTold)
+    assert told.facts.cache == CacheFacts(drops_last_block=True)
+    assert it.stream.engine.cache_facts.drops_last_block
 
 
 def test_how_the_engine_hashes_is_known_from_its_follower() -> None:
