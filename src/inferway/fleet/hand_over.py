@@ -235,10 +235,10 @@ class HandOver:
             return None
         tokenized = Tokenized([prefix.token_ids])
         lookup = await director.matcher.look_up(model, tokenized, prefix.cache_salt)
-        size = engine.block_size
-        if size is None or size not in lookup.prompts or not engine.endpoints:
+        cut, size = engine.cut, engine.block_size
+        if cut is None or size is None or cut not in lookup.prompts or not engine.endpoints:
             return None
-        [item] = lookup.prompts[size]
+        [item] = lookup.prompts[cut]
         found = item.found.blocks
         source = max(engine.endpoints, key=lambda each: found.get(each.holder, 0))
         num_blocks = found.get(source.holder, 0)
@@ -380,7 +380,7 @@ class HandOver:
         attempt = Attempt(
             Target(endpoint, 0.0, num_blocks, num_blocks),
             body,
-            {self.engine.block_size or 0: [item]},
+            {self.engine.cut or 0: [item]},
             False,
             director.fleet,
             self._overlay,

@@ -30,7 +30,7 @@ import numpy as np
 from inferway.errors import InferwayError, crash_report, panic_as_error
 from inferway.kv.index.prefix_lengths import different_lengths
 from inferway.kv.index.protocol import MatchResult
-from inferway.model import TokenIds
+from inferway.model import TokenIds, block_size_of
 from inferway.openai_api.requests import Body
 from inferway.prompts.served import ServedModel
 from inferway.records.alignment import WINDOW, common_prefix, window_hashes
@@ -128,14 +128,14 @@ class CacheBreakers:
             self._second, self._looks = int(now), 0
         elif self._looks >= LOOKS_A_SECOND:
             return
-        block_size, items = next(iter(routed.prompts.items()))
+        cut, items = next(iter(routed.prompts.items()))
         if len(items) != 1 or len(items[0].prompt.token_ids) < LEAST_LOST:
             return
         self._looks += 1
         item = items[0]
         self._waiting.append(
             Look(
-                *(routed.model, routed.request.body, item.prompt.token_ids, block_size),
+                *(routed.model, routed.request.body, item.prompt.token_ids, block_size_of(cut)),
                 *(item.found, now),
             )
         )

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from inferway.model import TokenIds
+from inferway.model import TokenIds, block_size_of
 from inferway.prompts.served import ServedModel
 from inferway.records.alignment import common_prefix
 from inferway.records.parting import Side, parting
@@ -48,7 +48,7 @@ class PromptTexts:
     def __call__(self, routed: Routed, _: float) -> None:
         if not routed.prompts:
             return
-        size, items = next(iter(routed.prompts.items()))
+        cut, items = next(iter(routed.prompts.items()))
         if len(items) != 1:
             return
         ids = items[0].prompt.token_ids
@@ -56,7 +56,7 @@ class PromptTexts:
             routed.model,
             routed.request.body.cache_salt,
             ids.copy() if isinstance(ids.base, np.ndarray) else ids,
-            size,
+            block_size_of(cut),
         )
         replaced = self._kept.pop(routed.request.request_id, None)
         self.num_bytes += kept.num_bytes - (0 if replaced is None else replaced.num_bytes)

@@ -31,7 +31,7 @@ from typing import Any
 
 import msgspec
 
-from inferway.model import BlockKey
+from inferway.model import BlockKey, block_size_of
 from inferway.openai_api.requests import (
     BILLING_HEADER,
     Body,
@@ -126,7 +126,8 @@ class Conversations:
     def _look(
         self, name: int, routed: Routed, messages: Sequence[JsonObject], client: bytes
     ) -> None:
-        block_size, items = next(iter(routed.prompts.items()))
+        cut, items = next(iter(routed.prompts.items()))
+        block_size = block_size_of(cut)
         keys, body = items[0].prompt.block_keys, routed.request.body
         lines = _system_lines(body, messages)
         inline = sum(_is_system(message) for message in islice(messages, 1, None))
