@@ -17,7 +17,7 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -351,10 +351,9 @@ class Gateway:
         self._do(self.applier.resume())
         self._seq = 0
 
-    def hear(self, payload: bytes | None) -> None:
-        if payload is not None:
-            self._do(self.applier.live(self._seq, payload))
-            self._seq += 1
+    def hear(self, payload: bytes) -> None:
+        self._do(self.applier.live(self._seq, payload))
+        self._seq += 1
 
     def believed(self, asked: Asked) -> int:
         """The tokens of a prompt that the engine is believed to reuse."""
@@ -393,13 +392,22 @@ class Gateway:
 
 
 class History:
-    """A drawn history of one engine."""
+    """A drawn history of one engine. `on_events` gets each payload that it publishes, `on_look_up`
+    each prompt and how many of its tokens are reused."""
 
-    def __init__(self, case: Case, seed: int, tally: Tally) -> None:
+    def __init__(
+        self,
+        case: Case,
+        seed: int,
+        tally: Tally,
+        on_events: Callable[[bytes], object] = lambda _: None,
+        on_look_up: Callable[[list[int], int], object] = lambda *_: None,
+    ) -> None:
         self._rng = Random(seed)
         self._engine = Engine(case, self._rng.choice((120, 300, 900)), self._rng)
         self._gateway = Gateway(case)
         self._tally = tally
+        self._on_events, self._on_look_up = on_events, on_look_up
         self._running: list[Running] = []
         self._prompts = prompts(self._rng, has_loras=case.loras)
 
@@ -410,6 +418,7 @@ class History:
             request = engine.request(asked.ids, asked.lora, asked.salt)
             found, hit, boundary = engine.manager.get_computed_blocks(request)
             request.shared_prefix_boundary = boundary
+            self._on_look_up(asked.ids, hit)
             _count(tally, len(asked.ids), hit, self._gateway.believed(asked))
             self._gateway.expect(asked)
             state = str(self._gateway.applier.state)
@@ -421,7 +430,7 @@ class History:
             engine.manager.new_step_starts()
             while self._running and (len(self._running) > 3 or rng.random() < 0.6):
                 self._decode()
-            self._gateway.hear(engine.events())
+            self._hear()
         gateway = self._gateway
         for skipped in (gateway.applier.stats.skipped, gateway.blocks.stats.skipped):
             for reason, count in skipped.items():
@@ -443,8 +452,14 @@ class History:
                 return False
             if self._running and rng.random() < 0.5:
                 self._decode()
-            self._gateway.hear(engine.events())
+            self._hear()
         return True
+
+    def _hear(self) -> None:
+        payload = self._engine.events()
+        if payload is not None:
+            self._on_events(payload)
+            self._gateway.hear(payload)
 
     def _decode(self) -> None:
         """One of the running requests goes on by a token, or ends."""
