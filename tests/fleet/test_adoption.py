@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -23,9 +24,13 @@ from inferway.fleet.zmq_subscriber import ZmqSubscriber
 from inferway.kv.blocks.dialects import Dialect, LoraAdapter, hash_extras, wire_hash
 from inferway.kv.blocks.extra_keys import request_extras
 from inferway.kv.blocks.keys import BlockHasher
+from inferway.kv.blocks.places import PromptPlaces
 from inferway.kv.events.dialect_finder import DialectState
 from inferway.kv.events.event import AllBlocksCleared, BlockStored
+from inferway.kv.events.groups import NO_FACTS, CacheFacts
+from inferway.kv.events.stream import StreamState
 from inferway.kv.index.memory import MemoryIndex
+from inferway.kv.index.reuse import FULL, MAMBA
 from inferway.model import Prompt
 
 SIZE = 4
@@ -81,6 +86,52 @@ class Setup:
         )
         self.index.apply(self.subscriber.blocks.apply(event))
 
+    def stored_whole(self, tokens: list[int], number: int) -> None:
+        """The engine has full attention and state-space layers, and hashes each token. It tells of
+        the prompt's first whole blocks."""
+        hashes = self._token_hashes(tokens[: number * SIZE])[SIZE - 1 :: SIZE]
+        self._store(hashes, None, tokens[: number * SIZE], SIZE, groups=(FULL[0],))
+
+    def stored_part(self, tokens: list[int], end: int) -> None:
+        """Such an engine tells of the part of a block that ends there."""
+        hashes = self._token_hashes(tokens[:end])
+        parent = hashes[-2] if end > 1 else None
+        self._store(hashes[-1:], parent, tokens[end - 1 : end], 1, groups=(FULL[0], MAMBA))
+
+    def _token_hashes(self, tokens: list[int]) -> list[int]:
+        return [wire_hash(each) for each in self.dialect.block_hashes(np.array(tokens), 1)]
+
+    def _store(
+        self,
+        hashes: list[int],
+        parent: int | None,
+        tokens: list[int],
+        size: int,
+        groups: Sequence[str],
+    ) -> None:
+        events = [
+            BlockStored(
+                block_hashes=hashes,
+                parent_hash=parent,
+                token_ids=tokens,
+                block_size=size,
+                group_idx=number,
+                spec_kind=kind,
+            )
+            for number, kind in enumerate(groups)
+        ]
+        blocks = self.subscriber.blocks
+        self.index.apply(blocks.expect(events))
+        for event in events:
+            self.index.apply(blocks.apply(event))
+
+    def reused(self, tokens: list[int]) -> int:
+        """Tokens of the prompt that the engine is believed to reuse."""
+        item, hasher = self.prompt(tokens), BlockHasher(SIZE)
+        places = PromptPlaces(hasher, item.token_ids, item.block_keys, None)
+        found = self.index.match_now(item.block_keys, places)
+        return found.reuse[HOLDER].tokens if HOLDER in found.reuse else 0
+
     def routed(self, tokens: list[int], lora: str | None = None, salt: str | None = None) -> None:
         self.adopter.offer({SIZE: [self.prompt(tokens, lora, salt)]}, lora=lora, cache_salt=salt)
 
@@ -94,10 +145,13 @@ class Setup:
 
 
 @asynccontextmanager
-async def setup(dialect: Dialect | None = None, **options: Any) -> AsyncIterator[Setup]:
+async def setup(
+    dialect: Dialect | None = None, cache: CacheFacts = NO_FACTS, **options: Any
+) -> AsyncIterator[Setup]:
     index = MemoryIndex()
     source = EventSource(0, "tcp://127.0.0.1:1", None)
-    subscriber = ZmqSubscriber(Subscription(source, HOLDER, SIZE, index))
+    subscription = Subscription(source, HOLDER, SIZE, index, cache_facts=lambda: cache)
+    subscriber = ZmqSubscriber(subscription)
     facts = EngineFacts(models=CARDS, block_size=SIZE, sources=(source,), findings=())
     engine = Engine(EngineSettings(url="http://one:1"), headers=(), facts=facts)
     engine.subscribers.append(subscriber)
@@ -328,6 +382,33 @@ def test_prompts_are_wanted_while_an_engine_has_orphans_or_may_have() -> None:
 
             assert not it.adopter.wanted
             assert it.engine.dialects == {}
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("has_parts", [True, False], ids=["short-prompt-before", "first-prompt"])
+def test_a_prompts_end_within_a_block_is_known_of_a_prompt_before_the_dialect_was(
+    has_parts: bool,
+) -> None:
+    """The prompt is routed while nothing is known of the engine, or only its groups, from the
+    parts of a prompt that is shorter than a block."""
+    tokens, end = prompt(2, 2)[: SIZE + 3], SIZE + 2
+
+    async def scenario() -> None:
+        async with setup(cache=CacheFacts(hash_size=1, block_size=SIZE)) as it:
+            for _ in it.subscriber.follower.live(0, msgspec.msgpack.encode([0.0, []])):
+                pass
+            assert it.subscriber.state is StreamState.EXACT
+            if has_parts:
+                it.stored_part(prompt(3, 1), 1)
+            it.routed(tokens)
+            await it.adopter.look()
+
+            it.stored_whole(tokens, 1)
+            it.stored_part(tokens, end)
+            await it.adopter.look()
+
+            assert it.reused(tokens) == end
 
     run(scenario)
 

@@ -251,9 +251,9 @@ class OrphanResolver:
 
     async def _expect(self, watch: _OrphanWatch) -> None:
         """Have the engine's blocks expect new prompts, if events may name parts of them without
-        their tokens."""
+        their tokens. Prompts wait until it is known how the engine hashes."""
         blocks = watch.subscriber.blocks
-        if not blocks.expects_prompts:
+        if not blocks.expects_prompts or watch.finder.dialect() is None:
             return
         for recent in [r for r in self._recent if r.serial > watch.expected]:
             watch.expected = recent.serial

@@ -294,9 +294,10 @@ class EngineBlocks:
 
     @property
     def expects_prompts(self) -> bool:
-        """Whether its events may name parts of prompts without their tokens."""
+        """Whether its events may name parts of prompts without their tokens; True as long as no
+        group is known."""
         layout = self._held.layout
-        return layout is not None and layout.has_hidden_places
+        return layout is None or layout.has_hidden_places
 
     def expect_prompt(
         self, token_ids: Sequence[int] | TokenIds, keys: Sequence[BlockKey], beside: Beside
