@@ -21,6 +21,7 @@ from inferway_bench.ray_serve.benchmark import RAY, RAY_ONE_SYSTEM
 from inferway_bench.scale import SCALE
 from inferway_bench.sessions.benchmark import SESSIONS
 from inferway_bench.simulate.cells import CELLS
+from inferway_bench.simulate.hybrid import HYBRID
 from inferway_bench.simulate.report import (
     POLICIES,
     POLICIES_FLEET,
@@ -41,6 +42,7 @@ BENCHMARKS: tuple[Benchmark[Any], ...] = (
         OUTAGES,
         POLICIES,
         POLICIES_FLEET,
+        HYBRID,
         CELLS,
         POLICIES_GATEWAYS,
         KV_TRANSFER,

@@ -56,6 +56,10 @@ COMMANDS = {
         "inferway_bench.simulate.report", "policies_fleet",
         "Compare policies behind several gateways.",
     ),
+    "policies-hybrid": (
+        "inferway_bench.simulate.hybrid", "policies_hybrid",
+        "Compare what an index knows of hybrid models.",
+    ),
     "prompts": (
         "inferway_bench.prompts", "prompts",
         "Measure rendering and tokenizing, beside transformers.",

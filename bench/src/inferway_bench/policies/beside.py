@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from heapq import heappop, heappush
 
+from inferway_bench.policies.cache import BlockCache
 from inferway_bench.policies.engine import Engine, EngineSpec, Job, Leg, Told
 
 
@@ -13,8 +14,11 @@ class BesideEngine(Engine):
     """One such engine: `plan` says when the next token comes that begins or ends an answer, and
     `end` lets out what is due then."""
 
-    def __init__(self, number: int, spec: EngineSpec, block_tokens: int, seed: float = 0.0) -> None:
-        super().__init__(number, spec, block_tokens, seed)
+    def __init__(
+        self, number: int, spec: EngineSpec, block_tokens: int, seed: float = 0.0,
+        cache: BlockCache | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(number, spec, block_tokens, seed, cache)
         # heap of (when, index, whether it is the first token or the last, job)
         self._pending: list[tuple[float, int, bool, Job]] = []
         self._computed = 0.0  # when the prompt that was admitted last is

@@ -163,12 +163,17 @@ class Job:
 class Engine:
     """One engine. `plan` begins the next stretch of steps, `end` ends it; `due` is when it ends."""
 
-    def __init__(self, number: int, spec: EngineSpec, block_tokens: int, seed: float = 0.0) -> None:
-        """`seed` is that of the times of its steps, if they scatter."""
+    def __init__(
+        self, number: int, spec: EngineSpec, block_tokens: int, seed: float = 0.0,
+        cache: BlockCache | None = None,
+    ) -> None:  # fmt: skip
+        """`seed` is that of the times of its steps, if they scatter. `cache`: if it is another than
+        that of a model with one group."""
         self.number = number
         self.spec = spec
         self.neighbours: Sequence[Engine] = ()  # who share its processor
-        self.cache = BlockCache(spec.cache_tokens // block_tokens)
+        num_blocks = spec.cache_tokens // block_tokens
+        self.cache = BlockCache(num_blocks) if cache is None else cache
         self.waiting: deque[Job] = deque()
         self.prefilling: deque[Job] = deque()
         self.fetching: list[tuple[float, Job]] = []  # begun with a stretch: (when it is done, job)

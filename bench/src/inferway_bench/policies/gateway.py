@@ -33,6 +33,7 @@ from inferway.scheduling.plugin import (
 )
 from inferway_bench.policies.engine import Engine, Job, Leg
 from inferway_bench.policies.holders import Holders
+from inferway_bench.policies.requests import SimRequest
 from inferway_bench.policies.sharing import Post, Shared, SharingSpec
 
 _FEW = 16  # engines; more are sooner written at once
@@ -65,11 +66,13 @@ class Policy:
 class Feed:
     """The KV events of all engines on their way, and what is believed once they have arrived."""
 
-    def __init__(self, delay: float, *, is_heard: bool = True) -> None:
+    def __init__(
+        self, delay: float, *, is_heard: bool = True, holders: Holders | None = None
+    ) -> None:
         self._delay = delay
         self._is_heard = is_heard  # else nothing is kept
         self._coming: deque[tuple[float, int, Sequence[int], Sequence[int], Job | None]] = deque()
-        self.holders = Holders()  # of what has arrived
+        self.holders = Holders() if holders is None else holders  # of what has arrived
 
     def send(
         self, now: float, engine: int, stored: Sequence[int], removed: Sequence[int],
@@ -88,6 +91,16 @@ class Feed:
             holders.add(engine, stored)
             if job is not None:
                 job.gateway.on_stored(job)
+
+    def match(self, request: SimRequest) -> Mapping[int, int]:
+        """Return how many blocks of a prompt each engine is believed to reuse."""
+        return self.holders.match(request.blocks)
+
+    def with_coming(
+        self, overlay: SpeculativeOverlay, blocks: Sequence[int], found: Mapping[int, int]
+    ) -> Mapping[int, int]:
+        """Return the same with what prompts on their way bring to engines."""
+        return overlay.extend(blocks, found)
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,9 +181,9 @@ class Gateway:
             if policy.sees_truth:
                 found = {e.number: e.cache.match(blocks, most) for e in self._engines}
             else:
-                found = self.feed.holders.match(blocks)
+                found = self.feed.match(request)
             # prompts on their way to an endpoint count as held by it
-            held = self.overlay.extend(blocks, found)
+            held = self.feed.with_coming(self.overlay, blocks, found)
             candidates.matched_blocks = candidates.weighted_matched_blocks = self._column(held)
             candidates.prompt_blocks = np.full(len(self._engines), float(most))
         if self.serving is not None:

@@ -156,6 +156,7 @@ class Outcome:
     latency: NDArray[np.float64]  # to the last token
     arrived: NDArray[np.float64]
     cached_tokens: NDArray[np.int64]
+    believed_tokens: NDArray[np.int64]  # to be reused, when the engine was chosen
     engine: NDArray[np.int32]
     num_ended: NDArray[np.int32]  # how often each ended: once
     in_two_legs: NDArray[np.bool_]
@@ -169,7 +170,8 @@ class Outcome:
         ttft, latency, arrived = np.zeros((3, count))
         engine, ended = np.zeros((2, count), np.int32)
         legs = np.zeros(count, np.bool_)
-        return cls(ttft, latency, arrived, np.zeros(count, np.int64), engine, ended, legs)
+        cached, believed = np.zeros((2, count), np.int64)
+        return cls(ttft, latency, arrived, cached, believed, engine, ended, legs)
 
     def judged(self, workload: Workload, rate: float, warm_up: float) -> NDArray[np.intp]:
         """Return the requests that arrive behind the first share `warm_up` of the run, and before

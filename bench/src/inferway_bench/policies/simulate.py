@@ -21,6 +21,7 @@ import numpy as np
 from inferway_bench.policies.beside import BesideEngine
 from inferway_bench.policies.engine import Engine, EngineSpec, Job, Leg
 from inferway_bench.policies.gateway import Feed, Gateway, Policy
+from inferway_bench.policies.groups import GroupCache, GroupFeed, HybridSpec
 from inferway_bench.policies.requests import Outcome, SimRequest, Workload
 from inferway_bench.policies.sharing import Post
 from inferway_bench.processes import BenchError
@@ -38,6 +39,7 @@ class FleetSpec(msgspec.Struct, frozen=True):
     factors: tuple[float, ...] = ()
     num_gateways: int = 1
     event_delay: float = 0.01  # seconds from a step's end until a gateway believes it
+    hybrid: HybridSpec | None = None  # None: models with one group of KV caches
 
     @property
     def scrape_seconds(self) -> float:
@@ -81,12 +83,29 @@ class FleetSpec(msgspec.Struct, frozen=True):
         seeds = [random.random() if spec.is_random else 0.0 for spec in specs]
         kind = BesideEngine if self.engine.prompts_beside else Engine
         engines: list[Engine] = [
-            kind(i, specs[i], block_tokens, seeds[i]) for i in range(self.num_engines)
+            kind(i, specs[i], block_tokens, seeds[i], self._cache(block_tokens))
+            for i in range(self.num_engines)
         ]
         if self.engine.is_slowed:
             for engine in engines:
                 engine.neighbours = [one for one in engines if one is not engine]
         return engines
+
+    def feed(self, engines: Sequence[Engine], block_tokens: int, *, is_heard: bool) -> Feed:
+        """Return the way of their events to the gateways."""
+        if self.hybrid is None:
+            return Feed(self.event_delay, is_heard=is_heard)
+        caches = [engine.cache for engine in engines if isinstance(engine.cache, GroupCache)]
+        knows = self.hybrid.knows_groups
+        return GroupFeed(
+            self.event_delay, caches, block_tokens, knows_groups=knows, is_heard=is_heard
+        )
+
+    def _cache(self, block_tokens: int) -> GroupCache | None:
+        if self.hybrid is None:
+            return None
+        groups = self.hybrid.kv_groups(block_tokens, self.engine.max_batched_tokens)
+        return GroupCache(groups, self.engine.cache_tokens // block_tokens, block_tokens)
 
 
 class World(msgspec.Struct, frozen=True):
@@ -125,7 +144,7 @@ class Simulation:
             make_policy(World(engines, requests, size, Random(random.random()), lambda: self.now))
             for _ in range(fleet.num_gateways)
         ]
-        self._feed = Feed(fleet.event_delay, is_heard=any(p.hears for p in policies))
+        self._feed = fleet.feed(engines, size, is_heard=any(p.hears for p in policies))
         self._interval = fleet.scrape_seconds
         self._gateways = [Gateway(engines, size, p, self._feed, self._interval) for p in policies]
         self._scraping = self._joined(policies[0])
@@ -296,6 +315,7 @@ class Simulation:
         outcome, index = self._outcome, job.index
         if job.leg is not Leg.DECODE:
             outcome.cached_tokens[index] = job.cached_blocks * self._workload.block_tokens
+            outcome.believed_tokens[index] = job.request.prompt_tokens - job.expected_uncached
         self._feed.send(now, row, job.request.blocks[job.cached_blocks :], removed, job)
         if job.leg is Leg.PREFILL:
             return  # nobody sees it

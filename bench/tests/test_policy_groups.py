@@ -1,0 +1,194 @@
+"""Engines of hybrid models, simulated: what they reuse, what a gateway believes of it, and what
+`inferway bench policies-hybrid` says of the difference."""
+
+from __future__ import annotations
+
+from random import Random
+
+import msgspec
+import numpy as np
+import pytest
+from bench.tests.runs import a_run, unseen
+
+from inferway_bench.policies.catalog import policy_named
+from inferway_bench.policies.chats import ChatSpec, chats
+from inferway_bench.policies.engine import EngineSpec
+from inferway_bench.policies.groups import GroupCache, GroupFeed, HybridSpec
+from inferway_bench.policies.requests import Outcome, SimRequest
+from inferway_bench.policies.simulate import FleetSpec, simulate
+from inferway_bench.processes import BenchError
+from inferway_bench.rows import Row
+from inferway_bench.simulate.hybrid import ALL_GROUPS, FULL_ALONE, HYBRID, HybridPlan, losses
+from inferway_bench.spread import Interval
+
+BLOCK = 128
+CHATS = chats(3, ChatSpec(num_requests=300, think_seconds=1.0, most_tokens=8_000))
+HYBRIDS = [
+    ("full", "eagle"),
+    ("full,mamba:align", "none"),
+    ("full,mamba:align", "eagle"),
+    ("full,window:300", "none"),
+    ("full,window:300,mamba:align", "mtp"),
+    ("full,mamba:align:256", "none"),
+]
+
+
+def cache(groups: str, speculation: str = "none", num_blocks: int = 60) -> GroupCache:
+    made = HybridSpec(groups, speculation).kv_groups(BLOCK, 8_192)
+    return GroupCache(made, num_blocks, BLOCK)
+
+
+def asked(*blocks: int) -> SimRequest:
+    """A prompt of these blocks and a token."""
+    tokens = len(blocks) * BLOCK + 1
+    return SimRequest(blocks=blocks, prompt_tokens=tokens, output_tokens=5, session=1)
+
+
+def admit_and_end(engine: GroupCache, *blocks: int) -> int | None:
+    reused = engine.admit(blocks, len(blocks), 1)
+    engine.release(blocks, 1)
+    return reused
+
+
+def run(hybrid: HybridSpec | None) -> Outcome:
+    fleet = FleetSpec(4, 0, engine=EngineSpec(cache_tokens=60_000), hybrid=hybrid)
+    return simulate(CHATS, 6.0, fleet, policy_named("expected-ttft"), seed=1)
+
+
+# the caches
+
+
+def test_engines_with_full_attention_alone_do_what_engines_with_one_group_do() -> None:
+    plain, grouped = run(None), run(HybridSpec("full"))
+
+    # Room for an answer whose blocks are reused is taken a little differently.
+    assert grouped.cached_tokens.sum() == pytest.approx(plain.cached_tokens.sum(), rel=0.02)
+    assert set(grouped.num_ended.tolist()) == {1}
+
+
+def test_a_prompt_that_parts_where_no_state_is_reuses_nothing_and_leaves_a_state_there() -> None:
+    engine = cache("full,mamba:align")
+
+    reused = [admit_and_end(engine, 1, 2, 3, last) for last in (4, 5, 6)]
+
+    assert reused == [0, 0, 3]
+    assert admit_and_end(engine, 1, 2, 3, 4) == 4
+
+
+def test_a_draft_model_has_the_last_block_of_a_hit_computed_again() -> None:
+    engine = cache("full", "eagle")
+    admit_and_end(engine, 1, 2, 3)
+
+    assert engine.match((1, 2, 3), 3) == 2
+
+
+def test_blocks_are_used_by_the_prompts_that_run() -> None:
+    engine = cache("full,mamba:align")
+    engine.admit((1, 2, 3), 3, 1)
+    engine.admit((1, 2, 4), 3, 1)
+
+    assert [engine.used((1, 2, 3), least) for least in (1, 2, 3)] == [3, 2, 0]
+    assert engine.held() == {1, 2, 3, 4}
+
+
+def test_a_prompt_without_room_for_its_answer_waits_and_takes_nothing() -> None:
+    engine = cache("full", num_blocks=10)
+
+    assert engine.admit((1, 2), 2, 9) is None
+    assert (engine.num_free, engine.usage) == (10, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("groups", "named"),
+    [
+        ("full:64", r"blocks of \[64\] tokens: expected a full group of 128"),
+        ("mamba:align", "expected a full group"),
+        ("full,mamba:align:200", "multiples of it"),
+        ("half", "kv-groups: 'half'"),
+    ],
+)
+def test_groups_that_a_traces_blocks_cannot_show_are_an_error(groups: str, named: str) -> None:
+    with pytest.raises(BenchError, match=named):
+        HybridSpec(groups).kv_groups(BLOCK, 8_192)
+
+
+# what a gateway believes
+
+
+@pytest.mark.parametrize(("groups", "speculation"), HYBRIDS)
+def test_an_index_that_knows_all_groups_believes_what_the_engine_reuses(
+    groups: str, speculation: str
+) -> None:
+    engine, drawn = cache(groups, speculation), Random(1)
+    feed = GroupFeed(0.0, [engine], BLOCK, knows_groups=True)
+    wrong = []
+    for now in range(300):
+        path = [drawn.randrange(1, 4) for _ in range(drawn.randrange(1, 9))]
+        # A block's number stands for all before it, too.
+        blocks = tuple(int("".join(map(str, path[: i + 1]))) for i in range(len(path)))
+        feed.deliver(now)
+        believed = feed.match(asked(*blocks)).get(0, 0)
+        reused = admit_and_end(engine, *blocks)
+        feed.send(now, 0, (), ())
+        wrong += [(blocks, believed, reused)] * (believed != reused)
+
+    assert not wrong
+
+
+def test_an_index_that_knows_full_attention_alone_believes_its_prefix() -> None:
+    engine = cache("full,mamba:align")
+    feed = GroupFeed(0.0, [engine], BLOCK, knows_groups=False)
+    admit_and_end(engine, 1, 2, 3)
+    feed.send(0.0, 0, (), ())
+    feed.deliver(0.0)
+
+    assert feed.match(asked(1, 2, 4)) == {0: 2}
+    assert engine.match((1, 2, 4), 3) == 0
+
+
+@pytest.mark.parametrize(("groups", "speculation"), HYBRIDS[:3])
+def test_full_attention_alone_is_believed_to_serve_more_than_is_reused(
+    groups: str, speculation: str
+) -> None:
+    more = {}
+    for knows in (False, True):
+        outcome = run(HybridSpec(groups, speculation, knows))
+        more[knows] = float(np.mean(outcome.believed_tokens > outcome.cached_tokens))
+
+    assert more[True] < 0.1 * more[False]
+
+
+# the benchmark
+
+
+def test_each_rule_has_a_row_and_that_of_all_groups_is_compared() -> None:
+    plan = HybridPlan(
+        trace="chats", kv_groups=("full+eagle",), engines=2, load=(0.5,), requests=60, seeds=2,
+        processes=1,
+    )  # fmt: skip
+
+    shown = HYBRID.markdown(HYBRID.run(plan, unseen))
+
+    assert "**full+eagle**" in shown
+    [full], [ours] = (
+        [line for line in shown.splitlines() if line.startswith(f"| 50% | {rule} |")]
+        for rule in (FULL_ALONE, ALL_GROUPS)
+    )
+    assert full.endswith("|  |  |  |  |")
+    assert ours.count(" to ") == 4
+
+
+def test_where_all_groups_are_behind_is_a_loss() -> None:
+    ratios = {"ttft_p50_ratio": Interval(0.9, 0.8, 1.1), "ttft_p90_ratio": Interval(1.2, 1.1, 1.3)}
+    row = Row("hybrid", {"groups": "full", "load": "50%", "index": ALL_GROUPS}, {**ratios})
+
+    [loss] = losses(a_run("policies-hybrid", [row]))
+
+    assert "p90 TTFT of all groups is 1.200 (1.100 to 1.300) times" in loss
+
+
+def test_an_unknown_group_of_the_plan_is_refused_before_anything_is_simulated() -> None:
+    plan = msgspec.structs.replace(HybridPlan(), trace="chats", kv_groups=("full,sliding",))
+
+    with pytest.raises(BenchError, match="'sliding'"):
+        HYBRID.run(plan, unseen)
