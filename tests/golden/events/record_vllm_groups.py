@@ -25,6 +25,8 @@ from tests.engines.cache_oracle import (
     History,
     Tally,
 )
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import init_none_hash
 
 import vllm
 

@@ -294,8 +294,7 @@ class EngineBlocks:
 
     @property
     def expects_prompts(self) -> bool:
-        """Whether its events may name parts of prompts without their tokens; True as long as no
-        group is known."""
+        """Whether events may name parts of prompts without their tokens, or no group is known."""
         layout = self._held.layout
         return layout is None or layout.has_hidden_places
 
