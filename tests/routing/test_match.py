@@ -17,7 +17,16 @@ from inferway.kv.index.prefix_lengths import PrefixLengths
 from inferway.kv.index.protocol import Layout, MatchResult, Store
 from inferway.kv.index.reuse import CacheGroup, CacheLayout
 from inferway.kv.index.speculative import SpeculativeOverlay
-from inferway.model import BlockKey, Endpoint, Places, Prompt, Reason, Tokenized, cut_of
+from inferway.model import (
+    BlockKey,
+    Endpoint,
+    Places,
+    Prompt,
+    Reason,
+    TokenIds,
+    Tokenized,
+    cut_of,
+)
 from inferway.openai_api.requests import ChatRequest, MessagesRequest
 from inferway.prompts.served import NoPrompts, ServedModel
 from inferway.routing.match import LONG_BLOCKS, Matched, Matcher
@@ -111,6 +120,36 @@ async def test_a_long_prompt_is_keyed_in_pieces_between_which_others_have_a_turn
     extras = request_extras("tuned", salt, "/a")
     assert found.prompts[4][0].prompt.block_keys == BlockHasher(4).keys(ids, extras)
     assert turns > 50_000 / LONG_BLOCKS
+
+
+FULL = CacheGroup(0, "full_attention", 4)
+
+
+@pytest.mark.parametrize(
+    ("groups", "shared"),
+    [
+        ((FULL,), 2),
+        ((FULL, CacheGroup(1, "chunked_local_attention", 4, 8)), 2),
+        ((FULL, CacheGroup(1, "sliding_window", 4, 8)), 0),
+        ((FULL, CacheGroup(1, "mamba", 4)), 0),
+    ],
+    ids=["full", "local", "window", "states"],
+)
+def test_the_beginning_of_a_prompt_on_its_way_counts_unless_layers_keep_what_its_end_needs_alone(
+    groups: tuple[CacheGroup, ...], shared: int
+) -> None:
+    index, overlay, hasher = MemoryIndex(), SpeculativeOverlay(), BlockHasher(4)
+    index.apply([Layout(A, CacheLayout(groups))])
+    other = np.concatenate([PROMPTS[0][:8], PROMPTS[1][:4]])
+    overlay.add(A, hasher.keys(PROMPTS[0]))
+
+    def believed(ids: TokenIds) -> float:
+        keys = hasher.keys(ids)
+        table = idle([Endpoint("e", "", A)], 4)
+        Matcher(index, overlay).fill(table, {4: [Matched(Prompt(ids, keys), MatchResult({}))]})
+        return table.matched_blocks.item(0)
+
+    assert (believed(PROMPTS[0]), believed(other)) == (3, shared)
 
 
 def grouped(held: Mapping[int, int]) -> PrefixLengths:

@@ -203,8 +203,8 @@ class Matcher:
     def _on_the_way(
         self, keys: Sequence[BlockKey], held: Mapping[HolderId, int]
     ) -> Mapping[HolderId, int]:
-        """Return how many blocks engines will reuse that get more than they hold. State-space
-        layers keep a checkpoint where a prompt ends, and none that is certain before."""
+        """Return how many blocks engines will reuse that get more than they hold. Sparse groups
+        keep what a hit at a prompt's end needs, and nothing that is certain before."""
         coming = self.overlay.longer(keys, held)
         if not coming or not self.index.has_layouts:
             return coming
@@ -213,7 +213,7 @@ class Matcher:
             layout = self.index.layout(holder)
             if layout is not None:
                 is_same = blocks == len(keys) and self.overlay.ends(holder, keys[-1])
-                if layout.has_checkpoints and not is_same:
+                if layout.has_sparse_groups and not is_same:
                     continue
                 blocks -= layout.drops_last_block
             found[holder] = blocks

@@ -89,9 +89,10 @@ class CacheLayout(msgspec.Struct, frozen=True, array_like=True, dict=True):
         return self.is_fine or are_parts or self.full_position is None
 
     @cached_property
-    def has_checkpoints(self) -> bool:
-        """Whether there are state-space layers."""
-        return any(group.kind == MAMBA for group in self.groups)
+    def has_sparse_groups(self) -> bool:
+        """Whether there are state-space layers or sliding windows: of a prompt, vLLM keeps for them
+        what a hit at its end needs, and what one before needs only under some of its flags."""
+        return any(group.kind in (MAMBA, *WINDOW) for group in self.groups)
 
     @cached_property
     def drops_last_block(self) -> bool:
