@@ -6,7 +6,13 @@ from collections.abc import Collection, Mapping, Sequence
 
 import pytest
 
-from inferway.kv.index.reuse import CacheGroup, CacheLayout, Reuse, reusable_tokens
+from inferway.kv.index.reuse import (
+    MOST_LOOKED_AT,
+    CacheGroup,
+    CacheLayout,
+    Reuse,
+    reusable_tokens,
+)
 
 SIZE = 16
 FULL = CacheGroup(0, "full_attention", SIZE)
@@ -98,6 +104,22 @@ def test_with_hashes_finer_than_blocks_the_last_part_of_a_prompt_counts() -> Non
 
     assert layout.is_fine
     assert found.tokens == 96
+
+
+@pytest.mark.parametrize("group", [WINDOW, STATES])
+def test_of_a_very_long_prompt_the_end_alone_is_looked_at(group: CacheGroup) -> None:
+    layout, looked = CacheLayout((FULL, group)), 0
+    length = 10 * MOST_LOOKED_AT
+
+    def holds(_: int, end: int) -> bool:
+        nonlocal looked
+        looked += 1
+        return end < SIZE * 100
+
+    found = reusable_tokens(layout, SIZE * length, SIZE * length, length, holds)
+
+    assert found.tokens == 0
+    assert looked <= MOST_LOOKED_AT + 1
 
 
 @pytest.mark.parametrize(

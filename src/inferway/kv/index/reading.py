@@ -120,6 +120,7 @@ class HeldBlocks:
         """Return what holders with a layout reuse, and let `blocks`, which has how many they hold
         of full attention, have how many of them that is."""
         found: dict[HolderId, Reuse] = {}
+        masks: dict[int, dict[BlockKey, int]] = {}
         for holder in self._holders.of(self._holders.laid_out):
             layout, run = holder.layout, blocks.pop(holder.id, 0)
             assert layout is not None
@@ -132,7 +133,7 @@ class HeldBlocks:
             num_tokens, num_hashed = whole + 1, whole
             if places is not None:
                 num_tokens, num_hashed = places.num_tokens, places.num_hashed
-            holds = self._holder_of_blocks(layout, holder.bit, keys, places)
+            holds = self._holder_of_blocks(layout, holder.bit, keys, places, masks)
             reuse = reusable_tokens(layout, num_tokens, num_hashed, run, holds)
             if reuse.tokens or run:
                 found[holder.id] = reuse
@@ -141,13 +142,20 @@ class HeldBlocks:
         return found
 
     def _holder_of_blocks(
-        self, layout: CacheLayout, bit: int, keys: Sequence[BlockKey], places: Places | None
+        self,
+        layout: CacheLayout,
+        bit: int,
+        keys: Sequence[BlockKey],
+        places: Places | None,
+        masks: dict[int, dict[BlockKey, int]],
     ) -> Holds:
+        """`masks`: by group, who holds the blocks that were looked up for other holders already."""
         states, size, unit = self._states, layout.block_size, layout.unit
         groups = [
             FULL_ATTENTION if i == layout.full_position else group.number + 1
             for i, group in enumerate(layout.groups)
         ]
+        of_groups = [(group, masks.setdefault(group, {})) for group in groups]
 
         def holds(position: int, end: int) -> bool:
             block, within = divmod(end, size)
@@ -157,7 +165,11 @@ class HeldBlocks:
                 key = None if places is None else places.key(end, unit)
             if key is None:
                 return False
-            return bool(states.group_mask(self._state(key), groups[position]) & bit)
+            group, known = of_groups[position]
+            mask = known.get(key)
+            if mask is None:
+                mask = known[key] = states.group_mask(self._state(key), group)
+            return bool(mask & bit)
 
         return holds
 

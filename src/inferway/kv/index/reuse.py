@@ -26,6 +26,10 @@ WINDOW = ("sliding_window", "sliding_window_mla")
 LOCAL = "chunked_local_attention"
 MAMBA = "mamba"
 
+# From a prompt's end on, for a checkpoint or a window: a millisecond. What lies before counts as
+# computed anew.
+MOST_LOOKED_AT = 2048  # blocks
+
 # Whether a group of the layout (its position) has the prompt's block that ends at a token.
 Holds = Callable[[int, int], bool]
 
@@ -251,7 +255,9 @@ class _Search:
         size = group.block_size
         needed = -(-(group.span - 1) // size) + drops
         blocks = there = 0
-        for i in range(most // size - 1, -1, -1):
+        last = most // size - 1
+        first = max(last - MOST_LOOKED_AT, -1)
+        for i in range(last, first, -1):
             if not self._has(positions, (i + 1) * size):
                 there = 0
             elif there or (i + (not drops)) * size % self._align == 0:
@@ -260,7 +266,7 @@ class _Search:
                     blocks = i + there
                     break
         else:  # a prompt that is shorter than the window
-            blocks = self._aligned(there, size)
+            blocks = self._aligned(there, size) if first < 0 else 0
         return self._aligned(blocks - drops, size) * size if blocks else 0
 
     def _aligned(self, blocks: int, size: int) -> int:
@@ -269,7 +275,8 @@ class _Search:
     def _state(self, group: CacheGroup, positions: Sequence[int], most: int) -> int:
         align = self._align
         step = min(align, group.block_size)
-        for end in range(min(most, self._hashed) // step * step, 0, -step):
+        last = min(most, self._hashed) // step * step
+        for end in range(last, max(last - step * MOST_LOOKED_AT, 0), -step):
             if end % align == 0 and self._has(positions, end):
                 return end
         return 0
