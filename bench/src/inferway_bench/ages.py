@@ -42,6 +42,11 @@ MEASURED: dict[str, tuple[str, ...]] = {
     "policies": _SIMULATED,
     "policies_fleet": _SIMULATED,
     "policies_fleet_gateways": (*_SIMULATED, f"{_SRC}/replicas", f"{_SRC}/workers"),
+    "policies_hybrid": (
+        *_SIMULATED,
+        f"{_SRC}/simulator/kv_groups",
+        f"{_SRC}/kv/index/reuse.py",
+    ),
     "prompts": _PROMPTS,
     "ray": (f"{_SRC}/ray", *_CHOICE),
     "ray_systems_1": (f"{_SRC}/ray", *_CHOICE),
