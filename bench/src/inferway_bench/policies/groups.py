@@ -294,12 +294,12 @@ class GroupFeed(Feed):
     def with_coming(
         self, overlay: SpeculativeOverlay, blocks: Sequence[int], found: Mapping[int, int]
     ) -> Mapping[int, int]:
-        """As `routing.match` does it: states of a prompt on its way serve the same prompt alone."""
+        """As `routing.match`: what sparse groups keep of a prompt on its way serves that prompt."""
         if not self._knows_groups:
             return super().with_coming(overlay, blocks, found)
         soon = dict(found)
         for engine, count in overlay.longer(blocks, found).items():
             is_same = count == len(blocks) and overlay.ends(engine, blocks[-1])
-            if is_same or not self._layout.has_checkpoints:
+            if is_same or not self._layout.has_sparse_groups:
                 soon[engine] = count - self._layout.drops_last_block
         return soon
