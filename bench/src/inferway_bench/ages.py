@@ -25,6 +25,7 @@ MEASURED: dict[str, tuple[str, ...]] = {
     "cells": _SIMULATED,
     "chaos": (f"{_SRC}/http", f"{_SRC}/upstream", f"{_SRC}/workers", *_INDEX),
     "chat_overhead": _DATA_PLANE,
+    "compatibility": (*_PROMPTS, *_INDEX),
     "continued": (f"{_SRC}/http", f"{_SRC}/openai_api", f"{_SRC}/routing"),
     "dataplane": _DATA_PLANE,
     "director": (f"{_SRC}/routing", f"{_SRC}/kv/index", *_PROMPTS),
