@@ -15,6 +15,7 @@ from tests.engines.waiting import wait_until
 
 _WORDS = ["the", "of", "and", "to", "in", "cache", "block", "engine", "model"]  # one token each
 _MOST_WORDS = 2900
+ANSWER_TOKENS = 4
 _MATCHED = "inferway_matched_tokens_total{"
 
 
@@ -46,7 +47,7 @@ def reused(gateway: str, engine: RealEngine, number: int, seed: int = 3) -> list
     for i, prompt in zip(range(number), drawn_prompts(seed), strict=False):
         request = completion(f"prompt {i}", prompt)
         before = _matched_tokens(gateway)
-        told = cached(send(gateway, request))
+        told = cached(send(gateway, request, max_tokens=ANSWER_TOKENS, ignore_eos=True))
         believed = _matched_tokens(gateway) - before
         found.append(Reused(told.prompt_tokens, believed, told.cached_tokens))
         _wait_until_heard(gateway, engine, request, i)

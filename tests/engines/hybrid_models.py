@@ -1,4 +1,4 @@
-"""Tiny models whose layers need different parts of the KV cache. They have a configuration and
+"""Tiny models whose layers need different parts of the KV cache, and one with a draft. They have a configuration and
 SmolLM2's tokenizer, and no weights: engines start them with `--load-format dummy`."""
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ QWEN3_NEXT: Mapping[str, Any] = {
     "model_type": "qwen3_next",
     "num_hidden_layers": 4,
     "linear_conv_kernel_dim": 4,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
+    "linear_num_key_heads": 1,
+    "linear_num_value_heads": 2,
     "decoder_sparse_step": 1,
     "moe_intermediate_size": 64,
     "shared_expert_intermediate_size": 64,
@@ -53,6 +53,16 @@ GEMMA_3: Mapping[str, Any] = {
     "sliding_window": 256,
     "query_pre_attn_scalar": 64,
 }
+
+
+# Full attention alone, and the draft model that EAGLE has beside it.
+LLAMA: Mapping[str, Any] = {
+    **_COMMON,
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "num_hidden_layers": 2,
+}
+EAGLE_HEAD: Mapping[str, Any] = {**LLAMA, "num_hidden_layers": 1}
 
 
 def write_model(config: Mapping[str, Any], tokenizer_dir: Path, made: Path) -> Path:
