@@ -1,5 +1,6 @@
-"""Tiny models whose layers need different parts of the KV cache, and one with a draft. They have a configuration and
-SmolLM2's tokenizer, and no weights: engines start them with `--load-format dummy`."""
+"""Tiny models whose layers need different parts of the KV cache, and one with a draft model. They
+have a configuration and SmolLM2's tokenizer, and no weights: engines start them with `--load-format
+dummy`."""
 
 from __future__ import annotations
 

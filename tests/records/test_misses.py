@@ -66,6 +66,23 @@ async def test_an_engine_that_never_reuses_the_last_block_is_known_to_draft() ->
     assert (await world.index.match(world.keys(tokens))).blocks == {0: 8}
 
 
+async def test_nothing_is_forgotten_while_an_engine_that_misses_last_blocks_may_draft() -> None:
+    """Most prompts share a beginning, at which several are short."""
+    world = World(3)
+    place = world.places[0]
+    prompts = [world.tokens(8) for _ in range(REPAIR_AFTER)]
+    for tokens in prompts:
+        await world.store(place, tokens)
+        place.true.discard(world.keys(tokens)[-1])
+    for tokens in (*prompts[:1] * (REPAIR_AFTER - 1), prompts[1]):
+        await world.answered(await world.ask(tokens, 0))
+    assert (place.stream.drops, world.shortfalls.repairs) == (0, {})
+
+    await world.answered(await world.ask(prompts[2], 0))
+
+    assert (place.stream.drops, world.shortfalls.repairs) == (1, {})
+
+
 async def test_one_block_that_is_missing_again_and_again_is_no_draft() -> None:
     world = World(4)
     place, tokens = world.places[0], world.tokens(8)

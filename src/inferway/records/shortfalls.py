@@ -60,10 +60,12 @@ class _Wrong:
         return len(self.at) == REPAIR_AFTER and now - self.at[0] <= REPAIR_SECONDS
 
     @property
-    def is_last_block(self) -> bool:
-        """Whether each of them was short of its last block alone, another one each time."""
-        last = {keys[0] for keys in self.missing if len(keys) == 1}
-        return len(last) == REPAIR_AFTER
+    def last_blocks(self) -> int:
+        """The number of blocks of which they were short, if each was of its last one alone; else
+        0."""
+        if any(len(keys) != 1 for keys in self.missing):
+            return 0
+        return len({keys[0] for keys in self.missing})
 
 
 class Shortfalls:
@@ -175,7 +177,9 @@ class Shortfalls:
         wrong = self._wrong.setdefault(endpoint.name, _Wrong())
         if not wrong.is_enough(now, missing):
             return
-        if wrong.is_last_block and self._may_draft(endpoint):
+        if wrong.last_blocks > 1 and self._may_draft(endpoint):
+            if wrong.last_blocks < REPAIR_AFTER:  # a few more will tell
+                return
             wrong.at.clear()
             log.warning(
                 "engine %s has reused one block less than it holds, %d times in %g s: it drops the"
