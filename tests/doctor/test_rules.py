@@ -358,6 +358,21 @@ def test_checkpoints_far_apart_are_named_with_the_flag_that_changes_it() -> None
     assert "--prefix-match-unit 16" in finding
 
 
+def test_an_engine_that_matches_within_blocks_has_no_blocks_too_large() -> None:
+    found = sparse_caches(
+        {"block_size": "640", "mamba_cache_mode": "align", "cache_hit_alignment_tokens": "16"}
+    )
+
+    [size] = [
+        each
+        for each in judge_engine(engine(told=facts(block_size=640), sparse=found))
+        if "blocks of 640 tokens" in each.evidence
+    ]
+
+    assert size.level is Level.OK
+    assert "with hits at multiples of 16: prompts below 16 tokens" in size.evidence
+
+
 def test_checkpoints_that_are_kept_at_a_prompts_end_alone_are_named() -> None:
     [finding] = sparse(
         mamba_cache_mode="align", hash_block_size="16", prefix_cache_retention_interval="0"

@@ -192,7 +192,11 @@ def _block_size(subject: str, found: EngineReport) -> CheckResult:
         cure = f"--engine {found.settings.url},block_size=N with the engine's --block-size"
         return CheckResult(Level.WARN, subject, evidence, cure)
     size = told or given or 0
-    evidence = f"blocks of {size} tokens: prompts below {size} tokens can never match here"
+    blocks = f"blocks of {size} tokens"
+    if found.sparse is not None and found.sparse.hash_size < size:  # of a prompt's last part
+        size = found.sparse.hash_size
+        blocks += f", with hits at multiples of {size}"
+    evidence = f"{blocks}: prompts below {size} tokens can never match here"
     if size < LARGE_BLOCK:
         return CheckResult(Level.OK, subject, evidence)
     cure = (

@@ -98,7 +98,7 @@ class _TraceBlocks(Dialect):
         return token_ids[-1].to_bytes(_HASH_BYTES, "big", signed=True)
 
 
-class Change(msgspec.Struct, frozen=True):
+class GroupChange(msgspec.Struct, frozen=True):
     """What a cache has removed, and stored after that: keys, each of a block in a group."""
 
     removed: list[int]
@@ -118,7 +118,7 @@ class GroupCache(BlockCache):
         self._cache = GroupedCache(num_blocks + null_block, groups, _TraceBlocks(), longest)
         # By prompt and room for its answer: those that are equal stand for each other.
         self._running: dict[tuple[tuple[int, ...], int], list[Run]] = {}
-        self._changes: list[Change] = []
+        self._changes: list[GroupChange] = []
 
     @property
     def num_free(self) -> int:
@@ -174,7 +174,7 @@ class GroupCache(BlockCache):
         self._cache.release(run)
         self._note()
 
-    def take_changes(self) -> list[Change]:
+    def take_changes(self) -> list[GroupChange]:
         """Return what has changed since the last call, in order."""
         changes, self._changes = self._changes, []
         return changes
@@ -193,12 +193,12 @@ class GroupCache(BlockCache):
             assert not isinstance(event, CacheCleared)  # nobody clears it
             if isinstance(event, CacheStored):
                 if not self._changes:
-                    self._changes.append(Change([], []))
+                    self._changes.append(GroupChange([], []))
                 keys = [_number(block_hash) * number + event.group for block_hash in event.hashes]
                 self._changes[-1].stored.extend(keys)
                 continue
             if not self._changes or self._changes[-1].stored:
-                self._changes.append(Change([], []))
+                self._changes.append(GroupChange([], []))
             key = _number(event.hash) * number + event.group
             self._changes[-1].removed.append(key)
             self.evicted.append(key)
@@ -221,7 +221,7 @@ class GroupHolders(Holders):
         self._size = block_tokens
 
     def add(self, engine: int, blocks: Sequence[int]) -> None:  # type: ignore[override]
-        """`blocks` are keys of a `Change`."""
+        """`blocks` are keys of a `GroupChange`."""
         self._copies[engine].update(blocks)
 
     def remove(self, engine: int, blocks: Sequence[int]) -> None:  # type: ignore[override]
