@@ -26,7 +26,6 @@ CORE = [
     "make envoy",
     "make helm",
     "make demo ARGS=--exit",
-    "make fleet",
 ]
 
 
@@ -99,6 +98,7 @@ def test_everything_is_run_in_order(machine: Machine) -> None:
     calls.remove(beside)
     assert calls == [
         *CORE,
+        "make fleet",
         "make test-slow",
         f"make test VENV=.venv-newest PYTHON={machine.bin}/python3.13"
         " ARGS=tests/scheduling tests/routing tests/openai_api tests/config",
@@ -115,7 +115,7 @@ def test_long_proofs_that_do_not_fit_into_the_time_are_named_and_not_run(machine
 
     assert done.returncode == 0, done.stdout
     assert [call for call in machine.calls if call != "make fleet-install"] == CORE
-    for name in ("slow", "python", "ray", "fuzz", "soak", "newest", "fidelity"):
+    for name in ("fleet", "slow", "python", "ray", "fuzz", "soak", "newest", "fidelity"):
         assert f"=== {name} is not run: it takes about" in done.stdout
 
 
