@@ -174,6 +174,7 @@ class Engine:
     proofs: dict[str, ProbeState] = field(default_factory=dict)  # by base model
     dialects: dict[int, DialectView] = field(default_factory=dict)  # by rank
     _cache_facts: CacheFacts = NO_FACTS
+    _cache_facts_of: tuple[EngineFacts | None] | None = None  # the `facts` they are made of
 
     @property
     def name(self) -> str:
@@ -203,21 +204,28 @@ class Engine:
 
     @property
     def cache_facts(self) -> CacheFacts:
-        """What its events do not say of its KV caches: by hand, else as it told or was seen."""
+        """What the engine's events do not say of its KV caches: by hand, else as the engine told
+        or was seen. The same object as long as nothing has changed: every batch of events asks."""
+        made_of = self._cache_facts_of
+        if made_of is None or made_of[0] is not self.facts:
+            self._cache_facts_of = (self.facts,)
+            facts = self._make_cache_facts()
+            if facts != self._cache_facts:
+                self._cache_facts = facts
+        return self._cache_facts
+
+    def _make_cache_facts(self) -> CacheFacts:
         told, settings = self.facts.cache if self.facts else NO_FACTS, self.settings
         drops = told.drops_last_block
         if settings.speculation is not None:
             drops = settings.speculation in DROPPING
-        facts = CacheFacts(
+        return CacheFacts(
             drops,
             told.draft_groups,
             settings.attention_chunk_size or told.chunk,
             settings.prefix_match_unit or told.hash_size,
             self.block_size_told or 0,
         )
-        if facts != self._cache_facts:
-            self._cache_facts = facts
-        return self._cache_facts  # the same object as long as nothing has changed
 
     @property
     def block_size_told(self) -> int | None:
