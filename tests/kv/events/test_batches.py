@@ -34,6 +34,10 @@ FORMS: dict[str, dict[str, Any]] = {
     "adapter": FULL | {"lora_name": "alice"},
     "mamba": {"group_idx": 2, "kv_cache_spec_kind": "mamba"},
 }
+OF_LONG: dict[str, dict[str, Any]] = FORMS | {
+    "sparse": WINDOW,  # every second block alone, with the tokens of all
+    "parts": {"group_idx": 3, "kv_cache_spec_kind": "mamba", "block_size": 1},
+}
 PLACES: list[dict[str, Any]] = [
     {"medium": "GPU", "group_idx": 0},
     {"medium": "GPU"},
@@ -41,7 +45,9 @@ PLACES: list[dict[str, Any]] = [
     {"medium": "GPU", "group_idx": 1},
     {"medium": "GPU", "group_idx": 2},
     {"medium": "GPU", "group_idx": 0, "locality": "REMOTE"},
+    {"medium": "GPU", "group_idx": 3},
 ]
+PART = 500  # more than the hash of a block: that of its first part
 BAD = {"type": "BlockStored", "block_hashes": "none"}
 NEWS = {"type": "BlockPinned"}
 CLEARED = {"type": "AllBlocksCleared"}
@@ -55,7 +61,11 @@ def stored(first: int, count: int, form: str, lives: tuple[int, int] = (0, 0)) -
     life, life_before = (2, 2) if form == "adapter" else lives
     last = min(first + count, BLOCKS)
     hashes = [hash_of(number, life) for number in range(first, last)]
-    fields = {"medium": "GPU", "lora_id": None, "lora_name": None} | FORMS[form]
+    fields = {"medium": "GPU", "lora_id": None, "lora_name": None} | OF_LONG[form]
+    if form == "sparse":
+        hashes = hashes[1::2] or hashes
+    if form == "parts":
+        hashes = [each for block_hash in hashes for each in (block_hash + PART, block_hash)]
     if form == "nones":
         fields["extra_keys"] = [None] * len(hashes)
     told = {
@@ -71,6 +81,8 @@ def stored(first: int, count: int, form: str, lives: tuple[int, int] = (0, 0)) -
 def removed(numbers: Sequence[int], place: int, life: int) -> Said:
     """As vLLM tells of them: in an event for each."""
     hashes = [hash_of(number, life) for number in numbers]
+    if PLACES[place].get("group_idx") == 3:
+        hashes = [each for block_hash in hashes for each in (block_hash + PART, block_hash)]
     return [{"type": "BlockRemoved", "block_hashes": [each], **PLACES[place]} for each in hashes]
 
 
@@ -90,7 +102,7 @@ strange = st.builds(
 gone = st.builds(
     removed,
     st.lists(st.integers(0, BLOCKS - 1), min_size=1, max_size=BLOCKS),
-    st.sampled_from([0, 0, 0, *range(len(PLACES))]),
+    st.sampled_from([0, 0, 0, *range(len(PLACES) - 1)]),
     lives,
 )
 END = BLOCKS - 1  # the block that goes first
@@ -107,6 +119,24 @@ batches = st.lists(
     ),
     min_size=1,
     max_size=4,
+)
+
+
+alone = st.lists(
+    st.builds(
+        stored,
+        st.integers(0, BLOCKS - 1),
+        st.integers(1, BLOCKS),
+        st.sampled_from(list(OF_LONG)),
+        st.tuples(lives, lives),
+    )
+    | st.builds(
+        removed,
+        st.lists(st.integers(0, BLOCKS - 1), min_size=1, max_size=BLOCKS),
+        st.sampled_from(range(len(PLACES))),
+        lives,
+    ),
+    max_size=12,
 )
 
 
@@ -141,7 +171,7 @@ class Gateway:
     def picture(self) -> dict[str, object]:
         tokens = np.arange(BLOCKS * SIZE, dtype=np.uint32)
         keys = BlockHasher(SIZE).keys(tokens)
-        places = [(tier, group) for tier in (0, 1) for group in (0, 1, 2)]
+        places = [(tier, group) for tier in (0, 1) for group in range(5)]
         blocks, stats = self.blocks, self.blocks.stats
         return {
             "match": self.index.match_now(keys),
@@ -170,6 +200,7 @@ def small_pieces(patch: pytest.MonkeyPatch) -> None:
 @example([[*removed([END], 0, 0), *stored(END, 1, "plain", (1, 0))], removed([END], 0, 1)])
 @example([TWO_HASHES, removed([END], 0, 1), removed([END], 0, 2), stored(END, 1, "plain")])
 @example([removed([END - 1, END], 0, 0), stored(END, 1, "plain"), ADOPTING, removed([END], 0, 0)])
+@example([[*removed([4], 0, 0), *stored(1, 4, "window", (0, 1))]])
 def test_a_batch_comes_to_the_same_as_its_events_one_by_one(
     patched: Callable[[pytest.MonkeyPatch], None], shares_index: bool, drawn: list[Said]
 ) -> None:
@@ -185,3 +216,19 @@ def test_a_batch_comes_to_the_same_as_its_events_one_by_one(
     at_once.adopt()
     apart.adopt()
     assert at_once.picture == apart.picture
+
+
+@given(alone)
+@example([removed([4], 0, 0), stored(1, 4, "window", (0, 1))])
+@example([removed(range(BLOCKS), 0, 0), stored(0, BLOCKS, "sparse")])
+@example([removed(range(1, BLOCKS), 0, 0), stored(1, 7, "sparse"), stored(1, 7, "parts", (0, 1))])
+def test_a_long_event_in_pieces_comes_to_the_same(drawn: list[Said]) -> None:
+    in_pieces, whole = Gateway(shares_index=True), Gateway(shares_index=True)
+
+    for said in drawn:
+        for event in said:
+            with pytest.MonkeyPatch.context() as patch:
+                small_pieces(patch)
+                in_pieces.hear([event])
+            whole.hear([event])
+            assert in_pieces.picture == whole.picture

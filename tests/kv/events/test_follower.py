@@ -231,7 +231,12 @@ def test_a_big_batch_gives_others_a_turn_while_it_is_read() -> None:
 
 def test_a_long_event_is_applied_in_pieces_between_which_others_have_a_turn() -> None:
     blocks = 50_000
-    of_all = [{"lora_name": "alice", "extra_keys": [["alice"]] * blocks}, {}]
+    behind = [[SIZE * number] for number in range(1, blocks + 1)]
+    of_all: list[dict[str, Any]] = [
+        {"lora_name": "alice", "extra_keys": [["alice"]] * blocks},
+        {"lookahead_token_ids": behind},
+        {},
+    ]
     hashes = range(1000, 1000 + blocks)
     gone = {"type": "BlockRemoved", "block_hashes": [*hashes][100:], "medium": "GPU"}
 

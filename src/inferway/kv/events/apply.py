@@ -27,7 +27,7 @@ import numpy as np
 from inferway.kv.blocks.dialects import Dialect
 from inferway.kv.blocks.keys import BlockHasher
 from inferway.kv.events.copies import store_again, store_without_tokens
-from inferway.kv.events.event import MAX_GROUPS, BlockRemoved, BlockStored, Event
+from inferway.kv.events.event import MAX_GROUPS, BlockRemoved, BlockStored, Event, is_dense
 from inferway.kv.events.group_blocks import GroupBlocks, has_tokens_alone, with_extras
 from inferway.kv.events.groups import GPU_MEDIA, NO_FACTS, CacheFacts, Groups
 from inferway.kv.events.hash_to_key import Place
@@ -345,7 +345,7 @@ class EngineBlocks:
     def _stored_tokens(self, event: BlockStored, tier: Tier) -> list[Op]:
         hashes, parent = event.block_hashes, None
         held, size = self._held, event.block_size
-        if len(event.token_ids) != len(hashes) * size:
+        if not is_dense(event):
             return self._group_blocks.store_known(event, (tier, FULL_ATTENTION))
         self._see(event, tier)
         done = 0
@@ -435,7 +435,7 @@ class EngineBlocks:
             size == held.block_size
             and kind == self._full_kind
             and num_blocks > 0
-            and len(event.token_ids) == num_blocks * size
+            and is_dense(event)
             and event.lookahead_token_ids is None
             and has_tokens_alone(event)
         )

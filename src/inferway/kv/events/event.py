@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated
 
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 MAX_PAYLOAD_BYTES = 16 * 1024 * 1024
 MAX_BLOCKS = 100_000  # in one event
@@ -67,6 +68,29 @@ class AllBlocksCleared(Struct, frozen=True, gc=False, tag="AllBlocksCleared"):
 
 
 Event = BlockStored | BlockRemoved | AllBlocksCleared
+
+
+def is_dense(event: BlockStored) -> bool:
+    """Return whether an event has the tokens of its blocks, and of no others between them."""
+    return len(event.token_ids) == len(event.block_hashes) * event.block_size
+
+
+def blocks_of(event: BlockStored, start: int, end: int) -> BlockStored:
+    """Return the event with the blocks from `start` to `end` alone, as an engine publishes it that
+    computes a prompt in parts. If blocks between them were skipped, the tokens belong to the event
+    as a whole: the part that begins it has them."""
+    size, extra_keys, ahead = event.block_size, event.extra_keys, event.lookahead_token_ids
+    tokens: Sequence[int] = () if start else event.token_ids
+    if is_dense(event):
+        tokens = event.token_ids[start * size : end * size]
+    return replace(
+        event,
+        block_hashes=event.block_hashes[start:end],
+        parent_hash=event.block_hashes[start - 1] if start else event.parent_hash,
+        token_ids=tokens,
+        extra_keys=None if extra_keys is None else extra_keys[start:end],
+        lookahead_token_ids=None if ahead is None else ahead[start:end],
+    )
 
 
 class EventError(Struct, frozen=True):

@@ -42,6 +42,7 @@ from inferway.kv.events.event import (
     Event,
     EventAdapter,
     EventError,
+    blocks_of,
 )
 from inferway.kv.events.groups import GPU_MEDIA
 from inferway.kv.events.orphans import MAX_ORPHANS
@@ -359,18 +360,10 @@ def runs(
 
 
 def _pieces(event: BlockStored | BlockRemoved) -> Iterator[BlockStored | BlockRemoved]:
-    """As an engine says it that computes a long prompt in pieces."""
     hashes = event.block_hashes
     for start in range(0, len(hashes), _PIECE_BLOCKS):
         end = start + _PIECE_BLOCKS
-        if isinstance(event, BlockRemoved):
+        if isinstance(event, BlockStored):
+            yield blocks_of(event, start, end)
+        else:
             yield replace(event, block_hashes=hashes[start:end])
-            continue
-        size, keys = event.block_size, event.extra_keys
-        yield replace(
-            event,
-            block_hashes=hashes[start:end],
-            parent_hash=hashes[start - 1] if start else event.parent_hash,
-            token_ids=event.token_ids[start * size : end * size],
-            extra_keys=None if keys is None else keys[start:end],
-        )

@@ -17,7 +17,7 @@ from inferway.kv.blocks.dialects import Dialect, LoraAdapter
 from inferway.kv.blocks.extra_keys import BlockExtras, event_extras
 from inferway.kv.blocks.keys import BlockHasher
 from inferway.kv.blocks.places import hasher_within
-from inferway.kv.events.event import BlockStored
+from inferway.kv.events.event import BlockStored, blocks_of, is_dense
 from inferway.kv.events.hash_to_key import Place
 from inferway.kv.events.hidden_places import Beside, HiddenPlaces
 from inferway.kv.events.holder_state import HolderState
@@ -60,14 +60,18 @@ class GroupBlocks:
         unknown = [h for h in hashes if held.bridge.key(h) is None]
         ops += held.add(known, place)
         for block_hash in unknown:
-            found = self._hidden.find(block_hash)
-            if found is not None and found.key is not None:
-                ops += held.store_placed(
-                    PlacedRecord(block_hash, found.key, found.parent, found.within, *place)
-                )
-            else:
-                held.wait([block_hash], place)
+            ops += self._store_hidden(block_hash, place)
         return ops
+
+    def _store_hidden(self, block_hash: int, place: Place) -> list[Op]:
+        """Add a block whose key is not known: where it is found by hashing, or it waits."""
+        held, found = self._held, self._hidden.find(block_hash)
+        if found is None or found.key is None:
+            held.wait([block_hash], place)
+            return []
+        return held.store_placed(
+            PlacedRecord(block_hash, found.key, found.parent, found.within, *place)
+        )
 
     def follow(self, event: BlockStored) -> list[Op]:
         """Hash an event's tokens as the engine does, if blocks may be stored there of which events
@@ -155,8 +159,15 @@ class GroupBlocks:
             return self.store_within(event, place)
         parent = None if parent_hash is None else held.bridge.key(parent_hash)
         is_orphan = parent_hash is not None and (parent is None or parent in held.within)
-        if not _is_dense(event) or is_orphan or (event.block_size > size and _has_media(event)):
+        if not is_dense(event) or (event.block_size > size and _has_media(event)):
             return self.store_known(event, place)
+        if is_orphan:  # those behind the first block that is known from elsewhere have keys
+            known = [
+                key if key not in held.within else None for key in map(held.bridge.key, hashes)
+            ]
+            after = next((i for i, key in enumerate(known, 1) if key is not None), len(hashes))
+            ops = self.store_known(blocks_of(event, 0, after), place)
+            return ops + self.store(blocks_of(event, after, len(hashes)), place)
         path = self.path(event)
         keys = self._hasher(size).keys_of_list(*with_extras(event, path), parent)
         each, ops = event.block_size // size, list[Op]()
@@ -172,20 +183,25 @@ class GroupBlocks:
         held, layout, unit = self._held, self._held.layout, event.block_size
         assert layout is not None
         size, hashes, parent_hash = layout.block_size, event.block_hashes, event.parent_hash
-        key = None if parent_hash is None else held.bridge.key(parent_hash)
-        is_orphan = parent_hash is not None and key is None
-        if not _is_dense(event) or unit > size or size % unit or is_orphan:
+        if not is_dense(event) or unit > size or size % unit:
             return self.store_known(event, place)
+        key = None if parent_hash is None else held.bridge.key(parent_hash)
         parent, within = (None, 0) if key is None else held.within.get(key, (key, 0))
-        ops: list[Op] = []
+        is_orphan = parent_hash is not None and key is None
+        ops = self.follow(event) if is_orphan else []
         for i, block_hash in enumerate(hashes):
             known = held.bridge.key(block_hash)
             within += unit
-            if within == size:
+            if known is None and (is_orphan or within == size):
                 # A whole block's key is made of its tokens, which may be in several events.
-                if known is None:
-                    held.wait(hashes[i:], place)
-                    break
+                is_orphan = True
+                ops += self._store_hidden(block_hash, place)
+                continue
+            if is_orphan and known is not None:
+                parent, within = held.within.get(known, (None, size))
+                is_orphan = False
+            if within == size:
+                assert known is not None
                 parent, within, key = known, 0, known
                 ops += held.add([block_hash], place)
                 continue
@@ -236,10 +252,6 @@ def with_extras(
     if has_tokens_alone(event):
         return tokens, None
     return tokens, event_extras(event.lora_name, extra_keys, event.lora_id, path)
-
-
-def _is_dense(event: BlockStored) -> bool:
-    return len(event.token_ids) == len(event.block_hashes) * event.block_size
 
 
 def _has_media(event: BlockStored) -> bool:
