@@ -36,7 +36,8 @@ async def ask(http: aiohttp.ClientSession, url: str, body: Mapping[str, Any]) ->
     async with http.post(url, json=streamed) as response:
         if response.status != 200:
             raise InferwayError(f"{url} answered {response.status}: {await response.text()}")
-        first, words, usage = 0.0, [], dict[str, Any]()
+        first, words = 0.0, []
+        usage: dict[str, Any] = {}
         async for line in response.content:
             if not line.startswith(_EVENT) or line.strip().endswith(_END):
                 continue

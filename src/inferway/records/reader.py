@@ -154,7 +154,8 @@ class _Tree:
         """Return the ids of a prompt's blocks. Raises _UnreadableError."""
         if named is None:
             return None
-        ids, parents, found = self._ids, self._parents, list[int]()
+        ids, parents = self._ids, self._parents
+        found: list[int] = []
         if not -1 <= named.after < len(ids):
             raise _UnreadableError(f"blocks: after {named.after} of {len(ids)}")
         parent = named.after

@@ -246,7 +246,8 @@ class RecordWriter:
 
     async def _write(self) -> None:
         recorder, at = self._recorder, self._clock()
-        changes, fleet = self._fleet.changes(at), list[FleetLine]()
+        changes = self._fleet.changes(at)
+        fleet: list[FleetLine] = []
         if self._files.is_closed:  # then `fleet` says the same
             changes = [line for line in changes if line.event not in _FACTS]
             fleet = self._fleet.now(at)

@@ -117,7 +117,8 @@ class WeightedRandom:
 def _best(scores: Column, count: int) -> list[int]:
     """Return so many rows, fewer than there are: those of the highest scores, the highest first."""
     if count <= _SEARCHED:
-        left, rows = scores.copy(), list[int]()
+        left = scores.copy()
+        rows: list[int] = []
         while len(rows) < count and left.item(row := int(left.argmax())) > -inf:
             rows.append(row)
             left[row] = -inf

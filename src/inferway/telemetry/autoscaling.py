@@ -105,7 +105,8 @@ class Autoscaling:
         """Return what is wanted of each model of which enough is known."""
         if self._plugin is None:
             return {}
-        now, found, by_model = self.clock(), dict[str, EnginesWanted](), self._by_model()
+        now, by_model = self.clock(), self._by_model()
+        found: dict[str, EnginesWanted] = {}
         try:
             table = self._fleet.table.everyone()
         except NoEndpointError:

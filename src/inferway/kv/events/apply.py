@@ -148,6 +148,12 @@ class EngineBlocks:
         return len(self._held.deferred)
 
     @property
+    def has_waiting(self) -> bool:
+        """Whether there are blocks, of whatever group, that have no key and cannot be matched."""
+        held = self._held
+        return bool(held.deferred or held.orphans.tiers)
+
+    @property
     def num_blocks(self) -> int:
         """Hashes that we have a key for, once for each tier and group."""
         return len(self._held.bridge)
@@ -186,7 +192,9 @@ class EngineBlocks:
     def apply_together(self, events: Sequence[BlockStored | BlockRemoved]) -> list[Op] | None:
         """Apply the engine's next events, all about GPU memory, at once. Return what the index must
         do; None, and nothing has changed: they must be applied one by one."""
-        held, stores, removed = self._held, list[BlockStored](), dict[Place, list[int]]()
+        held = self._held
+        stores: list[BlockStored] = []
+        removed: dict[Place, list[int]] = {}
         self._sweep()
         for event in events:
             if type(event) is BlockStored:
@@ -344,8 +352,8 @@ class EngineBlocks:
 
     def _stored_tokens(self, event: BlockStored, tier: Tier) -> list[Op]:
         hashes, parent = event.block_hashes, None
-        held, size = self._held, event.block_size
-        if not is_dense(event):
+        held, size, tokens = self._held, event.block_size, event.token_ids
+        if len(tokens) != len(hashes) * size:
             return self._group_blocks.store_known(event, (tier, FULL_ATTENTION))
         self._see(event, tier)
         done = 0
@@ -357,7 +365,7 @@ class EngineBlocks:
                 return []
         else:
             parent = held.bridge.key(event.parent_hash)
-            if parent in held.within:
+            if held.within and parent in held.within:
                 parent = None
             if parent is None:  # one of them may be known from another copy
                 known = [held.bridge.key(block_hash) for block_hash in hashes]
@@ -369,10 +377,15 @@ class EngineBlocks:
                 ops = held.add(hashes[first:done], (tier, FULL_ATTENTION))
                 hashes = hashes[done:]
         hasher = self._hashers.get(size) or self._hasher(size)
-        tokens, extras = with_extras(event, self._group_blocks.path(event), done)
+        extras = None
+        if done or event.lookahead_token_ids or not has_tokens_alone(event):
+            tokens, extras = with_extras(event, self._group_blocks.path(event), done)
         keys = hasher.keys_of_list(tokens, extras, parent)
         ops += held.store(hashes, keys, parent, tier)
-        return ops + self._group_blocks.follow(event) if self.expects_prompts else ops
+        layout = held.layout
+        if layout is None or layout.has_hidden_places:
+            ops += self._group_blocks.follow(event)
+        return ops
 
     def _see(self, event: BlockStored, tier: Tier = GPU) -> None:
         """Note what an event with tokens tells beside its blocks."""

@@ -124,7 +124,7 @@ class EventApplier:
         blocks = self.blocks
         if self._left_out or not self.stream.from_start or not blocks.copies_count:
             return False
-        if blocks.num_awaited or blocks.num_orphans:  # they cannot be matched
+        if blocks.has_waiting:
             return False
         return self._holdings is None or not self._holdings.num_evicted(self.blocks.holder)
 
@@ -263,7 +263,8 @@ class EventApplier:
         """And the index has it."""
         self.stats.batches += 1
         self._look_for_losses()
-        self._look_for_news(action.payload)
+        if self.stats.batches <= _FIRST_BATCHES or not self.stats.batches % _THEN_ONE_IN:
+            self._look_for_news(action.payload)
         if self._on_batch is not None:
             self._on_batch(batch)
         if self._on_batch_done is not None:
@@ -296,8 +297,7 @@ class EventApplier:
 
     def _look_for_news(self, payload: bytes) -> None:
         """A field that is newer than the gateway may say what is hashed into blocks."""
-        number = self.stats.batches
-        if (number > _FIRST_BATCHES and number % _THEN_ONE_IN) or len(payload) > SMALL_BYTES:
+        if len(payload) > SMALL_BYTES:
             return
         for name in vllm.unknown_fields(payload):
             self.skip("unknown_field", f"its events have a field {name!r}, newer than this gateway")

@@ -117,7 +117,8 @@ class GroupBlocks:
 
     def _found(self, hashes: Sequence[int]) -> list[Op]:
         """Give those of the blocks that wait their keys."""
-        held, ops = self._held, list[Op]()
+        held = self._held
+        ops: list[Op] = []
         for block_hash in hashes if held.awaits(hashes) else ():
             found = self._hidden.find(block_hash)
             if found is not None and found.key is not None:
@@ -170,7 +171,8 @@ class GroupBlocks:
             return ops + self.store(blocks_of(event, after, len(hashes)), place)
         path = self.path(event)
         keys = self._hasher(size).keys_of_list(*with_extras(event, path), parent)
-        each, ops = event.block_size // size, list[Op]()
+        each = event.block_size // size
+        ops = []
         for i, block_hash in enumerate(hashes, 1):
             at = i * each - 1
             before = keys[at - 1] if at else parent

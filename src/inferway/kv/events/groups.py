@@ -89,7 +89,7 @@ class Groups:
         if layout is None:
             return
         self.lookahead = layout.lookahead
-        parts = {layout.unit} if layout.is_fine else set[int]()
+        parts = {layout.unit} if layout.is_fine else set()
         for group in layout.groups:
             window = 0 if group.kind == LOCAL else group.span
             self._by_number[group.number] = _NamedGroup(

@@ -135,7 +135,8 @@ class HashToKey:
         table = blocks.table
         at, shift, fold = table.at, table.shift, FOLD
         found = [at[block_hash >> shift].pop(block_hash & fold, None) for block_hash in hashes]
-        gone, absent = cast(list[BlockKey], found), list[int]()
+        gone = cast("list[BlockKey]", found)
+        absent: list[int] = []
         if not all(found):  # some are None, unless a key is 0
             gone = [key for key in found if key is not None]
             absent = [hashes[i] for i, key in enumerate(found) if key is None]

@@ -107,7 +107,8 @@ class HeldBlocks:
         return self._each_of(found)
 
     def _each_of(self, found: Sequence[tuple[int, int]]) -> dict[HolderId, int]:
-        holders, blocks = self._holders, dict[HolderId, int]()
+        holders = self._holders
+        blocks: dict[HolderId, int] = {}
         ids = holders.ids
         for mask, count in found:
             for holder in ids.get(mask) or holders.remember_ids(mask):
