@@ -36,20 +36,13 @@ from inferway.kv.events.holder_state import ApplyStats, HolderState
 from inferway.kv.events.orphans import MAX_ORPHANS as MAX_ORPHANS  # for the follower
 from inferway.kv.events.records import ClearedRecord, LaidOutRecord, Record
 from inferway.kv.events.together import stored
-from inferway.kv.index.protocol import (
-    FULL_ATTENTION,
-    GPU,
-    Holdings,
-    Op,
-    Tier,
-)
+from inferway.kv.index.protocol import FULL_ATTENTION, GPU, Holdings, Op, Tier
 from inferway.kv.index.reuse import CacheLayout
 from inferway.model import BlockKey, Cut, HolderId, TokenIds, cut_of
 
 _TOKEN = np.dtype(np.uint32)
 _SWEEP_EVERY = 32  # events
 _SWEEP_BLOCKS = 2048
-
 
 # Engines with blocks of one size share it, and the arrays that it computes in. A hasher is not for
 # threads, and events are read on the event loop alone.
@@ -138,8 +131,7 @@ class EngineBlocks:
 
     @property
     def unplaced_kinds(self) -> tuple[str, ...]:
-        """The kinds that hold blocks whose keys are not known: those of other groups than full
-        attention."""
+        """The kinds of groups, full attention left out, that hold blocks without a key."""
         return self._held.unplaced_kinds()
 
     @property
@@ -150,8 +142,7 @@ class EngineBlocks:
     @property
     def has_waiting(self) -> bool:
         """Whether there are blocks, of whatever group, that have no key and cannot be matched."""
-        held = self._held
-        return bool(held.deferred or held.orphans.tiers)
+        return bool(self._held.deferred or self._held.orphans.tiers)
 
     @property
     def num_blocks(self) -> int:
@@ -402,22 +393,18 @@ class EngineBlocks:
         known = [h for h in hashes if held.bridge.key(h) is not None]
         ops: list[Op] = []
         if len(known) < len(hashes):
-            if not all(held.key(h) is not None for h in hashes) and self._is_confirmed(event):
+            verifier, is_there = self._verifier, all(held.key(h) is not None for h in hashes)
+            if not is_there and verifier is not None and verifier.confirms(event):
                 return self._stored_tokens(event, tier)
             is_cut_so = event.block_size == (self.block_size_seen or self.block_size)
             ops = store_again(held, event, tier, is_cut_so=is_cut_so)
         return ops + held.add(known, (tier, FULL_ATTENTION))
 
-    def _is_confirmed(self, event: BlockStored) -> bool:
-        return self._verifier is not None and self._verifier.confirms(event)
-
     def _removed(self, event: BlockRemoved) -> list[Op]:
         place = self._place(event)
-        return (
-            self._skip(place)
-            if isinstance(place, str)
-            else self._held.remove(event.block_hashes, place)
-        )
+        if isinstance(place, str):
+            return self._skip(place)
+        return self._held.remove(event.block_hashes, place)
 
     def _place(self, event: BlockRemoved) -> Place | str:
         """Return where an event's blocks were; the reason to skip it if that is not kept."""
