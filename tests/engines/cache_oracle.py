@@ -282,6 +282,7 @@ class Tally:
     equal: int = 0
     too_much: int = 0
     too_little: int = 0
+    unequal_while_exact: int = 0
     hit: int = 0
     tokens: int = 0
     first: list[object] = field(default_factory=list)
@@ -419,9 +420,10 @@ class History:
             found, hit, boundary = engine.manager.get_computed_blocks(request)
             request.shared_prefix_boundary = boundary
             self._on_look_up(asked.ids, hit)
-            _count(tally, len(asked.ids), hit, self._gateway.believed(asked))
+            believed, state = self._gateway.believed(asked), str(self._gateway.applier.state)
+            _count(tally, len(asked.ids), hit, believed)
+            tally.unequal_while_exact += believed != hit and state == "exact"
             self._gateway.expect(asked)
-            state = str(self._gateway.applier.state)
             tally.states[state] = tally.states.get(state, 0) + 1
             if self._prefill(request, hit, found):
                 self._running.append(Running(request, rng.choice((0, 3, 40))))

@@ -1,0 +1,92 @@
+"""What there is to read: lines and files of packages and rooms, and what a module brings along."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+CORE = ROOT / "src" / "inferway"
+PACKAGES = {
+    "inferway": CORE,
+    "inferway_structured": ROOT / "structured" / "src",
+    "inferway_bench": ROOT / "bench" / "src",
+}
+TESTS = (ROOT / "tests", ROOT / "structured" / "tests", ROOT / "bench" / "tests")
+# Who wants to understand one of these must be ready to open what it imports.
+NAMED = ("http/forward", "routing/director", "routing/journey", "fleet/zmq_subscriber", "app")
+
+
+def lines_and_files(*folders: Path) -> dict[str, int]:
+    """Return the lines of Python below the folders, and the number of their files."""
+    paths = [path for folder in folders for path in folder.rglob("*.py")]
+    return {"lines": sum(map(_num_lines, paths)), "files": len(paths)}
+
+
+def packages() -> dict[str, dict[str, int]]:
+    """Return lines and files of each package, and of the tests of all."""
+    found = {name: lines_and_files(folder) for name, folder in PACKAGES.items()}
+    return {**found, "tests": lines_and_files(*TESTS)}
+
+
+def rooms() -> dict[str, dict[str, int]]:
+    """Return lines and files of each folder directly below inferway/, and of the modules there."""
+    folders = sorted(path.parent for path in CORE.glob("*/__init__.py"))
+    found = {folder.name: lines_and_files(folder) for folder in folders}
+    modules = list(CORE.glob("*.py"))
+    return {**found, ".": {"lines": sum(map(_num_lines, modules)), "files": len(modules)}}
+
+
+def closures() -> dict[str, dict[str, int]]:
+    """Return lines and files of what each of `NAMED` imports, directly or through others, itself
+    included, wherever the import stands."""
+    found = {}
+    for name in NAMED:
+        paths = closure(CORE / f"{name}.py")
+        found[name] = {"lines": sum(map(_num_lines, paths)), "files": len(paths)}
+    return found
+
+
+def closure(module: Path) -> set[Path]:
+    """Return the files of core that a module brings along."""
+    seen: set[Path] = set()
+    to_see = [module]
+    while to_see:
+        path = to_see.pop()
+        if path not in seen:
+            seen.add(path)
+            to_see += _imports(path)
+    return seen
+
+
+def sources() -> dict[str, Any]:
+    """Return all of these figures."""
+    return {"packages": packages(), "rooms": rooms(), "closures": closures()}
+
+
+@cache
+def _imports(path: Path) -> frozenset[Path]:
+    return frozenset(_imported(ast.parse(path.read_text())))
+
+
+def _imported(tree: ast.Module) -> Iterator[Path]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [f"{node.module}.{alias.name}" for alias in node.names] + [node.module]
+        else:
+            continue
+        for name in names:
+            parts = name.split(".")
+            path = CORE.joinpath(*parts[1:]).with_suffix(".py")
+            if parts[0] == "inferway" and path.is_file():
+                yield path
+
+
+@cache
+def _num_lines(path: Path) -> int:
+    return path.read_text().count("\n")
