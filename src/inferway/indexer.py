@@ -29,7 +29,7 @@ from inferway.errors import (
 )
 from inferway.fleet.columns import EndpointColumns
 from inferway.fleet.engine import Engine, Subscriber
-from inferway.fleet.engine_facts import EventSource
+from inferway.fleet.event_source import EventSource
 from inferway.fleet.fleet import Fleet, Subscribe
 from inferway.fleet.journal.state_dir import StateDir
 from inferway.fleet.prober import Prober

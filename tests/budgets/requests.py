@@ -36,7 +36,7 @@ from tests.ext_proc.pods import rqb, rqh, rsb, rsh
 from inferway.app import Gateway
 from inferway.config import EngineSettings, ModelSettings, PickerSettings, ServeSettings
 from inferway.ext_proc.messages import METHOD, SERVICE, ProcessingRequest, ProcessingResponse
-from inferway.fleet.engine_facts import EventSource
+from inferway.fleet.event_source import EventSource
 from inferway.fleet.subscriber import Subscription
 from inferway.fleet.zmq_subscriber import ZmqSubscriber
 from inferway.fleet.zmtp import ZmtpConnection

@@ -13,7 +13,7 @@ from tests.chaos.world import Line, World
 
 from inferway.config import EngineSettings
 from inferway.fleet.engine import Engine
-from inferway.fleet.engine_facts import EventSource
+from inferway.fleet.event_source import EventSource
 from inferway.fleet.stream_figures import no_figures
 from inferway.fleet.subscriber import IndexElsewhere
 from inferway.kv.events.stream import StreamState

@@ -29,7 +29,8 @@ from inferway.doctor.rules import (
     judge_port,
     judge_tokenizer,
 )
-from inferway.fleet.engine_facts import NEWEST_VLLM, EngineFacts, EventSource, ModelCard
+from inferway.fleet.engine_facts import NEWEST_VLLM, EngineFacts, ModelCard
+from inferway.fleet.event_source import EventSource
 
 EVENTS = Socket("events", "tcp://10.0.0.1:5557")
 REPLAY = Socket("replay", "tcp://10.0.0.1:5558")

@@ -16,7 +16,8 @@ import pytest
 
 from inferway.config import EngineSettings
 from inferway.fleet.engine import Engine
-from inferway.fleet.engine_facts import EngineFacts, EventSource, ModelCard
+from inferway.fleet.engine_facts import EngineFacts, ModelCard
+from inferway.fleet.event_source import EventSource
 from inferway.fleet.orphan_resolution import MAX_PROMPTS, MAX_TOKENS, OrphanResolver
 from inferway.fleet.polling_subscriber import PollingSubscriber
 from inferway.fleet.subscriber import Subscription

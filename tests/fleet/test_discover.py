@@ -14,7 +14,8 @@ from tests.fleet.servers import serving
 from yarl import URL
 
 from inferway.errors import UpstreamError, UpstreamTimeoutError
-from inferway.fleet.engine_facts import EngineFacts, EventSource, ModelCard, discover, fetch_metrics
+from inferway.fleet.engine_facts import EngineFacts, ModelCard, discover, fetch_metrics
+from inferway.fleet.event_source import EventSource
 from inferway.fleet.http_client import MAX_ANSWER_BYTES, MAX_PAGE_BYTES, StatusError, read_answer
 
 MODELS = '{"data": [{"id": "m", "root": "/m", "max_model_len": 4096}]}'

@@ -11,7 +11,6 @@ from inferway.fleet.engine_facts import (
     MAX_MODELS,
     MAX_RANKS,
     MAX_SOURCES_BYTES,
-    EventSource,
     ModelCard,
     NoEngineError,
     parse_block_size,
@@ -19,6 +18,7 @@ from inferway.fleet.engine_facts import (
     parse_models,
     resolve_sources,
 )
+from inferway.fleet.event_source import EventSource
 from inferway.fleet.http_client import MAX_PAGE_BYTES
 
 

@@ -7,7 +7,7 @@ import pytest
 from inferway.config import EngineSettings, ServeSettings
 from inferway.errors import NoEndpointError
 from inferway.fleet.engine import Engine
-from inferway.fleet.engine_facts import EventSource
+from inferway.fleet.event_source import EventSource
 from inferway.fleet.fleet import Fleet
 from inferway.fleet.subscriber import EventSubscriber
 from inferway.kv.index.memory import MemoryIndex

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 from tests.fleet.servers import serving
 
-from inferway.fleet.engine_facts import EventSource
+from inferway.fleet.event_source import EventSource
 from inferway.fleet.polling_subscriber import PollingSubscriber
 from inferway.fleet.subscriber import Subscription
 from inferway.kv.blocks.keys import BlockHasher

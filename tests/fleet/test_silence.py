@@ -13,7 +13,7 @@ from tests.fleet.servers import serving
 
 from inferway.config import EngineSettings, ProbeSettings, ServeSettings
 from inferway.fleet.engine import Engine
-from inferway.fleet.engine_facts import EventSource
+from inferway.fleet.event_source import EventSource
 from inferway.fleet.fleet import Fleet
 from inferway.fleet.load import Load, parse_load
 from inferway.fleet.outage import OutageKind

@@ -10,7 +10,8 @@ import pytest
 from inferway.config import EngineSettings
 from inferway.errors import InvalidRequestError, NoEndpointError
 from inferway.fleet.engine import Engine
-from inferway.fleet.engine_facts import EngineFacts, EventSource, ModelCard
+from inferway.fleet.engine_facts import EngineFacts, ModelCard
+from inferway.fleet.event_source import EventSource
 from inferway.fleet.load import Load
 from inferway.fleet.table import REST_SECONDS, EndpointTable
 from inferway.kv.events.stream import StreamState

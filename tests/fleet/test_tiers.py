@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from inferway.config import IndexSettings
-from inferway.fleet.engine_facts import EventSource
+from inferway.fleet.event_source import EventSource
 from inferway.fleet.subscriber import Subscription
 from inferway.fleet.zmq_subscriber import ZmqSubscriber
 from inferway.kv.blocks.keys import BlockHasher

@@ -14,7 +14,7 @@ from tests.fleet.servers import serving
 
 from inferway.config import EngineSettings, KvTransferSettings, ProbeSettings, ServeSettings
 from inferway.fleet.engine import Engine
-from inferway.fleet.engine_facts import EventSource
+from inferway.fleet.event_source import EventSource
 from inferway.fleet.fleet import Fleet
 from inferway.fleet.served_models import LoadPrompts
 from inferway.fleet.subscriber import EventSubscriber

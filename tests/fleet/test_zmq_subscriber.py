@@ -16,7 +16,7 @@ import uvloop
 import zmq
 import zmq.asyncio
 
-from inferway.fleet.engine_facts import EventSource
+from inferway.fleet.event_source import EventSource
 from inferway.fleet.subscriber import OnBatch, Subscription
 from inferway.fleet.zmq_subscriber import ReplayLimits, ZmqSubscriber
 from inferway.kv.blocks.keys import BlockHasher

@@ -11,7 +11,7 @@ from random import Random
 import msgspec
 from tests.chaos.faults import corrupt
 
-from inferway.fleet.engine_facts import EventSource
+from inferway.fleet.event_source import EventSource
 from inferway.fleet.subscriber import EventSubscriber, Subscription
 from inferway.kv.events.adapters.vllm import normalise
 from inferway.kv.events.event import Event

@@ -10,7 +10,8 @@ import pytest
 
 from inferway.config import EngineSettings
 from inferway.fleet.engine import Engine
-from inferway.fleet.engine_facts import EngineFacts, EventSource
+from inferway.fleet.engine_facts import EngineFacts
+from inferway.fleet.event_source import EventSource
 from inferway.fleet.stream_figures import no_figures
 from inferway.kv.events.dialect_finder import DialectState
 from inferway.kv.events.groups import CacheFacts

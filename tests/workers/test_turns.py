@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from inferway.config import FlowSettings
 from inferway.errors import ClientGoneError, QueueFullError
+from inferway.http.ends import BodySource
 from inferway.http.request_queue import RequestQueue
-from inferway.http.responder import BodySource
 from inferway.routing.limits.concurrency_limiter import Slot
 from inferway.tasks import Tasks
 from inferway.workers.messages import Enter, Full, Leave, Message, Move, Turn

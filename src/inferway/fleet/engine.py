@@ -13,7 +13,8 @@ from typing import Any, Protocol
 import msgspec
 
 from inferway.config import EngineSettings
-from inferway.fleet.engine_facts import EngineFacts, EventSource, ModelCard, given_source
+from inferway.fleet.engine_facts import EngineFacts, ModelCard, given_source
+from inferway.fleet.event_source import EventSource
 from inferway.fleet.facts_age import FactsAge
 from inferway.fleet.kv_transfer import side_channel_finding
 from inferway.fleet.liveness import Liveness
@@ -81,8 +82,8 @@ class StreamView(Protocol):
         """Whether a report of what the engine reuses would tell something that is not known, and
         nothing wrong (`fleet.full_reports`)."""
 
-    def evidence(self, engine: Engine) -> StreamEvidence:
-        """Return what the stream has brought, for the silent-zero alarm."""
+    def evidence(self) -> StreamEvidence:
+        """Return what the stream has brought, without what its engine is."""
 
     def drops_last_block(self) -> None:
         """Take note that the engine's answers show that it drops the last block it matches."""
@@ -308,9 +309,10 @@ class Engine:
         """Return what each of its event streams has brought; one without a socket if there is
         none."""
         if not self.streams:
-            none = StreamEvidence(engine=self.name, block_size=self.block_size)
-            return [none]
-        return [stream.evidence(self) for stream in self.streams]
+            return [StreamEvidence(engine=self.name, block_size=self.block_size)]
+        size = self.block_size_told
+        found = [stream.evidence() for stream in self.streams]
+        return [replace(each, engine=self.name, block_size=size) for each in found]
 
     def has_told_since(self, when: float) -> bool:
         """Return whether an event of its streams has been read since, by the loop's clock."""

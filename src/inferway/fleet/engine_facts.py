@@ -24,6 +24,7 @@ import msgspec
 
 from inferway.config import EngineSettings
 from inferway.errors import UpstreamError
+from inferway.fleet.event_source import EventSource
 from inferway.fleet.http_client import MAX_PAGE_BYTES, StatusError, fetch
 from inferway.fleet.kv_transfer import LOOPBACK, KvTransferFacts, ask_kv_transfer, host_of
 from inferway.fleet.load import load_names, samples
@@ -55,22 +56,6 @@ class ModelCard:
     parent: str | None  # of an adapter: the base model's name
     max_model_len: int | None
     owned_by: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class EventSource:
-    """The place where one rank of an engine publishes its KV events."""
-
-    rank: int
-    endpoint: str
-    replay: str | None
-    bind: bool = False  # the engine connects, we must bind
-    place: int = 0  # among the ranks that the engine told: what its X-data-parallel-rank takes
-
-    @property
-    def is_polled(self) -> bool:
-        """True if the engine is asked for its events by HTTP, and does not publish them."""
-        return self.endpoint.startswith("http://")
 
 
 @dataclass(frozen=True)

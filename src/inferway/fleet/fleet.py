@@ -21,8 +21,9 @@ from inferway.config import EngineSettings, ServeSettings
 from inferway.errors import NoEndpointError, UnknownModelError
 from inferway.fleet.columns import EndpointColumns
 from inferway.fleet.engine import Engine, Subscriber, cache_tokens
-from inferway.fleet.engine_facts import EngineFacts, EventSource
+from inferway.fleet.engine_facts import EngineFacts
 from inferway.fleet.event_demand import needs_events
+from inferway.fleet.event_source import EventSource
 from inferway.fleet.full_reports import FullReporter
 from inferway.fleet.http_client import EngineConnector
 from inferway.fleet.kv_transfer import kv_transfer_of, warn_of_legs

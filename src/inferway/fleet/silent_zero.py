@@ -24,7 +24,7 @@ REMEMBERED_FIRST_KEYS = 10_000
 class StreamEvidence:
     """What one engine's event stream has brought so far."""
 
-    engine: str
+    engine: str = ""
     connected: bool = False  # an event socket is known and open
     batches: int = 0
     stored_blocks: int = 0

@@ -18,8 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from inferway.fleet.engine import Engine
-from inferway.fleet.engine_facts import EventSource
+from inferway.fleet.event_source import EventSource
 from inferway.fleet.journal.journal import HolderJournal
 from inferway.fleet.silent_zero import StreamEvidence
 from inferway.fleet.stream_figures import StreamFigures
@@ -208,15 +207,14 @@ class EventSubscriber(ABC):
             and (blocks.layout is None or blocks.layout.is_plain)
         )
 
-    def evidence(self, engine: Engine) -> StreamEvidence:
-        """Return what the stream has brought, for the silent-zero alarm."""
+    def evidence(self) -> StreamEvidence:
+        """Return what the stream has brought, for the silent-zero alarm, without what its engine
+        is."""
         return StreamEvidence(
-            engine=engine.name,
             connected=True,
             batches=self.stats.batches,
             stored_blocks=self.blocks.stats.stored,
             skipped=sum(self.stats.skipped.values()),
-            block_size=engine.block_size_told,
             block_size_seen=self.blocks.block_size_seen,
             topic=self.last_topic,
             first_tokens=self.blocks.first_tokens,

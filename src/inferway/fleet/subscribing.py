@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from inferway.fleet.engine import Engine
-from inferway.fleet.engine_facts import EventSource
+from inferway.fleet.event_source import EventSource
 from inferway.fleet.journal.state_dir import StateDir
 from inferway.fleet.polling_subscriber import PollingSubscriber
 from inferway.fleet.subscriber import EventSubscriber, IndexElsewhere, Subscription

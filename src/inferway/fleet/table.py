@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from inferway.errors import InvalidRequestError, NoEndpointError
 from inferway.fleet.columns import STATES, EndpointColumns, ModelRows
 from inferway.fleet.engine import Engine
-from inferway.fleet.engine_facts import EventSource
+from inferway.fleet.event_source import EventSource
 from inferway.kv.events.stream import StreamState
 from inferway.kv.index.protocol import Clear, Index
 from inferway.model import EXACT, SCRAPED, STALE, Candidates, Column, Cut, Endpoint, HolderId, Rows

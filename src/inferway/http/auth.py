@@ -31,7 +31,6 @@ was made ours afterwards      asked for as an address or as localhost
 from __future__ import annotations
 
 import asyncio
-import copy
 import logging
 import re
 import time
@@ -42,9 +41,7 @@ from typing import NamedTuple
 
 from inferway.config import ServeSettings
 from inferway.errors import (
-    FleetError,
     ForbiddenError,
-    InferwayError,
     TooManyGuessesError,
     UnauthorizedError,
 )
@@ -340,20 +337,6 @@ def admins_are_local(settings: ServeSettings) -> bool:
     if host.startswith(UNIX):
         return settings.admin_port is not None
     return host in ("localhost", "::1") or host.startswith("127.")
-
-
-def withheld(error: InferwayError, request_id: bytes) -> InferwayError:
-    """`error`, naming no engine: the same status and code. The log then has what it said."""
-    if not isinstance(error, FleetError) or error.in_public is None:
-        return error
-    log.warning(
-        "request %s was answered with an error whose details its caller may not see: %s",
-        request_id.decode(),
-        error,
-    )
-    told = copy.copy(error)
-    told.args = (f"{error.in_public}; the gateway's log has the reason",)
-    return told
 
 
 def check_no_web_page(request: Request, *, is_local: bool) -> None:

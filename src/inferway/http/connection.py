@@ -47,9 +47,10 @@ from collections import deque
 from typing import TYPE_CHECKING, cast
 
 from inferway.errors import BadHttpError, InferwayError, RequestError
+from inferway.http.ends import BodySource
 from inferway.http.message import UNIX_CLIENT, Request
 from inferway.http.request_reader import RequestReader
-from inferway.http.responder import BodySource, Responder
+from inferway.http.responder import Responder
 from inferway.loop_turns import SLICE_BYTES, SlicedProtocol
 
 if TYPE_CHECKING:

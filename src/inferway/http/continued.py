@@ -28,12 +28,13 @@ from inferway.errors import (
     SeamError,
     SilentEngineError,
 )
-from inferway.http.auth import Auth, withheld
-from inferway.http.ends import Client
+from inferway.http.auth import Auth
+from inferway.http.ends import BodySource, Client
+from inferway.http.errors import withheld
 from inferway.http.forward import Forwarding, forward
 from inferway.http.message import Request
 from inferway.http.metrics import MetricsPage
-from inferway.http.responder import BodySource, Responder
+from inferway.http.responder import Responder
 from inferway.http.two_legs import TwoLegs
 from inferway.http.waiting import InQueue
 from inferway.model import Headers

@@ -5,9 +5,16 @@ from __future__ import annotations
 from typing import Protocol
 
 from inferway.errors import InferwayError
-from inferway.http.responder import BodySource
 from inferway.model import Headers, Target
 from inferway.routing.limits.request_quarantine import EngineLosses
+
+
+class BodySource(Protocol):
+    """Produces an answer's body after the handler has returned."""
+
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
+    def client_gone(self) -> None: ...
 
 
 class RequestLifecycle(Protocol):

@@ -21,7 +21,8 @@ from typing import Any
 import msgspec
 
 from inferway.errors import FleetError, InvalidRequestError
-from inferway.http.auth import Auth, withheld
+from inferway.http.auth import Auth
+from inferway.http.errors import withheld
 from inferway.http.inference_ingress import InferenceIngress
 from inferway.http.message import Request
 from inferway.http.responder import JSON, Responder

@@ -36,8 +36,8 @@ from inferway.errors import (
     UpstreamError,
     UpstreamTimeoutError,
 )
-from inferway.http.auth import withheld
 from inferway.http.ends import Client, RequestLifecycle
+from inferway.http.errors import withheld
 from inferway.http.headers import not_ours_alone, request_lines
 from inferway.http.message import Request
 from inferway.model import Decision, Headers, Target

@@ -106,7 +106,7 @@ class _HubAnswer:
                 HubAwayError(f"this path is answered by the gateway's hub, which is away: {error}")
             )
 
-    # http.responder.BodySource
+    # http.ends.BodySource
 
     def pause(self) -> None:
         self._tell(UpstreamRequest.pause)

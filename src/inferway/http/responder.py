@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -28,6 +28,7 @@ from inferway.errors import (
     UpstreamError,
 )
 from inferway.http.content_coding import ACCEPTED
+from inferway.http.ends import BodySource
 from inferway.http.message import STATUS_LINES, Request, status_line
 from inferway.model import Headers
 from inferway.openai_api.paths import GENERATING
@@ -57,14 +58,6 @@ _STREAM: Headers = (
     (b"cache-control", b"no-cache"),
 )
 JSON: Headers = ((b"content-type", b"application/json"),)
-
-
-class BodySource(Protocol):
-    """Produces an answer's body after the handler has returned."""
-
-    def pause(self) -> None: ...
-    def resume(self) -> None: ...
-    def client_gone(self) -> None: ...
 
 
 class Responder:

@@ -37,9 +37,10 @@ from inferway.errors import (
 from inferway.fleet.draining import Draining
 from inferway.http.admin import AdminPages, PeersReport
 from inferway.http.alarms import AlarmPages
-from inferway.http.auth import Auth, withheld
+from inferway.http.auth import Auth
 from inferway.http.continued import Continuer, StreamCaller
 from inferway.http.discovery_pages import PathsPage, VersionPage, unknown_path
+from inferway.http.errors import withheld
 from inferway.http.explain import PATH as EXPLAIN
 from inferway.http.explain import ExplainPath
 from inferway.http.forward import forward

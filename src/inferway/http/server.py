@@ -22,9 +22,10 @@ from inferway.errors import (
 from inferway.http.connection import ClientConnection
 from inferway.http.content_coding import BodyDecoder
 from inferway.http.eager import resumed
+from inferway.http.ends import BodySource
 from inferway.http.listening import Certificate, Listener
 from inferway.http.message import CONTENT_ENCODING, REALTIME, BodyMemory, Request
-from inferway.http.responder import BodySource, Responder
+from inferway.http.responder import Responder
 from inferway.loop_turns import LoopTurns
 from inferway.metrics import Family, Row, counter, gauge, table
 from inferway.tasks import next_multiple

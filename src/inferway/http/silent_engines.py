@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from inferway.errors import SilentEngineError
 from inferway.fleet.engine import Engine
 from inferway.fleet.outage import Outage
+from inferway.http.ends import BodySource
 from inferway.http.forward import Forwarding
-from inferway.http.responder import BodySource
 from inferway.routing.limits.outlier_detection import OutlierDetection
 from inferway.upstream.pool import Pool
 

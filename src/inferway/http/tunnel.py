@@ -18,8 +18,9 @@ from inferway.errors import (
     OurFaultError,
     UpstreamError,
 )
-from inferway.http.auth import Auth, withheld
+from inferway.http.auth import Auth
 from inferway.http.connection import ClientConnection
+from inferway.http.errors import withheld
 from inferway.http.headers import not_ours_alone, request_lines
 from inferway.http.message import REALTIME, Request
 from inferway.http.responder import Responder

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from inferway.http.responder import BodySource
+from inferway.http.ends import BodySource
 
 
 class WaitingClient(Protocol):

@@ -38,7 +38,7 @@ class Answer(Protocol):
 
 
 class Reader:
-    """One who looks: the source of an answer's body (http.responder.BodySource)."""
+    """One who looks: the source of an answer's body (http.ends.BodySource)."""
 
     def __init__(self, hub: LiveHub, answer: Answer) -> None:
         self._hub = hub

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from inferway.fleet.engine import Engine
-from inferway.fleet.engine_facts import EngineFacts, EventSource
+from inferway.fleet.engine_facts import EngineFacts
+from inferway.fleet.event_source import EventSource
 from inferway.fleet.silent_zero import StreamEvidence
 from inferway.fleet.stream_figures import StreamFigures, no_figures
 from inferway.kv.events.removals import Removals
@@ -105,15 +106,13 @@ class StreamElsewhere:
     def figures(self) -> StreamFigures:
         return self._figures
 
-    def evidence(self, engine: Engine) -> StreamEvidence:
+    def evidence(self) -> StreamEvidence:
         figures = self._figures
         return StreamEvidence(
-            engine=engine.name,
             connected=True,
             batches=figures.stats.batches,
             stored_blocks=figures.blocks.stored,
             skipped=sum(figures.stats.skipped.values()),
-            block_size=engine.block_size_told,
             block_size_seen=None if self._cut_seen is None else block_size_of(self._cut_seen),
             topic=figures.topic,
         )

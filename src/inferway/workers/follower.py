@@ -12,7 +12,7 @@ import aiohttp
 from inferway.config import IndexSettings
 from inferway.errors import ConfigError
 from inferway.fleet.engine import Engine, ProbeState
-from inferway.fleet.engine_facts import EventSource
+from inferway.fleet.event_source import EventSource
 from inferway.fleet.fleet import Fleet
 from inferway.fleet.load import Load
 from inferway.fleet.silent_zero import StreamEvidence
@@ -115,15 +115,13 @@ class FollowedStream:
     def may_report(self) -> bool:
         return self.told.may_report
 
-    def evidence(self, engine: Engine) -> StreamEvidence:
+    def evidence(self) -> StreamEvidence:
         told = self.told
         return StreamEvidence(
-            engine=engine.name,
             connected=True,
             batches=told.batches,
             stored_blocks=told.stored_blocks,
             skipped=told.skipped,
-            block_size=engine.block_size_told,
             block_size_seen=None if self.cut_seen is None else block_size_of(self.cut_seen),
             topic=told.topic,
         )

@@ -10,7 +10,8 @@ from __future__ import annotations
 import msgspec
 
 from inferway.config import EngineSettings, ServeSettings
-from inferway.fleet.engine_facts import EngineFacts, EventSource
+from inferway.fleet.engine_facts import EngineFacts
+from inferway.fleet.event_source import EventSource
 from inferway.fleet.stream_figures import StreamFigures
 from inferway.kv.events.dialect_finder import DialectState
 from inferway.kv.events.stream import StreamState

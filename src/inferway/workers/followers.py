@@ -14,7 +14,7 @@ from itertools import count
 from typing import Any
 
 from inferway.fleet.engine import Engine
-from inferway.fleet.engine_facts import EventSource
+from inferway.fleet.event_source import EventSource
 from inferway.kv.index.protocol import Index
 from inferway.model import Endpoint
 from inferway.tasks import Tasks

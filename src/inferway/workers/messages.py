@@ -14,7 +14,8 @@ import msgspec
 
 from inferway.config import EngineSettings, ModelRewrite, ServeSettings
 from inferway.fleet.engine import ProofState
-from inferway.fleet.engine_facts import EngineFacts, EventSource
+from inferway.fleet.engine_facts import EngineFacts
+from inferway.fleet.event_source import EventSource
 from inferway.fleet.hand_over import Progress
 from inferway.fleet.outage import Outage
 from inferway.kv.events.stream import StreamState

@@ -13,7 +13,8 @@ import numpy as np
 
 from inferway.config import EngineSettings
 from inferway.fleet.engine import Engine
-from inferway.fleet.engine_facts import EngineFacts, EventSource, ModelCard
+from inferway.fleet.engine_facts import EngineFacts, ModelCard
+from inferway.fleet.event_source import EventSource
 from inferway.fleet.full_reports import FullReporter
 from inferway.fleet.journal.journal import HolderJournal
 from inferway.fleet.journal.state_dir import StateDir

@@ -10,7 +10,7 @@ from typing import cast
 
 import msgspec
 
-from inferway.fleet.engine_facts import EventSource
+from inferway.fleet.event_source import EventSource
 from inferway.fleet.subscriber import IndexElsewhere, Subscription
 from inferway.fleet.zmq_subscriber import ZmqSubscriber
 from inferway.fleet.zmtp import ZmtpConnection

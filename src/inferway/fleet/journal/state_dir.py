@@ -14,7 +14,7 @@ import numpy as np
 from inferway.config import ServeSettings
 from inferway.errors import ConfigError
 from inferway.fleet.engine import Engine
-from inferway.fleet.engine_facts import EventSource
+from inferway.fleet.event_source import EventSource
 from inferway.fleet.journal.compaction import Compactor
 from inferway.fleet.journal.journal import COMPACT_MIN_BYTES, HolderJournal, Workers
 from inferway.fleet.journal.journal_files import Identity, directory_name

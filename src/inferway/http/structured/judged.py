@@ -17,7 +17,8 @@ from __future__ import annotations
 import logging
 
 from inferway.errors import InferwayError, crash_report, panic_as_error
-from inferway.http.responder import BodySource, Responder
+from inferway.http.ends import BodySource
+from inferway.http.responder import Responder
 from inferway.model import Headers
 from inferway.routing.structured_gate.shape import Shape
 from inferway_structured.report import UNENFORCED_HEADER, VALID_HEADER, validity
