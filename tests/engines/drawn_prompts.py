@@ -65,9 +65,9 @@ def _matched_tokens(gateway: str) -> int:
 
 
 def _wait_until_heard(gateway: str, engine: RealEngine, request: Request, number: int) -> None:
-    """Until the events of a request have come, and it no longer counts as held because it is on
-    its way. Another prompt, which goes to the engine alone, has its events behind them; it has two
-    blocks, of which a draft model may drop one."""
+    """Until the events of a request have come, all that they name is found, and the request no
+    longer counts as held because it is on its way. Another prompt, which goes to the engine alone,
+    has its events behind them; it has two blocks, of which a draft model may drop one."""
     size = client.get(f"{gateway}/ready").json["engines"][0]["block_size"]
     words = Random(f"behind {number}").choices(_WORDS, k=2 * size + 5)
     behind = completion(f"the prompt behind {request.name}", " ".join(words))
@@ -75,10 +75,11 @@ def _wait_until_heard(gateway: str, engine: RealEngine, request: Request, number
     wait_until(
         lambda: scores(gateway, behind).get(engine.name), f"the events of {request.name} have come"
     )
-    wait_until(lambda: not _is_on_its_way(gateway, request), f"{request.name} is not on its way")
+    wait_until(lambda: _is_known(gateway, request), f"what is held of {request.name} is known")
 
 
-def _is_on_its_way(gateway: str, request: Request) -> bool:
-    told = client.post(f"{gateway}/v1/explain", dict(request.body)).json
-    runs = [run for candidate in told["candidates"] for run in candidate["runs"]]
-    return any(where == "on-its-way" for where, _ in runs)
+def _is_known(gateway: str, request: Request) -> bool:
+    candidates = client.post(f"{gateway}/v1/explain", dict(request.body)).json["candidates"]
+    places = [where for candidate in candidates for where, _ in candidate["runs"]]
+    pictures = {candidate["picture"] for candidate in candidates}
+    return "on-its-way" not in places and pictures == {"exact"}

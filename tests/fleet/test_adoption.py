@@ -33,6 +33,7 @@ from inferway.kv.events.stream import StreamState
 from inferway.kv.index.memory import MemoryIndex
 from inferway.kv.index.reuse import FULL, MAMBA
 from inferway.model import Prompt
+from inferway.prompts.fidelity.probe import CACHE_SALT
 
 SIZE = 4
 HOLDER = 0
@@ -87,20 +88,21 @@ class Setup:
         )
         self.index.apply(self.subscriber.blocks.apply(event))
 
-    def stored_whole(self, tokens: list[int], number: int) -> None:
+    def stored_whole(self, tokens: list[int], number: int, salt: str | None = None) -> None:
         """The engine has full attention and state-space layers, and hashes each token. It tells of
         the prompt's first whole blocks."""
-        hashes = self._token_hashes(tokens[: number * SIZE])[SIZE - 1 :: SIZE]
-        self._store(hashes, None, tokens[: number * SIZE], SIZE, groups=(FULL[0],))
+        hashes = self._token_hashes(tokens[: number * SIZE], salt)[SIZE - 1 :: SIZE]
+        self._store(hashes, None, tokens[: number * SIZE], SIZE, groups=(FULL[0],), salt=salt)
 
-    def stored_part(self, tokens: list[int], end: int) -> None:
+    def stored_part(self, tokens: list[int], end: int, salt: str | None = None) -> None:
         """Such an engine tells of the part of a block that ends there."""
-        hashes = self._token_hashes(tokens[:end])
+        hashes = self._token_hashes(tokens[:end], salt)
         parent = hashes[-2] if end > 1 else None
         self._store(hashes[-1:], parent, tokens[end - 1 : end], 1, groups=(FULL[0], MAMBA))
 
-    def _token_hashes(self, tokens: list[int]) -> list[int]:
-        return [wire_hash(each) for each in self.dialect.block_hashes(np.array(tokens), 1)]
+    def _token_hashes(self, tokens: list[int], salt: str | None) -> list[int]:
+        hashes = self.dialect.block_hashes(np.array(tokens), 1, cache_salt=salt)
+        return [wire_hash(each) for each in hashes]
 
     def _store(
         self,
@@ -109,6 +111,7 @@ class Setup:
         tokens: list[int],
         size: int,
         groups: Sequence[str],
+        salt: str | None = None,
     ) -> None:
         events = [
             BlockStored(
@@ -118,6 +121,7 @@ class Setup:
                 block_size=size,
                 group_idx=number,
                 spec_kind=kind,
+                extra_keys=[[salt], *[None] * (len(hashes) - 1)] if salt else None,
             )
             for number, kind in enumerate(groups)
         ]
@@ -126,10 +130,11 @@ class Setup:
         for event in events:
             self.index.apply(blocks.apply(event))
 
-    def reused(self, tokens: list[int]) -> int:
+    def reused(self, tokens: list[int], salt: str | None = None) -> int:
         """Tokens of the prompt that the engine is believed to reuse."""
-        item, hasher = self.prompt(tokens), BlockHasher(SIZE)
-        places = PromptPlaces(hasher, item.token_ids, item.block_keys, None)
+        item, hasher = self.prompt(tokens, salt=salt), BlockHasher(SIZE)
+        extras = request_extras(None, salt)
+        places = PromptPlaces(hasher, item.token_ids, item.block_keys, extras)
         found = self.index.match_now(item.block_keys, places)
         return found.reuse[HOLDER].tokens if HOLDER in found.reuse else 0
 
@@ -371,6 +376,24 @@ def test_what_is_cleared_is_not_adopted() -> None:
     run(scenario)
 
 
+def test_prompts_are_wanted_until_an_engine_has_told_whether_it_publishes_events() -> None:
+    """The events of the first prompts may come before the resolver's next round."""
+
+    async def scenario() -> None:
+        async with setup() as it:
+            it.engine.subscribers.clear()
+            it.engine.facts, told = None, it.engine.facts
+            await it.adopter.look()
+            assert it.adopter.wanted
+
+            it.engine.facts = told
+            await it.adopter.look()
+            assert not it.adopter.wanted
+
+    assert OrphanResolver([]).wanted
+    run(scenario)
+
+
 def test_prompts_are_wanted_while_an_engine_has_orphans_or_may_have() -> None:
     """Of this one nothing is known yet."""
 
@@ -410,6 +433,24 @@ def test_a_prompts_end_within_a_block_is_known_of_a_prompt_before_the_dialect_wa
             await it.adopter.look()
 
             assert it.reused(tokens) == end
+
+    run(scenario)
+
+
+def test_a_probes_end_within_a_block_is_known() -> None:
+    tokens, end = prompt(2, 2)[: SIZE + 3], SIZE + 2
+
+    async def scenario() -> None:
+        async with setup(cache=CacheFacts(hash_size=1, block_size=SIZE)) as it:
+            it.stored_whole(tokens, 1, CACHE_SALT)
+            it.stored_part(tokens, end, CACHE_SALT)
+            it.engine.probed.append(np.array(tokens, np.uint32))
+
+            await it.adopter.look()
+
+            assert it.reused(tokens, CACHE_SALT) == end
+            assert not it.subscriber.blocks.has_waiting
+            assert not it.engine.probed
 
     run(scenario)
 

@@ -518,3 +518,14 @@ class TestLivePrompts:
         asked.engine.healthy = healthy
 
         assert asked.prober.may_ask(Endpoint("e0", asked.engine.url, 0)) is may
+
+
+async def test_what_an_engine_was_asked_is_noted_for_who_looks_for_its_blocks(
+    start: Start,
+) -> None:
+    asked = await start()
+
+    asked.prober.join(asked.engine, "m", Lengths())
+    await asked.until(AGREES)
+
+    assert len(asked.engine.probed) >= len(PROBES)

@@ -4,6 +4,7 @@ for what the probe has found out."""
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -27,7 +28,7 @@ from inferway.kv.events.dialect_finder import DialectState
 from inferway.kv.events.groups import DROPPING, NO_FACTS, CacheFacts
 from inferway.kv.events.removals import Removals
 from inferway.kv.events.stream import StreamState
-from inferway.model import Cut, Endpoint, Headers, HolderId, KvTransfer, block_size_of
+from inferway.model import Cut, Endpoint, Headers, HolderId, KvTransfer, TokenIds, block_size_of
 from inferway.prompts.served import ModelSource
 
 
@@ -174,6 +175,8 @@ class Engine:
     offers: dict[str, ModelSource] = field(default_factory=dict)  # by model; `served_models` writes
     proofs: dict[str, ProbeState] = field(default_factory=dict)  # by base model
     dialects: dict[int, DialectView] = field(default_factory=dict)  # by rank
+    # prompts that the prober has sent there; the orphans' resolver takes them
+    probed: deque[TokenIds] = field(default_factory=lambda: deque(maxlen=64))
     _cache_facts: CacheFacts = NO_FACTS
     _cache_facts_of: tuple[EngineFacts | None] | None = None  # the `facts` they are made of
 

@@ -22,11 +22,14 @@ from dataclasses import dataclass, field
 from inferway.fleet.engine import Engine
 from inferway.fleet.subscriber import EventSubscriber
 from inferway.kv.blocks.dialects import Dialect, LoraAdapter, wire_hash
+from inferway.kv.blocks.extra_keys import request_extras
+from inferway.kv.blocks.keys import BlockHasher
 from inferway.kv.events.dialect_finder import SEEDS, DialectFinder
 from inferway.kv.events.event import BlockStored
 from inferway.kv.events.hidden_places import Beside
 from inferway.kv.events.stream import StreamState
 from inferway.model import BlockKey, Cut, Prompt, TokenIds, block_size_of, lookahead_of
+from inferway.prompts.fidelity.probe import CACHE_SALT
 from inferway.tasks import Tasks, TimeSlice, next_multiple
 
 log = logging.getLogger("inferway.events")
@@ -101,7 +104,9 @@ class OrphanResolver:
         """`engines`: those there are, as the fleet keeps them. `seeds`: what an engine may have
         been given as PYTHONHASHSEED. `on_moved` is told of one whose events show that it has an
         adapter from elsewhere than it had told."""
-        self.wanted = False  # some engine has orphans, or does not know all that it holds
+        # Some engine has orphans, or blocks of which it is not known where they are, or it has not
+        # told yet whether it publishes events: its first prompts may be asked for then.
+        self.wanted = True
         self._engines = engines
         self._seeds = seeds
         self._on_moved = on_moved
@@ -148,15 +153,28 @@ class OrphanResolver:
     async def look(self) -> None:
         """Do one round: look at new streams, events, orphans and prompts."""
         self._attend()
+        for engine in self._engines:
+            self._offer_probes(engine)
         for watch in list(self._watches.values()):
             await self._verify(watch)
             await self._expect(watch)
             if watch.subscriber.blocks.num_orphans:
                 await self._adopt(watch)
-        self.wanted = any(_may_need_prompts(subscriber) for subscriber in self._watches)
+        self.wanted = any(map(_may_need_prompts, self._watches)) or not all(
+            engine.facts for engine in self._engines
+        )
         if not self.wanted:
             self._recent.clear()
             self._num_tokens = 0
+
+    def _offer_probes(self, engine: Engine) -> None:
+        """Take the prompts that the gateway has sent to an engine by itself."""
+        cut = engine.cut
+        while cut is not None and engine.probed:
+            ids = engine.probed.popleft()
+            hasher = BlockHasher(block_size_of(cut), lookahead=lookahead_of(cut))
+            keys = hasher.keys(ids, request_extras(None, CACHE_SALT))
+            self.offer({cut: [Prompt(ids, keys)]}, cache_salt=CACHE_SALT)
 
     async def _run(self) -> None:
         while True:

@@ -271,6 +271,8 @@ class Prober:
             if ours is None:
                 return None
             theirs = await self._ask(engine, engine.http_headers, probe.path, body)
+            if not isinstance(theirs, NotRendered):
+                engine.probed.extend(theirs)  # it holds them now
             difference = compare(ours, theirs)
             if difference is None or not attempts:
                 return theirs, difference
