@@ -57,6 +57,8 @@ class Matched(msgspec.Struct, frozen=True):
     is_read: bool = True  # False: engines do not look in their cache for it; `found` is empty
 
 
+_NOTHING = MatchResult()
+
 # By the cuts of the model's engines: each of the request's prompts.
 MatchedPrompts = Mapping[Cut, Sequence[Matched]]
 
@@ -122,7 +124,7 @@ class Matcher:
         """Return who holds prompts that are tokens already."""
         extras = request_extras(model.lora, cache_salt, model.lora_path)
         prompts = await self._prompts(model, tokenized, extras)
-        found: Iterable[MatchResult] = repeat(MatchResult())
+        found: Iterable[MatchResult] = repeat(_NOTHING)
         if is_read:
             found = await self._found(prompts)
             if len(model.lora_paths) > 1:
@@ -136,6 +138,7 @@ class Matcher:
         self, model: ServedModel, tokenized: Tokenized, extras: BlockExtras | None
     ) -> list[Prompt]:
         prompts: list[Prompt] = []
+        has_layouts = self.index.has_layouts
         for cut in model.cuts:
             hasher = self._hashers.get(cut)
             if hasher is None:
@@ -143,16 +146,13 @@ class Matcher:
                 self._hashers[cut] = hasher
             for ids in tokenized.token_ids:
                 keys = await self._keys(hasher, ids, extras)
-                places = None
-                if self.index.has_layouts:
-                    places = PromptPlaces(hasher, ids, keys, extras)
+                places = PromptPlaces(hasher, ids, keys, extras) if has_layouts else None
                 prompts.append(Prompt(ids, keys, places))
         return prompts
 
     async def _found(self, prompts: Sequence[Prompt]) -> Sequence[MatchResult]:
-        found = await self.index.match_all(
-            [prompt.block_keys for prompt in prompts], [prompt.places for prompt in prompts]
-        )
+        places = [prompt.places for prompt in prompts] if self.index.has_layouts else None
+        found = await self.index.match_all([prompt.block_keys for prompt in prompts], places)
         await self._breathe(max([prompt.block_keys for prompt in prompts], key=len, default=()))
         return found
 
