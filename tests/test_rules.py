@@ -21,7 +21,7 @@ BUILDINGS = {
     "inferway_bench": ROOT / "bench" / "src" / "inferway_bench",
 }
 
-MAX_FILE_LINES = 450
+MAX_FILE_LINES = 600  # what a file brings along is limited instead: tests/budgets
 MAX_FUNCTION_LINES = 60
 MAX_NESTING = 3
 SUFFIXES = ("Manager", "Handler", "Helper", "Util", "Base", "Impl")

@@ -6,8 +6,10 @@ import asyncio
 from array import array
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -325,6 +327,25 @@ def test_a_prefix_ends_at_the_last_checkpoint_of_state_space_layers() -> None:
     assert matched([FULL, state(1)]) == 2  # its event has the tokens of all three blocks
     assert matched([FULL, state(0, 2)]) == 3
     assert matched([FULL, state(0, 2), removed(103, group_idx=1)]) == 1
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"spec_kind": "sliding_window", "sliding_window": 3}, {"spec_kind": "mamba"}],
+    ids=["window", "states"],
+)
+def test_a_report_of_a_sparse_group_is_not_believed(fields: dict[str, Any]) -> None:
+    """It names all blocks of the prefix, also those that the group does not hold. Before an engine
+    is asked for reports there are none."""
+    of_group = stored(group_idx=1, **fields)
+    engine = blocks()
+    engine.apply(FULL)
+    engine.count_no_copies()
+
+    assert engine.may_name_more_than_held(of_group)
+    assert [type(op) for op in engine.apply(of_group)] == [Layout]
+    assert not engine.may_name_more_than_held(FULL)
+    assert matched([FULL, of_group]) == 3
 
 
 def test_a_block_of_another_group_may_come_before_that_of_full_attention() -> None:

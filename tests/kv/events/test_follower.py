@@ -465,6 +465,18 @@ def test_an_engine_that_reports_blocks_again_is_never_known_exactly() -> None:
     assert gateway.state is PARTIAL
 
 
+def test_no_piece_of_a_long_report_of_a_sparse_group_is_believed() -> None:
+    full = {"group_idx": 0, "kv_cache_spec_kind": "full_attention"}
+    states = {"group_idx": 1, "kv_cache_spec_kind": "mamba"}
+    gateway = following(batch(stored(0, 2000, **full)))
+    gateway.blocks.count_no_copies()
+
+    gateway.live(1, batch(stored(0, 2000, **states)))
+
+    keys = BlockHasher(SIZE).keys(np.arange(2000 * SIZE, dtype=np.uint32))
+    assert not any(gateway.index.held(HOLDER, keys, 0, 2))
+
+
 def test_a_restart_is_a_new_beginning() -> None:
     gateway = following(batch(stored(0, 3), NEWS))
     gateway.do(gateway.follower.resume())

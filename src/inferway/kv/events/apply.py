@@ -180,6 +180,11 @@ class EngineBlocks:
         self._coming = self._coming[at:]  # what stands before it says nothing of the blocks to come
         return self.forget()
 
+    def may_name_more_than_held(self, event: BlockStored) -> bool:
+        """Return whether an event may say of blocks that they are held which are not; `apply` does
+        nothing then (`GroupBlocks.may_name_more_than_held`)."""
+        return self._group_blocks.may_name_more_than_held(event)
+
     def apply_together(self, events: Sequence[BlockStored | BlockRemoved]) -> list[Op] | None:
         """Apply the engine's next events, all about GPU memory, at once. Return what the index must
         do; None, and nothing has changed: they must be applied one by one."""

@@ -244,6 +244,8 @@ class EventApplier:
         if isinstance(item, _OF_BLOCKS):
             if item.medium not in GPU_MEDIA:
                 self._see_other_medium()
+            if isinstance(item, BlockStored) and self.blocks.may_name_more_than_held(item):
+                return  # its pieces do not begin with the prompt
             yield from map(self.blocks.apply, _pieces(item))
         elif isinstance(item, EventError):
             self.stats.events -= 1

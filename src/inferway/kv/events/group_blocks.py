@@ -23,6 +23,7 @@ from inferway.kv.events.hidden_places import Beside, HiddenPlaces
 from inferway.kv.events.holder_state import HolderState
 from inferway.kv.events.records import PlacedRecord
 from inferway.kv.index.protocol import Op
+from inferway.kv.index.reuse import FULL
 from inferway.model import BlockKey, TokenIds
 
 _TOKEN = np.dtype(np.uint32)
@@ -147,6 +148,13 @@ class GroupBlocks:
             salt = texts[0] if texts else None
         return Beside(lora, salt)
 
+    def may_name_more_than_held(self, event: BlockStored) -> bool:
+        """Return whether an event may be a report of a sparse group's blocks: vLLM 0.32 names all
+        of them up to the hit, also those that the group does not hold
+        (BlockPool.emit_cached_block_events). A report begins with the prompt."""
+        is_sparse = event.spec_kind is not None and event.spec_kind not in FULL
+        return is_sparse and event.parent_hash is None and not self._held.bridge.counting
+
     def store(self, event: BlockStored, place: Place) -> list[Op]:
         """Add the blocks of a group that is not full attention. Return what the index must do."""
         held, layout, hashes = self._held, self._held.layout, event.block_hashes
@@ -154,6 +162,8 @@ class GroupBlocks:
         size, parent_hash = layout.block_size, event.parent_hash
         if layout.full_position is None:
             self._see(event)
+        if self.may_name_more_than_held(event):
+            return []
         if all(held.bridge.key(h) is not None for h in hashes):
             return held.add(hashes, place)
         if event.block_size % size:
