@@ -15,9 +15,10 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import FrameType, SimpleNamespace
+from types import FrameType
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from inferway.kv.index.protocol import MatchResult
@@ -43,7 +44,7 @@ MODEL = ServedModel("org/model", NoPrompts(Reason.NO_TOKENIZER, "these are keys"
 
 @dataclass
 class Answer:
-    """telemetry.answer_log.EndedAnswer."""
+    """extension.EndedAnswer."""
 
     request_id: str
     record: Record
@@ -78,7 +79,8 @@ def routed(endpoints: list[Endpoint], matched: np.ndarray[Any, Any]) -> Routed:
     blocks = {row: int(held) for row, held in enumerate(matched) if held}
     prompt = Prompt(np.zeros(BLOCKS * 16, np.uint32), list(range(BLOCKS)))
     prompts = {16: [Matched(prompt, MatchResult(blocks))]}
-    return Routed(request, MODEL, prompts, Decision((target,), Reason.KV_AWARE), candidates)
+    decision = Decision((target,), Reason.KV_AWARE)
+    return Routed(request, MODEL, prompts, decision, candidates, tells_its_reuse=True)
 
 
 def measure(number: int) -> tuple[float, float, float]:
@@ -101,10 +103,9 @@ def measure(number: int) -> tuple[float, float, float]:
 
 
 def record(recorder: Recorder, asked: list[Routed], answers: list[Any]) -> None:
-    journey: Any = SimpleNamespace(tells_its_reuse=True)
     for answer, each in zip(answers, asked, strict=True):
-        answer.record.kept = recorder.decided(journey, each)
-        recorder.add(answer)
+        recorder.on_request(msgspec.structs.replace(each, record=answer.record), 0.0)
+        recorder.on_answer(answer)
     recorder.settle()
 
 

@@ -37,6 +37,7 @@ ROOMS = [
     "fleet/discovery",
     "fleet",
     "indexer",
+    "extension",
     "telemetry",
     "records",
     "replicas",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from inferway.config import EngineSettings, ModelRewrite, ServeSettings
 from inferway.doctor.live import alarms_of
+from inferway.extension import Core, Extension, installed, methods
 from inferway.fleet.discovery.members import Members, Rules, build_members
 from inferway.fleet.draining import Draining
 from inferway.fleet.engine import Engine
@@ -44,6 +45,7 @@ from inferway.records.records import Records
 from inferway.replicas.build import has_peers, own_replicas
 from inferway.replicas.replicas import Replicas
 from inferway.routing.director import EVENT_SECONDS, Director
+from inferway.routing.journey import OnRequest
 from inferway.routing.kv_legs import build_legs
 from inferway.routing.limits.outlier_detection import OutlierDetection
 from inferway.routing.rewrite import Rewrites
@@ -53,11 +55,10 @@ from inferway.scheduling.load import scheduling_of
 from inferway.servers import Process, Servers
 from inferway.tasks import Later
 from inferway.telemetry.access_log import AccessLog
-from inferway.telemetry.answer_log import AnswerLog
 from inferway.telemetry.autoscaling import Autoscaling
 from inferway.telemetry.cache_worth import CacheWorth
 from inferway.telemetry.engine_speeds import EngineSpeeds
-from inferway.telemetry.observers import WantsPrompts, build_observers
+from inferway.telemetry.observers import WantsPrompts, looking_at_requests
 from inferway.telemetry.publisher import Publisher, ZmqPublisher, publish_events
 from inferway.telemetry.request_counts import RequestCounts
 from inferway.telemetry.slo_counts import SloCounts
@@ -88,11 +89,11 @@ class Gateway:
         renderer: Renderer | None = None,
         *,
         picks: bool = False,
-        logs: Sequence[AnswerLog] = (),
+        extensions: Sequence[Extension] = (),
         process: Process | None = None,
     ) -> None:
         """`picks`: it forwards nothing, but says to a proxy where requests go (`inferway epp`).
-        `logs` are told of each answer, beside those of the settings. `process`: what it is of
+        `extensions` watch beside its own and those of installed packages. `process`: what it is of
         several that serve together; None: it is alone. Raises ConfigError."""
         self.settings = settings
         self._process = process
@@ -130,11 +131,17 @@ class Gateway:
         self.records = Records(
             *(settings, self.index, self.fleet, self._auth.failover.standing, self.scheduling)
         )
-        self._logs: list[AnswerLog] = [self._requests, self._traffic, *logs, *self.records.logs]
+        core = Core(settings, self.fleet, time.monotonic)
+        self._installed = installed(core)
+        self._extensions = [
+            *(self._requests, self._traffic, *extensions, *self.records.extensions),
+            *self._installed,
+        ]
         if settings.slo.is_any:
-            self._logs.append(self._slo)
+            self._extensions.append(self._slo)
         if settings.access_log is not None:
-            self._logs.append(AccessLog(settings.log_format, probes=settings.access_log_probes))
+            log_format, probes = settings.log_format, settings.access_log_probes
+            self._extensions.append(AccessLog(log_format, probes=probes))
 
     @property
     def _is_worker(self) -> bool:
@@ -241,10 +248,13 @@ class Gateway:
         settings = self.settings
         # What can refuse the settings comes first: nothing has to be stopped then.
         tracing = self._open_tracing()
-        self._servers = servers = Servers(settings, self._process, self._logs)
+        self._servers = servers = Servers(settings, self._process, self._extensions)
         if settings.publish is not None:
             self._publisher = ZmqPublisher(settings.publish)
             self._closes("publisher", self._publisher.close)
+        for extension in self._installed:
+            await extension.start()
+            self._closes("an extension", extension.close)
         self._pool = pool = Pool(settings.timeouts, tls=settings.engine_tls())
         self._closes("engine connections", pool.close)
         self.director = director = self._open_director()
@@ -329,6 +339,8 @@ class Gateway:
         )
         for part in (self.draining, self.records, self._slo, self.speeds):
             metrics.joined_by(part.families)
+        for families in methods(self._installed, "families"):
+            metrics.joined_by(families)
         self.autoscaling = Autoscaling(
             *(self.settings.slo, self.fleet, self.learning_plugins, self.worth),
             *(self.standing.drained, self.director.clock),
@@ -351,7 +363,7 @@ class Gateway:
             return None
         tracing = Tracing(otlp(self.settings.otlp))
         self._closes("tracing", tracing.close)
-        self._logs.append(tracing)
+        self._extensions.append(tracing)
         return tracing
 
     def _find_engines(self) -> None:
@@ -384,7 +396,7 @@ class Gateway:
 
         self.picker = picker = build_picker(
             *(self.settings, self.director, self.fleet, self._is_ready),
-            *(metrics.decided_in, self._requests, self._logs, tracing),
+            *(metrics.decided_in, self._requests, self._extensions, tracing),
             reuse_port=self._is_worker,
         )
         await picker.start()
@@ -417,17 +429,21 @@ class Gateway:
             later=Later(EVENT_SECONDS),
             gate=gate.gate,
             standing=self._auth.failover.standing,
-            observers=build_observers(
-                *(settings, self._publishes, self.fleet, self._offers),
-                *(self._traffic.conversations, self._warm),
-                [*self.records.watch.observers, self.worth],
-            ),
-            keeper=self.records.keeper,
+            on_request=self._on_request(),
             tokens_once=once,
             legs=build_legs(settings.kv_transfer, picks=self._picks),
             continuing=build_continuing(settings, self.fleet, once, picks=self._picks),
             quarantine=self._auth.failover.quarantine,
         )
+
+    def _on_request(self) -> Sequence[OnRequest]:
+        watching = [self._traffic.conversations, *self.records.watch.extensions, self.worth]
+        looking = looking_at_requests(
+            *(self.settings, self._publishes, self.fleet, self._offers, watching)
+        )
+        found = methods([*looking, *self._extensions], "on_request")
+        is_warm = self.settings.scoring and self.settings.kv_transfer.hand_over_seconds
+        return [*found, self._warm.on_request] if is_warm else found
 
     def _is_busy(self) -> bool:
         server = self._servers.public if self._servers is not None else None

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from inferway.config import ServeSettings
+from inferway.extension import Extension
 from inferway.fleet.engine import Engine
 from inferway.http.cors import Cors
 from inferway.http.hub import asking_hub, awaiting_hub, from_workers
@@ -17,7 +18,6 @@ from inferway.http.routes import Routes
 from inferway.http.server import Handler, HttpServer
 from inferway.http.traced import traced
 from inferway.indexer import FleetParts
-from inferway.telemetry.answer_log import AnswerLog
 from inferway.telemetry.observers import WantsPrompts
 from inferway.telemetry.publisher import Publisher
 from inferway.telemetry.tracing import Tracing
@@ -51,9 +51,9 @@ class Servers:
     """`public` and `admin` are None until they are open."""
 
     def __init__(
-        self, settings: ServeSettings, process: Process | None, logs: Sequence[AnswerLog]
+        self, settings: ServeSettings, process: Process | None, extensions: Sequence[Extension]
     ) -> None:
-        """`logs` are told of each answer. Raises ConfigError for a certificate that cannot be
+        """`extensions` are told of each answer. Raises ConfigError for a certificate that cannot be
         used."""
         self.public: HttpServer | None = None
         self.admin: HttpServer | None = None
@@ -63,7 +63,7 @@ class Servers:
         self._limits = within_file_limit(settings.limits, num_files, num_ports)
         self._settings = settings
         self._process = process
-        self._logs = logs
+        self._extensions = extensions
 
     @property
     def open(self) -> list[HttpServer]:
@@ -145,7 +145,7 @@ class Servers:
             port=port,
             limits=self._limits,
             timeouts=self._settings.timeouts,
-            logs=self._logs,
+            extensions=self._extensions,
             awaits_body=awaits_body,
             certificate=self.certificate,
             reuse_port=self._process is not None and self._process.is_worker,

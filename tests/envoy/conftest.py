@@ -17,7 +17,7 @@ from tests.ext_proc.pods import Stream
 from inferway.ext_proc.health import Health
 from inferway.ext_proc.questions import Rules
 from inferway.ext_proc.server import PickerServer
-from inferway.telemetry.answer_log import AnswerLog
+from inferway.extension import Extension, methods
 from inferway.telemetry.tracing import Tracing
 
 COMPLETION = b'{"model":"m","prompt":"hello"}'
@@ -60,7 +60,7 @@ async def start() -> AsyncIterator[StartProxied]:
             rewrites: Any = None,
             dead: int = 0,
             pods: Mapping[str, Mapping[str, Any]] | None = None,
-            logs: Sequence[AnswerLog] = (),
+            extensions: Sequence[Extension] = (),
             tracing: Tracing | None = None,
             **rules: Any,
         ) -> Proxied:
@@ -74,7 +74,11 @@ async def start() -> AsyncIterator[StartProxied]:
             stream = Stream(known, rewrites=rewrites)
             picker = PickerServer(
                 stream.picker,
-                Rules(stream.fleet.find, logs=[stream.picker.requests, *logs], **rules),
+                Rules(
+                    stream.fleet.find,
+                    on_answer=methods([stream.picker.requests, *extensions], "on_answer"),
+                    **rules,
+                ),
                 Health(lambda: True),
                 host="127.0.0.1",
                 port=0,

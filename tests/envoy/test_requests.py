@@ -399,7 +399,7 @@ async def test_the_access_log_has_the_client_that_envoy_tells(
 
     caplog.set_level(logging.INFO, "inferway.access")
     log = AccessLog("json")
-    proxied = await start(change=tells, logs=[log])
+    proxied = await start(change=tells, extensions=[log])
 
     await post(proxied, headers={"x-request-id": "mine"})
 
@@ -413,7 +413,7 @@ async def test_the_access_log_has_the_client_that_envoy_tells(
 async def test_the_engine_gets_the_context_of_the_picker_s_span(start: StartProxied) -> None:
     exporter = InMemorySpanExporter()
     tracing = Tracing(SimpleSpanProcessor(exporter))
-    proxied = await start(logs=[tracing], tracing=tracing)
+    proxied = await start(extensions=[tracing], tracing=tracing)
     trace, span = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
     await post(proxied, headers={"traceparent": f"00-{trace}-{span}-01", "tracestate": "v=1"})

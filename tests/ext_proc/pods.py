@@ -125,7 +125,7 @@ class Stream:
             Rules(
                 self.fleet.find,
                 counts=self.picker.counts,
-                logs=[self.picker.requests],
+                on_answer=[self.picker.requests.on_answer],
                 **rules,
             )
         )

@@ -58,7 +58,7 @@ async def logged(
 ) -> AsyncIterator[Logged]:
     caplog.set_level(logging.INFO, "inferway.access")
     log = AccessLog(request.param)
-    async with Running(logs=[log]) as running:
+    async with Running(extensions=[log]) as running:
         ticks = itertools.count(start=10)
         running.stream.director.clock = lambda: float(next(ticks))
         yield Logged(running, log, caplog)

@@ -47,8 +47,8 @@ from inferway.ext_proc.wire.frames import (
     message_head,
 )
 from inferway.ext_proc.wire.listening import GrpcServer
+from inferway.extension import Extension, methods
 from inferway.model import Target
-from inferway.telemetry.answer_log import AnswerLog
 
 PODS = {"10.0.0.1:8000": {"q": 3}, "10.0.0.2:8000": {}}
 BODY = b'{"model":"m","prompt":"p"}'
@@ -57,7 +57,9 @@ BODY = b'{"model":"m","prompt":"p"}'
 class Running:
     """A picker of two pods, and who asks it."""
 
-    def __init__(self, ready: bool = True, logs: Sequence[AnswerLog] = (), **options: Any) -> None:
+    def __init__(
+        self, ready: bool = True, extensions: Sequence[Extension] = (), **options: Any
+    ) -> None:
         self.stream = Stream(PODS)
         self.ready = ready
         self.server = PickerServer(
@@ -65,7 +67,7 @@ class Running:
             Rules(
                 self.stream.fleet.find,
                 max_body_bytes=5 << 20,
-                logs=[self.stream.picker.requests, *logs],
+                on_answer=methods([self.stream.picker.requests, *extensions], "on_answer"),
             ),
             Health(lambda: self.ready, look_seconds=0.01),
             **{"host": "127.0.0.1", "port": 0, "health_port": 0, "credentials": None, **options},

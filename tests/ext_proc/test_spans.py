@@ -50,7 +50,7 @@ class Traced:
 async def traced() -> AsyncIterator[Traced]:
     exporter = InMemorySpanExporter()
     tracing = Tracing(SimpleSpanProcessor(exporter))
-    async with Running(logs=[tracing], tracing=tracing) as running:
+    async with Running(extensions=[tracing], tracing=tracing) as running:
         yield Traced(running, exporter)
 
 

@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from inferway.config import LimitSettings, TimeoutSettings
+from inferway.extension import Extension
 from inferway.http.message import Request
 from inferway.http.responder import Responder
 from inferway.http.server import Handler, HttpServer
-from inferway.telemetry.answer_log import AnswerLog
 
 
 @dataclass
@@ -91,11 +91,11 @@ async def serving(
     *,
     limits: LimitSettings | None = None,
     timeouts: TimeoutSettings | None = None,
-    logs: Sequence[AnswerLog] = (),
+    extensions: Sequence[Extension] = (),
     awaits_body: Callable[[Request], bool] = lambda _: True,
 ) -> AsyncIterator[HttpServer]:
     server = HttpServer(
-        handler, limits=limits, timeouts=timeouts, logs=logs, awaits_body=awaits_body
+        handler, limits=limits, timeouts=timeouts, extensions=extensions, awaits_body=awaits_body
     )
     await server.start()
     try:

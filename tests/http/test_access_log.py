@@ -51,7 +51,7 @@ def told_of(one: Record) -> Any:
 async def lines(handler: Any, *requests: bytes) -> None:
     """Through the logger, first as text and then as JSON."""
     logs = [AccessLog("text"), AccessLog("json")]
-    async with serving(handler, logs=logs) as server, connected(server) as client:
+    async with serving(handler, extensions=logs) as server, connected(server) as client:
         for request in requests:
             await client.ask(request)
 
@@ -215,7 +215,7 @@ async def test_what_is_written_for_a_stream_that_is_cut_says_so(
         responder.attach(Engine())
 
     log = AccessLog("json")
-    async with serving(hang, logs=[log]) as server, connected(server) as client:
+    async with serving(hang, extensions=[log]) as server, connected(server) as client:
         await client.send(post())
         await client.answer(to_head=True)
         server.cut()
@@ -230,7 +230,7 @@ async def test_probes_have_no_lines_unless_they_are_asked_for(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     logs = [AccessLog("json"), AccessLog("json", probes=True)]
-    async with serving(echo, logs=logs) as server, connected(server) as client:
+    async with serving(echo, extensions=logs) as server, connected(server) as client:
         for path in sorted(PROBES):
             await client.ask(get(path.encode()))
 

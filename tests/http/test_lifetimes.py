@@ -296,7 +296,7 @@ async def test_connections_over_the_limit_are_closed() -> None:
 @in_loop
 async def test_the_access_log_has_a_line_for_each_request(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "inferway.access")
-    async with serving(echo, logs=[AccessLog()]) as server, connected(server) as client:
+    async with serving(echo, extensions=[AccessLog()]) as server, connected(server) as client:
         await client.ask(get(b"/a?secret", b"x-request-id: id1"))
         await client.ask(post(b"prompt", b"x-request-id: id2", target=b"/b"))
         client.close()

@@ -226,7 +226,7 @@ async def test_a_trace_begins_here_where_none_has_begun(
         await echo(request, responder)
 
     handler = traced(noting, tracing, {"/known"})
-    async with serving(handler, logs=[tracing]) as server, connected(server) as client:
+    async with serving(handler, extensions=[tracing]) as server, connected(server) as client:
         await client.ask(get(b"/known"))
         await client.ask(get(b"/" + SECRET.encode(), b"traceparent: 00-bad", b"tracestate: a=1"))
 
@@ -255,9 +255,9 @@ async def test_answers_that_end_otherwise_end_their_spans(
         await asyncio.Event().wait()
 
     refused = traced(failing, tracing, ())
-    async with serving(refused, logs=[tracing]) as server, connected(server) as client:
+    async with serving(refused, extensions=[tracing]) as server, connected(server) as client:
         assert (await client.ask(get())).status == 500
-    async with serving(traced(waiting, tracing, ()), logs=[tracing]) as server:
+    async with serving(traced(waiting, tracing, ()), extensions=[tracing]) as server:
         async with connected(server) as client:
             await client.send(get())
             while not server.stats.answering:

@@ -188,13 +188,12 @@ class World:
         request = LLMRequest(request_id="", target_model="m", body=body)
         decision = Decision((target,), Reason.KV_AWARE)
         matched = {SIZE: [Matched(prompt, found)]}
-        routed = Routed(request, model, matched, decision, table)
         record = Record(self.now)
+        routed = Routed(request, model, matched, decision, table, record, tells_its_reuse=True)
         record.target, record.attempts, record.reason = target, 1, Reason.KV_AWARE
         record.prompt_tokens = len(tokens)
         record.reused_tokens = min(blocks, (len(tokens) - 1) // SIZE) * SIZE
-        journey: Any = SimpleNamespace(tells_its_reuse=True)
-        record.kept = self.recorder.decided(journey, routed)
+        self.recorder.on_request(routed, 0.0)
         await self._settled(self.others)
         return Asked(routed, record, keys, place)
 
@@ -225,7 +224,7 @@ class World:
             seconds=0.1,
             record=record,
         )
-        self.recorder.add(answer)
+        self.recorder.on_answer(answer)
         self.recorder.settle()
         await self.hear()
         for call in self.due:

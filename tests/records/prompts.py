@@ -4,12 +4,12 @@ tokens of."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from functools import cache, lru_cache
 from typing import Any
 
 from tests.at_once import on_one_loop
 
+from inferway.extension import Extension
 from inferway.kv.blocks.keys import BlockHasher
 from inferway.kv.index.protocol import MatchResult
 from inferway.model import Decision, Endpoint, Prompt, Reason, TokenIds
@@ -71,9 +71,9 @@ def _token_ids(raw: bytes) -> TokenIds:
 class Traffic:
     """Routes chats, one a second."""
 
-    def __init__(self, observe: Callable[[Routed, float], object], block_size: int = BLOCK) -> None:
+    def __init__(self, watching: Extension, block_size: int = BLOCK) -> None:
         self.now = 0.0
-        self._observe = observe
+        self._watching = watching
         self._block_size = block_size
 
     def prompt(self, messages: Messages, **fields: Any) -> tuple[ChatRequest, Prompt]:
@@ -100,7 +100,7 @@ class Traffic:
             *(request, smollm2(), {self._block_size: [Matched(prompt, found)]}),
             *(Decision((), Reason.KV_AWARE), candidates),
         )
-        self._observe(routed, 0.0)
+        self._watching.on_request(routed, 0.0)
         return routed
 
 

@@ -240,7 +240,7 @@ def test_only_so_many_are_looked_at_in_a_second_and_the_rest_is_counted() -> Non
     routed = traffic.chat([system(RULES), user(ASKED[0])])
 
     for _ in range(100):
-        breakers(routed, 0.0)
+        breakers.on_request(routed, 0.0)
     breakers.work()
 
     assert (breakers.seen, breakers.looked_at) == (101, LOOKS_A_SECOND)

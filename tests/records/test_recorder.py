@@ -24,7 +24,6 @@ from inferway.scheduling.expected_ttft.learning import COST_MS, TERMS_MS
 from inferway.scheduling.idle import idle
 
 MODEL = ServedModel("m", NoPrompts(Reason.NO_TOKENIZER, "not in this test"), (16,))
-JOURNEY: Any = SimpleNamespace(tells_its_reuse=True)
 
 
 def decided(
@@ -51,10 +50,11 @@ def decided(
         objectives=objectives(headers, {}),
         tenant="team",
     )
-    routed = Routed(request, MODEL, {}, Decision((target,), Reason.KV_AWARE), table)
     record = Record(0.0)
     record.target, record.outcome = target, "ok"
-    record.kept = recorder.decided(JOURNEY, routed)
+    decision = Decision((target,), Reason.KV_AWARE)
+    routed = Routed(request, MODEL, {}, decision, table, record, tells_its_reuse=True)
+    recorder.on_request(routed, 0.0)
     return routed, record
 
 
@@ -62,7 +62,7 @@ def ended(recorder: Recorder, record: Record, name: str = "r") -> None:
     answer: Any = SimpleNamespace(
         request_id=name, path="/v1/completions", status=200, outcome="", seconds=1.0, record=record
     )
-    recorder.add(answer)
+    recorder.on_answer(answer)
 
 
 def recorded(number: int, chosen: int, **how: Any) -> tuple[Routed, RequestRecord]:
@@ -153,6 +153,6 @@ def test_answers_that_no_journey_knows_of_have_no_record() -> None:
     recorder = Recorder(RecordRing(), lambda: 0.0)
     answer: Any = SimpleNamespace(record=None)
 
-    recorder.add(answer)
+    recorder.on_answer(answer)
 
     assert len(recorder.ring) == 0

@@ -138,10 +138,10 @@ def tell(recorder: Recorder, each: Told, name: str, keys: Sequence[int] = (1,)) 
     )
     prompts = {16: [Matched(Prompt(np.zeros(16, np.uint32), keys), found)]}
     decision = Decision((first,), Reason.KV_AWARE, profile=each.profile)
-    journey: Any = SimpleNamespace(tells_its_reuse=True)
     if each.is_noted:
-        routed = Routed(request, MODEL, prompts, decision, table)
-        each.record.kept = recorder.decided(journey, routed)
+        reuse = True
+        routed = Routed(request, MODEL, prompts, decision, table, each.record, reuse)
+        recorder.on_request(routed, 0.0)
     each.record.target = first if each.tried == each.chosen else last
     answer: Any = SimpleNamespace(
         request_id=name,
@@ -151,7 +151,7 @@ def tell(recorder: Recorder, each: Told, name: str, keys: Sequence[int] = (1,)) 
         seconds=each.took,
         record=each.record,
     )
-    recorder.add(answer)
+    recorder.on_answer(answer)
 
 
 @settings(max_examples=30)

@@ -53,7 +53,7 @@ class Gateway:
         candidates.now = self.now
         decision = Decision((Target(self.endpoint, 1.0, held, len(keys)),), Reason.KV_AWARE)
         served = ServedModel(model, NOBODYS)
-        self.warm(Routed(request, served, {BLOCK: items}, decision, candidates), 0.0)
+        self.warm.on_request(Routed(request, served, {BLOCK: items}, decision, candidates), 0.0)
 
     def kept(self) -> list[int]:
         return [len(prefix.token_ids) for prefix in self.warm.prefixes()]

@@ -15,7 +15,7 @@ from tests.scheduling.test_profile import REQUEST, table
 
 from inferway.errors import ConfigError
 from inferway.scheduling.expected_ttft.plugin import ExpectedTtft
-from inferway.scheduling.load import DEFAULT, known_types, load_scheduling
+from inferway.scheduling.load import DEFAULT, ENTRY_POINTS, known_types, load_scheduling
 
 MODULE = """
 import numpy as np
@@ -33,7 +33,12 @@ NONE = 3
 
 
 def package(
-    monkeypatch: pytest.MonkeyPatch, directory: Path, module: str = MODULE, **types: str
+    monkeypatch: pytest.MonkeyPatch,
+    directory: Path,
+    module: str = MODULE,
+    *,
+    group: str = ENTRY_POINTS,
+    **types: str,
 ) -> None:
     """Somebody's installed package with plugin types: entry point -> name in its module."""
     (directory / "somebodys_plugin.py").write_text(module)
@@ -42,7 +47,7 @@ def package(
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: somebodys-plugin\nVersion: 1.0\n")
     lines = "".join(f"{name} = {value}\n" for name, value in values.items())
-    (info / "entry_points.txt").write_text(f"[inferway.plugins]\n{lines}")
+    (info / "entry_points.txt").write_text(f"[{group}]\n{lines}")
     monkeypatch.syspath_prepend(str(directory))
     monkeypatch.delitem(sys.modules, "somebodys_plugin", raising=False)  # another test's
 

@@ -61,5 +61,5 @@ def test_what_other_processes_have_seen_counts_but_is_not_told_again() -> None:
     worth.others = [{"a": 20.0}, {"b": 5.0}]
 
     assert (worth.of("a"), worth.of("b")) == (120.0, 5.0)
-    [family] = worth.families(["a", "b"])
+    [family] = worth.families_of(["a", "b"])
     assert [sample.value for sample in family.samples] == [100.0, 0.0]

@@ -87,7 +87,7 @@ class Gateway:
         candidates.now = self.now
         known = {self.block_size: [Matched(prompt, MatchResult())]}
         decision = Decision((), Reason.KV_AWARE)
-        self.conversations(Routed(request, MODEL, known, decision, candidates), 0.0)
+        self.conversations.on_request(Routed(request, MODEL, known, decision, candidates), 0.0)
 
     @property
     def broken(self) -> dict[tuple[str, str], int]:

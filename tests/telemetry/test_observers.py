@@ -82,7 +82,7 @@ def goes_by(
     probe: LiveProbe, request: Routed, outcome: str = "ok", status: int = 200, then: str = "e0"
 ) -> None:
     """A request is routed, tried at an engine that fails and at `then`, and ends."""
-    follower = probe(request, 0.0)
+    follower = probe.on_request(request, 0.0)
     if follower is not None:
         for engine in ("failed", then):
             follower.on_attempt(target(engine), 0.0)
@@ -115,7 +115,7 @@ def test_a_body_that_a_copy_would_change_is_let_go(probe: LiveProbe, prober: Not
 
 
 def test_it_is_sent_only_after_its_answer(probe: LiveProbe, prober: Noting) -> None:
-    ended = probe(routed(), 0.0)
+    ended = probe.on_request(routed(), 0.0)
 
     assert ended is not None
     assert prober.samples == []
@@ -242,17 +242,17 @@ def test_the_engine_that_is_asked_is_the_one_that_has_answered(
 def test_a_prompt_known_only_in_part_does_not_feed_the_alarm(reason: Reason) -> None:
     alarm = AlarmObserver(lambda _: [])
 
-    alarm(missed(reason), 0.0)
+    alarm.on_request(missed(reason), 0.0)
     assert alarm.alarms["m"].misses == 0
 
-    alarm(missed(Reason.KV_AWARE), 0.0)
+    alarm.on_request(missed(Reason.KV_AWARE), 0.0)
     assert alarm.alarms["m"].misses == 1
 
 
 def test_a_prompt_that_is_read_from_no_cache_does_not_feed_the_alarm() -> None:
     alarm = AlarmObserver(lambda _: [])
 
-    alarm(missed(Reason.KV_AWARE, is_read=False), 0.0)
+    alarm.on_request(missed(Reason.KV_AWARE, is_read=False), 0.0)
 
     assert alarm.alarms["m"].misses == 0
 

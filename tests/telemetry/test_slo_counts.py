@@ -8,9 +8,9 @@ from typing import cast
 import pytest
 
 from inferway.config import SloSettings
+from inferway.extension import EndedAnswer
 from inferway.openai_api.usage import Usage
 from inferway.routing.record import Record
-from inferway.telemetry.answer_log import EndedAnswer
 from inferway.telemetry.request_counts import MAX_MODELS, OTHER
 from inferway.telemetry.slo_counts import SloCounts, is_good
 
@@ -73,7 +73,7 @@ class Ended:
 def counted(*records: Record | None) -> dict[tuple[str, str], float]:
     counts = SloCounts(BOTH)
     for each in records:
-        counts.add(cast(EndedAnswer, Ended(each)))
+        counts.on_answer(cast(EndedAnswer, Ended(each)))
     [family] = counts.families()
     return {(s.labels["model"], s.labels["good"]): s.value for s in family.samples}
 

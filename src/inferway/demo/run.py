@@ -37,11 +37,11 @@ from inferway.demo.table import Row
 from inferway.demo.traffic import DemoTraffic, is_of_traffic
 from inferway.demo.workload import PROMPTS, SYSTEM_PROMPT, TURNS
 from inferway.errors import ConfigError, InferwayError
+from inferway.extension import EndedAnswer, Extension
 from inferway.openai_api.requests import parse_chat
 from inferway.prompts.renderer import Renderer
 from inferway.signals import ENDING, listen
 from inferway.telemetry.access_log import line_of
-from inferway.telemetry.answer_log import EndedAnswer
 
 EVENT_POLL_SECONDS = 0.02
 ANSWER_TOKENS = 24
@@ -111,7 +111,7 @@ class Demo:
         )
         live = LiveLines(console)
         records = stack.enter_context(TemporaryDirectory(prefix="inferway-demo-"))
-        gateway = Gateway(ours(settings, engines, records), renderer, logs=[live])
+        gateway = Gateway(ours(settings, engines, records), renderer, extensions=[live])
         try:
             await gateway.start()
         except ConfigError as e:
@@ -180,7 +180,7 @@ class Demo:
         self._console.rule("Phase 4: live server")
         for line in self._invitation():
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
-        self._live.start()
+        self._live.begin()
         traffic = DemoTraffic(self._http, self._base, self._model.name)
         traffic.start()
         stack.push_async_callback(traffic.close)
@@ -267,21 +267,22 @@ class Demo:
             await ask(self._http, f"{base}/v1/completions", body)
 
 
-class LiveLines:
-    """Leaves a line for each answered request once it has started (answer_log.AnswerLog)."""
+class LiveLines(Extension):
+    """Leaves a line for each answered request once it has started."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._is_on = False
 
-    def start(self) -> None:
+    def begin(self) -> None:
+        """Leave lines from here on, below a line of heads."""
         self._console.print(table.live_heads(), soft_wrap=True)
         self._is_on = True
 
     def stop(self) -> None:
         self._is_on = False
 
-    def add(self, answer: EndedAnswer) -> None:
+    def on_answer(self, answer: EndedAnswer, /) -> None:
         if not self._is_on or answer.record is None or is_of_traffic(answer.request_id):
             return
         line = line_of(answer)
@@ -294,9 +295,6 @@ class LiveLines:
             *(time.strftime("%H:%M:%S"), line.model, line.engine, held, taken, outcome)
         )
         self._console.print(shown, soft_wrap=True)
-
-    def flush(self) -> None:
-        """Do nothing: no text is held back."""
 
 
 def _done(console: Console, what: str) -> None:

@@ -12,11 +12,11 @@ from inferway.ext_proc.picker import EndpointPicker
 from inferway.ext_proc.questions import Rules
 from inferway.ext_proc.server import PickerServer
 from inferway.ext_proc.tls import PickerCertificate
+from inferway.extension import Extension, methods
 from inferway.fleet.fleet import Fleet
 from inferway.openai_api.trust import Trust
 from inferway.openai_api.usage import Usage
 from inferway.routing.director import Director
-from inferway.telemetry.answer_log import AnswerLog
 from inferway.telemetry.request_counts import RequestCounts
 from inferway.telemetry.tracing import Tracing
 
@@ -34,7 +34,7 @@ def build_picker(
     is_ready: Callable[[], bool],
     decided_in: Callable[[float], None],
     requests: RequestCounts,
-    logs: Sequence[AnswerLog],
+    extensions: Sequence[Extension],
     tracing: Tracing | None,
     *,
     reuse_port: bool = False,
@@ -61,7 +61,7 @@ def build_picker(
             conformance=picker.conformance,
             mode_override=picker.mode_override,
             counts=counts,
-            logs=logs,
+            on_answer=methods(extensions, "on_answer"),
         ),
         Health(is_ready),
         host=settings.host,

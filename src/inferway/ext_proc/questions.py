@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 from inferway.ext_proc.counts import PickerCounts
 from inferway.ext_proc.noted import Noted
+from inferway.extension import EndedAnswer
 from inferway.http.ends import RequestLifecycle
 from inferway.model import Endpoint, Target
 from inferway.openai_api.usage import Usage
 from inferway.routing.structured_gate.shape import Shape
-from inferway.telemetry.answer_log import AnswerLog
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Rules:
     conformance: bool = False  # a client's header may choose the endpoint
     mode_override: bool = False  # the proxy is told to keep answers to itself that need no change
     counts: PickerCounts = field(default_factory=PickerCounts)
-    logs: Sequence[AnswerLog] = ()  # are told of each answer that has ended
+    on_answer: Sequence[Callable[[EndedAnswer], None]] = ()  # of extensions
 
 
 class Pick(NamedTuple):

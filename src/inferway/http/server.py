@@ -19,6 +19,7 @@ from inferway.errors import (
     crash_report,
     panic_as_error,
 )
+from inferway.extension import Extension, methods
 from inferway.http.connection import ClientConnection
 from inferway.http.content_coding import BodyDecoder
 from inferway.http.eager import resumed
@@ -29,7 +30,6 @@ from inferway.http.responder import Responder
 from inferway.loop_turns import LoopTurns
 from inferway.metrics import Family, Row, counter, gauge, table
 from inferway.tasks import next_multiple
-from inferway.telemetry.answer_log import AnswerLog
 
 # Answers, or attaches a source to the Responder and returns. What it raises is answered: an
 # InferwayError as what it is, the rest as 500. It is called in the reader's callback and runs
@@ -96,7 +96,7 @@ class HttpServer:
         port: int = 0,
         limits: LimitSettings | None = None,
         timeouts: TimeoutSettings | None = None,
-        logs: Sequence[AnswerLog] = (),
+        extensions: Sequence[Extension] = (),
         awaits_body: Callable[[Request], bool] = lambda _: True,
         certificate: Certificate | None = None,
         reuse_port: bool = False,
@@ -117,7 +117,8 @@ class HttpServer:
         self.disconnect_checks = (
             0  # of so many requests to come, Responder.check_client looks for the client
         )
-        self._logs = tuple(logs)
+        self._on_answer = methods(extensions, "on_answer")
+        self._flush = methods(extensions, "flush")
         self._connections: set[ClientConnection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._empty = asyncio.Event()
@@ -193,8 +194,8 @@ class HttpServer:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._listener.wait_closed()
         self._timer.cancel()
-        for log in self._logs:
-            log.flush()
+        for flush in self._flush:
+            flush()
 
     def buffered_bytes(self) -> int:
         """The number of bytes of answers that wait here for clients to read them."""
@@ -284,14 +285,14 @@ class HttpServer:
             task.add_done_callback(self._tasks.discard)
 
     def answered(self, responder: Responder) -> None:
-        """Count an answer that has ended, one way or another, and tell the logs."""
+        """Count an answer that has ended, one way or another, and tell the extensions."""
         stats = self.stats
         stats.answering -= 1
         stats.body_bytes += responder.body_bytes
         status = responder.status
         self.statuses[status] = self.statuses.get(status, 0) + 1
-        for log in self._logs:
-            log.add(responder)
+        for on_answer in self._on_answer:
+            on_answer(responder)
 
     # ------------------------------------------------------------------------------- handlers
 
@@ -341,6 +342,6 @@ class HttpServer:
         self.date = formatdate(usegmt=True).encode()
         for connection in [c for c in self._connections if c.deadline <= now]:
             connection.timed_out()
-        for log in self._logs:
-            log.flush()
+        for flush in self._flush:
+            flush()
         self._timer = self.loop.call_at(next_multiple(now, self._sweep_seconds), self._sweep)

@@ -21,6 +21,7 @@ import msgspec
 
 from inferway.config import EngineSettings, KvTransferSettings
 from inferway.errors import InferwayError
+from inferway.extension import methods
 from inferway.fleet.orphan_resolution import OrphanResolver
 from inferway.indexer import Indexer
 from inferway.model import Headers, RequestHead, Target
@@ -244,6 +245,8 @@ class Journeys:
             scoring=settings.scoring,
             off_loop=asyncio.to_thread,
             later=Later(EVENT_SECONDS),
-            observers=[AlarmObserver(indexer.fleet.evidence), PromptsForOrphans(adopter)],
+            on_request=methods(
+                [AlarmObserver(indexer.fleet.evidence), PromptsForOrphans(adopter)], "on_request"
+            ),
             legs=build_legs(settings.kv_transfer, picks=True),
         )

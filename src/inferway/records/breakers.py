@@ -28,6 +28,7 @@ import msgspec
 import numpy as np
 
 from inferway.errors import InferwayError, crash_report, panic_as_error
+from inferway.extension import Extension
 from inferway.kv.index.prefix_lengths import different_lengths
 from inferway.kv.index.protocol import MatchResult
 from inferway.model import TokenIds, block_size_of
@@ -99,8 +100,8 @@ class Breaker:
 
 
 @dataclass(slots=True, repr=False)
-class CacheBreakers:
-    """A routing.journey.Observer, which takes a microsecond or two; `work` does the rest, in any
+class CacheBreakers(Extension):
+    """An extension, which takes a microsecond or two; `work` does the rest, in any
     one thread. `keeps_text`: what differs is kept as text, one example of each."""
 
     keeps_text: bool = False
@@ -119,7 +120,7 @@ class CacheBreakers:
     _kept: OrderedDict[RememberedPrompt, _Sharers] = field(default_factory=OrderedDict)
     _groups: dict[_Sharers, _Group] = field(default_factory=dict)
 
-    def __call__(self, routed: Routed, _: float) -> None:
+    def on_request(self, routed: Routed, seconds: float) -> None:  # noqa: ARG002
         if not routed.prompts:
             return
         self.seen += 1

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from inferway.extension import Extension
 from inferway.model import TokenIds, block_size_of
 from inferway.prompts.served import ServedModel
 from inferway.records.alignment import common_prefix
@@ -38,14 +39,14 @@ class _Kept(msgspec.Struct, frozen=True):
 
 
 @dataclass(slots=True, repr=False)
-class PromptTexts:
-    """A routing.journey.Observer. The oldest prompts are dropped over `max_bytes`."""
+class PromptTexts(Extension):
+    """An extension. The oldest prompts are dropped over `max_bytes`."""
 
     max_bytes: int = MAX_BYTES
     num_bytes: int = 0
     _kept: OrderedDict[str, _Kept] = field(default_factory=OrderedDict)  # by the request's id
 
-    def __call__(self, routed: Routed, _: float) -> None:
+    def on_request(self, routed: Routed, seconds: float) -> None:  # noqa: ARG002
         if not routed.prompts:
             return
         cut, items = next(iter(routed.prompts.items()))

@@ -17,6 +17,7 @@ from typing import Protocol
 
 import numpy as np
 
+from inferway.extension import EndedAnswer, Extension
 from inferway.kv.index.prefix_lengths import different_lengths, longest
 from inferway.kv.index.protocol import MatchResult
 from inferway.metrics import Family, counter, gauge
@@ -37,11 +38,10 @@ from inferway.records.decided import (
 from inferway.records.ended import Ended, EndedPacker
 from inferway.records.record import A_TRY
 from inferway.records.ring import RecordRing
-from inferway.routing.journey import Journey, Routed
+from inferway.routing.journey import Routed
 from inferway.routing.match import Matched
 from inferway.routing.record import Record
 from inferway.scheduling.expected_ttft.learning import is_try
-from inferway.telemetry.answer_log import EndedAnswer
 
 TOGETHER = 256  # are packed
 MOST_CELLS = 16_384  # candidates of all that wait to be packed
@@ -70,8 +70,8 @@ class LooksElsewhere(Protocol):
     def look(self, routed: Routed, prompt: Prompt, noted: DecidedRequest) -> None: ...
 
 
-class Recorder:
-    """An AnswerLog, and the director's Keeper. `clock` is the director's."""
+class Recorder(Extension):
+    """An extension. `clock` is the director's."""
 
     def __init__(
         self,
@@ -106,8 +106,12 @@ class Recorder:
 
     # what comes in
 
-    def decided(self, journey: Journey, routed: Routed) -> DecidedRequest | None:
-        """Note what the request was decided by (routing.journey.Keeper)."""
+    def on_request(self, routed: Routed, seconds: float) -> None:  # noqa: ARG002
+        """Note in the request's record what it was decided by."""
+        if routed.record is not None:
+            routed.record.kept = self._decided(routed)
+
+    def _decided(self, routed: Routed) -> DecidedRequest | None:
         candidates, request, decision = routed.candidates, routed.request, routed.decision
         targets = decision.targets
         chosen = candidates.rows.get(targets[0].endpoint.holder) if targets else None
@@ -137,7 +141,7 @@ class Recorder:
             self._whose(request),
             prompt.found,
             prompt.prompt.block_keys if is_compared else (),
-            journey.tells_its_reuse is True,
+            routed.tells_its_reuse is True,
             request.body.truncate_prompt_tokens is not None,
             len(columns) > 1,
         )
@@ -148,8 +152,8 @@ class Recorder:
             self._pack_candidates()
         return noted
 
-    def add(self, answer: EndedAnswer) -> None:
-        """Note what has come of a request (telemetry.answer_log.AnswerLog)."""
+    def on_answer(self, answer: EndedAnswer, /) -> None:
+        """Note what has come of a request."""
         record = answer.record
         if record is not None:
             ended = self._ended

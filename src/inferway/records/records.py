@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 
 from inferway.config import ServeSettings
+from inferway.extension import Extension
 from inferway.fleet.fleet import Fleet
 from inferway.kv.index.protocol import Index
 from inferway.metrics import Family
@@ -20,11 +21,9 @@ from inferway.records.watch import PromptWatch
 from inferway.records.whereabouts import FleetWhereabouts
 from inferway.records.writer import RecordFiles, RecordWriter
 from inferway.routing.director import EVENT_SECONDS
-from inferway.routing.journey import Keeper
 from inferway.routing.limits.outlier_detection import OutlierDetection
 from inferway.scheduling.scheduling import Scheduling
 from inferway.tasks import Later
-from inferway.telemetry.answer_log import AnswerLog
 
 
 class Records:
@@ -64,14 +63,9 @@ class Records:
         return self.ring.capacity > 0
 
     @property
-    def logs(self) -> Sequence[AnswerLog]:
-        """Who is told of each answer that has ended."""
+    def extensions(self) -> Sequence[Extension]:
+        """Those that look at requests and answers."""
         return (self.recorder,) if self.is_on else ()
-
-    @property
-    def keeper(self) -> Keeper | None:
-        """Who notes what requests were decided by; None if nothing is kept."""
-        return self.recorder.decided if self.is_on else None
 
     async def start(self) -> None:
         """Open the files, if they are asked for. Raises ConfigError."""

@@ -8,9 +8,9 @@ import logging
 import time
 from collections.abc import Sequence
 
+from inferway.extension import Extension
 from inferway.records.breakers import CacheBreakers
 from inferway.records.prompt_texts import PromptTexts
-from inferway.routing.journey import Observer
 from inferway.tasks import Tasks, next_multiple
 
 log = logging.getLogger("inferway")
@@ -20,7 +20,7 @@ CPU_SECONDS = 0.01  # of each: at most a hundredth of a core, but for what is be
 
 
 class PromptWatch:
-    """`observers` are told of requests; `start` begins to work on what they have put aside, in a
+    """`extensions` look at requests; `start` begins to work on what they have put aside, in a
     thread. `texts` is None unless texts are asked for."""
 
     def __init__(self, *, with_text: bool = False) -> None:
@@ -29,8 +29,8 @@ class PromptWatch:
         self._tasks = Tasks(log, "cache breakers are no longer looked for, by a fault of ours")
 
     @property
-    def observers(self) -> Sequence[Observer]:
-        """Those who are told of each request that was decided by its prompt."""
+    def extensions(self) -> Sequence[Extension]:
+        """Those that look at each request that was decided by its prompt."""
         return [self.breakers] if self.texts is None else [self.breakers, self.texts]
 
     def start(self) -> None:

@@ -50,7 +50,7 @@ from inferway.routing.attempt import EndpointBook, Later
 from inferway.routing.continuing import Continuing
 from inferway.routing.counts import DirectorStats
 from inferway.routing.eligible import Eligible, Within
-from inferway.routing.journey import Journey, Keeper, Observer, Routed
+from inferway.routing.journey import Journey, OnRequest, Routed
 from inferway.routing.kv_legs import KvLegs
 from inferway.routing.limits.concurrency_limiter import Slot
 from inferway.routing.limits.outlier_detection import OutlierDetection
@@ -118,8 +118,7 @@ class Director:
     later: Later | None = None
     gate: Gate | None = None  # None: shapes of answers are the engines' matter
     standing: OutlierDetection | None = None
-    observers: Sequence[Observer] = ()
-    keeper: Keeper | None = None  # None: nothing is kept of requests that have ended
+    on_request: Sequence[OnRequest] = ()
     tokens_once: TokensOnce | None = None  # None: engines tokenize all prompts themselves
     legs: KvLegs = field(default_factory=KvLegs)
     continuing: Continuing | None = None  # None: a stream ends with its engine
@@ -247,8 +246,11 @@ class ByPrompt:
         targets = choice.targets if shape is None else choice.targets[: shape.may_try]
         headers, prefill = director.legs.split(choice, request.body)
         decision = Decision(targets, weighed.reason, headers, prefill, choice.profile)
-        journey.routed = Routed(request, weighed.model, journey.matched, decision, candidates)
         journey.tells_its_reuse = tells_its_reuse(request.body)
+        journey.routed = Routed(
+            *(request, weighed.model, journey.matched, decision, candidates),
+            *(journey.record, journey.tells_its_reuse),
+        )
         for plugin in director.scheduling.following:
             follower = plugin.follow(request, candidates, choice)
             if follower is not None:

@@ -72,9 +72,8 @@ class Host(Protocol):
     @property
     def gate(self) -> Gate | None: ...
     @property
-    def observers(self) -> Sequence[Observer]: ...
+    def on_request(self) -> Sequence[OnRequest]: ...
     @property
-    def keeper(self) -> Keeper | None: ...
     @property
     def tokens_once(self) -> EditsTokens | None: ...
     @property
@@ -99,6 +98,9 @@ class Routed(msgspec.Struct, frozen=True):
     prompts: MatchedPrompts  # empty when not rendered
     decision: Decision
     candidates: Candidates
+    record: Record | None = None  # what is remembered of it until its answer has ended
+    # whether the engine says how much of all prompts it has reused; None: nobody knows
+    tells_its_reuse: bool | None = None
 
     @property
     def whole_prompt(self) -> TokenIds | None:
@@ -110,12 +112,8 @@ class Routed(msgspec.Struct, frozen=True):
         return prompts[0].prompt.token_ids if len(prompts) == 1 else None
 
 
-# Is told of each request that was decided by its prompt, and of the seconds that took; returns who
-# is to be told what becomes of it.
-Observer = Callable[[Routed, float], RequestListener | None]
-
-# The same, for what is kept of requests: what it returns stays in the request's record.
-Keeper = Callable[["Journey", Routed], object]
+# `extension.Extension.on_request`.
+OnRequest = Callable[[Routed, float], RequestListener | None]
 
 
 class Journey:
@@ -206,12 +204,10 @@ class Journey:
         record.reason = decision.reason
         host.stats.decided(decision.reason)
         if self.routed is not None:
-            if host.keeper is not None:
-                record.kept = host.keeper(self, self.routed)
-            for observe in host.observers:
-                follower = observe(self.routed, record.decided_in)
-                if follower is not None:
-                    self._listeners.append(follower)
+            for on_request in host.on_request:
+                listener = on_request(self.routed, record.decided_in)
+                if listener is not None:
+                    self._listeners.append(listener)
         return decision
 
     def split(self) -> PrefillLeg:

@@ -50,7 +50,7 @@ class Record:
     median: float = 0.0  # an estimate of the same, to some percent; 0.0: there were no two
     usage: Usage | None = None  # what the engine has counted; None: it has not told
     outcome: str = ""  # scheduling.plugin.RequestOutcome; empty: the journey is not closed
-    kept: object = None  # what `journey.Keeper` has noted of it
+    kept: object = None  # what `records.recorder` has noted of it
 
 
 # "These whole events go to the client now", and whose they are.

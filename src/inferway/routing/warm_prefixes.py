@@ -48,14 +48,15 @@ class WarmPrefix:
 
 @dataclass(slots=True, repr=False)
 class WarmPrefixes:
-    """A routing.journey.Observer. What was not used for longest is dropped over `max_bytes`."""
+    """Its `on_request` is told of each request that was decided. What was not used for longest is
+    dropped over `max_bytes`."""
 
     max_bytes: int = MAX_BYTES
     num_bytes: int = 0
     # model -> key of the last full block, which names all before it; the last used is last
     _kept: dict[str, OrderedDict[BlockKey, WarmPrefix]] = field(default_factory=dict)
 
-    def __call__(self, routed: Routed, _: float) -> None:
+    def on_request(self, routed: Routed, _: float) -> None:
         if routed.decision.targets[0].endpoint.kv_transfer is None or not routed.prompts:
             return
         salt, now = routed.request.body.cache_salt, routed.candidates.now

@@ -16,8 +16,9 @@ import time
 
 import msgspec
 
+from inferway.extension import EndedAnswer, Extension
 from inferway.routing.record import Record
-from inferway.telemetry.answer_log import CLIENT_GONE, PROBES, EndedAnswer
+from inferway.telemetry.answer_log import CLIENT_GONE, PROBES
 from inferway.telemetry.log_lines import LogFormat, quoted, stamp
 from inferway.telemetry.tracing import trace_id_of
 
@@ -59,7 +60,7 @@ class Line(msgspec.Struct, omit_defaults=True):
     trace_id: str = ""
 
 
-class AccessLog:
+class AccessLog(Extension):
     """Collects lines; `flush` is called by the server's timer and at its end."""
 
     def __init__(self, log_format: LogFormat = "text", *, probes: bool = False) -> None:
@@ -69,7 +70,7 @@ class AccessLog:
         self._left_out = frozenset() if probes else PROBES
         self._lines: list[str] = []
 
-    def add(self, answer: EndedAnswer) -> None:
+    def on_answer(self, answer: EndedAnswer, /) -> None:
         """Collect the line of an answer that has ended."""
         if answer.path in self._left_out:
             return

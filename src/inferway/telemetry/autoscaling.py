@@ -60,7 +60,7 @@ class Autoscaling:
 
     def families(self) -> Iterator[Family]:
         """Yield what /metrics shows of it."""
-        yield from self._worth.families([engine.name for engine in self._fleet.engines])
+        yield from self._worth.families_of([engine.name for engine in self._fleet.engines])
         found = {(model,): wanted for model, wanted in self.wanted().items()}
         yield gauge(
             "engines_wanted",

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from inferway.extension import Extension
 from inferway.metrics import Family, gauge
 from inferway.model import Column
 from inferway.routing.journey import Routed
@@ -37,14 +38,14 @@ class FadingTokens:
 
 
 @dataclass(slots=True)
-class CacheWorth:
-    """A routing.journey.Observer. `clock` is the director's."""
+class CacheWorth(Extension):
+    """An extension. `clock` is the director's."""
 
     clock: Callable[[], float]
     own: FadingTokens = field(default_factory=FadingTokens)
     others: Sequence[Mapping[str, float]] = ()  # what other processes have told, by engine
 
-    def __call__(self, routed: Routed, _: float) -> None:
+    def on_request(self, routed: Routed, seconds: float) -> None:  # noqa: ARG002
         target, candidates = routed.decision.targets[0], routed.candidates
         if not target.matched_blocks:
             return
@@ -60,7 +61,7 @@ class CacheWorth:
             told.get(engine, 0.0) for told in self.others
         )
 
-    def families(self, engines: Iterable[str]) -> Iterator[Family]:
+    def families_of(self, engines: Iterable[str]) -> Iterator[Family]:
         """Yield what /metrics shows of it: of this process alone, for those of all are added up."""
         now = self.clock()
         yield gauge(

@@ -31,6 +31,7 @@ from typing import Any
 
 import msgspec
 
+from inferway.extension import Extension
 from inferway.model import BlockKey, block_size_of
 from inferway.openai_api.requests import (
     BILLING_HEADER,
@@ -76,8 +77,8 @@ class Seen(msgspec.Struct, frozen=True):
 
 
 @dataclass(slots=True)
-class Conversations:
-    """A routing.journey.Observer. `today`: the date, where clocks are wrong or tests run."""
+class Conversations(Extension):
+    """An extension. `today`: the date, where clocks are wrong or tests run."""
 
     today: Callable[[], date] = date.today
     looked_at: int = 0  # requests
@@ -93,7 +94,7 @@ class Conversations:
     _second: int = -1
     _looks: int = 0
 
-    def __call__(self, routed: Routed, _: float) -> None:
+    def on_request(self, routed: Routed, seconds: float) -> None:  # noqa: ARG002
         now = routed.candidates.now
         if int(now) != self._second:
             self._second, self._looks = int(now), 0

@@ -1,5 +1,5 @@
-"""Who is told of each request that was decided by its prompt (routing.journey.Observer): the
-publisher's subscribers, the alarm, the adopter of orphans, and the probe."""
+"""Extensions that look at each request that was decided by its prompt: for the publisher's
+subscribers, the alarm, the resolver of orphans, and the probe."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import xxhash
 
 from inferway.config import ServeSettings
+from inferway.extension import Extension
 from inferway.fleet.fleet import Fleet
 from inferway.fleet.prober import LivePrompt, Prober
 from inferway.fleet.silent_zero import SilentZeroAlarm, StreamEvidence
@@ -24,11 +25,9 @@ from inferway.openai_api.requests import (
     standard_fields,
 )
 from inferway.prompts.fidelity.probe import CHAT, COMPLETION
-from inferway.routing.journey import Observer, Routed
+from inferway.routing.journey import Routed
 from inferway.routing.match import Matched
-from inferway.routing.warm_prefixes import WarmPrefixes
 from inferway.scheduling.plugin import RequestListener, RequestOutcome
-from inferway.telemetry.conversations import Conversations
 from inferway.telemetry.publisher import Publisher, topic_name
 
 log = logging.getLogger("inferway.alarm")
@@ -58,7 +57,7 @@ _NAMES = frozenset(
 )
 
 
-class DecisionPublisher:
+class DecisionPublisher(Extension):
     """Publishes kv.{model} and kv.chat.{model}; text only when asked for."""
 
     def __init__(
@@ -70,7 +69,7 @@ class DecisionPublisher:
         self._publisher = publisher
         self._with_text = with_text
 
-    def __call__(self, routed: Routed, seconds: float) -> None:
+    def on_request(self, routed: Routed, seconds: float) -> None:
         model, body = routed.model.name, routed.request.body
         message = self._common(routed)
         if not isinstance(body, ChatRequest):
@@ -112,14 +111,14 @@ class DecisionPublisher:
         }
 
 
-class AlarmObserver:
+class AlarmObserver(Extension):
     """Feeds the silent-zero alarm, one per model, and logs what it says."""
 
     def __init__(self, evidence: Callable[[str], Sequence[StreamEvidence]]) -> None:
         self._evidence = evidence
         self.alarms: dict[str, SilentZeroAlarm] = {}
 
-    def __call__(self, routed: Routed, _: float) -> None:
+    def on_request(self, routed: Routed, seconds: float) -> None:  # noqa: ARG002
         if not routed.prompts:
             return  # by load only: the decision's own reason says why
         model = routed.model.name
@@ -161,13 +160,13 @@ class WantsPrompts(Protocol):
     ) -> None: ...
 
 
-class PromptsForOrphans:
+class PromptsForOrphans(Extension):
     """Hands the adopter what was routed, while it is wanted."""
 
     def __init__(self, adopter: WantsPrompts) -> None:
         self._adopter = adopter
 
-    def __call__(self, routed: Routed, _: float) -> None:
+    def on_request(self, routed: Routed, seconds: float) -> None:  # noqa: ARG002
         if not self._adopter.wanted or not routed.prompts:
             return
         self._adopter.offer(
@@ -183,7 +182,7 @@ MAX_LIVE_TOKENS = 32_768
 MAX_LIVE_BYTES = 256 * 1024
 
 
-class LiveProbe:
+class LiveProbe(Extension):
     """Has 1 in N live prompts compared with the ids of the engine that answered them, one at a
     time. A prompt that cannot be had when it is its turn leaves its turn to the next."""
 
@@ -193,7 +192,11 @@ class LiveProbe:
         self._due = False
         self._busy = False
 
-    def __call__(self, routed: Routed, _: float) -> RequestListener | None:
+    def on_request(
+        self,
+        routed: Routed,
+        seconds: float,  # noqa: ARG002
+    ) -> RequestListener | None:
         if self._busy or not self._prober.one_in:
             return None
         reason = routed.decision.reason
@@ -271,29 +274,24 @@ def _may_be_repeated(routed: Routed) -> bool:
     return num_tokens <= MAX_LIVE_TOKENS and len(routed.request.raw) <= MAX_LIVE_BYTES
 
 
-def build_observers(
+def looking_at_requests(
     settings: ServeSettings,
     publisher: Publisher | None,
     fleet: Fleet,
     adopter: WantsPrompts,
-    conversations: Conversations,
-    warm: WarmPrefixes,
-    watching: Sequence[Observer] = (),
-) -> list[Observer]:
-    """Return those that the settings ask for. Without scoring there are no prompts to look at, also
-    for those who are `watching`."""
-    observers: list[Observer] = []
+    watching: Sequence[Extension] = (),
+) -> list[Extension]:
+    """Return the extensions that the settings ask for. Without scoring there are no prompts to look
+    at, also for those who are `watching`."""
+    found: list[Extension] = []
     if publisher is not None:
-        observers.append(DecisionPublisher(publisher, with_text=settings.publish_text))
+        found.append(DecisionPublisher(publisher, with_text=settings.publish_text))
     if settings.scoring:
-        observers.append(AlarmObserver(fleet.evidence))
-        observers.append(LiveProbe(fleet.prober, Random()))
-        observers.append(PromptsForOrphans(adopter))
-        observers.append(conversations)
-        observers += watching
-        if settings.kv_transfer.hand_over_seconds:
-            observers.append(warm)
-    return observers
+        found.append(AlarmObserver(fleet.evidence))
+        found.append(LiveProbe(fleet.prober, Random()))
+        found.append(PromptsForOrphans(adopter))
+        found += watching
+    return found
 
 
 def _chosen_prompts(routed: Routed) -> Sequence[Prompt]:

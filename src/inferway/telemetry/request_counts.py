@@ -17,9 +17,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
+from inferway.extension import EndedAnswer, Extension
 from inferway.metrics import Family, Histogram, counter, histogram
 from inferway.routing.record import Passed, Record, timing
-from inferway.telemetry.answer_log import CLIENT_GONE, EndedAnswer
+from inferway.telemetry.answer_log import CLIENT_GONE
 
 OTHER = "other"  # the label of models that nobody serves
 MAX_MODELS = 256  # with a label of their own: adapters come and go
@@ -132,9 +133,9 @@ _HISTOGRAMS: tuple[tuple[str, str, Callable[[ModelRequests], Histogram]], ...] =
 
 
 @dataclass(slots=True)
-class RequestCounts:
-    """The request counters of the process: a log of answers (answer_log.AnswerLog) that keeps
-    numbers. `clock` is the director's."""
+class RequestCounts(Extension):
+    """The request counters of the process: an extension that keeps numbers. `clock` is the
+    director's."""
 
     clock: Callable[[], float]
     models: dict[str, ModelRequests] = field(default_factory=dict)
@@ -146,7 +147,7 @@ class RequestCounts:
         record.is_timed = True
         return model.passed
 
-    def add(self, answer: EndedAnswer) -> None:
+    def on_answer(self, answer: EndedAnswer, /) -> None:
         """An answer has ended. One of a request that was sent on for no model is nobody's: a proxy
         also passes what is none of ours."""
         record = answer.record

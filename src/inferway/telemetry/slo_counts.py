@@ -7,31 +7,28 @@ from collections import Counter
 from collections.abc import Iterator
 
 from inferway.config import SloSettings
+from inferway.extension import EndedAnswer, Extension
 from inferway.metrics import Family, counter
 from inferway.routing.record import Record
-from inferway.telemetry.answer_log import EndedAnswer
 from inferway.telemetry.request_counts import MAX_MODELS, OTHER
 
 _REFUSED = (429, 503)  # where no engine has been tried
 
 
-class SloCounts:
-    """An answer_log.AnswerLog that keeps numbers."""
+class SloCounts(Extension):
+    """An extension that keeps numbers."""
 
     def __init__(self, slo: SloSettings) -> None:
         self._slo = slo
         self._counts: dict[str, Counter[bool]] = {}  # by model: the good ones and the others
 
-    def add(self, answer: EndedAnswer) -> None:
+    def on_answer(self, answer: EndedAnswer, /) -> None:
         record = answer.record
         if record is None or not record.known_model:
             return
         good = is_good(self._slo, record, answer.status, answer.seconds)
         if good is not None:
             self._of(record.known_model)[good] += 1
-
-    def flush(self) -> None:
-        """Everything is counted at once."""
 
     def families(self) -> Iterator[Family]:
         """Yield what /metrics shows of it."""

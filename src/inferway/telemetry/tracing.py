@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from inferway import __version__
 from inferway.errors import ConfigError
+from inferway.extension import EndedAnswer, Extension
 from inferway.model import Headers, Target
 from inferway.openai_api.requests import (
     Body,
@@ -35,7 +36,6 @@ from inferway.openai_api.usage import Usage
 from inferway.routing.journey import Journey
 from inferway.routing.record import Record
 from inferway.scheduling.plugin import RequestListener, RequestOutcome
-from inferway.telemetry.answer_log import EndedAnswer
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -71,8 +71,8 @@ def otlp(endpoint: str) -> SpanProcessor:
     return BatchSpanProcessor(OTLPSpanExporter(endpoint))
 
 
-class Tracing:
-    """Begins requests' spans, and ends them as a log of answers (answer_log.AnswerLog). Where they
+class Tracing(Extension):
+    """Begins requests' spans, and ends them with their answers. Where they
     go is `processor`'s matter; how many of them, OTEL_TRACES_SAMPLER's."""
 
     def __init__(self, processor: SpanProcessor) -> None:
@@ -117,14 +117,11 @@ class Tracing:
         self._open.add(begun)
         return begun
 
-    def add(self, answer: EndedAnswer) -> None:
+    def on_answer(self, answer: EndedAnswer, /) -> None:
         """End the span of an answer that has ended."""
         if answer.span is not None:
             self._open.discard(answer.span)
             answer.span.end(answer)
-
-    def flush(self) -> None:
-        """Spans are sent in their own time."""
 
     async def close(self) -> None:
         """End the spans that are still open, and send what is left."""

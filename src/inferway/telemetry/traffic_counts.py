@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from inferway.extension import EndedAnswer, Extension
 from inferway.model import Reason
 from inferway.openai_api.paths import PARSERS, UNREAD
 from inferway.telemetry.added_up import added_up
-from inferway.telemetry.answer_log import EndedAnswer
 from inferway.telemetry.clients import OTHER, family
 from inferway.telemetry.conversations import Conversations
 
@@ -20,16 +20,16 @@ _PATHS = frozenset({*PARSERS, *UNREAD})  # all others are one
 
 
 @dataclass(slots=True)
-class TrafficCounts:
-    """The counters of what keeps caches unused: a log of answers (answer_log.AnswerLog), one for
-    the process, that keeps numbers, words of our own, and paths that we know."""
+class TrafficCounts(Extension):
+    """The counters of what keeps caches unused: an extension, one for the process,
+    that keeps numbers, words of our own, and paths that we know."""
 
     by_load: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     by_prompt: int = 0
     conversations: Conversations = field(default_factory=Conversations)
     others: Sequence[dict[str, Any]] = ()  # what other processes have told last
 
-    def add(self, answer: EndedAnswer) -> None:
+    def on_answer(self, answer: EndedAnswer, /) -> None:
         """An answer has ended; of a request that was decided, it is counted how."""
         record = answer.record
         if record is None or not record.reason:
@@ -39,9 +39,6 @@ class TrafficCounts:
             return
         path = answer.path if answer.path in _PATHS else OTHER
         self.by_load[path, family(answer.user_agent), record.reason] += 1
-
-    def flush(self) -> None:
-        """Nothing waits."""
 
     def told(self) -> dict[str, Any]:
         """Return what is known so far, of all processes that serve together."""
