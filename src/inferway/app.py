@@ -8,7 +8,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING
@@ -36,6 +36,7 @@ from inferway.http.silent_engines import SilentEngines
 from inferway.indexer import Indexer
 from inferway.kv.events.dialect_finder import SEEDS
 from inferway.kv.events.event import Batch
+from inferway.metrics import Family
 from inferway.model import HolderId
 from inferway.page.build import build_hub, build_rows
 from inferway.page.what_if import WhatIfReplays
@@ -267,7 +268,6 @@ class Gateway:
         self._stack.callback(self._auth.control.close)
         self.routes = routes = self._open_routes(director, pool)
         server = servers.for_clients(routes, tracing, pool)
-        metrics.serve_with(server)
         self._closes("engine watch, event streams and index", self.indexer.close)
         await self.records.start()
         self._closes("records", self.records.close)
@@ -312,7 +312,7 @@ class Gateway:
             page=self._open_page(alarms),
             forwards=not self._picks,
             admin_apart=settings.admin_port is not None,
-            continuer=open_continuer(director, pool, self._auth, metrics, self._stack),
+            continuer=open_continuer(director, pool, self._auth, self._stack),
         )
 
     async def _listen(self, server: HttpServer) -> None:
@@ -330,23 +330,25 @@ class Gateway:
         await replicas.open()
         self.replicas = replicas
         self._closes("exchange with peers", replicas.close)
-        self.metrics.joined_by(replicas.families)
 
     def _metrics_page(self, pool: Pool) -> MetricsPage:
-        metrics = MetricsPage(
-            *(self.director, self.fleet, pool, self.indexer.renderer, self._publishes),
-            *(self.indexer.request_templates, self._auth, self._requests),
-        )
-        for part in (self.draining, self.records, self._slo, self.speeds):
-            metrics.joined_by(part.families)
-        for families in methods(self._installed, "families"):
-            metrics.joined_by(families)
+        assert self._servers is not None
         self.autoscaling = Autoscaling(
             *(self.settings.slo, self.fleet, self.learning_plugins, self.worth),
             *(self.standing.drained, self.director.clock),
         )
-        metrics.joined_by(self.autoscaling.families)
-        return metrics
+        parts = (self.draining, self.records, self._slo, self.speeds, self.autoscaling)
+        return MetricsPage(
+            *(self.director, self.fleet, pool, self.indexer.renderer, self._publishes),
+            *(self.indexer.request_templates, self._auth, self._requests),
+            parts=[
+                *(part.families for part in parts),
+                *methods(self._installed, "families"),
+                self._servers.families,
+                lambda: () if self.replicas is None else self.replicas.families(),
+                self._picker_families,
+            ],
+        )
 
     def _open_page(self, alarms: AlarmPages) -> PageRoutes | None:
         if not self.settings.ui:
@@ -392,7 +394,6 @@ class Gateway:
 
     async def _pick(self, metrics: MetricsPage, tracing: Tracing | None) -> None:
         from inferway.ext_proc.build import build_picker  # an extra
-        from inferway.ext_proc.metrics import picker_families
 
         self.picker = picker = build_picker(
             *(self.settings, self.director, self.fleet, self._is_ready),
@@ -400,13 +401,19 @@ class Gateway:
             reuse_port=self._is_worker,
         )
         await picker.start()
-        kubernetes = self.settings.discovery.kubernetes
-        pool = (kubernetes.pool if kubernetes is not None else None) or "inferway"
-        metrics.joined_by(lambda: picker_families(picker.counts, self.fleet.engines, pool))
         self._closes("endpoint picker", partial(picker.stop, self.settings.timeouts.drain))
         how = "TLS" if self.settings.picker.secure else "in the clear"
         words = "the picker is picking for a proxy at %s:%d (%s), with health checks on port %s"
         log.info(words, picker.host, picker.port, how, picker.health_port)
+
+    def _picker_families(self) -> Iterable[Family]:
+        if self.picker is None:
+            return ()
+        from inferway.ext_proc.metrics import picker_families  # an extra
+
+        kubernetes = self.settings.discovery.kubernetes
+        pool = (kubernetes.pool if kubernetes is not None else None) or "inferway"
+        return picker_families(self.picker.counts, self.fleet.engines, pool)
 
     def _is_ready(self) -> bool:
         return self.members is not None and self.members.synced and self.fleet.loading is None

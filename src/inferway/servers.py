@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import resource
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from inferway.config import ServeSettings
@@ -18,6 +18,7 @@ from inferway.http.routes import Routes
 from inferway.http.server import Handler, HttpServer
 from inferway.http.traced import traced
 from inferway.indexer import FleetParts
+from inferway.metrics import Family
 from inferway.telemetry.observers import WantsPrompts
 from inferway.telemetry.publisher import Publisher
 from inferway.telemetry.tracing import Tracing
@@ -55,6 +56,7 @@ class Servers:
     ) -> None:
         """`extensions` are told of each answer. Raises ConfigError for a certificate that cannot be
         used."""
+        self._of_clients: HttpServer | None = None
         self.public: HttpServer | None = None
         self.admin: HttpServer | None = None
         self.certificate = certificate_of(settings)
@@ -70,8 +72,17 @@ class Servers:
         """Those that are open."""
         return [each for each in (self.public, self.admin) if each is not None]
 
+    def families(self) -> Iterable[Family]:
+        """Return the metric families of the server of clients, once there is one."""
+        return () if self._of_clients is None else self._of_clients.families()
+
     def for_clients(self, routes: Routes, tracing: Tracing | None, pool: Pool) -> HttpServer:
-        """Return the server of clients, which is not open yet; of a hub, that of its workers."""
+        """Return the server of clients, which is not open yet; of a hub, that of its workers. Call
+        it once."""
+        self._of_clients = server = self._for_clients(routes, tracing, pool)
+        return server
+
+    def _for_clients(self, routes: Routes, tracing: Tracing | None, pool: Pool) -> HttpServer:
         settings, process = self._settings, self._process
         if process is not None and process.is_hub:
             return HttpServer(

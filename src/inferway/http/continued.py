@@ -33,7 +33,6 @@ from inferway.http.ends import BodySource, Client
 from inferway.http.errors import withheld
 from inferway.http.forward import Forwarding, forward
 from inferway.http.message import Request
-from inferway.http.metrics import MetricsPage
 from inferway.http.responder import Responder
 from inferway.http.two_legs import TwoLegs
 from inferway.http.waiting import InQueue
@@ -199,13 +198,12 @@ class Continuer:
 
 
 def open_continuer(
-    director: Director, pool: Pool, auth: Auth, metrics: MetricsPage, stack: AsyncExitStack
+    director: Director, pool: Pool, auth: Auth, stack: AsyncExitStack
 ) -> Continuer | None:
     """Return who has other engines go on, until the stack is closed; None if nobody shall."""
     continuing = director.continuing
     if continuing is None:
         return None
-    metrics.joined_by(continuing.families)
     continuer = Continuer(director, continuing, pool, auth)
     stack.push_async_callback(continuer.close)
     return continuer

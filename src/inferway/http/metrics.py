@@ -5,7 +5,7 @@ docs/metrics.md lists every name (a test keeps it true).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from typing import Protocol
@@ -19,7 +19,6 @@ from inferway.fleet.fleet import Fleet
 from inferway.fleet.metrics import fleet_families
 from inferway.http.auth import Auth
 from inferway.http.flow_metrics import flow_families
-from inferway.http.server import HttpServer
 from inferway.http.structured.metrics import structured_families
 from inferway.metrics import Families, Family, Histogram, gauge, histogram, merged
 from inferway.prompts.chat.request_templates import RequestTemplates
@@ -54,7 +53,9 @@ class MetricsPage(Collector):
         request_templates: RequestTemplates | None = None,
         auth: Auth | None = None,
         requests: RequestCounts | None = None,
+        parts: Sequence[Families] = (),
     ) -> None:
+        """`parts`: what else is on the page."""
         self._decisions = Histogram(DECISION_BUCKETS)
         self._others: OtherProcesses | None = None
         self._parts: list[Families] = [
@@ -65,6 +66,7 @@ class MetricsPage(Collector):
             lambda: () if director.tokens_once is None else director.tokens_once.families(),
             lambda: () if director.quarantine is None else director.quarantine.families(),
             director.legs.families,
+            lambda: () if director.continuing is None else director.continuing.families(),
             director.matcher.index.families,
             pool.stats.families,
             partial(fleet_families, fleet),
@@ -76,17 +78,10 @@ class MetricsPage(Collector):
             self._parts.append(partial(flow_families, auth, fleet))
         if requests is not None:
             self._parts.append(requests.families)
+        self._parts += parts
         self._registry = CollectorRegistry()
         self._registry.register(self)
         self._process = ProcessCollector(registry=None)
-
-    def serve_with(self, server: HttpServer) -> None:
-        """Show the numbers of the server, which is made after its routes."""
-        self.joined_by(server.families)
-
-    def joined_by(self, families: Families) -> None:
-        """Have another part's numbers on the page, too."""
-        self._parts.append(families)
 
     def added_to(self, others: OtherProcesses) -> None:
         """Add the numbers of other processes that serve beside this one."""
