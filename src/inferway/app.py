@@ -173,6 +173,11 @@ class Gateway:
         return [each for each in self.scheduling.producers if isinstance(each, ExpectedTtft)]
 
     @property
+    def extensions(self) -> Sequence[Extension]:
+        """Its extensions, in no order."""
+        return [*self._extensions, *self.records.watch.extensions]
+
+    @property
     def traffic(self) -> TrafficCounts:
         return self._traffic
 

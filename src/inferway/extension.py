@@ -9,10 +9,10 @@ docs/extensions.md has an example). It calls of each only the methods that it ha
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from inferway.config import ServeSettings
 from inferway.errors import ConfigError
@@ -91,6 +91,8 @@ class Extension:
 
     __slots__ = ()
 
+    name: ClassVar[str] = ""  # of one with a snapshot: the same in all processes, and no other's
+
     async def start(self) -> None:
         """Called before the gateway takes requests."""
 
@@ -111,9 +113,30 @@ class Extension:
         """Return its metric families, with the numbers of now; called for each scrape."""
         return ()
 
+    def snapshot(self) -> bytes | None:
+        """Return what the process that answers admins needs to show what this one knows; None: it
+        needs nothing. Called when somebody looks."""
+        return None
+
+    def merge(self, parts: Sequence[bytes]) -> None:
+        """Take the newest snapshots of all other processes, in place of those before."""
+
     def has(self, method: str) -> bool:
         """Return whether it has the method of its own."""
         return getattr(type(self), method) is not getattr(Extension, method)
+
+
+def snapshots(extensions: Iterable[Extension]) -> dict[str, bytes]:
+    """Return the snapshots of those that have one, by their names."""
+    found = {each.name: each.snapshot() for each in extensions if each.has("snapshot")}
+    return {name: snapshot for name, snapshot in found.items() if snapshot is not None}
+
+
+def merge(extensions: Iterable[Extension], told: Sequence[Mapping[str, bytes]]) -> None:
+    """Hand the snapshots of other processes to the extensions of their names."""
+    for each in extensions:
+        if each.has("merge"):
+            each.merge([parts[each.name] for parts in told if each.name in parts])
 
 
 def methods(extensions: Iterable[Extension], name: str) -> tuple[Callable[..., Any], ...]:
@@ -148,11 +171,11 @@ class _Installed(Extension):
     """An extension of another package: where it fails, requests do not, and it is not called
     again."""
 
-    __slots__ = ("_extension", "_has_failed", "_name")
+    __slots__ = ("_extension", "_has_failed", "name")
 
     def __init__(self, extension: Extension, name: str) -> None:
         self._extension = extension
-        self._name = name
+        self.name = name  # type: ignore[misc]  # each has its own
         self._has_failed = False
 
     def has(self, method: str) -> bool:
@@ -162,7 +185,7 @@ class _Installed(Extension):
         try:
             await self._extension.start()
         except Exception as e:
-            raise ConfigError(f"extension {self._name!r} cannot start: {e}") from e
+            raise ConfigError(f"extension {self.name!r} cannot start: {e}") from e
 
     async def close(self) -> None:
         try:
@@ -183,6 +206,13 @@ class _Installed(Extension):
     def families(self) -> Iterable[Family]:
         return list(self._call("families") or ())
 
+    def snapshot(self) -> bytes | None:
+        found = self._call("snapshot")
+        return found if isinstance(found, bytes) else None
+
+    def merge(self, parts: Sequence[bytes]) -> None:
+        self._call("merge", parts)
+
     def _call(self, method: str, *arguments: Any) -> Any:
         if self._has_failed:
             return None
@@ -194,4 +224,4 @@ class _Installed(Extension):
 
     def _fails(self) -> None:
         self._has_failed = True
-        log.exception("the extension %r has failed, and is not called again", self._name)
+        log.exception("the extension %r has failed, and is not called again", self.name)

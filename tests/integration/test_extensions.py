@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from tests.integration.conftest import StartFleet, simulated
 from tests.scheduling.test_load import package
 
 from inferway.errors import ConfigError
-from inferway.extension import ENTRY_POINTS
+from inferway.extension import ENTRY_POINTS, Extension, merge, snapshots
 
 PAGE = Path(__file__).parents[2] / "docs" / "extensions.md"
 [EXAMPLE] = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
@@ -98,6 +99,30 @@ async def test_an_extension_that_fails_harms_no_request_and_is_called_no_more(
     failures = [each for each in caplog.messages if "has failed" in each]
     assert failures == ["the extension 'failing' has failed, and is not called again"]
     assert await fleet.metric("acme_seen_total") == 0
+
+
+def test_snapshots_go_to_the_extension_of_their_name() -> None:
+    class Numbers(Extension):
+        def __init__(self, number: int) -> None:
+            self.number = number
+            self.others: list[bytes] = []
+
+        def snapshot(self) -> bytes | None:
+            return b"%d" % self.number if self.number else None
+
+        def merge(self, parts: Sequence[bytes]) -> None:
+            self.others = list(parts)
+
+    class Odd(Numbers):
+        name = "odd"
+
+    class Even(Numbers):
+        name = "even"
+
+    ours = [Odd(1), Even(2), Extension()]
+    merge(ours, [snapshots([Odd(3), Even(4)]), snapshots([Odd(5), Even(0), Extension()])])
+
+    assert [each.others for each in ours if isinstance(each, Numbers)] == [[b"3", b"5"], [b"4"]]
 
 
 @pytest.mark.parametrize(

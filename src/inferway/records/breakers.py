@@ -19,10 +19,11 @@ The texts themselves are kept only where an operator has asked for that.
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -104,6 +105,8 @@ class CacheBreakers(Extension):
     """An extension, which takes a microsecond or two; `work` does the rest, in any
     one thread. `keeps_text`: what differs is kept as text, one example of each."""
 
+    name: ClassVar[str] = "breakers"
+
     keeps_text: bool = False
     max_bytes: int = MAX_BYTES
     seen: int = 0  # requests with a prompt
@@ -111,7 +114,7 @@ class CacheBreakers(Extension):
     tokens: Counter[str] = field(default_factory=Counter)  # by model, of what was looked at
     num_bytes: int = 0
     breakers: dict[tuple[str, DifferenceKind, int], Breaker] = field(default_factory=dict)
-    others: Sequence[dict[str, Any]] = ()  # what other processes have told last
+    _others: Sequence[dict[str, Any]] = ()  # what other processes have told last
     _began: float | None = None
     _second: int = -1
     _looks: int = 0
@@ -164,15 +167,21 @@ class CacheBreakers(Extension):
         """Return the causes that cost the most, the most first, for people and programs to read; of
         all processes that serve together."""
         own = self.own(now, limit)
-        if not self.others:
+        if not self._others:
             return own
-        parts = [own, *self.others]
+        parts = [own, *self._others]
         whole = added_up(parts, same=("model", "kind", "blocks"), least=("last_seconds_ago",))
         whole["seconds"] = max(part["seconds"] for part in parts)
         for each in whole["breakers"]:  # each has told the share of its own tokens
-            each["share"] = round(each["share"] / len(self.others), 4)
+            each["share"] = round(each["share"] / len(self._others), 4)
         whole["breakers"] = sorted(whole["breakers"], key=lambda each: -each["lost_tokens"])[:limit]
         return whole
+
+    def snapshot(self) -> bytes:
+        return msgspec.msgpack.encode(self.own(time.monotonic()))
+
+    def merge(self, parts: Sequence[bytes]) -> None:
+        self._others = [msgspec.msgpack.decode(part) for part in parts]
 
     def own(self, now: float, limit: int = SHOWN) -> dict[str, Any]:
         """Return the same of this process alone."""

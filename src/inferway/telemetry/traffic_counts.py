@@ -6,7 +6,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
+
+import msgspec
 
 from inferway.extension import EndedAnswer, Extension
 from inferway.model import Reason
@@ -24,10 +26,12 @@ class TrafficCounts(Extension):
     """The counters of what keeps caches unused: an extension, one for the process,
     that keeps numbers, words of our own, and paths that we know."""
 
+    name: ClassVar[str] = "traffic"
+
     by_load: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     by_prompt: int = 0
     conversations: Conversations = field(default_factory=Conversations)
-    others: Sequence[dict[str, Any]] = ()  # what other processes have told last
+    _others: Sequence[dict[str, Any]] = ()  # what other processes have told last
 
     def on_answer(self, answer: EndedAnswer, /) -> None:
         """An answer has ended; of a request that was decided, it is counted how."""
@@ -42,7 +46,13 @@ class TrafficCounts(Extension):
 
     def told(self) -> dict[str, Any]:
         """Return what is known so far, of all processes that serve together."""
-        return added_up([self.own(), *self.others], same=("path", "client", "reason", "cause"))
+        return added_up([self.own(), *self._others], same=("path", "client", "reason", "cause"))
+
+    def snapshot(self) -> bytes:
+        return msgspec.msgpack.encode(self.own())
+
+    def merge(self, parts: Sequence[bytes]) -> None:
+        self._others = [msgspec.msgpack.decode(part) for part in parts]
 
     def own(self) -> dict[str, Any]:
         """Return what this process knows."""

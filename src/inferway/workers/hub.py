@@ -26,6 +26,7 @@ import msgspec
 from inferway.app import Gateway
 from inferway.config import ModelRewrite, ServeSettings
 from inferway.errors import ConfigError
+from inferway.extension import merge
 from inferway.fleet.engine import Subscriber
 from inferway.fleet.shared_columns import SharedColumns, shared_memory
 from inferway.indexer import FleetParts
@@ -231,9 +232,7 @@ class ServingHub:
             seat.place: told for seat, told in answers.items() if isinstance(told, RecordsTold)
         }
         self._records.take(found)
-        gateway = self.gateway
-        gateway.traffic.others = [told.traffic for told in found.values()]
-        gateway.records.watch.breakers.others = [told.breakers for told in found.values()]
+        merge(self.gateway.extensions, [told.snapshots for told in found.values()])
 
     # what is told
 

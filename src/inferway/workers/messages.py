@@ -8,7 +8,6 @@ seen of engines that the hub should look into.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import msgspec
 
@@ -185,8 +184,7 @@ class RecordsTold(_Told, frozen=True):
     seq: int  # of the last record
     records: list[RequestRecord]
     keys: dict[int, list[int]]
-    traffic: dict[str, Any]
-    breakers: dict[str, Any]
+    snapshots: dict[str, bytes]  # of extensions, by their names
 
 
 class FamilyTold(_Told, frozen=True):

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 from inferway.records.record import RequestRecord
 from inferway.records.recorder import Recorder
-from inferway.telemetry.added_up import Told
 from inferway.workers.messages import RecordsTold
 
 MOST_RECORDS = 2_000  # of one answer
@@ -46,11 +45,11 @@ class WorkerRecords:
         self.since.pop(place, None)
 
 
-def told(recorder: Recorder, number: int, since: int, traffic: Told, breakers: Told) -> RecordsTold:
+def told(recorder: Recorder, number: int, since: int, snapshots: dict[str, bytes]) -> RecordsTold:
     """Return what a worker answers."""
     recorder.settle()
     seq, records = recorder.ring.since(since, MOST_RECORDS)
     first = seq - len(records) + 1
     keys = {place - first: list(keys) for place, keys in recorder.keys if first <= place <= seq}
     recorder.keys = [item for item in recorder.keys if item[0] > seq]
-    return RecordsTold(number, seq, records, keys, traffic, breakers)
+    return RecordsTold(number, seq, records, keys, snapshots)

@@ -19,6 +19,7 @@ from typing import Any
 from inferway.app import Gateway
 from inferway.config import ServeSettings
 from inferway.errors import ConfigError
+from inferway.extension import snapshots
 from inferway.fleet.fleet import Fleet
 from inferway.fleet.shared_columns import SharedColumns
 from inferway.http.reload import Apply
@@ -131,12 +132,9 @@ class Worker:
             draining.drain(engine, told.seconds)
 
     def _records(self, asked: AskRecords) -> RecordsTold:
-        gateway, now = self.gateway, time.monotonic()
-        return records_told(
-            *(gateway.records.recorder, asked.number, asked.since),
-            traffic=gateway.traffic.own(),
-            breakers=gateway.records.watch.breakers.own(now),
-        )
+        gateway = self.gateway
+        found = snapshots(gateway.extensions)
+        return records_told(gateway.records.recorder, asked.number, asked.since, found)
 
     def _set_own_places(self, settings: ServeSettings) -> None:
         has_gate = self.gateway.scheduling.flow_control is not None
