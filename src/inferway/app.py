@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from inferway.config import EngineSettings, ModelRewrite, ServeSettings
 from inferway.doctor.live import alarms_of
 from inferway.extension import Core, Extension, installed, methods
-from inferway.fleet.discovery.members import Members, Rules, build_members
+from inferway.fleet.discovery.members import Members, build_members
 from inferway.fleet.draining import Draining
 from inferway.fleet.engine import Engine
 from inferway.fleet.orphan_resolution import OrphanResolver
@@ -112,7 +112,6 @@ class Gateway:
             parts=None if process is None else process.parts,
         )
         self.index, self.fleet = self.indexer.index, self.indexer.fleet
-        self.on_rules: Rules = _nobody  # is told what Kubernetes says, too
         # an engine may have been given the same seed as we
         seeds = [*SEEDS, *filter(None, [os.environ.get("PYTHONHASHSEED")])]
         self.orphans = OrphanResolver(
@@ -318,6 +317,7 @@ class Gateway:
             forwards=not self._picks,
             admin_apart=settings.admin_port is not None,
             continuer=open_continuer(director, pool, self._auth, self._stack),
+            gather=None if self._process is None else self._process.gather,
         )
 
     async def _listen(self, server: HttpServer) -> None:
@@ -353,6 +353,7 @@ class Gateway:
                 lambda: () if self.replicas is None else self.replicas.families(),
                 self._picker_families,
             ],
+            with_others=None if self._process is None else self._process.with_others,
         )
 
     def _open_page(self, alarms: AlarmPages) -> PageRoutes | None:
@@ -382,7 +383,10 @@ class Gateway:
         members.start()
         self._closes("search for engines", members.close)
         servers = [] if self._servers is None else self._servers.open
-        self.reloading = Reloading(*(settings, self._auth, self._pool, servers, members.relist))
+        self.reloading = Reloading(
+            *(settings, self._auth, self._pool, servers, members.relist),
+            others=None if self._process is None else self._process.prepare_others,
+        )
 
     async def _set_engines(self, engines: Sequence[EngineSettings]) -> None:
         await self.fleet.set_engines(engines)
@@ -393,7 +397,8 @@ class Gateway:
 
     def follow_rules(self, objectives: dict[str, int], rewrites: list[ModelRewrite]) -> None:
         """Let what Kubernetes says go before what the settings do."""
-        self.on_rules(objectives, rewrites)
+        if self._process is not None and self._process.on_rules is not None:
+            self._process.on_rules(objectives, rewrites)
         rewriting = Rewrites([*rewrites, *self.settings.model_rewrites])
         self.director.follow_rules({**self.settings.objectives, **objectives}, rewriting)
 
@@ -471,7 +476,3 @@ class Gateway:
     def _republish(self, engine: Engine, _: HolderId, batch: Batch) -> None:
         assert self._publisher is not None
         publish_events(self._publisher.publish, engine, batch)
-
-
-def _nobody(*_: object) -> None:
-    """Nobody else wants to know."""

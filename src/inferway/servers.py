@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import logging
 import resource
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from inferway.config import ServeSettings
 from inferway.extension import Extension
+from inferway.fleet.discovery.members import Rules
 from inferway.fleet.engine import Engine
 from inferway.http.cors import Cors
 from inferway.http.hub import asking_hub, awaiting_hub, from_workers
 from inferway.http.listening import UNIX, certificate_of, within_file_limit
 from inferway.http.message import Request
+from inferway.http.reload import Apply
 from inferway.http.routes import Routes
 from inferway.http.server import Handler, HttpServer
 from inferway.http.traced import traced
@@ -39,6 +41,12 @@ class Process:
     parts: FleetParts
     hub: str  # the socket's path
     is_hub: bool
+    # of the hub: fetches what an admin path shows of all workers; adds their numbers to these;
+    # prepares them for new settings; tells them what Kubernetes says
+    gather: Callable[[str], Awaitable[None]] | None = None
+    with_others: Callable[[Iterable[Family]], Iterator[Family]] | None = None
+    prepare_others: Callable[[ServeSettings], Awaitable[Apply]] | None = None
+    on_rules: Rules | None = None
     # of a worker: what the hub does with its requests
     publisher: Publisher | None = None
     orphans: WantsPrompts | None = None

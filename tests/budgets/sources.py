@@ -16,6 +16,7 @@ PACKAGES = {
     "inferway_bench": ROOT / "bench" / "src",
 }
 TESTS = (ROOT / "tests", ROOT / "structured" / "tests", ROOT / "bench" / "tests")
+WIRING = ("app.py", "servers.py", "indexer.py", "records/records.py", "replicas", "workers")
 # Who wants to understand one of these must be ready to open what it imports.
 NAMED = ("http/forward", "routing/director", "routing/journey", "fleet/zmq_subscriber", "app")
 
@@ -62,9 +63,25 @@ def closure(module: Path) -> set[Path]:
     return seen
 
 
+def assigned_from_outside() -> dict[str, dict[str, int]]:
+    """Return how many attributes of other objects are assigned where the parts of a process are put
+    together: a part is complete when it is made."""
+    found = {}
+    for name in WIRING:
+        path = CORE / name
+        paths = [path] if path.is_file() else path.rglob("*.py")
+        found[name] = {"attributes": sum(map(_num_assigned_from_outside, paths))}
+    return found
+
+
 def sources() -> dict[str, Any]:
     """Return all of these figures."""
-    return {"packages": packages(), "rooms": rooms(), "closures": closures()}
+    return {
+        "packages": packages(),
+        "rooms": rooms(),
+        "closures": closures(),
+        "assigned from outside": assigned_from_outside(),
+    }
 
 
 @cache
@@ -85,6 +102,22 @@ def _imported(tree: ast.Module) -> Iterator[Path]:
             path = CORE.joinpath(*parts[1:]).with_suffix(".py")
             if parts[0] == "inferway" and path.is_file():
                 yield path
+
+
+def _num_assigned_from_outside(path: Path) -> int:
+    targets: list[ast.expr] = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Assign):
+            targets += node.targets
+        elif isinstance(node, ast.AnnAssign | ast.AugAssign):
+            targets.append(node.target)
+    assigned = [each for target in targets for each in ast.walk(target)]
+    return sum(isinstance(each, ast.Attribute) and _is_of_another(each) for each in assigned)
+
+
+def _is_of_another(target: ast.Attribute) -> bool:
+    is_own = isinstance(target.value, ast.Name) and target.value.id in ("self", "cls")
+    return isinstance(target.ctx, ast.Store) and not is_own
 
 
 @cache

@@ -53,7 +53,7 @@ def write_table(figures: Figures) -> None:
     text, before = HEAD, None
     for (kind, what, name), figure in figures.items():
         if (kind, what) != before:
-            text += f'\n[{kind}."{what}"]\n'
+            text += f'\n["{kind}"."{what}"]\n'
             before = kind, what
         text += f'"{name}" = {figure}\n'
     TABLE.write_text(text)

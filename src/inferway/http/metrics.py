@@ -5,10 +5,9 @@ docs/metrics.md lists every name (a test keeps it true).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
-from typing import Protocol
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -33,13 +32,6 @@ from inferway.upstream.pool import Pool
 DECISION_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 2.5)
 
 
-class OtherProcesses(Protocol):
-    """Those that serve beside this one, and count for themselves."""
-
-    def added_up(self, families: Iterable[Family]) -> Iterator[Family]:
-        """Yield these families with what the others have told last."""
-
-
 class MetricsPage(Collector):
     """Puts together what the parts bring; counts only what nobody else counts."""
 
@@ -54,10 +46,12 @@ class MetricsPage(Collector):
         auth: Auth | None = None,
         requests: RequestCounts | None = None,
         parts: Sequence[Families] = (),
+        with_others: Callable[[Iterable[Family]], Iterator[Family]] | None = None,
     ) -> None:
-        """`parts`: what else is on the page."""
+        """`parts`: what else is on the page. `with_others`: yields families with the numbers of
+        the processes that serve beside this one added; None: there are none."""
         self._decisions = Histogram(DECISION_BUCKETS)
-        self._others: OtherProcesses | None = None
+        self._with_others = with_others
         self._parts: list[Families] = [
             self._own,
             director.stats.families,
@@ -83,10 +77,6 @@ class MetricsPage(Collector):
         self._registry.register(self)
         self._process = ProcessCollector(registry=None)
 
-    def added_to(self, others: OtherProcesses) -> None:
-        """Add the numbers of other processes that serve beside this one."""
-        self._others = others
-
     def decided_in(self, seconds: float) -> None:
         """Count a decision that took so long, parsing and rendering included."""
         self._decisions.observe(seconds)
@@ -101,7 +91,7 @@ class MetricsPage(Collector):
             merged(family for families in self._parts for family in families()),
             self._process.collect(),
         )
-        return families if self._others is None else self._others.added_up(families)
+        return families if self._with_others is None else self._with_others(families)
 
     def _own(self) -> Iterator[Family]:
         yield gauge(

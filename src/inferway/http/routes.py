@@ -109,9 +109,11 @@ class Routes:
         forwards: bool = True,
         admin_apart: bool = False,
         continuer: Continuer | None = None,
+        gather: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
         """`admin_apart`: what is for admins is not answered here, but by `admin`; `page`, too.
-        `continuer`: has other engines go on with streams; None: nobody does."""
+        `continuer`: has other engines go on with streams; None: nobody does. `gather`: of a hub,
+        fetches what a path shows of all workers."""
         self._pool = pool
         self._continuer = continuer
         self._metrics = metrics
@@ -136,8 +138,7 @@ class Routes:
         }
         self._web = page
         self._records = records
-        # of a hub: fetches what a path shows of all workers
-        self.gathers: Callable[[str], Awaitable[None]] | None = None
+        self._gather = gather
         carried: Table = {}
         if forwards and not entrance.is_salted:
             carried = {REALTIME: {"GET": TunnelRoute(director, auth, pool)}}
@@ -167,8 +168,8 @@ class Routes:
         """Raises what goes wrong before an answer has begun; the server answers with it."""
         if request.path not in self._asked_later:
             self._check(request)
-        if self.gathers is not None:
-            await self.gathers(request.path)
+        if self._gather is not None:
+            await self._gather(request.path)
         await self._handler(request, self._table)(request, responder)
 
     def awaits_body(self, request: Request) -> bool:
@@ -224,8 +225,8 @@ class Routes:
         """Handle a request to the port for admins."""
         if _is_for_admins(request.path):
             self._auth.check_admin(request)
-        if self.gathers is not None:
-            await self.gathers(request.path)
+        if self._gather is not None:
+            await self._gather(request.path)
         await self._handler(request, self._admin_table)(request, responder)
 
     def _handler(self, request: Request, table: Table) -> Handler:

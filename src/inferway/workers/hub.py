@@ -114,7 +114,13 @@ class ServingHub:
         )
         subscribe = self._followers.subscribe if settings.followers else None
         parts = FleetParts(self._index, self._columns, subscribe=subscribe)
-        process = Process(parts, self._socket, is_hub=True)
+        process = Process(
+            *(parts, self._socket, True),
+            gather=self._gather,
+            with_others=self._with_others,
+            prepare_others=self._prepare,
+            on_rules=self._tell_rules,
+        )
         try:
             self.gateway = Gateway(settings, picks=picks, process=process)
         except BaseException:
@@ -146,7 +152,6 @@ class ServingHub:
         gateway = self.gateway
         try:
             self._reserve_ports()
-            gateway.on_rules = self._tell_rules
             self._followers.does = self._what_followers_say()
             self._followers.on_ended = self._asking.ended
             await gateway.start()
@@ -161,9 +166,6 @@ class ServingHub:
             if self._peers is not None and has_peers(self.settings):
                 self._learners = await meet(gateway, self._peers, self._tell)
             self._does = self._what_to_do()
-            gateway.metrics.added_to(self)
-            gateway.routes.gathers = self._gather
-            gateway.reloading.others = self._prepare
             teller.look()
             for seat in self.seats:
                 self._tasks.spawn(seat.keep())
@@ -202,12 +204,10 @@ class ServingHub:
             seat.signal(signal.SIGTERM)  # the second one cuts them
         self.gateway.cut_connections()
 
-    # http.metrics.OtherProcesses
-
-    def added_up(self, families: Iterable[Family]) -> Iterator[Family]:
-        return added_up(families, self._numbers)
-
     # what admins look at
+
+    def _with_others(self, families: Iterable[Family]) -> Iterator[Family]:
+        return added_up(families, self._numbers)
 
     async def _gather(self, path: str) -> None:
         """Fetch what the path shows of all workers."""
@@ -277,7 +277,7 @@ class ServingHub:
         self._tell(self._rules)
 
     async def _prepare(self, settings: ServeSettings) -> Callable[[], Awaitable[None]]:
-        """As `http.reload.Reloading.others` has it."""
+        """Have all workers prepared for these settings. Return what has them go on."""
         new = worker_settings(settings, self.port, self._picker)
         answers = await self._asking.all(self.seats, lambda _, number: Prepare(number, new))
         for answer in answers.values():

@@ -91,7 +91,7 @@ class Worker:
         self.gateway = Gateway(
             begin.settings,
             picks=begin.picks,
-            process=Process(parts, begin.hub, False, publisher, self._orphans),
+            process=Process(*(parts, begin.hub, False), publisher=publisher, orphans=self._orphans),
         )
         prober = self.gateway.fleet.prober
         assert isinstance(prober, HubProber)
