@@ -3,9 +3,10 @@
     python -m tests.budgets.requests
 
 A gateway with simulated engines runs in this process, and its event loop alone in the main thread:
-engines and clients have threads of their own, which are not counted. A busy machine changes times,
-and no instructions. Printed is one JSON object: for each kind of work its instructions, calls of
-functions and files, and the types of ours that a request keeps alive while an engine has it.
+engines and clients have threads of their own, which are not counted. Its clock stands still
+(`clock`), so that a busy machine changes no instructions. Printed is one JSON object: for each kind
+of work its instructions, calls of functions and files, and the types of ours that a request keeps
+alive while an engine has it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import gc
 import http.client
 import json
 import logging
-import queue
 import socket
 import sys
 import tempfile
@@ -28,14 +28,32 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, cast
 
-import grpc
 import msgspec
 import uvloop
+from hpack import Encoder
+from tests.budgets import clock  # before the gateway is imported
 from tests.ext_proc.pods import rqb, rqh, rsb, rsh
 
 from inferway.app import Gateway
-from inferway.config import EngineSettings, ModelSettings, PickerSettings, ServeSettings
-from inferway.ext_proc.messages import METHOD, SERVICE, ProcessingRequest, ProcessingResponse
+from inferway.config import (
+    EngineSettings,
+    ModelSettings,
+    PickerSettings,
+    ProbeSettings,
+    ServeSettings,
+)
+from inferway.ext_proc.messages import METHOD, SERVICE
+from inferway.ext_proc.wire.frames import (
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    HEADERS,
+    PREFACE,
+    SETTINGS,
+    frame,
+    message_frame,
+    window_update,
+)
 from inferway.fleet.event_source import EventSource
 from inferway.fleet.subscriber import Subscription
 from inferway.fleet.zmq_subscriber import ZmqSubscriber
@@ -51,6 +69,7 @@ from inferway.simulator.rendered import RenderedModel
 LOOP = str(Path(asyncio.__file__).parent)
 SRC = str(Path(__file__).parents[2] / "src" / "inferway")
 MODEL = "smollm2"
+NO_PROBES = ProbeSettings(join=False, one_in=0)  # an engine is seen with nothing to do
 BLOCK_SIZE = (
     64  # the last turn, which is new in each request, is in the last block, which is not full
 )
@@ -60,6 +79,10 @@ BLOCKS = 8  # of a batch of events
 EVENTS = 40  # of a stream
 QUESTION = "What does it charge for a used copy?"
 PATH = "/v1/chat/completions"
+REQUEST_HEAD = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nhost: gateway\r\nuser-agent: budgets\r\n"
+    b"content-type: application/json\r\ncontent-length: %d\r\n\r\n"
+)
 ANSWER = (
     b'{"id":"chatcmpl-1","object":"chat.completion","model":"smollm2","choices":[{"index":0,'
     b'"message":{"role":"assistant","content":"Four euros."},"finish_reason":"stop"}],'
@@ -75,27 +98,6 @@ EVENT = (
     b'"finish_reason":null}]}\n\n'
 )
 WORDS = "The shop by the harbour sells used books, maps and old prints of ships. "
-
-
-class Loop(asyncio.SelectorEventLoop):
-    """A loop whose time stands still: what is to be done later is done by `pass_time` alone, as
-    often on a busy machine as on an idle one."""
-
-    _now: float | None = None
-
-    def time(self) -> float:
-        return super().time() if self._now is None else self._now
-
-    def stand_still(self) -> None:
-        """Let no time pass from here on."""
-        self._now = self.time()
-
-    async def pass_time(self) -> None:
-        """Let a second pass, and what was to be done until then be done."""
-        assert self._now is not None
-        self._now += 1
-        for _ in range(100):
-            await asyncio.sleep(0)
 
 
 class Counted:
@@ -233,52 +235,65 @@ def chat(number: int, history: str = WORDS * 5, **fields: Any) -> bytes:
 
 
 class Proxy:
-    """Asks a picker where a request goes, and shows it the answer, as Envoy does."""
+    """Asks a picker where a request goes, and shows it the answer, as Envoy does; each way in one
+    piece, so that the picker reads it in one."""
 
     def __init__(self, port: int) -> None:
-        self._channel = grpc.insecure_channel(f"127.0.0.1:{port}")
-        self._process = self._channel.stream_stream(
-            f"/{SERVICE}/{METHOD}",
-            ProcessingRequest.SerializeToString,
-            ProcessingResponse.FromString,
-        )
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout=60)
+        self._heard = self._socket.makefile("rb")
+        self._encoder = Encoder()
+        self._stream = -1
+        self._socket.sendall(PREFACE + frame(SETTINGS, 0, 0) + window_update(0, 1 << 30))
 
     def send(self, body: bytes) -> None:
         """Take one request there and back."""
-        messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        answers = self._process(iter(messages.get, None))
-        messages.put(rqh((":path", PATH), ("content-type", "application/json")))
-        messages.put(rqb(body, eos=True))
-        destination = next(answers).request_headers.response.header_mutation
-        assert destination.set_headers
-        assert next(answers).HasField("request_body")
-        messages.put(rsh((":status", "200"), ("content-type", "application/json")))
-        messages.put(rsb(ANSWER, eos=True))
-        assert [answer.WhichOneof("kind") for answer in answers]
-        messages.put(None)
+        self._stream += 2
+        fields = [(":method", "POST"), (":scheme", "http"), (":authority", "picker")]
+        fields += [(":path", f"/{SERVICE}/{METHOD}"), ("content-type", "application/grpc")]
+        head = frame(HEADERS, END_HEADERS, self._stream, bytes(self._encoder.encode(fields)))
+        asked = rqh((":path", PATH), ("content-type", "application/json")), rqb(body, eos=True)
+        self._socket.sendall(head + b"".join(map(self._message, asked)))
+        self._hear(b"x-gateway-destination-endpoint")
+        told = rsh((":status", "200"), ("content-type", "application/json")), rsb(ANSWER, eos=True)
+        end = frame(DATA, END_STREAM, self._stream)
+        self._socket.sendall(b"".join(map(self._message, told)) + end)
+        self._hear(b"", END_STREAM)
+
+    def _message(self, message: Any) -> bytes:
+        return message_frame(self._stream, message.SerializeToString())
+
+    def _hear(self, words: bytes, flag: int = 0) -> None:
+        """Read until a frame of the call has these words, and this flag."""
+        while True:
+            head = self._heard.read(9)
+            payload = self._heard.read(int.from_bytes(head[:3]))
+            is_ours = int.from_bytes(head[5:9]) == self._stream
+            if is_ours and words in payload and head[4] & flag == flag:
+                return
 
     def close(self) -> None:
-        self._channel.close()
+        self._heard.close()
+        self._socket.close()
 
 
 class Client:
-    """Sends one request after the other from its own thread."""
+    """Sends one request after the other from its own thread, each in one piece."""
 
     def __init__(self, port: int) -> None:
-        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout=60)
 
     def send(self, body: bytes, arrived: Callable[[], None] = lambda: None) -> None:
         """Send a chat, and read its answer; `arrived` is called for each event of a stream."""
-        head = {"content-type": "application/json"}
-        self._connection.request("POST", PATH, body, head)
-        with self._connection.getresponse() as answer:
+        self._socket.sendall(REQUEST_HEAD % len(body) + body)
+        with http.client.HTTPResponse(self._socket, method="POST") as answer:
+            answer.begin()
             for line in answer:
                 if line.startswith(b"data: "):
                     arrived()
         assert answer.status == 200
 
     def close(self) -> None:
-        self._connection.close()
+        self._socket.close()
 
 
 class Running:
@@ -304,16 +319,14 @@ class Running:
     async def figures(self, *what: Any, **more: Any) -> dict[str, Any]:
         """Return the figures of a chat, the least of some windows: what is done by the clock can
         only add to them."""
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, Loop)
         found: list[dict[str, Any]] = []
-        loop.stand_still()
+        clock.stand_still()
         for window in range(WINDOWS):
             numbers = range(window * REQUESTS, (window + 1) * REQUESTS)
-            await loop.pass_time()
+            await clock.pass_a_second()
             self._counter.begin()
             await asyncio.to_thread(self._send, numbers, *what, **more)
-            await loop.pass_time()
+            await clock.pass_a_second()
             found.append(self._counter.end(REQUESTS))
         return min(found, key=lambda each: each["instructions"])
 
@@ -337,6 +350,7 @@ class Running:
 
     def _send(self, numbers: Iterable[int], *arrived: Callable[[], None], **more: Any) -> None:
         for number in numbers:
+            clock.pass_time(0.01)
             self._send_chat(chat(number, **more), *arrived)
 
 
@@ -344,7 +358,11 @@ async def measure(urls: list[str], renderer: Renderer, directory: Path) -> dict[
     """Return the figures of each kind of work."""
     found: dict[str, Any] = {}
     settings = partial(
-        ServeSettings, port=0, scrape_seconds=3600.0, access_log=str(directory / "access.log")
+        ServeSettings,
+        port=0,
+        scrape_seconds=3600.0,
+        probe=NO_PROBES,
+        access_log=str(directory / "access.log"),
     )
     engines = [EngineSettings(url=url) for url in urls]
     async with Running(settings(engines=engines, scoring=False), renderer) as running:
@@ -430,7 +448,7 @@ def main() -> None:
     with Engines([config, config]) as engines, tempfile.TemporaryDirectory() as directory:
         renderer = Renderer()
         with closing(renderer):
-            with asyncio.Runner(loop_factory=Loop) as runner:
+            with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
                 found = runner.run(measure(engines.urls, renderer, Path(directory)))
             print(json.dumps(found))
 

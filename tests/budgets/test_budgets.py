@@ -10,7 +10,7 @@ from tests.budgets.table import Figures, Key, of_requests, of_sources, read_tabl
 BUDGETS = read_table()
 OF_REQUESTS = [key for key in BUDGETS if key[0] == "requests"]
 OF_SOURCES = [key for key in BUDGETS if key[0] != "requests"]
-# What requests take differs a little between runs: some work is done so often a second.
+# An instruction more or less is no finding.
 TOLERANCE = 0.02
 CURE = "see tests/budgets/table.py"
 
