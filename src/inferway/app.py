@@ -259,7 +259,7 @@ class Gateway:
             self._closes("publisher", self._publisher.close)
         for extension in self._installed:
             await extension.start()
-            self._closes("an extension", extension.close)
+            self._closes(f"extension {extension.name!r}", extension.close)
         self._pool = pool = Pool(settings.timeouts, tls=settings.engine_tls())
         self._closes("engine connections", pool.close)
         self.director = director = self._open_director()

@@ -78,7 +78,7 @@ class EndedAnswer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """What an extension may read. It changes nothing of it."""
+    """The parts of a gateway that an extension may read, and does not change."""
 
     settings: ServeSettings
     fleet: Fleet
@@ -194,7 +194,8 @@ class _Installed(Extension):
             self._fails()
 
     def on_request(self, routed: Routed, seconds: float) -> None:
-        """What it returns would be called in the data path: it is not."""
+        """Call the extension. The listener that it may return is not used: the data path would call
+        it."""
         self._call("on_request", routed, seconds)
 
     def on_answer(self, answer: EndedAnswer, /) -> None:

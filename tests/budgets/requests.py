@@ -70,9 +70,8 @@ LOOP = str(Path(asyncio.__file__).parent)
 SRC = str(Path(__file__).parents[2] / "src" / "inferway")
 MODEL = "smollm2"
 NO_PROBES = ProbeSettings(join=False, one_in=0)  # an engine is seen with nothing to do
-BLOCK_SIZE = (
-    64  # the last turn, which is new in each request, is in the last block, which is not full
-)
+# The last turn, which is new in each request, lies in the last block, which is not full.
+BLOCK_SIZE = 64
 REQUESTS = 32  # of a window: what is done for many at a time is shared by them
 WINDOWS = 8
 BLOCKS = 8  # of a batch of events

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ def read_table() -> Figures:
     return dict(_flat(tomllib.loads(TABLE.read_text())))
 
 
+@cache
 def of_sources() -> Figures:
     """Return what the sources measure now."""
     return dict(_flat(sources()))

@@ -170,9 +170,11 @@ class OrphanResolver:
     def _offer_probes(self, engine: Engine) -> None:
         """Take the prompts that the gateway has sent to an engine by itself."""
         cut = engine.cut
-        while cut is not None and engine.probed:
+        if cut is None or not engine.probed:
+            return
+        hasher = BlockHasher(block_size_of(cut), lookahead=lookahead_of(cut))
+        while engine.probed:
             ids = engine.probed.popleft()
-            hasher = BlockHasher(block_size_of(cut), lookahead=lookahead_of(cut))
             keys = hasher.keys(ids, request_extras(None, CACHE_SALT))
             self.offer({cut: [Prompt(ids, keys)]}, cache_salt=CACHE_SALT)
 

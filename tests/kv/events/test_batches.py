@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -92,13 +92,19 @@ def hash_of(number: int, life: int) -> int:
 
 ordinary = st.builds(stored, st.integers(0, BLOCKS - 1), st.integers(1, BLOCKS), st.just("plain"))
 lives = st.sampled_from([0, 0, 0, 1])
-strange = st.builds(
-    stored,
-    st.integers(0, BLOCKS - 1),
-    st.integers(1, BLOCKS),
-    st.sampled_from(list(FORMS)),
-    st.tuples(lives, lives),
-)
+
+
+def of_forms(forms: Iterable[str]) -> st.SearchStrategy[Said]:
+    return st.builds(
+        stored,
+        st.integers(0, BLOCKS - 1),
+        st.integers(1, BLOCKS),
+        st.sampled_from(list(forms)),
+        st.tuples(lives, lives),
+    )
+
+
+strange = of_forms(FORMS)
 gone = st.builds(
     removed,
     st.lists(st.integers(0, BLOCKS - 1), min_size=1, max_size=BLOCKS),
@@ -123,13 +129,7 @@ batches = st.lists(
 
 
 alone = st.lists(
-    st.builds(
-        stored,
-        st.integers(0, BLOCKS - 1),
-        st.integers(1, BLOCKS),
-        st.sampled_from(list(OF_LONG)),
-        st.tuples(lives, lives),
-    )
+    of_forms(OF_LONG)
     | st.builds(
         removed,
         st.lists(st.integers(0, BLOCKS - 1), min_size=1, max_size=BLOCKS),

@@ -27,7 +27,14 @@ import numpy as np
 from inferway.kv.blocks.dialects import Dialect
 from inferway.kv.blocks.keys import BlockHasher
 from inferway.kv.events.copies import store_again, store_without_tokens
-from inferway.kv.events.event import MAX_GROUPS, BlockRemoved, BlockStored, Event, is_dense
+from inferway.kv.events.event import (
+    MAX_GROUPS,
+    BlockRemoved,
+    BlockStored,
+    Event,
+    blocks_of,
+    is_dense,
+)
 from inferway.kv.events.group_blocks import GroupBlocks, has_tokens_alone, with_extras
 from inferway.kv.events.groups import GPU_MEDIA, NO_FACTS, CacheFacts, Groups
 from inferway.kv.events.hash_to_key import Place
@@ -349,10 +356,10 @@ class EngineBlocks:
     def _stored_tokens(self, event: BlockStored, tier: Tier) -> list[Op]:
         hashes, parent = event.block_hashes, None
         held, size, tokens = self._held, event.block_size, event.token_ids
+        rest = event  # without what is known from another copy
         if len(tokens) != len(hashes) * size:
             return self._group_blocks.store_known(event, (tier, FULL_ATTENTION))
         self._see(event, tier)
-        done = 0
         ops: list[Op] = []
         if event.parent_hash is None:
             verifier = self._verifier
@@ -369,13 +376,13 @@ class EngineBlocks:
                 held.wait(hashes[:first], (tier, FULL_ATTENTION), implies_ancestors=True)
                 if first == len(hashes):
                     return ops
-                parent, done = known[first], first + 1
-                ops = held.add(hashes[first:done], (tier, FULL_ATTENTION))
-                hashes = hashes[done:]
+                ops = held.add(hashes[first : first + 1], (tier, FULL_ATTENTION))
+                rest, parent = blocks_of(event, first + 1, len(hashes)), known[first]
+                hashes, tokens = rest.block_hashes, rest.token_ids
         hasher = self._hashers.get(size) or self._hasher(size)
         extras = None
-        if done or event.lookahead_token_ids or not has_tokens_alone(event):
-            tokens, extras = with_extras(event, self._group_blocks.path(event), done)
+        if rest.lookahead_token_ids or not has_tokens_alone(rest):
+            tokens, extras = with_extras(rest, self._group_blocks.path(rest))
         keys = hasher.keys_of_list(tokens, extras, parent)
         ops += held.store(hashes, keys, parent, tier)
         layout = held.layout

@@ -250,20 +250,15 @@ def has_tokens_alone(event: BlockStored) -> bool:
     )
 
 
-def with_extras(
-    event: BlockStored, path: str | None, done: int = 0
-) -> tuple[Sequence[int], BlockExtras | None]:
-    """Return the tokens of an event's blocks, but for the first `done`, with those behind them that
-    their hashes cover, and what else is hashed. `path` is where its adapter is from."""
-    tokens, extra_keys = event.token_ids, event.extra_keys
-    if done:
-        tokens = tokens[done * event.block_size :]
-        extra_keys = extra_keys[done:] if extra_keys else None
+def with_extras(event: BlockStored, path: str | None) -> tuple[Sequence[int], BlockExtras | None]:
+    """Return the tokens of an event's blocks, with those behind them that their hashes cover, and
+    what else is hashed. `path` is where its adapter is from."""
+    tokens: Sequence[int] = event.token_ids
     if event.lookahead_token_ids:
         tokens = [*tokens, *event.lookahead_token_ids[-1]]
     if has_tokens_alone(event):
         return tokens, None
-    return tokens, event_extras(event.lora_name, extra_keys, event.lora_id, path)
+    return tokens, event_extras(event.lora_name, event.extra_keys, event.lora_id, path)
 
 
 def _has_media(event: BlockStored) -> bool:
