@@ -27,14 +27,14 @@ from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.requests import ChatRequest
 from inferway.openai_api.usage import Usage
 from inferway.prompts.served import NoPrompts, ServedModel
-from inferway.records.recorder import TOGETHER, Recorder
-from inferway.records.ring import RecordRing
 from inferway.routing.journey import Routed
 from inferway.routing.match import Matched
 from inferway.routing.objectives import objectives
 from inferway.routing.record import Record
 from inferway.scheduling.columns import EXPECTED_TTFT_MS
 from inferway.scheduling.expected_ttft.learning import COST_MS, TERMS_MS
+from inferway_console.records.recorder import TOGETHER, Recorder
+from inferway_console.records.ring import RecordRing
 
 REQUESTS = 20_000
 BLOCKS = 250

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from inferway.config import EngineSettings, ModelRewrite, ServeSettings
-from inferway.doctor.live import alarms_of
+from inferway.doctor.live import traffic_alarms
 from inferway.extension import Core, Extension, installed, methods
 from inferway.fleet.discovery.members import Members, build_members
 from inferway.fleet.draining import Draining
@@ -27,9 +27,8 @@ from inferway.http.auth import Auth, build_auth, read_keys
 from inferway.http.continued import move_streams, open_continuer
 from inferway.http.inference_ingress import build_ingress
 from inferway.http.metrics import MetricsPage
-from inferway.http.page import PageRoutes
-from inferway.http.records import RecordPages
 from inferway.http.reload import Reloading
+from inferway.http.route import Route, RouteParts
 from inferway.http.routes import Routes
 from inferway.http.server import HttpServer
 from inferway.http.silent_engines import SilentEngines
@@ -37,12 +36,9 @@ from inferway.indexer import Indexer
 from inferway.kv.events.dialect_finder import SEEDS
 from inferway.kv.events.event import Batch
 from inferway.metrics import Family
-from inferway.model import HolderId
-from inferway.page.build import build_hub, build_rows
-from inferway.page.what_if import WhatIfReplays
+from inferway.model import Alarm, HolderId
 from inferway.prompts.freed_memory import give_back_large
 from inferway.prompts.renderer import Renderer
-from inferway.records.records import Records
 from inferway.replicas.build import has_peers, own_replicas
 from inferway.replicas.replicas import Replicas
 from inferway.routing.director import EVENT_SECONDS, Director
@@ -58,6 +54,7 @@ from inferway.tasks import Later
 from inferway.telemetry.access_log import AccessLog
 from inferway.telemetry.autoscaling import Autoscaling
 from inferway.telemetry.cache_worth import CacheWorth
+from inferway.telemetry.engine_rows import EngineRows
 from inferway.telemetry.engine_speeds import EngineSpeeds
 from inferway.telemetry.observers import WantsPrompts, looking_at_requests
 from inferway.telemetry.publisher import Publisher, ZmqPublisher, publish_events
@@ -122,21 +119,17 @@ class Gateway:
         self._publisher: ZmqPublisher | None = None
         self.replicas: Replicas | None = None  # among which this gateway is one
         self._servers: Servers | None = None  # once it starts
-        self._web: PageRoutes | None = None  # of the page
         self._requests = RequestCounts(time.monotonic)
         self._traffic = TrafficCounts()
         self._warm = WarmPrefixes()
         self.worth = CacheWorth(time.monotonic)
         self._slo = SloCounts(settings.slo)
-        self.records = Records(
-            *(settings, self.index, self.fleet, self._auth.failover.standing, self.scheduling)
+        core = Core(
+            *(settings, self.fleet, time.monotonic, self.index, self.standing, self.scheduling),
+            is_worker=self._is_worker,
         )
-        core = Core(settings, self.fleet, time.monotonic)
-        self._installed = installed(core)
-        self._extensions = [
-            *(self._requests, self._traffic, *extensions, *self.records.extensions),
-            *self._installed,
-        ]
+        self._attached = [*extensions, *installed(core)]
+        self._extensions: list[Extension] = [self._requests, self._traffic, *self._attached]
         if settings.slo.is_any:
             self._extensions.append(self._slo)
         if settings.access_log is not None:
@@ -162,9 +155,9 @@ class Gateway:
         return self.orphans if self._process is None else self._process.orphans or self.orphans
 
     @property
-    def is_looked_at(self) -> bool:
-        """Whether the page is open somewhere, or requests are recorded in files."""
-        return (self._web is not None and self._web.is_open) or self.records.writer is not None
+    def needs_snapshots(self) -> bool:
+        """Whether an extension needs what other processes know each second."""
+        return any(each.needs_snapshots() for each in self._attached)
 
     @property
     def learning_plugins(self) -> Sequence[ExpectedTtft]:
@@ -174,7 +167,7 @@ class Gateway:
     @property
     def extensions(self) -> Sequence[Extension]:
         """Its extensions, in no order."""
-        return [*self._extensions, *self.records.watch.extensions]
+        return self._extensions
 
     @property
     def traffic(self) -> TrafficCounts:
@@ -242,10 +235,10 @@ class Gateway:
         if self._servers is not None:
             self._servers.cut()
 
-    async def close_page(self) -> None:
-        """End the answers to who looks at the page, which never end by themselves."""
-        if self._web is not None:
-            await self._web.close()
+    def end_answers(self) -> None:
+        """End the answers that never end by themselves, as those to the page are."""
+        for extension in self._attached:
+            extension.end_answers()
 
     async def _start(self) -> None:
         sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
@@ -257,9 +250,6 @@ class Gateway:
         if settings.publish is not None:
             self._publisher = ZmqPublisher(settings.publish)
             self._closes("publisher", self._publisher.close)
-        for extension in self._installed:
-            await extension.start()
-            self._closes(f"extension {extension.name!r}", extension.close)
         self._pool = pool = Pool(settings.timeouts, tls=settings.engine_tls())
         self._closes("engine connections", pool.close)
         self.director = director = self._open_director()
@@ -273,8 +263,10 @@ class Gateway:
         self.routes = routes = self._open_routes(director, pool)
         server = servers.for_clients(routes, tracing, pool)
         self._closes("engine watch, event streams and index", self.indexer.close)
-        await self.records.start()
-        self._closes("records", self.records.close)
+        for extension in self._attached:
+            await extension.start()
+            if extension.has("close"):
+                self._closes(f"extension {extension.name!r}", extension.close)
         # The ports first: an occupied one is known before anything else takes time.
         if settings.admin_port is not None:
             # until after the other port: how the last answers end is worth a scrape
@@ -285,7 +277,7 @@ class Gateway:
             await self.meet(own_replicas(settings, self.fleet, plugins))
         if not self._is_worker:
             await self._listen(server)
-        self._stack.push_async_callback(self.close_page)
+        self._stack.callback(self.end_answers)
         self._stack.push_async_callback(draining.close)
         self._stack.callback(self.fleet.prober.stop)  # engines have enough to do with the rest
         await self.indexer.start()
@@ -304,21 +296,37 @@ class Gateway:
             log.info("%s", self.told_of(server.url))
 
     def _open_routes(self, director: Director, pool: Pool) -> Routes:
-        metrics, settings = self.metrics, self.settings
-        failover = self._auth.failover
-        rows = build_rows(self.fleet, self.index, failover, self.draining, self.speeds)
-        alarms = AlarmPages(rows, partial(alarms_of, self._traffic, self.records))
+        metrics, settings, auth = self.metrics, self.settings, self._auth
+        wall = time.time() - time.monotonic()  # event streams are noted by the monotonic clock
+        rows = EngineRows(
+            *(self.fleet, self.index, auth.failover, self.draining, self.speeds, wall)
+        )
+        alarms = AlarmPages(rows, self._alarms)
+        ingress = build_ingress(settings, director)
+        has_tls = self._servers is not None and self._servers.certificate is not None
+        parts = RouteParts(
+            *(auth, director, ingress, alarms, auth.control.num_waiting), has_tls=has_tls
+        )
+        routes: dict[str, Route] = {}
+        for extension in self._attached:
+            routes |= extension.routes(parts)
         return Routes(
-            *(self.indexer, director, pool, metrics, self._auth, build_ingress(settings, director)),
-            *(self._requests, self._traffic, self.draining),
-            *(RecordPages(self.records.ring, self.records.watch, self._auth), alarms),
+            *(self.indexer, director, pool, metrics, auth, ingress),
+            *(self._requests, self._traffic, self.draining, alarms),
             peers=lambda: None if self.replicas is None else self.replicas.report(),
-            page=self._open_page(alarms),
+            extensions=routes,
             forwards=not self._picks,
             admin_apart=settings.admin_port is not None,
-            continuer=open_continuer(director, pool, self._auth, self._stack),
+            continuer=open_continuer(director, pool, auth, self._stack),
             gather=None if self._process is None else self._process.gather,
         )
+
+    def _alarms(self) -> Sequence[Alarm]:
+        """Return what should not be so beside the engines."""
+        found = [*traffic_alarms(self._traffic)]
+        for extension in self._attached:
+            found += extension.alarms()
+        return found
 
     async def _listen(self, server: HttpServer) -> None:
         self.draining.moves = partial(move_streams, server.sources)
@@ -342,29 +350,19 @@ class Gateway:
             *(self.settings.slo, self.fleet, self.learning_plugins, self.worth),
             *(self.standing.drained, self.director.clock),
         )
-        parts = (self.draining, self.records, self._slo, self.speeds, self.autoscaling)
+        parts = (self.draining, self._slo, self.speeds, self.autoscaling)
         return MetricsPage(
             *(self.director, self.fleet, pool, self.indexer.renderer, self._publishes),
             *(self.indexer.request_templates, self._auth, self._requests),
             parts=[
                 *(part.families for part in parts),
-                *methods(self._installed, "families"),
+                *methods(self._attached, "families"),
                 self._servers.families,
                 lambda: () if self.replicas is None else self.replicas.families(),
                 self._picker_families,
             ],
             with_others=None if self._process is None else self._process.with_others,
         )
-
-    def _open_page(self, alarms: AlarmPages) -> PageRoutes | None:
-        if not self.settings.ui:
-            return None
-        control = self._auth.control
-        hub = build_hub(alarms.rows, self.records.ring, alarms.judge, control.num_waiting)
-        replays = WhatIfReplays(self.settings.records.directory)
-        is_secure = self._servers is not None and self._servers.certificate is not None
-        self._web = PageRoutes(self._auth, hub, replays, secure=is_secure)
-        return self._web
 
     def _open_tracing(self) -> Tracing | None:
         if self.settings.otlp is None:
@@ -454,7 +452,7 @@ class Gateway:
         )
 
     def _on_request(self) -> Sequence[OnRequest]:
-        watching = [self._traffic.conversations, *self.records.watch.extensions, self.worth]
+        watching = [self._traffic.conversations, self.worth]
         looking = looking_at_requests(
             *(self.settings, self._publishes, self.fleet, self._offers, watching)
         )

@@ -12,19 +12,24 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from inferway.config import ServeSettings
 from inferway.errors import ConfigError
 from inferway.fleet.fleet import Fleet
+from inferway.kv.index.protocol import Index
 from inferway.metrics import Family
+from inferway.model import Alarm
 from inferway.routing.journey import Routed
+from inferway.routing.limits.outlier_detection import OutlierDetection
 from inferway.routing.record import Record
 from inferway.scheduling.plugin import RequestListener
+from inferway.scheduling.scheduling import Scheduling
 
 log = logging.getLogger("inferway")
 
 ENTRY_POINTS = "inferway.extensions"
+OURS = "inferway"  # the distribution whose extensions tests hold to what they promise
 
 
 class EndedAnswer(Protocol):
@@ -83,6 +88,17 @@ class Core:
     settings: ServeSettings
     fleet: Fleet
     clock: Callable[[], float]  # that a Record's times are of
+    index: Index
+    standing: OutlierDetection
+    scheduling: Scheduling
+    is_worker: bool = False  # another process answers admins, and writes files
+
+
+class Snapshot(NamedTuple):
+    """A part of what an extension of one process knows, for the same extension of another."""
+
+    data: bytes
+    until: int = 0  # the number that the next snapshot begins behind; 0: each one has everything
 
 
 class Extension:
@@ -113,30 +129,53 @@ class Extension:
         """Return its metric families, with the numbers of now; called for each scrape."""
         return ()
 
-    def snapshot(self) -> bytes | None:
+    def routes(self, parts: Any, /) -> Mapping[str, Any]:  # noqa: ARG002
+        """Return its paths, each with its http.route.Route; one that ends with `/` stands for all
+        below it. `parts` (http.route.RouteParts) is what answers may be made of."""
+        return {}
+
+    def alarms(self) -> Iterable[Alarm]:
+        """Return what should not be so, with its cure: for the page and /admin/alarms."""
+        return ()
+
+    def end_answers(self) -> None:
+        """Called when the gateway begins to stop: its own answers that have no end are to end."""
+
+    def snapshot(self, since: int) -> Snapshot | None:  # noqa: ARG002
         """Return what the process that answers admins needs to show what this one knows; None: it
-        needs nothing. Called when somebody looks."""
+        needs nothing. Called when somebody looks. `since`: the `until` of the last snapshot that
+        the other process has taken; 0: it has taken none."""
         return None
 
     def merge(self, parts: Sequence[bytes]) -> None:
-        """Take the newest snapshots of all other processes, in place of those before."""
+        """Take the newest snapshots of all other processes, in place of those before, or where they
+        have numbers, behind those."""
+
+    def needs_snapshots(self) -> bool:
+        """Return whether it needs the snapshots of other processes each second, and not only when
+        somebody asks for a path below /admin/."""
+        return False
 
     def has(self, method: str) -> bool:
         """Return whether it has the method of its own."""
         return getattr(type(self), method) is not getattr(Extension, method)
 
 
-def snapshots(extensions: Iterable[Extension]) -> dict[str, bytes]:
-    """Return the snapshots of those that have one, by their names."""
-    found = {each.name: each.snapshot() for each in extensions if each.has("snapshot")}
+def snapshots(extensions: Iterable[Extension], since: Mapping[str, int]) -> dict[str, Snapshot]:
+    """Return the snapshots of those that have one, by their names. `since`: by the same names."""
+    found = {
+        each.name: each.snapshot(since.get(each.name, 0))
+        for each in extensions
+        if each.has("snapshot")
+    }
     return {name: snapshot for name, snapshot in found.items() if snapshot is not None}
 
 
-def merge(extensions: Iterable[Extension], told: Sequence[Mapping[str, bytes]]) -> None:
+def merge(extensions: Iterable[Extension], told: Sequence[Mapping[str, Snapshot]]) -> None:
     """Hand the snapshots of other processes to the extensions of their names."""
     for each in extensions:
         if each.has("merge"):
-            each.merge([parts[each.name] for parts in told if each.name in parts])
+            each.merge([parts[each.name].data for parts in told if each.name in parts])
 
 
 def methods(extensions: Iterable[Extension], name: str) -> tuple[Callable[..., Any], ...]:
@@ -146,24 +185,28 @@ def methods(extensions: Iterable[Extension], name: str) -> tuple[Callable[..., A
 
 def installed(core: Core) -> Sequence[Extension]:
     """Return the extensions of installed packages: their entry points are called with `core`, and
-    return one, or None where the settings need none. Raises ConfigError for an entry point that
-    cannot be loaded, fails, or returns something else."""
+    return one or several, or None where the settings need none. Raises ConfigError for an entry
+    point that cannot be loaded, fails, or returns something else."""
     found: list[Extension] = []
     for entry in entry_points(group=ENTRY_POINTS):
-        where = f"entry point {entry.name!r} of {entry.dist.name if entry.dist else 'a package'}"
+        distribution = entry.dist.name if entry.dist else "a package"
+        where = f"entry point {entry.name!r} of {distribution}"
         try:
             made = entry.load()(core)
         except Exception as e:
             raise ConfigError(f"{where}: {entry.value} fails: {type(e).__name__}: {e}") from e
-        if made is None:
-            continue
-        if not isinstance(made, Extension):
-            raise ConfigError(
-                f"{where}: {entry.value} returns a {type(made).__name__}, not an Extension "
-                "(inferway.extension)"
-            )
-        log.info("the extension %r watches", entry.name)
-        found.append(_Installed(made, entry.name))
+        several = made if isinstance(made, Sequence) else [] if made is None else [made]
+        for each in several:
+            if not isinstance(each, Extension):
+                raise ConfigError(
+                    f"{where}: {entry.value} returns a {type(each).__name__}, not an Extension "
+                    "(inferway.extension)"
+                )
+        if distribution == OURS:
+            found += several
+        elif several:
+            log.info("the extension %r watches", entry.name)
+            found += [_Installed(each, entry.name) for each in several]
     return found
 
 
@@ -207,12 +250,24 @@ class _Installed(Extension):
     def families(self) -> Iterable[Family]:
         return list(self._call("families") or ())
 
-    def snapshot(self) -> bytes | None:
-        found = self._call("snapshot")
-        return found if isinstance(found, bytes) else None
+    def routes(self, parts: Any, /) -> Mapping[str, Any]:
+        return self._call("routes", parts) or {}
+
+    def alarms(self) -> Iterable[Alarm]:
+        return list(self._call("alarms") or ())
+
+    def end_answers(self) -> None:
+        self._call("end_answers")
+
+    def snapshot(self, since: int) -> Snapshot | None:
+        found = self._call("snapshot", since)
+        return found if isinstance(found, Snapshot) else None
 
     def merge(self, parts: Sequence[bytes]) -> None:
         self._call("merge", parts)
+
+    def needs_snapshots(self) -> bool:
+        return bool(self._call("needs_snapshots"))
 
     def _call(self, method: str, *arguments: Any) -> Any:
         if self._has_failed:

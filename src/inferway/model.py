@@ -426,3 +426,27 @@ class Decision(msgspec.Struct, frozen=True):
     headers: Headers = ()  # see SchedulingResult
     prefill: tuple[Target, ...] = ()  # see SchedulingResult
     profile: str = ""  # see SchedulingResult
+
+
+class Alarm(msgspec.Struct, frozen=True):
+    """Something that should not be so, in words, and what to do about it. It reads: subject,
+    evidence, since when; then detail and effect, and the cure."""
+
+    level: str  # "fail", "warn", or "info" of what may be on purpose
+    subject: str
+    evidence: str
+    cure: str = ""  # empty: the evidence holds it
+    since: float | None = None  # Unix time; None: it is not known, or does not matter
+    detail: str = ""
+    effect: str = ""
+    see: str = ""  # the address of a page that says more
+    is_total: bool = False  # no request is answered
+
+    def said(self, since_words: Callable[[float], str]) -> str:
+        """Return all but subject and cure, as a sentence. `since_words`: of a Unix time."""
+        words = self.evidence
+        if self.since is not None:
+            words += f" {since_words(self.since)}"
+        if self.detail:
+            words += f": {self.detail}"
+        return f"{words}. {self.effect[:1].upper()}{self.effect[1:]}" if self.effect else words

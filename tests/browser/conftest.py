@@ -17,9 +17,9 @@ from aiohttp import web
 from tests.integration.conftest import renderer as renderer  # a fixture
 from tests.integration.conftest import start_fleet as start_fleet  # a fixture, too
 
-from inferway.page.files import INDEX, static_files
-from inferway.page.rows import EngineRow
-from inferway.records.record import CandidateRecord, Miss, RequestRecord
+from inferway_console.page.files import INDEX, static_files
+from inferway_console.page.rows import PageRow
+from inferway_console.records.record import CandidateRecord, Miss, RequestRecord
 
 
 @pytest.fixture
@@ -145,10 +145,10 @@ def _record(draw: Random, engines: list[str], place: int, at: float, age: float)
 # --------------------------------------------------------------------- a stream of many engines
 
 
-def many_engines(number: int, tick: int) -> list[EngineRow]:
+def many_engines(number: int, tick: int) -> list[PageRow]:
     draw = Random(tick)
     return [
-        EngineRow(
+        PageRow(
             name=f"gpu-{place:04d}",
             url=f"http://10.0.{place // 250}.{place % 250}:8000",
             up=place % 97 != 5,

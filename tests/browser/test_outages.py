@@ -11,26 +11,27 @@ import pytest
 from tests.browser.conftest import OpenTab, many_engines, planted_stream, text_of
 from tests.browser.test_page import seen
 
-from inferway.page.alarms import fleet_alarms
-from inferway.page.engine_times import Times
-from inferway.page.rows import EngineRow, OutageRow
+from inferway.telemetry.alarms import fleet_alarms
+from inferway.telemetry.engine_rows import OutageRow
 from inferway.telemetry.engine_speeds import Late, Slow, Speed
+from inferway_console.page.engine_times import Times
+from inferway_console.page.rows import PageRow
 
 pytestmark = [pytest.mark.browser]
 
 
-def row_of(name: str, **fields: Any) -> EngineRow:
+def row_of(name: str, **fields: Any) -> PageRow:
     """One of the planted engines, as something else."""
     return msgspec.structs.replace(many_engines(1, 0)[0], name=name, drained=False, **fields)
 
 
-def shown(*rows: EngineRow) -> dict[str, Any]:
+def shown(*rows: PageRow) -> dict[str, Any]:
     """What the page is told of such a fleet, with the alarms that the gateway finds."""
     told = {"version": "1", "timeline": [], "requests": [], "queued": 3}
     return {**told, "engines": list(rows), "alarms": [*fleet_alarms(rows)]}
 
 
-def out(name: str, kind: str = "silent", seconds: float = 12.0, **fields: Any) -> EngineRow:
+def out(name: str, kind: str = "silent", seconds: float = 12.0, **fields: Any) -> PageRow:
     since = time.time() - seconds
     outage = OutageRow(kind, since, "no answer for 4.1 s")
     return row_of(name, up=False, state=kind, since=since, outage=outage, **fields)

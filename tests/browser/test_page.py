@@ -17,6 +17,7 @@ import pytest
 from bench.tests.whatif.recordings import drawn, recording, written
 from tests.browser.conftest import OpenTab, many_engines, planted, planted_stream, text_of
 from tests.integration.conftest import LONG, Fleet, StartFleet, simulated, until
+from tests.integration.recorders import records_of
 
 from inferway.app import Gateway
 from inferway.config import EngineSettings, RecordSettings, ServeSettings
@@ -47,7 +48,7 @@ async def busy_fleet(
     for number in range(12):
         await fleet.chat(LONG * (number % 4 + 1), f"Question {number}")
     for record in planted(list(NAMES), 420, time.time()):
-        fleet.gateway.records.ring.append(record)
+        records_of(fleet.gateway).ring.append(record)
     return fleet
 
 
@@ -108,7 +109,7 @@ async def test_what_changes_is_shown_without_a_reload(
     fleet, tab = await busy_page(start_fleet, open_tab)
     (record,) = planted(["alpha"], 1, time.time(), 0)
 
-    fleet.gateway.records.ring.append(msgspec.structs.replace(record, id="just-now"))
+    records_of(fleet.gateway).ring.append(msgspec.structs.replace(record, id="just-now"))
 
     await seen(tab, "#requests", "just-now")
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferway.cli.block_picture import ASCII, BLOCKS, marks_for, row
+from inferway_console.cli.block_picture import ASCII, BLOCKS, marks_for, row
 
 RUNS = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 30)), max_size=5)
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from inferway.cli.block_picture import terminal_marks
-from inferway.cli.explain import lines_of
-from inferway.records.export import summary
-from inferway.records.ms_in_words import ms_in_words
-from inferway.records.reader import Recorded
-from inferway.records.record import A_TRY, CandidateRecord, RequestRecord
+from inferway_console.cli.block_picture import terminal_marks
+from inferway_console.cli.explain import lines_of
+from inferway_console.records.export import summary
+from inferway_console.records.ms_in_words import ms_in_words
+from inferway_console.records.reader import Recorded
+from inferway_console.records.record import A_TRY, CandidateRecord, RequestRecord
 
 TOLD: dict[str, Any] = {"reachable_blocks": 4, "chosen_blocks": 4, "block_size": 16}
 

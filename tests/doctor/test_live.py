@@ -1,94 +1,21 @@
-"""The doctor's rules for the gateway in this process."""
+"""The doctor's rules for the traffic of the gateway in this process."""
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import AsyncIterator
-from pathlib import Path
-
-import pytest
-from tests.integration.recorders import in_front_of
-
-from inferway.config import RecordSettings
-from inferway.doctor.live import LEAST_SHARE, RECENT_SECONDS, alarms_of
-from inferway.records.breakers import LEAST_REQUESTS, Breaker
-from inferway.records.differences import DifferenceKind
-from inferway.records.record import RequestRecord
-from inferway.records.records import Records
+from inferway.doctor.live import traffic_alarms
 from inferway.telemetry.traffic_counts import TrafficCounts
 
-NOW = 100_000.0
+
+def test_traffic_that_is_well_is_no_alarm() -> None:
+    assert [*traffic_alarms(TrafficCounts(by_prompt=10))] == []
 
 
-@pytest.fixture
-async def records(tmp_path: Path) -> AsyncIterator[Records]:
-    """Those of a gateway that records."""
-    async with in_front_of(records=RecordSettings(directory=str(tmp_path / "records"))) as front:
-        yield front.gateway.records
-
-
-def plant(records: Records, lost: int, of: int, *, requests: int = 20, at: float = NOW) -> None:
-    """A time in the prompts of `m` that costs so many of so many tokens."""
-    found = records.watch.breakers
-    found.breakers["m", DifferenceKind.TIME, 0] = Breaker(requests, lost, at, 12, 16)
-    found.tokens["m"] = of
-    found.tokens["another"] = 10**9
-
-
-async def test_traffic_that_is_well_is_no_alarm(records: Records) -> None:
-    assert alarms_of(TrafficCounts(by_prompt=10), records) == []
-
-
-async def test_requests_that_go_by_load_are_an_alarm_with_its_cure(records: Records) -> None:
+def test_requests_that_go_by_load_are_an_alarm_with_its_cure() -> None:
     traffic = TrafficCounts()
     traffic.by_load["/v1/chat/completions", "curl", "no-template"] = 12
 
-    (alarm,) = alarms_of(traffic, records)
+    (alarm,) = traffic_alarms(traffic)
 
     assert (alarm.level, alarm.subject) == ("warn", "traffic")
     assert "12 requests of curl" in alarm.evidence
     assert "--chat-template" in alarm.cure
-
-
-async def test_a_cache_breaker_that_costs_a_twentieth_is_an_alarm_with_its_cure(
-    records: Records,
-) -> None:
-    plant(records, 1_000, of=int(1_000 / LEAST_SHARE))
-
-    (alarm,) = alarms_of(TrafficCounts(), records, lambda: NOW)
-
-    assert alarm.level == "warn"
-    assert "20 prompts of m" in alarm.evidence
-    assert "5.0% of its prompt tokens" in alarm.evidence
-    assert alarm.cure
-
-
-@pytest.mark.parametrize(
-    ("lost", "requests", "later"),
-    [(990, 20, 0.0), (10_000, LEAST_REQUESTS - 1, 0.0), (10_000, 20, RECENT_SECONDS + 1)],
-    ids=["costs little", "seen twice", "is over"],
-)
-async def test_another_cache_breaker_is_none(
-    records: Records, lost: int, requests: int, later: float
-) -> None:
-    plant(records, lost, of=20_000, requests=requests)
-
-    assert alarms_of(TrafficCounts(), records, lambda: NOW + later) == []
-
-
-async def test_a_recording_that_has_stopped_is_an_alarm(records: Records) -> None:
-    writer = records.writer
-    assert writer is not None
-    await writer.write()
-    await writer._try(writer._files.close)
-    shutil.rmtree(writer.directory)
-    records.ring.append(RequestRecord(id="r", at=0.0))
-    await writer.write()
-
-    (alarm,) = alarms_of(TrafficCounts(), records)
-
-    assert (alarm.level, alarm.subject) == ("warn", "record")
-    assert alarm.evidence == (
-        f"requests are no longer recorded in {writer.directory}: No such file or directory"
-    )
-    assert "restart the gateway" in alarm.cure

@@ -9,9 +9,9 @@ import pytest
 from inferway.config import FlowSettings, ServeSettings
 from inferway.errors import ForbiddenError, TooManyGuessesError, UnauthorizedError
 from inferway.http.auth import Auth, admins_are_local
+from inferway.http.guesses import MOST_OF_ONE
 from inferway.http.message import Request
 from inferway.http.request_queue import RequestQueue
-from inferway.page.guesses import MOST_OF_ONE
 from inferway.routing.limits.callers import AdminKey, Callers, KeySettings, hash_of, new_key
 from inferway.routing.limits.failover import FailoverPolicy
 from inferway.scheduling.load import load_scheduling

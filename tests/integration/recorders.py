@@ -14,6 +14,8 @@ from tests.integration.conftest import answering
 
 from inferway.app import Gateway
 from inferway.config import EngineSettings, ServeSettings
+from inferway_console.console import Console
+from inferway_console.records.records import Records
 
 
 @dataclass
@@ -100,3 +102,9 @@ async def in_front_of(*engines: Recorder, **settings: Any) -> AsyncIterator[Fron
         stack.push_async_callback(gateway.close)
         http = await stack.enter_async_context(aiohttp.ClientSession())
         yield Front(gateway, http)
+
+
+def records_of(gateway: Gateway) -> Records:
+    """Return what the gateway's console keeps of requests."""
+    (console,) = [each for each in gateway.extensions if isinstance(each, Console)]
+    return console.records

@@ -12,7 +12,7 @@ from tests.integration.conftest import StartFleet, simulated
 from tests.scheduling.test_load import package
 
 from inferway.errors import ConfigError
-from inferway.extension import ENTRY_POINTS, Extension, merge, snapshots
+from inferway.extension import ENTRY_POINTS, Extension, Snapshot, merge, snapshots
 
 PAGE = Path(__file__).parents[2] / "docs" / "extensions.md"
 [EXAMPLE] = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
@@ -107,8 +107,8 @@ def test_snapshots_go_to_the_extension_of_their_name() -> None:
             self.number = number
             self.others: list[bytes] = []
 
-        def snapshot(self) -> bytes | None:
-            return b"%d" % self.number if self.number else None
+        def snapshot(self, since: int) -> Snapshot | None:
+            return Snapshot(b"%d" % (self.number + since), 7) if self.number else None
 
         def merge(self, parts: Sequence[bytes]) -> None:
             self.others = list(parts)
@@ -120,9 +120,10 @@ def test_snapshots_go_to_the_extension_of_their_name() -> None:
         name = "even"
 
     ours = [Odd(1), Even(2), Extension()]
-    merge(ours, [snapshots([Odd(3), Even(4)]), snapshots([Odd(5), Even(0), Extension()])])
+    seen = {"even": 10}
+    merge(ours, [snapshots([Odd(3), Even(4)], seen), snapshots([Odd(5), Even(0), Extension()], {})])
 
-    assert [each.others for each in ours if isinstance(each, Numbers)] == [[b"3", b"5"], [b"4"]]
+    assert [each.others for each in ours if isinstance(each, Numbers)] == [[b"3", b"5"], [b"14"]]
 
 
 @pytest.mark.parametrize(

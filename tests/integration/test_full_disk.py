@@ -12,9 +12,10 @@ import aiohttp
 import msgspec
 import pytest
 from tests.integration.conftest import StartFleet, until
+from tests.integration.recorders import records_of
 
 from inferway.config import RecordSettings
-from inferway.records.reader import Recorded, RecordReader
+from inferway_console.records.reader import Recorded, RecordReader
 
 SIZE = 128 * 1024  # bytes of the file system
 
@@ -49,7 +50,7 @@ async def test_a_full_disk_ends_the_recording_and_no_request(
 ) -> None:
     directory = disk / "records"
     fleet = await start_fleet(1, records=RecordSettings(directory=str(directory)))
-    writer = fleet.gateway.records.writer
+    writer = records_of(fleet.gateway).writer
     assert writer is not None
     words = Random(1)
 

@@ -15,8 +15,8 @@ from tests.integration.conftest import StartFleet, until
 from tests.integration.recorders import Front, Recorder, in_front_of
 
 from inferway.config import RecordSettings
-from inferway.page.files import static_files
 from inferway.routing.limits.callers import hash_of, new_key
+from inferway_console.page.files import static_files
 
 HTML = {"accept": "text/html,*/*"}
 PAGE = {"x_inferway_page": "1"}

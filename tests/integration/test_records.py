@@ -7,17 +7,18 @@ from pathlib import Path
 
 import pytest
 from tests.integration.conftest import LONG, Fleet, StartFleet, until
+from tests.integration.recorders import records_of
 from tests.integration.test_gateway import all_known
 
 from inferway.config import RecordSettings
-from inferway.records.files import FleetLine
-from inferway.records.reader import Recorded, RecordReader
-from inferway.records.record import MissKind, RequestRecord
+from inferway_console.records.files import FleetLine
+from inferway_console.records.reader import Recorded, RecordReader
+from inferway_console.records.record import MissKind, RequestRecord
 
 
 async def recorded(fleet: Fleet, request_id: str) -> RequestRecord:
     """The record of this id, once it is there."""
-    ring = fleet.gateway.records.ring
+    ring = records_of(fleet.gateway).ring
 
     async def is_there() -> bool:
         return ring.find(request_id) is not None
@@ -56,7 +57,7 @@ async def test_what_is_recorded_in_files_can_be_read(
     for question in ("one?", "two?", "one?"):
         await fleet.chat(LONG + question)
         await all_known(fleet)
-    await fleet.gateway.records.close()
+    await records_of(fleet.gateway).close()
 
     reader = RecordReader(tmp_path)
     found = list(reader)
@@ -64,7 +65,7 @@ async def test_what_is_recorded_in_files_can_be_read(
     lines = [each for each in found if isinstance(each, FleetLine)]
 
     assert not reader.damaged
-    assert [each.record for each in requests] == fleet.gateway.records.ring.since(0)[1]
+    assert [each.record for each in requests] == records_of(fleet.gateway).ring.since(0)[1]
     one, two, again = [each.blocks for each in requests]
     assert one == again != two
     assert one is not None
@@ -121,7 +122,7 @@ async def test_a_refused_request_has_a_record(start_fleet: StartFleet) -> None:
     fleet = await start_fleet(1)
 
     answer = await fleet.chat("hello", model="nobody-serves-this")
-    [record] = fleet.gateway.records.ring.newest()
+    [record] = records_of(fleet.gateway).ring.newest()
 
     assert answer.status == record.status == 404
     assert (record.outcome, record.chosen, record.model) == ("refused", "", "")
@@ -132,9 +133,9 @@ async def test_nothing_is_kept_if_it_is_switched_off(start_fleet: StartFleet) ->
 
     await fleet.chat(LONG)
 
-    assert len(fleet.gateway.records.ring) == 0
+    assert len(records_of(fleet.gateway).ring) == 0
     watching = [getattr(each, "__self__", None) for each in fleet.gateway.director.on_request]
-    assert fleet.gateway.records.recorder not in watching
+    assert records_of(fleet.gateway).recorder not in watching
 
 
 async def test_a_choice_by_expected_ttft_keeps_its_terms(start_fleet: StartFleet) -> None:

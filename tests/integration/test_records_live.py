@@ -15,12 +15,13 @@ import msgspec
 import pytest
 from aiohttp import web
 from tests.integration.conftest import LONG, Answer, Fleet, StartFleet, answering, simulated, until
+from tests.integration.recorders import records_of
 
 from inferway.config import EngineSettings, RecordSettings
-from inferway.records.record import Miss, MissKind, RequestRecord
 from inferway.scheduling.load import CONFIGURATIONS
 from inferway.simulator.config import EventsConfig, LatencyModel
 from inferway.simulator.engine import SimulatedEngine
+from inferway_console.records.record import Miss, MissKind, RequestRecord
 
 TEXT = LONG * 2
 # One request at a time, so that others wait in the engine while something happens to its cache.
@@ -307,5 +308,5 @@ async def test_what_changes_of_records_waits_for_a_restart_and_the_log_says_so(
     answer = await fleet.chat(TEXT)
 
     assert "needs a restart: records" in caplog.text
-    assert fleet.gateway.records.ring.capacity == settings.records.requests
+    assert records_of(fleet.gateway).ring.capacity == settings.records.requests
     assert (await _record(fleet, answer)).missed == ()

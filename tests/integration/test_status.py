@@ -16,7 +16,7 @@ from tests.integration.conftest import LONG, StartFleet, until
 
 from inferway.cli.fleet_state import EngineState, FleetState, ModelState, TransferState, quantile
 from inferway.cli.fleet_table import fleet_table, local_since, rates
-from inferway.page.alarms import Alarm
+from inferway.model import Alarm
 
 
 async def run(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from inferway.fleet.outage_words import since_words
-from inferway.page.alarms import Alarm, alarms_from, fleet_alarms, named
-from inferway.page.rows import EngineRow, OutageRow
+from inferway.model import Alarm
+from inferway.telemetry.alarms import fleet_alarms, named
+from inferway.telemetry.engine_rows import EngineRow, OutageRow
 from inferway.telemetry.engine_speeds import Late, Slow
 
 NOW = 1_795_957_062.0  # 2026-11-29 12:57:42 UTC
@@ -19,7 +20,7 @@ def row(name: str = "e", **fields: Any) -> EngineRow:
         **{"models": ["m"], "version": None, "in_flight": 0, "running": 0, "waiting": 0, "kv": 0.0},
         **{"block_size": 16, "tiers": [0], "evicted": 0, "trust": "exact", "events_at": None},
         **{"events": 0, "gaps": 0, "hand_over": None, "problems": [], "late": None, "slow": None},
-        **{"speed": None, "times": None},
+        **{"speed": None},
     }
     return EngineRow(name=name, **{**plain, **fields})
 
@@ -169,4 +170,4 @@ def test_alarms_travel_as_json() -> None:
 
     alarms = [*fleet_alarms([row("b"), out("a")])]
 
-    assert alarms_from(msgspec.json.decode(msgspec.json.encode(alarms))) == alarms
+    assert msgspec.json.decode(msgspec.json.encode(alarms), type=list[Alarm]) == alarms

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from inferway.page.engine_times import LATEST, EngineTimes, Times
-from inferway.records.record import RequestRecord
+from inferway_console.page.engine_times import LATEST, EngineTimes, Times
+from inferway_console.records.record import RequestRecord
 
 
 def record(ttft_ms: float = 10.0, **fields: Any) -> RequestRecord:

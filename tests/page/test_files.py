@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-import inferway.page
-from inferway.page.files import INDEX, static_files
+import inferway_console.page
+from inferway_console.page.files import INDEX, static_files
 
-STATIC = Path(inferway.page.__file__).parent / "static"
+STATIC = Path(inferway_console.page.__file__).parent / "static"
 VENDOR = STATIC / "vendor"
 OURS = sorted(name for name in static_files() if not name.startswith("vendor/"))
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferway.errors import TooManyGuessesError
-from inferway.page.guesses import (
+from inferway.http.guesses import (
     MOST_ADDRESSES,
     MOST_IN_ALL,
     MOST_OF_ONE,

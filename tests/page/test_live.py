@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from inferway.errors import QueueFullError
-from inferway.page.live import MOST_READERS, LiveHub
-from inferway.page.pictures import Picture
+from inferway_console.page.live import MOST_READERS, LiveHub
+from inferway_console.page.pictures import Picture
 
 
 class Shown:

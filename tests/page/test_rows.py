@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from inferway.page.rows import request_row
-from inferway.records.record import Miss, RequestRecord
+from inferway_console.page.rows import request_row
+from inferway_console.records.record import Miss, RequestRecord
 
 
 def test_a_line_of_a_request_is_its_record_without_candidates() -> None:

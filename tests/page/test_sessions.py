@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inferway.page.sessions import MOST, SECONDS, Sessions
+from inferway.http.sessions import MOST, SECONDS, Sessions
 
 
 class Clock:

@@ -8,8 +8,8 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferway.page.timeline import BUCKETS, SECONDS, Timeline
-from inferway.records.record import RequestRecord
+from inferway_console.page.timeline import BUCKETS, SECONDS, Timeline
+from inferway_console.records.record import RequestRecord
 
 
 def record(at: float = 1000.0, **fields: Any) -> RequestRecord:

@@ -14,8 +14,8 @@ from tests.records.prompts import BLOCK, Messages, Traffic
 from tests.stored import conversations
 
 from inferway.model import BlockKey
-from inferway.records.alignment import common_prefix
-from inferway.records.breakers import CacheBreakers
+from inferway_console.records.alignment import common_prefix
+from inferway_console.records.breakers import CacheBreakers
 
 SIDE_BY_SIDE = 4  # sessions
 MOST_MESSAGES = 24  # of a session

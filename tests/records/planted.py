@@ -27,17 +27,17 @@ from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.requests import CompletionRequest
 from inferway.openai_api.usage import Usage
 from inferway.prompts.served import NoPrompts, ServedModel
-from inferway.records.other_extras import OtherExtras
-from inferway.records.record import MissKind, RequestRecord
-from inferway.records.recorder import Recorder
-from inferway.records.ring import RecordRing
-from inferway.records.shortfalls import Shortfalls
 from inferway.routing.journey import Routed
 from inferway.routing.match import Matched
 from inferway.routing.record import Record
 from inferway.scheduling.columns import EXPECTED_TTFT_MS
 from inferway.scheduling.expected_ttft.learning import COST_MS, TERMS_MS
 from inferway.scheduling.idle import idle
+from inferway_console.records.other_extras import OtherExtras
+from inferway_console.records.record import MissKind, RequestRecord
+from inferway_console.records.recorder import Recorder
+from inferway_console.records.ring import RecordRing
+from inferway_console.records.shortfalls import Shortfalls
 
 SIZE = 16
 MODEL = ServedModel("m", NoPrompts(Reason.NO_TOKENIZER, "these are tokens"), (SIZE,))
@@ -81,14 +81,19 @@ class World:
         self.places = [self._place(number) for number in range(2)]
         self.filtered: dict[int, str] = {}  # holder -> why
         self.ring = RecordRing(1000)
-        self.recorder = Recorder(self.ring, self.clock, whereabouts=self, wall_clock=self.clock)
         self.others = OtherExtras(self.index)
+        self.recorder = Recorder(
+            *(self.ring, self.clock),
+            whereabouts=self,
+            others=self.others,
+            wall_clock=self.clock,
+        )
         self.due: list[Callable[[], None]] = []
         self.shortfalls = Shortfalls(
             *(self.recorder, self.index, self, self.due.append, self.clock),
             under_other=self.others.under_other,
         )
-        self.recorder.others, self.recorder.doubt = self.others, self.shortfalls.look
+        self.recorder.doubt = self.shortfalls.look
 
     def clock(self) -> float:
         return self.now

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferway.records.alignment import (
+from inferway_console.records.alignment import (
     WINDOW,
     common_prefix,
     going_on,

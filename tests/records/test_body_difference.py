@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferway.records.body_difference import MOST_DIFFERENCES, at_text, field_differences
+from inferway_console.records.body_difference import MOST_DIFFERENCES, at_text, field_differences
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=8),

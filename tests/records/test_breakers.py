@@ -11,7 +11,7 @@ import pytest
 from tests.records.prompts import Traffic, system, user
 from tests.stored import conversations
 
-from inferway.records.breakers import LOOKS_A_SECOND, CacheBreakers
+from inferway_console.records.breakers import LOOKS_A_SECOND, CacheBreakers
 
 RULES = "\n".join(
     f"Rule {i}: {verb} what you were given, {i * 7} times if need be, and tell the user why."

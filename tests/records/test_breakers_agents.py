@@ -8,7 +8,7 @@ import pytest
 from tests.records.agents import Agents, Chat, Framework, sessions_of, tools
 from tests.records.frameworks import HELD_OUT, SEEN, elided, keys_that_engines_sort
 
-from inferway.records.breakers import LEAST_LOST, CacheBreakers
+from inferway_console.records.breakers import LEAST_LOST, CacheBreakers
 
 AIRLINE, CODE = "tau_bench_airline_gpt4o", "swe_agent_demos"
 TOLERANCE = 0.15

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferway.records.differences import REMEDIES, DifferenceKind, kind_of, num_same
+from inferway_console.records.differences import REMEDIES, DifferenceKind, kind_of, num_same
 
 CASES = [
     ("time", "at 07:16:11 today", "at 07:16:48 today"),

@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from inferway.cli import main
 from inferway.config import RecordSettings
 from inferway.errors import ConfigError
-from inferway.records.export import Mooncake
-from inferway.records.files import SECRET, FleetLine
-from inferway.records.reader import Recorded, RecordReader
-from inferway.records.record import RequestRecord
-from inferway.records.ring import RecordRing
-from inferway.records.writer import RecordFiles
+from inferway_console.records.export import Mooncake
+from inferway_console.records.files import SECRET, FleetLine
+from inferway_console.records.reader import Recorded, RecordReader
+from inferway_console.records.record import RequestRecord
+from inferway_console.records.ring import RecordRing
+from inferway_console.records.writer import RecordFiles
 
 JOINED = [FleetLine(1.0, "joined", "e", state="up", block_size=16)]
 

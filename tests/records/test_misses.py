@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.records.planted import PLANTS, SIZE, World, wrongly_named
 
-from inferway.records.shortfalls import REPAIR_AFTER
+from inferway_console.records.shortfalls import REPAIR_AFTER
 
 PLANTED = 150
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.records.prompts import Traffic, system, user
 
-from inferway.records.prompt_texts import PromptTexts
-from inferway.records.record import RequestRecord
+from inferway_console.records.prompt_texts import PromptTexts
+from inferway_console.records.record import RequestRecord
 
 RULES = " ".join(f"Rule {i} says {i * i}." for i in range(60))
 

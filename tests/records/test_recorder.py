@@ -12,16 +12,16 @@ from inferway.model import Decision, Endpoint, Reason, Target
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.requests import CompletionRequest
 from inferway.prompts.served import NoPrompts, ServedModel
-from inferway.records.decided import MANY
-from inferway.records.record import RequestRecord
-from inferway.records.recorder import TOGETHER, Recorder
-from inferway.records.ring import RecordRing
 from inferway.routing.journey import Routed
 from inferway.routing.objectives import objectives
 from inferway.routing.record import Record
 from inferway.scheduling.columns import EXPECTED_TTFT_MS
 from inferway.scheduling.expected_ttft.learning import COST_MS, TERMS_MS
 from inferway.scheduling.idle import idle
+from inferway_console.records.decided import MANY
+from inferway_console.records.record import RequestRecord
+from inferway_console.records.recorder import TOGETHER, Recorder
+from inferway_console.records.ring import RecordRing
 
 MODEL = ServedModel("m", NoPrompts(Reason.NO_TOKENIZER, "not in this test"), (16,))
 

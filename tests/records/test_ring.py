@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferway.records.packing import LATE, MOST_ID, SCORE, TERMS, row_of
-from inferway.records.record import CandidateRecord, Miss, MissKind, RequestRecord
-from inferway.records.ring import RecordRing
+from inferway_console.records.packing import LATE, MOST_ID, SCORE, TERMS, row_of
+from inferway_console.records.record import CandidateRecord, Miss, MissKind, RequestRecord
+from inferway_console.records.ring import RecordRing
 
 names = st.text(max_size=20)
 counts = st.integers(0, 65_535)

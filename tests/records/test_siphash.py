@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from inferway.records.siphash import siphash
+from inferway_console.records.siphash import siphash
 
 KEY = bytes(range(16))
 

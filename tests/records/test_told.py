@@ -19,10 +19,6 @@ from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.requests import ChatRequest
 from inferway.openai_api.usage import Usage
 from inferway.prompts.served import NoPrompts, ServedModel
-from inferway.records.ended import OTHER
-from inferway.records.record import RequestRecord
-from inferway.records.recorder import Recorder
-from inferway.records.ring import RecordRing
 from inferway.routing.journey import Routed
 from inferway.routing.match import Matched
 from inferway.routing.objectives import objectives
@@ -30,6 +26,10 @@ from inferway.routing.record import Record
 from inferway.scheduling.columns import EXPECTED_TTFT_MS
 from inferway.scheduling.expected_ttft.learning import COST_MS, TERMS_MS
 from inferway.scheduling.idle import idle
+from inferway_console.records.ended import OTHER
+from inferway_console.records.record import RequestRecord
+from inferway_console.records.recorder import Recorder
+from inferway_console.records.ring import RecordRing
 
 CLOCK_AT_ZERO = 1e9  # Unix time
 MODEL = ServedModel("m", NoPrompts(Reason.NO_TOKENIZER, "these are keys"), (16,))

@@ -11,15 +11,15 @@ import pytest
 
 from inferway.config import EngineSettings, RecordSettings, ServeSettings
 from inferway.fleet.engine import Engine
-from inferway.records.files import FleetLine
-from inferway.records.fleet_lines import FleetLines
-from inferway.records.reader import Recorded, RecordReader
-from inferway.records.record import RequestRecord
-from inferway.records.recorder import Recorder
-from inferway.records.ring import RecordRing
-from inferway.records.writer import RecordFiles, RecordWriter
 from inferway.routing.limits.outlier_detection import OutlierDetection
 from inferway.scheduling.load import scheduling_of
+from inferway_console.records.files import FleetLine
+from inferway_console.records.fleet_lines import FleetLines
+from inferway_console.records.reader import Recorded, RecordReader
+from inferway_console.records.record import RequestRecord
+from inferway_console.records.recorder import Recorder
+from inferway_console.records.ring import RecordRing
+from inferway_console.records.writer import RecordFiles, RecordWriter
 
 
 class Engines:

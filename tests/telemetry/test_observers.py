@@ -243,10 +243,10 @@ def test_a_prompt_known_only_in_part_does_not_feed_the_alarm(reason: Reason) -> 
     alarm = AlarmObserver(lambda _: [])
 
     alarm.on_request(missed(reason), 0.0)
-    assert alarm.alarms["m"].misses == 0
+    assert alarm.by_model["m"].misses == 0
 
     alarm.on_request(missed(Reason.KV_AWARE), 0.0)
-    assert alarm.alarms["m"].misses == 1
+    assert alarm.by_model["m"].misses == 1
 
 
 def test_a_prompt_that_is_read_from_no_cache_does_not_feed_the_alarm() -> None:
@@ -254,7 +254,7 @@ def test_a_prompt_that_is_read_from_no_cache_does_not_feed_the_alarm() -> None:
 
     alarm.on_request(missed(Reason.KV_AWARE, is_read=False), 0.0)
 
-    assert alarm.alarms["m"].misses == 0
+    assert alarm.by_model["m"].misses == 0
 
 
 def missed(reason: Reason, *, is_read: bool = True) -> Routed:

@@ -11,9 +11,9 @@ from tests.engines import client
 from tests.engines.waiting import wait_until
 from tests.workers.serving import LONG, Serving, serving
 
-from inferway.records.files import FleetLine
-from inferway.records.reader import Recorded, RecordReader
 from inferway.scheduling.expected_ttft.learning import TTFT_FEATURES, USUAL_TTFT
+from inferway_console.records.files import FleetLine
+from inferway_console.records.reader import Recorded, RecordReader
 
 
 @pytest.fixture(scope="module")

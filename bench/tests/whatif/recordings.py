@@ -11,7 +11,13 @@ from types import MappingProxyType
 
 import msgspec
 
-from inferway.records.files import (
+from inferway_bench.policies.catalog import policy_named
+from inferway_bench.policies.chats import ChatSpec, chats
+from inferway_bench.policies.engine import EngineSpec
+from inferway_bench.policies.requests import Workload
+from inferway_bench.policies.simulate import FleetSpec, simulate
+from inferway_bench.whatif.recorded import Asked, EngineFacts, Recording
+from inferway_console.records.files import (
     FORMAT,
     PREFIX,
     SUFFIX,
@@ -20,13 +26,7 @@ from inferway.records.files import (
     FleetLine,
     RequestLine,
 )
-from inferway.records.record import RequestRecord
-from inferway_bench.policies.catalog import policy_named
-from inferway_bench.policies.chats import ChatSpec, chats
-from inferway_bench.policies.engine import EngineSpec
-from inferway_bench.policies.requests import Workload
-from inferway_bench.policies.simulate import FleetSpec, simulate
-from inferway_bench.whatif.recorded import Asked, EngineFacts, Recording
+from inferway_console.records.record import RequestRecord
 
 NO_COSTS: Mapping[str, float] = MappingProxyType({})
 BEGAN = 1_700_000_000.0

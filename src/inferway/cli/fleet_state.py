@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from inferway.page.alarms import Alarm, alarms_from
+from inferway.model import Alarm
 
 _SECONDS = 5.0
 # From the best to the worst that can be believed of a cache.
@@ -114,7 +114,7 @@ class GatewayClient:
         _, page = self._get("/metrics")
         try:
             state = fleet_state(self.url, ready, admin, samples_of(page), now=time.time())
-            return replace(state, alarms=alarms_from(alarms["alarms"]))
+            return replace(state, alarms=msgspec.convert(alarms["alarms"], list[Alarm]))
         except (KeyError, TypeError, ValueError, AttributeError) as e:
             raise self._no_gateway("/admin/engines") from e
 

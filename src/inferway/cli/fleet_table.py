@@ -13,8 +13,7 @@ from rich.text import Text
 from inferway.cli.fleet_state import EngineState, FleetState, ModelState
 from inferway.doctor.alarm_rules import TRAFFIC
 from inferway.fleet.outage import duration
-from inferway.model import Reason
-from inferway.page.alarms import Alarm
+from inferway.model import Alarm, Reason
 
 _WIDE = 110
 _LEAST_NAME = 8

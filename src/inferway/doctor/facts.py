@@ -9,7 +9,7 @@ import msgspec
 
 from inferway.config import EngineSettings
 from inferway.fleet.engine_facts import EngineFacts
-from inferway.page.alarms import Alarm
+from inferway.model import Alarm
 
 
 @dataclass(frozen=True, slots=True)

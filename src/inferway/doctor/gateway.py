@@ -11,7 +11,7 @@ import msgspec
 from inferway.doctor.facts import BreakersReport, EventsReport, GatewayReport, TrafficReport
 from inferway.errors import UpstreamError
 from inferway.fleet.http_client import StatusError, fetch
-from inferway.page.alarms import Alarm
+from inferway.model import Alarm
 
 _SECONDS = 5.0
 _PATH = "/admin/traffic"

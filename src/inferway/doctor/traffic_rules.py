@@ -84,7 +84,7 @@ def judge_gateway(found: GatewayReport) -> Iterator[CheckResult]:
         yield _by_load(subject, each)
     yield from _conversations(subject, traffic.conversations)
     if found.breakers is not None:
-        yield from _breakers(subject, found.breakers)
+        yield from judge_breakers(subject, found.breakers)
 
 
 def _by_load(subject: str, found: RequestsByLoad) -> CheckResult:
@@ -112,7 +112,8 @@ def _conversations(subject: str, found: ConversationsReport) -> Iterator[CheckRe
         yield CheckResult(Level.WARN, subject, evidence, cure)
 
 
-def _breakers(subject: str, found: BreakersReport) -> Iterator[CheckResult]:
+def judge_breakers(subject: str, found: BreakersReport) -> Iterator[CheckResult]:
+    """Yield a result for each cache breaker, or one that says that there is none."""
     if not found.breakers and found.looked_at:
         evidence = f"of {found.looked_at} prompts that were compared, none is nearly as another one"
         yield CheckResult(Level.OK, subject, evidence)

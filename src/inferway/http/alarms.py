@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +12,9 @@ from inferway.fleet.engine import Engine
 from inferway.http.message import Request
 from inferway.http.responder import JSON, Responder
 from inferway.http.server import Handler
-from inferway.page.alarms import Alarm, fleet_alarms
-from inferway.page.pictures import Judge
-from inferway.page.rows import EngineRows
+from inferway.model import Alarm
+from inferway.telemetry.alarms import fleet_alarms
+from inferway.telemetry.engine_rows import EngineRows
 
 ALARMS = "/admin/alarms"
 
@@ -24,7 +24,7 @@ class AlarmPages:
     """`judge`: what should not be so beside the engines."""
 
     rows: EngineRows
-    judge: Judge
+    judge: Callable[[], Sequence[Alarm]]
 
     @property
     def for_admins(self) -> Mapping[str, Mapping[str, Handler]]:

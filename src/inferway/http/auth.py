@@ -47,15 +47,15 @@ from inferway.errors import (
 )
 from inferway.fleet.fleet import Fleet
 from inferway.fleet.structured_gate import FleetEngines
+from inferway.http.guesses import Guesses
 from inferway.http.listening import UNIX
 from inferway.http.message import Request
 from inferway.http.request_queue import RequestQueue
 from inferway.http.responder import Responder
 from inferway.http.session_cookie import PAGE_HEADER, cookie_of, forget_cookie
 from inferway.http.session_queue import SessionQueue
+from inferway.http.sessions import Sessions
 from inferway.model import Candidates
-from inferway.page.guesses import Guesses
-from inferway.page.sessions import Sessions
 from inferway.routing.eligible import Eligible
 from inferway.routing.limits.callers import (
     CARRIERS,

@@ -6,16 +6,15 @@ POST /v1/messages/count_tokens                             counted here, or forw
 POST /tokenize, /score ... (openai_api.paths)              forwarded by load
 GET  /v1/realtime                                          a WebSocket, carried to an engine by load
 POST /v1/load_lora_adapter, /v1/unload_lora_adapter        with an admin key: told to engines
-POST /v1/explain                                           where a request would go, and why
 POST /v1/structured/explain                                what would become of a shape
 POST /score_chat_completions, /score_completions, /query   what each engine holds of a prompt
 GET  /v1/models   /v1/models/NAME   /version   /          what there is
 GET  /health   /ping   /ready   /metrics   /admin/engines   /admin/traffic   /admin/peers
 GET  /admin/alarms
-GET  /admin/requests   /admin/requests/ID   /admin/cache-breakers
 POST /admin/engines/NAME/drain   /admin/engines/NAME/resume   /admin/drain
-GET  /   /page/...   /admin/live                           the page, for browsers (http.page)
-GET, POST, DELETE /admin/what-if                           of the recorded hours (http.what_if)
+GET  /                                                     all paths
+
+Extensions have more (http.route).
 
 With an admin key or API keys configured, what the caches hold of a prompt is for admins only:
 and the headers of an answer that say how it was decided, the names of engines in errors and in
@@ -27,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Container, Mapping
 from functools import partial
+from types import MappingProxyType
 
 from inferway.errors import (
     FleetError,
@@ -41,8 +41,6 @@ from inferway.http.auth import Auth
 from inferway.http.continued import Continuer, StreamCaller
 from inferway.http.discovery_pages import PathsPage, VersionPage, unknown_path
 from inferway.http.errors import withheld
-from inferway.http.explain import PATH as EXPLAIN
-from inferway.http.explain import ExplainPath
 from inferway.http.forward import forward
 from inferway.http.inference_ingress import InferenceIngress
 from inferway.http.lora import PATHS as LORA
@@ -51,9 +49,8 @@ from inferway.http.message import REALTIME, Request
 from inferway.http.metrics import MetricsPage
 from inferway.http.models import PATH as MODELS
 from inferway.http.models import ModelPages
-from inferway.http.page import LIVE, PageRoutes, wants_page
-from inferway.http.records import ONE_REQUEST, REQUESTS, RecordPages
 from inferway.http.responder import Responder
+from inferway.http.route import Audience, Route
 from inferway.http.score_pages import PATHS as SCORES
 from inferway.http.score_pages import ScorePages
 from inferway.http.server import Handler
@@ -101,17 +98,17 @@ class Routes:
         requests: RequestCounts,
         traffic: TrafficCounts,
         draining: Draining,
-        records: RecordPages,
         alarms: AlarmPages,
         *,
         peers: PeersReport,
-        page: PageRoutes | None = None,
+        extensions: Mapping[str, Route] = MappingProxyType({}),
         forwards: bool = True,
         admin_apart: bool = False,
         continuer: Continuer | None = None,
         gather: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
-        """`admin_apart`: what is for admins is not answered here, but by `admin`; `page`, too.
+        """`extensions`: the routes of extensions. `admin_apart`: what is for admins or browsers is
+        not answered here, but by `admin`.
         `continuer`: has other engines go on with streams; None: nobody does. `gather`: of a hub,
         fetches what a path shows of all workers."""
         self._pool = pool
@@ -132,12 +129,11 @@ class Routes:
         for_admins: Table = {
             **ScorePages(indexer, director, entrance).for_admins,
             **self._admin.for_admins,
-            **records.for_admins,
             _METRICS: {"GET": self._page},
-            **({} if page is None else page.for_admins),
+            **_whole(extensions, Audience.ADMINS),
         }
-        self._web = page
-        self._records = records
+        self._below = {path: route for path, route in extensions.items() if path.endswith("/")}
+        self._front = self._below.pop("/", None)
         self._gather = gather
         carried: Table = {}
         if forwards and not entrance.is_salted:
@@ -149,7 +145,7 @@ class Routes:
             **{path: dict.fromkeys(how, self._infer) for path, how in self._inference.items()},
             **({COUNT_TOKENS: {"POST": self._count}} if forwards else {}),
             **carried,
-            EXPLAIN: {"POST": ExplainPath(director, entrance, auth)},
+            **_whole(extensions, Audience.CLIENTS),
             EXPLAIN_SHAPE: {"POST": Explain(director, self._asker)},
             MODELS: {"GET": self._models.list},
             **state.for_clients,
@@ -160,9 +156,7 @@ class Routes:
         )
         self._admin_table: Table = {**state.for_admins, **for_admins}
         for table in (self._table, self._admin_table):
-            paths: Handler = PathsPage(table)
-            shown = page is not None and LIVE in table
-            table["/"] = {"GET": page.front(paths) if page is not None and shown else paths}
+            table["/"] = {"GET": PathsPage(table)}
 
     async def __call__(self, request: Request, responder: Responder) -> None:
         """Raises what goes wrong before an answer has begun; the server answers with it."""
@@ -187,23 +181,33 @@ class Routes:
         except RequestError:
             return False
         admins_only = self._is_for_admins(request.path)
-        is_open = (request.path in _OPEN and not admins_only) or self._is_page(request)
-        return is_open or self._auth.lets_in(request, admins_only=admins_only)
+        is_open = request.path in _OPEN and not admins_only
+        return (
+            is_open
+            or self._is_for_browsers(request)
+            or self._auth.lets_in(request, admins_only=admins_only)
+        )
 
     def _check(self, request: Request) -> None:
         path, auth = request.path, self._auth
-        if self._is_page(request):
+        if self._is_for_browsers(request):
             return
         if not self._admin_apart and self._is_for_admins(path):
             auth.check_admin(request)
         elif auth.is_guarded and path not in self._inference and path not in _OPEN:
             auth.check(request)
 
-    def _is_page(self, request: Request) -> bool:
-        """Return whether the page answers, which looks itself at who asks."""
-        if self._web is None:
+    def _is_for_browsers(self, request: Request) -> bool:
+        """Return whether an extension's page answers, which looks itself at who asks."""
+        route = self._front if request.path == "/" else self._route_below(request.path)
+        if route is None or route.audience is not Audience.BROWSERS:
             return False
-        return self._web.takes(request.path) or (request.path == "/" and wants_page(request))
+        return request.path != "/" or _wants_page(request)
+
+    def _route_below(self, path: str) -> Route | None:
+        """Return the route of an extension that stands for all paths below one, if the path is one
+        of them."""
+        return next((each for top, each in self._below.items() if path.startswith(top)), None)
 
     def _shows_names(self, request: Request) -> bool:
         """Return whether /ready names engines and models. Where admins are known, or have their own
@@ -231,12 +235,12 @@ class Routes:
 
     def _handler(self, request: Request, table: Table) -> Handler:
         methods: Mapping[str, Handler] | None = table.get(request.path)
+        if request.path == "/" and (front := self._front) is not None and _wants_page(request):
+            methods = front.methods_of("/") if self._is_in(table, front) else methods
         if methods is None and request.path.startswith(_CHANGES) and "/admin/engines" in table:
             methods = {"POST": self._admin.change}
-        if methods is None and self._web is not None and LIVE in table:
-            methods = self._web.methods(request.path) if self._web.takes(request.path) else None
-        if methods is None and request.path.startswith(ONE_REQUEST) and REQUESTS in table:
-            methods = {"GET": self._records.one}
+        if methods is None and (route := self._route_below(request.path)) is not None:
+            methods = route.methods_of(request.path) if self._is_in(table, route) else None
         if methods is None and request.path.startswith(_MODEL) and MODELS in table:
             methods = {"GET": self._model}
         if methods is None:
@@ -255,6 +259,12 @@ class Routes:
                 allowed=allowed,
             )
         return handler
+
+    def _is_in(self, table: Table, route: Route) -> bool:
+        """Return whether the port of the table answers the route."""
+        if route.audience is Audience.CLIENTS:
+            return table is self._table
+        return table is self._admin_table or not self._admin_apart
 
     async def _count(self, request: Request, responder: Responder) -> None:
         caller = self._auth.caller(request)
@@ -323,3 +333,17 @@ class Routes:
 
 def _is_for_admins(path: str) -> bool:
     return path in _ADMIN_PATHS or path.startswith(_ADMIN_PREFIX)
+
+
+def _whole(extensions: Mapping[str, Route], audience: Audience) -> Table:
+    """Return the routes that are for the audience, of those that are one path."""
+    return {
+        path: route.methods_of(path)
+        for path, route in extensions.items()
+        if route.audience is audience and not path.endswith("/")
+    }
+
+
+def _wants_page(request: Request) -> bool:
+    """Return whether a browser asks, and not a program."""
+    return b"text/html" in request.fields.get(b"accept", b"")

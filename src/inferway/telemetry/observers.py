@@ -116,15 +116,15 @@ class AlarmObserver(Extension):
 
     def __init__(self, evidence: Callable[[str], Sequence[StreamEvidence]]) -> None:
         self._evidence = evidence
-        self.alarms: dict[str, SilentZeroAlarm] = {}
+        self.by_model: dict[str, SilentZeroAlarm] = {}
 
     def on_request(self, routed: Routed, seconds: float) -> None:  # noqa: ARG002
         if not routed.prompts:
             return  # by load only: the decision's own reason says why
         model = routed.model.name
-        alarm = self.alarms.get(model)
+        alarm = self.by_model.get(model)
         if alarm is None:
-            alarm = self.alarms[model] = SilentZeroAlarm(model)
+            alarm = self.by_model[model] = SilentZeroAlarm(model)
         # Prompts on their way count for scheduling; what engines told is what is asked here.
         if any(item.found.blocks for items in routed.prompts.values() for item in items):
             alarm.matched()

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from inferway.extension import EndedAnswer, Extension
+from inferway.extension import EndedAnswer, Extension, Snapshot
 from inferway.model import Reason
 from inferway.openai_api.paths import PARSERS, UNREAD
 from inferway.telemetry.added_up import added_up
@@ -48,8 +48,8 @@ class TrafficCounts(Extension):
         """Return what is known so far, of all processes that serve together."""
         return added_up([self.own(), *self._others], same=("path", "client", "reason", "cause"))
 
-    def snapshot(self) -> bytes:
-        return msgspec.msgpack.encode(self.own())
+    def snapshot(self, since: int) -> Snapshot:  # noqa: ARG002
+        return Snapshot(msgspec.msgpack.encode(self.own()))
 
     def merge(self, parts: Sequence[bytes]) -> None:
         self._others = [msgspec.msgpack.decode(part) for part in parts]

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 from collections.abc import Callable, Iterable
 
-from inferway.workers.messages import Message, Numbers, Prepared, RecordsTold
+from inferway.workers.messages import Message, Numbers, Prepared, SnapshotsTold
 from inferway.workers.seat import Seat
 
 ANSWER_SECONDS = 2.0  # to tell numbers, or whether settings can hold
@@ -43,7 +43,7 @@ class Asking:
             if future in done and not future.cancelled()
         }
 
-    def answered(self, seat: Seat, message: Prepared | Numbers | RecordsTold) -> None:
+    def answered(self, seat: Seat, message: Prepared | Numbers | SnapshotsTold) -> None:
         answer = self._answers.get((seat, message.number))
         if answer is not None and not answer.done():
             answer.set_result(message)

@@ -44,7 +44,7 @@ from inferway.workers.link import Link
 from inferway.workers.messages import (
     Asked,
     AskNumbers,
-    AskRecords,
+    AskSnapshots,
     Begin,
     Commit,
     Doubt,
@@ -66,17 +66,16 @@ from inferway.workers.messages import (
     PromptsOffered,
     Publish,
     Recheck,
-    RecordsTold,
     Reports,
     RulesTold,
     Settled,
+    SnapshotsTold,
     Suspect,
     ToOthers,
     Wanted,
 )
 from inferway.workers.numbers import added_up, cache_worth, samples
 from inferway.workers.peers import Peers
-from inferway.workers.records import WorkerRecords
 from inferway.workers.replicas import WorkersLearners, meet
 from inferway.workers.reports import offer, publish, sample
 from inferway.workers.reserved import ReservedPort
@@ -91,7 +90,7 @@ PINGS_A_LOOK = 3  # from one look at the workers' numbers to the next, while the
 _METRICS = "/metrics"
 # which say what caches are worth, or what outages do to requests
 _OF_ENGINES = ("/admin/engines", "/admin/drain", "/admin/alarms")
-_OF_REQUESTS = ("/admin/requests", "/admin/traffic", "/admin/cache-breakers", "/admin/live")
+_ADMIN = "/admin/"
 
 log = logging.getLogger("inferway")
 
@@ -139,7 +138,7 @@ class ServingHub:
         self._picker = settings.picker  # with the ports that are reserved
         self._tasks = Tasks(log, "a worker is no longer looked after, by a fault of the gateway")
         self._asking = Asking()
-        self._records = WorkerRecords(self.gateway.records.recorder)
+        self._since: dict[int, dict[str, int]] = {}  # place -> extension -> its last snapshot
         self._peers: Peers | None = None
         self._learners: WorkersLearners | None = None  # of what other gateways tell
         self._hand_overs = WorkersHandOver(self._tell, workers, time.monotonic)
@@ -161,7 +160,7 @@ class ServingHub:
             gateway.draining.others = self._hand_overs
             self._turns = Turns(gateway.auth.control, self._tell_one, self._tell, self._tasks)
             self._turns.set_settings(self.settings.flow, len(self.seats))
-            if gateway.records.writer is not None or has_peers(self.settings):
+            if self.settings.records.directory is not None or has_peers(self.settings):
                 self._peers = Peers(_to_nobody, gateway.learning_plugins)  # files have it, too
             if self._peers is not None and has_peers(self.settings):
                 self._learners = await meet(gateway, self._peers, self._tell)
@@ -180,7 +179,7 @@ class ServingHub:
         """Let running answers end, then close the rest; `quietly`: parts do not say that they have
         stopped."""
         self.stop_accepting()
-        await self.gateway.close_page()  # or workers would wait for answers that we give
+        self.gateway.end_answers()  # or workers would wait for answers that we give
         await asyncio.gather(*[seat.left(self.settings.timeouts.drain) for seat in self.seats])
         await self._followers.close()
         await self._tasks.close()
@@ -213,8 +212,8 @@ class ServingHub:
         """Fetch what the path shows of all workers."""
         if path == _METRICS or path.startswith(_OF_ENGINES):
             await self._fetch_numbers()
-        elif path.startswith(_OF_REQUESTS):
-            await self._fetch_records()
+        elif path.startswith(_ADMIN):
+            await self._fetch_snapshots()
 
     async def _fetch_numbers(self) -> None:
         seats = [*self.seats, *self._followers.seats]
@@ -223,16 +222,17 @@ class ServingHub:
         self.gateway.worth.others = [cache_worth(each) for each in self._numbers]
         self.gateway.speeds.heard = told_by([samples(each) for each in self._numbers])
 
-    async def _fetch_records(self) -> None:
-        since = self._records.since
+    async def _fetch_snapshots(self) -> None:
+        since = self._since
         answers = await self._asking.all(
-            self.seats, lambda seat, number: AskRecords(number, since.get(seat.place, 0))
+            self.seats, lambda seat, number: AskSnapshots(number, since.get(seat.place, {}))
         )
         found = {
-            seat.place: told for seat, told in answers.items() if isinstance(told, RecordsTold)
+            s: told.snapshots for s, told in answers.items() if isinstance(told, SnapshotsTold)
         }
-        self._records.take(found)
-        merge(self.gateway.extensions, [told.snapshots for told in found.values()])
+        for seat, told in found.items():
+            since[seat.place] = {name: snapshot.until for name, snapshot in told.items()}
+        merge(self.gateway.extensions, [*found.values()])
 
     # what is told
 
@@ -246,7 +246,6 @@ class ServingHub:
                 *(settings, seat.place, processes, self._socket),
                 picks=self._picks,
                 publishes=self.gateway.publisher is not None,
-                keeps_keys=self.gateway.records.writer is not None,
             )
         )
         link.send(self._rules)
@@ -301,8 +300,8 @@ class ServingHub:
                 self._tell(Wanted(self._is_wanted))
             for seat in self.seats:
                 seat.look()
-            if self.gateway.is_looked_at:
-                await self._fetch_records()
+            if self.gateway.needs_snapshots:
+                await self._fetch_snapshots()
                 if number % PINGS_A_LOOK == 0:
                     await self._fetch_numbers()
 
@@ -321,7 +320,7 @@ class ServingHub:
         return {
             Ping: lambda *_: None,
             Prepared: self._asking.answered,
-            RecordsTold: self._asking.answered,
+            SnapshotsTold: self._asking.answered,
             HandOvers: lambda seat, told: self._hand_overs.heard(seat.place, told),
             ToOthers: self._pass_on,
             OutcomeTold: self._outcome,
@@ -375,7 +374,7 @@ class ServingHub:
     def _ended(self, seat: Seat) -> None:
         self._asking.ended(seat)
         self._columns.process_ended(seat.place)
-        self._records.ended(seat.place)
+        self._since.pop(seat.place, None)
         self._hand_overs.ended(seat.place)
         self._tell_others(seat, OtherEnded(seat.place))
         if self._peers is not None:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from inferway.config import EngineSettings, ModelRewrite, ServeSettings
+from inferway.extension import Snapshot
 from inferway.fleet.engine import ProofState
 from inferway.fleet.engine_facts import EngineFacts
 from inferway.fleet.event_source import EventSource
@@ -21,7 +22,6 @@ from inferway.kv.events.stream import StreamState
 from inferway.kv.index.changes import IndexChanges
 from inferway.kv.index.protocol import Op
 from inferway.model import Adapters, Cut, Endpoint, HolderId
-from inferway.records.record import RequestRecord
 
 
 class _Told(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -40,7 +40,6 @@ class Begin(_Told, frozen=True):
     hub: str  # the path of the Unix socket where the hub answers by HTTP
     picks: bool = False
     publishes: bool = False  # the hub does, what workers tell
-    keeps_keys: bool = False  # of blocks: the hub records requests in files
 
 
 class StreamTold(_Told, frozen=True):
@@ -153,11 +152,11 @@ class HandOvers(_Told, frozen=True):
     progress: dict[str, Progress]
 
 
-class AskRecords(_Told, frozen=True):
-    """Ask for the records behind the number `since`; a `RecordsTold` of that number answers."""
+class AskSnapshots(_Told, frozen=True):
+    """Ask what the worker's extensions know; `SnapshotsTold` of that number answers."""
 
     number: int
-    since: int
+    since: dict[str, int]  # by extension: the last snapshot's `until`
 
 
 class Ping(_Told, frozen=True):
@@ -176,15 +175,11 @@ class Prepared(_Told, frozen=True):
     error: str | None = None  # why the settings cannot hold
 
 
-class RecordsTold(_Told, frozen=True):
-    """Records of requests that have ended, and of some of them, by their place, the blocks; with
-    what the worker has seen in its traffic."""
+class SnapshotsTold(_Told, frozen=True):
+    """What the extensions of a worker know, by their names."""
 
     number: int
-    seq: int  # of the last record
-    records: list[RequestRecord]
-    keys: dict[int, list[int]]
-    snapshots: dict[str, bytes]  # of extensions, by their names
+    snapshots: dict[str, Snapshot]
 
 
 class FamilyTold(_Told, frozen=True):
@@ -362,8 +357,8 @@ Message = (
     | Drain
     | MoveStreams
     | HandOvers
-    | AskRecords
-    | RecordsTold
+    | AskSnapshots
+    | SnapshotsTold
     | Ready
     | Prepared
     | Numbers

@@ -27,7 +27,6 @@ def worker_settings(settings: ServeSettings, port: int, picker: PickerSettings) 
         publish=None,
         state_dir=None,
         peers=PeerSettings(),
-        records=msgspec.structs.replace(settings.records, directory=None),
     )
 
 

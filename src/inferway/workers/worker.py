@@ -32,7 +32,7 @@ from inferway.workers.link import Link
 from inferway.workers.messages import (
     Asked,
     AskNumbers,
-    AskRecords,
+    AskSnapshots,
     Begin,
     Commit,
     Drain,
@@ -50,15 +50,14 @@ from inferway.workers.messages import (
     Prepare,
     Prepared,
     Ready,
-    RecordsTold,
     RulesTold,
     Settled,
+    SnapshotsTold,
     Turn,
     Wanted,
 )
 from inferway.workers.numbers import told as numbers_told
 from inferway.workers.peers import Peers
-from inferway.workers.records import told as records_told
 from inferway.workers.reports import HubOrphans, HubProber, HubPublisher
 from inferway.workers.turns import HubQueue, own_places
 
@@ -97,7 +96,6 @@ class Worker:
         assert isinstance(prober, HubProber)
         prober.send, prober.fleet = link.send, self.gateway.fleet
 
-        self.gateway.records.recorder.keeps_keys = begin.keeps_keys
         self._peers = Peers(link.send, self.gateway.learning_plugins, soon=next_turn)
         open_logs(self._peers.sharing, columns.sent, begin.place)
         self.gateway.indexer.matcher.overlay = self._peers.overlay
@@ -131,10 +129,8 @@ class Worker:
         else:
             draining.drain(engine, told.seconds)
 
-    def _records(self, asked: AskRecords) -> RecordsTold:
-        gateway = self.gateway
-        found = snapshots(gateway.extensions)
-        return records_told(gateway.records.recorder, asked.number, asked.since, found)
+    def _snapshots(self, asked: AskSnapshots) -> SnapshotsTold:
+        return SnapshotsTold(asked.number, snapshots(self.gateway.extensions, asked.since))
 
     def _set_own_places(self, settings: ServeSettings) -> None:
         has_gate = self.gateway.scheduling.flow_control is not None
@@ -219,7 +215,7 @@ class Worker:
             Ping: self._pinged,
             Drain: self._drain,
             MoveStreams: self._move_streams,
-            AskRecords: lambda told: link.send(self._records(told)),
+            AskSnapshots: lambda told: link.send(self._snapshots(told)),
         }
 
     def hub_has_gone(self) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 import msgspec
 
 from inferway.errors import ConfigError
-from inferway.records.files import FleetLine
-from inferway.records.reader import RecordReader
 from inferway_bench.processes import BenchError
 from inferway_bench.whatif.recorded import Asked, EngineFacts, Recording
+from inferway_console.records.files import FleetLine
+from inferway_console.records.reader import RecordReader
 
 
 @lru_cache(maxsize=2)

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from inferway.records.record import RequestRecord
 from inferway_bench.processes import BenchError
+from inferway_console.records.record import RequestRecord
 
 FEWEST = 50  # requests; of fewer, percentiles say nothing
 

@@ -1,0 +1,51 @@
+"""What an extension answers by HTTP: its paths, who may ask for them, and what answers may be made
+of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from inferway.http.alarms import AlarmPages
+from inferway.http.auth import Auth
+from inferway.http.inference_ingress import InferenceIngress
+from inferway.http.server import Handler
+from inferway.routing.director import Director
+
+Methods = Mapping[str, Handler]
+
+
+class Audience(Enum):
+    """Who may ask for a path, and on which port where admins have their own."""
+
+    CLIENTS = "clients"  # with a key where keys are configured
+    ADMINS = "admins"  # with an admin key where one is configured; the path is below /admin/
+    BROWSERS = "browsers"  # on the port for admins; the handler looks itself at who asks
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A path of an extension, or all paths below one that ends with `/`. The path `/` is for
+    browsers alone: programs get the list of paths."""
+
+    # Handlers by method, HEAD is GET; of all paths below one, what returns those of a path, or
+    # raises UnknownPathError.
+    methods: Methods | Callable[[str], Methods]
+    audience: Audience = Audience.ADMINS
+
+    def methods_of(self, path: str) -> Methods:
+        """Return the handlers of the path. Raises UnknownPathError."""
+        return self.methods(path) if callable(self.methods) else self.methods
+
+
+@dataclass(frozen=True, slots=True)
+class RouteParts:
+    """The parts of a gateway that answers may be made of."""
+
+    auth: Auth
+    director: Director
+    ingress: InferenceIngress
+    alarms: AlarmPages
+    num_waiting: Callable[[], int]  # requests that wait in the gateway for their turn
+    has_tls: bool

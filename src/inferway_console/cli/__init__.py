@@ -1,0 +1,1 @@
+"""The commands `inferway explain` and `inferway record`."""

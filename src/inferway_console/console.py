@@ -1,0 +1,80 @@
+"""The console as a gateway's extensions: records, what breaks caches, /v1/explain and the page."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+
+from inferway.extension import Core, Extension
+from inferway.http.route import Audience, Route, RouteParts
+from inferway.metrics import Family
+from inferway.model import Alarm
+from inferway_console.alarms import breaker_alarms, file_alarms
+from inferway_console.explain_path import PATH as EXPLAIN
+from inferway_console.explain_path import ExplainPath
+from inferway_console.page.live import LiveHub
+from inferway_console.page.pictures import Pictures
+from inferway_console.page.routes import PageRoutes
+from inferway_console.records.records import Records
+from inferway_console.records.routes import RecordPages
+
+
+def console(core: Core) -> Sequence[Extension]:
+    """Return the console's extensions: the entry point `console`."""
+    found = Console(core)
+    return [*found.records.extensions, found]
+
+
+class Console(Extension):
+    """What admins and browsers see of the records."""
+
+    name = "console"
+
+    def __init__(self, core: Core) -> None:
+        self.records = Records(core)
+        self._core = core
+        self._hub: LiveHub | None = None  # of the page
+
+    async def start(self) -> None:
+        """Raises ConfigError for a directory of records that cannot be used."""
+        await self.records.start()
+
+    async def close(self) -> None:
+        if self._hub is not None:
+            await self._hub.close()
+        await self.records.close()
+
+    def end_answers(self) -> None:
+        if self._hub is not None:
+            self._hub.end()
+
+    def needs_snapshots(self) -> bool:
+        """Return whether the page is open somewhere, or requests are recorded in files."""
+        return bool(self._hub) or self.records.writer is not None
+
+    def families(self) -> Iterable[Family]:
+        return self.records.families()
+
+    def alarms(self) -> Iterable[Alarm]:
+        yield from file_alarms(self.records.writer)
+        yield from breaker_alarms(self.records.watch.breakers, self._core.clock())
+
+    def routes(self, parts: RouteParts, /) -> Mapping[str, Route]:
+        explain = ExplainPath(parts.director, parts.ingress, parts.auth)
+        pages = RecordPages(self.records.ring, self.records.watch, parts.auth)
+        return {
+            EXPLAIN: Route({"POST": explain}, Audience.CLIENTS),
+            **pages.routes(),
+            **self._page(parts),
+        }
+
+    def _page(self, parts: RouteParts) -> Mapping[str, Route]:
+        if not self._core.settings.ui:
+            return {}
+        ring, alarms = self.records.ring, parts.alarms
+        kept = ring if ring.capacity else None
+        pictures = Pictures(
+            *(alarms.rows, kept, alarms.judge, time.monotonic, time.time, parts.num_waiting)
+        )
+        self._hub = LiveHub(pictures)
+        return PageRoutes(parts.auth, self._hub, secure=parts.has_tls).routes()
