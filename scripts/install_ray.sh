@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes .venv-ray: Ray Serve, for the tests and the benchmark of `inferway.ray`. It borrows what is installed in
+# Makes .venv-ray: Ray Serve, for the tests and the benchmark of `inferway_ray`. It borrows what is installed in
 # .venv (scripts/install.sh dev), which must be there first and stays as it is, and this checkout; what Ray needs
 # besides is installed beside it: 400 MB, a minute. .venv-ray/bin/inferway is the command there. pyarrow is for Ray's
 # own prefix-aware router. Does nothing if that is done already.

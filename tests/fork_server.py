@@ -31,8 +31,8 @@ MODULES = (
     "inferway.app",
     "inferway.cli.main",
     "inferway.cli.serve",
-    "inferway.cli.simulate",
-    "inferway.simulator.engine",
+    "inferway_sim.cli.simulate",
+    "inferway_sim.engine",
     "inferway.workers.hub",
 )
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h

@@ -6,13 +6,15 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-SRC = Path(__file__).parents[1] / "src" / "inferway"
+PACKAGES = Path(__file__).parents[1] / "src"
+SRC = PACKAGES / "inferway"  # core, which imports none of the others
+OTHERS = ["inferway_console", "inferway_llmd", "inferway_ray", "inferway_sim"]
 
 # From the ground up: a room imports only what stands above it in this list. A room is a folder, or
 # a module directly in inferway/; parts of a room that stand apart have a line of their own.
@@ -39,24 +41,19 @@ ROOMS = [
     "indexer",
     "extension",
     "telemetry",
-    "records",
     "replicas",
-    "page",
     "http",
-    "ext_proc",
-    "ray",
-    "simulator",
     "doctor",
     "serving",
     "servers",
     "app",
     "workers",
-    "demo",
     "cli",
 ]
 
 # The simulator is what index and data plane are tested against: it shares none of their code.
-MAY_NOT_IMPORT = {"simulator": {"kv/index", "kv/events", "scheduling", "routing", "fleet", "http"}}
+NOT_OF_THE_SIMULATOR = {"kv/index", "kv/events", "scheduling", "routing", "fleet", "http"}
+BESIDE_THE_SIMULATOR = ("inferway_sim/demo/", "inferway_sim/cli/")
 
 # Pure rooms take time as an argument and never wait.
 PURE = [
@@ -69,9 +66,14 @@ PURE = [
 FORBIDDEN_IN_PURE = {"asyncio", "socket", "threading", "time", "zmq", "aiohttp", "uvloop"}
 
 
-def modules(room: str = "") -> list[Path]:
-    path = SRC / room
+def modules(room: str = "", package: Path = SRC) -> list[Path]:
+    path = package / room
     return [path] if path.is_file() else sorted(path.rglob("*.py"))
+
+
+def all_modules() -> list[Path]:
+    """Those of all packages."""
+    return [path for package in ("inferway", *OTHERS) for path in modules("", PACKAGES / package)]
 
 
 def room_of(module: str) -> str:
@@ -115,15 +117,36 @@ def _imports(path: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SRC)))
 def test_imports_go_one_way(path: Path) -> None:
-    ours = {name.split(".", 1)[1] for name in imports(path) if name.startswith("inferway.")}
+    ours = {name for name in imports(path) if name.startswith("inferway.")}
     if path == SRC / "__init__.py" or not ours:
         return
     room = room_of(str(path.relative_to(SRC)))
-    below = set(ROOMS[: ROOMS.index(room) + 1]) - MAY_NOT_IMPORT.get(room, set())
 
-    found = {room_of(name.replace(".", "/")) for name in ours - {"__version__"}}
+    found = rooms_of(ours)
 
-    assert found <= below, f"{path}: may not import {sorted(found - below)}"
+    assert found <= set(ROOMS[: ROOMS.index(room) + 1]), f"{path}: may not import {sorted(found)}"
+
+
+def rooms_of(names: Iterable[str]) -> set[str]:
+    """The rooms of modules of core, by their names."""
+    below = {name.split(".", 1)[1] for name in names} - {"__version__"}
+    return {room_of(name.replace(".", "/")) for name in below}
+
+
+@pytest.mark.parametrize("package", ["inferway", *OTHERS])
+def test_core_imports_no_other_package_and_those_not_each_other(package: str) -> None:
+    for path in modules("", PACKAGES / package):
+        tops = {name.split(".")[0] for name in imports(path)}
+
+        assert not tops & ({*OTHERS} - {package}), path
+
+
+def test_the_simulator_shares_no_code_with_what_it_tests() -> None:
+    for path in modules("", PACKAGES / "inferway_sim"):
+        if not str(path.relative_to(PACKAGES)).startswith(BESIDE_THE_SIMULATOR):
+            ours = {name for name in imports(path) if name.startswith("inferway.")}
+
+            assert not rooms_of(ours) & NOT_OF_THE_SIMULATOR, path
 
 
 def test_every_room_of_the_list_is_there() -> None:
@@ -157,8 +180,8 @@ def test_counters_are_plain_integers_that_one_collector_reads() -> None:
     """prometheus_client's own take a lock and a microsecond each. The engine and its stand-in have
     theirs."""
     live = {f"prometheus_client.{name}" for name in ("Counter", "Gauge", "Histogram", "Summary")}
-    for path in modules():
-        if path.is_relative_to(SRC / "simulator"):
+    for path in all_modules():
+        if path.is_relative_to(PACKAGES / "inferway_sim"):
             continue
         assert not names_imported_from(path) & live, path
 
@@ -167,7 +190,7 @@ def test_what_is_oldest_is_taken_from_ordered_dicts() -> None:
     """A plain dict goes through all that was deleted before its first item, each time: to take
     50,000 of 150,000 away one by one took 3.5 s."""
     first = re.compile(r"next\(iter\(self\.(\w+)\b")
-    for path in modules():
+    for path in all_modules():
         source = path.read_text()
         for name in first.findall(source):
             assert not re.search(rf"\b{name}: (list\[)?dict\[", source), f"{path}: {name}"
@@ -179,7 +202,7 @@ COLLECTIONS = {"dict", "list", "set", "tuple", "deque", "defaultdict", "OrderedD
 def test_no_collection_is_made_by_calling_its_type_with_parameters() -> None:
     """`list[int]()` takes 250 ns, `[]` with a type at its name 15 ns: seen in the look-up of a
     prompt, which took a third longer for it."""
-    for path in modules():
+    for path in all_modules():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript):
                 made = node.func.value
@@ -191,5 +214,5 @@ def test_signals_are_listened_to_until_the_process_has_gone() -> None:
     """A handler of an event loop goes with it, and the next signal ends the process
     (`inferway.signals`)."""
     bench = Path(__file__).parents[1] / "bench" / "src"
-    for path in (*modules(), *bench.rglob("*.py")):
+    for path in (*all_modules(), *bench.rglob("*.py")):
         assert "add_signal_handler" not in path.read_text(), path

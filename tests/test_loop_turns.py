@@ -16,8 +16,6 @@ from tests.http.clients import connected, echo, get, serving
 from tests.upstream.engines import CHUNKED_HEAD, LAST_CHUNK, in_loop, raw, running
 from tests.upstream.sinks import Collected
 
-from inferway.ext_proc.wire.frames import DATA, PING, SETTINGS, WINDOW_UPDATE, frame
-from inferway.ext_proc.wire.patience import Patience
 from inferway.fleet import zmtp
 from inferway.fleet.http_client import EngineConnector
 from inferway.fleet.zmtp import GREETING, TURN_FRAMES, ZmtpConnection
@@ -29,6 +27,8 @@ from inferway.upstream.exchange import UpstreamRequest
 from inferway.upstream.pool import Origin, Pool
 from inferway.workers.link import Link
 from inferway.workers.messages import Message, Ping
+from inferway_llmd.ext_proc.wire.frames import DATA, PING, SETTINGS, WINDOW_UPDATE, frame
+from inferway_llmd.ext_proc.wire.patience import Patience
 
 READ = 250 * 1024  # bytes that uvloop reads at once
 CHUNK = b"1\r\nx\r\n"

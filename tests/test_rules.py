@@ -16,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 BUILDINGS = {
-    "inferway": ROOT / "src" / "inferway",
+    "inferway": ROOT / "src",
     "inferway_structured": ROOT / "structured" / "src" / "inferway_structured",
     "inferway_bench": ROOT / "bench" / "src" / "inferway_bench",
 }
@@ -29,12 +29,12 @@ SUFFIXES = ("Manager", "Handler", "Helper", "Util", "Base", "Impl")
 # Functions that nest deeper than MAX_NESTING: "file function".
 NESTED = {
     "inferway": """
-        demo/run.py _scored
-        prompts/body_size.py body_size
-        prompts/chat/content_format.py _names_of_messages
-        prompts/files/trial_load.py check
-        prompts/tokenizer/expansion.py check_expansion
-        prompts/tokenizer/regexes.py unbounded_regex
+        inferway/prompts/body_size.py body_size
+        inferway/prompts/chat/content_format.py _names_of_messages
+        inferway/prompts/files/trial_load.py check
+        inferway/prompts/tokenizer/expansion.py check_expansion
+        inferway/prompts/tokenizer/regexes.py unbounded_regex
+        inferway_sim/demo/run.py _scored
     """,
     "inferway_structured": """
         backends/cascade.py _schema_said

@@ -8,7 +8,6 @@ import msgspec
 import pytest
 from bench.tests.runs import a_run
 
-from inferway.ext_proc.messages import ProcessingRequest
 from inferway_bench.epp import (
     ECHO,
     EPP,
@@ -21,6 +20,7 @@ from inferway_bench.epp import (
 )
 from inferway_bench.epp_echo import EchoStream
 from inferway_bench.rows import Findings, Run
+from inferway_llmd.ext_proc.messages import ProcessingRequest
 
 
 def figures(echo: float, ours: float, messages: float) -> Figures:

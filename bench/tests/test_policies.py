@@ -17,8 +17,6 @@ from inferway.model import Candidates, SchedulingResult
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.requests import CompletionRequest
 from inferway.scheduling.idle import idle
-from inferway.scheduling.producers.sent_blocks import SentBlocks
-from inferway.simulator.cache import KvCache, Run
 from inferway_bench.policies.cache import BlockCache
 from inferway_bench.policies.catalog import POLICIES, approximate, policy_named
 from inferway_bench.policies.chats import ChatSpec, chats
@@ -32,6 +30,8 @@ from inferway_bench.policies.simple import CacheAware, ConsistentHash, RoundRobi
 from inferway_bench.policies.simulate import FleetSpec, World, simulate
 from inferway_bench.policies.traces import AGENTIC_MOST, read_trace
 from inferway_bench.processes import BenchError
+from inferway_llmd.scheduling.producers.sent_blocks import SentBlocks
+from inferway_sim.cache import KvCache, Run
 
 BLOCK = 100
 NAMES = list(POLICIES)

@@ -8,10 +8,9 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import TYPE_CHECKING
 
 from inferway.config import EngineSettings, ModelRewrite, ServeSettings
 from inferway.doctor.live import traffic_alarms
@@ -25,17 +24,16 @@ from inferway.fleet.tokens_once import build_continuing, build_tokens_once
 from inferway.http.alarms import AlarmPages
 from inferway.http.auth import Auth, build_auth, read_keys
 from inferway.http.continued import move_streams, open_continuer
+from inferway.http.extension_parts import ExtensionParts, Route
 from inferway.http.inference_ingress import build_ingress
 from inferway.http.metrics import MetricsPage
 from inferway.http.reload import Reloading
-from inferway.http.route import Route, RouteParts
 from inferway.http.routes import Routes
 from inferway.http.server import HttpServer
 from inferway.http.silent_engines import SilentEngines
 from inferway.indexer import Indexer
 from inferway.kv.events.dialect_finder import SEEDS
 from inferway.kv.events.event import Batch
-from inferway.metrics import Family
 from inferway.model import Alarm, HolderId
 from inferway.prompts.freed_memory import give_back_large
 from inferway.prompts.renderer import Renderer
@@ -63,9 +61,6 @@ from inferway.telemetry.slo_counts import SloCounts
 from inferway.telemetry.tracing import Tracing, otlp
 from inferway.telemetry.traffic_counts import TrafficCounts
 from inferway.upstream.pool import Pool
-
-if TYPE_CHECKING:
-    from inferway.ext_proc.server import PickerServer
 
 log = logging.getLogger("inferway")
 
@@ -96,7 +91,6 @@ class Gateway:
         self.settings = settings
         self._process = process
         keys = read_keys(settings)
-        self.picker: PickerServer | None = None
         self.members: Members | None = None
         self._picks = picks
         self._stack = AsyncExitStack()
@@ -126,7 +120,8 @@ class Gateway:
         self._slo = SloCounts(settings.slo)
         core = Core(
             *(settings, self.fleet, time.monotonic, self.index, self.standing, self.scheduling),
-            is_worker=self._is_worker,
+            picks=picks,
+            process="alone" if process is None else "hub" if process.is_hub else "worker",
         )
         self._attached = [*extensions, *installed(core)]
         self._extensions: list[Extension] = [self._requests, self._traffic, *self._attached]
@@ -235,10 +230,10 @@ class Gateway:
         if self._servers is not None:
             self._servers.cut()
 
-    def end_answers(self) -> None:
-        """End the answers that never end by themselves, as those to the page are."""
+    async def stop_extensions(self) -> None:
+        """End the answers of extensions, of which some never end by themselves."""
         for extension in self._attached:
-            extension.end_answers()
+            await extension.stop()
 
     async def _start(self) -> None:
         sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
@@ -258,15 +253,16 @@ class Gateway:
         )
         self.speeds = EngineSpeeds(self.fleet.engines, self.learning_plugins, director.clock)
         self.fleet.expected_seconds = self.speeds.expected_seconds
-        self.metrics = metrics = self._metrics_page(pool)
+        self.metrics = self._metrics_page(pool)
         self._stack.callback(self._auth.control.close)
-        self.routes = routes = self._open_routes(director, pool)
-        server = servers.for_clients(routes, tracing, pool)
         self._closes("engine watch, event streams and index", self.indexer.close)
+        parts = self._extension_parts(director, tracing)
         for extension in self._attached:
-            await extension.start()
+            await extension.start(parts)
             if extension.has("close"):
                 self._closes(f"extension {extension.name!r}", extension.close)
+        self.routes = routes = self._open_routes(director, pool, parts)
+        server = servers.for_clients(routes, tracing, pool)
         # The ports first: an occupied one is known before anything else takes time.
         if settings.admin_port is not None:
             # until after the other port: how the last answers end is worth a scrape
@@ -277,7 +273,6 @@ class Gateway:
             await self.meet(own_replicas(settings, self.fleet, plugins))
         if not self._is_worker:
             await self._listen(server)
-        self._stack.callback(self.end_answers)
         self._stack.push_async_callback(draining.close)
         self._stack.callback(self.fleet.prober.stop)  # engines have enough to do with the rest
         await self.indexer.start()
@@ -286,8 +281,9 @@ class Gateway:
         self.orphans.start()
         self._closes("search for parents of blocks", self.orphans.close)
         self._find_engines()
-        if self._picks and (self._process is None or self._is_worker):
-            await self._pick(metrics, tracing)
+        self._stack.push_async_callback(self.stop_extensions)
+        for extension in self._attached:
+            await extension.listen()
         # Tokenizers and templates live as long as we do: the collector need not look at them.
         gc.collect()
         gc.freeze()
@@ -295,24 +291,30 @@ class Gateway:
         if self._process is None:
             log.info("%s", self.told_of(server.url))
 
-    def _open_routes(self, director: Director, pool: Pool) -> Routes:
-        metrics, settings, auth = self.metrics, self.settings, self._auth
+    def _extension_parts(self, director: Director, tracing: Tracing | None) -> ExtensionParts:
+        auth = self._auth
         wall = time.time() - time.monotonic()  # event streams are noted by the monotonic clock
         rows = EngineRows(
             *(self.fleet, self.index, auth.failover, self.draining, self.speeds, wall)
         )
-        alarms = AlarmPages(rows, self._alarms)
-        ingress = build_ingress(settings, director)
-        has_tls = self._servers is not None and self._servers.certificate is not None
-        parts = RouteParts(
-            *(auth, director, ingress, alarms, auth.control.num_waiting), has_tls=has_tls
+        return ExtensionParts(
+            *(auth, director, build_ingress(self.settings, director)),
+            *(AlarmPages(rows, self._alarms), auth.control.num_waiting, self._is_ready),
+            has_tls=self._servers is not None and self._servers.certificate is not None,
+            requests=self._requests,
+            decided_in=self.metrics.decided_in,
+            on_answer=methods(self._extensions, "on_answer"),
+            tracing=tracing,
         )
+
+    def _open_routes(self, director: Director, pool: Pool, parts: ExtensionParts) -> Routes:
+        settings, auth = self.settings, self._auth
         routes: dict[str, Route] = {}
         for extension in self._attached:
-            routes |= extension.routes(parts)
+            routes |= extension.routes()
         return Routes(
-            *(self.indexer, director, pool, metrics, auth, ingress),
-            *(self._requests, self._traffic, self.draining, alarms),
+            *(self.indexer, director, pool, self.metrics, auth, parts.ingress),
+            *(self._requests, self._traffic, self.draining, parts.alarms),
             peers=lambda: None if self.replicas is None else self.replicas.report(),
             extensions=routes,
             forwards=not self._picks,
@@ -359,7 +361,6 @@ class Gateway:
                 *methods(self._attached, "families"),
                 self._servers.families,
                 lambda: () if self.replicas is None else self.replicas.families(),
-                self._picker_families,
             ],
             with_others=None if self._process is None else self._process.with_others,
         )
@@ -399,29 +400,6 @@ class Gateway:
             self._process.on_rules(objectives, rewrites)
         rewriting = Rewrites([*rewrites, *self.settings.model_rewrites])
         self.director.follow_rules({**self.settings.objectives, **objectives}, rewriting)
-
-    async def _pick(self, metrics: MetricsPage, tracing: Tracing | None) -> None:
-        from inferway.ext_proc.build import build_picker  # an extra
-
-        self.picker = picker = build_picker(
-            *(self.settings, self.director, self.fleet, self._is_ready),
-            *(metrics.decided_in, self._requests, self._extensions, tracing),
-            reuse_port=self._is_worker,
-        )
-        await picker.start()
-        self._closes("endpoint picker", partial(picker.stop, self.settings.timeouts.drain))
-        how = "TLS" if self.settings.picker.secure else "in the clear"
-        words = "the picker is picking for a proxy at %s:%d (%s), with health checks on port %s"
-        log.info(words, picker.host, picker.port, how, picker.health_port)
-
-    def _picker_families(self) -> Iterable[Family]:
-        if self.picker is None:
-            return ()
-        from inferway.ext_proc.metrics import picker_families  # an extra
-
-        kubernetes = self.settings.discovery.kubernetes
-        pool = (kubernetes.pool if kubernetes is not None else None) or "inferway"
-        return picker_families(self.picker.counts, self.fleet.engines, pool)
 
     def _is_ready(self) -> bool:
         return self.members is not None and self.members.synced and self.fleet.loading is None

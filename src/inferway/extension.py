@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 from inferway.config import ServeSettings
 from inferway.errors import ConfigError
@@ -91,7 +91,13 @@ class Core:
     index: Index
     standing: OutlierDetection
     scheduling: Scheduling
-    is_worker: bool = False  # another process answers admins, and writes files
+    picks: bool = False  # it says to a proxy where requests go, and forwards none
+    process: Literal["alone", "hub", "worker"] = "alone"  # a hub has workers to answer requests
+
+    @property
+    def is_worker(self) -> bool:
+        """Whether another process answers admins, and writes files."""
+        return self.process == "worker"
 
 
 class Snapshot(NamedTuple):
@@ -109,8 +115,16 @@ class Extension:
 
     name: ClassVar[str] = ""  # of one with a snapshot: the same in all processes, and no other's
 
-    async def start(self) -> None:
-        """Called before the gateway takes requests."""
+    async def start(self, parts: Any, /) -> None:
+        """Called before the gateway takes requests. `parts` (http.extension_parts.ExtensionParts)
+        is what answers may be made of. Raises ConfigError."""
+
+    async def listen(self) -> None:
+        """Called once the gateway knows its engines: open ports of its own. Raises ConfigError."""
+
+    async def stop(self) -> None:
+        """Called first when the gateway stops: end the answers that would not end by themselves,
+        and close ports of its own."""
 
     async def close(self) -> None:
         """Called once the last answer has ended, if `start` was."""
@@ -129,17 +143,14 @@ class Extension:
         """Return its metric families, with the numbers of now; called for each scrape."""
         return ()
 
-    def routes(self, parts: Any, /) -> Mapping[str, Any]:  # noqa: ARG002
-        """Return its paths, each with its http.route.Route; one that ends with `/` stands for all
-        below it. `parts` (http.route.RouteParts) is what answers may be made of."""
+    def routes(self) -> Mapping[str, Any]:
+        """Return its paths, each with its http.extension_parts.Route; one that ends with `/` stands
+        for all below it. Called after `start`."""
         return {}
 
     def alarms(self) -> Iterable[Alarm]:
         """Return what should not be so, with its cure: for the page and /admin/alarms."""
         return ()
-
-    def end_answers(self) -> None:
-        """Called when the gateway begins to stop: its own answers that have no end are to end."""
 
     def snapshot(self, since: int) -> Snapshot | None:  # noqa: ARG002
         """Return what the process that answers admins needs to show what this one knows; None: it
@@ -224,11 +235,23 @@ class _Installed(Extension):
     def has(self, method: str) -> bool:
         return self._extension.has(method)
 
-    async def start(self) -> None:
+    async def start(self, parts: Any, /) -> None:
         try:
-            await self._extension.start()
+            await self._extension.start(parts)
         except Exception as e:
             raise ConfigError(f"extension {self.name!r} cannot start: {e}") from e
+
+    async def listen(self) -> None:
+        try:
+            await self._extension.listen()
+        except Exception as e:
+            raise ConfigError(f"extension {self.name!r} cannot listen: {e}") from e
+
+    async def stop(self) -> None:
+        try:
+            await self._extension.stop()
+        except Exception:
+            self._fails()
 
     async def close(self) -> None:
         try:
@@ -250,14 +273,11 @@ class _Installed(Extension):
     def families(self) -> Iterable[Family]:
         return list(self._call("families") or ())
 
-    def routes(self, parts: Any, /) -> Mapping[str, Any]:
-        return self._call("routes", parts) or {}
+    def routes(self) -> Mapping[str, Any]:
+        return self._call("routes") or {}
 
     def alarms(self) -> Iterable[Alarm]:
         return list(self._call("alarms") or ())
-
-    def end_answers(self) -> None:
-        self._call("end_answers")
 
     def snapshot(self, since: int) -> Snapshot | None:
         found = self._call("snapshot", since)

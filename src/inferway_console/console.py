@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from inferway.extension import Core, Extension
-from inferway.http.route import Audience, Route, RouteParts
+from inferway.http.extension_parts import Audience, ExtensionParts, Route
 from inferway.metrics import Family
 from inferway.model import Alarm
 from inferway_console.alarms import breaker_alarms, file_alarms
@@ -34,19 +34,25 @@ class Console(Extension):
         self.records = Records(core)
         self._core = core
         self._hub: LiveHub | None = None  # of the page
+        self._routes: Mapping[str, Route] = {}
 
-    async def start(self) -> None:
+    async def start(self, parts: ExtensionParts, /) -> None:
         """Raises ConfigError for a directory of records that cannot be used."""
         await self.records.start()
+        explain = ExplainPath(parts.director, parts.ingress, parts.auth)
+        pages = RecordPages(self.records.ring, self.records.watch, parts.auth)
+        self._routes = {
+            EXPLAIN: Route({"POST": explain}, Audience.CLIENTS),
+            **pages.routes(),
+            **self._page(parts),
+        }
 
-    async def close(self) -> None:
+    async def stop(self) -> None:
         if self._hub is not None:
             await self._hub.close()
-        await self.records.close()
 
-    def end_answers(self) -> None:
-        if self._hub is not None:
-            self._hub.end()
+    async def close(self) -> None:
+        await self.records.close()
 
     def needs_snapshots(self) -> bool:
         """Return whether the page is open somewhere, or requests are recorded in files."""
@@ -59,16 +65,10 @@ class Console(Extension):
         yield from file_alarms(self.records.writer)
         yield from breaker_alarms(self.records.watch.breakers, self._core.clock())
 
-    def routes(self, parts: RouteParts, /) -> Mapping[str, Route]:
-        explain = ExplainPath(parts.director, parts.ingress, parts.auth)
-        pages = RecordPages(self.records.ring, self.records.watch, parts.auth)
-        return {
-            EXPLAIN: Route({"POST": explain}, Audience.CLIENTS),
-            **pages.routes(),
-            **self._page(parts),
-        }
+    def routes(self) -> Mapping[str, Route]:
+        return self._routes
 
-    def _page(self, parts: RouteParts) -> Mapping[str, Route]:
+    def _page(self, parts: ExtensionParts) -> Mapping[str, Route]:
         if not self._core.settings.ui:
             return {}
         ring, alarms = self.records.ring, parts.alarms

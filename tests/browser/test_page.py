@@ -21,7 +21,7 @@ from tests.integration.recorders import records_of
 
 from inferway.app import Gateway
 from inferway.config import EngineSettings, RecordSettings, ServeSettings
-from inferway.simulator.config import LatencyModel, SimulatorConfig
+from inferway_sim.config import LatencyModel, SimulatorConfig
 
 pytestmark = [pytest.mark.browser]
 IMAGES = Path(__file__).parents[2] / "docs" / "images"

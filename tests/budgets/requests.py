@@ -42,8 +42,16 @@ from inferway.config import (
     ProbeSettings,
     ServeSettings,
 )
-from inferway.ext_proc.messages import METHOD, SERVICE
-from inferway.ext_proc.wire.frames import (
+from inferway.fleet.event_source import EventSource
+from inferway.fleet.subscriber import Subscription
+from inferway.fleet.zmq_subscriber import ZmqSubscriber
+from inferway.fleet.zmtp import ZmtpConnection
+from inferway.kv.index.memory import MemoryIndex
+from inferway.prompts.files.prepare import prepare_smollm2
+from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest
+from inferway.prompts.renderer import Renderer
+from inferway_llmd.ext_proc.messages import METHOD, SERVICE
+from inferway_llmd.ext_proc.wire.frames import (
     DATA,
     END_HEADERS,
     END_STREAM,
@@ -54,17 +62,10 @@ from inferway.ext_proc.wire.frames import (
     message_frame,
     window_update,
 )
-from inferway.fleet.event_source import EventSource
-from inferway.fleet.subscriber import Subscription
-from inferway.fleet.zmq_subscriber import ZmqSubscriber
-from inferway.fleet.zmtp import ZmtpConnection
-from inferway.kv.index.memory import MemoryIndex
-from inferway.prompts.files.prepare import prepare_smollm2
-from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest
-from inferway.prompts.renderer import Renderer
-from inferway.simulator.config import SimulatorConfig
-from inferway.simulator.engine import SimulatedEngine
-from inferway.simulator.rendered import RenderedModel
+from inferway_llmd.extension import picker_of
+from inferway_sim.config import SimulatorConfig
+from inferway_sim.engine import SimulatedEngine
+from inferway_sim.rendered import RenderedModel
 
 LOOP = str(Path(asyncio.__file__).parent)
 SRC = str(Path(__file__).parents[2] / "src" / "inferway")
@@ -306,7 +307,7 @@ class Running:
     async def __aenter__(self) -> Running:
         self._stack.enter_context(self._counter.watching())
         await self._gateway.start()
-        picker = self._gateway.picker
+        picker = picker_of(self._gateway)
         client = Client(self._gateway.port) if picker is None else Proxy(picker.port)
         self._send_chat = self._stack.enter_context(closing(client)).send
         return self

@@ -9,14 +9,19 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-CORE = ROOT / "src" / "inferway"
+SRC = ROOT / "src"
+CORE = SRC / "inferway"
 PACKAGES = {
-    "inferway": CORE,
+    **{name: SRC / name for name in ("inferway", "inferway_console", "inferway_llmd")},
+    **{name: SRC / name for name in ("inferway_ray", "inferway_sim")},
     "inferway_structured": ROOT / "structured" / "src",
     "inferway_bench": ROOT / "bench" / "src",
 }
 TESTS = (ROOT / "tests", ROOT / "structured" / "tests", ROOT / "bench" / "tests")
-WIRING = ("app.py", "servers.py", "indexer.py", "records/records.py", "replicas", "workers")
+WIRING = (
+    *("inferway/app.py", "inferway/servers.py", "inferway/indexer.py"),
+    *("inferway/replicas", "inferway/workers", "inferway_console/records/records.py"),
+)
 # Who wants to understand one of these must be ready to open what it imports.
 NAMED = ("http/forward", "routing/director", "routing/journey", "fleet/zmq_subscriber", "app")
 
@@ -68,7 +73,7 @@ def assigned_from_outside() -> dict[str, dict[str, int]]:
     together: a part is complete when it is made."""
     found = {}
     for name in WIRING:
-        path = CORE / name
+        path = SRC / name
         paths = [path] if path.is_file() else path.rglob("*.py")
         found[name] = {"attributes": sum(map(_num_assigned_from_outside, paths))}
     return found

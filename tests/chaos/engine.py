@@ -15,13 +15,13 @@ from random import Random
 import msgspec
 
 from inferway.kv.blocks.dialects import Dialect, LoraAdapter, wire_hash
-from inferway.simulator.cache import Adapter, KvCache, Run
-from inferway.simulator.config import EventFormat
-from inferway.simulator.events import BlockRemoved, BlockStored, CacheStored, Event, WireEvent
-from inferway.simulator.events import _flat as flat
-from inferway.simulator.events import _to_wire as to_wire
-from inferway.simulator.kv_groups.cache import GroupedCache
-from inferway.simulator.kv_groups.spec import KvGroups, read_groups
+from inferway_sim.cache import Adapter, KvCache, Run
+from inferway_sim.config import EventFormat
+from inferway_sim.events import BlockRemoved, BlockStored, CacheStored, Event, WireEvent
+from inferway_sim.events import _flat as flat
+from inferway_sim.events import _to_wire as to_wire
+from inferway_sim.kv_groups.cache import GroupedCache
+from inferway_sim.kv_groups.spec import KvGroups, read_groups
 
 ADAPTER = Adapter(1, LoraAdapter("adapter", "/adapters/one"))
 VOCABULARY = 3  # so small that prompts meet by chance

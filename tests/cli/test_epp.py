@@ -10,11 +10,11 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from inferway.cli.epp import _without_effect, epp, picker_settings
 from inferway.cli.main import main
 from inferway.config import KubernetesSettings, PickerSettings, ServeSettings
 from inferway.errors import ConfigError
 from inferway.scheduling.load import load_scheduling
+from inferway_llmd.cli import _without_effect, epp, picker_settings
 
 CONFORMANCE = """
 apiVersion: inference.networking.x-k8s.io/v1alpha1

@@ -6,9 +6,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from inferway.cli.epp import epp
 from inferway.cli.main import main
 from inferway.cli.serve import serve
+from inferway_llmd.cli import epp
 
 Range = click.IntRange | click.FloatRange
 

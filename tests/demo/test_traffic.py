@@ -9,7 +9,7 @@ import aiohttp
 from aiohttp import web
 from tests.integration.conftest import answering
 
-from inferway.demo.traffic import USERS, DemoTraffic, is_of_traffic
+from inferway_sim.demo.traffic import USERS, DemoTraffic, is_of_traffic
 
 
 async def test_users_ask_as_streams_of_their_own_until_they_are_stopped() -> None:

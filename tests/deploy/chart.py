@@ -14,10 +14,10 @@ from typing import Any
 
 import yaml
 
-from inferway.cli.epp import epp, picker_settings
 from inferway.cli.serve import serve
 from inferway.cli.serve_options import overrides
 from inferway.config import ServeSettings, load_settings
+from inferway_llmd.cli import epp, picker_settings
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "deploy" / "helm" / "inferway"

@@ -21,7 +21,7 @@ from tests.deploy.chart import (
 )
 
 from inferway.config import peers_port
-from inferway.ext_proc.health import LIVENESS, READINESS
+from inferway_llmd.ext_proc.health import LIVENESS, READINESS
 
 pytestmark = pytest.mark.helm
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
-from inferway.cli.epp import epp, picker_settings
 from inferway.config import ServeSettings
-from inferway.ext_proc.health import LIVENESS, READINESS
+from inferway_llmd.cli import epp, picker_settings
+from inferway_llmd.ext_proc.health import LIVENESS, READINESS
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

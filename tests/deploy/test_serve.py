@@ -18,8 +18,8 @@ from tests.engines.program import Program
 from tests.integration.recorders import Recorder, in_front_of
 
 from inferway.cli.serve import serve
-from inferway.cli.simulate import simulate
 from inferway.config import ServeSettings, load_settings
+from inferway_sim.cli.simulate import simulate
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

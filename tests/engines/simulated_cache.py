@@ -44,10 +44,10 @@ from vllm.v1.request import Request
 
 import vllm
 from inferway.kv.blocks.dialects import DEFAULT_SEED, Dialect
-from inferway.simulator.cache import Run
-from inferway.simulator.events import encode_batch
-from inferway.simulator.kv_groups.cache import GroupedCache
-from inferway.simulator.kv_groups.spec import (
+from inferway_sim.cache import Run
+from inferway_sim.events import encode_batch
+from inferway_sim.kv_groups.cache import GroupedCache
+from inferway_sim.kv_groups.spec import (
     KvGroup,
     KvGroups,
     SpeculativeDecoding,

@@ -14,11 +14,11 @@ from tests.envoy.proxy import Change, Config, Envoy
 from tests.envoy.upstreams import Behave, Upstream, digest
 from tests.ext_proc.pods import Stream
 
-from inferway.ext_proc.health import Health
-from inferway.ext_proc.questions import Rules
-from inferway.ext_proc.server import PickerServer
 from inferway.extension import Extension, methods
 from inferway.telemetry.tracing import Tracing
+from inferway_llmd.ext_proc.health import Health
+from inferway_llmd.ext_proc.questions import Rules
+from inferway_llmd.ext_proc.server import PickerServer
 
 COMPLETION = b'{"model":"m","prompt":"hello"}'
 

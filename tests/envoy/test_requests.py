@@ -20,10 +20,10 @@ from tests.envoy.proxy import Config, cluster, filters, picker_filter, route_of,
 from tests.envoy.upstreams import answers, digest, refuses, streams
 
 from inferway.config import ModelRewrite, RewriteTarget
-from inferway.ext_proc import tls
 from inferway.routing.rewrite import Rewrites
 from inferway.telemetry.access_log import AccessLog
 from inferway.telemetry.tracing import Tracing
+from inferway_llmd.ext_proc import tls
 
 pytestmark = pytest.mark.envoy
 

@@ -8,10 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from inferway.errors import InferwayError, InvalidRequestError, NoEndpointError
-from inferway.ext_proc.exchange import ProcessingStream
-from inferway.ext_proc.messages import ProcessingRequest, ProcessingResponse
-from inferway.ext_proc.picker import EndpointPicker
-from inferway.ext_proc.questions import Rules
 from inferway.kv.index.memory import MemoryIndex
 from inferway.kv.index.speculative import SpeculativeOverlay
 from inferway.model import Adapters, Candidates, Endpoint, HolderId, Reason
@@ -22,6 +18,10 @@ from inferway.routing.rewrite import Rewrites
 from inferway.scheduling.adapter_rows import AdapterRows
 from inferway.scheduling.idle import idle
 from inferway.scheduling.load import load_scheduling
+from inferway_llmd.ext_proc.exchange import ProcessingStream
+from inferway_llmd.ext_proc.messages import ProcessingRequest, ProcessingResponse
+from inferway_llmd.ext_proc.picker import EndpointPicker
+from inferway_llmd.ext_proc.questions import Rules
 
 # What llm-d's integration tests configure.
 SCORERS = {

@@ -14,8 +14,8 @@ import pytest
 from tests.ext_proc.pods import rqb, rqh, rsb, rsh
 from tests.ext_proc.test_server import BODY, Running
 
-from inferway.ext_proc.messages import NONE
 from inferway.telemetry.access_log import AccessLog
+from inferway_llmd.ext_proc.messages import NONE
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 COMPLETION = (":path", "/v1/completions?secret=1")

@@ -24,14 +24,14 @@ from tests.ext_proc.pods import Pods, Stream, rqb, rqh, rqt, rsb, rsh, rst
 
 from inferway.config import ModelRewrite, RewriteTarget
 from inferway.errors import SaturatedError
-from inferway.ext_proc import answers
-from inferway.ext_proc.exchange import ProcessingStream
-from inferway.ext_proc.messages import FULL_DUPLEX_STREAMED, NONE, ProcessingResponse
-from inferway.ext_proc.questions import Pick, Rules
-from inferway.ext_proc.reading import headers_of
 from inferway.model import Headers, Target
 from inferway.openai_api.trust import Trust
 from inferway.routing.rewrite import Rewrites
+from inferway_llmd.ext_proc import answers
+from inferway_llmd.ext_proc.exchange import ProcessingStream
+from inferway_llmd.ext_proc.messages import FULL_DUPLEX_STREAMED, NONE, ProcessingResponse
+from inferway_llmd.ext_proc.questions import Pick, Rules
+from inferway_llmd.ext_proc.reading import headers_of
 from inferway_structured.report import UNENFORCED_HEADER
 
 CASES = {

@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferway.ext_proc import answers
-from inferway.ext_proc.messages import ProcessingResponse
+from inferway_llmd.ext_proc import answers
+from inferway_llmd.ext_proc.messages import ProcessingResponse
 
 SIZES = st.one_of(st.integers(0, 400), st.sampled_from([16_383, 16_384, 61_990, 62_000, 2_100_000]))
 NAMES = st.text("abcdefghijklmnopqrstuvwxyz-0123456789", min_size=1, max_size=150)

@@ -10,9 +10,9 @@ import pytest
 from tests.ext_proc.pods import Stream, rqb, rqh, rsb, rsh
 
 from inferway.config import ModelRewrite, RewriteTarget
-from inferway.ext_proc.metrics import picker_families
 from inferway.fleet.load import Load
 from inferway.routing.rewrite import Rewrites
+from inferway_llmd.ext_proc.metrics import picker_families
 
 PODS: dict[str, dict[str, Any]] = {"10.0.0.1:8000": {}}
 ANSWER = b'{"usage":{"prompt_tokens":32,"completion_tokens":10,"total_tokens":42}}'

@@ -11,11 +11,11 @@ from tests.ext_proc.test_cases import destination, piece
 
 from inferway.config import ModelRewrite, RewriteTarget
 from inferway.errors import InvalidRequestError, UnknownModelError
-from inferway.ext_proc.picker import EndpointPicker
 from inferway.model import Candidates
 from inferway.prompts.served import ServedModel
 from inferway.routing.rewrite import Rewrites
 from inferway.scheduling.profile import RowSelector
+from inferway_llmd.ext_proc.picker import EndpointPicker
 
 PATH = (":path", "/v1/rerank-of-our-own")
 JSON = ("content-type", "application/json")

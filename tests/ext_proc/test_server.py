@@ -17,24 +17,26 @@ from tests.ext_proc.journeys import Untouched
 from tests.ext_proc.pods import Stream, rqb, rqh, rsb, rsh
 
 from inferway.errors import ConfigError
-from inferway.ext_proc import tls
-from inferway.ext_proc.health import (
+from inferway.extension import Extension, methods
+from inferway.model import Target
+from inferway_llmd.ext_proc import tls
+from inferway_llmd.ext_proc.health import (
     NOT_SERVING,
     SERVING,
     CheckRequest,
     CheckResponse,
     Health,
 )
-from inferway.ext_proc.messages import (
+from inferway_llmd.ext_proc.messages import (
     METHOD,
     SERVICE,
     ProcessingRequest,
     ProcessingResponse,
 )
-from inferway.ext_proc.questions import Ask, Pick, Rules
-from inferway.ext_proc.server import PickerServer
-from inferway.ext_proc.wire.call import WINDOW_BYTES
-from inferway.ext_proc.wire.frames import (
+from inferway_llmd.ext_proc.questions import Ask, Pick, Rules
+from inferway_llmd.ext_proc.server import PickerServer
+from inferway_llmd.ext_proc.wire.call import WINDOW_BYTES
+from inferway_llmd.ext_proc.wire.frames import (
     DATA,
     END_HEADERS,
     HEADERS,
@@ -46,9 +48,7 @@ from inferway.ext_proc.wire.frames import (
     frame,
     message_head,
 )
-from inferway.ext_proc.wire.listening import GrpcServer
-from inferway.extension import Extension, methods
-from inferway.model import Target
+from inferway_llmd.ext_proc.wire.listening import GrpcServer
 
 PODS = {"10.0.0.1:8000": {"q": 3}, "10.0.0.2:8000": {}}
 BODY = b'{"model":"m","prompt":"p"}'

@@ -11,8 +11,8 @@ import pytest
 from tests.ext_proc.pods import Stream, rqb, rqh, rsb, rsh
 from tests.routing.structured_gate.doubles import answers, make_gate, schema
 
-from inferway.ext_proc.messages import NONE
 from inferway.routing.structured_gate.gate import Gate
+from inferway_llmd.ext_proc.messages import NONE
 
 CHAT = (":path", "/v1/chat/completions")
 POD = "10.0.0.1:8000"

@@ -27,10 +27,10 @@ from inferway.fleet.scraper import Scraper
 from inferway.fleet.silence import SilenceWatch
 from inferway.kv.blocks.dialects import Dialect
 from inferway.kv.index.memory import MemoryIndex
-from inferway.simulator.cache import KvCache, Run
-from inferway.simulator.config import LatencyModel
-from inferway.simulator.core import Disturbance, EngineCore
-from inferway.simulator.scheduler import RunningRequest, Scheduler
+from inferway_sim.cache import KvCache, Run
+from inferway_sim.config import LatencyModel
+from inferway_sim.core import Disturbance, EngineCore
+from inferway_sim.scheduler import RunningRequest, Scheduler
 
 BLOCK_SIZE = 1024  # so large that prompts of 100,000 tokens take the test no time
 CHUNK = 8192  # tokens of a prefill in chunks

@@ -20,9 +20,9 @@ from inferway.prompts.files.prepare import prepare_smollm2
 from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest
 from inferway.prompts.renderer import Renderer
 from inferway.scheduling.load import CONFIGURATIONS
-from inferway.simulator.config import SimulatorConfig
-from inferway.simulator.engine import SimulatedEngine
-from inferway.simulator.rendered import RenderedModel
+from inferway_sim.config import SimulatorConfig
+from inferway_sim.engine import SimulatedEngine
+from inferway_sim.rendered import RenderedModel
 
 LONG = "You answer in one sentence, you never guess, and you say so when you do not know. " * 4
 

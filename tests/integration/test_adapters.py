@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.integration.conftest import Answer, Fleet, StartFleet, simulated, until
 
-from inferway.simulator.engine import SimulatedEngine
+from inferway_sim.engine import SimulatedEngine
 
 OLD, NEW = "/adapters/old", "/adapters/new"
 TEXT = "You are terse. " * 100

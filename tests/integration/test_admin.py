@@ -15,8 +15,8 @@ from inferway.cli.fleet_state import GatewayClient, TransferState
 from inferway.config import EngineSettings
 from inferway.doctor.gateway import ask_gateway
 from inferway.doctor.traffic_rules import judge_gateway
-from inferway.simulator.config import EventsConfig
-from inferway.simulator.engine import SimulatedEngine
+from inferway_sim.config import EventsConfig
+from inferway_sim.engine import SimulatedEngine
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "troubleshooting.md"
 

@@ -8,7 +8,7 @@ import pytest
 from tests.integration.conftest import LONG, Answer, Fleet, StartFleet, simulated, until
 
 from inferway.config import EngineSettings
-from inferway.simulator.config import EventsConfig
+from inferway_sim.config import EventsConfig
 
 NO_REPLAY = EventsConfig(replay_endpoint=None)
 EARLIER = LONG * 3

@@ -12,9 +12,9 @@ import openai
 import pytest
 from tests.integration.conftest import LONG, Fleet, StartFleet, simulated, until
 
-from inferway.simulator.config import LatencyModel
-from inferway.simulator.engine import SimulatedEngine
-from inferway.simulator.replies import RECITED
+from inferway_sim.config import LatencyModel
+from inferway_sim.engine import SimulatedEngine
+from inferway_sim.replies import RECITED
 
 CHAT, COMPLETIONS, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
 BODIES: Mapping[str, Mapping[str, Any]] = {

@@ -21,8 +21,8 @@ from tests.integration.test_continued import agrees, stop_the_busy_one
 from tests.thinking_model import thinking_smollm2
 
 from inferway.config import EngineSettings
-from inferway.simulator.config import LatencyModel
-from inferway.simulator.replies import RECITED, THOUGHT
+from inferway_sim.config import LatencyModel
+from inferway_sim.replies import RECITED, THOUGHT
 
 # As Claude Code asks.
 BODY: Any = {

@@ -12,8 +12,8 @@ from tests.integration.conftest import LONG, Answer, Fleet, StartFleet, simulate
 
 from inferway.cli.fleet_state import GatewayClient
 from inferway.config import EngineSettings, KvTransferSettings
-from inferway.simulator.config import TransferConfig
-from inferway.simulator.engine import SimulatedEngine
+from inferway_sim.config import TransferConfig
+from inferway_sim.engine import SimulatedEngine
 
 TENANT = "x-gateway-inference-fairness-id"
 

@@ -17,9 +17,9 @@ from tests.stored import tokenizer_json
 from inferway.prompts.files.prepare import prepare_smollm2
 from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest
 from inferway.prompts.renderer import Renderer
-from inferway.simulator.config import SimulatorConfig
-from inferway.simulator.engine import SimulatedEngine
-from inferway.simulator.rendered import RenderedModel
+from inferway_sim.config import SimulatorConfig
+from inferway_sim.engine import SimulatedEngine
+from inferway_sim.rendered import RenderedModel
 
 SHORT, LONG = "one two three", "word " * 1000
 PHI = (

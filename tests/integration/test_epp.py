@@ -11,14 +11,14 @@ from tests.ext_proc.pods import rqb, rqh, rsb, rsh
 from tests.integration.program import Start
 from tests.simulator.in_a_thread import simulated
 
-from inferway.ext_proc.health import SERVING, CheckRequest, CheckResponse
-from inferway.ext_proc.messages import (
+from inferway_llmd.ext_proc.health import SERVING, CheckRequest, CheckResponse
+from inferway_llmd.ext_proc.messages import (
     METHOD,
     SERVICE,
     ProcessingRequest,
     ProcessingResponse,
 )
-from inferway.simulator.engine import SimulatedEngine
+from inferway_sim.engine import SimulatedEngine
 
 MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 BODY = json.dumps({"model": MODEL, "prompt": "The quick brown fox " * 20, "max_tokens": 4}).encode()

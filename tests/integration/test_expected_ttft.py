@@ -8,7 +8,7 @@ from collections import Counter
 from tests.integration.conftest import Fleet, StartFleet, simulated
 
 from inferway.scheduling.expected_ttft.plugin import TRY_EVERY
-from inferway.simulator.config import LatencyModel
+from inferway_sim.config import LatencyModel
 
 BY_MILLISECONDS = {"plugins": [{"type": "expected-ttft"}]}
 FAST = LatencyModel(prefill_overhead=0.005, prefill_time_per_token=0.0002)

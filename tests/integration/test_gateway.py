@@ -14,8 +14,8 @@ from tests.integration.conftest import LONG, Fleet, StartFleet, simulated, until
 
 from inferway.config import EngineSettings
 from inferway.fleet.silent_zero import PATIENCE
-from inferway.simulator.config import EventsConfig, LatencyModel
-from inferway.simulator.engine import SimulatedEngine
+from inferway_sim.config import EventsConfig, LatencyModel
+from inferway_sim.engine import SimulatedEngine
 
 
 async def all_known(fleet: Fleet) -> None:

@@ -7,7 +7,7 @@ from itertools import count
 from tests.integration.conftest import LONG, Fleet, StartFleet, simulated, until
 
 from inferway.config import EngineSettings
-from inferway.simulator.config import EventsConfig
+from inferway_sim.config import EventsConfig
 
 NO_REPLAY = EventsConfig(replay_endpoint=None)
 EARLIER = LONG * 3

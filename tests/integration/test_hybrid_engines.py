@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 from tests.integration.conftest import LONG, Answer, StartFleet, simulated, until
 
-from inferway.simulator.kv_groups.spec import KvGroups, read_groups
+from inferway_sim.kv_groups.spec import KvGroups, read_groups
 
 MORE = "And that is not all that is to be said of it. "
 

@@ -28,9 +28,9 @@ from inferway.model import Reason, Tokenized
 from inferway.prompts.files.prepare import prepare_smollm2
 from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest
 from inferway.prompts.renderer import Renderer
-from inferway.simulator.config import SimulatorConfig
-from inferway.simulator.engine import SimulatedEngine
-from inferway.simulator.rendered import RenderedModel
+from inferway_sim.config import SimulatorConfig
+from inferway_sim.engine import SimulatedEngine
+from inferway_sim.rendered import RenderedModel
 
 BLOCK = 16
 TOKENS = list(range(1000, 1000 + 5 * BLOCK + 3))

@@ -13,7 +13,7 @@ from tests.integration.conftest import Fleet, StartFleet, simulated
 from tests.stored import tokenizer_json
 
 from inferway.config import ModelSettings, ProbeSettings
-from inferway.simulator.config import LatencyModel
+from inferway_sim.config import LatencyModel
 
 TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
 

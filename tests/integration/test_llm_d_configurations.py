@@ -7,7 +7,7 @@ from tests.integration.conftest import StartFleet, simulated
 from tests.scheduling.test_llm_d_samples import TAKEN, config
 
 from inferway.config import EngineSettings
-from inferway.simulator.engine import SimulatedEngine
+from inferway_sim.engine import SimulatedEngine
 
 ROLES = ("decode", "prefill", "encode")
 SERVED = [name for name in TAKEN if name.startswith(("guide-", "router-"))]

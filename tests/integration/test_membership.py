@@ -7,8 +7,8 @@ import asyncio
 from tests.integration.conftest import LONG, Fleet, StartFleet, simulated, until
 
 from inferway.config import EngineSettings
-from inferway.simulator.config import LatencyModel
-from inferway.simulator.engine import SimulatedEngine
+from inferway_sim.config import LatencyModel
+from inferway_sim.engine import SimulatedEngine
 
 
 def settings_of(*engines: SimulatedEngine) -> list[EngineSettings]:

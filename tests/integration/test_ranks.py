@@ -11,7 +11,7 @@ from aiohttp import web
 from tests.integration.conftest import LONG, Fleet, StartFleet, until
 
 from inferway.config import EngineSettings, ProbeSettings
-from inferway.simulator.engine import SimulatedEngine
+from inferway_sim.engine import SimulatedEngine
 
 
 class RanksInFront:

@@ -19,9 +19,9 @@ from tests.integration.recorders import records_of
 
 from inferway.config import EngineSettings, RecordSettings
 from inferway.scheduling.load import CONFIGURATIONS
-from inferway.simulator.config import EventsConfig, LatencyModel
-from inferway.simulator.engine import SimulatedEngine
 from inferway_console.records.record import Miss, MissKind, RequestRecord
+from inferway_sim.config import EventsConfig, LatencyModel
+from inferway_sim.engine import SimulatedEngine
 
 TEXT = LONG * 2
 # One request at a time, so that others wait in the engine while something happens to its cache.

@@ -8,7 +8,7 @@ import pytest
 from tests.integration.conftest import LONG, Fleet, StartFleet, simulated, until
 
 from inferway.config import ModelSettings
-from inferway.simulator.config import SimulatorConfig
+from inferway_sim.config import SimulatorConfig
 
 UNREADABLE = {"smollm2": ModelSettings(tokenizer="/nonexistent")}
 RENDERS = simulated(enable_scale_out=True)

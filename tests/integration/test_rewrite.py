@@ -14,7 +14,7 @@ from tests.integration.conftest import LONG, Fleet, StartFleet, answering, simul
 
 from inferway.app import Gateway
 from inferway.config import EngineSettings, ModelRewrite, RewriteTarget, ServeSettings
-from inferway.simulator.config import EventsConfig
+from inferway_sim.config import EventsConfig
 
 CHAT: list[ChatCompletionUserMessageParam] = [{"role": "user", "content": LONG}]
 

@@ -19,7 +19,7 @@ from tests.integration.test_continued import (
     whole,
 )
 
-from inferway.simulator.engine import SimulatedEngine
+from inferway_sim.engine import SimulatedEngine
 
 pytestmark = pytest.mark.slow  # an engine is late after seconds
 

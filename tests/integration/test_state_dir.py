@@ -25,7 +25,7 @@ from inferway.config import EngineSettings, ProbeSettings
 from inferway.errors import ConfigError
 from inferway.kv.events.stream import StreamState
 from inferway.prompts.files.prepare import prepare_smollm2
-from inferway.simulator.config import EventsConfig
+from inferway_sim.config import EventsConfig
 
 SMALL = EventsConfig(buffer_steps=1)  # a replay can bring the last batch only
 NO_PROBE = ProbeSettings(join=False, one_in=0)  # it would leave blocks in the engines

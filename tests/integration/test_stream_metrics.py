@@ -9,9 +9,9 @@ import pytest
 from tests.integration.conftest import StartFleet, until
 
 from inferway.config import EngineSettings
-from inferway.simulator.config import EventsConfig
-from inferway.simulator.engine import SimulatedEngine
-from inferway.simulator.publisher import EventPublisher
+from inferway_sim.config import EventsConfig
+from inferway_sim.engine import SimulatedEngine
+from inferway_sim.publisher import EventPublisher
 
 EMPTY_BATCH = msgspec.msgpack.encode([1.5, []])
 NOT_MSGPACK = b"\xc1"

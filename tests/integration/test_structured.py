@@ -15,7 +15,7 @@ from tests.integration.conftest import Fleet, StartFleet, simulated, until
 from tests.integration.recorders import Recorder, in_front_of
 
 from inferway.config import ProbeSettings, StructuredSettings
-from inferway.simulator.config import EventsConfig, LatencyModel
+from inferway_sim.config import EventsConfig, LatencyModel
 
 SCHEMA = {
     "type": "object",

@@ -22,9 +22,9 @@ from tests.integration.test_probe import MOODY, PLAIN, compared, probed
 from tests.simulator.in_a_thread import simulated
 
 from inferway.config import EjectionSettings, EngineSettings, ModelSettings, ProbeSettings
-from inferway.ext_proc.messages import METHOD, SERVICE, ProcessingRequest, ProcessingResponse
 from inferway.fleet.prober import LIVE_AGREEMENTS
-from inferway.simulator.engine import SimulatedEngine
+from inferway_llmd.ext_proc.messages import METHOD, SERVICE, ProcessingRequest, ProcessingResponse
+from inferway_sim.engine import SimulatedEngine
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 

@@ -24,9 +24,10 @@ from tests.integration.recorders import Recorder, in_front_of
 from inferway.app import Gateway
 from inferway.config import EngineSettings, PickerSettings, ServeSettings
 from inferway.errors import ConfigError
-from inferway.ext_proc.messages import METHOD, SERVICE, ProcessingRequest
 from inferway.http.traced import traced
 from inferway.telemetry.tracing import Tracing, otlp
+from inferway_llmd.ext_proc.messages import METHOD, SERVICE, ProcessingRequest
+from inferway_llmd.extension import picker_of
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 PARENT = f"00-{TRACE}-{SPAN}-01"
@@ -156,8 +157,9 @@ async def test_a_pick_s_spans_go_to_the_same_place() -> None:
         )
         gateway = Gateway(settings, picks=True)
         await gateway.start()
-        assert gateway.picker is not None
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{gateway.picker.port}") as channel:
+        picker = picker_of(gateway)
+        assert picker is not None
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{picker.port}") as channel:
             call = channel.stream_stream(
                 f"/{SERVICE}/{METHOD}", ProcessingRequest.SerializeToString
             )()

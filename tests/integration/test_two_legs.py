@@ -12,8 +12,8 @@ import pytest
 from tests.integration.conftest import LONG, Answer, Fleet, StartFleet, simulated, until
 
 from inferway.config import EngineSettings, KvTransferSettings
-from inferway.simulator.config import TransferConfig
-from inferway.simulator.engine import SimulatedEngine
+from inferway_sim.config import TransferConfig
+from inferway_sim.engine import SimulatedEngine
 
 Connector = Literal["nixl", "nixl-push", "mooncake", "sglang"]
 CONNECTORS: Sequence[Connector] = ("nixl", "nixl-push", "mooncake", "sglang")

@@ -69,7 +69,7 @@ def process_at(url: str, command: bytes) -> int:
             words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        if port in words and command in words and b"inferway.ray.keeper" not in words:
+        if port in words and command in words and b"inferway_ray.keeper" not in words:
             return int(process)
     raise AssertionError(f"nobody was started at {url}")
 
@@ -109,9 +109,9 @@ def start_engines(serve_port: int) -> Iterator[StartApp]:
     Front behind the proxy, and engines behind that. Returns what clients reach."""
     from ray import serve
 
-    from inferway.ray.ingress import OpenAiIngress
-    from inferway.ray.programs import INFERWAY, EngineProgram
-    from inferway.ray.router import router_config
+    from inferway_ray.ingress import OpenAiIngress
+    from inferway_ray.programs import INFERWAY, EngineProgram
+    from inferway_ray.router import router_config
 
     apps: list[str] = []
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from inferway.ray.programs import EngineProgram
+from inferway_ray.programs import EngineProgram
 
 
 class EngineInside(EngineProgram):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from inferway.config import EngineSettings
 from inferway.errors import ConfigError
-from inferway.ray.announced import AnnouncedReplica, announced
+from inferway_ray.announced import AnnouncedReplica, announced
 
 URL = "http://10.0.0.5:8000"
 # As Ray 2.60's LLM deployments announce it (kv_aware/vllm/kv_events.py).

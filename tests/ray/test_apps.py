@@ -15,8 +15,8 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
 def test_engines_and_gateways_from_their_arguments(serve_port: int) -> None:
     from ray import serve
 
-    from inferway.ray.apps import engines, gateways
-    from inferway.ray.programs import INFERWAY
+    from inferway_ray.apps import engines, gateways
+    from inferway_ray.programs import INFERWAY
 
     light = {"num_cpus": 0.01}
     command = [*INFERWAY, "simulate", "--port", "$port"]
@@ -52,7 +52,7 @@ def test_engines_and_gateways_from_their_arguments(serve_port: int) -> None:
 def test_what_cannot_hold_is_refused(args: dict[str, Any], said: str) -> None:
     pytest.importorskip("ray")
     from inferway.errors import ConfigError
-    from inferway.ray.apps import engines
+    from inferway_ray.apps import engines
 
     with pytest.raises(ConfigError, match=said):
         engines(args)

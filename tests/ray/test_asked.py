@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferway.ray.asked import AskedRequest, asked_of, put_headers
+from inferway_ray.asked import AskedRequest, asked_of, put_headers
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 BODY = msgspec.json.encode(CHAT)

@@ -90,7 +90,7 @@ def test_a_deployment_that_is_not_there_yet_is_waited_for(
 def test_ray_runs_gateways_on_ports_of_their_own(start_engines: StartApp) -> None:
     from ray import serve
 
-    from inferway.ray.programs import GatewayProgram
+    from inferway_ray.programs import GatewayProgram
 
     start_engines("behind", replicas=2)
     gateways = serve.deployment(

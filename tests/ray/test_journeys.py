@@ -16,12 +16,12 @@ from inferway.model import Reason
 from inferway.prompts.files.prepare import prepare_smollm2
 from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest
 from inferway.prompts.renderer import Renderer
-from inferway.ray.announced import AnnouncedReplica, announced
-from inferway.ray.asked import AskedRequest, asked_of
-from inferway.ray.journeys import Choice, Journeys
-from inferway.ray.settings import router_settings
-from inferway.simulator.engine import SimulatedEngine
-from inferway.simulator.rendered import RenderedModel
+from inferway_ray.announced import AnnouncedReplica, announced
+from inferway_ray.asked import AskedRequest, asked_of
+from inferway_ray.journeys import Choice, Journeys
+from inferway_ray.settings import router_settings
+from inferway_sim.engine import SimulatedEngine
+from inferway_sim.rendered import RenderedModel
 
 MODEL = "smollm2"
 

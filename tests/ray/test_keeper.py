@@ -26,7 +26,7 @@ class Kept:
     """A program under a keeper, and its process."""
 
     def __init__(self, path: Path, *more: str, seconds: float = 30.0) -> None:
-        words = [sys.executable, "-m", "inferway.ray.keeper", str(seconds)]
+        words = [sys.executable, "-m", "inferway_ray.keeper", str(seconds)]
         command = [*words, sys.executable, "-c", WAITS, str(path), *more]
         self.keeper = subprocess.Popen(command, stdin=subprocess.PIPE)
         until(path.exists)
@@ -82,7 +82,7 @@ def test_it_ends_when_its_keeper_is_killed(tmp_path: Path) -> None:
 
 def ended(*command: str) -> tuple[int, str]:
     """The status of a program that ends by itself, and what is said on standard error."""
-    words = [sys.executable, "-m", "inferway.ray.keeper", "1", *command]
+    words = [sys.executable, "-m", "inferway_ray.keeper", "1", *command]
     pipe = subprocess.PIPE
     with subprocess.Popen(words, stdin=pipe, stderr=pipe, text=True) as keeper:
         assert keeper.stderr is not None

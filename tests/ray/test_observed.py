@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-from inferway.ray.observed import AnswerHead, observe
+from inferway_ray.observed import AnswerHead, observe
 
 
 class Result:

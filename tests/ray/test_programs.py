@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from inferway.errors import ConfigError, UpstreamError
-from inferway.ray.observed import AnswerHead
-from inferway.ray.programs import INFERWAY, EngineProgram, RunningProgram
+from inferway_ray.observed import AnswerHead
+from inferway_ray.programs import INFERWAY, EngineProgram, RunningProgram
 
 SIMULATE = [*INFERWAY, "simulate", "--port", "$port", "--zmq-endpoint", "tcp://*:$events_port"]
 HEADERS = ((b"content-type", b"application/json"), (b"host", b"elsewhere"))

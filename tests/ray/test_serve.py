@@ -56,7 +56,7 @@ def test_engines_inside_their_replicas_are_followed_by_rays_own_announcement(
 ) -> None:
     from ray.serve.config import RequestRouterConfig
 
-    from inferway.ray.router import ROUTER
+    from inferway_ray.router import ROUTER
 
     config = RequestRouterConfig(
         request_router_class=ROUTER,
@@ -73,7 +73,7 @@ def test_engines_inside_their_replicas_are_followed_by_rays_own_announcement(
 def test_a_router_that_is_told_nonsense_leaves_all_to_ray(start_engines: StartApp) -> None:
     from ray.serve.config import RequestRouterConfig
 
-    from inferway.ray.router import ROUTER
+    from inferway_ray.router import ROUTER
 
     config = RequestRouterConfig(
         request_router_class=ROUTER, request_router_kwargs={"policy": "nonsense"}
@@ -118,7 +118,7 @@ def test_what_cannot_hold_is_refused_where_the_deployment_is_written(
 ) -> None:
     pytest.importorskip("ray")
     from inferway.errors import ConfigError
-    from inferway.ray.router import router_config
+    from inferway_ray.router import router_config
 
     with pytest.raises(ConfigError, match="request_router_kwargs"):
         router_config(**settings)
@@ -126,7 +126,7 @@ def test_what_cannot_hold_is_refused_where_the_deployment_is_written(
 
 def test_the_configuration_is_json() -> None:
     pytest.importorskip("ray")
-    from inferway.ray.router import router_config
+    from inferway_ray.router import router_config
 
     config = router_config(policy="kv-aware", model="org/model")
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from inferway.errors import ConfigError
-from inferway.ray.settings import router_settings
-from inferway.ray.stand_in import HeldModel
+from inferway_ray.settings import router_settings
+from inferway_ray.stand_in import HeldModel
 
 
 def test_keys_are_those_of_the_yaml_file_and_the_model() -> None:

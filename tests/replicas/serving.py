@@ -23,9 +23,9 @@ from tests.workers.serving import CHAT, MODEL
 from inferway.prompts.files.prepare import prepare_smollm2
 from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest
 from inferway.prompts.renderer import Renderer
-from inferway.simulator.config import LatencyModel, SimulatorConfig
-from inferway.simulator.engine import SimulatedEngine
-from inferway.simulator.rendered import RenderedModel
+from inferway_sim.config import LatencyModel, SimulatorConfig
+from inferway_sim.engine import SimulatedEngine
+from inferway_sim.rendered import RenderedModel
 
 SLOW_ANSWERS = LatencyModel(inter_token_latency=0.1)  # 400 s for the longest
 

@@ -21,7 +21,7 @@ from tests.replicas.redis_server import free_port, running_server
 from tests.replicas.serving import Gateways, gateways, simulated
 
 from inferway.replicas.messages import SENDER_BYTES, VERSION
-from inferway.simulator.config import LatencyModel
+from inferway_sim.config import LatencyModel
 
 pytestmark = pytest.mark.timeout(400)  # of processes that all start at once
 

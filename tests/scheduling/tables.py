@@ -12,7 +12,7 @@ from inferway.model import Adapters, Candidates, Endpoint, Headers, Prompt, Targ
 from inferway.openai_api.llm_request import LLMRequest, Objectives
 from inferway.openai_api.requests import Body, ChatRequest, CompletionRequest
 from inferway.scheduling.adapter_rows import AdapterRows
-from inferway.scheduling.handlers.roles import ByRole
+from inferway.scheduling.by_role import ByRole
 from inferway.scheduling.idle import idle
 from inferway.scheduling.load import KV_AWARE, load_scheduling
 from inferway.scheduling.plugin import ProfileHandler

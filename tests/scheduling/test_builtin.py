@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.scheduling.plugin_types import TYPES
 from tests.scheduling.tables import candidates, request
 
 from inferway.errors import ConfigError
-from inferway.scheduling.builtin import BUILTIN
 from inferway.scheduling.config import build
 from inferway.scheduling.document import parse_config
 from inferway.scheduling.llmd_compat import ELSEWHERE, PROVIDED
@@ -52,9 +52,7 @@ def _parameter(field: Any) -> str:
 
 
 def test_every_type_of_ours_has_its_row() -> None:
-    expected = [
-        f"| `{kind.name}` | {kind.about} | {parameters(kind)} |" for kind in BUILTIN.values()
-    ]
+    expected = [f"| `{kind.name}` | {kind.about} | {parameters(kind)} |" for kind in TYPES.values()]
 
     assert rows("Built-in plugins") == expected
 
@@ -76,7 +74,7 @@ def test_what_needs_no_plugin_is_in_its_table() -> None:
 
 
 def test_no_type_is_in_two_tables() -> None:
-    names = [*BUILTIN, *ELSEWHERE, *PROVIDED]
+    names = [*TYPES, *ELSEWHERE, *PROVIDED]
 
     assert len(set(names)) == len(names)
 
@@ -86,7 +84,7 @@ def test_a_type_that_is_not_built_is_refused_with_what_it_is(name: str) -> None:
     config = parse_config({"plugins": [{"type": name}]}, "f.yaml")
 
     with pytest.raises(ConfigError) as caught:
-        build(config, "f.yaml", BUILTIN)
+        build(config, "f.yaml", TYPES)
 
     assert str(caught.value) == (
         f"f.yaml: plugins[0].type: {name!r} is known in llm-d, not built here: {ELSEWHERE[name]}"
@@ -101,14 +99,14 @@ def test_the_example_is_a_type_that_works() -> None:
     kind = package["GOLD_FIRST"]
     config = parse_config({"plugins": [{"type": kind.name}]}, "f.yaml")
 
-    chooser = build(config, "f.yaml", {**BUILTIN, kind.name: kind}).chooser
+    chooser = build(config, "f.yaml", {**TYPES, kind.name: kind}).chooser
     table = candidates(labels=[{}, {"tier": "gold"}, {"tier": "iron"}])
 
     assert chooser.choose(request(), table).targets[0].endpoint.engine == "e1"
 
 
 def test_parameters_are_strict_and_spelled_as_llm_d_does() -> None:
-    for kind in BUILTIN.values():
+    for kind in TYPES.values():
         config = kind.parameters.__struct_config__
 
         assert config.forbid_unknown_fields, kind.name

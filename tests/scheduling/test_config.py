@@ -10,13 +10,13 @@ import msgspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.scheduling.plugin_types import TYPES as ALL_TYPES
 from tests.scheduling.tables import profile_of
 from tests.scheduling.test_profile import REQUEST, table
 
 from inferway.errors import ConfigError
 from inferway.model import Candidates, Column, SchedulingResult
 from inferway.openai_api.llm_request import LLMRequest
-from inferway.scheduling.builtin import BUILTIN
 from inferway.scheduling.config import build
 from inferway.scheduling.document import parse_config
 from inferway.scheduling.pickers import MaxScore
@@ -181,7 +181,7 @@ def test_who_gives_a_parameter_that_is_not_in_force_is_told() -> None:
     sessions = {"strategy": "session_id", "sessionIdConfig": {"evictionSweepSeconds": 5}}
     fields = {"plugins": [{"type": "session-affinity-scorer", "parameters": sessions}]}
 
-    scheduling = build(parse_config(fields, "f.yaml"), "f.yaml", BUILTIN)
+    scheduling = build(parse_config(fields, "f.yaml"), "f.yaml", ALL_TYPES)
 
     [note] = scheduling.notes
     assert note.startswith("plugins[0]: session-affinity-scorer: ")

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.scheduling.plugin_types import TYPES
 from tests.scheduling.tables import candidates, request
 
 from inferway.model import Adapters, Candidates
 from inferway.openai_api.requests import CompletionRequest
-from inferway.scheduling.builtin import BUILTIN
 from inferway.scheduling.plugin import DataProducer, Filter, Picker, Scorer
 from inferway.scheduling.registry import Building
 
@@ -36,12 +36,12 @@ GIVEN: dict[str, dict[str, Any]] = {
 
 
 def built(name: str, **parameters: Any) -> object:
-    kind = BUILTIN[name]
+    kind = TYPES[name]
     given_ = {**GIVEN.get(name, {}), **parameters}
     return kind.build(msgspec.convert(given_, kind.parameters), Building(name=name))
 
 
-PLUGINS = {name: built(name) for name, kind in BUILTIN.items() if not kind.is_handler}
+PLUGINS = {name: built(name) for name, kind in TYPES.items() if not kind.is_handler}
 SCORERS = [name for name, plugin in PLUGINS.items() if isinstance(plugin, Scorer)]
 FILTERS = [name for name, plugin in PLUGINS.items() if isinstance(plugin, Filter)]
 PICKERS = [name for name, plugin in PLUGINS.items() if isinstance(plugin, Picker)]

@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.scheduling.plugin_types import TYPES
 from tests.scheduling.tables import candidates, request
 
 from inferway.errors import ConfigError
-from inferway.scheduling.builtin import BUILTIN
 from inferway.scheduling.load import load_scheduling
 from inferway.scheduling.plugin import Filter, Scorer
 from inferway.scheduling.registry import Building
@@ -18,7 +18,7 @@ NAN = float("nan")  # an endpoint without the attribute
 
 
 def built(name: str, parameters: dict[str, Any]) -> object:
-    kind = BUILTIN[name]
+    kind = TYPES[name]
     return kind.build(msgspec.convert(parameters, kind.parameters), Building())
 
 

@@ -11,16 +11,15 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 import pytest
+from tests.scheduling.plugin_types import TYPES
 from tests.scheduling.tables import candidates, request
 
 from inferway.model import SchedulingResult, Target
 from inferway.routing.limits.queue import Waiter
 from inferway.routing.limits.session_gate import SessionGate
-from inferway.scheduling.builtin import BUILTIN
 from inferway.scheduling.columns import EXPECTED_TTFT_MS
 from inferway.scheduling.flow_control.policies import ChoosesFlow
 from inferway.scheduling.flow_control.usage_limits import UsageLimits
-from inferway.scheduling.handlers.deciders import Always
 from inferway.scheduling.pickers import MaxScore
 from inferway.scheduling.plugin import (
     DataProducer,
@@ -30,11 +29,12 @@ from inferway.scheduling.plugin import (
     RequestOutcome,
     Scorer,
 )
-from inferway.scheduling.producers.session_id import session_header
 from inferway.scheduling.profile import Profile
 from inferway.scheduling.registry import Building, PluginType
 from inferway.scheduling.session_admission import SessionAdmission
-from inferway.scheduling.topology import EXTRACTOR, Topology
+from inferway.scheduling.session_id import session_header
+from inferway_llmd.scheduling.handlers.deciders import Always
+from inferway_llmd.scheduling.topology import EXTRACTOR, Topology
 
 _PROFILE = Profile(MaxScore(), ())
 BUILDING = Building(
@@ -176,9 +176,9 @@ def use(kind: PluginType, parameters: Any) -> None:
             plugin.is_worth_it(ASK, table, Target(table.endpoints[0], 1.0, 0, 0))
 
 
-@pytest.mark.parametrize("name", BUILTIN)
+@pytest.mark.parametrize("name", TYPES)
 def test_every_parameter_is_read_or_said_to_be_not_in_force(name: str) -> None:
-    kind, read, known = BUILTIN[name], set[str](), dict[str, str]()
+    kind, read, known = TYPES[name], set[str](), dict[str, str]()
     for given in GIVEN.get(name, [{}]):
         parameters = msgspec.convert(given, kind.parameters)
         known |= dict(paths(parameters))

@@ -11,8 +11,8 @@ from tests.scheduling.tables import candidates, profile_of, request
 from inferway.config import ServeSettings
 from inferway.model import SchedulingResult, Target
 from inferway.openai_api.usage import Usage
+from inferway.scheduling.by_role import ByRole
 from inferway.scheduling.columns import EXPECTED_TTFT_MS
-from inferway.scheduling.handlers.roles import ByRole
 from inferway.scheduling.load import load_scheduling, scheduling_of
 from inferway.scheduling.plugin import RequestOutcome
 from inferway.scheduling.session_admission import (

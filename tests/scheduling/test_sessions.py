@@ -6,15 +6,15 @@ from base64 import b64encode
 
 import msgspec
 import pytest
+from tests.scheduling.plugin_types import TYPES
 from tests.scheduling.tables import candidates, request, target, with_header
 
 from inferway.errors import ConfigError
 from inferway.model import Candidates, SchedulingResult
 from inferway.openai_api.llm_request import LLMRequest
-from inferway.scheduling.builtin import BUILTIN
 from inferway.scheduling.load import load_scheduling
-from inferway.scheduling.producers.session_id import NamesSession
 from inferway.scheduling.registry import Building
+from inferway.scheduling.session_id import NamesSession
 from inferway.scheduling.sessions import (
     NamedSession,
     Session,
@@ -172,7 +172,7 @@ def test_what_nobody_reads_is_refused(source: SessionSource) -> None:
 
 
 def named_by(**parameters: str) -> NamesSession:
-    kind = BUILTIN["session-id-producer"]
+    kind = TYPES["session-id-producer"]
     made = kind.build(msgspec.convert(parameters, kind.parameters), Building())
     assert isinstance(made, NamesSession)
     return made

@@ -9,7 +9,13 @@ from tests.scheduling.tables import candidates, request
 from inferway.model import Candidates, Endpoint
 from inferway.scheduling.columns import PEER
 from inferway.scheduling.load import load_scheduling
-from inferway.scheduling.topology import LEVELS, Nearness, Topology, TopologyFilter, TopologyScorer
+from inferway_llmd.scheduling.topology import (
+    LEVELS,
+    Nearness,
+    Topology,
+    TopologyFilter,
+    TopologyScorer,
+)
 
 KEYS = (
     "kubernetes.io/hostname",

@@ -17,8 +17,8 @@ import zmq.asyncio
 from inferway.model import TokenIds
 from inferway.openai_api.requests import ChatRequest, CountTokensRequest, PromptBody
 from inferway.prompts.chat.messages_input import as_chat
-from inferway.simulator.engine import SimulatedEngine
-from inferway.simulator.publisher import END_OF_REPLAY
+from inferway_sim.engine import SimulatedEngine
+from inferway_sim.publisher import END_OF_REPLAY
 
 
 class ByteModel:

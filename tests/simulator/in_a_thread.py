@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from functools import cache
 from threading import Thread
 
-from inferway.cli.simulate import make_config, simulate
 from inferway.prompts.files.prepare import prepare_smollm2
 from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest
 from inferway.prompts.renderer import Renderer
-from inferway.simulator.engine import SimulatedEngine
-from inferway.simulator.rendered import RenderedModel
+from inferway_sim.cli.simulate import make_config, simulate
+from inferway_sim.engine import SimulatedEngine
+from inferway_sim.rendered import RenderedModel
 
 
 @cache

@@ -18,12 +18,12 @@ import msgspec
 import pytest
 
 from inferway.kv.blocks.dialects import Dialect, LoraAdapter
-from inferway.simulator.cache import Adapter, EngineCache, KvCache, Run
-from inferway.simulator.config import LatencyModel
-from inferway.simulator.events import encode_batch
-from inferway.simulator.kv_groups.cache import GroupedCache
-from inferway.simulator.kv_groups.spec import KvGroup, KvGroups
-from inferway.simulator.scheduler import RunningRequest, Scheduler
+from inferway_sim.cache import Adapter, EngineCache, KvCache, Run
+from inferway_sim.config import LatencyModel
+from inferway_sim.events import encode_batch
+from inferway_sim.kv_groups.cache import GroupedCache
+from inferway_sim.kv_groups.spec import KvGroup, KvGroups
+from inferway_sim.scheduler import RunningRequest, Scheduler
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 OPERATIONS = GOLDEN / "simulator" / "kv_cache.jsonl"

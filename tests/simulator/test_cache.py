@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from inferway.kv.blocks.dialects import Dialect, LoraAdapter
-from inferway.simulator.cache import Adapter, KvCache, Run
-from inferway.simulator.events import CacheCleared, CacheRemoved, CacheStored, Event
+from inferway_sim.cache import Adapter, KvCache, Run
+from inferway_sim.events import CacheCleared, CacheRemoved, CacheStored, Event
 
 BLOCK = 4
 

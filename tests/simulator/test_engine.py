@@ -13,8 +13,8 @@ import pytest
 from tests.simulator.doubles import ByteModel, all_events, believed
 
 from inferway.errors import ConfigError
-from inferway.simulator.config import EventsConfig, SimulatorConfig
-from inferway.simulator.engine import SimulatedEngine
+from inferway_sim.config import EventsConfig, SimulatorConfig
+from inferway_sim.engine import SimulatedEngine
 
 
 def engine(**settings: Any) -> SimulatedEngine:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from inferway.simulator.events import CacheCleared, CacheRemoved, CacheStored, Event, encode_batch
+from inferway_sim.events import CacheCleared, CacheRemoved, CacheStored, Event, encode_batch
 
 H1, H2 = bytes(24) + b"\x00\x00\x00\x00\x00\x00\x00\x07", b"\xff" * 32
 STORED = CacheStored(

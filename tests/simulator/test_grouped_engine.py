@@ -13,10 +13,10 @@ from tests.simulator.test_engine import complete, engine
 from tests.simulator.test_server import CHAT, COMPLETIONS, cached_tokens, chat, posting, serving
 
 from inferway.errors import ConfigError
-from inferway.simulator.config import TransferConfig
-from inferway.simulator.drafting import Drafter
-from inferway.simulator.engine import SimulatedEngine
-from inferway.simulator.kv_groups.spec import KvGroups, SpeculativeDecoding, read_groups
+from inferway_sim.config import TransferConfig
+from inferway_sim.drafting import Drafter
+from inferway_sim.engine import SimulatedEngine
+from inferway_sim.kv_groups.spec import KvGroups, SpeculativeDecoding, read_groups
 
 HYBRID = KvGroups(
     read_groups("full,window:8,mamba:align", 4),

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from inferway.errors import ConfigError
 from inferway.kv.blocks.dialects import Dialect
-from inferway.simulator.cache import Run
-from inferway.simulator.events import CacheCleared, CacheRemoved, CacheStored, encode_batch
-from inferway.simulator.kv_groups.cache import GroupedCache
-from inferway.simulator.kv_groups.spec import (
+from inferway_sim.cache import Run
+from inferway_sim.events import CacheCleared, CacheRemoved, CacheStored, encode_batch
+from inferway_sim.kv_groups.cache import GroupedCache
+from inferway_sim.kv_groups.spec import (
     KvGroup,
     KvGroups,
     SpeculativeDecoding,

@@ -13,8 +13,8 @@ import pytest
 from tests.simulator.doubles import ByteModel, all_events, believed
 
 from inferway.errors import ConfigError
-from inferway.simulator.config import LatencyModel, SimulatorConfig, TransferConfig
-from inferway.simulator.engine import SimulatedEngine
+from inferway_sim.config import LatencyModel, SimulatorConfig, TransferConfig
+from inferway_sim.engine import SimulatedEngine
 
 Json = dict[str, Any]
 

@@ -14,8 +14,8 @@ import pytest
 from tests.simulator.doubles import ByteModel
 from tests.simulator.test_kv_transfer import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Pair
 
-from inferway.simulator.config import SimulatorConfig, TransferConfig
-from inferway.simulator.engine import SimulatedEngine
+from inferway_sim.config import SimulatorConfig, TransferConfig
+from inferway_sim.engine import SimulatedEngine
 
 Json = dict[str, Any]
 

@@ -12,7 +12,7 @@ from tests.simulator.doubles import named_events
 from tests.simulator.test_other_kinds import shape
 from tests.simulator.test_server import CHAT, chat, posting, serving
 
-from inferway.simulator.engine import SimulatedEngine
+from inferway_sim.engine import SimulatedEngine
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "openai_api" / "vllm_messages.json"
 REAL = json.loads(GOLDEN.read_text())["text"]

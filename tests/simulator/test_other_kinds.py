@@ -13,7 +13,7 @@ import pytest
 from tests.simulator.doubles import named_events
 from tests.simulator.test_server import CHAT, chat, posting, serving
 
-from inferway.simulator.engine import SimulatedEngine
+from inferway_sim.engine import SimulatedEngine
 
 REAL = json.loads((Path(__file__).parents[1] / "golden" / "vllm" / "responses.json").read_text())
 RESPONSES, EMBEDDINGS = "/v1/responses", "/v1/embeddings"

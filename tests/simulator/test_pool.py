@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from inferway.simulator.events import CacheCleared, CacheRemoved
-from inferway.simulator.pool import Block, BlockPool
+from inferway_sim.events import CacheCleared, CacheRemoved
+from inferway_sim.pool import Block, BlockPool
 
 
 def ids(blocks: list[Block]) -> list[int]:

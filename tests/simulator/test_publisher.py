@@ -11,8 +11,8 @@ import zmq
 import zmq.asyncio
 
 from inferway.errors import ConfigError
-from inferway.simulator.config import EventsConfig
-from inferway.simulator.publisher import END_OF_REPLAY, EventPublisher
+from inferway_sim.config import EventsConfig
+from inferway_sim.publisher import END_OF_REPLAY, EventPublisher
 
 HOST = "127.0.0.1"
 

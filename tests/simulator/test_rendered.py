@@ -15,8 +15,8 @@ from inferway.errors import InvalidRequestError, RenderError
 from inferway.openai_api.requests import ChatRequest
 from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest
 from inferway.prompts.renderer import Renderer
-from inferway.simulator.rendered import RenderedModel
-from inferway.simulator.text import Detokenizer
+from inferway_sim.rendered import RenderedModel
+from inferway_sim.text import Detokenizer
 
 
 @pytest.fixture

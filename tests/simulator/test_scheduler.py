@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import pytest
 
 from inferway.kv.blocks.dialects import Dialect
-from inferway.simulator.block_contents import BlockContents
-from inferway.simulator.cache import KvCache, Run
-from inferway.simulator.config import LatencyModel, TransferConfig
-from inferway.simulator.events import CacheStored, Event
-from inferway.simulator.kv_transfer import Connector, Fetch, Transfer
-from inferway.simulator.scheduler import RunningRequest, Scheduler
+from inferway_sim.block_contents import BlockContents
+from inferway_sim.cache import KvCache, Run
+from inferway_sim.config import LatencyModel, TransferConfig
+from inferway_sim.events import CacheStored, Event
+from inferway_sim.kv_transfer import Connector, Fetch, Transfer
+from inferway_sim.scheduler import RunningRequest, Scheduler
 
 BLOCK = 4
 

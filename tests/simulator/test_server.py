@@ -11,9 +11,9 @@ import aiohttp
 import pytest
 from tests.simulator.doubles import ByteModel
 
-from inferway.simulator.config import EventsConfig, LatencyModel, SimulatorConfig
-from inferway.simulator.engine import SimulatedEngine
-from inferway.simulator.replies import Reply
+from inferway_sim.config import EventsConfig, LatencyModel, SimulatorConfig
+from inferway_sim.engine import SimulatedEngine
+from inferway_sim.replies import Reply
 
 Json = dict[str, Any]
 Scenario = Callable[[SimulatedEngine, aiohttp.ClientSession], Awaitable[Any]]

@@ -8,8 +8,8 @@ import aiohttp
 import pytest
 from tests.simulator.test_server import CHAT, COMPLETIONS, chat, posting, serving, stream
 
-from inferway.simulator.engine import SimulatedEngine
-from inferway.simulator.stopping import stopped
+from inferway_sim.engine import SimulatedEngine
+from inferway_sim.stopping import stopped
 
 PIECES = ["one ", "two", " th", "ree", " four"]
 

@@ -34,9 +34,9 @@ from tests.fork_server import INFERWAY
 from tests.soak.engines import MODEL, EngineProcess, Wire
 
 from inferway.prompts.files.prepare import prepare_smollm2
-from inferway.simulator.publisher import END_OF_REPLAY
 from inferway_bench.processes import free_port
 from inferway_bench.routers import read_metrics, total
+from inferway_sim.publisher import END_OF_REPLAY
 
 TROUBLE_SECONDS = 9.0
 CALM_SECONDS = 8.0  # more than the gateway's patience with replays, links and probes

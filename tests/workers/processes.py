@@ -23,7 +23,7 @@ from tests.engines.waiting import wait_until
 from tests.leftovers import children
 from tests.workers.serving import CHAT, MODEL, WORKERS, Serving, simulated, worker_of
 
-from inferway.simulator.engine import SimulatedEngine
+from inferway_sim.engine import SimulatedEngine
 
 _MARK = "INFERWAY_TEST_OF"  # in the environment of hubs, which workers inherit
 _TICKS = os.sysconf("SC_CLK_TCK")

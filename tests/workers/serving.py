@@ -17,7 +17,7 @@ from tests.engines.waiting import wait_until
 from tests.leftovers import children
 from tests.simulator import in_a_thread
 
-from inferway.simulator.engine import SimulatedEngine
+from inferway_sim.engine import SimulatedEngine
 
 MODEL = "smollm2"
 LONG = "You answer in one sentence, you never guess, and you say so when you do not know. " * 4

@@ -22,7 +22,7 @@ from tests.workers.serving import (
     simulated_by_a_process,
 )
 
-from inferway.simulator.replies import RECITED
+from inferway_sim.replies import RECITED
 
 CHAT = "/v1/chat/completions"
 BODY = {

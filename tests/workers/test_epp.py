@@ -13,7 +13,7 @@ from tests.engines.waiting import wait_until
 from tests.ext_proc.pods import rqb, rqh, rsb, rsh
 from tests.workers.serving import MODEL, simulated
 
-from inferway.ext_proc.messages import (
+from inferway_llmd.ext_proc.messages import (
     METHOD,
     SERVICE,
     ProcessingRequest,

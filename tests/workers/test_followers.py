@@ -25,7 +25,7 @@ from tests.workers.processes import (
 )
 from tests.workers.serving import CHAT, LONG, MODEL, Serving, serving, simulated
 
-from inferway.simulator.engine import SimulatedEngine
+from inferway_sim.engine import SimulatedEngine
 
 FOLLOWERS = 2
 FLAGS = ["--followers", str(FOLLOWERS)]

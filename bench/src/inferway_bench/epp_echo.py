@@ -16,9 +16,9 @@ import grpc
 import grpc.aio
 import uvloop
 
-from inferway.ext_proc import answers
-from inferway.ext_proc.messages import METHOD, SERVICE, ProcessingRequest
 from inferway.signals import listen
+from inferway_llmd.ext_proc import answers
+from inferway_llmd.ext_proc.messages import METHOD, SERVICE, ProcessingRequest
 
 
 class EchoStream:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from inferway.model import Alarm

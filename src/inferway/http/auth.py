@@ -73,8 +73,8 @@ from inferway.routing.limits.request_quarantine import RequestQuarantine
 from inferway.routing.limits.saturation_gate import SaturationGate
 from inferway.routing.limits.session_gate import SessionGate
 from inferway.routing.objectives import named_tenant, tenant_name
-from inferway.scheduling.producers.session_id import NamesSession
 from inferway.scheduling.scheduling import Scheduling
+from inferway.scheduling.session_id import NamesSession
 
 log = logging.getLogger("inferway.forward")
 

@@ -41,6 +41,7 @@ from inferway.http.auth import Auth
 from inferway.http.continued import Continuer, StreamCaller
 from inferway.http.discovery_pages import PathsPage, VersionPage, unknown_path
 from inferway.http.errors import withheld
+from inferway.http.extension_parts import Audience, Route
 from inferway.http.forward import forward
 from inferway.http.inference_ingress import InferenceIngress
 from inferway.http.lora import PATHS as LORA
@@ -50,7 +51,6 @@ from inferway.http.metrics import MetricsPage
 from inferway.http.models import PATH as MODELS
 from inferway.http.models import ModelPages
 from inferway.http.responder import Responder
-from inferway.http.route import Audience, Route
 from inferway.http.score_pages import PATHS as SCORES
 from inferway.http.score_pages import ScorePages
 from inferway.http.server import Handler

@@ -21,6 +21,7 @@ import msgspec
 
 from inferway.errors import ConfigError
 from inferway.scheduling.admitters import SaturationDetector
+from inferway.scheduling.by_role import ByRole
 from inferway.scheduling.document import (
     DataLayerSpec,
     PluginRef,
@@ -32,7 +33,6 @@ from inferway.scheduling.document import (
 from inferway.scheduling.expected_ttft.plugin import ExpectedTtft
 from inferway.scheduling.flow_control.flow import FlowControl
 from inferway.scheduling.flow_control.section import FlowControlSpec, build_flow_control
-from inferway.scheduling.handlers.roles import ByRole
 from inferway.scheduling.llmd_compat import ELSEWHERE, FLOW_CONTROL, GATES, PROVIDED
 from inferway.scheduling.pickers import MaxScore
 from inferway.scheduling.plugin import (
@@ -46,11 +46,11 @@ from inferway.scheduling.plugin import (
     RequestListenerFactory,
     Scorer,
 )
-from inferway.scheduling.producers.session_id import AgentIdentity
 from inferway.scheduling.profile import Profile, Weighted
 from inferway.scheduling.registry import Building, PluginType
 from inferway.scheduling.scheduling import DEFAULT_ADMITTERS, Scheduling
 from inferway.scheduling.session_admission import SessionAdmission
+from inferway.scheduling.session_id import AgentIdentity
 from inferway.scheduling.third_party import guarded
 
 DEFAULT_WEIGHT = 1.0

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Final, get_args
@@ -12,10 +13,10 @@ import msgspec
 from inferway.config import Policy, ServeSettings, parse_yaml, read_yaml
 from inferway.errors import ConfigError
 from inferway.scheduling.builtin import BUILTIN
+from inferway.scheduling.by_role import ByRole
 from inferway.scheduling.config import build
 from inferway.scheduling.document import parse_config
 from inferway.scheduling.expected_ttft.plugin import ExpectedTtft
-from inferway.scheduling.handlers.roles import ByRole
 from inferway.scheduling.profile import LeastLoaded
 from inferway.scheduling.registry import PluginType
 from inferway.scheduling.scheduling import Scheduling
@@ -97,7 +98,7 @@ def load_scheduling(given: str | Mapping[str, Any] | None) -> Scheduling:
             place, fields = _of_chart(fields, place)
     else:
         place, fields = "scheduling", dict(DEFAULT if given is None else given)
-    return build(parse_config(fields, place), place, known_types())
+    return build(parse_config(fields, place), place, KnownTypes())
 
 
 class _PickerValues(msgspec.Struct, rename="camel"):
@@ -135,22 +136,38 @@ def _of_chart(fields: Mapping[str, object], place: str) -> tuple[str, dict[str, 
     return place, parse_yaml(files[name].encode(), place)
 
 
-def known_types() -> dict[str, PluginType]:
-    """Return our plugin types, and those of installed packages. Raises ConfigError for a package
-    that brings what is none, or a name that is taken."""
-    types = dict(BUILTIN)
-    for entry in entry_points(group=ENTRY_POINTS):
-        where = f"entry point {entry.name!r} of {entry.dist.name if entry.dist else 'a package'}"
-        try:
-            kind = entry.load()
-        except Exception as e:
-            raise ConfigError(f"{where}: {entry.value} cannot be loaded: {e}") from e
-        if not isinstance(kind, PluginType):
-            raise ConfigError(
-                f"{where}: {entry.value} is a {type(kind).__name__}, not a PluginType "
-                "(inferway.scheduling.registry)"
+class KnownTypes(Mapping[str, PluginType]):
+    """Core's plugin types, and those of installed packages, which are loaded when one is asked for
+    that core does not have. What asks for a type may raise ConfigError: for a package that brings
+    something else, or a name that is taken."""
+
+    def __getitem__(self, name: str) -> PluginType:
+        return BUILTIN[name] if name in BUILTIN else self._all[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    @cached_property
+    def _all(self) -> Mapping[str, PluginType]:
+        types = dict(BUILTIN)
+        for entry in entry_points(group=ENTRY_POINTS):
+            where = (
+                f"entry point {entry.name!r} of {entry.dist.name if entry.dist else 'a package'}"
             )
-        if kind.name in types:
-            raise ConfigError(f"{where}: plugin type {kind.name!r} is there already")
-        types[kind.name] = kind
-    return types
+            try:
+                loaded = entry.load()
+            except Exception as e:
+                raise ConfigError(f"{where}: {entry.value} cannot be loaded: {e}") from e
+            for kind in loaded if isinstance(loaded, Sequence) else (loaded,):
+                if not isinstance(kind, PluginType):
+                    raise ConfigError(
+                        f"{where}: {entry.value} is a {type(kind).__name__}, not a PluginType "
+                        "(inferway.scheduling.registry)"
+                    )
+                if kind.name in types:
+                    raise ConfigError(f"{where}: plugin type {kind.name!r} is there already")
+                types[kind.name] = kind
+        return types

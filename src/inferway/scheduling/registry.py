@@ -55,7 +55,7 @@ def _needs_nothing(parameters: Any) -> Sequence[str]:
 @dataclass(frozen=True, slots=True)
 class PluginType:
     """A third party adds one under the entry point group `inferway.plugins`: the entry's value is a
-    PluginType."""
+    PluginType, or a sequence of them."""
 
     name: str  # as llm-d calls it, where llm-d has it
     about: str  # one line for docs/plugins.md

@@ -18,8 +18,8 @@ from inferway.scheduling.plugin import (
     ProfileHandler,
     RequestListenerFactory,
 )
-from inferway.scheduling.producers.session_id import NamesSession
 from inferway.scheduling.session_admission import SessionAdmission
+from inferway.scheduling.session_id import NamesSession
 
 # Who looks after full engines where no other is asked for.
 DEFAULT_ADMITTERS: Sequence[Admitter] = (UtilizationDetector(),)

@@ -32,8 +32,8 @@ from inferway.scheduling.columns import EXPECTED_TTFT_MS
 from inferway.scheduling.lineage import Lineage
 from inferway.scheduling.per_endpoint import PerEndpoint
 from inferway.scheduling.plugin import RequestListener, RequestOutcome
-from inferway.scheduling.producers.session_id import AGENT_HEADERS, SessionHeaders, header_bytes
 from inferway.scheduling.registry import Parameters, PluginType
+from inferway.scheduling.session_id import AGENT_HEADERS, SessionHeaders, header_bytes
 from inferway.scheduling.sessions import rows_by_name
 
 NAME = "session-admission"

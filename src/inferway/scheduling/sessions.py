@@ -24,14 +24,14 @@ from inferway.model import Candidates, Column, Endpoint, Headers, SchedulingResu
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.scheduling.per_endpoint import PerEndpoint
 from inferway.scheduling.plugin import RequestListener
-from inferway.scheduling.producers.session_id import (
+from inferway.scheduling.registry import Building, Parameters, PluginType
+from inferway.scheduling.session_id import (
     AGENT_IDENTITY,
     SESSION_ID,
     NamesSession,
     header_bytes,
     session_header,
 )
-from inferway.scheduling.registry import Building, Parameters, PluginType
 
 TOKEN_HEADER = "x-session-token"
 SESSION_HEADER = "x-session-id"

@@ -22,14 +22,14 @@ from inferway.scheduling.plugin import RequestListener, RequestOutcome
 
 log = logging.getLogger("inferway.scheduling")
 
-OURS = "inferway."
+OURS = ("inferway.", "inferway_llmd.")  # packages whose plugins tests hold to what they promise
 _Said = TypeVar("_Said")
 _Plugin = TypeVar("_Plugin")
 
 
 def guarded(plugin: _Plugin) -> _Plugin:
     """Return what plays the roles of `plugin` (scorer, filter, producer, admitter, following,
-    measured): itself if it is ours, whom tests hold to what plugins promise."""
+    measured): itself if it is ours."""
     if type(plugin).__module__.startswith(OURS):
         return plugin
     standing_in: Any = GuardedPlugin(plugin)

@@ -179,7 +179,7 @@ class ServingHub:
         """Let running answers end, then close the rest; `quietly`: parts do not say that they have
         stopped."""
         self.stop_accepting()
-        self.gateway.end_answers()  # or workers would wait for answers that we give
+        await self.gateway.stop_extensions()  # or workers would wait for answers that we give
         await asyncio.gather(*[seat.left(self.settings.timeouts.drain) for seat in self.seats])
         await self._followers.close()
         await self._tasks.close()

@@ -125,17 +125,13 @@ class LiveHub:
     def leave(self, reader: Reader) -> None:
         self._readers.pop(reader, None)
 
-    def end(self) -> None:
+    async def close(self) -> None:
         """End all answers."""
         self._is_closed = True
+        await self._tasks.close()
         for reader in [*self._readers]:
             self.leave(reader)
             reader.answer.end()
-
-    async def close(self) -> None:
-        """End all answers, and what makes pictures."""
-        self.end()
-        await self._tasks.close()
 
     async def _run(self) -> None:
         try:

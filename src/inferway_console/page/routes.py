@@ -24,9 +24,9 @@ from inferway.errors import (
     UnknownPathError,
 )
 from inferway.http.auth import Auth, check_no_web_page
+from inferway.http.extension_parts import Audience, Route
 from inferway.http.message import UNIX_CLIENT, Request
 from inferway.http.responder import JSON, Responder
-from inferway.http.route import Audience, Route
 from inferway.http.server import Handler
 from inferway.http.session_cookie import PAGE_HEADER, cookie, cookie_of
 from inferway.http.sessions import SECONDS

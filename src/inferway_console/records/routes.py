@@ -18,9 +18,9 @@ import msgspec
 
 from inferway.errors import InvalidRequestError, UnknownPathError
 from inferway.http.auth import Auth
+from inferway.http.extension_parts import Route
 from inferway.http.message import Request
 from inferway.http.responder import JSON, Responder
-from inferway.http.route import Route
 from inferway_console.records.record import RequestRecord
 from inferway_console.records.ring import RecordRing
 from inferway_console.records.watch import PromptWatch

@@ -9,9 +9,9 @@ from typing import Any
 
 from hpack import Decoder, Encoder
 
-from inferway.ext_proc.wire.call import Call
-from inferway.ext_proc.wire.connection import Connection
-from inferway.ext_proc.wire.frames import (
+from inferway_llmd.ext_proc.wire.call import Call
+from inferway_llmd.ext_proc.wire.connection import Connection
+from inferway_llmd.ext_proc.wire.frames import (
     END_HEADERS,
     HEADERS,
     PREFACE,
@@ -19,7 +19,7 @@ from inferway.ext_proc.wire.frames import (
     frame,
     message_head,
 )
-from inferway.ext_proc.wire.patience import Patience
+from inferway_llmd.ext_proc.wire.patience import Patience
 
 FIELDS = [
     (":method", "POST"),

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.ext_proc.wire.peer import Peer, Wire, said
 
-from inferway.ext_proc.wire.connection import Connection
-from inferway.ext_proc.wire.frames import (
+from inferway_llmd.ext_proc.wire.connection import Connection
+from inferway_llmd.ext_proc.wire.frames import (
     ACK,
     CONTINUATION,
     DATA,

@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.ext_proc.wire.peer import FIELDS, Peer, Wire, said
 
-from inferway.ext_proc.wire.call import WINDOW_BYTES
-from inferway.ext_proc.wire.connection import Connection
-from inferway.ext_proc.wire.fields import FieldReader
-from inferway.ext_proc.wire.frames import (
+from inferway_llmd.ext_proc.wire.call import WINDOW_BYTES
+from inferway_llmd.ext_proc.wire.connection import Connection
+from inferway_llmd.ext_proc.wire.fields import FieldReader
+from inferway_llmd.ext_proc.wire.frames import (
     CONTINUATION,
     DATA,
     END_HEADERS,
@@ -41,8 +41,8 @@ from inferway.ext_proc.wire.frames import (
     frame,
     window_update,
 )
-from inferway.ext_proc.wire.listening import GrpcServer
-from inferway.ext_proc.wire.patience import Patience
+from inferway_llmd.ext_proc.wire.listening import GrpcServer
+from inferway_llmd.ext_proc.wire.patience import Patience
 
 RESET = (8).to_bytes(4)
 

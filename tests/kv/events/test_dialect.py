@@ -26,8 +26,8 @@ from inferway.kv.events.adapters.sglang import open_batch
 from inferway.kv.events.dialect_finder import DialectFinder, DialectState
 from inferway.kv.events.event import BlockStored
 from inferway.model import TokenIds
-from inferway.simulator.cache import Adapter, KvCache, Run
-from inferway.simulator.events import encode_batch
+from inferway_sim.cache import Adapter, KvCache, Run
+from inferway_sim.events import encode_batch
 
 GOLDEN = json.loads(
     (Path(__file__).parents[2] / "golden" / "blocks" / "vllm_hashes.json").read_text()

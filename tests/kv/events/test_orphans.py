@@ -19,8 +19,8 @@ from inferway.kv.events.event import AllBlocksCleared, BlockRemoved, BlockStored
 from inferway.kv.events.orphans import Orphans
 from inferway.kv.index.memory import MemoryIndex
 from inferway.kv.index.protocol import CPU, GPU, Copy, Remove, Store
-from inferway.simulator.cache import KvCache, Run
-from inferway.simulator.events import encode_batch
+from inferway_sim.cache import KvCache, Run
+from inferway_sim.events import encode_batch
 
 HOLDER = 3
 SIZE = 2

@@ -14,7 +14,6 @@ from inferway.model import Candidates
 from inferway.routing.limits.concurrency_limiter import ConcurrencyLimiter
 from inferway.routing.limits.queue import Waiter
 from inferway.routing.limits.saturation_gate import SaturationGate
-from inferway.scheduling.flow_control.concurrency import ConcurrencyDetector
 from inferway.scheduling.flow_control.flow import FlowControl, PriorityBand
 from inferway.scheduling.flow_control.policies import (
     EarliestDeadline,
@@ -24,6 +23,7 @@ from inferway.scheduling.flow_control.policies import (
     SloDeadline,
 )
 from inferway.scheduling.flow_control.usage_limits import PriorityHoldback
+from inferway_llmd.scheduling.concurrency import ConcurrencyDetector
 
 FREE = FlowSettings(in_flight=None)
 FAIR = PriorityBand(fairness=RoundRobin())

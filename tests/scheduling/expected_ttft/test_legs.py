@@ -20,9 +20,9 @@ from inferway.model import (
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.requests import CompletionRequest
 from inferway.openai_api.usage import Usage
+from inferway.scheduling.by_role import ByRole
 from inferway.scheduling.expected_ttft.follower import ExpectedTtftListener
 from inferway.scheduling.expected_ttft.plugin import ExpectedTtft
-from inferway.scheduling.handlers.roles import ByRole
 from inferway.scheduling.idle import idle
 from inferway.scheduling.pickers import MaxScore
 from inferway.scheduling.plugin import RequestOutcome

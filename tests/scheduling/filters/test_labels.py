@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.scheduling.plugin_types import TYPES
 from tests.scheduling.tables import candidates, request
 
 from inferway.errors import ConfigError, NoEndpointError
-from inferway.scheduling.builtin import BUILTIN
 from inferway.scheduling.load import load_scheduling
 from inferway.scheduling.plugin import Filter
 from inferway.scheduling.registry import Building
@@ -29,7 +29,7 @@ ROLES = [
 
 def kept(kind: str, labels: list[dict[str, str]], **parameters: Any) -> list[int]:
     """The rows that a filter of that type leaves."""
-    made = BUILTIN[kind]
+    made = TYPES[kind]
     built = made.build(msgspec.convert(parameters, made.parameters), Building())
     assert isinstance(built, Filter)
     rows: list[int] = built.keep(request(), candidates(labels=labels)).nonzero()[0].tolist()

@@ -8,23 +8,23 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from tests.scheduling.plugin_types import TYPES
 from tests.scheduling.tables import candidates, request
 
 from inferway.errors import ConfigError
 from inferway.model import Candidates
-from inferway.scheduling.builtin import BUILTIN
 from inferway.scheduling.columns import EXPECTED_TTFT_MS
 from inferway.scheduling.load import load_scheduling
 from inferway.scheduling.plugin import Filter
-from inferway.scheduling.producers.inflight_load import INFLIGHT_LOAD, token_column
 from inferway.scheduling.registry import Building
+from inferway_llmd.scheduling.producers.inflight_load import INFLIGHT_LOAD, token_column
 
 NAME = "prefix-cache-affinity-filter"
 PRECISE = {"prefixMatchInfoProducerName": "precise-prefix-cache-producer"}
 
 
 def built(**parameters: Any) -> Filter:
-    kind = BUILTIN[NAME]
+    kind = TYPES[NAME]
     given = {"maxTTFTPenaltyMs": 0, **PRECISE, **parameters}
     made = kind.build(msgspec.convert(given, kind.parameters), Building())
     assert isinstance(made, Filter)

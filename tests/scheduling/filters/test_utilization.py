@@ -13,9 +13,9 @@ from inferway.errors import ConfigError
 from inferway.model import Candidates
 from inferway.openai_api.requests import CompletionRequest
 from inferway.scheduling.columns import EXPECTED_TPOT_MS, EXPECTED_TTFT_MS
-from inferway.scheduling.filters.slo_headroom_tier import SloHeadroomTier
-from inferway.scheduling.filters.utilization import TYPE, UtilizationFilter
 from inferway.scheduling.load import load_scheduling
+from inferway_llmd.scheduling.filters.slo_headroom_tier import SloHeadroomTier
+from inferway_llmd.scheduling.filters.utilization import TYPE, UtilizationFilter
 
 STREAM = CompletionRequest(model="m", prompt="", stream=True)
 

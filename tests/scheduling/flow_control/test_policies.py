@@ -8,14 +8,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.scheduling.plugin_types import TYPES
 from tests.scheduling.tables import candidates, request
 
 from inferway.errors import ConfigError
 from inferway.model import SchedulingResult
 from inferway.openai_api.usage import Usage
 from inferway.scheduling.admitters import SATURATED
-from inferway.scheduling.builtin import BUILTIN
-from inferway.scheduling.flow_control.concurrency import ConcurrencyDetector
 from inferway.scheduling.flow_control.policies import (
     Arrival,
     EarliestDeadline,
@@ -33,8 +32,9 @@ from inferway.scheduling.flow_control.usage_limits import (
 from inferway.scheduling.load import load_scheduling
 from inferway.scheduling.plugin import RequestOutcome
 from inferway.scheduling.prefix_source import PrecisePrefixSource
-from inferway.scheduling.producers.inflight_load import InflightLoad, token_column
 from inferway.scheduling.registry import Building
+from inferway_llmd.scheduling.concurrency import ConcurrencyDetector
+from inferway_llmd.scheduling.producers.inflight_load import InflightLoad, token_column
 
 
 def arrival(came: float = 0.0, deadline: float = inf, ttft: float | None = None) -> Arrival:
@@ -256,7 +256,7 @@ def test_what_llm_d_refuses_is_refused(name: str, parameters: dict[str, Any]) ->
 def test_tokens_are_counted_by_a_producer_that_is_added() -> None:
     plugins = [{"type": "concurrency-detector", "parameters": {"concurrencyMode": "tokens"}}]
     scheduling = load_scheduling({"featureGates": ["flowControl"], "plugins": plugins})
-    kind = BUILTIN["concurrency-detector"]
+    kind = TYPES["concurrency-detector"]
 
     assert any(isinstance(producer, InflightLoad) for producer in scheduling.producers)
     assert kind.build(kind.parameters(), Building()) == ConcurrencyDetector(100)

@@ -10,7 +10,6 @@ from tests.scheduling.tables import candidates, request
 
 from inferway.errors import ConfigError
 from inferway.scheduling.admitters import UtilizationDetector
-from inferway.scheduling.flow_control.concurrency import ConcurrencyDetector
 from inferway.scheduling.flow_control.flow import FlowControl
 from inferway.scheduling.flow_control.policies import (
     EarliestDeadline,
@@ -21,6 +20,7 @@ from inferway.scheduling.flow_control.policies import (
 from inferway.scheduling.flow_control.usage_limits import SoftReflectiveCeiling, StaticLimit
 from inferway.scheduling.load import load_scheduling
 from inferway.scheduling.scheduling import DEFAULT_ADMITTERS, Scheduling
+from inferway_llmd.scheduling.concurrency import ConcurrencyDetector
 
 GATE = ["flowControl"]
 FULL = candidates(waiting=[9, 9], in_flight=[9, 9])

@@ -6,16 +6,16 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.scheduling.plugin_types import TYPES
 from tests.scheduling.tables import candidates, request, target
 
 from inferway.errors import ConfigError, NoEndpointError
 from inferway.model import Candidates, SchedulingResult
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.requests import ChatRequest
-from inferway.scheduling.builtin import BUILTIN
-from inferway.scheduling.handlers.deciders import Always, Multimodal, PrefixBased
 from inferway.scheduling.plugin import ProfileHandler
 from inferway.scheduling.registry import Building
+from inferway_llmd.scheduling.handlers.deciders import Always, Multimodal, PrefixBased
 
 
 class Rows:
@@ -51,7 +51,7 @@ def handler(kind: str = "disagg-profile-handler", /, **parameters: Any) -> Profi
 def built(
     kind: str, profiles: dict[str, ProfileHandler], parameters: dict[str, Any]
 ) -> ProfileHandler:
-    made = BUILTIN[kind]
+    made = TYPES[kind]
     assert made.is_handler
     building = Building(DECIDERS, profiles)
     chooser: Any = made.build(msgspec.convert(parameters, made.parameters), building)

@@ -7,17 +7,17 @@ from typing import Any
 import msgspec
 import pytest
 from tests.scheduling.handlers.test_disagg import TABLE, Rows
+from tests.scheduling.plugin_types import TYPES
 from tests.scheduling.tables import request, with_header
 
 from inferway.errors import ConfigError, InvalidRequestError
 from inferway.openai_api.llm_request import LLMRequest
-from inferway.scheduling.builtin import BUILTIN
 from inferway.scheduling.plugin import ProfileHandler
 from inferway.scheduling.registry import Building
 
 
 def built(kind: str, profiles: dict[str, ProfileHandler], **parameters: Any) -> ProfileHandler:
-    made = BUILTIN[kind]
+    made = TYPES[kind]
     assert made.is_handler
     chooser: Any = made.build(
         msgspec.convert(parameters, made.parameters), Building(profiles=profiles)

@@ -13,12 +13,12 @@ from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.requests import CompletionRequest
 from inferway.scheduling.load import load_scheduling
 from inferway.scheduling.prefix_source import ApproximatePrefixSource
-from inferway.scheduling.producers.approx_prefix_cache import (
+from inferway.scheduling.registry import Building
+from inferway_llmd.scheduling.producers.approx_prefix_cache import (
     TYPE,
     ApproxPrefixCache,
     ApproxPrefixCacheParameters,
 )
-from inferway.scheduling.registry import Building
 
 BLOCK = 64  # bytes of 16 tokens
 

@@ -11,13 +11,13 @@ from inferway.model import Candidates, SchedulingResult
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.requests import ChatRequest
 from inferway.scheduling.plugin import RequestListener, RequestOutcome
-from inferway.scheduling.producers.inflight_load import (
+from inferway.scheduling.registry import Building
+from inferway_llmd.scheduling.producers.inflight_load import (
     TYPE,
     InflightLoad,
     InflightLoadParameters,
     token_column,
 )
-from inferway.scheduling.registry import Building
 
 COLUMN = token_column("load")
 

@@ -7,7 +7,7 @@ from tests.scheduling.tables import candidates, request, target
 from inferway.model import Candidates, SchedulingResult
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.requests import ChatRequest
-from inferway.scheduling.producers.mm_embeddings_cache import (
+from inferway_llmd.scheduling.producers.mm_embeddings_cache import (
     MmEmbeddingsCache,
     MmEmbeddingsCacheScorer,
     share_column,

@@ -19,7 +19,7 @@ from inferway.openai_api.requests import (
     MessagesRequest,
     parse_chat,
 )
-from inferway.scheduling.producers.prompt_bytes import prompt_bytes, setting_bytes
+from inferway_llmd.scheduling.producers.prompt_bytes import prompt_bytes, setting_bytes
 
 ALL = 10_000
 VERDICTS = Path(__file__).parents[2] / "golden" / "vllm_verdicts.jsonl.xz"

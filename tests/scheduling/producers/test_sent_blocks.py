@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from inferway.scheduling.producers.sent_blocks import SentBlocks
+from inferway_llmd.scheduling.producers.sent_blocks import SentBlocks
 
 CAPACITY = 12
 SERVERS = ["a", "b", "c"]

@@ -6,7 +6,7 @@ import pytest
 from tests.scheduling.tables import candidates, request
 
 from inferway.scheduling.registry import Building
-from inferway.scheduling.scorers.context_length_aware import (
+from inferway_llmd.scheduling.scorers.context_length_aware import (
     LABEL,
     TYPE,
     ContextLengthAware,

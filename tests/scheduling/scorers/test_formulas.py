@@ -8,17 +8,17 @@ from tests.scheduling.tables import candidates, request
 
 from inferway.model import BLIND, EXACT, STALE, Adapters
 from inferway.scheduling.prefix_source import ApproximatePrefixSource, PrecisePrefixSource
-from inferway.scheduling.producers.inflight_load import token_column
-from inferway.scheduling.scorers.affinity import LoraAffinity
 from inferway.scheduling.scorers.load import (
     ActiveRequest,
     KVCacheUtilization,
     LoadAware,
     Queue,
     RunningRequests,
-    TokenLoad,
 )
-from inferway.scheduling.scorers.prefix_cache import PrefixCache
+from inferway_llmd.scheduling.producers.inflight_load import token_column
+from inferway_llmd.scheduling.scorers.affinity import LoraAffinity
+from inferway_llmd.scheduling.scorers.prefix_cache import PrefixCache
+from inferway_llmd.scheduling.scorers.token_load import TokenLoad
 
 ANY = request()
 

@@ -6,7 +6,7 @@ from tests.scheduling.tables import candidates, request, with_header
 
 from inferway.scheduling.plugin import Scorer
 from inferway.scheduling.registry import Building
-from inferway.scheduling.scorers.affinity import HEADER_LABEL, HeaderLabelParameters
+from inferway_llmd.scheduling.scorers.affinity import HEADER_LABEL, HeaderLabelParameters
 
 TABLE = candidates(labels=[{"tier": "gold"}, {"tier": "iron"}, {}, {"tier": "gold"}])
 

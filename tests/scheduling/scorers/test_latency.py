@@ -15,7 +15,7 @@ from inferway.scheduling.columns import EXPECTED_TPOT_MS, EXPECTED_TTFT_MS
 from inferway.scheduling.load import load_scheduling
 from inferway.scheduling.prefix_source import PrecisePrefixSource
 from inferway.scheduling.registry import Building
-from inferway.scheduling.scorers.latency import TYPE, LatencyParameters, LatencyScorer
+from inferway_llmd.scheduling.scorers.latency import TYPE, LatencyParameters, LatencyScorer
 
 STREAMED = CompletionRequest(model="m", prompt="", stream=True)
 

@@ -9,7 +9,7 @@ from tests.scheduling.tables import candidates, request, target
 
 from inferway.model import Candidates, SchedulingResult
 from inferway.scheduling.prefix_source import PrecisePrefixSource
-from inferway.scheduling.scorers.no_hit_lru import NoHitLru
+from inferway_llmd.scheduling.scorers.no_hit_lru import NoHitLru
 
 COLD = candidates(4, prompt_blocks=10)
 WARM = candidates(weighted_matched_blocks=[0, 3, 0, 0], prompt_blocks=10)

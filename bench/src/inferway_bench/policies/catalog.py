@@ -9,12 +9,9 @@ from typing import Any
 
 from inferway.model import ROLE, Endpoint, KvConnector, KvTransfer
 from inferway.openai_api.llm_request import BYTES_PER_TOKEN
-from inferway.scheduling.builtin import BUILTIN
 from inferway.scheduling.config import build
 from inferway.scheduling.document import parse_config
-from inferway.scheduling.load import KV_AWARE, load_scheduling
-from inferway.scheduling.producers.approx_prefix_cache import ApproxPrefixCacheParameters
-from inferway.scheduling.producers.sent_blocks import SentBlocks
+from inferway.scheduling.load import KV_AWARE, KnownTypes, load_scheduling
 from inferway.scheduling.profile import LeastLoaded
 from inferway_bench.policies.deaf import Memory
 from inferway_bench.policies.gateway import Policy, endpoints_of
@@ -30,6 +27,8 @@ from inferway_bench.policies.simple import (
 )
 from inferway_bench.policies.simulate import MakePolicy, World
 from inferway_bench.processes import BenchError
+from inferway_llmd.scheduling.producers.approx_prefix_cache import ApproxPrefixCacheParameters
+from inferway_llmd.scheduling.producers.sent_blocks import SentBlocks
 
 OURS = "expected-ttft"
 DEAF = "expected-ttft-deaf"
@@ -54,7 +53,7 @@ def configured(world: World, weights: Mapping[str, float], **parameters: Any) ->
     refs = [{"pluginRef": name, "weight": weight} for name, weight in weights.items()]
     profiles = [{"name": "default", "plugins": refs}]
     config = parse_config({"plugins": plugins, "schedulingProfiles": profiles}, "policy")
-    made = build(config, "policy", BUILTIN, world.random)
+    made = build(config, "policy", KnownTypes(), world.random)
     return Policy(made.chooser, made.producers, made.following, sees_blocks=not parameters)
 
 
@@ -121,7 +120,7 @@ def _llm_d_pd(world: World, prefill: int) -> Policy:
         for each in ("prefill", "decode")
     ]
     config = parse_config({"plugins": plugins, "schedulingProfiles": profiles}, "policy")
-    made = build(config, "policy", BUILTIN, world.random)
+    made = build(config, "policy", KnownTypes(), world.random)
     endpoints = _endpoints(world, prefill or len(world.engines) // 2)
     return Policy(made.chooser, made.producers, made.following, True, endpoints=endpoints)
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from inferway.model import Candidates, Headers, SchedulingResult, Target
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.scheduling.plugin import RequestListener
-from inferway.scheduling.producers.sent_blocks import SentBlocks
+from inferway_llmd.scheduling.producers.sent_blocks import SentBlocks
 
 
 @dataclass(slots=True)

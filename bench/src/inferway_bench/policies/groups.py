@@ -21,16 +21,16 @@ from inferway.errors import ConfigError
 from inferway.kv.blocks.dialects import Dialect, HashExtra
 from inferway.kv.index.reuse import CacheGroup, CacheLayout, reusable_tokens
 from inferway.kv.index.speculative import SpeculativeOverlay
-from inferway.simulator.cache import Run
-from inferway.simulator.events import CacheCleared, CacheStored
-from inferway.simulator.kv_groups.cache import GroupedCache
-from inferway.simulator.kv_groups.spec import KvGroups, SpeculativeDecoding, read_groups
 from inferway_bench.policies.cache import BlockCache
 from inferway_bench.policies.engine import Job
 from inferway_bench.policies.gateway import Feed
 from inferway_bench.policies.holders import Holders
 from inferway_bench.policies.requests import SimRequest
 from inferway_bench.processes import BenchError
+from inferway_sim.cache import Run
+from inferway_sim.events import CacheCleared, CacheStored
+from inferway_sim.kv_groups.cache import GroupedCache
+from inferway_sim.kv_groups.spec import KvGroups, SpeculativeDecoding, read_groups
 
 _HASH_BYTES = 8
 _KINDS = {

@@ -14,8 +14,8 @@ from inferway.openai_api.llm_request import LLMRequest
 from inferway.scheduling.expected_ttft.legs import best_pair
 from inferway.scheduling.per_endpoint import PerEndpoint
 from inferway.scheduling.plugin import ProfileHandler
-from inferway.scheduling.producers.sent_blocks import SentBlocks
 from inferway.scheduling.roles import Roles, roles_of
+from inferway_llmd.scheduling.producers.sent_blocks import SentBlocks
 
 
 def chosen(candidates: Candidates, row: int) -> SchedulingResult:

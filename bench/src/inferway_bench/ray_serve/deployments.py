@@ -18,9 +18,9 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from inferway.model import Headers
-from inferway.ray.observed import AnswerHead
-from inferway.ray.programs import EngineProgram
-from inferway.ray.router import InferwayRouter
+from inferway_ray.observed import AnswerHead
+from inferway_ray.programs import EngineProgram
+from inferway_ray.router import InferwayRouter
 
 _TOOK = "_inferway_bench_took"  # of a pending request: wall and CPU time, ns
 

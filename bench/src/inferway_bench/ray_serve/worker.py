@@ -31,8 +31,8 @@ def main() -> None:
     from ray import serve
     from ray.serve.config import RequestRouterConfig
 
-    from inferway.ray.programs import INFERWAY
     from inferway_bench.ray_serve.deployments import ParsedEngine, ParsedIngress
+    from inferway_ray.programs import INFERWAY
 
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))

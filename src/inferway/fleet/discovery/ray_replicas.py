@@ -1,7 +1,7 @@
 """The engines of a Ray Serve deployment: what its replicas have announced.
 
 Ray's own REST API names replicas, and not where they listen. So a program that joins the cluster
-(`inferway.ray.watch`, of the extra `ray`) writes the engines as lines, and is started anew when it
+(`inferway_ray.watch`, of the extra `ray`) writes the engines as lines, and is started anew when it
 ends.
 """
 
@@ -33,7 +33,7 @@ _NAME = re.compile(r"[^/\s]+/[^/\s]+")
 
 def watching(deployment: str) -> Sequence[str]:
     """Return the command that writes the engines of APP/DEPLOYMENT as lines."""
-    return [sys.executable, "-m", "inferway.ray.watch", deployment]
+    return [sys.executable, "-m", "inferway_ray.watch", deployment]
 
 
 @dataclass(slots=True)

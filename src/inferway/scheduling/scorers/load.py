@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
 from msgspec import Meta
 
-from inferway.model import Candidates, Column, ColumnKey
+from inferway.model import Candidates, Column
 from inferway.openai_api.llm_request import LLMRequest
-from inferway.scheduling.producers.inflight_load import INFLIGHT_LOAD, token_column_of
-from inferway.scheduling.registry import Building, Parameters, PluginType
+from inferway.scheduling.registry import Parameters, PluginType
 
 Count = Annotated[int, Meta(ge=0)]
 Scale = Annotated[float, Meta(gt=0)]
@@ -98,28 +95,6 @@ class RecentWork(Parameters, frozen=True):
         return below_mean(candidates.recent_prefill_tokens, self.min_scale)
 
 
-class TokenLoadParameters(Parameters, frozen=True):
-    queue_threshold_tokens: Annotated[int, Meta(ge=1)] = 4_194_304  # 128 requests of 32k tokens
-    in_flight_load_producer_name: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLoad:
-    """Rates 1 - tokens / T, 0 for T or more: tokens in flight there, and those of this request that
-    it would have to compute."""
-
-    tokens: ColumnKey[Column]
-    queue_threshold_tokens: int = 4_194_304
-
-    def score(self, request: LLMRequest, candidates: Candidates) -> Column:
-        tokens = candidates.get(self.tokens)
-        if tokens is None:
-            return np.ones(len(candidates.endpoints))
-        rating = tokens * (-1.0 / self.queue_threshold_tokens)
-        rating += 1.0
-        return np.maximum(rating, 0.0, out=rating)
-
-
 def between_extremes(column: Column) -> Column:
     """Return (most - x) / (most - least); 1 for all when they are equal."""
     # argmax and item() take a quarter of the time that max() does.
@@ -146,15 +121,6 @@ def below_mean(column: Column, min_scale: float) -> Column:
     rating += 0.5 + mean * slope
     np.maximum(rating, 0.0, out=rating)
     return np.minimum(rating, 1.0, out=rating)
-
-
-def _token_load(parameters: TokenLoadParameters, building: Building) -> TokenLoad:
-    column = token_column_of(parameters.in_flight_load_producer_name, building)
-    return TokenLoad(column, parameters.queue_threshold_tokens)
-
-
-def _needs_tokens(parameters: TokenLoadParameters) -> Sequence[str]:
-    return (parameters.in_flight_load_producer_name or INFLIGHT_LOAD,)
 
 
 TYPES = (
@@ -187,13 +153,6 @@ TYPES = (
         "else (max - c) / max * maxBusyScore for c requests",
         parameters=ActiveRequest,
         not_in_force=frozenset({"requestTimeout", "inFlightLoadProducerName"}),
-    ),
-    PluginType(
-        "token-load-scorer",
-        "scores 1 - tokens in flight / queueThresholdTokens, at least 0",
-        _token_load,
-        TokenLoadParameters,
-        needs=_needs_tokens,
     ),
     PluginType(
         "relative-load-scorer",

@@ -1,1 +1,0 @@
-"""Choose among profiles; one file, one rule each."""

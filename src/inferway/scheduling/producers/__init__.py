@@ -1,1 +1,0 @@
-"""Bring columns that others judge by; one file, one rule each."""

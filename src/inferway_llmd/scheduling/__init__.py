@@ -1,0 +1,1 @@
+"""llm-d's plugin types."""

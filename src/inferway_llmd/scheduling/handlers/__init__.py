@@ -1,0 +1,1 @@
+"""Profile handlers, and what they ask."""

@@ -1,0 +1,186 @@
+"""The engine's loop: waits until the scheduler has something to do, and hands on what comes out."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Annotated
+
+import msgspec
+
+from inferway.errors import RequestError
+from inferway_sim.events import Event
+from inferway_sim.kv_transfer import CoreDiedError
+from inferway_sim.scheduler import Emitted, RunningRequest, Scheduler
+from inferway_sim.side_channel import Contents, SideChannel
+
+Clock = Callable[[], float]  # seconds, never back
+
+
+class Disturbance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What troubles an engine's core, for drills: the body of POST /simulate."""
+
+    stalled: bool = False  # it computes nothing, while its API answers
+    slower: Annotated[float, msgspec.Meta(ge=1)] = 1.0  # times as slow as it was configured
+
+
+class EngineQueueFullError(RequestError):
+    """The engine's waiting queue is at its limit."""
+
+    status = 429
+    code = "queue_full"
+
+
+class GenerationError(RequestError):
+    """A request ended with an error: its blocks could not be fetched."""
+
+    status = 500
+    code = "generation_error"
+
+
+class EngineDeadError(RequestError):
+    """The engine's core has died; nothing will ever be answered."""
+
+    status = 500
+    code = "engine_dead"
+
+
+class EngineCore:
+    """Runs one scheduler in real time. `publish` gets each step's events, if there are any;
+    `first_token` the seconds from a job's arrival to its first token."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        publish: Callable[[Sequence[Event]], None],
+        first_token: Callable[[float], None],
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self._scheduler = scheduler
+        self._publish = publish
+        self._first_token = first_token
+        self._clock = clock
+        self._changed = asyncio.Event()
+        self._outlets: dict[RunningRequest, asyncio.Queue[Emitted | RequestError]] = {}
+        self.side_channel: SideChannel | None = None
+        self.is_dead = False
+        self._goes_on = asyncio.Event()
+        self._goes_on.set()
+        self._latency = scheduler.latency  # as it was configured
+
+    def disturb(self, disturbance: Disturbance) -> None:
+        """Be troubled like this from now on, whatever troubled it before."""
+        (self._goes_on.clear if disturbance.stalled else self._goes_on.set)()
+        self._scheduler.latency = self._latency.times(disturbance.slower)
+
+    @property
+    def now(self) -> float:
+        return self._clock()
+
+    def wake(self) -> None:
+        """Something has changed that the scheduler did not do itself."""
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Run the engine's steps until the task is cancelled, or an assertion of vLLM's fails."""
+        while True:
+            await self._wait_until_due()
+            await self._goes_on.wait()
+            try:
+                step = self._scheduler.step(self._clock())
+            except CoreDiedError:
+                self._die()
+                return
+            self._publish(step.events)
+            for item in step.emitted:
+                self._deliver(item)
+            for job in step.loads:
+                self._load(job)
+            for job in step.failed:
+                self._outlets[job].put_nowait(GenerationError("Internal server error"))
+
+    @contextmanager
+    def submit(self, jobs: Sequence[RunningRequest]) -> Iterator[AsyncIterator[Emitted]]:
+        """Run `jobs`; iterate over their tokens as they come. Whatever is unfinished when the
+        block is left is aborted, its blocks freed. Raises EngineQueueFullError and
+        EngineDeadError."""
+        if self.is_dead:
+            raise _dead()
+        if self._scheduler.is_full:
+            for job in jobs:
+                self._scheduler.abort(job)
+            raise EngineQueueFullError(
+                f"max-waiting-queue-length: {self._scheduler.max_waiting} requests wait already; "
+                "try again later"
+            )
+        outlet: asyncio.Queue[Emitted | RequestError] = asyncio.Queue()
+        for job in jobs:
+            self._outlets[job] = outlet
+            self._scheduler.add(job)
+            if self.side_channel is not None and job.transfer is not None and job.transfer.fetch:
+                self.side_channel.expect(job.transfer.fetch)
+        self._changed.set()
+        try:
+            yield _drain(outlet, len(jobs))
+        finally:
+            for job in jobs:
+                self._outlets.pop(job, None)
+                self._publish(self._scheduler.abort(job))
+            self._changed.set()
+
+    async def _wait_until_due(self) -> None:
+        now = self._clock()
+        due = self._scheduler.next_due(now)
+        if due is not None and due <= now:
+            self._changed.set()
+        timer = None
+        if due is not None:
+            timer = asyncio.get_running_loop().call_later(due - now, self._changed.set)
+        try:
+            await asyncio.sleep(0)  # others run even if there is always something due
+            await self._changed.wait()
+        finally:
+            if timer is not None:
+                timer.cancel()
+        self._changed.clear()
+
+    def _deliver(self, item: Emitted) -> None:
+        if item.job.num_emitted == 1:
+            self._first_token(self._clock() - item.job.arrived)
+        outlet = self._outlets.get(item.job)
+        if outlet is not None:
+            outlet.put_nowait(item)
+
+    def _load(self, job: RunningRequest) -> None:
+        if self.side_channel is None or job.transfer is None or job.transfer.fetch is None:
+            return  # nobody fetches what it waits for
+
+        def then(contents: Contents | None) -> None:
+            self._scheduler.loaded(job, contents, self._clock())
+            self.wake()
+
+        self.side_channel.fetch(job.transfer.fetch, job.num_missing_blocks, then)
+
+    def _die(self) -> None:
+        self.is_dead = True
+        for outlet in self._outlets.values():
+            outlet.put_nowait(_dead())
+
+
+def _dead() -> EngineDeadError:
+    return EngineDeadError(
+        "EngineCore encountered an issue. See stack trace (above) for the root cause."
+    )
+
+
+async def _drain(
+    outlet: asyncio.Queue[Emitted | RequestError], num_jobs: int
+) -> AsyncIterator[Emitted]:
+    while num_jobs:
+        item = await outlet.get()
+        if isinstance(item, RequestError):
+            raise item
+        num_jobs -= item.is_last
+        yield item
