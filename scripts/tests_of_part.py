@@ -18,6 +18,10 @@ from pathlib import Path
 # Where sources are, and where their tests are.
 MIRRORED = {
     "src/inferway": "tests",
+    "src/inferway_console": "tests/console",
+    "src/inferway_llmd": "tests/llmd",
+    "src/inferway_ray": "tests/ray",
+    "src/inferway_sim": "tests/sim",
     "structured/src/inferway_structured": "structured/tests",
     "bench/src/inferway_bench": "bench/tests",
 }

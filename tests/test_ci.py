@@ -101,7 +101,7 @@ def test_everything_is_run_in_order(machine: Machine) -> None:
         "make fleet",
         "make test-slow",
         f"make test VENV=.venv-newest PYTHON={machine.bin}/python3.13"
-        " ARGS=tests/scheduling tests/routing tests/openai_api tests/config",
+        " ARGS=tests/scheduling tests/llmd/scheduling tests/routing tests/openai_api tests/config",
         "make ray",
         "make fuzz ARGS=--seconds 30 --out /dev/null",
         "make soak ARGS=--seconds 30 --out /dev/null",

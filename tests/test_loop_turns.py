@@ -11,8 +11,8 @@ from itertools import count
 
 import aiohttp
 import msgspec
-from tests.ext_proc.wire.peer import Peer, Wire
 from tests.http.clients import connected, echo, get, serving
+from tests.llmd.ext_proc.wire.peer import Peer, Wire
 from tests.upstream.engines import CHUNKED_HEAD, LAST_CHUNK, in_loop, raw, running
 from tests.upstream.sinks import Collected
 

@@ -32,7 +32,7 @@ import msgspec
 import uvloop
 from hpack import Encoder
 from tests.budgets import clock  # before the gateway is imported
-from tests.ext_proc.pods import rqb, rqh, rsb, rsh
+from tests.llmd.ext_proc.pods import rqb, rqh, rsb, rsh
 
 from inferway.app import Gateway
 from inferway.config import (

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 from tests.chaos.schedules import KINDS, Outcome, Schedule, run, shortest
-from tests.records.planted import wrongly_named
+from tests.console.records.planted import wrongly_named
 
 from inferway_bench.machine import this_machine
 

@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 from tests.chaos.schedules import KINDS, Schedule, run, shortest
-from tests.records.planted import PLANTS, wrongly_named
+from tests.console.records.planted import PLANTS, wrongly_named
 
 SCHEDULES = 300
 MISSES = 150

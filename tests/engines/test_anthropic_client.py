@@ -11,9 +11,9 @@ import anthropic
 import pytest
 from tests.engines import client as engine_client
 from tests.engines.engine import BLOCK_SIZE, MODEL, RealEngine
-from tests.simulator.test_messages import message, streamed
-from tests.simulator.test_other_kinds import shape
-from tests.simulator.test_server import posting
+from tests.sim.test_messages import message, streamed
+from tests.sim.test_other_kinds import shape
+from tests.sim.test_server import posting
 
 LONG = "the rain in spain falls mainly on the plain " * 12
 HI: Any = {"model": MODEL, "max_tokens": 4, "messages": [{"role": "user", "content": "Say hello."}]}

@@ -12,7 +12,7 @@ import grpc
 import pytest
 from tests.envoy.proxy import Change, Config, Envoy
 from tests.envoy.upstreams import Behave, Upstream, digest
-from tests.ext_proc.pods import Stream
+from tests.llmd.ext_proc.pods import Stream
 
 from inferway.extension import Extension, methods
 from inferway.telemetry.tracing import Tracing

@@ -5,7 +5,7 @@ from __future__ import annotations
 import aiohttp
 import pytest
 from tests.envoy.proxy import STANDALONE, Envoy
-from tests.ext_proc.test_server import Running
+from tests.llmd.ext_proc.test_server import Running
 
 pytestmark = pytest.mark.envoy
 

@@ -7,9 +7,9 @@ import signal
 import urllib.request
 
 import grpc
-from tests.ext_proc.pods import rqb, rqh, rsb, rsh
 from tests.integration.program import Start
-from tests.simulator.in_a_thread import simulated
+from tests.llmd.ext_proc.pods import rqb, rqh, rsb, rsh
+from tests.sim.in_a_thread import simulated
 
 from inferway_llmd.ext_proc.health import SERVING, CheckRequest, CheckResponse
 from inferway_llmd.ext_proc.messages import (

@@ -14,12 +14,12 @@ import aiohttp
 import grpc
 import pytest
 from aiohttp import web
-from tests.ext_proc.pods import rqb, rqh
 from tests.integration.conftest import LONG, Fleet, StartFleet, answering, until
 from tests.integration.program import Start
 from tests.integration.test_epp import MODEL
 from tests.integration.test_probe import MOODY, PLAIN, compared, probed
-from tests.simulator.in_a_thread import simulated
+from tests.llmd.ext_proc.pods import rqb, rqh
+from tests.sim.in_a_thread import simulated
 
 from inferway.config import EjectionSettings, EngineSettings, ModelSettings, ProbeSettings
 from inferway.fleet.prober import LIVE_AGREEMENTS

@@ -16,10 +16,10 @@ from aiohttp import web
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from tests.ext_proc.pods import rqb, rqh, rsb, rsh
 from tests.http.clients import connected, echo, get, serving
 from tests.integration.conftest import answering
 from tests.integration.recorders import Recorder, in_front_of
+from tests.llmd.ext_proc.pods import rqb, rqh, rsb, rsh
 
 from inferway.app import Gateway
 from inferway.config import EngineSettings, PickerSettings, ServeSettings

@@ -15,7 +15,7 @@ from tests.engines.client import Answer
 from tests.engines.program import Program
 from tests.engines.waiting import wait_until
 from tests.leftovers import children
-from tests.simulator import in_a_thread
+from tests.sim import in_a_thread
 
 from inferway_sim.engine import SimulatedEngine
 

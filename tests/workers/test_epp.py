@@ -10,7 +10,7 @@ import grpc
 from tests.engines import client
 from tests.engines.program import Program
 from tests.engines.waiting import wait_until
-from tests.ext_proc.pods import rqb, rqh, rsb, rsh
+from tests.llmd.ext_proc.pods import rqb, rqh, rsb, rsh
 from tests.workers.serving import MODEL, simulated
 
 from inferway_llmd.ext_proc.messages import (

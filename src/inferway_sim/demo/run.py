@@ -187,7 +187,7 @@ class Demo:
 
     def end(self) -> None:
         """Print what the demo has to say when Ctrl-C ends it."""
-        self._live.stop()
+        self._live.pause()
         self._console.print("\n Received shutdown signal")
 
     def _invitation(self) -> list[Text | str]:
@@ -279,7 +279,8 @@ class LiveLines(Extension):
         self._console.print(table.live_heads(), soft_wrap=True)
         self._is_on = True
 
-    def stop(self) -> None:
+    def pause(self) -> None:
+        """Leave no more lines."""
         self._is_on = False
 
     def on_answer(self, answer: EndedAnswer, /) -> None:
