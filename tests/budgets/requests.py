@@ -68,7 +68,7 @@ from inferway_sim.engine import SimulatedEngine
 from inferway_sim.rendered import RenderedModel
 
 LOOP = str(Path(asyncio.__file__).parent)
-SRC = str(Path(__file__).parents[2] / "src" / "inferway")
+SRC = str(Path(__file__).parents[2] / "src")
 MODEL = "smollm2"
 NO_PROBES = ProbeSettings(join=False, one_in=0)  # an engine is seen with nothing to do
 # The last turn, which is new in each request, lies in the last block, which is not full.
@@ -437,7 +437,7 @@ def types_of_ours() -> Counter[type]:
             seen[id(one)] = one
             stack += [each for each in gc.get_referents(one) if not gc.is_tracked(each)]
     kinds = Counter(map(type, seen.values()))
-    return Counter({k: n for k, n in kinds.items() if k.__module__.startswith("inferway.")})
+    return Counter({k: n for k, n in kinds.items() if k.__module__.startswith("inferway")})
 
 
 def main() -> None:
