@@ -39,7 +39,6 @@ from inferway.kv.events.event import Batch
 from inferway.metrics import Family
 from inferway.model import HolderId
 from inferway.page.build import build_hub, build_rows
-from inferway.page.what_if import WhatIfReplays
 from inferway.prompts.freed_memory import give_back_large
 from inferway.prompts.renderer import Renderer
 from inferway.records.records import Records
@@ -361,9 +360,8 @@ class Gateway:
             return None
         control = self._auth.control
         hub = build_hub(alarms.rows, self.records.ring, alarms.judge, control.num_waiting)
-        replays = WhatIfReplays(self.settings.records.directory)
         is_secure = self._servers is not None and self._servers.certificate is not None
-        self._web = PageRoutes(self._auth, hub, replays, secure=is_secure)
+        self._web = PageRoutes(self._auth, hub, secure=is_secure)
         return self._web
 
     def _open_tracing(self) -> Tracing | None:

@@ -5,7 +5,6 @@ GET  /page/session      whether who asks is let in, and if not, what is wanted
 POST /page/login        the key once, as {"key": ...}; a cookie with a random token comes back
 POST /page/logout
 GET  /admin/live        what the page shows, as server-sent events
-GET, POST, DELETE /admin/what-if       (http.what_if)
 
 Where a key is configured, the page is for who shows one of an admin. Without any, it is for
 browsers on this machine alone: not for a proxy's clients, who come from it, too. The cookie counts
@@ -14,7 +13,6 @@ on paths for admins only (`auth`).
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 
 import msgspec
@@ -28,14 +26,12 @@ from inferway.errors import (
 from inferway.http.auth import Auth, check_no_web_page
 from inferway.http.message import UNIX_CLIENT, Request
 from inferway.http.responder import JSON, Responder
+from inferway.http.server import Handler
 from inferway.http.session_cookie import PAGE_HEADER, cookie, cookie_of
-from inferway.http.what_if import PATH as WHAT_IF
-from inferway.http.what_if import Handler, WhatIfPath
 from inferway.model import Headers
 from inferway.page.files import INDEX, StaticFile, static_files
 from inferway.page.live import LiveHub
 from inferway.page.sessions import SECONDS
-from inferway.page.what_if import WhatIfReplays
 
 LIVE = "/admin/live"
 PREFIX = "/page/"
@@ -70,15 +66,12 @@ class Login(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class PageRoutes:
     """The paths of the page. `secure`: the gateway speaks TLS, and so will the cookie."""
 
-    def __init__(self, auth: Auth, hub: LiveHub, replays: WhatIfReplays, *, secure: bool) -> None:
+    def __init__(self, auth: Auth, hub: LiveHub, *, secure: bool) -> None:
         self._auth = auth
         self._hub = hub
-        self._replays = replays
         self._secure = secure
-        what_if = WhatIfPath(replays, self._check_peer)
         self.for_admins: Mapping[str, Mapping[str, Handler]] = {
             LIVE: {"GET": self.live},
-            WHAT_IF: what_if.methods,
         }
         self._methods: Mapping[str, Mapping[str, Handler]] = {
             "session": {"GET": self._session},
@@ -92,9 +85,8 @@ class PageRoutes:
         return len(self._hub) > 0
 
     async def close(self) -> None:
-        """End the answers that never end by themselves, and what runs beside the gateway."""
+        """End the answers that never end by themselves."""
         await self._hub.close()
-        await asyncio.to_thread(self._replays.close)
 
     @staticmethod
     def takes(path: str) -> bool:

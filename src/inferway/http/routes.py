@@ -15,7 +15,6 @@ GET  /admin/alarms
 GET  /admin/requests   /admin/requests/ID   /admin/cache-breakers
 POST /admin/engines/NAME/drain   /admin/engines/NAME/resume   /admin/drain
 GET  /   /page/...   /admin/live                           the page, for browsers (http.page)
-GET, POST, DELETE /admin/what-if                           of the recorded hours (http.what_if)
 
 With an admin key or API keys configured, what the caches hold of a prompt is for admins only:
 and the headers of an answer that say how it was decided, the names of engines in errors and in

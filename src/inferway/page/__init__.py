@@ -7,5 +7,4 @@ rows       what it shows of an engine, of a request, and as an alarm
 timeline   requests over time, by what was reachable, chosen and delivered
 pictures   all that at one moment, and what has changed since the moment before
 live       pictures to all who look, twice a second at most
-what_if    the recorded hours, replayed by a program beside the gateway
 """
