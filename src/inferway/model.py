@@ -168,7 +168,6 @@ class Reason(StrEnum):
     MANY_PROMPTS = "many-prompts"  # one request with more prompts than are looked at
     RESPONSE_ITEMS = "response-items"  # of a response, what only the engine makes a prompt of
     MESSAGE_BLOCKS = "message-blocks"  # of a message, what engines refuse, or hold otherwise
-    CONVERSATIONS = "conversations"  # its items are not a prompt
     EMBEDDINGS = "embeddings"  # nothing is generated: engines keep few of their blocks, or none
     UNREAD = "unread"  # its path carries no prompt that we could derive
     REQUEST_TEMPLATE = "request-template"  # the request brings a template that is not trusted
@@ -195,7 +194,7 @@ class Reason(StrEnum):
         """Whether it follows from what the client sent, and tells nothing of the fleet."""
         return self in (
             *(Reason.MANY_PROMPTS, Reason.RESPONSE_ITEMS, Reason.MESSAGE_BLOCKS),
-            *(Reason.CONVERSATIONS, Reason.EMBEDDINGS, Reason.UNREAD),
+            *(Reason.EMBEDDINGS, Reason.UNREAD),
             *(Reason.REQUEST_TEMPLATE, Reason.MEDIA),
         )
 

@@ -1,11 +1,10 @@
 """The page in a real Chromium: every view, live updates, the login, a link that breaks, a thousand
-engines, what-if."""
+engines."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import re
 import time
 from collections.abc import Sequence
 from itertools import count
@@ -14,13 +13,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from bench.tests.whatif.recordings import drawn, recording, written
 from tests.browser.conftest import OpenTab, many_engines, planted, planted_stream, text_of
 from tests.integration.conftest import LONG, Fleet, StartFleet, simulated, until
 from tests.integration.recorders import records_of
 
 from inferway.app import Gateway
-from inferway.config import EngineSettings, RecordSettings, ServeSettings
+from inferway.config import EngineSettings, ServeSettings
 from inferway_sim.config import LatencyModel, SimulatorConfig
 
 pytestmark = [pytest.mark.browser]
@@ -78,7 +76,6 @@ async def test_every_view_is_filled(start_fleet: StartFleet, open_tab: OpenTab) 
     await seen(tab, "#fleet", "charlie")
     await seen(tab, "#events", "delta")
     await seen(tab, "#breakers", "No cache breakers")
-    await seen(tab, "#whatif-record", "--record DIR")
     assert await tab.locator("#flow canvas").is_visible()
     assert await tab.locator("#ttft canvas").is_visible()
     assert "%" in await text_of(tab, "#figure-cached b")
@@ -263,57 +260,6 @@ async def test_a_cache_breaker_is_named_with_what_it_costs_and_its_cure(
     assert "at the end of the prompt" in await text_of(tab, "#breakers li .cure")
     await seen(tab, "#alarms .alarm", "of its prompt tokens")
     assert "at the end of the prompt" in await text_of(tab, "#alarms .alarm .cure")
-    assert tab.faults == []
-
-
-async def test_what_if_is_asked_of_what_was_recorded(
-    start_fleet: StartFleet, open_tab: OpenTab, tmp_path: Path
-) -> None:
-    """By the real `inferway what-if`, beside the gateway."""
-    fleet = await start_fleet(1, records=RecordSettings(directory=str(tmp_path)))
-    written(recording(drawn()), tmp_path)
-    tab = await open_tab(fleet.url, device_scale_factor=1.25, color_scheme="light")
-
-    await tab.locator("#whatif-form [name=engines]").fill("2")
-    await tab.locator("#whatif-form [name=cache]").select_option("2x")
-    await tab.locator("#whatif-form [name=run]").click()
-    await seen(tab, "#whatif-progress", "2 engines, caches of 2x, on all recorded hours")
-    async with fleet.http.post(f"{fleet.url}/admin/what-if", data=b"{}") as second:
-        assert second.status == 409
-    await seen(tab, "#whatif-result", "With 2 engines instead of 4", seconds=300)
-
-    cases = await tab.locator("#whatif-result tbody th").all_inner_texts()
-    assert cases[0] == "measured"
-    assert cases[2] == "the model is off by"
-    assert "2 engines instead of 4, caches of 2x" in cases[3]
-    assert await tab.locator("#whatif-result .case .beam").count() == 6
-    assert re.fullmatch(
-        r"[\d.]+ m?s", await text_of(tab, ".case:last-child .beam:last-child .value")
-    )
-    assert await tab.locator("#whatif-running").is_hidden()
-    if os.environ.get("SCREENSHOTS"):
-        card = tab.locator("section:has(#whatif-title)")
-        await card.screenshot(path=IMAGES / "page-what-if-light.png")
-    assert tab.faults == []
-
-
-async def test_a_replay_is_stopped_and_one_that_fails_says_why(
-    start_fleet: StartFleet, open_tab: OpenTab, tmp_path: Path
-) -> None:
-    fleet = await start_fleet(1, records=RecordSettings(directory=str(tmp_path)))
-    tab = await open_tab(fleet.url)
-
-    run, stop = tab.locator("#whatif-form [name=run]"), tab.locator("#whatif-stop")
-    await run.click()
-    await seen(tab, "#whatif-error", "50 are needed at least", seconds=300)
-    written(recording(drawn()), tmp_path)
-    await run.click()
-    await seen(tab, "#whatif-progress", "the other policies")
-    await stop.click()
-
-    await stop.wait_for(state="hidden")
-    assert await run.is_enabled()
-    assert await text_of(tab, "#whatif-error") == ""
     assert tab.faults == []
 
 

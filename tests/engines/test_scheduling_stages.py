@@ -18,16 +18,17 @@ from tests.engines.conftest import ServingProgram
 from tests.engines.engine import RealEngine
 from tests.engines.gateway import cached, engine_of, send, wait_until_believed
 
-# llm-d's own sample: deploy/config, epp-pd-config.yaml.
+# As llm-d's own sample has it: deploy/config, pd-epp-config.yaml.
 CONFIG = """
 apiVersion: inference.networking.x-k8s.io/v1alpha1
 kind: EndpointPickerConfig
 plugins:
 - type: disagg-headers-handler
-- type: prefix-cache-scorer
+- type: approx-prefix-cache-producer
   parameters:
     maxPrefixBlocksToMatch: 256
     lruCapacityPerServer: 31250
+- type: prefix-cache-scorer
 - type: queue-scorer
 - type: prefill-filter
 - type: decode-filter

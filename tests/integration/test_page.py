@@ -11,10 +11,9 @@ from typing import Any
 import aiohttp
 import msgspec
 import pytest
-from tests.integration.conftest import StartFleet, until
+from tests.integration.conftest import StartFleet
 from tests.integration.recorders import Front, Recorder, in_front_of
 
-from inferway.config import RecordSettings
 from inferway.routing.limits.callers import hash_of, new_key
 from inferway_console.page.files import static_files
 
@@ -271,81 +270,6 @@ async def test_whose_key_was_right_is_not_kept_out_by_others_at_its_address(
 
     assert statuses == [200, 200]
     assert wrong[0] == 429
-
-
-# --------------------------------------------------------------------------------- what if
-
-WHAT_IF = "/admin/what-if"
-
-
-async def test_a_question_is_for_admins_and_sent_by_the_page(
-    admin_key: str, tmp_path: Path
-) -> None:
-    records = RecordSettings(directory=str(tmp_path))
-    async with in_front_of(Recorder(), admin_key_env="ADMIN_KEY", records=records) as front:
-        _, cookie = await log_in(front, admin_key)
-        refused = [
-            await front.ask(WHAT_IF, b"{}"),
-            await front.ask(WHAT_IF, method="GET"),
-            await front.ask(WHAT_IF, b"{}", cookie=cookie),
-            await front.ask(WHAT_IF, b"{}", cookie=cookie, origin="http://evil.example", **PAGE),
-        ]
-        taken = await front.ask(WHAT_IF, b'{"engines": 6}', cookie=cookie, **PAGE)
-        second = await front.ask(WHAT_IF, b"{}", cookie=cookie, **PAGE)
-        shown = await front.ask(WHAT_IF, method="GET", cookie=cookie)
-        stopped = await front.ask(WHAT_IF, method="DELETE", cookie=cookie, **PAGE)
-
-    assert [status for status, _, _ in refused] == [401] * 4
-    assert (taken[0], second[0], shown[0], stopped[0]) == (202, 409, 200, 200)
-    assert b"another question" in second[2]
-    assert b'"state":"running"' in shown[2]
-    assert b'"state":"idle"' in stopped[2]
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        *(b"[", b"[]", b'"x"', b"\xff", b'{"policy": "no-such"}', b'{"policy": "--help"}'),
-        *(b'{"engines": 0}', b'{"engines": 1001}', b'{"engines": "6; true"}', b'{"engines": 6.5}'),
-        *(b'{"cache": "3x"}', b'{"hours": 2}', b'{"prefill_apart": 1}', b'{"more": 1}'),
-        b'{"policy": "%b"}' % (b"x" * 9_000),
-    ],
-)
-async def test_a_question_that_is_none_is_refused(body: bytes, tmp_path: Path) -> None:
-    records = RecordSettings(directory=str(tmp_path))
-    async with in_front_of(Recorder(), records=records) as front:
-        status, _, answer = await front.ask(WHAT_IF, body)
-        state = await front.ask(WHAT_IF, method="GET")
-
-    assert status == 400
-    assert len(answer) < 1_000
-    assert b'"state":"idle"' in state[2]
-
-
-async def test_without_a_recording_nothing_is_asked() -> None:
-    async with in_front_of(Recorder()) as front:
-        asked = await front.ask(WHAT_IF, b"{}")
-        state = await front.ask(WHAT_IF, method="GET")
-        proxied = await front.ask(WHAT_IF, b"{}", x_forwarded_for="10.1.2.3")
-
-    assert (asked[0], proxied[0]) == (409, 403)
-    assert b"--record DIR" in asked[2]
-    assert b'"lacks":"record"' in state[2]
-
-
-async def test_a_recording_without_requests_is_said_to_have_none(tmp_path: Path) -> None:
-    """By the real `inferway what-if`."""
-    records = RecordSettings(directory=str(tmp_path))
-    async with in_front_of(Recorder(), records=records) as front:
-        await front.ask(WHAT_IF, b"{}")
-
-        async def failed() -> bool:
-            return b'"state":"failed"' in (await front.ask(WHAT_IF, method="GET"))[2]
-
-        await until(failed, 120)
-        _, _, told = await front.ask(WHAT_IF, method="GET")
-
-    assert b"50 are needed at least" in told
 
 
 # --------------------------------------------------------------------------------- its stream

@@ -38,7 +38,7 @@ def reused(answer: Answer) -> int:
 
 
 async def decided(fleet: Fleet) -> dict[str, float]:
-    names = ("kv-aware", "response-items", "conversations", "embeddings")
+    names = ("kv-aware", "response-items", "embeddings")
     counts = [await fleet.metric("inferway_decisions_total", reason=name) for name in names]
     return {name: n for name, n in zip(names, counts, strict=True) if n}
 
@@ -121,14 +121,9 @@ async def test_what_only_the_engine_renders_goes_by_load(start_fleet: StartFleet
     fleet = await start_fleet(2)
 
     response = await respond(fleet, "hi", previous_response_id="resp_1")
-    conversation = {"model": "smollm2", "items": [{"role": "user"}]}
-    async with fleet.http.post(f"{fleet.url}/v1/conversations", json=conversation) as r:
-        assert r.status == 404  # the engine's answer: vLLM has no such path
-        assert "x-inferway-engine" in r.headers
-        assert r.headers["x-inferway-reason"] == "conversations"
     vectors = await fleet.post("/v1/embeddings", {"model": "smollm2", "input": [LONG, "b"]})
 
-    assert await decided(fleet) == {"response-items": 1, "conversations": 1, "embeddings": 1}
+    assert await decided(fleet) == {"response-items": 1, "embeddings": 1}
     assert response.headers["x-inferway-reason"] == "response-items"
     assert vectors.headers["x-inferway-reason"] == "embeddings"
     assert "x-inferway-reason" not in (await fleet.chat("hi")).headers
@@ -168,7 +163,6 @@ async def test_openais_client_streams_a_response(start_fleet: StartFleet) -> Non
             "messages",
         ),
         ("responses", "invalid responses request: must have input field", "input"),
-        ("conversations", "invalid conversations request: must have items field", "items"),
         ("embeddings", "invalid embeddings request: must have input field", "input"),
     ],
 )
@@ -200,17 +194,25 @@ async def test_a_prompt_too_long_is_told_in_the_words_of_its_kind(start_fleet: S
     assert (much.status, much.body["error"]["param"]) == (400, "max_output_tokens")
 
 
-@pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
-async def test_what_an_engine_has_stored_is_asked_of_that_engine(
-    start_fleet: StartFleet, method: str
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        *((method, "/v1/responses/resp_1") for method in ("GET", "POST", "DELETE")),
+        *(("POST", "/v1/conversations"), ("GET", "/v1/conversations/conv_1")),
+    ],
+)
+async def test_what_an_engine_stores_is_asked_of_that_engine(
+    start_fleet: StartFleet, method: str, path: str
 ) -> None:
     fleet = await start_fleet(1)
 
-    async with fleet.http.request(method, f"{fleet.url}/v1/responses/resp_1") as r:
+    async with fleet.http.request(method, f"{fleet.url}{path}") as r:
         answer = (r.status, (await r.json())["error"])
 
     assert answer[0] == 404
-    assert "ask the engine that x-inferway-engine named" in answer[1]["message"]
+    assert (
+        "ask that engine itself (x-inferway-engine of its answers names it)" in answer[1]["message"]
+    )
 
 
 async def test_other_methods_are_not_allowed(start_fleet: StartFleet) -> None:

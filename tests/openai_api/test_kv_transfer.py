@@ -31,7 +31,6 @@ PROMPTS: dict[str, dict[str, Any]] = {
     RESPONSE: {"input": "hi"},
     MESSAGE: {"messages": TURNS, "max_tokens": 64},
     "/v1/embeddings": {"input": "hi"},
-    "/v1/conversations": {"items": [{}]},
 }
 # As two real engines with vLLM 0.32 have been seen to return it.
 REFERENCE: dict[str, Any] = {
@@ -82,7 +81,6 @@ def test_a_request_may_have_two_legs(path: str, fields: dict[str, Any]) -> None:
     ("path", "fields", "why"),
     [
         ("/v1/embeddings", {}, "generates nothing"),
-        ("/v1/conversations", {}, "generates nothing"),
         (CHAT, {"kv_transfer_params": {}}, "says itself what is transferred"),
         (CHAT, {"vllm_xargs": {"kv_transfer_params": 1}}, "says itself what is transferred"),
         (CHAT, {"n": 2}, "wants several answers"),

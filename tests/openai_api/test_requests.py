@@ -19,7 +19,6 @@ from inferway.openai_api.requests import (
     Body,
     ChatRequest,
     CompletionRequest,
-    ConversationsRequest,
     EmbeddingsRequest,
     MessagesRequest,
     ResponsesRequest,
@@ -47,7 +46,6 @@ def request(body: Body, raw: bytes) -> LLMRequest:
         ("/v1/completions", CompletionRequest, {"prompt": "hi"}),
         ("/v1/responses", ResponsesRequest, {"input": "hi"}),
         ("/v1/messages", MessagesRequest, {"messages": [USER], "max_tokens": 1}),
-        ("/v1/conversations", ConversationsRequest, {"items": [USER]}),
         ("/v1/embeddings", EmbeddingsRequest, {"input": "hi"}),
     ],
 )
@@ -197,7 +195,6 @@ OPTIONAL: dict[type[Body], dict[str, Any]] = {
         "stream": True,
         "vllm_xargs": {"a": 1},
     },
-    ConversationsRequest: {"metadata": {"a": "b"}, "cache_salt": "s"},
     EmbeddingsRequest: {"messages": [USER], "priority": 1, "cache_salt": "s"},
 }
 REQUIRED: dict[type[Body], tuple[Parse, dict[str, Any]]] = {
@@ -205,7 +202,6 @@ REQUIRED: dict[type[Body], tuple[Parse, dict[str, Any]]] = {
     CompletionRequest: (PARSERS["/v1/completions"], {"prompt": "hi"}),
     ResponsesRequest: (PARSERS["/v1/responses"], {"input": [USER]}),
     MessagesRequest: (PARSERS["/v1/messages"], {"messages": [USER]}),
-    ConversationsRequest: (PARSERS["/v1/conversations"], {"items": [USER]}),
     EmbeddingsRequest: (PARSERS["/v1/embeddings"], {"input": ["a", "b"]}),
 }
 
@@ -309,12 +305,6 @@ def test_a_field_of_the_wrong_type_is_named(kind: type[Body], name: str) -> None
             "invalid responses request: must have input field"
             " (input: expected `str | array | null`, got `int`)",
         ),
-        ("/v1/conversations", {}, "invalid conversations request: must have items field"),
-        (
-            "/v1/conversations",
-            {"items": []},
-            "invalid conversations request: must have items field (items: must not be empty)",
-        ),
         ("/v1/embeddings", {}, "invalid embeddings request: must have input field"),
     ],
 )
@@ -325,13 +315,13 @@ def test_what_a_kind_must_have_is_said_as_llm_d_says_it(
         PARSERS[path](encode(model="m", **fields))
 
     assert str(e.value) == message
-    assert e.value.param in ("prompt", "messages", "input", "items")
+    assert e.value.param in ("prompt", "messages", "input")
 
 
 @pytest.mark.parametrize("path", PARSERS)
 @pytest.mark.parametrize("given", [{}, {"model": None}, {"model": ""}])
 def test_a_request_may_name_no_model_at_every_path(path: str, given: dict[str, Any]) -> None:
-    fields = {"messages": [USER], "prompt": "x", "input": "x", "items": [USER], **given}
+    fields = {"messages": [USER], "prompt": "x", "input": "x", **given}
 
     assert PARSERS[path](msgspec.json.encode(fields)).model == ""
 

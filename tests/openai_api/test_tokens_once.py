@@ -16,7 +16,6 @@ PROMPTS: dict[str, dict[str, Any]] = {
     COMPLETION: {"prompt": "hi"},
     RESPONSE: {"input": "hi"},
     "/v1/embeddings": {"input": "hi"},
-    "/v1/conversations": {"items": [{}]},
 }
 TOOL = {"type": "function", "function": {"name": "f"}}
 
@@ -68,7 +67,6 @@ def test_what_shapes_no_more_than_the_prompt_or_the_answer_may(
             "wants its prompt as the engine has rendered it",
         ),
         ("/v1/embeddings", {}, "is of a kind that takes no token ids"),
-        ("/v1/conversations", {}, "is of a kind that takes no token ids"),
     ],
 )
 def test_what_the_engine_answers_otherwise_or_by_its_own_word_stays_text(

@@ -14,7 +14,6 @@ from inferway.openai_api.requests import (
     Body,
     ChatRequest,
     CompletionRequest,
-    ConversationsRequest,
     CountTokensRequest,
     EmbeddingsRequest,
     MessagesRequest,
@@ -123,7 +122,6 @@ async def test_completions_go_to_the_models_prompts(prompts: ModelPrompts) -> No
     ("body", "reason"),
     [
         (EmbeddingsRequest(model="m", input="x"), Reason.EMBEDDINGS),
-        (ConversationsRequest(model="m", items=[{}]), Reason.CONVERSATIONS),
         (
             ResponsesRequest(model="m", input="x", previous_response_id="r"),
             Reason.RESPONSE_ITEMS,

@@ -59,7 +59,6 @@ async def test_every_way_to_ask_is_seen(path: str, fields: dict[str, Any]) -> No
         (CHAT, {"messages": MESSAGES}),
         (CHAT, {"messages": MESSAGES, "response_format": None, "tool_choice": "auto"}),
         ("/v1/embeddings", {"input": "hi", "response_format": {"type": "json_object"}}),
-        ("/v1/conversations", {"items": [{}], "text": {"format": FORM}}),
     ],
 )
 async def test_other_requests_are_not_looked_at(path: str, fields: dict[str, Any]) -> None:

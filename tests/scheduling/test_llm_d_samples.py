@@ -15,6 +15,7 @@ from inferway.scheduling.load import load_scheduling
 
 STORED = {row["name"]: row for row in llmd_configurations()}
 MOCK = "'mock-metrics-source' is known in llm-d, not built here: is for llm-d's own tests"
+OLDER = "lruCapacityPerServer to approx-prefix-cache-producer, as llm-d does today"
 # Why each is refused.
 REFUSED = {
     "guide-turn-priority-fairness": "of program-aware-fairness: invalid enum value 'turn-priority'",
@@ -22,6 +23,9 @@ REFUSED = {
     "router-configloader_1_test": "unknown field `metricsStalenessThreshold`",
     "router-datalayer-config": f"plugins[5].type: {MOCK}",
     "router-request-attribute-reporter-config": f"plugins[1].type: {MOCK}",
+    # of the releases before llm-d-router's
+    **dict.fromkeys(("scheduler-pd", "scheduler-sim", "scheduler-sim-pd"), OLDER),
+    **dict.fromkeys(("scheduler-disaggregation", "scheduler-disaggregation-2"), OLDER),
 }
 TAKEN = sorted(STORED.keys() - REFUSED.keys())
 # One for each role that the samples' filters ask for.

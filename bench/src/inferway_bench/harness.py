@@ -158,7 +158,7 @@ class Benchmark(Generic[P]):
             raise click.UsageError(str(e)) from e
         try:
             old = None if output["old"] is None else load_run(output["old"])
-            with shown_progress(for_program=output["as_json"]) as on_step:
+            with shown_progress() as on_step:
                 run = self.run(plan, on_step)
             if output["save"] is not None:
                 self._save(run, output["save"])

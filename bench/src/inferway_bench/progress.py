@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -18,13 +17,9 @@ OnStep = Callable[..., None]
 
 
 @contextmanager
-def shown_progress(*, for_program: bool = False) -> Iterator[OnStep]:
-    """Show on standard error what is under way: for a program, which is no terminal, as a line
-    each. Nothing is drawn between two calls: a thread that draws would take time from what is
-    measured."""
-    if for_program and not sys.stderr.isatty():
-        yield _write_line
-        return
+def shown_progress() -> Iterator[OnStep]:
+    """Show on standard error what is under way, if that is a terminal. Nothing is drawn between two
+    calls: a thread that draws would take time from what is measured."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -32,11 +27,6 @@ def shown_progress(*, for_program: bool = False) -> Iterator[OnStep]:
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, auto_refresh=False) as shown:
         yield _StepBar(shown)
-
-
-def _write_line(what: str, done: int | None = None, total: int | None = None) -> None:
-    counted = "" if done is None or total is None or " of " in what else f": {done} of {total}"
-    print(what + counted, file=sys.stderr, flush=True)
 
 
 class _StepBar:

@@ -1,7 +1,7 @@
 """The gateway's paths. Each handler answers one request; errors become OpenAI-shaped bodies.
 
 POST /v1/chat/completions, /v1/completions, /v1/messages,
-     /v1/responses, /v1/embeddings, /v1/conversations      routed and forwarded
+     /v1/responses, /v1/embeddings                         routed and forwarded
 POST /v1/messages/count_tokens                             counted here, or forwarded by load
 POST /tokenize, /score ... (openai_api.paths)              forwarded by load
 GET  /v1/realtime                                          a WebSocket, carried to an engine by load
@@ -14,7 +14,7 @@ GET  /admin/alarms
 POST /admin/engines/NAME/drain   /admin/engines/NAME/resume   /admin/drain
 GET  /                                                     all paths
 
-Extensions have more (http.route).
+Extensions have more (http.extension_parts).
 
 With an admin key or API keys configured, what the caches hold of a prompt is for admins only:
 and the headers of an answer that say how it was decided, the names of engines in errors and in
@@ -81,7 +81,7 @@ _ADMIN_PREFIX = "/admin/"
 _CHANGES = "/admin/engines/"
 _MODEL = f"{MODELS}/"
 _OPEN = frozenset({*STATE, _METRICS})  # whoever asks
-_STORED = ("/v1/responses/", "/v1/conversations/")
+_STORED = ("/v1/responses/", "/v1/conversations")
 
 
 class Routes:
@@ -246,8 +246,9 @@ class Routes:
         if methods is None:
             if request.path.startswith(_STORED):
                 raise UnknownPathError(
-                    f"{request.path[:200]}: what an engine has stored, it alone has, and which one"
-                    " is not kept here; ask the engine that x-inferway-engine named"
+                    f"{request.path[:200]}: what an engine stores, it alone has, and which one is"
+                    " not kept here; ask that engine itself (x-inferway-engine of its answers"
+                    " names it)"
                 )
             raise unknown_path(request.path, table)
         method = "GET" if request.method == "HEAD" else request.method

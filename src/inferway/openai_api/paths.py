@@ -9,7 +9,6 @@ from inferway.openai_api.requests import (
     Body,
     parse_chat,
     parse_completion,
-    parse_conversations,
     parse_embeddings,
     parse_messages,
     parse_responses,
@@ -22,7 +21,6 @@ PARSERS: Mapping[str, Parse] = {
     "/v1/completions": parse_completion,
     "/v1/responses": parse_responses,
     "/v1/messages": parse_messages,
-    "/v1/conversations": parse_conversations,
     "/v1/embeddings": parse_embeddings,
 }
 

@@ -2,17 +2,16 @@
 
 A request is a disjoint union, chosen by the path it came to (paths.py):
 
-ChatRequest           /v1/chat/completions
-CompletionRequest     /v1/completions
-ResponsesRequest      /v1/responses
-MessagesRequest       /v1/messages
-ConversationsRequest  /v1/conversations
-EmbeddingsRequest     /v1/embeddings
+ChatRequest        /v1/chat/completions
+CompletionRequest  /v1/completions
+ResponsesRequest   /v1/responses
+MessagesRequest    /v1/messages
+EmbeddingsRequest  /v1/embeddings
 
 Only what we act on is typed; everything else stays in the original bytes, which are what the
 engine gets, and in `LLMRequest.fields` for who asks. Field names and defaults are those of
 vLLM 0.32 (entrypoints/openai/*/protocol.py, entrypoints/anthropic/protocol.py and
-entrypoints/pooling/embed/protocol.py) and, for conversations, which vLLM does not serve, of OpenAI.
+entrypoints/pooling/embed/protocol.py).
 A null is an absent field, as OpenAI's clients send. What an error says of a missing field is
 llm-d's (field notes 3.1, 3.2).
 """
@@ -172,18 +171,6 @@ class MessagesRequest(CountTokensRequest, frozen=True, kw_only=True):
     for_the_core: ClassVar[tuple[str, ...]] = ("stop_sequences", "vllm_xargs")
 
 
-class ConversationsRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of a `/v1/conversations` body that we act on."""
-
-    model: str = ""  # absent, null or empty: the engine's own
-    items: list[JsonObject] | None = None
-    metadata: JsonObject | None = None
-    cache_salt: str | None = None
-    stream: ClassVar[None] = None
-    truncate_prompt_tokens: ClassVar[None] = None
-    vllm_xargs: ClassVar[None] = None
-
-
 class EmbeddingsRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The fields of a `/v1/embeddings` body that we act on: text, token ids or chats, one or
     many."""
@@ -205,7 +192,7 @@ class EmbeddingsRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 PromptBody = ChatRequest | CompletionRequest  # whose prompts we derive as they are
-Body = PromptBody | ResponsesRequest | MessagesRequest | ConversationsRequest | EmbeddingsRequest
+Body = PromptBody | ResponsesRequest | MessagesRequest | EmbeddingsRequest
 
 # How Claude Code's first system text begins, which is another one in each request: vLLM drops it.
 BILLING_HEADER = "x-anthropic-billing-header"
@@ -247,7 +234,6 @@ _NO_PROMPT = "invalid completions request: must have prompt field"
 _NO_MESSAGES = "invalid chat completions request: must have valid messages field"
 _NO_INPUT = "invalid responses request: must have input field"
 _NO_TURNS = "invalid messages request: must have valid messages field"
-_NO_ITEMS = "invalid conversations request: must have items field"
 _NO_TEXTS = "invalid embeddings request: must have input field"
 _INPUTS = {"input": "str | array | null", "messages": "array | null"}
 
@@ -310,16 +296,6 @@ def parse_count_tokens(raw: bytes) -> CountTokensRequest:
     return decode_body(raw, _COUNT_TOKENS, {"model": _NO_MODEL, "messages": _NO_TURNS})
 
 
-def parse_conversations(raw: bytes) -> ConversationsRequest:
-    """Raises InvalidRequestError naming the field."""
-    body = decode_body(raw, _CONVERSATIONS, {"model": _NO_MODEL, "items": _NO_ITEMS})
-    if body.items is None:
-        raise InvalidRequestError(_NO_ITEMS, param="items")
-    if not body.items:
-        raise InvalidRequestError(f"{_NO_ITEMS} (items: must not be empty)", param="items")
-    return body
-
-
 def parse_embeddings(raw: bytes) -> EmbeddingsRequest:
     """Raises InvalidRequestError naming the field."""
     body = decode_body(raw, _EMBEDDINGS, {"model": _NO_MODEL, "input": _NO_TEXTS})
@@ -364,7 +340,6 @@ _COMPLETION = msgspec.json.Decoder(CompletionRequest)
 _RESPONSES = msgspec.json.Decoder(ResponsesRequest)
 _MESSAGES = msgspec.json.Decoder(MessagesRequest)
 _COUNT_TOKENS = msgspec.json.Decoder(CountTokensRequest)
-_CONVERSATIONS = msgspec.json.Decoder(ConversationsRequest)
 _EMBEDDINGS = msgspec.json.Decoder(EmbeddingsRequest)
 _FIELDS = msgspec.json.Decoder(JsonObject)
 

@@ -15,7 +15,6 @@ from inferway.openai_api.requests import (
     Body,
     ChatRequest,
     CountTokensRequest,
-    EmbeddingsRequest,
     MessagesRequest,
     PromptBody,
     ResponsesRequest,
@@ -134,9 +133,7 @@ class ServedModel:
             return await self._tokenize_response(body)
         if isinstance(body, MessagesRequest):
             return await self.prompts.tokenize(await self.prompts.chat_of(body))
-        if isinstance(body, EmbeddingsRequest):
-            raise RenderError("embeddings are not matched", reason=Reason.EMBEDDINGS)
-        raise RenderError("conversations are no prompts", reason=Reason.CONVERSATIONS)
+        raise RenderError("embeddings are not matched", reason=Reason.EMBEDDINGS)
 
     async def _tokenize_response(self, body: ResponsesRequest) -> Tokenized:
         chat = as_chat(body)

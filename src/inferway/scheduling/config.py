@@ -33,7 +33,7 @@ from inferway.scheduling.document import (
 from inferway.scheduling.expected_ttft.plugin import ExpectedTtft
 from inferway.scheduling.flow_control.flow import FlowControl
 from inferway.scheduling.flow_control.section import FlowControlSpec, build_flow_control
-from inferway.scheduling.llmd_compat import ELSEWHERE, FLOW_CONTROL, GATES, PROVIDED
+from inferway.scheduling.llmd_compat import ELSEWHERE, FLOW_CONTROL, GATES, MOVED, PROVIDED
 from inferway.scheduling.pickers import MaxScore
 from inferway.scheduling.plugin import (
     Admitter,
@@ -194,10 +194,19 @@ class _Build:
         try:
             return msgspec.convert(given, kind.parameters)
         except msgspec.ValidationError as e:
-            known = ", ".join(kind.parameters.__struct_encode_fields__) or "none"
             raise self._error(
-                f"{where}.parameters of {kind.name}: {lowered(str(e))}; it takes: {known}"
+                f"{where}.parameters of {kind.name}: {lowered(str(e))}; {self._cure(kind, given)}"
             ) from e
+
+    def _cure(self, kind: PluginType, given: Mapping[str, Any]) -> str:
+        """Return what to do about parameters that the type does not take as they are."""
+        known, owner = kind.parameters.__struct_encode_fields__, MOVED.get(kind.name)
+        if owner is not None:
+            others = self.types[owner].parameters.__struct_encode_fields__
+            moved = [name for name in given if name in others and name not in known]
+            if moved:
+                return f"give {', '.join(moved)} to {owner}, as llm-d does today"
+        return f"it takes: {', '.join(known) or 'none'}"
 
     def _ask_for_needed(self, asked: _Asked) -> None:
         types = {*(other.kind.name for other in self.asked.values()), *self.provided.values()}

@@ -3,7 +3,7 @@ docs/plugins.md has both; a test compares.
 
 A configuration with types of the first kind moves over, and is told what they are. Their parameters
 say how llm-d is to do it; ours is said elsewhere. So nothing of them is in force, and notes say so
-one by one. A type of the second kind is refused with what it does.
+one by one. A type of the second kind is refused with what it does, or with its name of today.
 """
 
 from __future__ import annotations
@@ -78,6 +78,7 @@ ELSEWHERE: Mapping[str, str] = {
     "multicluster-queue-scorer": _MULTICLUSTER,
     "multicluster-session-affinity-filter": _MULTICLUSTER,
     "p2p-source-producer": "fetches KV blocks from another engine",
+    "pd-profile-handler": "is disagg-profile-handler today, with profiles and deciders",
     "priority-then-time-eviction-order-policy": _EVICTION,
     "request-attribute-reporter": "computes values from answers by CEL expressions",
     "sglanghttp-parser": "parses SGLang's own request bodies",
@@ -85,3 +86,6 @@ ELSEWHERE: Mapping[str, str] = {
     "vertexai-parser": "parses Vertex AI's request bodies",
     "vllmgrpc-parser": "parses vLLM's gRPC requests",
 }
+
+# A type -> the one that llm-d has given some of its parameters to, and where they belong since.
+MOVED: Mapping[str, str] = {"prefix-cache-scorer": "approx-prefix-cache-producer"}

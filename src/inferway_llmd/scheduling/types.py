@@ -47,7 +47,6 @@ TYPES = (
     header_profile.SINGLE,
     header_profile.DATA_PARALLEL,
     disagg.TYPE,
-    disagg.PD_TYPE,
     header_profile.BY_HEADER,
     deciders.PREFIX_BASED,
     deciders.ALWAYS,

@@ -5,7 +5,6 @@ import { Charts } from "./charts.js";
 import { ask, byId, setText, whyNot } from "./dom.js";
 import { Fleet } from "./fleet.js";
 import { Requests } from "./requests.js";
-import { followWhatIf, readWhatIf } from "./whatif.js";
 
 const QUIET_MS = 15000; // without an event the link counts as broken: there is one in five seconds
 const BREAKERS_MS = 10000;
@@ -60,7 +59,7 @@ function came(take) {
     link("live", "Connected");
     const begins = byId("board").hidden;
     show("board");
-    if (begins) { readWhatIf(); readBreakers(); }
+    if (begins) readBreakers();
     if (!drawn) drawn = requestAnimationFrame(draw);
   };
 }
@@ -170,5 +169,4 @@ setInterval(() => {
   if (document.body.dataset.state === "live" && performance.now() - lastEvent > QUIET_MS) lost();
 }, 1000);
 setInterval(readBreakers, BREAKERS_MS);
-followWhatIf();
 begin();

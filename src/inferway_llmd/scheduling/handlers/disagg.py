@@ -60,16 +60,6 @@ class DisaggParameters(Parameters, frozen=True):
     encode_decider_plugin_name: str = ""
 
 
-class PdParameters(Parameters, frozen=True):
-    decode_profile: str = "decode"
-    prefill_profile: str = "prefill"
-    decider_plugin_name: str = "prefix-based-pd-decider"
-    primary_port: int = 0  # not in force: requests go to the rank's own address
-    prefix_plugin_type: str = ""  # these three are not in force, nor in llm-d
-    prefix_plugin_name: str = ""
-    prefix_match_info_producer_name: str = ""
-
-
 class Stage(msgspec.Struct, frozen=True):
     """A stage that may run on engines of its own. Without a decider it never does."""
 
@@ -164,16 +154,6 @@ def _build(parameters: DisaggParameters, building: Building) -> Disaggregated:
     )
 
 
-def _build_pd(parameters: PdParameters, building: Building) -> Disaggregated:
-    decode = parameters.decode_profile
-    return Disaggregated(
-        decode,
-        _decode(decode, building),
-        _stage("prefill", parameters.prefill_profile, parameters.decider_plugin_name, building),
-        names_peer=_names_peer(building),
-    )
-
-
 def _without_older_names(p: DisaggParameters) -> DisaggParameters:
     older = Stages(decode=p.decode_profile, prefill=p.prefill_profile, encode=p.encode_profile)
     prefill = p.prefill_decider_plugin_name or p.decider_plugin_name
@@ -235,14 +215,4 @@ TYPE = PluginType(
     _build,
     DisaggParameters,
     is_handler=True,
-)
-PD_TYPE = PluginType(
-    "pd-profile-handler",
-    "the older name of disagg-profile-handler, without encode",
-    _build_pd,
-    PdParameters,
-    is_handler=True,
-    not_in_force=frozenset(
-        {"primaryPort", "prefixPluginType", "prefixPluginName", "prefixMatchInfoProducerName"}
-    ),
 )

@@ -141,8 +141,7 @@ class _SentBlocksListener(RequestListener):
         return ()
 
 
-def approx_prefix_cache(parameters: ApproxPrefixCacheParameters, name: str) -> ApproxPrefixCache:
-    """Return the producer, whose columns go by `name`. Raises ConfigError."""
+def _build(parameters: ApproxPrefixCacheParameters, building: Building) -> ApproxPrefixCache:
     tokens = parameters.max_prefix_tokens_to_match
     block = parameters.block_size or parameters.block_size_tokens
     if 0 < tokens < block:
@@ -150,11 +149,8 @@ def approx_prefix_cache(parameters: ApproxPrefixCacheParameters, name: str) -> A
             f"maxPrefixTokensToMatch: {tokens}, less than a block of {block}: nothing would match"
         )
     sent = SentBlocks(parameters.lru_capacity_per_server)
-    return ApproxPrefixCache(ApproximatePrefixSource(name), parameters, sent)
-
-
-def _build(parameters: ApproxPrefixCacheParameters, building: Building) -> ApproxPrefixCache:
-    return approx_prefix_cache(parameters, building.name or APPROXIMATE)
+    source = ApproximatePrefixSource(building.name or APPROXIMATE)
+    return ApproxPrefixCache(source, parameters, sent)
 
 
 TYPE = PluginType(

@@ -6,7 +6,6 @@ chat             messages, one after another          tools, documents, chat_tem
 completions      each prompt: its text, or its ids    -
 responses        input: its text, or its items        instructions, tools, chat_template_kwargs
 messages         messages, one after another          system, tools, chat_template_kwargs
-conversations    items, one after another             -
 embeddings       each input, or messages              -
 
 Objects count by their JSON, keys in the order in which they came. So a conversation that goes on
@@ -29,7 +28,6 @@ from inferway.openai_api.requests import (
     Body,
     ChatRequest,
     CompletionRequest,
-    ConversationsRequest,
     EmbeddingsRequest,
     MessagesRequest,
     ResponsesRequest,
@@ -52,8 +50,6 @@ def prompt_bytes(body: Body, most: int) -> list[bytes]:
             return [_joined(given, most)]
         case MessagesRequest():
             return [_joined(body.messages, most)]
-        case ConversationsRequest():
-            return [_joined(body.items or (), most)]
         case EmbeddingsRequest():
             return _inputs(body, most)
 

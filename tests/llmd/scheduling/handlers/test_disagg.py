@@ -128,7 +128,6 @@ def test_prefill_first_prefills_always() -> None:
     [
         ("disagg-profile-handler", {"deciderPluginName": "always"}),
         ("disagg-profile-handler", {"prefillDeciderPluginName": "always"}),
-        ("pd-profile-handler", {"deciderPluginName": "always"}),
     ],
 )
 def test_older_names_say_the_same(kind: str, parameters: dict[str, Any]) -> None:
@@ -165,7 +164,6 @@ def test_older_names_say_the_same(kind: str, parameters: dict[str, Any]) -> None
             {"decodeProfile": "decode", "deciders": {"prefill": "always"}},
             "profiles and deciders stand beside their older names",
         ),
-        ("pd-profile-handler", {}, "'prefix-based-pd-decider' is no decider"),
     ],
 )
 def test_what_cannot_hold_is_named(kind: str, parameters: dict[str, Any], says: str) -> None:

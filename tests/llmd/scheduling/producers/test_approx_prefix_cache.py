@@ -170,32 +170,6 @@ def test_other_models_endpoints_are_not_forgotten() -> None:
     assert produced(plugin, prompt("a" * BLOCK))[0] == [0.0, 0.0, 1.0]
 
 
-def test_the_scorer_with_a_producers_parameters_has_one_of_its_own() -> None:
-    scheduling = load_scheduling(
-        {"plugins": [{"type": "prefix-cache-scorer", "parameters": {"maxPrefixBlocksToMatch": 2}}]}
-    )
-    (plugin,) = scheduling.producers
-    (following,) = scheduling.following
-    ask = prompt("a" * 4 * BLOCK)
-    plugin.produce(ask, TABLE)
-    choice = SchedulingResult((target(TABLE, 2),))
-    follower = following.follow(ask, TABLE, choice)
-    assert follower is not None
-    follower.on_attempt(choice.targets[0], 0.0)
-
-    plugin.produce(ask, TABLE)
-    chosen = scheduling.chooser.choose(ask, TABLE).targets[0]
-
-    assert (chosen.endpoint.engine, chosen.score) == ("e2", 1.0)
-
-
-def test_the_scorer_has_a_producer_of_its_own_or_anothers() -> None:
-    parameters = {"autoTune": False, "prefixMatchInfoProducerName": "precise-prefix-cache-producer"}
-
-    with pytest.raises(ConfigError, match="stands beside parameters of a producer of its own"):
-        load_scheduling({"plugins": [{"type": "prefix-cache-scorer", "parameters": parameters}]})
-
-
 def test_the_scorer_alone_brings_the_producer_with_it() -> None:
     scheduling = load_scheduling({"plugins": [{"type": "prefix-cache-scorer"}]})
 

@@ -78,7 +78,6 @@ def test_completions(prompt: Any, bytes_: list[bytes]) -> None:
         ("/v1/responses", b'{"model":"m","input":"hi"}', [b"hi"]),
         ("/v1/responses", b'{"model":"m","input":[{"a":1},{"b":2}]}', [b'{"a":1},{"b":2}']),
         ("/v1/messages", b'{"messages":[{"a":1},{"b":2}],"system":"s"}', [b'{"a":1},{"b":2}']),
-        ("/v1/conversations", b'{"model":"m","items":[{"a":1}]}', [b'{"a":1}']),
         ("/v1/embeddings", b'{"model":"m","input":"hi"}', [b"hi"]),
         ("/v1/embeddings", b'{"model":"m","input":["a","b"]}', [b"a", b"b"]),
         ("/v1/embeddings", b'{"model":"m","input":[1,2]}', [b"\x01\0\0\0\x02\0\0\0"]),
