@@ -8,13 +8,13 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 
 from inferway.config import EngineSettings, ModelRewrite, ServeSettings
 from inferway.doctor.live import traffic_alarms
-from inferway.extension import Core, Extension, installed, methods
+from inferway.extension import Core, Extension, Snapshot, Tap, installed, methods, snapshots
 from inferway.fleet.discovery.members import Members, build_members
 from inferway.fleet.draining import Draining
 from inferway.fleet.engine import Engine
@@ -121,10 +121,12 @@ class Gateway:
         core = Core(
             *(settings, self.fleet, time.monotonic, self.index, self.standing, self.scheduling),
             picks=picks,
+            drain=self._drain,
             process="alone" if process is None else "hub" if process.is_hub else "worker",
         )
         self._attached = [*extensions, *installed(core)]
         self._extensions: list[Extension] = [self._requests, self._traffic, *self._attached]
+        self.tap = Tap(self._extensions)
         if settings.slo.is_any:
             self._extensions.append(self._slo)
         if settings.access_log is not None:
@@ -153,6 +155,14 @@ class Gateway:
     def needs_snapshots(self) -> bool:
         """Whether an extension needs what other processes know each second."""
         return any(each.needs_snapshots() for each in self._attached)
+
+    def _drain(self) -> None:
+        self.tap.drain()
+
+    def snapshots(self, since: Mapping[str, int]) -> dict[str, Snapshot]:
+        """Return what its extensions know, for those of another process."""
+        self.tap.drain()
+        return snapshots(self._extensions, since)
 
     @property
     def learning_plugins(self) -> Sequence[ExpectedTtft]:
@@ -241,7 +251,7 @@ class Gateway:
         settings = self.settings
         # What can refuse the settings comes first: nothing has to be stopped then.
         tracing = self._open_tracing()
-        self._servers = servers = Servers(settings, self._process, self._extensions)
+        self._servers = servers = Servers(settings, self._process, self.tap)
         if settings.publish is not None:
             self._publisher = ZmqPublisher(settings.publish)
             self._closes("publisher", self._publisher.close)
@@ -303,7 +313,7 @@ class Gateway:
             has_tls=self._servers is not None and self._servers.certificate is not None,
             requests=self._requests,
             decided_in=self.metrics.decided_in,
-            on_answer=methods(self._extensions, "on_answer"),
+            tap=self.tap,
             tracing=tracing,
         )
 
@@ -321,6 +331,7 @@ class Gateway:
             admin_apart=settings.admin_port is not None,
             continuer=open_continuer(director, pool, auth, self._stack),
             gather=None if self._process is None else self._process.gather,
+            drain=self._drain,
         )
 
     def _alarms(self) -> Sequence[Alarm]:
@@ -363,6 +374,7 @@ class Gateway:
                 lambda: () if self.replicas is None else self.replicas.families(),
             ],
             with_others=None if self._process is None else self._process.with_others,
+            drain=self._drain,
         )
 
     def _open_tracing(self) -> Tracing | None:

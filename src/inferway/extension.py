@@ -3,7 +3,8 @@
 
 A gateway has a list of extensions: its own (`app`), and those of installed packages (ENTRY_POINTS;
 docs/extensions.md has an example). It calls of each only the methods that it has of its own
-(`methods`), so that one that counts answers costs nothing while a request is decided.
+(`methods`), so that one that counts answers costs nothing while a request is decided. Answers
+that have ended are put aside (`Tap`), and shown to extensions together.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import msgspec
 
 from inferway.config import ServeSettings
 from inferway.errors import ConfigError
@@ -29,56 +32,58 @@ from inferway.scheduling.scheduling import Scheduling
 log = logging.getLogger("inferway")
 
 ENTRY_POINTS = "inferway.extensions"
+MOST_WAITING = 256  # answers
 OURS = "inferway"  # the distribution whose extensions tests hold to what they promise
 
 
-class EndedAnswer(Protocol):
-    """An answer that has ended (http.responder.Responder, ext_proc.noted.Noted)."""
+class EndedAnswer(msgspec.Struct):
+    """An answer that has ended, of whichever frontend."""
 
-    @property
-    def client(self) -> str:
-        """The client's address without its port; empty where it is not known."""
+    client: str  # the client's address without its port; empty where it is not known
+    method: str
+    path: str  # of the request, without its query, of any length
+    user_agent: bytes  # the request's header, of any length; empty without one
+    request_id: str
+    traceparent: bytes | None  # the span that the answer belongs to; None: it is not known
+    status: int  # HTTP's; 0 or CLIENT_GONE if the client has gone before there was one
+    outcome: str  # as scheduling.plugin.RequestOutcome has it; empty: the status says it all
+    at: float  # the Unix time of its end
+    seconds: float  # from the complete request to its end
+    body_bytes: int | None  # of the answer; None: they did not pass here
+    record: Record | None  # what the request's journey has found out; None: there was none
+    span: Any = None  # the request's telemetry.tracing.RequestSpan; None: there is none
 
-    @property
-    def method(self) -> str: ...
-    @property
-    def path(self) -> str:
-        """The request's path without its query, of any length."""
 
-    @property
-    def user_agent(self) -> bytes:
-        """The request's header, of any length; empty without one."""
+class Tap:
+    """The answers that have ended and that extensions have not seen yet: they see many at once, and
+    not while a client waits for the next answer."""
 
-    @property
-    def request_id(self) -> str: ...
-    @property
-    def traceparent(self) -> bytes | None:
-        """The span that the answer belongs to (W3C trace context); None if it is not known."""
+    def __init__(self, extensions: Sequence[Extension]) -> None:
+        """`extensions` may become more until the first answer."""
+        self._extensions = extensions
+        self._waiting: list[EndedAnswer] = []
 
-    @property
-    def status(self) -> int:
-        """The HTTP status; 0 or CLIENT_GONE if the client has gone before there was one."""
+    def add(self, answer: EndedAnswer) -> None:
+        """Take an answer that has ended. With MOST_WAITING extensions see all."""
+        waiting = self._waiting
+        waiting.append(answer)
+        if len(waiting) >= MOST_WAITING:
+            self.drain()
 
-    @property
-    def outcome(self) -> str:
-        """How it ended, in the words of scheduling.plugin.RequestOutcome; empty: the status says
-        it all."""
+    def drain(self) -> None:
+        """Show extensions what waits: called each second, and before anybody reads what they
+        know."""
+        if not self._waiting:
+            return
+        waiting, self._waiting = self._waiting, []
+        for extension in self._extensions:
+            extension.on_answers(waiting)
 
-    @property
-    def seconds(self) -> float:
-        """The time since the request was complete."""
-
-    @property
-    def body_bytes(self) -> int | None:
-        """The bytes of the answer's body; None if they did not pass here."""
-
-    @property
-    def record(self) -> Record | None:
-        """What the request's journey has found out; None if it has made none."""
-
-    @property
-    def span(self) -> Any:
-        """The request's telemetry.tracing.RequestSpan; None if it has none."""
+    def flush(self) -> None:
+        """Drain, and let extensions do what they have put aside."""
+        self.drain()
+        for extension in self._extensions:
+            extension.flush()
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +98,7 @@ class Core:
     scheduling: Scheduling
     picks: bool = False  # it says to a proxy where requests go, and forwards none
     process: Literal["alone", "hub", "worker"] = "alone"  # a hub has workers to answer requests
+    drain: Callable[[], None] = lambda: None  # shows extensions the answers that wait (Tap)
 
     @property
     def is_worker(self) -> bool:
@@ -133,8 +139,9 @@ class Extension:
         """A request was decided by its prompt, in so many seconds. Return who is told what becomes
         of it; None: nobody."""
 
-    def on_answer(self, answer: EndedAnswer, /) -> None:
-        """An answer has ended, one way or another; `answer` is to be read at once."""
+    def on_answers(self, answers: Sequence[EndedAnswer], /) -> None:
+        """Answers have ended, one way or another, in this order; called with all of the last
+        second, or with MOST_WAITING."""
 
     def flush(self) -> None:
         """Called each second, and at the end: what was put aside is to be done now."""
@@ -264,8 +271,8 @@ class _Installed(Extension):
         it."""
         self._call("on_request", routed, seconds)
 
-    def on_answer(self, answer: EndedAnswer, /) -> None:
-        self._call("on_answer", answer)
+    def on_answers(self, answers: Sequence[EndedAnswer], /) -> None:
+        self._call("on_answers", answers)
 
     def flush(self) -> None:
         self._call("flush")

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from inferway.config import ServeSettings
-from inferway.extension import Extension
+from inferway.extension import Tap
 from inferway.fleet.discovery.members import Rules
 from inferway.fleet.engine import Engine
 from inferway.http.cors import Cors
@@ -59,10 +59,8 @@ class Process:
 class Servers:
     """`public` and `admin` are None until they are open."""
 
-    def __init__(
-        self, settings: ServeSettings, process: Process | None, extensions: Sequence[Extension]
-    ) -> None:
-        """`extensions` are told of each answer. Raises ConfigError for a certificate that cannot be
+    def __init__(self, settings: ServeSettings, process: Process | None, tap: Tap) -> None:
+        """Answers that have ended go to `tap`. Raises ConfigError for a certificate that cannot be
         used."""
         self._of_clients: HttpServer | None = None
         self.public: HttpServer | None = None
@@ -73,7 +71,7 @@ class Servers:
         self._limits = within_file_limit(settings.limits, num_files, num_ports)
         self._settings = settings
         self._process = process
-        self._extensions = extensions
+        self._tap = tap
 
     @property
     def open(self) -> list[HttpServer]:
@@ -164,7 +162,7 @@ class Servers:
             port=port,
             limits=self._limits,
             timeouts=self._settings.timeouts,
-            extensions=self._extensions,
+            tap=self._tap,
             awaits_body=awaits_body,
             certificate=self.certificate,
             reuse_port=self._process is not None and self._process.is_worker,

@@ -12,9 +12,9 @@ import grpc
 import pytest
 from tests.envoy.proxy import Change, Config, Envoy
 from tests.envoy.upstreams import Behave, Upstream, digest
-from tests.llmd.ext_proc.pods import Stream
+from tests.llmd.ext_proc.pods import Stream, UndelayedTap
 
-from inferway.extension import Extension, methods
+from inferway.extension import Extension
 from inferway.telemetry.tracing import Tracing
 from inferway_llmd.ext_proc.health import Health
 from inferway_llmd.ext_proc.questions import Rules
@@ -76,7 +76,7 @@ async def start() -> AsyncIterator[StartProxied]:
                 stream.picker,
                 Rules(
                     stream.fleet.find,
-                    on_answer=methods([stream.picker.requests, *extensions], "on_answer"),
+                    tap=UndelayedTap([stream.picker.requests, *extensions]),
                     **rules,
                 ),
                 Health(lambda: True),

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from inferway.config import LimitSettings, TimeoutSettings
-from inferway.extension import Extension
+from inferway.extension import Extension, Tap
 from inferway.http.message import Request
 from inferway.http.responder import Responder
 from inferway.http.server import Handler, HttpServer
@@ -95,7 +95,7 @@ async def serving(
     awaits_body: Callable[[Request], bool] = lambda _: True,
 ) -> AsyncIterator[HttpServer]:
     server = HttpServer(
-        handler, limits=limits, timeouts=timeouts, extensions=extensions, awaits_body=awaits_body
+        handler, limits=limits, timeouts=timeouts, tap=Tap(extensions), awaits_body=awaits_body
     )
     await server.start()
     try:

@@ -26,21 +26,22 @@ class Watching(Extension):
     def __init__(self):
         self.seen = []
 
-    async def start(self):
+    async def start(self, parts):
         self.seen.append("start")
 
     def on_request(self, routed, seconds):
         self.seen.append(routed.decision.reason)
 
-    def on_answer(self, answer):
-        if answer.path == "/v1/chat/completions":
-            self.seen.append(answer.status)
+    def on_answers(self, answers):
+        for answer in answers:
+            if answer.path == "/v1/chat/completions":
+                self.seen.append(answer.status)
 
     def families(self):
         yield CounterMetricFamily("acme_seen", "", value=len(self.seen))
 
 class Failing(Watching):
-    def on_answer(self, answer):
+    def on_answers(self, answers):
         raise RuntimeError("no eyes today")
 
 def watching(core):
@@ -96,9 +97,9 @@ async def test_an_extension_that_fails_harms_no_request_and_is_called_no_more(
     for _ in range(3):
         assert (await fleet.post("/v1/chat/completions", CHAT)).status == 200
 
+    assert await fleet.metric("acme_seen_total") == 0
     failures = [each for each in caplog.messages if "has failed" in each]
     assert failures == ["the extension 'failing' has failed, and is not called again"]
-    assert await fleet.metric("acme_seen_total") == 0
 
 
 def test_snapshots_go_to_the_extension_of_their_name() -> None:

@@ -73,7 +73,7 @@ class Ended:
 def counted(*records: Record | None) -> dict[tuple[str, str], float]:
     counts = SloCounts(BOTH)
     for each in records:
-        counts.on_answer(cast(EndedAnswer, Ended(each)))
+        counts.on_answers([cast(EndedAnswer, Ended(each))])
     [family] = counts.families()
     return {(s.labels["model"], s.labels["good"]): s.value for s in family.samples}
 

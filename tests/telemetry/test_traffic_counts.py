@@ -20,9 +20,9 @@ def answer(reason: str, path: str = "/v1/responses", agent: bytes = b"codex_cli_
 def test_requests_by_load_are_counted_by_path_client_and_reason() -> None:
     counts = TrafficCounts()
     for reason in ("response-items", "response-items", "kv-aware", "remote-prefix", ""):
-        counts.on_answer(answer(reason))
-    counts.on_answer(answer("unread", "/secret/path", b"a client of its own"))
-    counts.on_answer(SimpleNamespace(record=None))
+        counts.on_answers([answer(reason)])
+    counts.on_answers([answer("unread", "/secret/path", b"a client of its own")])
+    counts.on_answers([SimpleNamespace(record=None)])
 
     told = counts.told()
     assert told["by_prompt"] == 2
@@ -40,7 +40,7 @@ def test_requests_by_load_are_counted_by_path_client_and_reason() -> None:
 def test_each_reason_is_counted_as_one_or_the_other() -> None:
     counts = TrafficCounts()
     for reason in Reason:
-        counts.on_answer(answer(reason))
+        counts.on_answers([answer(reason)])
 
     assert counts.by_prompt == 4
     assert counts.by_load.total() == len(Reason) - 4

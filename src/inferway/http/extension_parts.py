@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from inferway.extension import EndedAnswer
+from inferway.extension import Tap
 from inferway.http.alarms import AlarmPages
 from inferway.http.auth import Auth
 from inferway.http.inference_ingress import InferenceIngress
@@ -55,5 +55,5 @@ class ExtensionParts:
     # of an extension that decides where requests go:
     requests: RequestCounts
     decided_in: Callable[[float], None]  # counts the seconds of a decision
-    on_answer: Sequence[Callable[[EndedAnswer], None]]
+    tap: Tap  # for answers that it gives by itself
     tracing: Tracing | None

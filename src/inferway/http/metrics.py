@@ -47,11 +47,14 @@ class MetricsPage(Collector):
         requests: RequestCounts | None = None,
         parts: Sequence[Families] = (),
         with_others: Callable[[Iterable[Family]], Iterator[Family]] | None = None,
+        drain: Callable[[], None] = lambda: None,
     ) -> None:
-        """`parts`: what else is on the page. `with_others`: yields families with the numbers of
+        """`parts`: what else is on the page. `drain` has all answers counted that have ended.
+        `with_others`: yields families with the numbers of
         the processes that serve beside this one added; None: there are none."""
         self._decisions = Histogram(DECISION_BUCKETS)
         self._with_others = with_others
+        self._drain = drain
         self._parts: list[Families] = [
             self._own,
             director.stats.families,
@@ -87,6 +90,7 @@ class MetricsPage(Collector):
 
     def collect(self) -> Iterator[Family]:
         """Yield the families of all parts; those of one name are one family."""
+        self._drain()
         families = chain(
             merged(family for families in self._parts for family in families()),
             self._process.collect(),

@@ -27,6 +27,7 @@ from inferway.errors import (
     UnsupportedCodingError,
     UpstreamError,
 )
+from inferway.extension import EndedAnswer
 from inferway.http.content_coding import ACCEPTED
 from inferway.http.ends import BodySource
 from inferway.http.message import STATUS_LINES, Request, status_line
@@ -368,44 +369,30 @@ class Responder:
         self.source = None  # it knows us: a cycle would wait for the garbage collector
         self._connection.answered(self)
 
-    # ------------------------------------------------------------ answer_log.EndedAnswer
-
     @property
     def client(self) -> str:
         """The client's address, without its port; `unix` on a Unix socket."""
         return self.peer or self._connection.client
 
-    @property
-    def method(self) -> str:
-        return self.request.method
-
-    @property
-    def path(self) -> str:
-        return self.request.path
-
-    @property
-    def user_agent(self) -> bytes:
-        return self.request.fields.get(b"user-agent", b"")
-
-    @property
-    def request_id(self) -> str:
-        return self.request.id.decode()
-
-    @property
-    def traceparent(self) -> bytes | None:
-        return self.request.fields.get(b"traceparent")
-
-    @property
-    def seconds(self) -> float:
-        """The time since the request was complete."""
-        return time.perf_counter() - self.request.started
-
-    @property
-    def outcome(self) -> str:
-        """How the answer ended; empty if only its status says that."""
-        if self.cut or self.record is None:
-            return self.cut
-        return self.record.outcome
+    def as_ended(self) -> EndedAnswer:
+        """Return what extensions see of the answer, which has ended."""
+        request, record = self.request, self.record
+        fields = request.fields.get
+        return EndedAnswer(
+            self.peer or self._connection.client,
+            request.method,
+            request.path,
+            fields(b"user-agent", b""),
+            request.id.decode(),
+            fields(b"traceparent"),
+            self.status,
+            self.cut if self.cut or record is None else record.outcome,
+            time.time(),
+            time.perf_counter() - request.started,
+            self.body_bytes,
+            record,
+            self.span,
+        )
 
 
 def _is_readable_stream(headers: Headers) -> bool:

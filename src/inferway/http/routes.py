@@ -106,11 +106,13 @@ class Routes:
         admin_apart: bool = False,
         continuer: Continuer | None = None,
         gather: Callable[[str], Awaitable[None]] | None = None,
+        drain: Callable[[], None] = lambda: None,
     ) -> None:
         """`extensions`: the routes of extensions. `admin_apart`: what is for admins or browsers is
         not answered here, but by `admin`.
         `continuer`: has other engines go on with streams; None: nobody does. `gather`: of a hub,
-        fetches what a path shows of all workers."""
+        fetches what a path shows of all workers. `drain` has extensions see the answers that have
+        ended."""
         self._pool = pool
         self._continuer = continuer
         self._metrics = metrics
@@ -135,6 +137,7 @@ class Routes:
         self._below = {path: route for path, route in extensions.items() if path.endswith("/")}
         self._front = self._below.pop("/", None)
         self._gather = gather
+        self._drain = drain
         carried: Table = {}
         if forwards and not entrance.is_salted:
             carried = {REALTIME: {"GET": TunnelRoute(director, auth, pool)}}
@@ -162,8 +165,8 @@ class Routes:
         """Raises what goes wrong before an answer has begun; the server answers with it."""
         if request.path not in self._asked_later:
             self._check(request)
-        if self._gather is not None:
-            await self._gather(request.path)
+        if request.path == _METRICS or request.path.startswith(_ADMIN_PREFIX):
+            await self._look(request.path)
         await self._handler(request, self._table)(request, responder)
 
     def awaits_body(self, request: Request) -> bool:
@@ -229,9 +232,14 @@ class Routes:
         """Handle a request to the port for admins."""
         if _is_for_admins(request.path):
             self._auth.check_admin(request)
-        if self._gather is not None:
-            await self._gather(request.path)
+        await self._look(request.path)
         await self._handler(request, self._admin_table)(request, responder)
+
+    async def _look(self, path: str) -> None:
+        """Have all that the path shows be there."""
+        self._drain()
+        if self._gather is not None:
+            await self._gather(path)
 
     def _handler(self, request: Request, table: Table) -> Handler:
         methods: Mapping[str, Handler] | None = table.get(request.path)

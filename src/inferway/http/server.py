@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import logging
 import os
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from email.utils import formatdate
 from typing import Any
@@ -19,7 +19,7 @@ from inferway.errors import (
     crash_report,
     panic_as_error,
 )
-from inferway.extension import Extension, methods
+from inferway.extension import Tap
 from inferway.http.connection import ClientConnection
 from inferway.http.content_coding import BodyDecoder
 from inferway.http.eager import resumed
@@ -96,7 +96,7 @@ class HttpServer:
         port: int = 0,
         limits: LimitSettings | None = None,
         timeouts: TimeoutSettings | None = None,
-        extensions: Sequence[Extension] = (),
+        tap: Tap | None = None,
         awaits_body: Callable[[Request], bool] = lambda _: True,
         certificate: Certificate | None = None,
         reuse_port: bool = False,
@@ -117,8 +117,7 @@ class HttpServer:
         self.disconnect_checks = (
             0  # of so many requests to come, Responder.check_client looks for the client
         )
-        self._on_answer = methods(extensions, "on_answer")
-        self._flush = methods(extensions, "flush")
+        self._tap = tap
         self._connections: set[ClientConnection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._empty = asyncio.Event()
@@ -194,8 +193,8 @@ class HttpServer:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._listener.wait_closed()
         self._timer.cancel()
-        for flush in self._flush:
-            flush()
+        if self._tap is not None:
+            self._tap.flush()
 
     def buffered_bytes(self) -> int:
         """The number of bytes of answers that wait here for clients to read them."""
@@ -285,14 +284,14 @@ class HttpServer:
             task.add_done_callback(self._tasks.discard)
 
     def answered(self, responder: Responder) -> None:
-        """Count an answer that has ended, one way or another, and tell the extensions."""
+        """Count an answer that has ended, one way or another, and put it aside for extensions."""
         stats = self.stats
         stats.answering -= 1
         stats.body_bytes += responder.body_bytes
         status = responder.status
         self.statuses[status] = self.statuses.get(status, 0) + 1
-        for on_answer in self._on_answer:
-            on_answer(responder)
+        if self._tap is not None:
+            self._tap.add(responder.as_ended())
 
     # ------------------------------------------------------------------------------- handlers
 
@@ -342,6 +341,6 @@ class HttpServer:
         self.date = formatdate(usegmt=True).encode()
         for connection in [c for c in self._connections if c.deadline <= now]:
             connection.timed_out()
-        for flush in self._flush:
-            flush()
+        if self._tap is not None:
+            self._tap.flush()
         self._timer = self.loop.call_at(next_multiple(now, self._sweep_seconds), self._sweep)

@@ -5,14 +5,14 @@ docs/observe.md lists the fields; a test compares it with `Line`. A field that h
 answer is left out. No line ever holds a query, a header's or a body's text but for the path, the
 model's name, the request id and the trace id; they are cut off at a length, and escaped.
 
-A logging call costs half as much as proxying a whole request, so that lines are collected and
-handed over together: one record has one or more lines, at most a second late.
+A logging call costs half as much as proxying a whole request, so that the lines
+of all answers that a Tap has put aside are one record.
 """
 
 from __future__ import annotations
 
 import logging
-import time
+from collections.abc import Sequence
 
 import msgspec
 
@@ -23,7 +23,6 @@ from inferway.telemetry.log_lines import LogFormat, quoted, stamp
 from inferway.telemetry.tracing import trace_id_of
 
 LOGGER = "inferway.access"
-_FLUSH_LINES = 256
 _MAX_PATH = 200
 _MAX_MODEL = 128
 
@@ -61,27 +60,18 @@ class Line(msgspec.Struct, omit_defaults=True):
 
 
 class AccessLog(Extension):
-    """Collects lines; `flush` is called by the server's timer and at its end."""
+    """Writes a line for each answer."""
 
     def __init__(self, log_format: LogFormat = "text", *, probes: bool = False) -> None:
         """`probes`: answers to PROBES have a line, too."""
         self._logger = logging.getLogger(LOGGER)
         self._write = _json if log_format == "json" else _text
         self._left_out = frozenset() if probes else PROBES
-        self._lines: list[str] = []
 
-    def on_answer(self, answer: EndedAnswer, /) -> None:
-        """Collect the line of an answer that has ended."""
-        if answer.path in self._left_out:
-            return
-        self._lines.append(self._write(line_of(answer)))
-        if len(self._lines) >= _FLUSH_LINES:
-            self.flush()
-
-    def flush(self) -> None:
-        """Hands over what was collected."""
-        if self._lines:
-            lines, self._lines = self._lines, []
+    def on_answers(self, answers: Sequence[EndedAnswer], /) -> None:
+        write, left_out = self._write, self._left_out
+        lines = [write(line_of(each)) for each in answers if each.path not in left_out]
+        if lines:
             self._logger.info("%s", "\n".join(lines))
 
 
@@ -89,7 +79,7 @@ def line_of(answer: EndedAnswer) -> Line:
     """Return the line of an answer that has ended."""
     status, record = answer.status, answer.record
     line = Line(
-        stamp(time.time()),
+        stamp(answer.at),
         "info",
         LOGGER,
         answer.client,

@@ -13,7 +13,7 @@ request_queue_time       of it, what it waited for its turn in the gateway
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -74,9 +74,9 @@ class ModelRequests:
         ):
             each.settle()
 
-    def answered(self, record: Record, now: float) -> None:
+    def answered(self, record: Record, seconds: float) -> None:
         """One has been answered with 200 and all of its tokens; `settle` counts it."""
-        self.whole.waiting.append(now - record.opened_at)
+        self.whole.waiting.append(seconds)
         self.queued.waiting.append(record.waited)
         usage = record.usage
         if usage is None:
@@ -147,18 +147,19 @@ class RequestCounts(Extension):
         record.is_timed = True
         return model.passed
 
-    def on_answer(self, answer: EndedAnswer, /) -> None:
-        """An answer has ended. One of a request that was sent on for no model is nobody's: a proxy
+    def on_answers(self, answers: Sequence[EndedAnswer], /) -> None:
+        """Count the answers. One of a request that was sent on for no model is nobody's: a proxy
         also passes what is none of ours."""
-        record = answer.record
-        if record is not None and (record.target_model or not record.reason):
-            self.ended(record, answer.status)
+        for answer in answers:
+            record = answer.record
+            if record is not None and (record.target_model or not record.reason):
+                self._ended(record, answer.status, answer.seconds)
 
-    def ended(self, record: Record, status: int) -> None:
-        """A request has ended. `status` 0: its client has gone before there was one."""
+    def _ended(self, record: Record, status: int, seconds: float) -> None:
+        """`status` 0: the client has gone before there was one."""
         model = self.models.get(record.known_model) or self._of_model(record.known_model)
         if status == 200 and record.outcome == "ok" and record.is_timed:
-            model.answered(record, self.clock())
+            model.answered(record, seconds)
             return
         status = status or CLIENT_GONE
         outcome = record.outcome or ("client_gone" if status == CLIENT_GONE else "error")

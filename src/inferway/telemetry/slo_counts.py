@@ -4,7 +4,7 @@ settings alone: a client's own headers cannot make a fleet look worse than it is
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from inferway.config import SloSettings
 from inferway.extension import EndedAnswer, Extension
@@ -22,13 +22,14 @@ class SloCounts(Extension):
         self._slo = slo
         self._counts: dict[str, Counter[bool]] = {}  # by model: the good ones and the others
 
-    def on_answer(self, answer: EndedAnswer, /) -> None:
-        record = answer.record
-        if record is None or not record.known_model:
-            return
-        good = is_good(self._slo, record, answer.status, answer.seconds)
-        if good is not None:
-            self._of(record.known_model)[good] += 1
+    def on_answers(self, answers: Sequence[EndedAnswer], /) -> None:
+        for answer in answers:
+            record = answer.record
+            if record is None or not record.known_model:
+                continue
+            good = is_good(self._slo, record, answer.status, answer.seconds)
+            if good is not None:
+                self._of(record.known_model)[good] += 1
 
     def families(self) -> Iterator[Family]:
         """Yield what /metrics shows of it."""

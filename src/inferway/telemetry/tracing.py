@@ -117,11 +117,12 @@ class Tracing(Extension):
         self._open.add(begun)
         return begun
 
-    def on_answer(self, answer: EndedAnswer, /) -> None:
-        """End the span of an answer that has ended."""
-        if answer.span is not None:
-            self._open.discard(answer.span)
-            answer.span.end(answer)
+    def on_answers(self, answers: Sequence[EndedAnswer], /) -> None:
+        """End the spans of answers that have ended."""
+        for answer in answers:
+            if answer.span is not None:
+                self._open.discard(answer.span)
+                answer.span.end(answer)
 
     async def close(self) -> None:
         """End the spans that are still open, and send what is left."""
@@ -251,7 +252,7 @@ class RequestSpan(RequestListener):
         if status >= 500:
             span.set_attribute("error.type", str(status))
             _fail(span)
-        span.end()
+        span.end(int(answer.at * 1e9))
 
     def cut(self) -> None:
         """Ends it as it is: nobody is going to say how the answer ended."""

@@ -33,16 +33,17 @@ class TrafficCounts(Extension):
     conversations: Conversations = field(default_factory=Conversations)
     _others: Sequence[dict[str, Any]] = ()  # what other processes have told last
 
-    def on_answer(self, answer: EndedAnswer, /) -> None:
-        """An answer has ended; of a request that was decided, it is counted how."""
-        record = answer.record
-        if record is None or not record.reason:
-            return
-        if record.reason not in _BY_LOAD:
-            self.by_prompt += 1
-            return
-        path = answer.path if answer.path in _PATHS else OTHER
-        self.by_load[path, family(answer.user_agent), record.reason] += 1
+    def on_answers(self, answers: Sequence[EndedAnswer], /) -> None:
+        """Count how the requests of the answers were decided."""
+        for answer in answers:
+            record = answer.record
+            if record is None or not record.reason:
+                continue
+            if record.reason not in _BY_LOAD:
+                self.by_prompt += 1
+                continue
+            path = answer.path if answer.path in _PATHS else OTHER
+            self.by_load[path, family(answer.user_agent), record.reason] += 1
 
     def told(self) -> dict[str, Any]:
         """Return what is known so far, of all processes that serve together."""

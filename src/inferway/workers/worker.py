@@ -19,7 +19,6 @@ from typing import Any
 from inferway.app import Gateway
 from inferway.config import ServeSettings
 from inferway.errors import ConfigError
-from inferway.extension import snapshots
 from inferway.fleet.fleet import Fleet
 from inferway.fleet.shared_columns import SharedColumns
 from inferway.http.reload import Apply
@@ -130,7 +129,7 @@ class Worker:
             draining.drain(engine, told.seconds)
 
     def _snapshots(self, asked: AskSnapshots) -> SnapshotsTold:
-        return SnapshotsTold(asked.number, snapshots(self.gateway.extensions, asked.since))
+        return SnapshotsTold(asked.number, self.gateway.snapshots(asked.since))
 
     def _set_own_places(self, settings: ServeSettings) -> None:
         has_gate = self.gateway.scheduling.flow_control is not None

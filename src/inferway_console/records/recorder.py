@@ -1,8 +1,8 @@
 """Requests that pass -> their records, in the ring.
 
 What a request was decided by is noted then (`Recorder.decided`), what has come of it when its
-answer has ended (`add`). Both are only put aside: some dozens are packed together, when so many
-have come, each second, and before anybody reads. What was believed to be in an engine's cache, and
+answer has ended (`on_answers`). What was noted is only put aside: some dozens are packed together,
+when so many have come, and before their records. What was believed to be in an engine's cache, and
 was not, waits a moment longer: for the engine's events, which may tell why (`shortfalls`).
 """
 
@@ -93,11 +93,13 @@ class Recorder(Extension):
         whereabouts: Whereabouts | None = None,
         others: LooksElsewhere | None = None,
         keeps_keys: bool = False,
+        drain: Callable[[], None] = lambda: None,
         wall_clock: Callable[[], float] = time.time,
         secret: bytes | None = None,
     ) -> None:
         """`picked_by`: the policy that chooses endpoints, if no profile is named. `keeps_keys`:
-        the blocks of each request are put aside for the files. `secret`: tenants and sessions are
+        the blocks of each request are put aside for the files. `drain`: brings the answers that
+        wait (extension.Tap). `secret`: tenants and sessions are
         hashed with it."""
         self.ring = ring
         self.keeps_keys = keeps_keys  # until the files end
@@ -115,8 +117,8 @@ class Recorder(Extension):
         self._answers = EndedPacker()
         self._batches: dict[tuple[int, int], DecidedBatch] = {}  # by list of endpoints, and columns
         self._batch: DecidedBatch | None = None  # of the last request
-        self._ended: list[Ended] = []
-        ring.settle = self.settle
+        self.settle = drain
+        ring.settle = drain
 
     # what comes in
 
@@ -166,19 +168,18 @@ class Recorder(Extension):
             self._pack_candidates()
         return noted
 
-    def on_answer(self, answer: EndedAnswer, /) -> None:
-        """Note what has come of a request."""
-        record = answer.record
-        if record is not None:
-            ended = self._ended
-            request_id, path, status = answer.request_id, answer.path, answer.status
-            ended.append((request_id, path, status, answer.outcome, answer.seconds, record, ()))
-            if len(ended) >= TOGETHER:
-                self.settle()
-
-    def flush(self) -> None:
-        """Pack what waits."""
-        self.settle()
+    def on_answers(self, answers: Sequence[EndedAnswer], /) -> None:
+        """Put what has come of requests into the ring."""
+        if self._batches:
+            self._pack_candidates()
+        ended = [
+            (each.request_id, each.path, each.status, each.outcome, each.seconds, record, ())
+            for each in answers
+            if (record := each.record) is not None
+        ]
+        if self.doubt is not None:
+            ended = [each for each in ended if not self._is_doubted(each)]
+        self.keep(ended)
 
     def snapshot(self, since: int) -> Snapshot:
         """Return the records behind that number, and the blocks that were put aside for them."""
@@ -207,17 +208,6 @@ class Recorder(Extension):
                 self.keys.append((number, keys))
 
     # what becomes of it
-
-    def settle(self) -> None:
-        """Put what has ended into the ring."""
-        if self._batches:
-            self._pack_candidates()
-        if not self._ended:
-            return
-        ended, self._ended = self._ended, []
-        if self.doubt is not None:
-            ended = [each for each in ended if not self._is_doubted(each)]
-        self.keep(ended)
 
     def _is_doubted(self, ended: Ended) -> bool:
         record: Record = ended[5]

@@ -36,6 +36,7 @@ class Records:
             whereabouts=FleetWhereabouts(fleet, standing),
             others=self._others,
             keeps_keys=settings.records.directory is not None,
+            drain=core.drain,
         )
         self.watch = PromptWatch(with_text=settings.explain_text)
         self._shortfalls = Shortfalls(

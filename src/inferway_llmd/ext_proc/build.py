@@ -46,7 +46,7 @@ def build_picker(core: Core, parts: ExtensionParts) -> PickerServer:
             conformance=picker.conformance,
             mode_override=picker.mode_override,
             counts=counts,
-            on_answer=parts.on_answer,
+            tap=parts.tap,
         ),
         Health(parts.is_ready),
         host=settings.host,

@@ -386,7 +386,8 @@ class ProcessingStream:
         self.close("upstream_error" if self._failed else "ok")
 
     def close(self, outcome: str = "client_gone") -> None:
-        """The stream has ended: free what the request holds, and tell the extensions. Only the
+        """The stream has ended: free what the request holds, and put the answer aside for
+        extensions. Only the
         first call counts."""
         if self._is_closed:
             return
@@ -405,8 +406,7 @@ class ProcessingStream:
             if noted.counts is not None and noted.record is not None:
                 noted.counts.ended(noted.record, noted.seconds, self._answer_bytes)
             if noted.is_answered:
-                for on_answer in self._rules.on_answer:
-                    on_answer(noted)
+                self._rules.tap.add(noted.as_ended())
 
 
 _ANSWERED: Mapping[str | None, Callable[[ProcessingStream, Any], Sequence[bytes]]] = {

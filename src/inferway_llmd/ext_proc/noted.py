@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from inferway.extension import EndedAnswer
 from inferway.model import Headers, RequestHead
 from inferway.routing.record import Record
 from inferway.telemetry.answer_log import CLIENT_GONE
@@ -16,7 +17,7 @@ _NO_HEAD = RequestHead("", "", "", ())
 
 @dataclass(slots=True)
 class Noted:
-    """An answer_log.EndedAnswer, once the stream has ended. The exchange writes it, but `asked_at`
+    """What is known of an answer. The exchange writes it, but `asked_at`
     and `span` are its driver's, `record` and `counts` are the picker's."""
 
     head: RequestHead = _NO_HEAD
@@ -42,28 +43,21 @@ class Noted:
         return bool(self.outcome or self.record)
 
     @property
-    def method(self) -> str:
-        return self.head.method
-
-    @property
-    def path(self) -> str:
-        return self.head.path
-
-    @property
-    def user_agent(self) -> bytes:
-        return last_value(self.head.headers, b"user-agent") or b""
-
-    @property
     def seconds(self) -> float:
-        """Since the request was complete; 0.0 if it never was."""
+        """The time since the request was complete; 0.0 if it never was."""
         return time.perf_counter() - self.asked_at if self.asked_at else 0.0
 
-    @property
-    def traceparent(self) -> bytes | None:
-        """That of the request's span, or else the client's."""
-        if self.span is not None:
-            return self.span.traceparent
-        return last_value(self.head.headers, TRACEPARENT)
+    def as_ended(self) -> EndedAnswer:
+        """Return what extensions see of it."""
+        headers, span = self.head.headers, self.span
+        return EndedAnswer(
+            *(self.client, self.head.method, self.head.path),
+            last_value(headers, b"user-agent") or b"",
+            self.request_id,
+            last_value(headers, TRACEPARENT) if span is None else span.traceparent,
+            *(self.status, self.outcome, time.time(), self.seconds, self.body_bytes),
+            *(self.record, span),
+        )
 
 
 def last_value(headers: Headers, wanted: bytes) -> bytes | None:

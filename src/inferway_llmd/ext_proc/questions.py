@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from inferway.extension import EndedAnswer
+from inferway.extension import Tap
 from inferway.http.ends import RequestLifecycle
 from inferway.model import Endpoint, Target
 from inferway.openai_api.usage import Usage
@@ -29,7 +29,7 @@ class Rules:
     conformance: bool = False  # a client's header may choose the endpoint
     mode_override: bool = False  # the proxy is told to keep answers to itself that need no change
     counts: PickerCounts = field(default_factory=PickerCounts)
-    on_answer: Sequence[Callable[[EndedAnswer], None]] = ()  # of extensions
+    tap: Tap = field(default_factory=lambda: Tap(()))  # of answers that have ended
 
 
 class Pick(NamedTuple):

@@ -14,7 +14,7 @@ from inferway.errors import InferwayError, crash_report, panic_as_error
 from inferway.http.eager import run_until_suspended
 from inferway.openai_api.paths import PARSERS, UNREAD
 from inferway.telemetry.answer_log import is_probe
-from inferway.telemetry.tracing import Tracing
+from inferway.telemetry.tracing import TRACEPARENT, Tracing
 from inferway_llmd.ext_proc.counts import PickerCounts
 from inferway_llmd.ext_proc.exchange import ProcessingStream
 from inferway_llmd.ext_proc.health import Health
@@ -164,11 +164,11 @@ class _Driver:
     def _begin(self, noted: Noted) -> None:
         """Note when the request was complete, and begin its span."""
         noted.asked_at = time.perf_counter()
-        tracing, path = self._server.tracing, noted.path
-        user_agent = last_value(noted.head.headers, b"user-agent") or b""
+        tracing, path, headers = self._server.tracing, noted.head.path, noted.head.headers
+        user_agent = last_value(headers, b"user-agent") or b""
         if tracing is not None and not is_probe(path, user_agent):
             noted.span = tracing.begin(
-                *(noted.method, path, noted.request_id, noted.traceparent, 0.0),
+                *(noted.head.method, path, noted.request_id, last_value(headers, TRACEPARENT), 0.0),
                 is_known=path in PARSERS or path in UNREAD,
             )
 

@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from itertools import count
 from tempfile import TemporaryDirectory
@@ -283,7 +283,11 @@ class LiveLines(Extension):
         """Leave no more lines."""
         self._is_on = False
 
-    def on_answer(self, answer: EndedAnswer, /) -> None:
+    def on_answers(self, answers: Sequence[EndedAnswer], /) -> None:
+        for answer in answers:
+            self._tell(answer)
+
+    def _tell(self, answer: EndedAnswer) -> None:
         if not self._is_on or answer.record is None or is_of_traffic(answer.request_id):
             return
         line = line_of(answer)

@@ -229,7 +229,7 @@ class World:
             seconds=0.1,
             record=record,
         )
-        self.recorder.on_answer(answer)
+        self.recorder.on_answers([answer])
         self.recorder.settle()
         await self.hear()
         for call in self.due:

@@ -62,7 +62,7 @@ def ended(recorder: Recorder, record: Record, name: str = "r") -> None:
     answer: Any = SimpleNamespace(
         request_id=name, path="/v1/completions", status=200, outcome="", seconds=1.0, record=record
     )
-    recorder.on_answer(answer)
+    recorder.on_answers([answer])
 
 
 def recorded(number: int, chosen: int, **how: Any) -> tuple[Routed, RequestRecord]:
@@ -153,6 +153,6 @@ def test_answers_that_no_journey_knows_of_have_no_record() -> None:
     recorder = Recorder(RecordRing(), lambda: 0.0)
     answer: Any = SimpleNamespace(record=None)
 
-    recorder.on_answer(answer)
+    recorder.on_answers([answer])
 
     assert len(recorder.ring) == 0

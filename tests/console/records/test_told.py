@@ -151,7 +151,7 @@ def tell(recorder: Recorder, each: Told, name: str, keys: Sequence[int] = (1,)) 
         seconds=each.took,
         record=each.record,
     )
-    recorder.on_answer(answer)
+    recorder.on_answers([answer])
 
 
 @settings(max_examples=30)

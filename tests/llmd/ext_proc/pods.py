@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from inferway.errors import InferwayError, InvalidRequestError, NoEndpointError
+from inferway.extension import EndedAnswer, Tap
 from inferway.kv.index.memory import MemoryIndex
 from inferway.kv.index.speculative import SpeculativeOverlay
 from inferway.model import Adapters, Candidates, Endpoint, HolderId, Reason
@@ -100,6 +101,14 @@ class Pods:
         self.suspected.append(endpoint.engine)
 
 
+class UndelayedTap(Tap):
+    """Shows each answer at once."""
+
+    def add(self, answer: EndedAnswer) -> None:
+        super().add(answer)
+        self.drain()
+
+
 class Stream:
     """One request's stream, without gRPC: what is sent is answered."""
 
@@ -125,7 +134,7 @@ class Stream:
             Rules(
                 self.fleet.find,
                 counts=self.picker.counts,
-                on_answer=[self.picker.requests.on_answer],
+                tap=UndelayedTap([self.picker.requests]),
                 **rules,
             )
         )

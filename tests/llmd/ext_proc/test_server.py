@@ -14,10 +14,10 @@ import pytest
 import uvloop
 from hpack import Encoder
 from tests.llmd.ext_proc.journeys import Untouched
-from tests.llmd.ext_proc.pods import Stream, rqb, rqh, rsb, rsh
+from tests.llmd.ext_proc.pods import Stream, UndelayedTap, rqb, rqh, rsb, rsh
 
 from inferway.errors import ConfigError
-from inferway.extension import Extension, methods
+from inferway.extension import Extension
 from inferway.model import Target
 from inferway_llmd.ext_proc import tls
 from inferway_llmd.ext_proc.health import (
@@ -67,7 +67,7 @@ class Running:
             Rules(
                 self.stream.fleet.find,
                 max_body_bytes=5 << 20,
-                on_answer=methods([self.stream.picker.requests, *extensions], "on_answer"),
+                tap=UndelayedTap([self.stream.picker.requests, *extensions]),
             ),
             Health(lambda: self.ready, look_seconds=0.01),
             **{"host": "127.0.0.1", "port": 0, "health_port": 0, "credentials": None, **options},
