@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
+from inferway.extension import EndedAnswer
 from inferway.metrics import Family
 from inferway.openai_api.usage import Usage
 from inferway.routing.record import Record
@@ -42,6 +43,15 @@ def page(counts: RequestCounts) -> bytes:
     return generate_latest(registry)
 
 
+def end(counts: RequestCounts, record: Record, status: int, seconds: float = 0.0) -> None:
+    """Have the answer of a request end."""
+    who, path = ("127.0.0.1", "POST"), "/v1/chat/completions"
+    answer = EndedAnswer(
+        *(*who, path, b"", "r", None, status, record.outcome, 0.0, seconds, 0, record)
+    )
+    counts.on_answers([answer])
+
+
 def streamed(
     pieces: list[tuple[float, bytes]], usage: Usage | None = None, outcome: str = "ok"
 ) -> RequestCounts:
@@ -54,7 +64,7 @@ def streamed(
         clock.now = 100.0 + at
         passed(record, events)
     record.outcome, record.usage = outcome, usage
-    counts.ended(record, 200)
+    end(counts, record, 200, clock.now - 100.0)
     counts.flush()
     return counts
 
@@ -101,18 +111,18 @@ def test_an_answer_that_was_cut_has_its_first_token_and_no_latency() -> None:
 def test_a_client_who_has_gone_before_a_status_has_499() -> None:
     counts = RequestCounts(Clock())
 
-    counts.ended(Record(0.0, known_model="m"), 0)
+    end(counts, Record(0.0, known_model="m"), 0)
 
     assert counts.models["m"].endings == {(499, "client_gone"): 1}
 
 
 def test_unknown_models_are_one_label_however_many_clients_make_up() -> None:
     counts = RequestCounts(Clock())
-    counts.ended(Record(0.0, model="0", outcome="refused"), 404)
+    end(counts, Record(0.0, model="0", outcome="refused"), 404)
     size = len(page(counts))
 
     for number in range(100_000):
-        counts.ended(Record(0.0, model=f"made up {number}", outcome="refused"), 404)
+        end(counts, Record(0.0, model=f"made up {number}", outcome="refused"), 404)
 
     assert set(counts.models) == {OTHER}
     assert len(page(counts)) < size + 10  # the number's digits
@@ -122,7 +132,7 @@ def test_models_that_come_and_go_are_not_without_bound() -> None:
     counts = RequestCounts(Clock())
 
     for number in range(MAX_MODELS * 2):
-        counts.ended(Record(0.0, known_model=f"adapter-{number}", outcome="ok"), 200)
+        end(counts, Record(0.0, known_model=f"adapter-{number}", outcome="ok"), 200)
 
     assert len(counts.models) == MAX_MODELS + 1
     assert counts.models[OTHER].endings[200, "ok"] == MAX_MODELS
