@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack
 from functools import partial
 
 from inferway.config import EngineSettings, ModelRewrite, ServeSettings
-from inferway.doctor.live import traffic_alarms
+from inferway.doctor.traffic_rules import traffic_alarms
 from inferway.extension import Core, Extension, Snapshot, Tap, installed, methods, snapshots
 from inferway.fleet.discovery.members import Members, build_members
 from inferway.fleet.draining import Draining
@@ -21,7 +21,7 @@ from inferway.fleet.engine import Engine
 from inferway.fleet.orphan_resolution import OrphanResolver
 from inferway.fleet.structured_gate import FleetGate
 from inferway.fleet.tokens_once import build_continuing, build_tokens_once
-from inferway.http.alarms import AlarmPages
+from inferway.http.admin import AlarmPages
 from inferway.http.auth import Auth, build_auth, read_keys
 from inferway.http.continued import move_streams, open_continuer
 from inferway.http.extension_parts import ExtensionParts, Route

@@ -10,6 +10,7 @@ that have ended are put aside (`Tap`), and shown to extensions together.
 from __future__ import annotations
 
 import logging
+from asyncio import CancelledError
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -18,7 +19,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import msgspec
 
 from inferway.config import ServeSettings
-from inferway.errors import ConfigError
+from inferway.errors import ClientGoneError, ConfigError, RequestError
 from inferway.fleet.fleet import Fleet
 from inferway.kv.index.protocol import Index
 from inferway.metrics import Family
@@ -33,6 +34,12 @@ log = logging.getLogger("inferway")
 
 ENTRY_POINTS = "inferway.extensions"
 MOST_WAITING = 256  # answers
+# Paths that a load balancer, Kubernetes or Prometheus asks again and again.
+PROBES = frozenset({"/health", "/ready", "/metrics", "/ping"})
+_KUBE = b"kube-probe/"
+
+CLIENT_GONE = 499  # the status of an answer that nobody was there to get: nginx's word for it
+
 OURS = "inferway"  # the distribution whose extensions tests hold to what they promise
 
 
@@ -52,6 +59,19 @@ class EndedAnswer(msgspec.Struct):
     body_bytes: int | None  # of the answer; None: they did not pass here
     record: Record | None  # what the request's journey has found out; None: there was none
     span: Any = None  # the request's telemetry.tracing.RequestSpan; None: there is none
+
+
+def is_probe(path: str, user_agent: bytes) -> bool:
+    """Return whether somebody asks who does so every few seconds: how we are, or for our
+    numbers."""
+    return path in PROBES or user_agent.startswith(_KUBE)
+
+
+def outcome_of(error: BaseException) -> str:
+    """Return the outcome of a request that `error` has kept from coming as far as an engine."""
+    if isinstance(error, (ClientGoneError, CancelledError)):
+        return "client_gone"
+    return "refused" if isinstance(error, RequestError) else "error"
 
 
 class Tap:

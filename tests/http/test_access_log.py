@@ -15,13 +15,13 @@ from tests.http.clients import connected, echo, get, post, serving
 from tests.upstream.engines import in_loop
 
 from inferway.errors import UnknownModelError
+from inferway.extension import PROBES
 from inferway.http.message import Request
 from inferway.http.responder import JSON, Responder
 from inferway.model import Endpoint, Target
 from inferway.openai_api.usage import Usage
 from inferway.routing.record import Record
 from inferway.telemetry.access_log import AccessLog, Line
-from inferway.telemetry.answer_log import PROBES
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 

@@ -5,15 +5,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
+
 from inferway.doctor.facts import (
     BreakersReport,
     BrokenTurns,
     ConversationsReport,
     GatewayReport,
     RequestsByLoad,
+    TrafficReport,
 )
 from inferway.doctor.rules import CheckResult, Level
+from inferway.model import Alarm
 from inferway.openai_api.paths import GENERATING
+from inferway.telemetry.traffic_counts import TrafficCounts
 
 _MOST_BREAKERS = 10
 _MOST_LINES = 8  # of one kind: what comes most often is first
@@ -65,6 +70,14 @@ _CAUSES = {
         "have the client leave them until it must compact the conversation",
     ),
 }
+
+
+def traffic_alarms(traffic: TrafficCounts) -> Iterator[Alarm]:
+    """Yield what is not well in the traffic."""
+    told = msgspec.convert(traffic.told(), TrafficReport)
+    for found in judge_gateway(GatewayReport("", told)):
+        if found.level is not Level.OK:
+            yield Alarm(found.level, "traffic", found.evidence, found.cure)
 
 
 def judge_gateway(found: GatewayReport) -> Iterator[CheckResult]:

@@ -1,7 +1,7 @@
 """GET /admin/engines: what is known of each engine, and how it is known. POST .../NAME/drain and
 .../NAME/resume: whether it gets new requests. POST /admin/drain: drains the engine whose cache is
 worth least. GET /admin/traffic: what keeps caches unused. GET /admin/peers: the gateways beside
-this one.
+this one. GET /admin/alarms: what should not be so, with its cure, as the page shows it.
 
 For operators, and so behind the admin key where one is configured (`routes`). The names are
 described in docs/troubleshooting.md, and stay.
@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs, unquote
 
@@ -28,21 +29,55 @@ from inferway.fleet.engine import Engine
 from inferway.fleet.event_demand import NOT_FOLLOWED
 from inferway.fleet.fleet import Fleet
 from inferway.fleet.journal.journal import JournalFigures
-from inferway.http.alarms import AlarmPages
 from inferway.http.message import Request
 from inferway.http.responder import JSON, Responder
 from inferway.http.server import Handler
 from inferway.kv.index.protocol import Index
-from inferway.model import ROLE, SCRAPED, Endpoint
+from inferway.model import ROLE, SCRAPED, Alarm, Endpoint
 from inferway.routing.limits.failover import FailoverPolicy
+from inferway.telemetry.alarms import fleet_alarms
+from inferway.telemetry.engine_rows import EngineRows
 from inferway.telemetry.traffic_counts import TrafficCounts
 
-DRAIN = "/admin/drain"
+ALARMS, DRAIN = "/admin/alarms", "/admin/drain"
 # What is known of other gateways; None: there are none to be told.
 PeersReport = Callable[[], Mapping[str, Any] | None]
 
 _PREFIX = "/admin/engines/"
 _MAX_SECONDS = 24 * 60 * 60
+
+
+@dataclass(frozen=True, slots=True)
+class AlarmPages:
+    """`judge`: what should not be so beside the engines."""
+
+    rows: EngineRows
+    judge: Callable[[], Sequence[Alarm]]
+
+    @property
+    def for_admins(self) -> Mapping[str, Mapping[str, Handler]]:
+        return {ALARMS: {"GET": self.answer}}
+
+    def all(self) -> Sequence[Alarm]:
+        return [*fleet_alarms(self.rows.rows()), *self.judge()]
+
+    async def answer(self, _: Request, responder: Responder) -> None:
+        """Answer with all alarms, the worst first."""
+        responder.send(200, JSON, msgspec.json.encode({"alarms": self.all()}))
+
+    def of_engine(self, engine: Engine) -> dict[str, Any]:
+        """Return what /admin/engines shows of the engine's state, and how it does."""
+        row = self.rows.row(engine, {})
+        return {
+            "state": row.state,
+            "since": row.since,
+            "outage": row.outage,
+            "moved": row.moved,
+            "lost": row.lost,
+            "slow": row.slow,
+            "late": row.late,
+            "speed": row.speed,
+        }
 
 
 class AdminPages:

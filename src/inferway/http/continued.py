@@ -28,6 +28,7 @@ from inferway.errors import (
     SeamError,
     SilentEngineError,
 )
+from inferway.extension import outcome_of
 from inferway.http.auth import Auth
 from inferway.http.ends import BodySource, Client
 from inferway.http.errors import withheld
@@ -53,7 +54,6 @@ from inferway.routing.eligible import Within
 from inferway.routing.journey import Journey
 from inferway.routing.record import Passed, Record
 from inferway.tasks import Tasks
-from inferway.telemetry.answer_log import outcome_of
 from inferway.upstream.pool import Pool
 from inferway_structured.decoding import UNREADABLE
 from inferway_structured.sse import content_coding

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from inferway.extension import Tap
-from inferway.http.alarms import AlarmPages
+from inferway.http.admin import AlarmPages
 from inferway.http.auth import Auth
 from inferway.http.inference_ingress import InferenceIngress
 from inferway.http.server import Handler

@@ -34,9 +34,9 @@ from inferway.errors import (
     RequestError,
     UnknownPathError,
 )
+from inferway.extension import outcome_of
 from inferway.fleet.draining import Draining
-from inferway.http.admin import AdminPages, PeersReport
-from inferway.http.alarms import AlarmPages
+from inferway.http.admin import AdminPages, AlarmPages, PeersReport
 from inferway.http.auth import Auth
 from inferway.http.continued import Continuer, StreamCaller
 from inferway.http.discovery_pages import PathsPage, VersionPage, unknown_path
@@ -67,7 +67,6 @@ from inferway.openai_api.paths import GENERATING
 from inferway.prompts.fidelity.messages_probe import COUNT_TOKENS
 from inferway.routing.director import Director
 from inferway.routing.limits.callers import ApiCaller
-from inferway.telemetry.answer_log import outcome_of
 from inferway.telemetry.request_counts import RequestCounts
 from inferway.telemetry.traffic_counts import TrafficCounts
 from inferway.upstream.pool import Pool

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Container
 
+from inferway.extension import is_probe
 from inferway.http.message import Request
 from inferway.http.responder import Responder
 from inferway.http.server import Handler
-from inferway.telemetry.answer_log import is_probe
 from inferway.telemetry.tracing import TRACEPARENT, TRACESTATE, Tracing
 
 

@@ -18,6 +18,7 @@ from inferway.errors import (
     OurFaultError,
     UpstreamError,
 )
+from inferway.extension import outcome_of
 from inferway.http.auth import Auth
 from inferway.http.connection import ClientConnection
 from inferway.http.errors import withheld
@@ -29,7 +30,6 @@ from inferway.openai_api.unread import UnreadBody, read_query
 from inferway.routing.director import Director
 from inferway.routing.journey import Journey
 from inferway.routing.limits.failover import Failover
-from inferway.telemetry.answer_log import outcome_of
 from inferway.upstream.connection import EngineConnection
 from inferway.upstream.exchange import UpstreamRequest
 from inferway.upstream.headers import header_block

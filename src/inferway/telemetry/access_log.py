@@ -16,9 +16,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from inferway.extension import EndedAnswer, Extension
+from inferway.extension import CLIENT_GONE, PROBES, EndedAnswer, Extension
 from inferway.routing.record import Record
-from inferway.telemetry.answer_log import CLIENT_GONE, PROBES
 from inferway.telemetry.log_lines import LogFormat, quoted, stamp
 from inferway.telemetry.tracing import trace_id_of
 

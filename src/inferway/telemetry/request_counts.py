@@ -17,10 +17,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from inferway.extension import EndedAnswer, Extension
+from inferway.extension import CLIENT_GONE, EndedAnswer, Extension
 from inferway.metrics import Family, Histogram, counter, histogram
 from inferway.routing.record import Passed, Record, timing
-from inferway.telemetry.answer_log import CLIENT_GONE
 
 OTHER = "other"  # the label of models that nobody serves
 MAX_MODELS = 256  # with a label of their own: adapters come and go

@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Iterable
 from math import floor
 
+from inferway.extension import CLIENT_GONE
 from inferway.kv.index.protocol import MatchResult
 from inferway.model import Endpoint, Target
 from inferway.openai_api.paths import PARSERS, UNREAD
 from inferway.routing.record import Record
-from inferway.telemetry.answer_log import CLIENT_GONE
 from inferway_console.records.decided import NOBODY, DecidedRequest
 from inferway_console.records.misses import of_decision
 from inferway_console.records.packing import MOST_ID, Names, PackedRow, RequestKind

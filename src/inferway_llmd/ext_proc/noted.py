@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from inferway.extension import EndedAnswer
+from inferway.extension import CLIENT_GONE, EndedAnswer
 from inferway.model import Headers, RequestHead
 from inferway.routing.record import Record
-from inferway.telemetry.answer_log import CLIENT_GONE
 from inferway.telemetry.tracing import TRACEPARENT, RequestSpan
 from inferway_llmd.ext_proc.counts import ModelCounts
 

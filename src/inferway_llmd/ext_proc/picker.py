@@ -14,6 +14,7 @@ from inferway.errors import (
     InvalidRequestError,
     UnknownModelError,
 )
+from inferway.extension import outcome_of
 from inferway.http.content_coding import BodyDecoder
 from inferway.http.message import CONTENT_ENCODING
 from inferway.model import Candidates, Decision, Reason
@@ -26,7 +27,6 @@ from inferway.routing.journey import Journey, Routed
 from inferway.routing.limits.concurrency_limiter import Slot
 from inferway.routing.objectives import named_tenant
 from inferway.routing.record import Record
-from inferway.telemetry.answer_log import outcome_of
 from inferway.telemetry.request_counts import RequestCounts
 from inferway_llmd.ext_proc.counts import ModelCounts, PickerCounts
 from inferway_llmd.ext_proc.noted import last_value

@@ -11,9 +11,9 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from inferway.errors import InferwayError, crash_report, panic_as_error
+from inferway.extension import is_probe
 from inferway.http.eager import run_until_suspended
 from inferway.openai_api.paths import PARSERS, UNREAD
-from inferway.telemetry.answer_log import is_probe
 from inferway.telemetry.tracing import TRACEPARENT, Tracing
 from inferway_llmd.ext_proc.counts import PickerCounts
 from inferway_llmd.ext_proc.exchange import ProcessingStream

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inferway.doctor.live import traffic_alarms
+from inferway.doctor.traffic_rules import traffic_alarms
 from inferway.telemetry.traffic_counts import TrafficCounts
 
 
