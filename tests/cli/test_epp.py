@@ -91,7 +91,6 @@ FLAGS: dict[tuple[str, ...], dict[str, Any]] = {
     ("--enable-cert-reload",): {"picker": {"reload_cert": True}},
     ("--fallbacks", "2"): {"picker": {"fallbacks": 2}},
     ("--report-cost", "total"): {"picker": {"report_cost": "total"}},
-    ("--mode-override",): {"picker": {"mode_override": True}},
     ("--conformance",): {"picker": {"conformance": True}},
     ("--disable-endpoint-subset-filter",): {"picker": {"heed_subset": False}},
     ("--metrics-port", "9"): {"port": 9},

@@ -108,13 +108,6 @@ def _ignored(command: Any) -> Any:
         type=OneOf(["prompt", "completion", "total"]),
         help="Tell the gateway these tokens of each answer, as x-gateway-inference-request-cost.",
     ),
-    key_option(
-        "--mode-override",
-        "picker.mode_override",
-        **_BOOLEAN,
-        help="Let answers that need no change bypass the picker, where Envoy has "
-        "allow_mode_override.",
-    ),
     option(
         "--disable-endpoint-subset-filter",
         **_BOOLEAN,

@@ -72,7 +72,8 @@ def removed_option(flag: str, cure: str) -> Callable[[Any], Any]:
         if value is not None:
             raise click.UsageError(f"{flag} ({variable}) is gone: {cure}", ctx)
 
-    return option(flag, hidden=True, expose_value=False, envvar=[variable], callback=refuse)
+    how: dict[str, Any] = {"is_flag": False, "flag_value": ""}  # with a value or without
+    return option(flag, hidden=True, expose_value=False, envvar=[variable], callback=refuse, **how)
 
 
 class LineList(click.types.StringParamType):

@@ -17,7 +17,7 @@ from inferway.cli.flow_options import FAILURES, LIMITS
 from inferway.cli.key_options import OFF, ON, given_keys, key_option, number_option
 from inferway.cli.surface_options import OBSERVABILITY, SECURITY
 from inferway.config import Policy
-from inferway.config.removed import INDEX_IN_REDIS
+from inferway.config.removed import REMOVED_FLAGS
 from inferway.errors import ConfigError
 
 POLICIES = get_args(Policy)
@@ -147,7 +147,6 @@ _SECTIONS = (
     ),
     section(
         "Index of cached blocks",
-        removed_option("--index", INDEX_IN_REDIS),
         key_option(
             "--state-dir",
             "state_dir",
@@ -257,6 +256,8 @@ _SECTIONS = (
 
 def serve_options(command: _Command) -> _Command:
     """Decorates a command with all of them; it gets `config`, and what `overrides` takes."""
+    for flag, cure in REMOVED_FLAGS.items():
+        command = removed_option(flag, cure)(command)
     for part in reversed(_SECTIONS):
         command = part(command)
     return command

@@ -273,7 +273,6 @@ class PickerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     heed_subset: bool = True  # false: whatever addresses the gateway allows
     fallbacks: Annotated[int, msgspec.Meta(ge=0)] = 0  # addresses told behind the first
     report_cost: Literal["prompt", "completion", "total"] | None = None  # tokens, to the gateway
-    mode_override: bool = False  # answers that need no change do not pass us, if the proxy allows
     conformance: bool = False  # a client's header may choose the endpoint: for tests of gateways
 
 
