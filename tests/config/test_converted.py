@@ -167,6 +167,12 @@ def test_no_password_and_no_long_text_is_shown() -> None:
     )
 
 
+def test_an_unknown_level_of_the_log_is_refused_with_those_that_are_known() -> None:
+    said = fault({"engines": [], "log_level": "loud"})
+
+    assert said == "f: log_level: 'loud': expected one of debug, info, warning, error"
+
+
 def test_the_place_is_found_where_a_value_is_worded_like_one() -> None:
     said = fault({"engines": [], "log_format": "a - at `$.port`"})
 

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from inferway.cli.environment import unknown_variables
-from inferway.cli.flag import Flag
+from inferway.cli.flag import FlagOption
 
 Decorator = Callable[[Any], Any]
 
@@ -72,7 +72,7 @@ class Command(click.Command):
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_epilog(ctx, formatter)
-        flags = [param for param in self.params if isinstance(param, Flag) and param.variable]
+        flags = [param for param in self.params if isinstance(param, FlagOption) and param.variable]
         if not flags:
             return
         names = [max(flag.opts, key=len).lstrip("-") for flag in flags]
@@ -93,9 +93,11 @@ def warnings_of(ctx: click.Context) -> Iterator[str]:
     """Variables with our prefix that no command reads."""
     from inferway.cli.main import variables  # it imports commands, and so this module
 
-    if ctx.command.params and all(not isinstance(param, Flag) for param in ctx.command.params):
+    if ctx.command.params and all(
+        not isinstance(param, FlagOption) for param in ctx.command.params
+    ):
         return
-    own = {param.variable for param in ctx.command.params if isinstance(param, Flag)}
+    own = {param.variable for param in ctx.command.params if isinstance(param, FlagOption)}
     if not any(unknown_variables(os.environ, {str(name) for name in own}, ())):
         return  # the usual case: no other command needs to be imported
     yield from unknown_variables(os.environ, variables(), _mentioned(ctx))

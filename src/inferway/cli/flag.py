@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ from click.core import ParameterSource
 from inferway.cli.environment import is_service_link, variable_of
 
 
-class Flag(click.Option):
+class FlagOption(click.Option):
     """An option that `INFERWAY_` and its name set, too; a list is split at white space there."""
 
     def __init__(self, *declarations: Any, **how: Any) -> None:
@@ -60,7 +60,7 @@ class Flag(click.Option):
         return ctx.get_parameter_source(self.name) is ParameterSource.ENVIRONMENT
 
 
-option = partial(click.option, cls=Flag)
+option = partial(click.option, cls=FlagOption)
 
 
 def removed_option(flag: str, cure: str) -> Callable[[Any], Any]:
@@ -124,6 +124,68 @@ class Number(click.FloatRange):
 
     def _describe_range(self) -> str:
         return "" if self.min is None and self.max is None else super()._describe_range()
+
+
+def number_range(
+    kind: type[int] | type[float],
+    *,
+    ge: float | None = None,
+    gt: float | None = None,
+    le: float | None = None,
+    lt: float | None = None,
+) -> Whole | Number:
+    """Return the numbers of a kind within bounds."""
+    bounds: dict[str, Any] = {
+        "min": ge if gt is None else gt,
+        "max": le if lt is None else lt,
+        "min_open": gt is not None,
+        "max_open": lt is not None,
+    }
+    return Whole(**bounds) if kind is int else Number(**bounds)
+
+
+class NumberList(click.ParamType[list[int | float]]):
+    """Numbers with commas between them."""
+
+    name = "numbers"
+
+    def __init__(self, of: Whole | Number) -> None:
+        self._of = of
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> list[int | float]:
+        try:
+            return [self._of.convert(part.strip(), param, ctx) for part in value.split(",")]
+        except click.BadParameter:
+            allowed = f"expected whole numbers {_bounds(self._of)}, with commas between them"
+            self.fail(f"{value!r}: {allowed}", param, ctx)
+
+
+class NumberOr(click.ParamType[float | str]):
+    """A number, or one of some words."""
+
+    name = "number"
+
+    def __init__(self, of: Whole | Number, words: Sequence[str]) -> None:
+        self._of, self._words = of, words
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float | str:
+        if value in self._words:
+            return str(value)
+        try:
+            return self._of.convert(value, param, ctx)
+        except click.BadParameter as e:
+            self.fail(f"{e.message}, or {', '.join(self._words)}", param, ctx)
+
+
+class Opposite(click.types.BoolParamType):
+    """True or false, of a flag that says the opposite of its setting."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> bool:
+        return not super().convert(value, param, ctx)
 
 
 def _bounds(kind: click.IntRange | click.FloatRange) -> str:

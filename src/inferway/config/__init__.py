@@ -9,33 +9,34 @@ shown      a setting                      -> what logs and errors may have of it
 
 from inferway.config.checks import ALLOWED_PATH, check_engines, peers_port
 from inferway.config.converted import converted
-from inferway.config.reading import load_settings, parse_engine, parse_yaml, read_yaml
-from inferway.config.settings import (
+from inferway.config.engine_settings import (
     UNIX,
     DiscoverySettings,
-    EjectionSettings,
     EngineSettings,
+    KubernetesSettings,
+    ModelSettings,
+    engine_address,
+    unix_path,
+)
+from inferway.config.part_settings import (
+    EjectionSettings,
     FlowSettings,
     IndexSettings,
-    KubernetesSettings,
     KvTransferSettings,
     LimitSettings,
     ModelRewrite,
-    ModelSettings,
     PeerSettings,
     PickerSettings,
-    Policy,
     ProbeSettings,
     RecordSettings,
     RetrySettings,
     RewriteTarget,
-    ServeSettings,
     SloSettings,
     StructuredSettings,
     TimeoutSettings,
-    engine_address,
-    unix_path,
 )
+from inferway.config.reading import load_settings, parse_engine, parse_yaml, read_yaml
+from inferway.config.settings import Policy, ServeSettings
 from inferway.config.shown import without_password
 
 __all__ = [

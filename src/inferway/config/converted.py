@@ -10,11 +10,12 @@ import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 from types import UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from inferway.config.removed import REMOVED_KEYS
+from inferway.config.setting import bare
 from inferway.config.shown import without_password
 from inferway.errors import ConfigError
 
@@ -59,8 +60,9 @@ def _fault(value: Any, kind: Any, said: str) -> str:
 
 def _alternative(kind: Any, value: object) -> Any:
     """Of a union the one that such a value is meant to be; without its bounds."""
+    kind = bare(kind)
     every = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
-    kinds = [get_args(each)[0] if get_origin(each) is Annotated else each for each in every]
+    kinds = [bare(each) for each in every]
     if isinstance(value, list):
         wanted: tuple[type, ...] = (list, tuple)
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from inferway.config.settings import IndexSettings, PickerSettings
+from inferway.config.part_settings import IndexSettings, PickerSettings
 
 INDEX_IN_REDIS = (
     "the index in Redis is gone, because each gateway learns the same from the engines' events; "

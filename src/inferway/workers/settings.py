@@ -4,31 +4,15 @@ from __future__ import annotations
 
 import msgspec
 
-from inferway.config import (
-    UNIX,
-    DiscoverySettings,
-    PeerSettings,
-    PickerSettings,
-    ServeSettings,
-)
+from inferway.config import UNIX, PickerSettings, ServeSettings
+from inferway.config.setting import without_once
 from inferway.errors import ConfigError
 
 
 def worker_settings(settings: ServeSettings, port: int, picker: PickerSettings) -> ServeSettings:
     """Return the settings of a worker, which listens on that port and on the picker's: all that
     exists once is the hub's."""
-    return msgspec.structs.replace(
-        settings,
-        engines=[],
-        discovery=DiscoverySettings(),
-        port=port,
-        picker=picker,
-        admin_port=None,
-        publish=None,
-        state_dir=None,
-        peers=PeerSettings(),
-        records=msgspec.structs.replace(settings.records, directory=None),
-    )
+    return msgspec.structs.replace(without_once(settings), port=port, picker=picker)
 
 
 def check_together(settings: ServeSettings) -> None:

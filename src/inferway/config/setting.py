@@ -1,0 +1,158 @@
+"""What a field of the settings says of itself, beside its type and its default:
+
+    queue: Annotated[WholeNumber, Flag("--queue N", LIMITS), "Let at most …", "See [the guide](…)."]
+
+The first text is the help of the flag, and what docs/configuration.md says of the key; the second
+is only there. A default that is no value stands at the end of the first one: [default: no limit].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum, auto
+from functools import cache
+from types import NoneType, UnionType
+from typing import Annotated, Any, Final, TypeVar, Union, get_args, get_origin
+
+import msgspec
+
+Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+NotNegative = Annotated[float, msgspec.Meta(ge=0)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Count = Annotated[int, msgspec.Meta(gt=0)]
+WholeNumber = Annotated[int, msgspec.Meta(ge=0)]
+
+_Struct = TypeVar("_Struct", bound=msgspec.Struct)
+
+ANY_NAME: Final = "*"  # in a dotted key: each name of a map, each item of a list
+_DEFAULT = "  [default: "
+
+
+class Mark(Enum):
+    """A property of a setting that is either there or not."""
+
+    RELOADED = auto()  # taken over from the file while the gateway runs (SIGHUP)
+    ONCE = auto()  # heeded by one process, however many answer requests; others have the default
+
+
+RELOADED, ONCE = Mark
+
+
+@dataclass(frozen=True, slots=True)
+class FlagGroup:
+    """A part of the help of `inferway serve` or `inferway epp`."""
+
+    title: str
+    example: str  # one line of a shell
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """The flag of a setting, as it is typed, with what follows it: `--queue N`, `--ui/--no-ui`."""
+
+    typed: str
+    group: FlagGroup
+
+    @property
+    def names(self) -> str:
+        """The names, as click has them."""
+        return self.typed.partition(" ")[0]
+
+    @property
+    def metavar(self) -> str:
+        """What the help shows for the value."""
+        return self.typed.partition(" ")[2]
+
+    @property
+    def is_opposite(self) -> bool:
+        """Whether the flag, when it is given, switches its setting off."""
+        return self.typed.startswith(("--no-", "--disable-"))
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One field of a struct of the settings."""
+
+    name: str
+    kind: Any  # the type; that of a number has its bounds, as Annotated
+    default: Any
+    flag: Flag | None
+    marks: frozenset[Mark]
+    text: str
+    default_words: str  # what stands for the default, if that is no value
+    more: str  # what only the documents say
+
+    @property
+    def kinds(self) -> list[Any]:
+        """The types that a value may have, without that of null."""
+        is_union = get_origin(self.kind) in (Union, UnionType)
+        every = get_args(self.kind) if is_union else (self.kind,)
+        return [each for each in every if each is not NoneType]
+
+    @property
+    def part(self) -> type[msgspec.Struct] | None:
+        """The struct that the value is, or has as its items."""
+        for kind in self.kinds:
+            inner = get_args(bare(kind))[-1:] or (kind,)
+            if isinstance(inner[0], type) and issubclass(inner[0], msgspec.Struct):
+                return inner[0]
+        return None
+
+
+def bare(kind: Any) -> Any:
+    """Return the type without its bounds."""
+    return get_args(kind)[0] if get_origin(kind) is Annotated else kind
+
+
+@cache
+def settings_of(struct: type[msgspec.Struct]) -> dict[str, Setting]:
+    """Return what the fields of the struct say of themselves, in their order."""
+    found = {}
+    for field in msgspec.structs.fields(struct):
+        kind, *said = get_args(field.type)
+        bounds = [each for each in said if isinstance(each, msgspec.Meta)]
+        texts = [each for each in said if isinstance(each, str)]
+        text, _, default_words = texts[0].partition(_DEFAULT)
+        found[field.name] = Setting(
+            field.name,
+            Annotated[kind, *bounds] if bounds else kind,
+            _default(field),
+            next((each for each in said if isinstance(each, Flag)), None),
+            frozenset(each for each in said if isinstance(each, Mark)),
+            text,
+            default_words.removesuffix("]"),
+            " ".join(texts[1:]),
+        )
+    return found
+
+
+def _default(field: msgspec.structs.FieldInfo) -> Any:
+    if field.default_factory is not msgspec.NODEFAULT:
+        return field.default_factory()
+    return field.default
+
+
+def keys_below(
+    struct: type[msgspec.Struct], above: tuple[str, ...] = ()
+) -> Iterator[tuple[str, Setting]]:
+    """Yield each setting with its dotted key, and what is below it after it."""
+    for name, setting in settings_of(struct).items():
+        path = (*above, name)
+        yield ".".join(path), setting
+        if setting.part is not None:
+            has_many = any(get_origin(bare(kind)) in (list, dict) for kind in setting.kinds)
+            yield from keys_below(setting.part, (*path, ANY_NAME) if has_many else path)
+
+
+def without_once(settings: _Struct) -> _Struct:
+    """Return the settings of a process beside the one that heeds those that are marked ONCE."""
+    changed = {}
+    for name, setting in settings_of(type(settings)).items():
+        value = getattr(settings, name)
+        if ONCE in setting.marks:
+            changed[name] = setting.default
+        elif isinstance(value, msgspec.Struct):
+            changed[name] = without_once(value)
+    return msgspec.structs.replace(settings, **changed)
