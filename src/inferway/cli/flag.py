@@ -1,17 +1,42 @@
-"""A flag of a command: it may come from the environment, and its errors say what is allowed."""
+"""A flag of a command: it may come from the environment, and its errors say what is allowed. Every
+flag of every command but `inferway bench` has a variable `INFERWAY_…`."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import click
 from click.core import ParameterSource
 
-from inferway.cli.environment import is_service_link, variable_of
+PREFIX: Final = "INFERWAY_"
+
+# What Kubernetes tells every pod of a Service named inferway, or inferway-…
+_SERVICE_LINK = re.compile(
+    r"(?P<service>\w+?)_(?:SERVICE_HOST|SERVICE_PORT(?:_\w+)?"
+    r"|PORT(?:_\d+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?)?)"
+)
+_LINKED_ADDRESS = re.compile(r"(?:tcp|udp|sctp)://\S+:\d+")
+
+
+def variable_of(flag: str) -> str:
+    """Return the environment variable of a flag: INFERWAY_TLS_CERT for `--tls-cert`."""
+    return PREFIX + flag.lstrip("-").replace("-", "_").upper()
+
+
+def is_service_link(name: str, environ: Mapping[str, str]) -> bool:
+    """Return whether Kubernetes has set this variable because a Service has our name; such a
+    variable is not meant for us. INFERWAY_PORT=tcp://10.0.0.1:8080 would otherwise end the start of
+    every pod beside a Service named inferway."""
+    found = _SERVICE_LINK.fullmatch(name)
+    if found is None or f"{found['service']}_SERVICE_HOST" not in environ:
+        return False
+    plain = name == f"{found['service']}_PORT"
+    return not plain or _LINKED_ADDRESS.fullmatch(environ[name]) is not None
 
 
 class FlagOption(click.Option):

@@ -16,11 +16,12 @@ import msgspec
 
 from inferway.config.removed import REMOVED_KEYS
 from inferway.config.setting import bare
-from inferway.config.shown import without_password
 from inferway.errors import ConfigError
 
 _T = TypeVar("_T")
 
+_PASSWORD = re.compile(r"//([^/:@]*):.*@")
+_SECRET = re.compile(r"([?&][^=&#]*(?:password|secret|token|key)[^=&#]*=)[^&#]*", re.IGNORECASE)
 _SAID = re.compile(r"(.*) - at (?:`key` in )?`\$(.*)`", re.DOTALL)
 _STEP = re.compile(r"\.(?P<field>\w+)|\[(?P<item>\d+)\]|\[(?P<any>\.\.\.)\]")
 _MAX_SHOWN = 80  # characters of a value
@@ -111,3 +112,9 @@ def _allowed(kind: Any, value: object, words: str) -> str:
 def _meant(word: str, known: Iterable[str], *, quote: str) -> str:
     close = get_close_matches(word, known, n=1)
     return f"; did you mean {quote}{close[0]}{quote}?" if close else ""
+
+
+def without_password(text: str) -> str:
+    """A URL's, if there is one in it, before its host or among its parameters; whatever the
+    password has in it."""
+    return _SECRET.sub(r"\1***", _PASSWORD.sub(r"//\1:***@", text))
