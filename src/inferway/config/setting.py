@@ -33,8 +33,8 @@ _DEFAULT = "  [default: "
 class Mark(Enum):
     """A property of a setting that is either there or not."""
 
-    RELOADED = auto()  # taken over from the file while the gateway runs (SIGHUP)
-    ONCE = auto()  # heeded by one process, however many answer requests; others have the default
+    RELOADED = auto()  # SIGHUP takes the new value over while the gateway runs
+    ONCE = auto()  # the hub heeds it alone; workers have the default
 
 
 RELOADED, ONCE = Mark
@@ -111,9 +111,13 @@ def settings_of(struct: type[msgspec.Struct]) -> dict[str, Setting]:
     """Return what the fields of the struct say of themselves, in their order."""
     found = {}
     for field in msgspec.structs.fields(struct):
-        kind, *said = get_args(field.type)
+        is_told = get_origin(field.type) is Annotated
+        kind, *said = get_args(field.type) if is_told else (field.type,)
         bounds = [each for each in said if isinstance(each, msgspec.Meta)]
         texts = [each for each in said if isinstance(each, str)]
+        assert texts, (
+            f"{struct.__name__}.{field.name}: give its meaning, as Annotated[TYPE, 'Text.']"
+        )
         text, _, default_words = texts[0].partition(_DEFAULT)
         found[field.name] = Setting(
             field.name,
@@ -147,12 +151,12 @@ def keys_below(
 
 
 def without_once(settings: _Struct) -> _Struct:
-    """Return the settings of a process beside the one that heeds those that are marked ONCE."""
+    """Return the settings that workers get: those that are marked ONCE have their defaults."""
     changed = {}
     for name, setting in settings_of(type(settings)).items():
         value = getattr(settings, name)
         if ONCE in setting.marks:
-            changed[name] = setting.default
+            changed[name] = getattr(type(settings)(), name)
         elif isinstance(value, msgspec.Struct):
             changed[name] = without_once(value)
     return msgspec.structs.replace(settings, **changed)
