@@ -229,8 +229,8 @@ class KvTransferSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         Flag("--prefill-legs", SCHEDULING),
         "Say who asks an engine to compute a prompt that another one answers: the gateway, llm-d's"
         " sidecar beside the other, the gateway where it knows the engines' connector, or nobody.",
-        "The sidecar is told by headers; with `auto`, where the connector is unknown. `off`: each"
-        " prompt is computed where it is answered."] = "auto"
+        "`auto`: the gateway where it knows the connector, else the sidecar, which is told by"
+        " headers. `off`: each prompt is computed where it is answered."] = "auto"
     lease_seconds: Annotated[Positive,
         "How long an engine keeps blocks that nobody has fetched, if it does not tell: vLLM's"
         " `kv_lease_duration`."] = 30.0
