@@ -22,7 +22,7 @@ from inferway.cli.logs import refuse, set_up, set_up_early
 from inferway.cli.serve_options import overrides, serve_options
 from inferway.cli.setting_options import range_of, section_of
 from inferway.config import ServeSettings, load_settings, read_yaml
-from inferway.config.flag_groups import PICKER_TLS, PICKING
+from inferway.config.setting import PICKER_TLS, PICKING
 from inferway.errors import ConfigError
 from inferway_structured.decoding import UNREADABLE
 

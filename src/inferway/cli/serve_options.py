@@ -13,16 +13,17 @@ from click.core import ParameterSource
 from inferway.cli.command import section
 from inferway.cli.flag import FlagOption, option, removed_option
 from inferway.cli.setting_options import given_keys, key_of, section_of
-from inferway.config import EngineSettings, flag_groups, parse_engine
+from inferway.config import EngineSettings, parse_engine
 from inferway.config.removed import REMOVED_FLAGS
+from inferway.config.setting import DISCOVERY, ENGINES, SERVING
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 ENGINE_URLS: Any = click.argument("urls", nargs=-1, metavar="[ENGINE_URL]…")
 
 _SECTIONS = (
-    section_of(flag_groups.ENGINES, ENGINE_URLS),
-    section_of(flag_groups.DISCOVERY),
+    section_of(ENGINES, ENGINE_URLS),
+    section_of(DISCOVERY),
     section(
         "File of settings",
         option(
@@ -34,7 +35,7 @@ _SECTIONS = (
         ),
         example="inferway serve --config gateway.yaml --port 9000",
     ),
-    *(section_of(group) for group in flag_groups.SERVING),
+    *(section_of(group) for group in SERVING),
 )
 
 

@@ -93,6 +93,8 @@ def _default_in_words(value: object, flag: Flag) -> str:
     """Return what the help says of a default; of a switch, which of its two names."""
     if isinstance(value, bool):
         on, _, off = flag.names.partition("/")
+        if flag.metavar:
+            return "true" if value and not flag.is_opposite else ""
         return "" if not off else on if value else off
     if isinstance(value, int | float):
         return f"{value:g}"

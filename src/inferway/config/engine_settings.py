@@ -9,8 +9,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 import msgspec
 
-from inferway.config.flag_groups import DISCOVERY, PROMPTS
-from inferway.config.setting import Count, Flag, Port
+from inferway.config.setting import DISCOVERY, PROMPTS, Count, Flag, Port
 from inferway.errors import ConfigError
 from inferway.model import ROLE
 
@@ -33,8 +32,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         " socket's file name]"] = None
     events: Annotated[str | None,
         "Socket of the engine's KV events, `tcp://HOST:PORT`; with `tcp://*:PORT` the gateway binds"
-        " and the engine connects; `http://HOST:PORT/kv_cache_events`: TensorRT-LLM is [asked for"
-        " its events](guides/vllm.md#kv-events-of-sglang-and-tensorrt-llm).  [default:"
+        " and the engine connects; `http://HOST:PORT/kv_cache_events` is [asked, of"
+        " TensorRT-LLM](guides/vllm.md#kv-events-of-sglang-and-tensorrt-llm).  [default:"
         " asked]"] = None
     replay: Annotated[str | None, "Socket for the replay of KV events.  [default: asked]"] = None
     block_size: Annotated[Count | None, "Tokens per block.  [default: asked]"] = None
@@ -43,8 +42,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         " prompt matches again ([caches of several kinds](reliability.md#caches-of-several-kinds))."
         "  [default: found out]"] = None
     prefix_match_unit: Annotated[Count | None,
-        "Tokens of a block hash where that is fewer than a block: vLLM's `--prefix-match-unit`. "
-        " [default: asked]"] = None
+        "Tokens of a hash, if less than a block: `--prefix-match-unit`.  [default: asked]"] = None
     attention_chunk_size: Annotated[Count | None,
         "Tokens of a chunk of local attention, as in the model's configuration (Llama 4)."] = None
     api_key_env: Annotated[str | None,

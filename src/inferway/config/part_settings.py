@@ -6,18 +6,16 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from inferway.config.flag_groups import (
+from inferway.config.setting import (
     FAILURES,
     GATEWAYS,
     LIMITS,
     OBSERVABILITY,
+    ONCE,
     PICKER_TLS,
     PICKING,
     SCHEDULING,
     STRUCTURED,
-)
-from inferway.config.setting import (
-    ONCE,
     Count,
     Flag,
     NotNegative,
@@ -35,8 +33,7 @@ class ProbeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """The settings of the probe, which checks that our token ids are those of the engines."""
 
     join: Annotated[bool,
-        "Compare the token ids of seven short requests with each engine that joins or"
-        " comes back."] = True
+        "Compare seven short requests' token ids with each engine that joins or comes back."] = True
     one_in: Annotated[WholeNumber,
         "Compare one of this number of live prompts after its answer; `0`: none."] = 1000
 
@@ -45,8 +42,7 @@ class IndexSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """The settings of the index: how many blocks it may hold, and what they are worth."""
 
     max_blocks: Annotated[Count | None,
-        "Largest number of blocks; above it, the index drops the blocks that are least likely to be"
-        " requested again."] = None
+        "Largest number of blocks; above it, the least likely to be requested are dropped."] = None
     max_bytes: Annotated[Count | None, "The same limit in bytes, at 250 bytes per block."] = None
     tier_weights: Annotated[tuple[Share, ...],
         "Value of a block in an engine's GPU memory, CPU memory and storage."] = (1.0, 0.8, 0.5)
@@ -93,9 +89,8 @@ class LimitSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     body_bytes: Annotated[Count, "Largest body of a request, in bytes."] = 32 * 1024 * 1024
     bodies_bytes: Annotated[Count,
-        "Largest sum of the bodies of all requests that the gateway holds. A body is held until its"
-        " answer begins. Above the limit, requests with more than 64 KiB get"
-        " 429."] = 1024 * 1024 * 1024
+        "Largest sum of the bodies that the gateway holds, each until its answer begins. Above the"
+        " limit, requests with more than 64 KiB get 429."] = 1024 * 1024 * 1024
     header_bytes: Annotated[Count, "Largest head of a request, in bytes."] = 64 * 1024
     connections: Annotated[Count,
         "Largest number of open client connections; at most half of the files that the process may"
@@ -143,8 +138,7 @@ class TimeoutSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     request_body: Annotated[Positive, "From the first byte of a request to its last."] = 60.0
     connect: Annotated[Positive, "To connect to an engine."] = 2.0
     first_byte: Annotated[Positive,
-        "Until an engine's answer begins (for a stream: its first event), including the engine's"
-        " queue and prefill."] = 600.0
+        "Until an engine's answer begins (a stream: its first event): queue and prefill."] = 600.0
     hold_head: Annotated[Positive, Flag("--hold-head SECONDS", FAILURES),
         "Hold back the head of a streamed answer for at most this time, until its first event"
         " comes: if the engine is lost before, another one takes its place and the client does not"
@@ -186,8 +180,7 @@ class RecordSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """What is kept of requests that have ended: in memory, and in files if there is a directory."""
 
     requests: Annotated[int, msgspec.Meta(ge=0, le=1_000_000),
-        "Records that are kept in memory, in 1 KiB each on average at most; `0`: none, and nothing"
-        " is noted of requests."] = 10_000
+        "Records kept in memory, in 1 KiB each on average; `0`: nothing is noted."] = 10_000
     directory: Annotated[str | None, Flag("--record DIR", OBSERVABILITY), ONCE,
         "Write a record of each request to compressed files in this directory: times, lengths,"
         " candidates and hashes of blocks; no text and no token ids.",
@@ -212,14 +205,12 @@ class StructuredSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         "Say at the end of a streamed answer whether it has the shape that was asked for.",
         "It is a comment of the stream."] = False
     answer_bytes: Annotated[Count,
-        "Largest answer that is held back for its check, and largest text that is"
-        " kept of a stream."] = 1024 * 1024
+        "Largest answer that is held back for its check, and text kept of a stream."] = 1024 * 1024
     warm_per_second: Annotated[NotNegative,
         "Largest number of shapes per second that each engine with Inferway's plugin is asked to"
         " compile in advance; `0`: none."] = 50.0
     quarantine_seconds: Annotated[Positive,
-        "Seconds for which a shape that has crashed an engine or a trial compile is"
-        " refused."] = 600.0
+        "Seconds for which a shape is refused that has crashed an engine or trial compile."] = 600.0
 
 
 class KvTransferSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -232,8 +223,8 @@ class KvTransferSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         "`auto`: the gateway where it knows the connector, else the sidecar, which is told by"
         " headers. `off`: each prompt is computed where it is answered."] = "auto"
     lease_seconds: Annotated[Positive,
-        "How long an engine keeps blocks that nobody has fetched, if it does not tell: vLLM's"
-        " `kv_lease_duration`."] = 30.0
+        "How long engines keep blocks that nobody fetched: vLLM's `kv_lease_duration`.",
+        "It counts for engines that do not tell."] = 30.0
     lease_margin_seconds: Annotated[Positive,
         "How long before its end a lease is not used any more."] = 5.0
     hand_over_seconds: Annotated[NotNegative,
@@ -250,8 +241,7 @@ class SloSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     share: Annotated[float, msgspec.Meta(gt=0, lt=1),
         "Share of the requests that are to be in time, above 0 and below 1."] = 0.9
     ahead_seconds: Annotated[NotNegative,
-        "How long an engine takes to start; the number of engines is the one that is"
-        " needed then."] = 60.0
+        "How long an engine takes to start; the number of engines is that needed then."] = 60.0
 
     @property
     def is_any(self) -> bool:
@@ -281,8 +271,7 @@ class PickerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         "Let a client's header choose the engine. This is for conformance tests of"
         " gateways only."] = False
     secure: Annotated[bool, Flag("--secure-serving BOOLEAN", PICKER_TLS),
-        "Speak TLS with the proxy; --secure-serving=false speaks in the clear.  [default:"
-        " true]"] = True
+        "Speak TLS with the proxy; --secure-serving=false speaks in the clear."] = True
     cert_path: Annotated[str | None, Flag("--cert-path DIR", PICKER_TLS),
         "Take the certificate of --grpc-port from tls.crt and tls.key in this directory.  [default:"
         " self-signed]",

@@ -17,15 +17,6 @@ from inferway.config.engine_settings import (
     ModelSettings,
     secret_in,
 )
-from inferway.config.flag_groups import (
-    ENGINES,
-    INDEX,
-    LISTENING,
-    OBSERVABILITY,
-    PROMPTS,
-    SCHEDULING,
-    SECURITY,
-)
 from inferway.config.part_settings import (
     EjectionSettings,
     FlowSettings,
@@ -43,8 +34,15 @@ from inferway.config.part_settings import (
     TimeoutSettings,
 )
 from inferway.config.setting import (
+    ENGINES,
+    INDEX,
+    LISTENING,
+    OBSERVABILITY,
     ONCE,
+    PROMPTS,
     RELOADED,
+    SCHEDULING,
+    SECURITY,
     Count,
     Flag,
     NotNegative,
