@@ -17,11 +17,12 @@ import click
 import msgspec
 
 from inferway.cli.command import ServerCommand, section, warnings_of
-from inferway.cli.flag import OneOf, option
-from inferway.cli.key_options import key_option, number_option, range_of
+from inferway.cli.flag import option
 from inferway.cli.logs import refuse, set_up, set_up_early
 from inferway.cli.serve_options import overrides, serve_options
+from inferway.cli.setting_options import range_of, section_of
 from inferway.config import ServeSettings, load_settings, read_yaml
+from inferway.config.setting import PICKER_TLS, PICKING
 from inferway.errors import ConfigError
 from inferway_structured.decoding import UNREADABLE
 
@@ -58,10 +59,8 @@ _NO_USE = {
 # Those that say a key in words of their own.
 _OWN_WORDS = (
     *("metrics_port", "metrics_cert_dir", "config_file", "config_text"),
-    *("refresh_metrics_interval", "drain_timeout", "disable_endpoint_subset_filter"),
+    *("refresh_metrics_interval", "drain_timeout"),
 )
-
-_BOOLEAN: dict[str, Any] = {"type": bool, "is_flag": False, "flag_value": True}
 
 
 def _ignored(command: Any) -> Any:
@@ -75,90 +74,15 @@ def _ignored(command: Any) -> Any:
 
 
 @click.command(cls=ServerCommand)
-@section(
-    "Picking for a proxy",
-    number_option(
-        "--grpc-port",
-        "picker.grpc_port",
-        "Answer the proxy (ext_proc over gRPC) on this port; 0 takes a free one.",
-        "PORT",
-    ),
-    number_option(
-        "--grpc-health-port",
-        "picker.grpc_health_port",
-        "Answer gRPC health checks on this port, always in the clear.",
-        "PORT",
-    ),
-    key_option(
-        "--health-checking",
-        "picker.health_checking",
-        **_BOOLEAN,
-        help="Answer gRPC health checks on --grpc-port, too.",
-    ),
-    number_option(
-        "--fallbacks",
-        "picker.fallbacks",
-        "Tell the proxy this number of further addresses behind the first, best first. Leave it at "
-        "0 for clusters of Envoy's type ORIGINAL_DST.",
-        "N",
-    ),
-    key_option(
-        "--report-cost",
-        "picker.report_cost",
-        type=OneOf(["prompt", "completion", "total"]),
-        help="Tell the gateway these tokens of each answer, as x-gateway-inference-request-cost.",
-    ),
-    key_option(
-        "--mode-override",
-        "picker.mode_override",
-        **_BOOLEAN,
-        help="Let answers that need no change bypass the picker, where Envoy has "
-        "allow_mode_override.",
-    ),
-    option(
-        "--disable-endpoint-subset-filter",
-        **_BOOLEAN,
-        help="Pick among all engines, whatever addresses the gateway allows.",
-    ),
-    key_option(
-        "--conformance",
-        "picker.conformance",
-        **_BOOLEAN,
-        help="Let a client's header choose the engine. This is for conformance tests of gateways "
-        "only.",
-    ),
-    example="inferway epp --pool-name vllm --grpc-port 9002",
-)
-@section(
-    "TLS with the proxy",
-    key_option(
-        "--secure-serving",
-        "picker.secure",
-        **_BOOLEAN,
-        help="Speak TLS with the proxy; --secure-serving=false speaks in the clear.  "
-        "[default: true]",
-    ),
-    key_option(
-        "--cert-path",
-        "picker.cert_path",
-        type=click.Path(),
-        metavar="DIR",
-        help="Take the certificate of --grpc-port from tls.crt and tls.key in this directory.  "
-        "[default: self-signed]",
-    ),
-    key_option(
-        "--enable-cert-reload",
-        "picker.reload_cert",
-        **_BOOLEAN,
-        help="Read the certificate of --cert-path again when its files change.",
-    ),
+@section_of(PICKING)
+@section_of(
+    PICKER_TLS,
     option(
         "--metrics-cert-dir",
         type=click.Path(),
         metavar="DIR",
         help="Speak TLS on --metrics-port, with tls.crt and tls.key in this directory.",
     ),
-    example="inferway epp --pool-name vllm --cert-path /certs --enable-cert-reload",
 )
 @section(
     "Names of llm-d for settings of inferway serve",
@@ -245,9 +169,6 @@ def picker_settings(config: Path | None, flags: dict[str, Any]) -> tuple[ServeSe
     ignored = [name for name in _NO_USE if name.replace("-", "_") in said]
     theirs = {*_OWN_WORDS, *(name.replace("-", "_") for name in _NO_USE)}
     given = overrides(**{name: value for name, value in flags.items() if name not in theirs})
-    if "disable_endpoint_subset_filter" in said:
-        picker = given.setdefault("picker", {})
-        picker["heed_subset"] = not said["disable_endpoint_subset_filter"]
     scheduling = _scheduling(said)
     if scheduling is not None:
         given["scheduling"], conforms = scheduling

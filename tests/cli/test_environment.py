@@ -10,6 +10,7 @@ from click.testing import CliRunner, Result
 
 from inferway.cli.main import main, variables
 from inferway.cli.serve import serve
+from inferway.config.removed import REMOVED_FLAGS
 
 URL = "http://h:8000"
 
@@ -178,14 +179,10 @@ def test_every_flag_of_every_other_command_has_a_variable() -> None:
     assert "INFERWAY_GRPC_PORT" in variables()
 
 
-@pytest.mark.parametrize(
-    ("flags", "environ"), [(("--index", "redis://r"), {}), ((), {"INFERWAY_INDEX": "redis://r"})]
-)
-def test_a_flag_that_is_gone_is_refused_with_the_cure(
-    flags: tuple[str, ...], environ: dict[str, str]
-) -> None:
-    result = show(URL, *flags, **environ)
+@pytest.mark.parametrize("flag", REMOVED_FLAGS)
+def test_a_flag_that_is_gone_is_refused_with_the_cure(flag: str) -> None:
+    variable = f"INFERWAY_{flag.strip('-').replace('-', '_').upper()}"
 
-    assert result.exit_code == 2
-    assert "--index (INFERWAY_INDEX) is gone: the index in Redis is gone" in result.stderr
-    assert "--peers-redis" in result.stderr
+    for result in (show(URL, flag), show(URL, flag, "old"), show(URL, **{variable: "old"})):
+        assert result.exit_code == 2
+        assert f"{flag} ({variable}) is gone: {REMOVED_FLAGS[flag]}" in result.stderr

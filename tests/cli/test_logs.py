@@ -85,11 +85,6 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         set_up("info", str(tmp_path))
 
 
-def test_an_unknown_level_is_refused_with_those_that_are_known() -> None:
-    with pytest.raises(ConfigError, match="'loud': expected one of debug, info, warning, error"):
-        set_up("loud")
-
-
 def test_a_line_as_text_has_date_zone_level_and_logger(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

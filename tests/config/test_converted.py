@@ -134,12 +134,20 @@ def test_of_keys_all_that_may_be_are_named() -> None:
     assert said == f"f: object contains unknown field `modell`; known: {known}"
 
 
-@pytest.mark.parametrize("key", ["url", "prefix", "gateway"])
-def test_a_key_that_is_gone_is_refused_with_the_cure(key: str) -> None:
-    said = fault({"engines": [], "index": {key: "redis://r"}})
+@pytest.mark.parametrize(
+    ("place", "key", "cure"),
+    [
+        ("index", "url", "give peers.redis (--peers-redis)"),
+        ("index", "prefix", "give peers.redis (--peers-redis)"),
+        ("index", "gateway", "give peers.redis (--peers-redis)"),
+        ("picker", "mode_override", "response_body_mode: NONE"),
+    ],
+)
+def test_a_key_that_is_gone_is_refused_with_the_cure(place: str, key: str, cure: str) -> None:
+    said = fault({"engines": [], place: {key: "old"}})
 
-    assert f"index: object contains unknown field `{key}`: the index in Redis is gone" in said
-    assert "give peers.redis (--peers-redis)" in said
+    assert f"{place}: object contains unknown field `{key}`: " in said
+    assert cure in said
 
 
 def test_a_list_or_a_map_where_none_belongs_is_not_shown() -> None:
@@ -157,6 +165,12 @@ def test_no_password_and_no_long_text_is_shown() -> None:
     assert fault({"engines": [], "port": "x" * 500}) == (
         f"f: port: '{'x' * 79}…: expected `int`, got `str`"
     )
+
+
+def test_an_unknown_level_of_the_log_is_refused_with_those_that_are_known() -> None:
+    said = fault({"engines": [], "log_level": "loud"})
+
+    assert said == "f: log_level: 'loud': expected one of debug, info, warning, error"
 
 
 def test_the_place_is_found_where_a_value_is_worded_like_one() -> None:

@@ -1,6 +1,5 @@
-"""Writes what follows from the chart's values.yaml and from the settings: the table of values in
-docs/helm.md, and the settings in values.schema.json. `python -m tests.deploy.chart_values`.
-"""
+"""What follows from the chart's values.yaml and from the settings: the table of values in
+docs/helm.md, and the settings in values.schema.json."""
 
 from __future__ import annotations
 
@@ -73,10 +72,8 @@ def table() -> str:
 
 
 def settings_definitions() -> dict[str, Any]:
-    """The JSON schemas of our settings, by the name of their struct. Engines may be absent: the
-    chart finds them."""
+    """The JSON schemas of our settings, by the name of their struct."""
     defined: dict[str, Any] = _bare(msgspec.json.schema(ServeSettings)["$defs"])
-    del defined["ServeSettings"]["required"]
     return defined
 
 
@@ -101,12 +98,9 @@ def with_settings(schema: dict[str, Any]) -> dict[str, Any]:
     return {**schema, "definitions": {**ours, **of_settings}}
 
 
-def main() -> None:
+def write() -> None:
+    """Write both anew."""
     page = PAGE.read_text()
     PAGE.write_text(_TABLE.sub(lambda _: documented(), page))
     schema = with_settings(json.loads(SCHEMA.read_text()))
     SCHEMA.write_text(json.dumps(schema, indent=2, ensure_ascii=False) + "\n")
-
-
-if __name__ == "__main__":
-    main()

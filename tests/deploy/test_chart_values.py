@@ -47,7 +47,7 @@ WHOLE = ("gateway.resources", "picker.resources", "metrics.dashboard.labels")
 
 
 def test_the_table_of_values_is_what_the_file_says() -> None:
-    assert table() == documented(), "write it anew: python -m tests.deploy.chart_values"
+    assert table() == documented(), "write it anew: python -m tests.generated"
 
 
 def test_each_value_has_its_meaning() -> None:
@@ -57,9 +57,7 @@ def test_each_value_has_its_meaning() -> None:
 
 
 def test_the_schema_has_the_settings_as_they_are() -> None:
-    assert with_settings(SCHEMA_TREE) == SCHEMA_TREE, (
-        "write it anew: python -m tests.deploy.chart_values"
-    )
+    assert with_settings(SCHEMA_TREE) == SCHEMA_TREE, "write it anew: python -m tests.generated"
 
 
 def test_the_schema_has_exactly_the_values() -> None:

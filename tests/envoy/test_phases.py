@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from aiohttp import web
 from tests.envoy.conftest import COMPLETION, Proxied, StartProxied
-from tests.envoy.proxy import Config, cluster, manager, picker_filter
+from tests.envoy.proxy import Config, cluster, manager
 from tests.envoy.test_requests import freed, post, prompt_of
 from tests.envoy.upstreams import digest
 
@@ -66,22 +66,6 @@ async def asks(proxied: Proxied) -> asyncio.StreamWriter:
     )
     await writer.drain()
     return writer
-
-
-async def test_envoy_heeds_no_mode_override_beside_full_duplex_and_nothing_is_lost(
-    start: StartProxied,
-) -> None:
-    """ext_proc.cc (1.36 to 1.40) drops it where a body's mode is FULL_DUPLEX_STREAMED."""
-    allowed = {"allow_mode_override": True}
-    proxied = await start(change=lambda c: picker_filter(c).update(allowed), mode_override=True)
-
-    for _ in range(5):
-        status, _, answer = await post(proxied)
-        assert (status, msgspec.json.decode(answer)["bytes"]) == (200, len(COMPLETION))
-
-    assert proxied.outcomes == {"ok": 5}
-    assert proxied.booked == []
-    assert proxied.picker.counts.messages >= 5 * 5  # with the answers' bodies
 
 
 async def test_a_client_that_goes_while_we_decide_leaves_nothing(start: StartProxied) -> None:

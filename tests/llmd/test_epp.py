@@ -91,7 +91,6 @@ FLAGS: dict[tuple[str, ...], dict[str, Any]] = {
     ("--enable-cert-reload",): {"picker": {"reload_cert": True}},
     ("--fallbacks", "2"): {"picker": {"fallbacks": 2}},
     ("--report-cost", "total"): {"picker": {"report_cost": "total"}},
-    ("--mode-override",): {"picker": {"mode_override": True}},
     ("--conformance",): {"picker": {"conformance": True}},
     ("--disable-endpoint-subset-filter",): {"picker": {"heed_subset": False}},
     ("--metrics-port", "9"): {"port": 9},
@@ -212,16 +211,8 @@ def test_what_changes_nothing_has_a_reason_and_is_hidden() -> None:
     ("arguments", "said"),
     [
         (("--endpoint-selector", "a in b", "--endpoint-target-ports", "1"), "'a in b': expected"),
-        (
-            ("--endpoint-target-ports", "a"),
-            "--endpoint-target-ports 'a': expected whole numbers",
-        ),
         (("--drain-timeout", "1h30m"), "--drain-timeout '1h30m': expected 50ms, 1s, or seconds"),
         (("--drain-timeout", "0s"), "--drain-timeout '0s': expected 50ms, 1s, or seconds, more"),
-        (
-            ("--endpoint-target-ports", "1,70000", "--endpoint-selector", "a=b"),
-            "flags: discovery.kubernetes.ports[1]: 70000: expected `int` <= 65535",
-        ),
         (("--config-text", "[]"), "--config-text: expected keys, got list"),
         (("--config-text", "{"), "--config-text: not valid YAML"),
         (("--pool-name", "p", "--endpoint-selector", "a=b"), "give either pool"),

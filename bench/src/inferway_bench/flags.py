@@ -27,8 +27,7 @@ from msgspec.inspect import (
 )
 
 from inferway.cli.command import Section
-from inferway.cli.flag import OneOf
-from inferway.cli.key_options import number_range
+from inferway.cli.flag import OneOf, number_range
 
 Parse = click.ParamType[Any] | Callable[[str], Any]
 
@@ -110,7 +109,7 @@ def _parameter(field: Field, kind: Type, extra: dict[str, Any]) -> click.Paramet
 
 def _click_type(kind: Type, bounds: dict[str, Any]) -> click.ParamType[Any]:
     if isinstance(kind, IntType | FloatType):
-        return number_range(msgspec.structs.replace(kind, **bounds))
+        return number_range(int if isinstance(kind, IntType) else float, **bounds)
     if isinstance(kind, LiteralType):
         return OneOf([str(value) for value in kind.values])
     if isinstance(kind, CustomType) and kind.cls is Path:

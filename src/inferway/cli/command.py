@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
-from inferway.cli.environment import unknown_variables
-from inferway.cli.flag import Flag
+from inferway.cli.flag import PREFIX, FlagOption, is_service_link
 
 Decorator = Callable[[Any], Any]
 
@@ -19,6 +19,15 @@ _ENVIRONMENT = (
     "An environment variable sets each flag, too: INFERWAY_ and the flag's name, as in "
     "INFERWAY_{name} for --{flag}. Lists are split at white space there. Flags win over the "
     "environment{file}."
+)
+
+# Variables that no flag reads: the program, the engine's plugin, and the scripts of a checkout do.
+OTHERS: Final = frozenset(
+    PREFIX + name
+    for name in (
+        *("CACHE", "STRUCTURED", "REPORT_VALIDITY", "COMPLETE"),
+        *("VLLM_VENV", "VLLM_PYTHON", "FLEET_FULL", "ENVOY_VERSION"),
+    )
 )
 
 
@@ -72,7 +81,7 @@ class Command(click.Command):
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_epilog(ctx, formatter)
-        flags = [param for param in self.params if isinstance(param, Flag) and param.variable]
+        flags = [param for param in self.params if isinstance(param, FlagOption) and param.variable]
         if not flags:
             return
         names = [max(flag.opts, key=len).lstrip("-") for flag in flags]
@@ -93,12 +102,14 @@ def warnings_of(ctx: click.Context) -> Iterator[str]:
     """Variables with our prefix that no command reads."""
     from inferway.cli.main import variables  # it imports commands, and so this module
 
-    if ctx.command.params and all(not isinstance(param, Flag) for param in ctx.command.params):
+    if ctx.command.params and all(
+        not isinstance(param, FlagOption) for param in ctx.command.params
+    ):
         return
-    own = {param.variable for param in ctx.command.params if isinstance(param, Flag)}
-    if not any(unknown_variables(os.environ, {str(name) for name in own}, ())):
+    own = {param.variable for param in ctx.command.params if isinstance(param, FlagOption)}
+    if not any(_unknown_variables(os.environ, {str(name) for name in own}, ())):
         return  # the usual case: no other command needs to be imported
-    yield from unknown_variables(os.environ, variables(), _mentioned(ctx))
+    yield from _unknown_variables(os.environ, variables(), _mentioned(ctx))
 
 
 def _mentioned(ctx: click.Context) -> Iterator[str]:
@@ -108,3 +119,23 @@ def _mentioned(ctx: click.Context) -> Iterator[str]:
     file = ctx.params.get("config")
     if isinstance(file, Path) and file.is_file():
         yield file.read_text(errors="replace")
+
+
+def _unknown_variables(
+    environ: Mapping[str, str], known: Collection[str], mentioned: Iterable[str]
+) -> Iterator[str]:
+    """Yield one sentence for each variable with our prefix that nothing reads. A variable whose
+    name stands in a `mentioned` text (a flag's value, a file of settings) is no such variable: it
+    holds a secret that the text refers to."""
+    texts = "\n".join(mentioned)
+    for name in sorted(environ):
+        if not name.startswith(PREFIX) or name in known or name in OTHERS or name in texts:
+            continue
+        if is_service_link(name, environ):
+            continue
+        endings = [each.removeprefix(PREFIX) for each in known]
+        close = get_close_matches(name.removeprefix(PREFIX), endings, n=1)
+        meant = (
+            f"; did you mean {PREFIX}{close[0]}?" if close else "; unset it, or correct its name"
+        )
+        yield f"the environment variable {name} is not known and has no effect{meant}"

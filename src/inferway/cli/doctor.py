@@ -8,8 +8,9 @@ import os
 import click
 
 from inferway.cli.command import Command, section
-from inferway.cli.engine_options import ENGINE, ENGINE_TLS, ENGINE_URLS, listed
 from inferway.cli.flag import option
+from inferway.cli.serve_options import ENGINE_URLS, listed
+from inferway.cli.setting_options import option_of
 from inferway.config import ServeSettings, check_engines
 from inferway.doctor.examination import examine
 from inferway.doctor.rules import CheckResult, Level
@@ -24,8 +25,7 @@ COLORS = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "red"}
 @section(
     "Engines",
     ENGINE_URLS,
-    ENGINE,
-    *ENGINE_TLS,
+    *(option_of(key) for key in ("engines", "engine_ca", "engine_cert", "engine_key")),
     example="inferway doctor http://10.0.0.5:8000",
 )
 @section(

@@ -1,20 +1,45 @@
-"""A flag of a command: it may come from the environment, and its errors say what is allowed."""
+"""A flag of a command: it may come from the environment, and its errors say what is allowed. Every
+flag of every command but `inferway bench` has a variable `INFERWAY_…`."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import click
 from click.core import ParameterSource
 
-from inferway.cli.environment import is_service_link, variable_of
+PREFIX: Final = "INFERWAY_"
+
+# What Kubernetes tells every pod of a Service named inferway, or inferway-…
+_SERVICE_LINK = re.compile(
+    r"(?P<service>\w+?)_(?:SERVICE_HOST|SERVICE_PORT(?:_\w+)?"
+    r"|PORT(?:_\d+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?)?)"
+)
+_LINKED_ADDRESS = re.compile(r"(?:tcp|udp|sctp)://\S+:\d+")
 
 
-class Flag(click.Option):
+def variable_of(flag: str) -> str:
+    """Return the environment variable of a flag: INFERWAY_TLS_CERT for `--tls-cert`."""
+    return PREFIX + flag.lstrip("-").replace("-", "_").upper()
+
+
+def is_service_link(name: str, environ: Mapping[str, str]) -> bool:
+    """Return whether Kubernetes has set this variable because a Service has our name; such a
+    variable is not meant for us. INFERWAY_PORT=tcp://10.0.0.1:8080 would otherwise end the start of
+    every pod beside a Service named inferway."""
+    found = _SERVICE_LINK.fullmatch(name)
+    if found is None or f"{found['service']}_SERVICE_HOST" not in environ:
+        return False
+    plain = name == f"{found['service']}_PORT"
+    return not plain or _LINKED_ADDRESS.fullmatch(environ[name]) is not None
+
+
+class FlagOption(click.Option):
     """An option that `INFERWAY_` and its name set, too; a list is split at white space there."""
 
     def __init__(self, *declarations: Any, **how: Any) -> None:
@@ -60,7 +85,7 @@ class Flag(click.Option):
         return ctx.get_parameter_source(self.name) is ParameterSource.ENVIRONMENT
 
 
-option = partial(click.option, cls=Flag)
+option = partial(click.option, cls=FlagOption)
 
 
 def removed_option(flag: str, cure: str) -> Callable[[Any], Any]:
@@ -72,7 +97,8 @@ def removed_option(flag: str, cure: str) -> Callable[[Any], Any]:
         if value is not None:
             raise click.UsageError(f"{flag} ({variable}) is gone: {cure}", ctx)
 
-    return option(flag, hidden=True, expose_value=False, envvar=[variable], callback=refuse)
+    how: dict[str, Any] = {"is_flag": False, "flag_value": ""}  # with a value or without
+    return option(flag, hidden=True, expose_value=False, envvar=[variable], callback=refuse, **how)
 
 
 class LineList(click.types.StringParamType):
@@ -123,6 +149,68 @@ class Number(click.FloatRange):
 
     def _describe_range(self) -> str:
         return "" if self.min is None and self.max is None else super()._describe_range()
+
+
+def number_range(
+    kind: type[int] | type[float],
+    *,
+    ge: float | None = None,
+    gt: float | None = None,
+    le: float | None = None,
+    lt: float | None = None,
+) -> Whole | Number:
+    """Return the numbers of a kind within bounds."""
+    bounds: dict[str, Any] = {
+        "min": ge if gt is None else gt,
+        "max": le if lt is None else lt,
+        "min_open": gt is not None,
+        "max_open": lt is not None,
+    }
+    return Whole(**bounds) if kind is int else Number(**bounds)
+
+
+class NumberList(click.ParamType[list[int | float]]):
+    """Numbers with commas between them."""
+
+    name = "numbers"
+
+    def __init__(self, of: Whole | Number) -> None:
+        self._of = of
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> list[int | float]:
+        try:
+            return [self._of.convert(part.strip(), param, ctx) for part in value.split(",")]
+        except click.BadParameter:
+            allowed = f"expected whole numbers {_bounds(self._of)}, with commas between them"
+            self.fail(f"{value!r}: {allowed}", param, ctx)
+
+
+class NumberOr(click.ParamType[float | str]):
+    """A number, or one of some words."""
+
+    name = "number"
+
+    def __init__(self, of: Whole | Number, words: Sequence[str]) -> None:
+        self._of, self._words = of, words
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float | str:
+        if value in self._words:
+            return str(value)
+        try:
+            return self._of.convert(value, param, ctx)
+        except click.BadParameter as e:
+            self.fail(f"{e.message}, or {', '.join(self._words)}", param, ctx)
+
+
+class Opposite(click.types.BoolParamType):
+    """True or false, of a flag that says the opposite of its setting."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> bool:
+        return not super().convert(value, param, ctx)
 
 
 def _bounds(kind: click.IntRange | click.FloatRange) -> str:

@@ -11,7 +11,7 @@ import click
 
 from inferway import __version__
 from inferway.cli.early import asks_for_json
-from inferway.cli.flag import Flag
+from inferway.cli.flag import FlagOption
 from inferway.cli.lazy import LazyGroup
 
 COMMANDS = {
@@ -86,8 +86,8 @@ def variables() -> set[str]:
     return found
 
 
-def _flags(command: click.Command) -> Iterator[Flag]:
+def _flags(command: click.Command) -> Iterator[FlagOption]:
     below = command.commands.values() if isinstance(command, click.Group) else ()
     for each in below:
         yield from _flags(each)
-    yield from (param for param in command.params if isinstance(param, Flag))
+    yield from (param for param in command.params if isinstance(param, FlagOption))

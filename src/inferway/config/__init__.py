@@ -1,42 +1,43 @@
 """YAML file and flags -> frozen settings, or a ConfigError: place, value, what is allowed.
 
-settings   the structs: every key with its type, bounds and default
+settings   every key with its type, bounds, default, flag and meaning; engine_settings and
+           part_settings have the structs below it
+setting    what such a field says of itself
 reading    a file, and flags over it      -> settings
 converted  what a file says               -> a struct, or what is wrong with it
 checks     what goes together, and texts of a form
-shown      a setting                      -> what logs and errors may have of it
 """
 
 from inferway.config.checks import ALLOWED_PATH, check_engines, peers_port
-from inferway.config.converted import converted
-from inferway.config.reading import load_settings, parse_engine, parse_yaml, read_yaml
-from inferway.config.settings import (
+from inferway.config.converted import converted, without_password
+from inferway.config.engine_settings import (
     UNIX,
     DiscoverySettings,
-    EjectionSettings,
     EngineSettings,
+    KubernetesSettings,
+    ModelSettings,
+    engine_address,
+    unix_path,
+)
+from inferway.config.part_settings import (
+    EjectionSettings,
     FlowSettings,
     IndexSettings,
-    KubernetesSettings,
     KvTransferSettings,
     LimitSettings,
     ModelRewrite,
-    ModelSettings,
     PeerSettings,
     PickerSettings,
-    Policy,
     ProbeSettings,
     RecordSettings,
     RetrySettings,
     RewriteTarget,
-    ServeSettings,
     SloSettings,
     StructuredSettings,
     TimeoutSettings,
-    engine_address,
-    unix_path,
 )
-from inferway.config.shown import without_password
+from inferway.config.reading import load_settings, parse_engine, parse_yaml, read_yaml
+from inferway.config.settings import Policy, ServeSettings
 
 __all__ = [
     "ALLOWED_PATH",

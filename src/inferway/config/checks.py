@@ -6,14 +6,10 @@ import re
 from collections import Counter
 from urllib.parse import urlsplit
 
-from inferway.config.settings import (
-    UNIX,
-    EngineSettings,
-    KubernetesSettings,
-    PeerSettings,
-    ServeSettings,
-)
-from inferway.config.shown import without_password
+from inferway.config.converted import without_password
+from inferway.config.engine_settings import UNIX, EngineSettings, KubernetesSettings
+from inferway.config.part_settings import PeerSettings
+from inferway.config.settings import ServeSettings
 from inferway.errors import ConfigError
 from inferway.model import ROLE
 

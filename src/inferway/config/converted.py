@@ -10,16 +10,18 @@ import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 from types import UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from inferway.config.removed import REMOVED_KEYS
-from inferway.config.shown import without_password
+from inferway.config.setting import bare
 from inferway.errors import ConfigError
 
 _T = TypeVar("_T")
 
+_PASSWORD = re.compile(r"//([^/:@]*):.*@")
+_SECRET = re.compile(r"([?&][^=&#]*(?:password|secret|token|key)[^=&#]*=)[^&#]*", re.IGNORECASE)
 _SAID = re.compile(r"(.*) - at (?:`key` in )?`\$(.*)`", re.DOTALL)
 _STEP = re.compile(r"\.(?P<field>\w+)|\[(?P<item>\d+)\]|\[(?P<any>\.\.\.)\]")
 _MAX_SHOWN = 80  # characters of a value
@@ -59,8 +61,9 @@ def _fault(value: Any, kind: Any, said: str) -> str:
 
 def _alternative(kind: Any, value: object) -> Any:
     """Of a union the one that such a value is meant to be; without its bounds."""
+    kind = bare(kind)
     every = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
-    kinds = [get_args(each)[0] if get_origin(each) is Annotated else each for each in every]
+    kinds = [bare(each) for each in every]
     if isinstance(value, list):
         wanted: tuple[type, ...] = (list, tuple)
     else:
@@ -109,3 +112,9 @@ def _allowed(kind: Any, value: object, words: str) -> str:
 def _meant(word: str, known: Iterable[str], *, quote: str) -> str:
     close = get_close_matches(word, known, n=1)
     return f"; did you mean {quote}{close[0]}{quote}?" if close else ""
+
+
+def without_password(text: str) -> str:
+    """A URL's, if there is one in it, before its host or among its parameters; whatever the
+    password has in it."""
+    return _SECRET.sub(r"\1***", _PASSWORD.sub(r"//\1:***@", text))

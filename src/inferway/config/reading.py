@@ -8,7 +8,8 @@ import msgspec
 
 from inferway.config.checks import check
 from inferway.config.converted import converted
-from inferway.config.settings import EngineSettings, ServeSettings
+from inferway.config.engine_settings import EngineSettings
+from inferway.config.settings import ServeSettings
 from inferway.errors import ConfigError
 from inferway_structured.decoding import UNREADABLE
 
@@ -37,10 +38,10 @@ def parse_engine(spec: str, place: str = "--engine") -> EngineSettings:
 
 def load_settings(path: Path | None, overrides: dict[str, object]) -> ServeSettings:
     """The file's settings, and on top of them what the flags say. Checked as a whole."""
-    flags: dict[str, object] = {"engines": [], **msgspec.to_builtins(overrides)}
+    flags = msgspec.to_builtins(overrides)
     settings = converted(flags, ServeSettings, "flags")
     if path is not None:
-        fields = _laid_over({"engines": [], **read_yaml(path)}, msgspec.to_builtins(overrides))
+        fields = _laid_over(read_yaml(path), flags)
         settings = converted(fields, ServeSettings, str(path))
     check(settings)
     return settings

@@ -1,367 +1,251 @@
-"""What `inferway serve` can be told: every key with its type, its bounds and its default.
-
-docs/configuration.md lists them (a test keeps it true). Flags that set numbers have their bounds.
+"""What `inferway serve` can be told: every key with its type, its bounds, its default, its flag and
+its meaning. `python -m tests.generated` writes what follows from them: the tables of
+docs/configuration.md and the chart's schema.
 """
 
 from __future__ import annotations
 
-import os
 import ssl
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal
-from urllib.parse import quote, unquote, urlsplit
 from weakref import WeakValueDictionary
 
 import msgspec
 
+from inferway.config.engine_settings import (
+    DiscoverySettings,
+    EngineSettings,
+    ModelSettings,
+    secret_in,
+)
+from inferway.config.part_settings import (
+    EjectionSettings,
+    FlowSettings,
+    IndexSettings,
+    KvTransferSettings,
+    LimitSettings,
+    ModelRewrite,
+    PeerSettings,
+    PickerSettings,
+    ProbeSettings,
+    RecordSettings,
+    RetrySettings,
+    SloSettings,
+    StructuredSettings,
+    TimeoutSettings,
+)
+from inferway.config.setting import (
+    ENGINES,
+    INDEX,
+    LISTENING,
+    OBSERVABILITY,
+    ONCE,
+    PROMPTS,
+    RELOADED,
+    SCHEDULING,
+    SECURITY,
+    Count,
+    Flag,
+    NotNegative,
+    Port,
+    Positive,
+    Share,
+    WholeNumber,
+)
 from inferway.errors import ConfigError
-from inferway.model import ROLE
-
-Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
-Positive = Annotated[float, msgspec.Meta(gt=0)]
-NotNegative = Annotated[float, msgspec.Meta(ge=0)]
-Count = Annotated[int, msgspec.Meta(gt=0)]
-Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 # The common ways to choose an endpoint; scheduling/load.py says what each one means.
 Policy = Literal["expected-ttft", "kv-aware", "round-robin", "least-load"]
 
-
-UNIX = "unix:"  # before a socket's path, where else a URL or a host stands
-
-
-class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The settings of one engine. Whatever is absent, except `url`, is asked of the engine
-    itself."""
-
-    url: str  # http://host:port, maybe with a path before that of requests; or unix:/path
-    # the URL without http://, or the last part of a socket's path, when absent; must be unique
-    name: str | None = None
-    events: str | None = None  # KV-event socket; a wildcard (tcp://*:5557) means: we bind
-    # or, of TensorRT-LLM, a URL that is asked for its events: http://HOST:PORT/kv_cache_events
-    replay: str | None = None  # replay socket
-    block_size: Count | None = None  # tokens
-    # how it drafts tokens: with eagle and mtp, vLLM drops the last block that a prompt matches
-    speculation: Literal["none", "ngram", "eagle", "mtp"] | None = None
-    prefix_match_unit: Count | None = None  # tokens of a hash: vLLM's --prefix-match-unit
-    attention_chunk_size: Count | None = None  # tokens of a chunk of local attention (Llama 4)
-    api_key_env: str | None = None  # environment variable with the engine's API key
-    labels: dict[str, str] = {}  # what filters choose by: its role in disaggregated serving
-    role: Literal["prefill", "decode", "both"] | None = None  # short for label llm-d.ai/role
-    # how it hands KV blocks to others, if it does not tell
-    kv_connector: Literal["nixl", "nixl-push", "mooncake", "sglang"] | None = None
-    kv_bootstrap: str | None = None  # host:port of Mooncake's or SGLang's bootstrap server
-    kv_host: str | None = None  # of its NIXL side channel, if that is another than the URL's
-
-    @property
-    def label(self) -> str:
-        """The engine's name in headers, metrics and logs."""
-        if self.url.startswith(UNIX):
-            return self.name or self.url.rpartition("/")[2]
-        return self.name or engine_address(self.url)
-
-    @property
-    def http_url(self) -> str:
-        """The URL that paths are appended to. A Unix socket's path stands in place of the host,
-        with its slashes as %2F."""
-        if self.url.startswith(UNIX):
-            return "http://" + quote(self.url.removeprefix(UNIX), safe="")
-        return self.url.rstrip("/")
-
-    @property
-    def all_labels(self) -> dict[str, str]:
-        """Its labels, with the one that `role` is short for."""
-        return self.labels if self.role is None else {**self.labels, ROLE: self.role}
-
-    def authorization(self) -> tuple[tuple[bytes, bytes], ...]:
-        """The header that carries the engine's API key. Raises ConfigError if it is unset."""
-        key = _secret(self.api_key_env, f"engine {self.label}: api_key_env")
-        return ((b"authorization", b"Bearer " + key.encode()),) if key else ()
-
-
-class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The settings of one model's prompts: flags of its engines that cannot be seen from outside.
-    The probe (prompts/fidelity/probe.py) says when one of them is missing."""
-
-    tokenizer: str | None = None  # directory, tokenizer.json or hub id; else as the engine says
-    chat_template: str | None = None  # a file, a template's name in the model, or Jinja itself
-    chat_template_content_format: Literal["auto", "string", "openai"] = "auto"
-    chat_template_kwargs: dict[str, Any] = {}  # vLLM: --default-chat-template-kwargs
-    exclude_tools_when_tool_choice_none: bool = False
-    reasoning_effort_map: dict[str, str] = {}  # vLLM 0.33: --reasoning-effort-map
-
-
-class ProbeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The settings of the probe, which checks that our token ids are those of the engines."""
-
-    join: bool = True  # when an engine joins, with chats of our own
-    one_in: Annotated[int, msgspec.Meta(ge=0)] = 1000  # live prompts; 0: none
-
-
-class IndexSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The settings of the index: how many blocks it may hold, and what they are worth."""
-
-    max_blocks: Count | None = None  # beyond it the least useful are forgotten
-    max_bytes: Count | None = None  # the same, in bytes
-    tier_weights: tuple[Share, ...] = (1.0, 0.8, 0.5)  # what a block is worth in GPU, CPU, storage
-
-
-class PeerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The other gateways in front of the same engines, which this one shares its load with
-    (docs/scale.md)."""
-
-    addresses: list[str] = []  # HOST:PORT of each, or a name that all of them are behind
-    port: Port | None = None  # where this one tells them; the addresses' when absent
-    redis: str | None = None  # instead of addresses: redis://, rediss:// or unix://
-    redis_prefix: str = "inferway"  # of the channel's name in that server
-    name: str | None = None  # of this gateway, in what others show; the host's when absent
-
-
-class RewriteTarget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One of the models that a rewrite leads to."""
-
-    model: str
-    weight: Count = 1
-
-
-class ModelRewrite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Requests for some models go to others (llm-d: InferenceModelRewrite)."""
-
-    models: list[str] = []  # as requests name them; empty: all
-    targets: Annotated[list[RewriteTarget], msgspec.Meta(min_length=1)]
-
-
-class LimitSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The limits of what a client may send."""
-
-    body_bytes: Count = 32 * 1024 * 1024
-    bodies_bytes: Count = 1024 * 1024 * 1024
-    header_bytes: Count = 64 * 1024
-    connections: Count = 20_000
-
-
-class FlowSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The number of requests that are with the engines at a time, and of those that may wait for
-    that."""
-
-    in_flight: Count | None = 10_000  # in total; null: no limit
-    engine_in_flight: Count | None = None  # with each engine; null: no limit
-    queue: Annotated[int, msgspec.Meta(ge=0)] = 1000  # that wait
-    queue_seconds: Positive = 60.0  # that one waits, unless it says less
-
-
-class RetrySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Tries on further engines, before an answer has begun."""
-
-    attempts: Count = 3  # engines in all
-    statuses: tuple[Annotated[int, msgspec.Meta(ge=400, le=599)], ...] = (502, 503)
-    share: Share = 0.2  # of the requests under way, that may be in a further try
-    floor: Annotated[int, msgspec.Meta(ge=0)] = 3  # so many always may
-    # that a request is refused which two engines had when they were lost; 0: none is
-    quarantine_seconds: NotNegative = 600.0
-
-
-class EjectionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The conditions under which a failing engine gets no requests for a while."""
-
-    failures: Count = 5  # in a row
-    share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.5  # or of its requests, lately
-    least: Count = 20  # if there were so many
-    window: Positive = 30.0  # seconds that are "lately"
-    seconds: Positive = 5.0  # out, at first; then twice as long each time
-    max_seconds: Positive = 300.0
-
-
-class RecordSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is kept of requests that have ended: in memory, and in files if there is a directory."""
-
-    requests: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 10_000  # in memory; 0: none
-    directory: str | None = None  # of files, without any text or token ids
-    max_bytes: Annotated[int, msgspec.Meta(ge=1024 * 1024)] = 1024 * 1024 * 1024  # of all files
-    max_age: Positive = 7 * 86_400.0  # seconds, of a file
-
-
-class StructuredSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Requests that ask for the shape of their answer (docs/structured.md)."""
-
-    check: bool = True  # what is asked, before an engine sees it; and answers
-    trial_compile: bool = False  # in a helper process, with limits
-    refuse_unenforced: bool = False  # of requests with `strict`; else named, as without it
-    report_validity: bool = False  # on streams too, as a comment before their end
-    answer_bytes: Count = 1024 * 1024  # of one answer that is held back until it is judged
-    warm_per_second: Annotated[float, msgspec.Meta(ge=0)] = 50.0  # told to each engine; 0: none
-    quarantine_seconds: Positive = 600.0
-
-
-class KvTransferSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Prompts that one engine computes for another (docs/kv-transfer.md)."""
-
-    # who asks the prefill engine: we do, or llm-d's sidecar beside the decode engine, by headers;
-    # auto: we do where we know the engines' connector
-    legs: Literal["auto", "gateway", "sidecar", "off"] = "auto"
-    lease_seconds: Positive = 30.0  # of engines that do not tell theirs
-    lease_margin_seconds: Positive = 5.0  # so long before its end a lease is not used any more
-    hand_over_seconds: Annotated[float, msgspec.Meta(ge=0)] = 60.0  # of a drained engine; 0: never
-
-
-class SloSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is promised of answers: goodput is counted by it, and engines are wanted for it."""
-
-    ttft_seconds: Positive | None = None  # to the first token
-    itl_seconds: Positive | None = None  # between two tokens of an answer, on average
-    share: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.9  # of requests that are to be in time
-    ahead_seconds: Annotated[float, msgspec.Meta(ge=0)] = 60.0  # that an engine takes to start
-
-    @property
-    def is_any(self) -> bool:
-        """Whether anything is promised."""
-        return self.ttft_seconds is not None or self.itl_seconds is not None
-
-
-class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Engines are the ready pods of an InferencePool, or of a selector."""
-
-    pool: str | None = None
-    group: str = "inference.networking.k8s.io"  # of the pool
-    selector: dict[str, str] | str = {}  # instead of a pool: labels of its pods, as kubectl has it
-    ports: list[Port] = []  # with a selector: where its pods listen
-    namespace: str | None = None  # absent: $NAMESPACE, else our pod's, else default
-    api: str | None = None  # the API server's URL; absent: as every pod is told
-
-
-class DiscoverySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The sources of engines beside the list of the settings; these engines come and go while the
-    gateway runs."""
-
-    file: str | None = None  # YAML or JSON with `engines`; followed
-    dns: list[str] = []  # http://NAME:PORT: every address of the name is an engine
-    ray: list[str] = []  # APP/DEPLOYMENT: the engines of its replicas in the cluster of RAY_ADDRESS
-    kubernetes: KubernetesSettings | None = None
-
-    @property
-    def is_any(self) -> bool:
-        """Whether there is any source beside the list."""
-        return bool(self.file is not None or self.dns or self.ray or self.kubernetes is not None)
-
-    def why_none_answers(self, asked: Sequence[str] = ()) -> str:
-        """Return in words where engines are looked for, or which URLs were asked, and what to
-        do."""
-        if asked:
-            return f"no engine has answered yet; asked {', '.join(asked)}; see inferway doctor"
-        places = [] if self.file is None else [f"the file {self.file} (discovery.file)"]
-        places += [f"the addresses of {url} (discovery.dns)" for url in self.dns]
-        places += [f"the Ray deployment {name} (discovery.ray)" for name in self.ray]
-        if (kubernetes := self.kubernetes) is not None:
-            what = f"InferencePool {kubernetes.pool}" if kubernetes.pool else "selector"
-            pods = f"the ready pods of the {what} in the namespace {kubernetes.namespace or 'own'}"
-            places.append(f"{pods} (discovery.kubernetes)")
-        if not places:
-            return "no engine is known: none is given; give one, as inferway serve http://HOST:PORT"
-        where = ", ".join(places)
-        return f"no engine is known: none is in {where}; start engines there, or give their URLs"
-
-
-class PickerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`inferway epp`: the endpoint picker behind a proxy (docs/endpoint-picker.md)."""
-
-    grpc_port: Port = 9002
-    grpc_health_port: Port = 9003
-    health_checking: bool = False  # answers health checks on the first port, too
-    secure: bool = True  # TLS, by a certificate of our own unless one is given
-    cert_path: str | None = None  # a directory with tls.crt and tls.key
-    reload_cert: bool = False  # when they change
-    heed_subset: bool = True  # false: whatever addresses the gateway allows
-    fallbacks: Annotated[int, msgspec.Meta(ge=0)] = 0  # addresses told behind the first
-    report_cost: Literal["prompt", "completion", "total"] | None = None  # tokens, to the gateway
-    mode_override: bool = False  # answers that need no change do not pass us, if the proxy allows
-    conformance: bool = False  # a client's header may choose the endpoint: for tests of gateways
-
-
-class TimeoutSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The timeouts, in seconds."""
-
-    keep_alive: Positive = 75.0  # a client's idle connection
-    request_body: Positive = 60.0  # from a request's first byte to its last
-    connect: Positive = 2.0  # to an engine
-    first_byte: Positive = 600.0  # of an engine's answer: prefill and queueing
-    hold_head: Positive = 30.0  # that a stream's head waits for its first event, if no comments go
-    stream_keep_alive: NotNegative = 15.0  # of silence, then a stream's client gets a comment
-    idle_stream: Positive = 300.0  # between two pieces of an answer, or events of a stream
-    silent_engine: Positive = 7.0  # that what can go nowhere else waits for an engine in silence
-    drain: Positive = 30.0  # for running answers at shutdown
+# A field is a paragraph: its type and flag, what is said of it, its default.
+# fmt: off
 
 
 class ServeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All settings of `inferway serve`."""
 
-    engines: list[EngineSettings]
-    host: str = "127.0.0.1"  # or unix:/path
-    port: Port = 8080
-    workers: Count | Literal["auto"] = 1  # processes that answer requests; auto: one for each core
-    followers: Annotated[int, msgspec.Meta(ge=0)] = 0  # that follow the engines' KV events
-    tls_cert: str | None = None  # PEM certificate chain for clients; with tls_key
-    tls_key: str | None = None
-    engine_ca: str | None = None  # PEM certificates trusted to sign https engines', beside none
-    engine_cert: str | None = None  # PEM certificate chain that https engines see; with engine_key
-    engine_key: str | None = None
-    models: dict[str, ModelSettings] = {}  # model -> how its prompts become tokens
-    policy: Policy | None = None  # how endpoints are chosen, by a word; expected-ttft when absent
-    scheduling: str | dict[str, Any] | None = None  # the same as a file, or written out
-    scoring: bool = True  # false: by load only, prompts are not looked at
-    # the engines' KV events: auto: while something needs to know what engines hold
-    follow_events: Literal["auto", "always"] = "auto"
-    trust_request_chat_template: bool = False  # as the engines' flag of that name says
-    publish: str | None = None  # ZMQ PUB address; a wildcard binds, else we connect
-    publish_text: bool = False  # prompts and messages go onto the published topics too
-    explain_text: bool = False  # admins may see texts of prompts that are in memory
-    access_log: str | None = "-"  # a file, "-" for standard error, null for none
-    access_log_probes: bool = False  # answers to probes and scrapes have lines, too
-    log_format: Literal["text", "json"] = "text"  # of all that is written to standard error
-    log_level: str = "info"
-    scrape_seconds: Positive | None = (
-        None  # between two looks at an engine's load; else max(0.2, 2 ms x engines)
-    )
-    model_rewrites: list[ModelRewrite] = []  # the first that matches decides
-    objectives: dict[str, int] = {}  # name -> priority; negative: refused when engines are full
-    probe: ProbeSettings = ProbeSettings()
-    tokens_once: Literal["auto", "on", "off"] = "auto"  # engines get the ids of their prompts
-    continue_streams: bool = True  # where an engine is lost, another one ends its answers
-    index: IndexSettings = IndexSettings()
-    peers: PeerSettings = PeerSettings()
-    state_dir: str | None = None  # where what is known of the engines' caches outlives us
-    heal: Share = 0.0  # of the requests to engines that are known in part: report all they reuse
-    admin_key_env: str | None = None  # environment variable with the key for scores and admin paths
-    admin_port: Port | None = None  # those paths and metrics there, and then not on `port`
-    ui: bool = True  # the page for operators at `/`, where admin paths are
-    allow_paths: list[str] = []  # forwarded beside those that are known: [METHOD ]/path
-    trust_kv_transfer_params: bool = False  # clients may say where engines fetch blocks from
-    trust_priority: bool = False  # clients may say which priority engines give a request
-    salt_per_tenant_env: str | None = None  # environment variable with a secret: no shared blocks
-    cors_origins: list[str] = []  # of browsers' pages that may ask; "*": all
-    otlp: str | None = None  # where OpenTelemetry's spans go: OTLP over HTTP
-    remote_render_ms: Annotated[float, msgspec.Meta(ge=0)] = 50.0  # 0: engines are not asked
-    api_keys: str | None = None  # a file of callers' keys, hashed (inferway keys)
-    limits: LimitSettings = LimitSettings()
-    flow: FlowSettings = FlowSettings()
-    kv_transfer: KvTransferSettings = KvTransferSettings()
-    slo: SloSettings = SloSettings()
-    retries: RetrySettings = RetrySettings()
-    ejection: EjectionSettings = EjectionSettings()
-    structured: StructuredSettings = StructuredSettings()
-    records: RecordSettings = RecordSettings()
-    discovery: DiscoverySettings = DiscoverySettings()
-    picker: PickerSettings = PickerSettings()
-    timeouts: TimeoutSettings = TimeoutSettings()
+    engines: Annotated[list[EngineSettings],
+        Flag("--engine URL[,KEY=VALUE…]", ENGINES), RELOADED, ONCE,
+        "Use this engine, as a plain ENGINE_URL does: http://HOST:PORT[/PATH] or unix:/PATH. Repeat"
+        " the flag for each engine. The keys are name, events, replay, block_size, api_key_env,"
+        " role, kv_connector, kv_bootstrap, kv_host and label.NAME; the engine itself is asked for"
+        " what is left out.",
+        "There must be one, unless `discovery` finds engines."] = []
+    engine_ca: Annotated[str | None, Flag("--engine-ca FILE", ENGINES),
+        "Trust the PEM certificates in this file to sign those of https engines.  [default: the"
+        " system's]",
+        "The host name is always checked."] = None
+    engine_cert: Annotated[str | None, Flag("--engine-cert FILE", ENGINES),
+        "Show the PEM certificate chain in this file to https engines that ask for one.",
+        "It needs `engine_key`."] = None
+    engine_key: Annotated[str | None, Flag("--engine-key FILE", ENGINES),
+        "The PEM key of --engine-cert.",
+        "It has no password."] = None
+    scrape_seconds: Annotated[Positive | None, Flag("--scrape-seconds SECONDS", ENGINES),
+        "Read each engine's load once in this time.  [default: 0.002 for each engine, at least"
+        " 0.2]",
+        "Without a value, [idle engines](scale.md#an-idle-gateway) are read less often. The gateway"
+        " scrapes vLLM at `/metrics/` (with a slash), so exclude both paths from vLLM's access log:"
+        " `--disable-access-log-for-endpoints /metrics,/metrics/`."] = None
+    discovery: Annotated[DiscoverySettings, ONCE,
+        "Engines that are added and removed at run time."] = DiscoverySettings()
+    host: Annotated[str, Flag("--host HOST|unix:/PATH", LISTENING),
+        "Listen on this address, or on this Unix socket."] = "127.0.0.1"
+    port: Annotated[Port, Flag("--port PORT", LISTENING),
+        "Listen on this port; 0 takes a free one, which the log names."] = 8080
+    workers: Annotated[Count | Literal["auto"], Flag("--workers N|auto", LISTENING),
+        "Answer requests in this many processes; auto: one for each core but one, which follows the"
+        " engines.",
+        "Each follower takes another core. See [scale.md](scale.md)."] = 1
+    followers: Annotated[WholeNumber, Flag("--followers M", LISTENING),
+        "Follow the engines' KV events in this many processes beside the hub; 0: in the hub.",
+        "See [scale.md](scale.md#followers)."] = 0
+    admin_port: Annotated[Port | None, Flag("--admin-port PORT", LISTENING), ONCE,
+        "Answer admin paths, scores and /metrics on this port, and no longer on --port.",
+        "It listens at `host` (at 127.0.0.1 if `host` is a Unix socket); `0`: a free port, which"
+        " the log names."] = None
+    tls_cert: Annotated[str | None, Flag("--tls-cert FILE", LISTENING),
+        "Speak TLS with clients, with the PEM certificate chain in this file. It needs --tls-key.",
+        "Clients must use TLS 1.2 or newer."] = None
+    tls_key: Annotated[str | None, Flag("--tls-key FILE", LISTENING),
+        "Read the PEM key of --tls-cert from this file.",
+        "It has no password."] = None
+    models: Annotated[dict[str, ModelSettings],
+        "For each model name, how its prompts become tokens."] = {}
+    model_rewrites: Annotated[list[ModelRewrite],
+        "Rules that send requests for some models to other models."] = []
+    trust_request_chat_template: Annotated[bool, Flag("--trust-request-chat-template", PROMPTS),
+        "Render chat templates that requests bring, in a process of their own. Give the flag if the"
+        " engines were given it."] = False
+    tokens_once: Annotated[Literal["auto", "on", "off"], Flag("--tokens-once", PROMPTS),
+        "Send engines the token ids of their prompts, so that they do not tokenize them again:"
+        " those that the probe has proven to render as the gateway does, or all that take ids, or"
+        " none.",
+        "`auto` is for prompts of 64 tokens or more; `on` leaves out engines that are known to"
+        " render otherwise ([fidelity.md](fidelity.md#tokens-once))."] = "auto"
+    continue_streams: Annotated[bool, Flag("--continue-streams/--no-continue-streams", PROMPTS),
+        "Have another engine go on with a stream whose engine was lost, where its rest is the"
+        " same.",
+        "See [reliability.md](reliability.md#streams-that-survive-their-engine)."] = True
+    remote_render_ms: Annotated[NotNegative,
+        "Milliseconds that a request waits for an engine to render a prompt that the gateway cannot"
+        " render ([fidelity.md](fidelity.md#the-engine-renders)); `0`: engines are not"
+        " asked."] = 50.0
+    probe: Annotated[ProbeSettings,
+        "Comparison of the gateway's token ids with the engines'."] = ProbeSettings()
+    index: Annotated[IndexSettings, "Limits of the index of cached blocks."] = IndexSettings()
+    state_dir: Annotated[str | None, Flag("--state-dir DIR", INDEX), ONCE,
+        "Keep what is known of the engines' caches in this directory, for the next start.",
+        "See [reliability.md](reliability.md#snapshots)."] = None
+    heal: Annotated[Share, Flag("--heal SHARE", INDEX),
+        "Ask for a full report of reused blocks with this share of the requests to engines whose"
+        " caches are known in part.",
+        "See [how](troubleshooting.md#a-partial-engine)."] = 0.0
+    peers: Annotated[PeerSettings, ONCE,
+        "Other gateways that this one shares its load with."] = PeerSettings()
+    policy: Annotated[Policy | None, Flag("--policy", SCHEDULING),
+        "Choose an engine by the expected time to the first token, by cached blocks and load in"
+        " fixed weights, by turns, or by the fewest requests.  [default: expected-ttft]",
+        "See [scheduling.md](scheduling.md)."] = None
+    scheduling: Annotated[str | dict[str, Any] | None, Flag("--scheduling FILE", SCHEDULING),
+        "Choose an engine as this file says in detail: an EndpointPickerConfig, llm-d's or in its"
+        " form. Give it instead of --policy.",
+        "The key also takes the configuration itself ([plugins.md](plugins.md))."] = None
+    scoring: Annotated[bool, Flag("--no-scoring", SCHEDULING),
+        "Do not look at prompts, and choose an engine by load only."] = True
+    follow_events: Annotated[Literal["auto", "always"], Flag("--follow-events", SCHEDULING),
+        "Follow the engines' KV events always, or with --no-scoring only once somebody asks for"
+        " scores.",
+        "See [scores.md](scores.md#without-scoring)."] = "auto"
+    objectives: Annotated[dict[str, int],
+        "Priority of each objective. A request names its objective in"
+        " `x-gateway-inference-objective` (or `x-llm-d-inference-objective`). Requests with a"
+        " negative priority may get 429 while the engines are full."] = {}
+    kv_transfer: Annotated[KvTransferSettings,
+        "Prompts that one engine computes for another."] = KvTransferSettings()
+    limits: Annotated[LimitSettings, RELOADED, "Limits of client requests."] = LimitSettings()
+    flow: Annotated[FlowSettings, RELOADED,
+        "Limits of requests at the engines and in the queue."] = FlowSettings()
+    retries: Annotated[RetrySettings, RELOADED, "Further tries on other engines."] = RetrySettings()
+    timeouts: Annotated[TimeoutSettings, RELOADED, "Time limits in seconds."] = TimeoutSettings()
+    ejection: Annotated[EjectionSettings, RELOADED,
+        "When an engine that fails stops getting requests."] = EjectionSettings()
+    slo: Annotated[SloSettings,
+        "What is promised of answers: for goodput, and the number of engines."] = SloSettings()
+    structured: Annotated[StructuredSettings, "Checks of structured output."] = StructuredSettings()
+    api_keys: Annotated[str | None, Flag("--api-keys FILE", SECURITY), RELOADED,
+        "Demand one of the API keys in this file of every caller; the key says the caller's tenant"
+        " and priority. `inferway keys add` writes the file.",
+        "See [how](flow-control.md#api-keys)."] = None
+    admin_key_env: Annotated[str | None, Flag("--admin-key-env NAME", SECURITY), RELOADED,
+        "Demand the key in the environment variable NAME for scores and admin paths. Without it"
+        " they are open.",
+        "`/score_*`, `/query`, `/admin/*`, `/metrics`, and headers and names of engines in `/ready`"
+        " then require `Authorization: Bearer KEY` ([scores.md](scores.md#who-may-ask))."] = None
+    salt_per_tenant_env: Annotated[str | None, Flag("--salt-per-tenant NAME", SECURITY),
+        "Let no two tenants share cached blocks: their cache salts are made with the secret in the"
+        " environment variable NAME.",
+        "See [salts of tenants](api.md#tenants-that-share-no-blocks)."] = None
+    allow_paths: Annotated[list[str], Flag("--allow-path [METHOD ]/PATH", SECURITY),
+        "Forward this path, too, to the least loaded engine. Repeat the flag for more paths; every"
+        " unknown path is answered with status 404.",
+        "The default method is `POST`; some paths are [built"
+        " in](api.md#paths-that-are-forwarded-by-load)."] = []
+    cors_origins: Annotated[list[str], Flag("--cors-origin ORIGIN", SECURITY),
+        "Allow web pages from this origin, https://HOST, to send requests from a browser; * allows"
+        " all. Repeat the flag for more.",
+        "See [api.md](api.md#browsers)."] = []
+    trust_kv_transfer_params: Annotated[bool, Flag("--trust-kv-transfer-params", SECURITY),
+        "Let clients say where engines fetch blocks from. Otherwise such a request is answered with"
+        " status 400.",
+        "See [api.md](api.md#what-travels-on)."] = False
+    trust_priority: Annotated[bool, Flag("--trust-priority", SECURITY),
+        "Let clients set the `priority` of a request in its engine's queue. Otherwise such a"
+        " request is answered with status 400.",
+        "See [api.md](api.md#what-travels-on)."] = False
+    ui: Annotated[bool, Flag("--ui/--no-ui", OBSERVABILITY),
+        "Serve the page for operators at /, on the admin port if there is one.",
+        "Without an admin key or API keys, only browsers on the gateway's own machine see [the"
+        " page](guides/page.md)."] = True
+    access_log: Annotated[str | None, Flag("--access-log FILE", OBSERVABILITY),
+        'Write one line for each answered request to this file; "-" is standard error, "none"'
+        " writes no such lines.",
+        "In the file of settings, none is `null`. The [access log](observe.md#the-access-log) is"
+        " opened again after logrotate has moved it."] = "-"
+    access_log_probes: Annotated[bool, Flag("--access-log-probes", OBSERVABILITY),
+        "Write a line to the access log for answers to /health, /ready, /metrics and"
+        " /ping, too."] = False
+    log_format: Annotated[Literal["text", "json"], Flag("--log-format", OBSERVABILITY),
+        "Write the log and the access log as text, or as one JSON object a line.",
+        "`json` is for all that goes to standard error ([observe.md](observe.md#logs))."] = "text"
+    log_level: Annotated[Literal["debug", "info", "warning", "error"],
+        Flag("--log-level", OBSERVABILITY),
+        "Log what is at least as severe as this."] = "info"
+    otlp: Annotated[str | None, Flag("--otlp URL", OBSERVABILITY),
+        "Send OpenTelemetry spans to this URL (OTLP over HTTP): http://HOST:4318/v1/traces.",
+        "It needs `pip install 'inferway[otel]'` ([api.md](api.md#traces))."] = None
+    records: Annotated[RecordSettings, "Records of requests that have ended."] = RecordSettings()
+    publish: Annotated[str | None, Flag("--publish tcp://…", OBSERVABILITY), ONCE,
+        "Publish decisions and KV events over ZMQ at this address: one with a wildcard,"
+        " tcp://*:5558, is bound, any other is connected to."] = None
+    publish_text: Annotated[bool, Flag("--publish-text", OBSERVABILITY),
+        "Publish prompts and messages, too. Whoever can connect then reads them.",
+        "Rendered templates are published, too."] = False
+    explain_text: Annotated[bool, Flag("--explain-text", OBSERVABILITY),
+        "Keep the last prompts in memory as token ids, and let admins see the text around the place"
+        " where one was not reused. It needs --admin-key-env or --api-keys.",
+        "See [its guide](guides/explain.md#with-text)."] = False
+    picker: Annotated[PickerSettings, "Settings of `inferway epp`."] = PickerSettings()
 
+    # fmt: on
     def admin_key(self) -> str | None:
         """The key that admin paths require, or None. Raises ConfigError if its environment variable
         is unset."""
-        return _secret(self.admin_key_env, "admin_key_env")
+        return secret_in(self.admin_key_env, "admin_key_env")
 
     def salt_secret(self) -> str | None:
         """The secret that tenants' salts are made with, or None. Raises ConfigError if its
         environment variable is unset."""
-        return _secret(self.salt_per_tenant_env, "salt_per_tenant_env")
+        return secret_in(self.salt_per_tenant_env, "salt_per_tenant_env")
 
     def engine_tls(self) -> ssl.SSLContext | None:
         """Return the TLS context for connections to https engines, or None if there is none.
@@ -410,25 +294,3 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 # One for the files of engine_ca, engine_cert and engine_key while it is in use: OpenSSL adds
 # certificates to it, and takes none out.
 _SHARED: WeakValueDictionary[tuple[str | None, ...], ssl.SSLContext] = WeakValueDictionary()
-
-
-def engine_address(url: str) -> str:
-    """Return an engine's URL without its scheme and a slash at its end."""
-    parts = urlsplit(url)
-    return parts.netloc + parts.path.rstrip("/")
-
-
-def _secret(variable: str | None, key: str) -> str | None:
-    if variable is None:
-        return None
-    secret = os.environ.get(variable)
-    if not secret:
-        raise ConfigError(
-            f"{key} {variable!r} is not set in the environment; export it, or leave it out"
-        )
-    return secret
-
-
-def unix_path(host: str) -> str | None:
-    """The path that stands where a host does (EngineSettings.http_url); None: it is a host."""
-    return unquote(host) if host.startswith("%2F") else None

@@ -16,6 +16,7 @@ from functools import partial
 import msgspec
 
 from inferway.config import EngineSettings, ServeSettings
+from inferway.config.setting import RELOADED, settings_of
 from inferway.errors import ConfigError
 from inferway.http.auth import Auth, Keys, read_keys
 from inferway.http.server import HttpServer
@@ -24,7 +25,7 @@ from inferway.upstream.pool import Pool
 log = logging.getLogger("inferway.reload")
 
 _TAKEN = frozenset(
-    {"engines", "api_keys", "admin_key_env", "limits", "flow", "retries", "ejection", "timeouts"}
+    name for name, setting in settings_of(ServeSettings).items() if RELOADED in setting.marks
 )
 
 

@@ -24,7 +24,8 @@ from typing import Any
 import msgspec
 
 from inferway.app import Gateway
-from inferway.config import ModelRewrite, ServeSettings
+from inferway.config import UNIX, ModelRewrite, ServeSettings
+from inferway.config.setting import without_once
 from inferway.errors import ConfigError
 from inferway.extension import merge
 from inferway.fleet.engine import Subscriber
@@ -80,7 +81,6 @@ from inferway.workers.replicas import WorkersLearners, meet
 from inferway.workers.reports import offer, publish, sample
 from inferway.workers.reserved import ReservedPort
 from inferway.workers.seat import Seat, SeatProgram
-from inferway.workers.settings import check_together, worker_settings
 from inferway.workers.teller import FleetTeller, ToldIndex
 from inferway.workers.turns import Turns
 
@@ -100,7 +100,7 @@ class ServingHub:
 
     def __init__(self, settings: ServeSettings, workers: int, *, picks: bool = False) -> None:
         """Raises ConfigError."""
-        check_together(settings)
+        _check_together(settings)
         self.settings = settings
         self.port = settings.port  # that the workers listen on; 0 on a Unix socket
         self._picks = picks
@@ -239,7 +239,7 @@ class ServingHub:
     async def _tell_all(self, seat: Seat, link: Link) -> None:
         """All that a new worker must know. What changes meanwhile it hears as the others do."""
         assert self._teller is not None
-        settings = worker_settings(self.settings, self.port, self._picker)
+        settings = self._for_workers(self.settings)
         processes = len(self.seats) + 1
         link.send(
             Begin(
@@ -275,9 +275,12 @@ class ServingHub:
         self._rules = RulesTold(objectives, rewrites)
         self._tell(self._rules)
 
+    def _for_workers(self, settings: ServeSettings) -> ServeSettings:
+        return msgspec.structs.replace(without_once(settings), port=self.port, picker=self._picker)
+
     async def _prepare(self, settings: ServeSettings) -> Callable[[], Awaitable[None]]:
         """Have all workers prepared for these settings. Return what has them go on."""
-        new = worker_settings(settings, self.port, self._picker)
+        new = self._for_workers(settings)
         answers = await self._asking.all(self.seats, lambda _, number: Prepare(number, new))
         for answer in answers.values():
             if isinstance(answer, Prepared) and answer.error is not None:
@@ -385,7 +388,7 @@ class ServingHub:
     # what followers begin with
 
     def _begin_following(self) -> BeginFollowing:
-        told = worker_settings(self.settings, self.port, self._picker)
+        told = self._for_workers(self.settings)
         told = msgspec.structs.replace(told, state_dir=self.settings.state_dir)
         return BeginFollowing(told, publishes=self.gateway.publisher is not None)
 
@@ -430,3 +433,12 @@ class ServingHub:
 
 def _to_nobody(_: Message) -> None:
     """The hub sends no requests of its own."""
+
+
+def _check_together(settings: ServeSettings) -> None:
+    """Raises ConfigError for what several processes cannot serve together."""
+    if settings.host.startswith(UNIX):
+        raise ConfigError(
+            f"workers: several processes cannot share the Unix socket {settings.host!r}; listen on"
+            " a port (host: 127.0.0.1), or serve with one worker and without followers"
+        )

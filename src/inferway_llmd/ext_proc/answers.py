@@ -8,7 +8,7 @@ from functools import lru_cache
 from inferway.errors import FleetError, InferwayError, RequestError, SaturatedError
 from inferway.model import Headers
 from inferway_llmd.ext_proc.encoding import before, field, number
-from inferway_llmd.ext_proc.messages import NONE, ProcessingResponse
+from inferway_llmd.ext_proc.messages import ProcessingResponse
 from inferway_llmd.ext_proc.reading import DESTINATION, LOAD_BALANCER
 
 # Some implementations take no more than 64 KiB in a piece (GIE #854); Envoy takes any.
@@ -30,7 +30,7 @@ _CODES = {
 
 # Fields' numbers (messages.py): which answer, ...
 _REQUEST_HEADERS, _RESPONSE_HEADERS, _REQUEST_BODY, _RESPONSE_BODY = 1, 2, 3, 4
-_REQUEST_TRAILERS, _RESPONSE_TRAILERS, _IMMEDIATE, _DYNAMIC_METADATA, _MODE_OVERRIDE = 5, 6, 7, 8, 9
+_REQUEST_TRAILERS, _RESPONSE_TRAILERS, _IMMEDIATE, _DYNAMIC_METADATA = 5, 6, 7, 8
 # ... CommonResponse's, and what stands in them
 _RESPONSE = 1
 _HEADER_MUTATION, _BODY_MUTATION, _CLEAR_ROUTE_CACHE = 2, 3, 5
@@ -43,11 +43,6 @@ _HEADER, _KEY, _RAW_VALUE = 1, 1, 3
 _OVERWRITE_IF_EXISTS_OR_ADD = number(3, 2)
 
 _END_OF_STREAM = number(2, 1)
-_NO_BODY = field(
-    _MODE_OVERRIDE,
-    # the bodies' modes (request, response), the trailers' (SEND, SKIP)
-    number(3, 4) + number(4, NONE) + number(5, 1) + number(6, 2),
-)
 
 
 def set_header(name: bytes, value: bytes) -> bytes:
@@ -116,12 +111,12 @@ def request_trailers() -> bytes:
 
 @lru_cache(maxsize=4096)
 def response_headers(
-    told: tuple[tuple[bytes, bytes], ...], removed: tuple[bytes, ...] = (), *, body: bool = True
+    told: tuple[tuple[bytes, bytes], ...], removed: tuple[bytes, ...] = ()
 ) -> bytes:
-    """Engines and numbers of blocks are few. `body` false: the proxy is not to send it."""
+    """Return the answer to an answer's head. Engines and numbers of blocks are few."""
     mutation = b"".join([set_header(name, value) for name, value in told]) + _removals(removed)
     common = field(_HEADER_MUTATION, mutation)
-    return field(_RESPONSE_HEADERS, field(_RESPONSE, common)) + (b"" if body else _NO_BODY)
+    return field(_RESPONSE_HEADERS, field(_RESPONSE, common))
 
 
 def response_piece(body: bytes, *, ended: bool) -> bytes:

@@ -44,7 +44,6 @@ def build_picker(core: Core, parts: ExtensionParts) -> PickerServer:
             explain=settings.admin_key_env is None,
             cost=None if picker.report_cost is None else _COSTS[picker.report_cost],
             conformance=picker.conformance,
-            mode_override=picker.mode_override,
             counts=counts,
             tap=parts.tap,
         ),

@@ -103,7 +103,6 @@ class ProcessingStream:
         "_streams",
         "_subset",
         "_targets",
-        "_unseen",
         "ask",
         "noted",
     )
@@ -129,7 +128,6 @@ class ProcessingStream:
         self._conformance = False
         self._names_request = False  # its id is ours
         self._response_mode = FULL_DUPLEX_STREAMED
-        self._unseen = False  # the answer's body does not come
         self._is_closed = False
 
     @property
@@ -308,21 +306,7 @@ class ProcessingStream:
             told.append((_CONFORMANCE_SERVED, served_words(message, served)))
         if received.end_of_stream or self._response_mode == NONE:
             self._finish()  # before it is said: the stream may end as soon as it has been
-        elif self._may_stay_unseen():
-            self._unseen = True
-            return [answers.response_headers(tuple(told), tuple(removed), body=False)]
         return [answers.response_headers(tuple(told), tuple(removed))]
-
-    def _may_stay_unseen(self) -> bool:
-        """Nothing in the answer is changed, or told to anybody."""
-        rules, journey = self._rules, self._journey
-        return (
-            rules.mode_override
-            and rules.cost is None
-            and self._response_mode == FULL_DUPLEX_STREAMED
-            and (journey is None or not journey.changes_length)
-            and (self._judge is None or not self._judge.is_read)
-        )
 
     def _note_served(self, served: str | None) -> None:
         """The proxy has sent it elsewhere than to the first: that is who has the slot."""
@@ -340,7 +324,6 @@ class ProcessingStream:
         if self._state is _State.OVER:
             return ()
         received = message.response_body
-        self._unseen = False  # it does come: the proxy does not heed what it was told
         body, ended = received.body, received.end_of_stream
         if self._journey is not None and self._pick is not None:
             if body:
@@ -397,10 +380,8 @@ class ProcessingStream:
             if journey is not None:
                 self._journey = None
                 outcome = noted.outcome or outcome
-                if self._unseen:  # how the answer ended is not known
-                    outcome = "upstream_error" if self._failed else "ok"
                 journey.close(outcome)
-                passed = not self._unseen and self._response_mode != NONE
+                passed = self._response_mode != NONE
                 noted.end(outcome, self._status, self._answer_bytes if passed else None)
         finally:
             if noted.counts is not None and noted.record is not None:

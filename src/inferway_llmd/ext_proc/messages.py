@@ -42,16 +42,11 @@ _DESCRIBED = {
     "ImmediateResponse": (
         "1 status HttpStatus, 2 headers HeaderMutation, 3 body bytes, 5 details string"
     ),
-    "ProcessingMode": (
-        "3 request_body_mode int32, 4 response_body_mode int32,"
-        " 5 request_trailer_mode int32, 6 response_trailer_mode int32"
-    ),
     "ProcessingResponse": (
         "1 {request_headers} HeadersResponse, 2 {response_headers} HeadersResponse,"
         " 3 {request_body} BodyResponse, 4 {response_body} BodyResponse,"
         " 5 {request_trailers} TrailersResponse, 6 {response_trailers} TrailersResponse,"
-        f" 7 {{immediate_response}} ImmediateResponse, 8 dynamic_metadata {STRUCT},"
-        " 9 mode_override ProcessingMode"
+        f" 7 {{immediate_response}} ImmediateResponse, 8 dynamic_metadata {STRUCT}"
     ),
 }
 _MESSAGES = Described("inferway_llmd.ext_proc", _DESCRIBED)

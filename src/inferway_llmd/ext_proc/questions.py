@@ -27,7 +27,6 @@ class Rules:
     explain: bool = True  # headers that say how it was decided go to the client
     cost: Callable[[Usage], float] | None = None  # of an answer; told to the gateway
     conformance: bool = False  # a client's header may choose the endpoint
-    mode_override: bool = False  # the proxy is told to keep answers to itself that need no change
     counts: PickerCounts = field(default_factory=PickerCounts)
     tap: Tap = field(default_factory=lambda: Tap(()))  # of answers that have ended
 

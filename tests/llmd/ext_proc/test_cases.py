@@ -29,7 +29,7 @@ from inferway.openai_api.trust import Trust
 from inferway.routing.rewrite import Rewrites
 from inferway_llmd.ext_proc import answers
 from inferway_llmd.ext_proc.exchange import ProcessingStream
-from inferway_llmd.ext_proc.messages import FULL_DUPLEX_STREAMED, NONE, ProcessingResponse
+from inferway_llmd.ext_proc.messages import FULL_DUPLEX_STREAMED, ProcessingResponse
 from inferway_llmd.ext_proc.questions import Pick, Rules
 from inferway_llmd.ext_proc.reading import headers_of
 from inferway_structured.report import UNENFORCED_HEADER
@@ -268,29 +268,6 @@ async def test_clients_say_where_blocks_are_fetched_only_where_they_may(trusts: 
 
     kinds = [kind(answer) for answer in answered]
     assert kinds == (["RQH", "RQB"] if trusts else ["IMM"])
-
-
-@pytest.mark.parametrize("why_not", ["", "it is told of", "it is rewritten", "it is empty"])
-async def test_an_answer_that_needs_no_change_may_stay_with_the_proxy(why_not: str) -> None:
-    stream = Stream(
-        {"10.0.0.1:8000": {}},
-        rewrites=REWRITE,
-        mode_override=True,
-        cost=(lambda usage: usage.completion) if why_not == "it is told of" else None,
-    )
-    model = b"model-to-be-rewritten" if why_not == "it is rewritten" else b"m"
-    body = b'{"model":"%b","prompt":"p"}' % model
-    await stream.send(rqh((":path", "/v1/completions")), rqb(body, eos=True))
-
-    [head] = await stream.send(rsh((":status", "200"), eos=why_not == "it is empty"))
-
-    assert head.HasField("mode_override") == (not why_not)
-    if not why_not:
-        assert head.mode_override.response_body_mode == NONE
-        assert stream.fleet.booked == ["10.0.0.1:8000"]
-        stream.exchange.close()  # the proxy ends the stream
-        assert stream.fleet.booked == []
-        assert stream.outcomes == {"ok": 1}
 
 
 class Unkept(Untouched):

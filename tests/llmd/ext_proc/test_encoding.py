@@ -66,15 +66,14 @@ def test_a_pick(headers: list[tuple[str, bytes]], removed: list[str], length: in
     assert metadata == "10.0.0.1:1"
 
 
-@given(headers=HEADERS, removed=st.lists(NAMES, max_size=4), body=st.booleans())
-def test_an_answers_head(headers: list[tuple[str, bytes]], removed: list[str], body: bool) -> None:
+@given(headers=HEADERS, removed=st.lists(NAMES, max_size=4))
+def test_an_answers_head(headers: list[tuple[str, bytes]], removed: list[str]) -> None:
     names = tuple(name.encode() for name in removed)
-    found = read(answers.response_headers(tuple(encoded(headers)), names, body=body))
+    found = read(answers.response_headers(tuple(encoded(headers)), names))
 
     mutation = found.response_headers.response.header_mutation
     assert told(mutation) == headers
     assert list(mutation.remove_headers) == removed
-    assert found.HasField("mode_override") == (not body)
 
 
 @given(status=st.integers(200, 599), text=st.text())

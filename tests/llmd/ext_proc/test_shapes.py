@@ -12,7 +12,6 @@ from tests.llmd.ext_proc.pods import Stream, rqb, rqh, rsb, rsh
 from tests.routing.structured_gate.doubles import answers, make_gate, schema
 
 from inferway.routing.structured_gate.gate import Gate
-from inferway_llmd.ext_proc.messages import NONE
 
 CHAT = (":path", "/v1/chat/completions")
 POD = "10.0.0.1:8000"
@@ -147,18 +146,6 @@ async def test_an_error_and_an_answer_without_a_shape_are_not_judged(gate: Gate)
     await finished(gate)
 
     assert not answers(gate)
-
-
-async def test_an_answer_that_is_judged_does_not_stay_with_the_proxy(gate: Gate) -> None:
-    made = stream(gate, mode_override=True)
-    judged = await made.send(rqh(CHAT), rqb(body(), eos=True), rsh(OK, JSON))
-    other = stream(gate, mode_override=True)
-    told = await other.send(
-        *(rqh(CHAT), rqb(body(), eos=True), rsh(OK, JSON, ("x-inferway-valid", "true")))
-    )
-
-    assert not judged[-1].HasField("mode_override")
-    assert told[-1].mode_override.response_body_mode == NONE
 
 
 async def test_anthropic_s_messages_are_checked_too(gate: Gate) -> None:

@@ -60,6 +60,27 @@ def test_a_number_out_of_range_is_shown_with_its_flag_and_the_bounds(
     assert f"Invalid value for '{flag}': '{outside}': expected {allowed(kind)}" in result.output
 
 
+@pytest.mark.parametrize(
+    ("flag", "given", "expected"),
+    [
+        ("--workers", "0", "a whole number above 0, or auto"),
+        ("--workers", "all", "a whole number above 0, or auto"),
+        ("--endpoint-target-ports", "a", "whole numbers from 0 to 65535, with commas between them"),
+        (
+            *("--endpoint-target-ports", "1,70000"),
+            "whole numbers from 0 to 65535, with commas between them",
+        ),
+    ],
+)
+def test_what_is_no_such_number_is_shown_with_what_is_allowed(
+    flag: str, given: str, expected: str
+) -> None:
+    result = CliRunner().invoke(serve, ["--engine", "http://h:1", flag, given])
+
+    assert result.exit_code == 2
+    assert f"Invalid value for '{flag}': '{given}': expected {expected}\n" in result.output
+
+
 def test_defaults_in_the_help_are_those_of_the_keys() -> None:
     text = " ".join(CliRunner().invoke(main, ["serve", "--help"]).output.split())
 
