@@ -316,7 +316,7 @@ class Gateway:
             page=self._open_page(alarms),
             forwards=not self._picks,
             admin_apart=settings.admin_port is not None,
-            continuer=open_continuer(director, pool, self._auth, self._stack),
+            continuer=open_continuer(director, self._auth, self._stack),
             gather=None if self._process is None else self._process.gather,
         )
 

@@ -48,10 +48,10 @@ from inferway.ext_proc.reading import (
     status_of,
     subset_of,
 )
-from inferway.http.ends import RequestLifecycle
 from inferway.http.headers import ROUTING_HEADERS, ROUTING_PREFIXES, not_ours_alone
 from inferway.http.message import CONTENT_ENCODING
 from inferway.model import Endpoint, Headers, Target
+from inferway.routing.answer_plan import RequestLifecycle
 from inferway.telemetry.tracing import TRACESTATE
 from inferway_structured.answers import AnswerJudge
 from inferway_structured.sse import content_coding, is_event_stream

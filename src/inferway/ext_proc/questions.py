@@ -10,9 +10,9 @@ from typing import NamedTuple
 from inferway.ext_proc.counts import PickerCounts
 from inferway.ext_proc.noted import Noted
 from inferway.extension import EndedAnswer
-from inferway.http.ends import RequestLifecycle
 from inferway.model import Endpoint, Target
 from inferway.openai_api.usage import Usage
+from inferway.routing.answer_plan import RequestLifecycle
 from inferway.routing.structured_gate.shape import Shape
 
 

@@ -52,9 +52,9 @@ from inferway.routing.counts import DirectorStats
 from inferway.routing.eligible import Eligible, Within
 from inferway.routing.journey import Journey, OnRequest, Routed
 from inferway.routing.kv_legs import KvLegs
-from inferway.routing.limits.concurrency_limiter import Slot
 from inferway.routing.limits.outlier_detection import OutlierDetection
 from inferway.routing.limits.request_quarantine import RequestQuarantine
+from inferway.routing.limits.slot import Slot
 from inferway.routing.match import MatchedPrompts, Matcher, with_prompts
 from inferway.routing.objectives import objectives
 from inferway.routing.rewrite import Rewrites, looked_up

@@ -28,16 +28,13 @@ from inferway.openai_api.kv_transfer import (
     with_bootstrap,
 )
 from inferway.openai_api.usage import Usage, usage_of
+from inferway.routing.answer_plan import ANSWERED, FAILED, TIMED_OUT, TOO_LARGE
 from inferway.routing.attempt import Attempt
 from inferway.routing.kv_legs import (
-    ANSWERED,
-    FAILED,
     MALFORMED,
     MOVED,
     NO_PARAMETERS,
     OTHER_PROMPT,
-    TIMED_OUT,
-    TOO_LARGE,
     TOO_LATE,
     KvLegs,
 )
@@ -72,20 +69,8 @@ class _HeldReference(msgspec.Struct, frozen=True):
 class PrefillLeg:
     """The prefill legs of one request, one after the other. `close` must be called."""
 
-    __slots__ = (
-        "_attempt",
-        "_decode",
-        "_engine",
-        "_host",
-        "_ids",
-        "_journey",
-        "_legs",
-        "_listeners",
-        "_reference",
-        "_sent_at",
-        "body",
-        "connector",
-    )
+    __slots__ = ("_attempt", "_decode", "_engine", "_host", "_ids", "_journey", "_legs",
+                 "_listeners", "_reference", "_sent_at", "body", "connector")  # fmt: skip
 
     def __init__(
         self, journey: Journey, host: Host, legs: KvLegs, listeners: Sequence[RequestListener]

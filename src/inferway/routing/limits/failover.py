@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from inferway.config import RetrySettings
 from inferway.errors import EngineLostError, EnginesLostError, OurFaultError, UpstreamError
 from inferway.model import Target
-from inferway.routing.limits.concurrency_limiter import Slot
 from inferway.routing.limits.outlier_detection import OutlierDetection
 from inferway.routing.limits.request_quarantine import EngineLosses, RequestQuarantine
+from inferway.routing.limits.slot import Slot
 
 log = logging.getLogger("inferway.forward")
 
@@ -104,12 +104,13 @@ class Failover:
 
     def succeeded(self) -> None:
         """The engine has begun to answer."""
-        policy = self._policy
-        policy.standing.answered[self.engine] = policy.clock()
-        if policy.standing.breakers and not self._has_failed:
-            back = policy.standing.succeeded(self.engine, policy.clock())
+        policy, engine = self._policy, self.target.endpoint.engine
+        standing = policy.standing
+        standing.answered[engine] = now = policy.clock()
+        if standing.breakers and not self._has_failed:
+            back = standing.succeeded(engine, now)
             if back:
-                log.info("engine %s answers again; it gets all requests", self.engine)
+                log.info("engine %s answers again; it gets all requests", engine)
 
     def failed(self, error: UpstreamError | None = None) -> None:
         """The engine has not answered, or not to the end, because of `error`; None: that is what it
