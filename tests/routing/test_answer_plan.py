@@ -21,10 +21,7 @@ from inferway.errors import (
 )
 from inferway.model import Decision, Endpoint, Headers, Reason, Target
 from inferway.routing.answer_plan import (
-    FAILED,
-    REFUSED,
     TABLE,
-    TIMED_OUT,
     Action,
     AnswerPlan,
     Continuation,
@@ -36,6 +33,7 @@ from inferway.routing.answer_plan import (
 from inferway.routing.limits.failover import FailoverPolicy, Retries
 from inferway.routing.limits.outlier_detection import OutlierDetection
 from inferway.routing.limits.request_quarantine import EngineLosses
+from inferway.routing.record import LegOutcome
 
 PREFILL, FETCHING, WAITING = State.PREFILL, State.FETCHING, State.WAITING
 PASSING, MOVING, OVER = State.PASSING, State.MOVING, State.OVER
@@ -49,9 +47,9 @@ FAULT = What(OurFaultError("ours"))
 DRAINED = What(MovedError("it is drained"))
 WAITS = What(SilentEngineError("d0", "silent"), may_wait=True)
 WAITED = What(SilentEngineError("d0", "silent"))
-LEG_LOST = What(EngineLostError("it is gone"), outcome=FAILED)
-LEG_LATE = What(UpstreamTimeoutError("not in time"), outcome=TIMED_OUT)
-LEG_SILENT = What(SilentEngineError("p0", "silent"), outcome=FAILED)
+LEG_LOST = What(EngineLostError("it is gone"), outcome=LegOutcome.FAILED)
+LEG_LATE = What(UpstreamTimeoutError("not in time"), outcome=LegOutcome.TIMED_OUT)
+LEG_SILENT = What(SilentEngineError("p0", "silent"), outcome=LegOutcome.FAILED)
 
 
 @dataclass
@@ -180,9 +178,27 @@ class World:
     [
         # a prefill engine computes the prompt
         (PREFILL, Incident.PREFILL_FAILED, LEG_LOST, SEND_PREFILL, PREFILL),
-        (PREFILL, Incident.PREFILL_FAILED, What(status=503, outcome=FAILED), SEND_PREFILL, PREFILL),
-        (PREFILL, Incident.PREFILL_FAILED, What(status=500, outcome=FAILED), SEND, PREFILL),
-        (PREFILL, Incident.PREFILL_FAILED, What(status=400, outcome=REFUSED), SEND, PREFILL),
+        (
+            PREFILL,
+            Incident.PREFILL_FAILED,
+            What(status=503, outcome=LegOutcome.FAILED),
+            SEND_PREFILL,
+            PREFILL,
+        ),
+        (
+            PREFILL,
+            Incident.PREFILL_FAILED,
+            What(status=500, outcome=LegOutcome.FAILED),
+            SEND,
+            PREFILL,
+        ),
+        (
+            PREFILL,
+            Incident.PREFILL_FAILED,
+            What(status=400, outcome=LegOutcome.REFUSED),
+            SEND,
+            PREFILL,
+        ),
         (PREFILL, Incident.PREFILL_FAILED, LEG_LATE, SEND, PREFILL),
         (PREFILL, Incident.PREFILL_SILENT, LEG_SILENT, SEND_PREFILL, PREFILL),
         (PREFILL, Incident.SILENT, WAITS, LATER, PREFILL),

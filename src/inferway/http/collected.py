@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from inferway.errors import OurFaultError, UpstreamError, UpstreamTimeoutError
 from inferway.model import Headers
-from inferway.routing.answer_plan import FAILED, TIMED_OUT, TOO_LARGE
+from inferway.routing.record import LegOutcome
 from inferway.upstream.exchange import UpstreamRequest
 from inferway.upstream.pool import Pool
 
@@ -54,13 +54,13 @@ class CollectedAnswer:
         assert self._exchange is not None
         self.hosts = self._exchange.hosts
         if length is not None and length > MAX_ANSWER_BYTES:
-            self._stop(TOO_LARGE)
+            self._stop(LegOutcome.TOO_LARGE)
 
     def on_chunk(self, chunk: bytes) -> None:
         self._pieces.append(chunk)
         self._size += len(chunk)
         if self._size > MAX_ANSWER_BYTES:
-            self._stop(TOO_LARGE)
+            self._stop(LegOutcome.TOO_LARGE)
 
     def on_end(self, chunk: bytes) -> None:
         self._pieces.append(chunk)
@@ -68,7 +68,9 @@ class CollectedAnswer:
 
     def on_error(self, error: UpstreamError) -> None:
         self.error = error
-        self.outcome = TIMED_OUT if isinstance(error, UpstreamTimeoutError) else FAILED
+        self.outcome = (
+            LegOutcome.TIMED_OUT if isinstance(error, UpstreamTimeoutError) else LegOutcome.FAILED
+        )
         self._over()
 
     def drop(self) -> None:
@@ -79,7 +81,7 @@ class CollectedAnswer:
     def _too_late(self) -> None:
         seconds = self._pool.timeouts.first_byte
         self.error = UpstreamTimeoutError(f"no whole answer came within {seconds:g} s")
-        self._stop(TIMED_OUT)
+        self._stop(LegOutcome.TIMED_OUT)
 
     def _stop(self, outcome: str) -> None:
         self.outcome = outcome

@@ -1,14 +1,10 @@
-"""A stream whose engine was lost in the middle: another engine goes on with it, unseen.
+"""A stream whose engine was lost in the middle, or is drained: another engine goes on, unseen.
 
-the stream's engine   what is done
-is lost, or gives up  the rest is asked for as a request of its own: it has its turn, is matched,
-                      scheduled, booked and tried like any, but never at the engine that was lost
-is drained, and has   the same, if there is another engine; else it ends where it is
-had its grace
-answers the rest      its events follow those that the client has (openai_api/stream_rest.py)
-is lost, too          the client hears of it: the request may be what ends them (request_quarantine)
-
-If nobody goes on, the client gets the error event that it would have got at once.
+The rest is asked for as a request of its own: it has its turn, is matched, scheduled, booked and
+tried like any, but never at the engine that was left. Its events follow those that the client has
+(openai_api/stream_rest.py). An answer whose rest is lost, too, ends: its request may be what ends
+engines (request_quarantine). If nobody goes on, the client gets the error event that it would have
+got at once.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from inferway.errors import InferwayError
@@ -34,3 +35,27 @@ class Client(Protocol):
     def end(self, chunk: bytes = b"") -> None: ...
     def send_error(self, error: InferwayError) -> None: ...
     def abort(self) -> None: ...
+
+
+class WaitingClient(Protocol):
+    """The client of a request that waits (responder.Responder)."""
+
+    @property
+    def ended(self) -> bool: ...
+    def attach(self, source: BodySource) -> None: ...
+
+
+class InQueue:
+    """The source of an answer whose request has no engine yet. `withdraw` is called if its client
+    goes."""
+
+    __slots__ = ("_withdraw",)
+
+    def __init__(self, withdraw: Callable[[], None]) -> None:
+        self._withdraw = withdraw
+
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
+
+    def client_gone(self) -> None:
+        self._withdraw()

@@ -42,10 +42,6 @@ from inferway.model import Headers, Target
 from inferway.openai_api.responses import error_event
 from inferway.openai_api.token_events import bears_tokens
 from inferway.routing.answer_plan import (
-    FAILED,
-    NO_BOOTSTRAP,
-    NOT_EDITED,
-    REFUSED,
     Action,
     AnswerPlan,
     Continuation,
@@ -54,6 +50,7 @@ from inferway.routing.answer_plan import (
     State,
     What,
 )
+from inferway.routing.record import LegOutcome
 from inferway.upstream.exchange import UpstreamRequest
 from inferway.upstream.headers import header_block
 from inferway.upstream.pool import STOOD_STILL_SECONDS, Pool
@@ -97,6 +94,7 @@ class Forwarding:
         self._exchange: UpstreamRequest | None = None  # with the engine that is to answer
         self._collected: CollectedAnswer | None = None  # of the prefill engine, until it has come
         self._rest: Continuation | None = None  # None: the client's engine is still the first
+        self._events: WholeEvents | None = None  # None: the answer is no SSE stream
         self._timer: asyncio.TimerHandle | None = None
         self._paused = False
 
@@ -134,17 +132,20 @@ class Forwarding:
             self._rest.ask(self.go_on, self.fail)
         else:
             assert error is not None
-            error = self._plan.last_word(error)
+            error = self._plan.attempts.last_word(error)
             try:
                 self._plan.over("upstream_error")
             finally:
-                self._say(error)
+                if self._rest is None:
+                    self._say(error)
+                else:
+                    self.fail(error)
 
     def _send(self) -> None:
         """Send the request to the engine that is to answer."""
         plan, request, pool = self._plan, self._request, self._pool
         self._head: tuple[int, Headers, int | None] | None = None  # held back
-        self._events: WholeEvents | None = None  # None: the answer is no SSE stream
+        self._events = None
         self._held: bytes | None = None  # events that wait for content; None: they need not wait
         self._begun = False  # the first event has come
         extra = plan.sending(pool.time())
@@ -184,13 +185,15 @@ class Forwarding:
             self._send_leg()
         else:
             is_ours = isinstance(answer.error, OurFaultError)
-            self._prefill_failed(What(answer.error if is_ours else None, outcome=NO_BOOTSTRAP))
+            self._prefill_failed(
+                What(answer.error if is_ours else None, outcome=LegOutcome.NO_BOOTSTRAP)
+            )
 
     def _send_leg(self) -> None:
         leg, target = self._leg()
         extra, request = leg.attempt(target), self._request
         if extra is None:
-            self._prefill_failed(What(outcome=NOT_EDITED))
+            self._prefill_failed(What(outcome=LegOutcome.NOT_EDITED))
             return
         dropped = _NOT_FOR_PREFILL | {name for name, _ in extra}
         lines = request_lines(request, dropped) + header_block(extra)
@@ -206,7 +209,9 @@ class Forwarding:
             delay = self._pool.timeouts.connect  # until the engine that answers has it, at most
             self._do(self._plan.prefilled(answer.body, answer.age, delay, answer.hosts))
         else:
-            outcome = answer.outcome or (REFUSED if answer.status < 500 else FAILED)
+            outcome = answer.outcome or (
+                LegOutcome.REFUSED if answer.status < 500 else LegOutcome.FAILED
+            )
             self._prefill_failed(What(answer.error, answer.status, outcome))
 
     def _prefill_failed(self, what: What) -> None:
@@ -399,14 +404,8 @@ class Forwarding:
     def fail(self, error: BaseException) -> None:
         """End the answer, which has begun: its engine was lost, and nobody goes on."""
         assert self._rest is not None
-        responder = self._responder
-        if responder.ended:
-            return
-        told = self._told(self._rest.last_word(error))
-        if responder.can_say_more:
-            responder.end(error_event(told, self._request.path))
-        else:
-            responder.abort()
+        if not self._responder.ended:
+            self._say(self._rest.last_word(error))
 
     def _give_up_rest(self, error: SeamError | None) -> None:
         """End the answer, because its rest is none; `error` says why, if not the head."""
@@ -414,17 +413,17 @@ class Forwarding:
         self.client_gone()
         self.fail(error or self._rest.error)
 
-    def _say(self, error: UpstreamError) -> None:
+    def _say(self, error: InferwayError) -> None:
         """Tell the client of the error, as far as it still can be told."""
-        responder = self._responder
-        if self._rest is not None:
-            self.fail(error)
-        elif not responder.started:
-            responder.send_error(self._told(error))
-        elif self._events is not None and responder.can_say_more:
-            responder.end(error_event(self._told(error), self._request.path))
-        else:
+        responder, is_stream = self._responder, self._rest is not None or self._events is not None
+        if responder.started and not (is_stream and responder.can_say_more):
             responder.abort()
+            return
+        told = error if self._plan.explain else withheld(error, self._request.id)
+        if responder.started:
+            responder.end(error_event(told, self._request.path))
+        else:
+            responder.send_error(told)
 
     # --------------------------------------------------------------------- responder's Source
 
@@ -451,10 +450,6 @@ class Forwarding:
         self._drop_collected()
         self._plan.over(outcome)
 
-    def _told(self, error: InferwayError) -> InferwayError:
-        """Return the error as this caller may read it."""
-        return error if self._plan.explain else withheld(error, self._request.id)
-
     def _time_left(self) -> float:
         """Return the seconds until the first event must have come."""
         pool = self._pool
@@ -471,12 +466,10 @@ class Forwarding:
         assert self._timer is not None
         pool, seconds, due = self._pool, self._pool.timeouts.first_byte, self._timer.when()
         self._timer = None
-        if self._paused:  # it is the client who waits
-            self._timer = pool.loop.call_later(seconds, self._too_late)
-            return
-        if pool.time() - due > STOOD_STILL_SECONDS:
-            # this process stood still: what came meanwhile is about to be read
-            self._timer = pool.loop.call_later(STOOD_STILL_SECONDS, self._too_late)
+        if self._paused or pool.time() - due > STOOD_STILL_SECONDS:
+            # the client waits, or this process stood still, and is about to read what came
+            left = seconds if self._paused else STOOD_STILL_SECONDS
+            self._timer = pool.loop.call_later(left, self._too_late)
             return
         if self._exchange is not None:
             self._exchange.abort()

@@ -23,9 +23,9 @@ from math import inf, isfinite
 
 from inferway.config import FlowSettings
 from inferway.errors import ClientGoneError, InferwayError
+from inferway.http.ends import InQueue, WaitingClient
 from inferway.http.responder import Responder
 from inferway.http.session_queue import SessionQueue
-from inferway.http.waiting import InQueue, WaitingClient
 from inferway.model import Headers
 from inferway.routing.limits.concurrency_limiter import ConcurrencyLimiter, EnginesOf
 from inferway.routing.limits.queue import Waiter

@@ -27,7 +27,6 @@ from inferway.errors import (
     InferwayError,
     MovedError,
     NoEndpointError,
-    OurFaultError,
     UpstreamError,
     UpstreamTimeoutError,
 )
@@ -35,15 +34,9 @@ from inferway.model import Decision, Headers, Target
 from inferway.routing.limits.failover import Failover, FailoverPolicy
 from inferway.routing.limits.request_quarantine import EngineLosses
 from inferway.routing.limits.slot import Slot
-from inferway.routing.record import Passed, Record
+from inferway.routing.record import LegOutcome, Passed, Record
 
 UNWELL = frozenset({502, 503, 504})  # what says that the engine is unwell (circuit_breaker)
-
-# Outcomes of prefill legs that have not computed the prompt.
-FAILED, REFUSED, TIMED_OUT, TOO_LARGE = "failed", "refused", "timed-out", "too-large"
-FULL, NOT_EDITED, NO_BOOTSTRAP, GONE = "full", "body", "no-bootstrap", "client-gone"
-# Outcomes of decode legs with blocks of another engine.
-ANSWERED, AGAIN, ELSEWHERE = "ok", "recomputed", "other-engine"
 
 
 class State(Enum):
@@ -208,7 +201,7 @@ class AnswerPlan:
         self.prefill_attempts = self.attempts.beside(self.prefill)
         self.awaits_prefill = self.prefill_attempts is not None
         if self.prefill_attempts is None:
-            self.leg.failed(FULL)
+            self.leg.failed(LegOutcome.FULL)
             return Action.SEND
         self.state = State.PREFILL
         return Action.SEND_PREFILL
@@ -256,7 +249,7 @@ class AnswerPlan:
             attempts = self.prefill_attempts
             if attempts is not None and attempts.engine == engine:
                 incident = Incident.PREFILL_SILENT if self.awaits_prefill else Incident.NO_BLOCKS
-                return self.after(incident, What(error, outcome=FAILED))
+                return self.after(incident, What(error, outcome=LegOutcome.FAILED))
         if self.state in (State.MOVING, State.OVER) or self.attempts.engine != engine:
             return None
         return self.after(Incident.SILENT, What(error, may_wait=may_wait))
@@ -279,21 +272,15 @@ class AnswerPlan:
         if self.leg is not None and self.awaits_prefill:
             assert self.prefill_attempts is not None
             self.prefill_attempts.abandoned()
-            self.leg.failed(GONE)
+            self.leg.failed(LegOutcome.CLIENT_GONE)
         self.attempts.abandoned()
         self.over("client_gone")
-
-    def last_word(self, error: UpstreamError) -> UpstreamError:
-        """Return what the client hears, which gets no answer, or not all of it, for this error."""
-        if not isinstance(error, OurFaultError):
-            self.attempts.lost()
-        return self.attempts.last_word(error)
 
     def over(self, outcome: str) -> None:
         """Give back all that was taken. Only the first call counts."""
         if self.leg is not None:
             if self.journey.is_moved and self.state is not State.OVER:
-                self.leg.decoded(ANSWERED if outcome == "ok" else outcome)
+                self.leg.decoded(outcome)
             if self.prefill_attempts is not None:
                 self.prefill_attempts.over()
         self.state = State.OVER
@@ -305,7 +292,7 @@ class AnswerPlan:
         if self.state is State.FETCHING and self.leg is not None:
             told = f"it answered with status {what.status}" if what.status else what.why
             self.leg.decoded(outcome, what.error or told)
-            if outcome == AGAIN:
+            if outcome == LegOutcome.RECOMPUTED:
                 self.leg.close()
                 self.awaits_prefill = False
 
@@ -346,7 +333,7 @@ def again(plan: AnswerPlan, what: What) -> Action | None:
 def _at(plan: AnswerPlan, target: Target | None, what: What) -> Action | None:
     if target is None:
         return None
-    plan.withdraw(AGAIN, what)
+    plan.withdraw(LegOutcome.RECOMPUTED, what)
     return Action.SEND
 
 
@@ -359,7 +346,7 @@ def elsewhere_later(plan: AnswerPlan, _: What) -> Action | None:
 def next_prefill(plan: AnswerPlan, what: What) -> Action | None:
     """Try the next prefill engine of the decision, within the budget of further tries."""
     attempts = plan.prefill_attempts
-    if attempts is None or what.outcome != FAILED:
+    if attempts is None or what.outcome != LegOutcome.FAILED:
         return None
     lost = what.error is not None
     return _prefill_at(plan, attempts.another() if lost else attempts.instead_of(what.status))
@@ -374,8 +361,8 @@ def prefill_elsewhere(plan: AnswerPlan, _: What) -> Action | None:
 def _prefill_at(plan: AnswerPlan, target: Target | None) -> Action | None:
     if target is None or plan.leg is None:
         return None
-    plan.leg.failed(FAILED)
-    plan.withdraw(ELSEWHERE, What())
+    plan.leg.failed(LegOutcome.FAILED)
+    plan.withdraw(LegOutcome.OTHER_ENGINE, What())
     plan.state, plan.awaits_prefill = State.PREFILL, True
     return Action.SEND_PREFILL
 

@@ -75,7 +75,6 @@ class Attempt:
         goes_on: bool,
         book: EndpointBook,
         overlay: SpeculativeOverlay,
-        *,
         is_moved: bool = False,
     ) -> None:
         """`goes_on`: the engine's prompts are longer than `matched`, what we know of them.

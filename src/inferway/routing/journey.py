@@ -16,7 +16,6 @@ from typing import Protocol
 
 import msgspec
 
-from inferway.kv.index.speculative import SpeculativeOverlay
 from inferway.model import Candidates, Decision, Endpoint, Headers, Reason, Target, TokenIds
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.model_name import ModelRenamer
@@ -31,7 +30,7 @@ from inferway.routing.counts import DirectorStats
 from inferway.routing.kv_legs import KvLegs
 from inferway.routing.limits.request_quarantine import EngineLosses, RequestQuarantine
 from inferway.routing.limits.slot import Slot
-from inferway.routing.match import MatchedPrompts
+from inferway.routing.match import MatchedPrompts, Matcher
 from inferway.routing.prefill_leg import PrefillLeg
 from inferway.routing.record import Record
 from inferway.routing.structured_gate.gate import Gate
@@ -42,11 +41,6 @@ from inferway.scheduling.plugin import RequestListener, RequestOutcome
 _BY_LOAD: Mapping[str, Headers] = {
     reason: ((b"x-inferway-reason", reason.encode()),) for reason in Reason if reason.is_by_load
 }
-
-
-class Speculating(Protocol):
-    @property
-    def overlay(self) -> SpeculativeOverlay: ...
 
 
 class EditsTokens(Protocol):
@@ -64,7 +58,7 @@ class Host(Protocol):
     @property
     def fleet(self) -> EndpointBook: ...
     @property
-    def matcher(self) -> Speculating: ...
+    def matcher(self) -> Matcher: ...
     @property
     def clock(self) -> Callable[[], float]: ...
     @property
@@ -75,7 +69,6 @@ class Host(Protocol):
     def gate(self) -> Gate | None: ...
     @property
     def on_request(self) -> Sequence[OnRequest]: ...
-    @property
     @property
     def tokens_once(self) -> EditsTokens | None: ...
     @property
@@ -241,36 +234,33 @@ class Journey:
     def attempt(self, target: Target) -> Headers:
         """Book a slot on `target`, and count the prompt as held there until its first token; a
         second attempt takes back the first. Return headers that the engine needs."""
-        host = self._host
-        self.record.target = target
-        self.record.attempts += 1
+        host, record, routed, prefill = self._host, self.record, self.routed, self.prefill
+        record.target = target
+        record.attempts += 1
         self.is_encoded = False
         if self._attempt is not None:
             self.suspect(self._attempt.target.endpoint)
             self._attempt.end()
             self._attempt = None
-        if self.routed is not None and asks_for_report(self.routed.request.body):
+        if routed is not None and asks_for_report(routed.request.body):
             host.fleet.reports(target.endpoint)
-        prefill = self.prefill
         is_moved = prefill is not None and prefill.carries(target.endpoint)
+        overlay = host.matcher.overlay
         self._attempt = attempt = Attempt(
-            *(target, self.known_body, self.matched, self.goes_on, host.fleet),
-            *(host.matcher.overlay,),
-            is_moved=is_moved,
+            target, self.known_body, self.matched, self.goes_on, host.fleet, overlay, is_moved
         )
-        if is_moved:
-            assert prefill is not None
+        if prefill is not None and is_moved:
             prefill.put_into(attempt)
-        elif host.tokens_once is not None and self.routed is not None:
-            edited = host.tokens_once.edited(attempt.body, self.routed, target.endpoint)
+        elif host.tokens_once is not None and routed is not None:
+            edited = host.tokens_once.edited(attempt.body, routed, target.endpoint)
             attempt.carry_tokens(edited)
-        if self.record.is_streamed and host.continuing is not None and self.routed is not None:
+        if record.is_streamed and host.continuing is not None and routed is not None:
             self.stream = stream = self.stream or ContinuableStream(host.continuing)
-            stream.keep(self.routed, attempt, self.known_body, self.shape, self.is_rest)
+            stream.keep(routed, attempt, self.known_body, self.shape, self.is_rest)
             self._sent = stream.sent
         self.body = attempt.body
-        self.record.prompt_tokens = attempt.prompt_tokens
-        self.record.reused_tokens = attempt.reused_tokens
+        record.prompt_tokens = attempt.prompt_tokens
+        record.reused_tokens = attempt.reused_tokens
         return self._attempt_headers(target)
 
     def pass_encoded(self) -> None:
@@ -370,21 +360,19 @@ class Journey:
         return b"" if self._names is None or self.is_encoded else self._names.end()
 
     def _begun(self) -> None:
+        """The answer has begun. Its prompt is not sent again, and is let go: an answer of minutes
+        need not keep megabytes."""
         self.record.begun_at = self._host.clock()
-        if self._attempt is not None and self.matched:
-            self._attempt.has_begun_to_answer(self._host.later)
+        attempt = self._attempt
+        if attempt is not None:
+            attempt.body = b""
+            if self.matched:
+                attempt.has_begun_to_answer(self._host.later)
         for listener in self._listeners:
             listener.on_first_chunk(self._host.clock())
-        self._forget_prompt()
-
-    def _forget_prompt(self) -> None:
-        """Let the prompt go, which is not sent again: an answer of minutes need not keep
-        megabytes."""
         self.body = self.known_body = b""
         self.matched = {}
         self.routed = None
-        if self._attempt is not None:
-            self._attempt.body = b""
         if self.prefill is not None:
             self.prefill.body = b""
 

@@ -29,10 +29,6 @@ PREFILLER = b"x-prefiller-host-port"
 
 _NIXL = frozenset({KvConnector.NIXL, KvConnector.NIXL_PUSH})
 
-# Outcomes of prefill legs that were answered; the others are in `answer_plan`.
-MOVED, NO_PARAMETERS, MALFORMED = "ok", "no-parameters", "malformed"
-OTHER_PROMPT, TOO_LATE = "other-prompt", "lease"
-
 _SILENT_SECONDS = 60.0  # after a warning of an engine
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from inferway.openai_api.token_events import bears_tokens
@@ -17,6 +18,30 @@ from inferway_structured.sse import num_events
 if TYPE_CHECKING:
     from inferway.model import Target
     from inferway.openai_api.usage import Usage
+
+
+class LegOutcome(StrEnum):
+    """The outcome of a leg of a request whose prompt one engine computes for another, as metrics
+    have it."""
+
+    OK = "ok"
+    # of a prefill leg whose answer is not used
+    NO_PARAMETERS = "no-parameters"
+    MALFORMED = "malformed"
+    OTHER_PROMPT = "other-prompt"
+    TOO_LATE = "lease"
+    # of one that has no answer
+    FAILED = "failed"
+    REFUSED = "refused"
+    TIMED_OUT = "timed-out"
+    TOO_LARGE = "too-large"
+    FULL = "full"
+    NOT_EDITED = "body"
+    NO_BOOTSTRAP = "no-bootstrap"
+    CLIENT_GONE = "client-gone"
+    # of a decode leg whose engine did not answer with the blocks of another one
+    RECOMPUTED = "recomputed"
+    OTHER_ENGINE = "other-engine"
 
 
 @dataclass(slots=True)

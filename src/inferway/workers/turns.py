@@ -25,10 +25,9 @@ from inferway.errors import (
     SaturatedError,
     WaitTooLongError,
 )
-from inferway.http.ends import BodySource
+from inferway.http.ends import BodySource, InQueue
 from inferway.http.request_queue import RequestQueue, patience, ttft_seconds
 from inferway.http.responder import Responder
-from inferway.http.waiting import InQueue
 from inferway.model import Headers
 from inferway.routing.limits.queue import Waiter
 from inferway.routing.limits.slot import Slot

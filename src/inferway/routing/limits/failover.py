@@ -192,18 +192,16 @@ class Failover:
         self._policy.standing.was_moved(self.engine, self._policy.clock())
 
     def last_word(self, error: UpstreamError) -> UpstreamError:
-        """Return what the client hears, which gets no answer because of `error`."""
-        if self.losses.are_too_many and not isinstance(error, OurFaultError):
-            error = EnginesLostError(
-                f"{error}; it is the second engine that was lost while it had this request, which"
-                " is tried no more"
-            )
+        """Return what the client hears, which gets no answer, or not all of it, for this error."""
+        if not isinstance(error, OurFaultError):
+            self._policy.standing.was_lost(self.engine, self._policy.clock())
+            if self.losses.are_too_many:
+                error = EnginesLostError(
+                    f"{error}; it is the second engine that was lost while it had this request,"
+                    " which is tried no more"
+                )
         error.attempts = self.number
         return error
-
-    def lost(self) -> None:
-        """The client has got an error instead of an answer, or of the rest of it."""
-        self._policy.standing.was_lost(self.engine, self._policy.clock())
 
     def again(self) -> None:
         """The request is sent to the same engine once more, for a fault that was not its own."""
