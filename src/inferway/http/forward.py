@@ -330,24 +330,28 @@ class Forwarding:
                 if self._is_gone_on_with(chunk):
                     return
                 chunk = self._journey.give_up()
-        self._end(chunk)
-
-    def _end(self, chunk: bytes) -> None:
-        """The engine has answered to the end, which is `chunk`."""
         self._exchange = None
         chunk += self._journey.on_end()
-        rest = self._rest
-        if rest is not None:
-            try:
-                chunk = rest.feed(chunk)
-            except SeamError as e:
-                self._give_up_rest(e)
-                return
+        if self._rest is not None:
+            self._end_rest(chunk)
+            return
         try:
             self._plan.over("ok")  # what is collected is read to its end, as SGLang wants it
         finally:
-            if rest is not None:
-                rest.ended("ok")
+            self._responder.end(chunk)
+
+    def _end_rest(self, chunk: bytes) -> None:
+        """End the answer, whose rest has come to its end, which is `chunk`."""
+        assert self._rest is not None
+        try:
+            chunk = self._rest.feed(chunk)
+        except SeamError as e:
+            self._give_up_rest(e)
+            return
+        try:
+            self._plan.over("ok")
+        finally:
+            self._rest.ended("ok")
             self._responder.end(chunk)
 
     def on_error(self, error: UpstreamError) -> None:
@@ -355,7 +359,8 @@ class Forwarding:
         self._exchange = None
         plan = self._plan
         if plan.state is State.PASSING and self._events is not None and self._events.are_done:
-            self._end(b"")  # only their frame has no end
+            self._events = None  # only their frame has no end
+            self.on_end(b"")
             return
         incident = Incident.FAULT if isinstance(error, OurFaultError) else Incident.LOST
         self._do(plan.after(incident, What(error)), error)

@@ -8,9 +8,10 @@ answer passed us, `timing` writes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from inferway.openai_api.token_events import bears_tokens
 from inferway_structured.sse import num_events
@@ -44,8 +45,7 @@ class LegOutcome(StrEnum):
     OTHER_ENGINE = "other-engine"
 
 
-@dataclass(slots=True)
-class Record:
+class Record(msgspec.Struct):
     """The record of one request. Times are seconds of the director's clock."""
 
     opened_at: float
