@@ -1,4 +1,4 @@
-"""A double of a request's slot (routing.limits.concurrency_limiter.Slot)."""
+"""A double of a request's slot (routing.limits.slot.Slot)."""
 
 from __future__ import annotations
 

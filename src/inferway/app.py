@@ -329,7 +329,7 @@ class Gateway:
             extensions=routes,
             forwards=not self._picks,
             admin_apart=settings.admin_port is not None,
-            continuer=open_continuer(director, pool, auth, self._stack),
+            continuer=open_continuer(director, auth, self._stack),
             gather=None if self._process is None else self._process.gather,
             drain=self._drain,
         )

@@ -49,4 +49,5 @@ def test_a_process_beside_the_hub_has_the_defaults_of_what_exists_once() -> None
         port=2,
     )
 
-    assert without_once(settings) == ServeSettings(records=RecordSettings(requests=5), port=2)
+    records = RecordSettings(directory="/r", requests=5)  # workers put aside what the hub writes
+    assert without_once(settings) == ServeSettings(records=records, port=2)

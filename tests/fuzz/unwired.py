@@ -20,7 +20,11 @@ from inferway.http.responder import Responder
 from inferway.http.server import HttpServer
 from inferway.loop_turns import LoopTurns
 from inferway.model import Decision, Endpoint, Headers, Reason, Target
+from inferway.routing.answer_plan import AnswerPlan
+from inferway.routing.limits.failover import FailoverPolicy
 from inferway.routing.limits.request_quarantine import EngineLosses
+from inferway.routing.prefill_leg import PrefillLeg
+from inferway.routing.record import Record
 from inferway.upstream.connection import EngineConnection
 from inferway.upstream.exchange import UpstreamRequest
 from inferway.upstream.pool import Origin, Pool
@@ -153,6 +157,10 @@ class Trip:
         self.body = request.body
         self.outcomes: list[str] = []
         self.losses = EngineLosses()
+        self.record = Record(0.0)
+
+    def split(self) -> PrefillLeg:
+        raise AssertionError("its decision has no prefill engine")
 
     def attempt(self, target: Target) -> Headers:
         return target.endpoint.headers
@@ -199,7 +207,8 @@ class Unwired:
 
     async def handle(self, request: Request, responder: Responder) -> None:
         self.trips.append(Trip(request))
-        forward(request, responder, self.trips[-1], DECISION, self.pool)
+        plan = AnswerPlan(self.trips[-1], DECISION, FailoverPolicy(self.pool.time))
+        forward(request, responder, plan, self.pool)
 
     def new_client(self) -> None:
         """Another client takes the place of the one before, who leaves."""

@@ -17,8 +17,11 @@ from inferway.http.request_queue import RequestQueue, Ticket
 from inferway.http.responder import Responder
 from inferway.http.server import HttpServer
 from inferway.model import Decision, Endpoint, Headers, Reason, Target
+from inferway.routing.answer_plan import AnswerPlan
 from inferway.routing.limits.failover import FailoverPolicy
 from inferway.routing.limits.request_quarantine import EngineLosses
+from inferway.routing.prefill_leg import PrefillLeg
+from inferway.routing.record import Record
 from inferway.upstream.pool import IDLE_KEEP_ALIVE_SECONDS, Pool
 
 EVENTS = [b'data: {"choices":[{"delta":{"content":"%d"}}]}\n\n' % i for i in range(5)]
@@ -45,6 +48,10 @@ class Trip:
     is_encoded: bool = False
     last: bytes = b""  # what it kept back
     losses: EngineLosses = field(default_factory=EngineLosses)
+    record: Record = field(default_factory=lambda: Record(0.0))
+
+    def split(self) -> PrefillLeg:
+        raise AssertionError("its decision has no prefill engine")
 
     def attempt(self, target: Target) -> Headers:
         self.attempts.append(target.endpoint.engine)
@@ -111,12 +118,8 @@ async def gateway(
             await place.enter("m", request.headers, int(fields.get(b"x-priority", b"0")))
         trips.append(trip())
         trips[-1].body = trips[-1].body or request.body
-        forward(
-            *(request, responder, trips[-1], decision, pool),
-            policy=shared,
-            slot=place,
-            explain=explain,
-        )
+        plan = AnswerPlan(trips[-1], decision, shared, slot=place, explain=explain)
+        forward(request, responder, plan, pool)
 
     async with serving(handler, timeouts=timeouts) as server:
         try:

@@ -216,22 +216,6 @@ async def test_a_decision_without_targets_is_503() -> None:
 
 
 @in_loop
-async def test_a_429_is_tried_elsewhere_if_that_is_configured() -> None:
-    busy = answer(b"busy", status=b"429 Too Many Requests")
-    policy = FailoverPolicy(monotonic, retries=Retries(RetrySettings(statuses=(429,))))
-    async with (
-        running(busy) as full,
-        running(answer(b"here")) as engine,
-        gateway(full.url, engine.url, policy=policy) as gw,
-        connected(gw.server) as c,
-    ):
-        got = await c.ask(post())
-
-        assert (got.status, got.body) == (200, b"here")
-        assert policy.standing.is_plain  # it is busy, not unwell
-
-
-@in_loop
 async def test_further_tries_have_a_budget() -> None:
     policy = FailoverPolicy(monotonic, retries=Retries(RetrySettings(share=0.0, floor=1)))
     release = asyncio.Event()
@@ -256,19 +240,6 @@ async def test_further_tries_have_a_budget() -> None:
         assert (refused.status, late.body) == (502, b"late")
         assert (policy.retries.made, policy.retries.refused) == (1, 1)
         assert (policy.retries.active, policy.retries.retrying) == (0, 0)
-
-
-@in_loop
-async def test_so_many_engines_are_tried_as_configured() -> None:
-    policy = FailoverPolicy(monotonic, retries=Retries(RetrySettings(attempts=2)))
-    async with (
-        refusing() as gone,
-        running(answer()) as engine,
-        gateway(gone, gone, engine.url, policy=policy) as gw,
-        connected(gw.server) as c,
-    ):
-        assert (await c.ask(post())).status == 502
-        assert gw.trips[0].attempts == ["e0", "e1"]
 
 
 @in_loop

@@ -18,6 +18,8 @@ from inferway.http.forward import forward
 from inferway.http.message import Request
 from inferway.http.responder import Responder
 from inferway.model import Decision, Endpoint, Reason, Target
+from inferway.routing.answer_plan import AnswerPlan
+from inferway.routing.limits.failover import FailoverPolicy
 from inferway.routing.record import Record
 
 CHAT, MESSAGES = b"/v1/chat/completions", b"/v1/messages"
@@ -48,7 +50,8 @@ class World(Unwired):
             responder.attach(Waiting())
         else:
             self.trips.append(Trip(request))
-            forward(request, responder, self.trips[-1], TWO, self.pool)
+            plan = AnswerPlan(self.trips[-1], TWO, FailoverPolicy(self.pool.time))
+            forward(request, responder, plan, self.pool)
 
     @property
     def engine(self) -> Line:

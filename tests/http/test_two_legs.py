@@ -20,7 +20,6 @@ from tests.http.two_leg_worlds import (
     REFERENCE,
     ROLE,
     SERVER_ERROR,
-    TEXT,
     TOKEN,
     USAGE,
     WHOLE,
@@ -95,23 +94,6 @@ async def test_what_is_cached_is_the_prefill_engine_s() -> None:
         record = w.journeys[0].record
         assert record.usage == Usage(8, 0, 4)
         assert record.prefill_target is not None
-
-
-@pytest.mark.parametrize(
-    ("path", "fields"),
-    [
-        ("/v1/completions", {"prompt": TEXT}),
-        ("/v1/responses", {"input": TEXT}),
-        ("/v1/messages", {}),
-    ],
-)
-@in_loop
-async def test_every_path_has_two_legs(path: str, fields: dict[str, Any]) -> None:
-    async with world([answer(WHOLE)], [returned()]) as w:
-        got = await w.ask(path, **fields)
-
-        assert (got.status, got.body) == (200, WHOLE)
-        assert sent(w.decode[0])["kv_transfer_params"] == REFERENCE
 
 
 @in_loop

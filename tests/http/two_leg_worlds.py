@@ -30,7 +30,6 @@ from inferway.http.forward import forward
 from inferway.http.message import Request
 from inferway.http.request_queue import RequestQueue, Ticket
 from inferway.http.responder import Responder
-from inferway.http.two_legs import TwoLegs
 from inferway.model import (
     Candidates,
     Endpoint,
@@ -43,6 +42,7 @@ from inferway.model import (
 )
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.usage import Usage
+from inferway.routing.answer_plan import AnswerPlan
 from inferway.routing.director import Director
 from inferway.routing.journey import Journey
 from inferway.routing.kv_legs import KvLegs
@@ -231,12 +231,7 @@ async def world(
             )
             made.journeys.append(journey)
             decision = await journey.decide(slot)
-            forward(
-                *(request, responder, journey, decision, pool),
-                policy=policy,
-                slot=slot,
-                kind=TwoLegs if decision.prefill else None,
-            )
+            forward(request, responder, AnswerPlan(journey, decision, policy, slot=slot), pool)
 
         server = await stack.enter_async_context(serving(handler, timeouts=timeouts))
         made.server = server

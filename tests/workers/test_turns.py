@@ -16,7 +16,7 @@ from inferway.config import FlowSettings
 from inferway.errors import ClientGoneError, QueueFullError
 from inferway.http.ends import BodySource
 from inferway.http.request_queue import RequestQueue
-from inferway.routing.limits.concurrency_limiter import Slot
+from inferway.routing.limits.slot import Slot
 from inferway.tasks import Tasks
 from inferway.workers.messages import Enter, Full, Leave, Message, Move, Turn
 from inferway.workers.turns import HubQueue, Turns, own_places

@@ -21,7 +21,7 @@ _SERVED = (*_DATA_PLANE, *_CHOICE, f"{_SRC}/fleet", f"{_SRC}/kv")
 # The file in docs/results, without its suffix -> the folders and files whose change can change it.
 MEASURED: dict[str, tuple[str, ...]] = {
     "autoscale": (*_SIMULATED, f"{_BENCH}/autoscale", f"{_SRC}/telemetry"),
-    "busy_holder": (*_CHOICE, f"{_SRC}/http/two_legs.py"),
+    "busy_holder": (*_CHOICE, f"{_SRC}/http/forward.py"),
     "cells": _SIMULATED,
     "chaos": (f"{_SRC}/http", f"{_SRC}/upstream", f"{_SRC}/workers", *_INDEX),
     "chat_overhead": _DATA_PLANE,

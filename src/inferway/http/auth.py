@@ -66,12 +66,12 @@ from inferway.routing.limits.callers import (
     shows_key,
     without_credentials,
 )
-from inferway.routing.limits.concurrency_limiter import Slot
 from inferway.routing.limits.failover import FailoverPolicy, Retries
 from inferway.routing.limits.outlier_detection import OutlierDetection
 from inferway.routing.limits.request_quarantine import RequestQuarantine
 from inferway.routing.limits.saturation_gate import SaturationGate
 from inferway.routing.limits.session_gate import SessionGate
+from inferway.routing.limits.slot import Slot
 from inferway.routing.objectives import named_tenant, tenant_name
 from inferway.scheduling.scheduling import Scheduling
 from inferway.scheduling.session_id import NamesSession

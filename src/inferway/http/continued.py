@@ -1,14 +1,10 @@
-"""A stream whose engine was lost in the middle: another engine goes on with it, unseen.
+"""A stream whose engine was lost in the middle, or is drained: another engine goes on, unseen.
 
-the stream's engine   what is done
-is lost, or gives up  the rest is asked for as a request of its own: it has its turn, is matched,
-                      scheduled, booked and tried like any, but never at the engine that was lost
-is drained, and has   the same, if there is another engine; else it ends where it is
-had its grace
-answers the rest      its events follow those that the client has (openai_api/stream_rest.py)
-is lost, too          the client hears of it: the request may be what ends them (request_quarantine)
-
-If nobody goes on, the client gets the error event that it would have got at once.
+The rest is asked for as a request of its own: it has its turn, is matched, scheduled, booked and
+tried like any, but never at the engine that was left. Its events follow those that the client has
+(openai_api/stream_rest.py). An answer whose rest is lost, too, ends: its request may be what ends
+engines (request_quarantine). If nobody goes on, the client gets the error event that it would have
+got at once.
 """
 
 from __future__ import annotations
@@ -17,7 +13,6 @@ import logging
 from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from functools import partial
 
 from inferway.errors import (
     EngineLostError,
@@ -25,25 +20,21 @@ from inferway.errors import (
     FleetError,
     InferwayError,
     MovedError,
-    SeamError,
     SilentEngineError,
+    UpstreamError,
 )
 from inferway.extension import outcome_of
 from inferway.http.auth import Auth
-from inferway.http.ends import BodySource, Client
-from inferway.http.errors import withheld
-from inferway.http.forward import Forwarding, forward
+from inferway.http.ends import BodySource
+from inferway.http.forward import Forwarding
 from inferway.http.message import Request
 from inferway.http.responder import Responder
-from inferway.http.two_legs import TwoLegs
-from inferway.http.waiting import InQueue
 from inferway.model import Headers
-from inferway.openai_api.responses import error_event
 from inferway.openai_api.usage import Usage
+from inferway.routing.answer_plan import AnswerPlan
 from inferway.routing.continuing import (
     ALONE,
     FAILED,
-    NO_CUT,
     TOO_OFTEN,
     WENT_ON,
     Continuing,
@@ -52,26 +43,10 @@ from inferway.routing.continuing import (
 from inferway.routing.director import Director
 from inferway.routing.eligible import Within
 from inferway.routing.journey import Journey
-from inferway.routing.record import Passed, Record
 from inferway.tasks import Tasks
-from inferway.upstream.pool import Pool
-from inferway_structured.decoding import UNREADABLE
 from inferway_structured.sse import content_coding
 
 log = logging.getLogger("inferway.forward")
-
-
-@dataclass(slots=True)
-class StreamCaller:
-    """Who has asked for a stream, and is told of it."""
-
-    request: Request
-    responder: Responder
-    priority: int | None
-    share: str  # of the engines, whose it is
-    is_admin: bool
-    record: Record  # of the whole answer
-    passed: Passed | None
 
 
 def move_streams(sources: Callable[[], Iterable[BodySource]], engine: str) -> int:
@@ -86,263 +61,200 @@ class Continuer:
 
     director: Director
     continuing: Continuing
-    pool: Pool
     auth: Auth
-    _tasks: Tasks = field(init=False)
+    tasks: Tasks = field(init=False)
 
     def __post_init__(self) -> None:
-        self._tasks = Tasks(log, "a stream that had lost its engine ended, by our fault")
+        self.tasks = Tasks(log, "a stream that had lost its engine ended, by our fault")
 
-    def go_on(
-        self,
-        asked: StreamCaller,
-        client: Client,
-        journey: Journey,
-        leaving: Forwarding,
-        error: InferwayError,
-    ) -> bool:
-        """Return whether the client hears no error: another engine is asked for the rest of the
-        answer, which has begun. `leaving` is told that it is over here."""
-        if journey.stream.kept is None or not client.can_say_more:
-            return False
-        is_moved = isinstance(error, MovedError)
-        target = journey.record.target
-        assert target is not None
-        engine = target.endpoint.engine
-        breaks = not isinstance(error, MovedError | SilentEngineError)  # its connection
-        if not breaks and not self._has_another(journey, engine):
-            journey.stream.ends_here(ALONE)
-            return False
-        if not is_moved and self._is_lost_too_often(journey, engine, error):
-            journey.stream.ends_here(TOO_OFTEN)
-            return False
-        rest = journey.rest()
-        if rest is None:
-            return False
-        try:
-            seam = _Seam(self.continuing, asked, client, journey, rest, error)
-        except UNREADABLE:  # how its stream began
-            journey.stream.ends_here(NO_CUT)
-            return False
-        # what an engine is asked no more is not its fault: as if the client had gone
-        leaving.over("client_gone" if is_moved else "upstream_error")
-        log.log(
-            logging.INFO if is_moved else logging.WARNING,
-            "another engine goes on with an answer after %d tokens: %s",
-            *(rest.cut.num_ids, error),
-        )
-        client.attach(InQueue(seam.client_gone))
-        self._tasks.spawn(self._send(seam, rest.body, engine))
-        return True
-
-    def _is_lost_too_often(self, journey: Journey, engine: str, error: InferwayError) -> bool:
-        losses = journey.losses
-        if isinstance(error, EngineLostError | SilentEngineError):
-            losses.lost(engine)
-        else:
-            losses.failed(engine)
-        attempts = self.auth.failover.retries.settings.attempts
-        return losses.are_too_many or losses.number >= attempts
-
-    def _within(self, lost: str) -> Within:
+    def within(self, lost: str) -> Within:
+        """Return which endpoints may go on with a stream that this engine has lost."""
         takes = self.continuing.takes
         return lambda endpoint: endpoint.engine != lost and takes(endpoint)
 
-    def _has_another(self, journey: Journey, engine: str) -> bool:
-        try:
-            self.director.candidates(journey.record.target_model, self._within(engine))
-        except FleetError:
-            return False
-        return True
-
-    async def _send(self, seam: _Seam, body: bytes, lost: str) -> None:
-        asked, before = seam.asked, seam.before
-        request = asked.request
-        journey = self.director.open(
-            *(request.head, body, request.id.decode()),
-            within=self._within(lost),
-            priority=asked.priority,
-            edits=before.edits,
-            tenant=asked.share,
-            target_model=before.record.target_model,
-        )
-        journey.goes_on_with(before)
-        slot = self.auth.ticket(asked.responder, asked.share)
-        try:
-            decision = await journey.decide(slot)
-            if asked.responder.span is not None:
-                asked.responder.span.follow(journey)
-            seam.journey = journey
-        except BaseException as e:
-            journey.close(outcome_of(e))
-            if slot is not None:
-                slot.leave()
-            seam.fail(e)
-            if isinstance(e, InferwayError):
-                return
-            raise
-        forward(
-            *(request, seam, journey, decision, self.pool),
-            policy=self.auth.failover,
-            slot=slot,
-            explain=asked.is_admin,
-            record=asked.record,
-            passed=asked.passed,
-            kind=TwoLegs if decision.prefill else None,
-            goes_on=partial(self.go_on, asked, seam, journey),
-        )
-
     async def close(self) -> None:
         """Give up what is under way."""
-        await self._tasks.close()
+        await self.tasks.close()
 
 
-def open_continuer(
-    director: Director, pool: Pool, auth: Auth, stack: AsyncExitStack
-) -> Continuer | None:
+def open_continuer(director: Director, auth: Auth, stack: AsyncExitStack) -> Continuer | None:
     """Return who has other engines go on, until the stack is closed; None if nobody shall."""
     continuing = director.continuing
     if continuing is None:
         return None
-    continuer = Continuer(director, continuing, pool, auth)
+    continuer = Continuer(director, continuing, auth)
     stack.push_async_callback(continuer.close)
     return continuer
 
 
-class _Seam:
-    """The client of the rest, in front of the client of the whole answer."""
+@dataclass(slots=True)
+class _Rest:
+    """One rest of an answer, behind what engines have said before."""
 
-    def __init__(
-        self,
-        continuing: Continuing,
-        asked: StreamCaller,
-        client: Client,
-        before: Journey,
-        rest: RestOfStream,
-        error: InferwayError,
-    ) -> None:
-        self.asked = asked
-        self.before = before
-        self.journey: Journey | None = None  # of the rest; None: it is not decided yet
-        self.started = False
-        self._counts = continuing.counts
-        self._client = client
-        self._error = error  # that the client hears of if nobody goes on
-        record = before.record
-        renamed = record.model if before.changes_length else ""
-        # what was cached where the answer began, its engine did not come to tell: what we believe
-        num_cached = record.reused_tokens if record.prompt_tokens else None
-        self._events = rest.kept.events(rest.cut, renamed, num_cached)
-        self._num_ids = rest.cut.num_ids
-        self._num_prompt_ids = rest.cut.num_prompt_ids
-        self._source: BodySource | None = None
-        self._is_over = False
-        self._comment = b""
+    asked: RestOfStream
+    before: Journey
+    journey: Journey | None = None  # None: it is not decided yet
 
-    # ---------------------------------------------------------------------- client of the rest
-
-    @property
-    def ended(self) -> bool:
-        return self._is_over or self._client.ended
-
-    @property
-    def can_say_more(self) -> bool:
-        return not self._is_over and self._client.can_say_more
-
-    @property
-    def is_kept_alive(self) -> bool:
-        return self._client.is_kept_alive
-
-    def attach(self, source: BodySource) -> None:
-        self._source = source
-        self._client.attach(source)
-
-    def start(self, status: int, headers: Headers, length: int | None = None) -> None:
-        del length  # the client has the head of the first engine
-        self.started = True
-        assert self.journey is not None
-        target = self.journey.record.target
-        if status != 200 or target is None or content_coding(headers):
-            self._give_up()
-        elif self.asked.is_admin:
-            self._comment = b": x-inferway-continued engine=%b tokens=%d\n\n" % (
-                *(target.endpoint.engine.encode(), self._num_ids),
-            )
-
-    def flush(self) -> None:
-        pass
-
-    def write(self, chunk: bytes) -> None:
-        if self._is_over:
-            return
-        try:
-            self._client.write(self._edited(chunk))
-        except SeamError as e:
-            self._give_up(e)
-
-    def end(self, chunk: bytes = b"") -> None:
-        if self._is_over:
-            return
-        try:
-            last = self._edited(chunk)
-        except SeamError as e:
-            self.fail(e)
-            return
-        assert self.journey is not None
-        self._note(self.journey.record.outcome)
-        self._client.end(last)
-
-    def send_error(self, error: InferwayError) -> None:
-        self.fail(error)
-
-    def abort(self) -> None:
-        self.fail(self._error)
-
-    # ----------------------------------------------------------------------------------------
-
-    def client_gone(self) -> None:
-        """The client has gone before the rest has an engine."""
-        self._is_over = True
-
-    def _edited(self, chunk: bytes) -> bytes:
-        comment, self._comment = self._comment, b""
-        return comment + self._events.feed(chunk)
-
-    def _give_up(self, error: BaseException | None = None) -> None:
-        """End the rest, of which no more is wanted."""
-        source = self._source
-        if source is not None:
-            source.client_gone()
-        self.fail(error or self._error)
-
-    def fail(self, error: BaseException) -> None:
-        """Tell the client that its answer has ended: its engine was lost, and nobody goes on."""
-        if self.ended:
-            return
-        log.warning("nobody goes on with an answer whose engine was lost: %s", error)
-        self._note("upstream_error")
-        client, asked = self._client, self.asked
-        told = error if isinstance(error, EnginesLostError) else self._error
-        if isinstance(told, FleetError) and not asked.is_admin:
-            told = withheld(told, asked.request.id)
-        if client.can_say_more:
-            client.end(error_event(told, asked.request.path))
-        else:
-            client.abort()
-
-    def _note(self, outcome: str) -> None:
+    def ended(self, outcome: str) -> None:
         """Note on the record of the answer that the rest is of how it has ended."""
-        self._is_over = True
-        self._counts[WENT_ON if outcome == "ok" else FAILED] += 1
         whole = self.before.record
         whole.outcome = outcome
         whole.continued = 1
         if self.journey is None:
             return
-        record = self.journey.record
+        record, cut = self.journey.record, self.asked.cut
         whole.continued += record.continued
         whole.target = record.target or whole.target
         whole.attempts += record.attempts
         if record.usage is not None:
-            made = self._num_ids + record.usage.completion
-            whole.usage = Usage(self._num_prompt_ids, made)
+            whole.usage = Usage(cut.num_prompt_ids, cut.num_ids + record.usage.completion)
+
+
+class ContinuedStream:
+    """One streamed answer, with all that is needed for other engines to go on with it
+    (answer_plan.Continuation)."""
+
+    __slots__ = ("_comment", "_continuer", "_has_begun", "_is_admin", "_journey", "_priority",
+                 "_request", "_responder", "_rests", "_share", "error")  # fmt: skip
+
+    error: InferwayError
+
+    def __init__(
+        self,
+        continuer: Continuer,
+        request: Request,
+        responder: Responder,
+        journey: Journey,
+        *,
+        priority: int | None,
+        share: str,
+        is_admin: bool,
+    ) -> None:
+        """`share`: of the engines, whose it is."""
+        self._continuer = continuer
+        self._request = request
+        self._responder = responder
+        self._journey = journey  # of what is answered now
+        self._priority = priority
+        self._share = share
+        self._is_admin = is_admin
+        self._rests: list[_Rest] = []
+        self._has_begun = False  # the last of them
+        self._comment = b""
+
+    def may_go_on(self, error: UpstreamError) -> bool:
+        journey, stream = self._journey, self._journey.stream
+        if stream is None or stream.sent is None or not self._responder.can_say_more:
+            return False
+        target = journey.record.target
+        assert target is not None
+        engine = target.endpoint.engine
+        is_moved = isinstance(error, MovedError)
+        breaks = not isinstance(error, MovedError | SilentEngineError)  # its connection
+        if not breaks and not self._has_another(engine):
+            stream.ends_here(ALONE)
+            return False
+        if not is_moved and self._is_lost_too_often(engine, error):
+            stream.ends_here(TOO_OFTEN)
+            return False
+        asked = journey.rest()
+        if asked is None:
+            return False
+        self._rests.append(_Rest(asked, journey))
+        self.error, self._has_begun = error, False
+        log.log(
+            logging.INFO if is_moved else logging.WARNING,
+            "another engine goes on with an answer after %d tokens: %s",
+            *(asked.cut.num_ids, error),
+        )
+        return True
+
+    def _has_another(self, engine: str) -> bool:
+        continuer, model = self._continuer, self._journey.record.target_model
+        try:
+            continuer.director.candidates(model, continuer.within(engine))
+        except FleetError:
+            return False
+        return True
+
+    def _is_lost_too_often(self, engine: str, error: InferwayError) -> bool:
+        losses = self._journey.losses
+        if isinstance(error, EngineLostError | SilentEngineError):
+            losses.lost(engine)
+        else:
+            losses.failed(engine)
+        attempts = self._continuer.auth.failover.retries.settings.attempts
+        return losses.are_too_many or losses.number >= attempts
+
+    def ask(
+        self, go_on: Callable[[AnswerPlan], None], fail: Callable[[BaseException], None]
+    ) -> None:
+        self._continuer.tasks.spawn(self._decide(go_on, fail))
+
+    async def _decide(
+        self, go_on: Callable[[AnswerPlan], None], fail: Callable[[BaseException], None]
+    ) -> None:
+        request, auth, rest = self._request, self._continuer.auth, self._rests[-1]
+        before = rest.before
+        target = before.record.target
+        assert target is not None
+        journey = self._continuer.director.open(
+            *(request.head, rest.asked.body, request.id.decode()),
+            within=self._continuer.within(target.endpoint.engine),
+            priority=self._priority,
+            edits=before.edits,
+            tenant=self._share,
+            target_model=before.record.target_model,
+        )
+        journey.goes_on_with(before)
+        slot = auth.ticket(self._responder, self._share)
+        try:
+            decision = await journey.decide(slot)
+            if self._responder.span is not None:
+                self._responder.span.follow(journey)
+            plan = AnswerPlan(
+                *(journey, decision, auth.failover, slot),
+                explain=self._is_admin,
+                continues=lambda: self,
+            )
+        except BaseException as e:
+            journey.close(outcome_of(e))
+            if slot is not None:
+                slot.leave()
+            fail(e)
+            if isinstance(e, InferwayError):
+                return
+            raise
+        self._journey = rest.journey = journey
+        go_on(plan)
+
+    def begins(self, status: int, headers: Headers) -> bool:
+        target = self._journey.record.target
+        if status != 200 or target is None or content_coding(headers):
+            return False
+        self._has_begun = True
+        if self._is_admin:
+            self._comment = b": x-inferway-continued engine=%b tokens=%d\n\n" % (
+                *(target.endpoint.engine.encode(), self._rests[-1].asked.cut.num_ids),
+            )
+        return True
+
+    def feed(self, events: bytes) -> bytes:
+        comment, self._comment = self._comment, b""
+        for rest in reversed(self._rests):
+            events = rest.asked.events.feed(events)
+        return comment + events
+
+    def ended(self, outcome: str) -> None:
+        counts = self._continuer.continuing.counts
+        for rest in reversed(self._rests):
+            counts[WENT_ON if outcome == "ok" else FAILED] += 1
+            rest.ended(outcome)
+
+    def last_word(self, error: BaseException) -> InferwayError:
+        log.warning("nobody goes on with an answer whose engine was lost: %s", error)
+        self.ended("upstream_error")
+        is_told = isinstance(error, UpstreamError) and self._has_begun
+        if isinstance(error, InferwayError) and (is_told or isinstance(error, EnginesLostError)):
+            return error
+        return self.error

@@ -1,21 +1,18 @@
-"""A decision's ranked targets -> one answer for the client.
+"""A plan -> one answer for the client.
 
 `forward` returns at once; the answer is pushed through as it arrives, and `journey.close` is
 called exactly once, before the answer's end: who logs the answer then knows how it went. A
 suspended coroutine per request would cost as much as the parsing does.
 
-what happens                     nothing sent to the client yet     after that
-cannot connect, connection lost  next target, else 502              `goes_on`, else error event
-502, 503 (`retries.statuses`)    next target, else as it is         -
-nothing came in time             504                                `goes_on`, else error event
-the client goes away             the engine's connection is closed, at once and always
-
-Which target is next, if any, is `attempts`' to say.
+Which engine is asked, and what becomes of its answer, is the plan's to say (`routing/answer_plan`):
+here is how that is done.
 
 The head is held back until the first piece of the body that is more than an SSE comment: vLLM
 answers 200 before prefill, so that an engine that is lost during prefill is replaced unseen. But
 no longer than `hold_head` seconds where the client is not kept alive meanwhile. An SSE comment is
-no answer: `timeouts.first_byte` is the time to the first event.
+no answer: `timeouts.first_byte` is the time to the first event. While the engine fetches blocks
+from another one, the head of a stream is held back until a piece with content: vLLM answers 200,
+and with a role, before it has them.
 
 SSE is passed on in whole events (`sse`), so that an error event can always follow. It is not
 followed by `[DONE]`: OpenAI's clients raise APIError at the error itself, and to all others
@@ -25,329 +22,413 @@ followed by `[DONE]`: OpenAI's clients raise APIError at the error itself, and t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import re
 
 from inferway.errors import (
     InferwayError,
     MovedError,
-    NoEndpointError,
     OurFaultError,
+    SeamError,
     SilentEngineError,
     UpstreamError,
     UpstreamTimeoutError,
 )
-from inferway.http.ends import Client, RequestLifecycle
+from inferway.http.collected import CollectedAnswer
+from inferway.http.ends import Client
 from inferway.http.errors import withheld
 from inferway.http.headers import not_ours_alone, request_lines
 from inferway.http.message import Request
-from inferway.model import Decision, Headers, Target
+from inferway.model import Headers, Target
 from inferway.openai_api.responses import error_event
-from inferway.routing.limits.concurrency_limiter import Slot
-from inferway.routing.limits.failover import Failover, FailoverPolicy
-from inferway.routing.record import Passed, Record
+from inferway.openai_api.token_events import bears_tokens
+from inferway.routing.answer_plan import (
+    Action,
+    AnswerPlan,
+    Continuation,
+    Incident,
+    PlannedLeg,
+    State,
+    What,
+)
+from inferway.routing.record import LegOutcome
 from inferway.upstream.exchange import UpstreamRequest
 from inferway.upstream.headers import header_block
 from inferway.upstream.pool import STOOD_STILL_SECONDS, Pool
 from inferway_structured.sse import MAX_HELD_BYTES, WholeEvents, is_event_stream, only_comments
 
-UNWELL = frozenset({502, 503, 504})  # what says that the engine is unwell (circuit_breaker)
 MOST_HELD_BYTES = 8 << 20  # of an event that must be whole: the ids of a long prompt
+_MOST_WITHOUT_CONTENT = 1 << 20  # bytes of a stream that is held back for its first content
+_ERROR = re.compile(rb'^(?:event: ?error\b|data: ?\{"error")', re.MULTILINE)
+_COLON = ord(":")  # a comment begins so
+_BEGUN_WITH_ERROR = What(why="its stream began with an error")
+# The prefill engine's answer must come as we can read it.
+_NOT_FOR_PREFILL = frozenset({b"accept-encoding"})
 
-# Told of a stream whose engine was lost after it had begun; returns whether its rest comes from
-# another one, and then nothing is the forwarding's any more.
-GoesOn = Callable[["Forwarding", UpstreamError], bool]
 
-
-def forward(
-    request: Request,
-    responder: Client,
-    journey: RequestLifecycle,
-    decision: Decision,
-    pool: Pool,
-    *,
-    policy: FailoverPolicy | None = None,
-    slot: Slot | None = None,
-    explain: bool = True,
-    record: Record | None = None,
-    passed: Passed | None = None,
-    kind: type[Forwarding] | None = None,
-    goes_on: GoesOn | None = None,
-) -> None:
-    """Sends `request` to the best target that answers, and its answer to the client; with the
-    headers that say how it was decided if `explain`, else no error names an engine. `slot` is
-    left when all is over; None: nothing is limited. `passed` hears of the events of a stream, for
-    its `record`. `kind`: of a request with two legs. `goes_on`: who is asked for the rest of
-    a stream whose engine was lost.
-
-    Raises NoEndpointError, with the journey closed, if the decision has no target."""
-    if responder.ended or not decision.targets:
-        journey.close("client_gone" if responder.ended else "error")
-        if slot is not None:
-            slot.leave()
-        if not responder.ended:
-            raise NoEndpointError("the decision has no target")
+def forward(request: Request, responder: Client, plan: AnswerPlan, pool: Pool) -> None:
+    """Send `request` to the best target that answers, and its answer to the client."""
+    if responder.ended:
+        plan.over("client_gone")
         return
-    shared = policy or FailoverPolicy(pool.time)
-    attempts = Failover(decision.targets, shared, slot, journey.losses)
-    forwarding = (kind or Forwarding)(
-        *(request, responder, journey, pool, attempts, explain, record, passed, goes_on)
-    )
+    forwarding = Forwarding(request, responder, plan, pool)
     responder.attach(forwarding)
-    try:
-        forwarding.begin(decision)
-    except BaseException:  # a fault of ours; nothing stays taken
-        forwarding.over("error")
-        raise
+    forwarding.begin()
 
 
 class Forwarding:
     """Sink of the engine's answer, source of the client's (see the module)."""
 
-    __slots__ = (
-        "_attempts",
-        "_begun",
-        "_events",
-        "_exchange",
-        "_explain",
-        "_goes_on",
-        "_head",
-        "_journey",
-        "_lines",
-        "_passed",
-        "_paused",
-        "_pool",
-        "_record",
-        "_request",
-        "_responder",
-        "_sent_at",
-        "_timer",
-    )
+    __slots__ = ("_begun", "_collected", "_events", "_exchange", "_head", "_held", "_journey",
+                 "_passed", "_paused", "_plan", "_pool", "_record", "_request", "_responder",
+                 "_rest", "_timer")  # fmt: skip
 
-    def __init__(
-        self,
-        request: Request,
-        responder: Client,
-        journey: RequestLifecycle,
-        pool: Pool,
-        attempts: Failover,
-        explain: bool,
-        record: Record | None,
-        passed: Passed | None,
-        goes_on: GoesOn | None,
-    ) -> None:
-        self._goes_on = goes_on
+    def __init__(self, request: Request, responder: Client, plan: AnswerPlan, pool: Pool) -> None:
         self._request = request
         self._responder = responder
-        self._journey = journey
+        self._plan = plan
         self._pool = pool
-        self._attempts = attempts
-        self._explain = explain
-        self._passed = None if record is None else passed
-        if record is not None:
-            self._record = record
-        self._lines = request_lines(request)
-        self._exchange: UpstreamRequest | None = None
-        self._paused = False
-        self._head: tuple[int, Headers, int | None] | None = None  # held back
+        self._journey = plan.journey
+        self._passed = plan.passed
+        if plan.passed is not None:
+            self._record = plan.journey.record  # of the whole answer
+        self._exchange: UpstreamRequest | None = None  # with the engine that is to answer
+        self._collected: CollectedAnswer | None = None  # of the prefill engine, until it has come
+        self._rest: Continuation | None = None  # None: the client's engine is still the first
         self._events: WholeEvents | None = None  # None: the answer is no SSE stream
-        self._begun = False  # its first event has come
         self._timer: asyncio.TimerHandle | None = None
-        self._sent_at = pool.time()
+        self._paused = False
 
     @property
     def sent_at(self) -> float:
         """When the request was last sent to an engine that is to answer it, by the loop's clock."""
-        return self._sent_at
+        return self._plan.sent_at
 
-    def begin(self, decision: Decision) -> None:
-        """Send the request where it was decided."""
-        self.attempt(decision.targets[0])
+    def begin(self) -> None:
+        """Send what the plan has to be sent first."""
+        try:
+            if self._plan.prefill:
+                self._do(self._plan.split())
+            else:
+                self._send()
+        except BaseException:  # a fault of ours; nothing stays taken
+            self._over("error")
+            raise
 
-    def attempt(self, target: Target) -> None:
-        """Send the request to `target`."""
-        self._head = self._events = None
-        request, endpoint = self._request, target.endpoint
-        self._sent_at = self._pool.time()
-        extra = self._journey.attempt(target)
-        lines = self._lines
+    def _do(self, action: Action, error: UpstreamError | None = None) -> None:
+        """Do what comes next. `error`: that the client hears if nobody answers."""
+        if action in (Action.STAY, Action.LATER):
+            return
+        self._drop_exchange()
+        if action is Action.SEND:
+            if self._collected is not None and not self._plan.awaits_prefill:
+                self._drop_collected()
+            self._send()
+            return
+        self._drop_collected()
+        if action is Action.SEND_PREFILL:
+            self._send_prefill()
+        elif action is Action.GO_ON:
+            self._rest = self._plan.continuation
+            self._rest.ask(self.go_on, self.fail)
+        else:
+            assert error is not None
+            error = self._plan.attempts.last_word(error)
+            try:
+                self._plan.over("upstream_error")
+            finally:
+                if self._rest is None:
+                    self._say(error)
+                else:
+                    self.fail(error)
+
+    def _send(self) -> None:
+        """Send the request to the engine that is to answer."""
+        plan, request, pool = self._plan, self._request, self._pool
+        self._head: tuple[int, Headers, int | None] | None = None  # held back
+        self._events = None
+        self._held: bytes | None = None  # events that wait for content; None: they need not wait
+        self._begun = False  # the first event has come
+        extra = plan.sending(pool.time())
         if extra:
-            names = {name for name, _ in extra}
-            lines = request_lines(request, names) + header_block(extra)
-        journey = self._journey
-        self._exchange = exchange = self._pool.send(
-            *(endpoint.url, request.method, request.target, lines, journey.body, self),
-            once=journey.is_moved,  # a reference to blocks serves once, whoever has lost it
+            lines = request_lines(request, {name for name, _ in extra}) + header_block(extra)
+        else:
+            lines = request_lines(request)
+        self._exchange = exchange = pool.send(
+            *(plan.attempts.target.endpoint.url, request.method, request.target, lines),
+            *(self._journey.body, self),
+            once=plan.state is State.FETCHING,  # references serve once, whoever has lost them
         )
         if self._paused:
             exchange.pause()
+
+    # ------------------------------------------------------------------------------ prefill leg
+
+    def _send_prefill(self) -> None:
+        """Send the prompt to the prefill engine, which may have to be looked up before."""
+        leg, target = self._leg()
+        url = leg.bootstrap_to_ask(target)
+        if url is None:
+            self._send_leg()
+        else:
+            self._collected = CollectedAnswer(self._pool, self._looked_up)
+            self._collected.send(url, "GET", b"/query", b"", b"")
+
+    def _leg(self) -> tuple[PlannedLeg, Target]:
+        plan = self._plan
+        assert plan.leg is not None
+        assert plan.prefill_attempts is not None
+        return plan.leg, plan.prefill_attempts.target
+
+    def _looked_up(self, answer: CollectedAnswer) -> None:
+        leg, target = self._leg()
+        if answer.status == 200 and leg.learn_engine_ids(target, answer.body):
+            self._send_leg()
+        else:
+            is_ours = isinstance(answer.error, OurFaultError)
+            self._prefill_failed(
+                What(answer.error if is_ours else None, outcome=LegOutcome.NO_BOOTSTRAP)
+            )
+
+    def _send_leg(self) -> None:
+        leg, target = self._leg()
+        extra, request = leg.attempt(target), self._request
+        if extra is None:
+            self._prefill_failed(What(outcome=LegOutcome.NOT_EDITED))
+            return
+        dropped = _NOT_FOR_PREFILL | {name for name, _ in extra}
+        lines = request_lines(request, dropped) + header_block(extra)
+        self._collected = answer = CollectedAnswer(self._pool, self._prefilled)
+        answer.send(target.endpoint.url, request.method, request.target, lines, leg.body)
+        if leg.is_at_once:
+            self._send()
+
+    def _prefilled(self, answer: CollectedAnswer) -> None:
+        """The prefill engine has answered, or will not."""
+        if 200 <= answer.status < 300 and not answer.outcome:
+            self._collected = None
+            delay = self._pool.timeouts.connect  # until the engine that answers has it, at most
+            self._do(self._plan.prefilled(answer.body, answer.age, delay, answer.hosts))
+        else:
+            outcome = answer.outcome or (
+                LegOutcome.REFUSED if answer.status < 500 else LegOutcome.FAILED
+            )
+            self._prefill_failed(What(answer.error, answer.status, outcome))
+
+    def _prefill_failed(self, what: What) -> None:
+        self._collected = None
+        is_ours = isinstance(what.error, OurFaultError)
+        incident = Incident.FAULT if is_ours else Incident.PREFILL_FAILED
+        self._do(self._plan.after(incident, what), what.error)
 
     # ----------------------------------------------------------------------- upstream's Sink
 
     def on_head(self, status: int, headers: Headers, length: int | None) -> None:
         if status >= 400:
-            if status in UNWELL:
-                self._attempts.failed()
-            if target := self._attempts.instead_of(status):
-                self._drop_exchange()
-                self.attempt(target)
+            incident = Incident.REFUSED if status < 500 else Incident.FAILED
+            action = self._plan.after(incident, What(status=status))
+            if action is not Action.STAY:
+                self._do(action)
                 return
         self._head = (status, headers, length)
         assert self._exchange is not None
         if self._exchange.is_encoded:
             self._journey.pass_encoded()
         elif length is None and is_event_stream(headers):
-            self._events = WholeEvents(MOST_HELD_BYTES if self._goes_on else MAX_HELD_BYTES)
-            hold, left = self._pool.timeouts.hold_head, self._time_left()
-            is_held = hold >= left or self._responder.is_kept_alive
-            after = self._too_late if is_held else self._hold_no_more
-            self._timer = self._pool.loop.call_later(left if is_held else hold, after)
+            self._begin_stream()
+
+    def _begin_stream(self) -> None:
+        is_kept = self._plan.continues is not None
+        self._events = WholeEvents(MOST_HELD_BYTES if is_kept else MAX_HELD_BYTES)
+        if self._plan.state is State.FETCHING:
+            self._held = b""
+        hold, left = self._pool.timeouts.hold_head, self._time_left()
+        is_held = hold >= left or self._responder.is_kept_alive
+        after = self._too_late if is_held else self._hold_no_more
+        self._timer = self._pool.loop.call_later(left if is_held else hold, after)
 
     def on_chunk(self, chunk: bytes) -> None:
-        head_waits, exchange = self._head is not None, self._exchange
-        assert exchange is not None
         if self._events is not None:
-            chunk = self._events.whole(chunk, head_waits)
+            chunk = self._events.whole(chunk, self._head is not None)
             # What is no event does not begin the time until the next one anew.
-            exchange.is_waiting = chunk[:1] in (b"", b":") and only_comments(chunk)
-            if not chunk:
-                return
+            if not chunk or (chunk[0] == _COLON and only_comments(chunk)):
+                assert self._exchange is not None
+                self._exchange.is_waiting = True
+                if not chunk:
+                    return
             if self._passed is not None:
                 self._passed(self._record, chunk)
-        if head_waits:
-            self._release()
-        if self._begun or self._begins(chunk):
-            chunk = self._journey.on_chunk(chunk)
-            if self._goes_on is not None and self._journey.is_cut_off:
-                self._given_up(chunk)
+        if not self._begun:
+            chunk = self._first(chunk)
+            if not self._begun:
+                return
+        journey = self._journey
+        chunk = journey.on_chunk(chunk)
+        if journey.is_cut_off:
+            if not self._is_gone_on_with(chunk):
+                self._write(journey.give_up())
+        elif self._rest is None:
+            self._responder.write(chunk)
+        else:
+            self._write(chunk)
+
+    def _first(self, chunk: bytes) -> bytes:
+        """Let the answer begin with this piece, if it may; return what the client gets of it."""
+        if self._held is not None:
+            chunk = self._with_content(chunk)
+            if not chunk:
+                return b""
+        if self._head is not None and not self._release():
+            return b""
+        if self._events is not None and only_comments(chunk):
+            self._write(chunk)
+        else:
+            self._begin()
+        return chunk
+
+    def _with_content(self, events: bytes) -> bytes:
+        """Return all that the engine has sent, once there is content in it: then it has the blocks
+        that it fetches from another one."""
+        assert self._held is not None
+        held = self._held + events
+        if not bears_tokens(events):
+            if _ERROR.search(events):
+                self._do(self._plan.after(Incident.NO_BLOCKS, _BEGUN_WITH_ERROR))
+                return b""
+            if len(held) <= _MOST_WITHOUT_CONTENT:
+                self._held = held
+                return b""
+        self._held = None
+        return held
+
+    def _write(self, chunk: bytes) -> None:
+        """Send the client a piece of the answer, which may be of its rest."""
+        if self._rest is not None:
+            try:
+                chunk = self._rest.feed(chunk)
+            except SeamError as e:
+                self._give_up_rest(e)
                 return
         self._responder.write(chunk)
 
     def on_end(self, chunk: bytes) -> None:
         if self._events is not None:
             chunk = self._events.rest() + chunk
+            if self._held is not None:
+                if _ERROR.search(chunk) and not bears_tokens(chunk):
+                    self._do(self._plan.after(Incident.NO_BLOCKS, _BEGUN_WITH_ERROR))
+                    return
+                chunk = self._held + chunk
             if chunk and self._passed is not None:
                 self._passed(self._record, chunk)
-        if self._head is not None:
-            self._release()
+        if self._head is not None and not self._release():
+            return
         if not self._begun:
             self._begin()
         if chunk:
             chunk = self._journey.on_chunk(chunk)
-            if self._goes_on is not None and self._journey.is_cut_off:
-                if self._leaves(chunk):
+            if self._journey.is_cut_off:
+                if self._is_gone_on_with(chunk):
                     return
                 chunk = self._journey.give_up()
         self._exchange = None
         chunk += self._journey.on_end()
+        if self._rest is not None:
+            self._end_rest(chunk)
+            return
         try:
-            self.over("ok")
+            self._plan.over("ok")  # what is collected is read to its end, as SGLang wants it
         finally:
+            self._responder.end(chunk)
+
+    def _end_rest(self, chunk: bytes) -> None:
+        """End the answer, whose rest has come to its end, which is `chunk`."""
+        assert self._rest is not None
+        try:
+            chunk = self._rest.feed(chunk)
+        except SeamError as e:
+            self._give_up_rest(e)
+            return
+        try:
+            self._plan.over("ok")
+        finally:
+            self._rest.ended("ok")
             self._responder.end(chunk)
 
     def on_error(self, error: UpstreamError) -> None:
         self._stop_timer()
         self._exchange = None
-        if self._events is not None and self._events.are_done:  # only their frame has no end
-            rest = self._journey.on_end()
-            try:
-                self.over("ok")
-            finally:
-                self._responder.end(rest)
+        plan = self._plan
+        if plan.state is State.PASSING and self._events is not None and self._events.are_done:
+            self._events = None  # only their frame has no end
+            self.on_end(b"")
             return
-        ours = isinstance(error, OurFaultError)
-        if not ours:
-            self._attempts.failed(error)
-            if self._responder.started and self._is_gone_on_with(error):
-                return
-        if not (ours or self._responder.started) and (target := self._next_target(error)):
-            self.attempt(target)
-            return
-        self._give_up(error)
+        incident = Incident.FAULT if isinstance(error, OurFaultError) else Incident.LOST
+        self._do(plan.after(incident, What(error)), error)
 
-    def _next_target(self, error: UpstreamError) -> Target | None:
-        """Return where the request is tried next. One that was not answered in time is not, unless
-        its engine has not answered anybody since: then it is lost."""
-        if isinstance(error, UpstreamTimeoutError) and not self._attempts.timed_out(self._sent_at):
-            return None
-        return self._attempts.another()
+    def _is_gone_on_with(self, chunk: bytes) -> bool:
+        """The engine has said, after `chunk`, that it will not end its answer. Return whether
+        another one goes on with it, or nobody needs to."""
+        self._write(chunk)
+        plan = self._plan
+        if plan.state is State.OVER:
+            return True
+        error = UpstreamError(f"engine {plan.attempts.engine} gave up its answer in the middle")
+        action = plan.after(Incident.GAVE_UP, What(error))
+        self._do(action)
+        return action is Action.GO_ON
 
-    def _give_up(self, error: UpstreamError) -> None:
-        """End the answer, which nobody gives."""
-        if not isinstance(error, OurFaultError):
-            self._attempts.lost()
-        error = self._attempts.last_word(error)
-        try:
-            self.over("upstream_error")
-        finally:
-            self._say(error)
+    # ------------------------------------------------------------------ who leaves an engine, why
 
     def engine_is_silent(self, error: SilentEngineError, *, may_wait: bool) -> bool | None:
         """Have another engine answer, or go on with the answer, if the silent one was to. Return
         whether one does; None if the answer comes from elsewhere. An answer that no other engine
         gives is given up, unless it `may_wait`."""
-        if self._exchange is None or self._attempts.engine != error.engine:
+        action = self._plan.silent(error, error.engine, may_wait=may_wait)
+        if action is None:
             return None
-        if self._is_moved_away(error):
-            return True
-        if not may_wait:
-            self._drop_exchange()
-            self._give_up(error)
-        return False
-
-    def _is_moved_away(self, error: UpstreamError) -> bool:
-        assert self._exchange is not None
-        if self._responder.started:
-            return self._is_gone_on_with(error)
-        target = self._attempts.elsewhere()
-        if target is None:
-            return False
-        self._drop_exchange()
-        self.attempt(target)
-        return True
+        self._do(action, error)
+        return action not in (Action.STAY, Action.TELL)
 
     def leave(self, engine: str) -> bool:
         """Return whether another engine goes on with the answer, which is this engine's and has
         begun."""
-        if (
-            self._goes_on is None
-            or self._exchange is None
-            or not self._responder.started
-            or self._attempts.engine != engine
-        ):
-            return False
-        return self._is_gone_on_with(MovedError(f"engine {engine} is drained"))
+        action = self._plan.drained(MovedError(f"engine {engine} is drained"), engine)
+        self._do(action)
+        return action is Action.GO_ON
 
-    def _is_gone_on_with(self, error: UpstreamError) -> bool:
-        """Return whether another engine goes on with the answer, which has begun."""
-        if self._goes_on is None or not self._goes_on(self, error):
-            return False
-        self._drop_exchange()
-        if not isinstance(error, MovedError):
-            self._attempts.moved_away()
-        return True
+    def go_on(self, plan: AnswerPlan) -> None:
+        """Get the rest of the answer, as its plan has it."""
+        if self._responder.ended:
+            plan.over("client_gone")
+            return
+        self._plan, self._journey = plan, plan.journey
+        self._paused = False
+        self._responder.attach(self)
+        self.begin()
 
-    def _given_up(self, chunk: bytes) -> None:
-        """The engine has said, after `chunk`, that it will not end its answer."""
-        if not self._leaves(chunk):
-            self._responder.write(self._journey.give_up())
+    def fail(self, error: BaseException) -> None:
+        """End the answer, which has begun: its engine was lost, and nobody goes on."""
+        assert self._rest is not None
+        if not self._responder.ended:
+            self._say(self._rest.last_word(error))
 
-    def _leaves(self, chunk: bytes) -> bool:
-        """Return whether another engine goes on with the answer behind `chunk`."""
-        attempts = self._attempts
-        attempts.failed()
-        self._responder.write(chunk)
-        error = UpstreamError(f"engine {attempts.engine} gave up its answer in the middle")
-        return self._is_gone_on_with(error)
+    def _give_up_rest(self, error: SeamError | None) -> None:
+        """End the answer, because its rest is none; `error` says why, if not the head."""
+        assert self._rest is not None
+        self.client_gone()
+        self.fail(error or self._rest.error)
 
-    def _say(self, error: UpstreamError) -> None:
+    def _say(self, error: InferwayError) -> None:
         """Tell the client of the error, as far as it still can be told."""
-        responder = self._responder
-        if not responder.started:
-            responder.send_error(self._told(error))
-        elif self._events is not None and responder.can_say_more:
-            responder.end(error_event(self._told(error), self._request.path))
-        else:
+        responder, is_stream = self._responder, self._rest is not None or self._events is not None
+        if responder.started and not (is_stream and responder.can_say_more):
             responder.abort()
+            return
+        told = error if self._plan.explain else withheld(error, self._request.id)
+        if responder.started:
+            responder.end(error_event(told, self._request.path))
+        else:
+            responder.send_error(told)
 
     # --------------------------------------------------------------------- responder's Source
 
@@ -363,78 +444,74 @@ class Forwarding:
 
     def client_gone(self) -> None:
         self._drop_exchange()
-        self._attempts.abandoned()
-        self.over("client_gone")
+        self._drop_collected()
+        self._plan.client_gone()
 
     # --------------------------------------------------------------------------------- the rest
 
-    def over(self, outcome: str) -> None:
-        """Give back all that was taken."""
-        self._attempts.over()
-        self._journey.close(outcome)
-
-    def _told(self, error: UpstreamError) -> InferwayError:
-        """Return the error as this caller may read it."""
-        return error if self._explain else withheld(error, self._request.id)
+    def _over(self, outcome: str) -> None:
+        """Give back all that was taken for an answer that is not whole."""
+        self._drop_exchange()
+        self._drop_collected()
+        self._plan.over(outcome)
 
     def _time_left(self) -> float:
         """Return the seconds until the first event must have come."""
         pool = self._pool
-        return max(0.0, self._sent_at + pool.timeouts.first_byte - pool.time())
+        return max(0.0, self._plan.sent_at + pool.timeouts.first_byte - pool.time())
 
     def _hold_no_more(self) -> None:
-        if self._head is not None:
-            self._release()
+        if self._head is not None and self._held is None and self._release():
             self._responder.flush()
-        self._timer = self._pool.loop.call_later(self._time_left(), self._too_late)
+        if self._exchange is not None:
+            self._timer = self._pool.loop.call_later(self._time_left(), self._too_late)
 
     def _too_late(self) -> None:
         """No event has come in time."""
         assert self._timer is not None
         pool, seconds, due = self._pool, self._pool.timeouts.first_byte, self._timer.when()
         self._timer = None
-        if self._paused:  # it is the client who waits
-            self._timer = pool.loop.call_later(seconds, self._too_late)
-            return
-        if pool.time() - due > STOOD_STILL_SECONDS:
-            # this process stood still: what came meanwhile is about to be read
-            self._timer = pool.loop.call_later(STOOD_STILL_SECONDS, self._too_late)
+        if self._paused or pool.time() - due > STOOD_STILL_SECONDS:
+            # the client waits, or this process stood still, and is about to read what came
+            left = seconds if self._paused else STOOD_STILL_SECONDS
+            self._timer = pool.loop.call_later(left, self._too_late)
             return
         if self._exchange is not None:
             self._exchange.abort()
         self.on_error(
             UpstreamTimeoutError(
-                f"engine {self._attempts.engine}: no event came within {seconds:g} s"
+                f"engine {self._plan.attempts.engine}: no event came within {seconds:g} s"
                 " (timeouts.first_byte)"
             )
         )
-
-    def _begins(self, chunk: bytes) -> bool:
-        """Return whether the chunk is more than comments, with which the answer begins."""
-        if self._events is not None and only_comments(chunk):
-            return False
-        self._begin()
-        return True
 
     def _begin(self) -> None:
         """The engine has begun to answer."""
         self._begun = True
         if self._timer is not None:
             self._stop_timer()
-        self._attempts.succeeded()
+        self._plan.attempts.succeeded()
 
-    def _release(self) -> None:
-        """Send the head; from here on the answer is this engine's."""
+    def _release(self) -> bool:
+        """Send the head; from here on the answer is this engine's. Return whether it is one."""
         assert self._head is not None
         (status, headers, length), self._head = self._head, None
+        plan, journey = self._plan, self._journey
         self._request.forget_body()  # it is not sent again
-        decided = self._journey.on_head(status)
-        if self._journey.changes_length:
+        plan.passes()
+        decided = journey.on_head(status)
+        if self._rest is not None:
+            if self._rest.begins(status, headers):
+                return True
+            self._give_up_rest(None)
+            return False
+        if journey.changes_length:
             length = None
-        extra = decided if self._explain else not_ours_alone(decided)
-        if self._attempts.number > 1:
-            extra = (*extra, (b"x-inferway-attempts", b"%d" % self._attempts.number))
+        extra = decided if plan.explain else not_ours_alone(decided)
+        if plan.attempts.number > 1:
+            extra = (*extra, (b"x-inferway-attempts", b"%d" % plan.attempts.number))
         self._responder.start(status, [*headers, *extra], length)
+        return True
 
     def _drop_exchange(self) -> None:
         """Let the engine's answer go, of which nothing more is wanted."""
@@ -442,6 +519,11 @@ class Forwarding:
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
             exchange.abort()
+
+    def _drop_collected(self) -> None:
+        collected, self._collected = self._collected, None
+        if collected is not None:
+            collected.drop()
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

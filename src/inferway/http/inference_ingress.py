@@ -17,7 +17,7 @@ from inferway.openai_api.trust import NO_TRUST, Trust
 from inferway.openai_api.unread import UnreadBody, read_unread
 from inferway.routing.director import Director, Weighed
 from inferway.routing.journey import Journey
-from inferway.routing.limits.concurrency_limiter import Slot
+from inferway.routing.limits.slot import Slot
 from inferway.routing.salt import EDIT, UUID_EDIT, TenantSalt, with_tenants_media
 
 

@@ -23,13 +23,14 @@ from math import inf, isfinite
 
 from inferway.config import FlowSettings
 from inferway.errors import ClientGoneError, InferwayError
+from inferway.http.ends import InQueue, WaitingClient
 from inferway.http.responder import Responder
 from inferway.http.session_queue import SessionQueue
-from inferway.http.waiting import InQueue, WaitingClient
 from inferway.model import Headers
-from inferway.routing.limits.concurrency_limiter import ConcurrencyLimiter, EnginesOf, Slot
+from inferway.routing.limits.concurrency_limiter import ConcurrencyLimiter, EnginesOf
 from inferway.routing.limits.queue import Waiter
 from inferway.routing.limits.saturation_gate import SaturationGate
+from inferway.routing.limits.slot import Slot
 from inferway.routing.objectives import TTFT
 
 _SWEEP_SECONDS = 0.1  # for deadlines, and engines that come, go or return
@@ -163,7 +164,7 @@ class RequestQueue:
 
 
 class Ticket:
-    """A request's slot within the limits (routing.limits.concurrency_limiter.Slot)."""
+    """A request's slot within the limits (routing.limits.slot.Slot)."""
 
     __slots__ = ("_control", "_inside", "_lane", "_place", "_responder", "_tenant", "waited")
 

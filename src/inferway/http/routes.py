@@ -38,7 +38,7 @@ from inferway.extension import outcome_of
 from inferway.fleet.draining import Draining
 from inferway.http.admin import AdminPages, AlarmPages, PeersReport
 from inferway.http.auth import Auth
-from inferway.http.continued import Continuer, StreamCaller
+from inferway.http.continued import ContinuedStream, Continuer
 from inferway.http.discovery_pages import PathsPage, VersionPage, unknown_path
 from inferway.http.errors import withheld
 from inferway.http.extension_parts import Audience, Route
@@ -61,10 +61,10 @@ from inferway.http.structured.explain import Explain
 from inferway.http.structured.judged import JudgedAnswer
 from inferway.http.token_counts import TokenCounts
 from inferway.http.tunnel import TunnelRoute
-from inferway.http.two_legs import TwoLegs
 from inferway.indexer import Indexer
 from inferway.openai_api.paths import GENERATING
 from inferway.prompts.fidelity.messages_probe import COUNT_TOKENS
+from inferway.routing.answer_plan import AnswerPlan
 from inferway.routing.director import Director
 from inferway.routing.limits.callers import ApiCaller
 from inferway.telemetry.request_counts import RequestCounts
@@ -304,23 +304,22 @@ class Routes:
             raise
         record, shape = journey.record, journey.shape
         client = responder if shape is None else JudgedAnswer(responder, shape)
-        passed = self._requests.follow(record) if request.path in GENERATING else None
-        continuer, goes_on = self._continuer, None
-        if continuer is not None and record.is_streamed:
-            asked = StreamCaller(
-                request, responder, caller.priority, share, caller.admin, record, passed
+        continues = None
+        if self._continuer is not None and record.is_streamed:
+            continues = partial(
+                ContinuedStream,
+                *(self._continuer, request, responder, journey),
+                priority=caller.priority,
+                share=share,
+                is_admin=caller.admin,
             )
-            goes_on = partial(continuer.go_on, asked, client, journey)
-        forward(
-            *(request, client, journey, decision, self._pool),
-            policy=auth.failover,
-            slot=slot,
+        plan = AnswerPlan(
+            *(journey, decision, auth.failover, slot),
             explain=caller.admin,
-            record=record,
-            passed=passed,
-            kind=TwoLegs if decision.prefill else None,
-            goes_on=goes_on,
+            passed=self._requests.follow(record) if request.path in GENERATING else None,
+            continues=continues,
         )
+        forward(request, client, plan, self._pool)
 
     def _asker(self, request: Request) -> Asker:
         caller = self._auth.caller(request)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 
 from inferway.errors import ClientGoneError, InferwayError
-from inferway.http.waiting import InQueue, WaitingClient
+from inferway.http.ends import InQueue, WaitingClient
 from inferway.routing.limits.queue import Waiter
 from inferway.routing.limits.session_gate import SessionGate
 

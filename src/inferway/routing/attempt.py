@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
-from inferway.kv.index.speculative import SpeculativeOverlay
+from inferway.kv.index.speculative import Speculation, SpeculativeOverlay
 from inferway.model import Cut, Endpoint, HolderId, Target, block_size_of
 from inferway.openai_api.edits import with_last_members, with_vllm_xarg
 from inferway.openai_api.requests import REPORT_MODE
@@ -75,7 +75,6 @@ class Attempt:
         goes_on: bool,
         book: EndpointBook,
         overlay: SpeculativeOverlay,
-        *,
         is_moved: bool = False,
     ) -> None:
         """`goes_on`: the engine's prompts are longer than `matched`, what we know of them.
@@ -112,10 +111,12 @@ class Attempt:
         self.prompt_tokens = num_tokens
         self.reused_tokens = num_reused
         book.book(endpoint, 0 if is_moved else num_tokens - num_reused)
-        self._speculations = [
-            overlay.add(holder, item.prompt.block_keys, item.found.blocks.get(holder, 0))
-            for item in items
-        ]
+        self._speculations: list[Speculation] = []
+        if items:
+            self._speculations = [
+                overlay.add(holder, item.prompt.block_keys, item.found.blocks.get(holder, 0))
+                for item in items
+            ]
 
     def _ask_for_report(self) -> None:
         edited = with_vllm_xarg(self.body, *REPORT_MODE)

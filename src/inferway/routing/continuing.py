@@ -33,6 +33,7 @@ from inferway.openai_api.stream_rest import (
     why_not_at_once,
 )
 from inferway.prompts.served import ServedModel
+from inferway_structured.decoding import UNREADABLE
 
 if TYPE_CHECKING:
     from inferway.routing.attempt import Attempt
@@ -55,94 +56,19 @@ class RestOfStream:
 
     body: bytes
     cut: Cut
-    kept: KeptStream
-
-
-@dataclass(slots=True)
-class KeptStream:
-    """What is kept of one stream."""
-
-    sent: SentStream | SentMessages
-    body: bytes  # that was sent, but for what its attempt added
-    asked: type[Body]
-    model: ServedModel
-    prompt: TokenIds | None  # of messages, whose engines tell no ids
-
-    @property
-    def asks_for_ids(self) -> bool:
-        """Whether the engine is to tell the ids of its tokens."""
-        return self.prompt is None
-
-    def events(self, cut: Cut, model: str, num_cached: int | None) -> RestEvents | RestMessages:
-        """Return what puts the rest's events behind those that were sent. `model`: what the answer
-        names, if not what the first engine did. `num_cached`: tokens of the prompt that the first
-        engine had in its cache; None: unknown."""
-        if isinstance(self.sent, SentMessages):
-            return RestMessages(cut, self.sent.block, num_cached)
-        return RestEvents(cut, model, num_cached)
+    events: RestEvents | RestMessages  # puts the rest's events behind those that were sent
 
 
 @dataclass(slots=True)
 class Continuing:
-    """Keeps streams, and counts what became of those that lost their engine. `takes`: whether an
-    endpoint tells the ids of its tokens, and takes ids as a prompt. `knows`: whether the ids of a
-    request's prompt are those that the endpoint makes of it."""
+    """The policy of continued streams, and the counts of those that lost their engine. `takes`:
+    whether an endpoint tells the ids of its tokens, and takes ids as a prompt. `knows`: whether the
+    ids of a request's prompt are those that the endpoint makes of it."""
 
     takes: Callable[[Endpoint], bool]
     knows: Callable[[Routed, Endpoint], bool]
     held: int = 0  # bytes of bodies
     counts: Counter[str] = field(default_factory=Counter)
-
-    def keep(
-        self, routed: Routed, endpoint: Endpoint, body: bytes, *, is_rest: bool
-    ) -> KeptStream | str:
-        """Return what is kept of an answer to `body`, or why its engine's end will be its own. What
-        is kept must be dropped."""
-        asked = routed.request.body
-        why = why_not_at_once(asked, is_rest=is_rest)
-        if why is not None:
-            return why
-        size = len(body)
-        if size > MOST_BODY_BYTES or self.held + size > MOST_BYTES:
-            return TOO_LARGE
-        if not self.takes(endpoint):
-            return ENGINE
-        kind, model = type(asked), routed.model
-        if isinstance(asked, MessagesRequest):
-            if routed.whole_prompt is None or not (is_rest or self.knows(routed, endpoint)):
-                return NO_IDS
-            kept = KeptStream(SentMessages(), body, kind, model, routed.whole_prompt)
-        else:
-            path = CHAT if isinstance(asked, ChatRequest) else COMPLETIONS
-            kept = KeptStream(SentStream(path), body, kind, model, None)
-        self.held += size
-        return kept
-
-    def drop(self, kept: KeptStream) -> None:
-        """Forget a stream, which has ended."""
-        self.held -= len(kept.body)
-        kept.body = b""
-
-    def rest(self, kept: KeptStream, *, is_rest: bool) -> RestOfStream | str:
-        """Return how to ask for the rest of a stream, or why it cannot be had."""
-        try:
-            fields = decode_fields(kept.body)
-        except InvalidRequestError:
-            return BODY
-        if is_rest:
-            fields.pop("kv_transfer_params", None)
-        name = why_not(fields)
-        if name is not None:
-            return name
-        try:
-            cut = _cut(kept, fields)
-        except RenderError:
-            cut = None
-        if cut is None:
-            return NO_CUT
-        is_completion = kept.asked is CompletionRequest
-        body = rest_body(kept.body, fields, cut, is_completion=is_completion)
-        return NO_TOKENS if body is None else RestOfStream(body, cut, kept)
 
     def families(self) -> Iterator[Family]:
         """Yield what /metrics shows of it."""
@@ -164,97 +90,138 @@ class Continuing:
 
 class ContinuableStream:
     """One streamed answer: what another engine would need to go on with it, or why none can.
-    `drop` must be called. The answer's journey writes it."""
+    `ended` must be called. The answer's journey writes it."""
 
-    __slots__ = ("_continuing", "_why_it_ends", "kept")
+    __slots__ = ("_asked", "_continuing", "_model", "_prompt", "_why_it_ends", "body", "sent")
 
-    def __init__(self, continuing: Continuing | None) -> None:
-        """Without `continuing` nothing is kept, and nothing counted."""
-        self.kept: KeptStream | None = None  # None: the answer ends with its engine
+    _asked: type[Body]
+    _model: ServedModel
+    _prompt: TokenIds | None  # of messages, whose engines tell no ids
+
+    def __init__(self, continuing: Continuing) -> None:
+        self.sent: SentStream | SentMessages | None = None  # None: the answer ends with its engine
+        self.body = b""  # of the request, but for what its attempt added; empty if nothing is kept
         self._continuing = continuing
         self._why_it_ends = ""
-
-    @property
-    def is_cut_off(self) -> bool:
-        """Whether the engine has given up its answer, and the client does not know."""
-        return self.kept is not None and self.kept.sent.is_broken
-
-    @property
-    def body(self) -> bytes:
-        """The request's body, without what an attempt has added; empty if nothing is kept."""
-        return b"" if self.kept is None else self.kept.body
 
     def keep(
         self, routed: Routed, attempt: Attempt, body: bytes, shape: object, is_rest: bool
     ) -> None:
         """Keep of an attempt what would be needed. `body`: without what the attempt has added;
         `shape`: that the answer is to have, or None."""
-        if self._continuing is None:
-            return
         self.drop()
-        if shape is not None:
-            self._why_it_ends = SHAPE
+        self._why_it_ends = (
+            SHAPE
+            if shape is not None
+            else self._why_not(routed, attempt.target.endpoint, len(body), is_rest)
+        )
+        if self._why_it_ends:
             return
-        kept = self._continuing.keep(routed, attempt.target.endpoint, body, is_rest=is_rest)
-        if isinstance(kept, str):
-            self._why_it_ends = kept
+        asked = routed.request.body
+        self._asked, self._model, self._prompt = type(asked), routed.model, None
+        self.body = body
+        self._continuing.held += len(body)
+        if isinstance(asked, MessagesRequest):
+            self.sent, self._prompt = SentMessages(), routed.whole_prompt
             return
-        self.kept, self._why_it_ends = kept, ""
-        if kept.asks_for_ids and not attempt.ask_for_ids():
+        self.sent = SentStream(CHAT if isinstance(asked, ChatRequest) else COMPLETIONS)
+        if not attempt.ask_for_ids():
             self.drop()
             self._why_it_ends = BODY
 
+    def _why_not(self, routed: Routed, endpoint: Endpoint, size: int, is_rest: bool) -> str:
+        """Return why the answer ends with its engine; empty if it need not."""
+        continuing, asked = self._continuing, routed.request.body
+        why = why_not_at_once(asked, is_rest=is_rest)
+        if why is not None:
+            return why
+        if size > MOST_BODY_BYTES or continuing.held + size > MOST_BYTES:
+            return TOO_LARGE
+        if not continuing.takes(endpoint):
+            return ENGINE
+        if isinstance(asked, MessagesRequest):
+            is_known = is_rest or continuing.knows(routed, endpoint)
+            return "" if is_known and routed.whole_prompt is not None else NO_IDS
+        return ""
+
     def drop(self) -> None:
         """Keep nothing any more."""
-        kept, self.kept = self.kept, None
-        if kept is not None:
-            assert self._continuing is not None
-            self._continuing.drop(kept)
+        self._continuing.held -= len(self.body)
+        self.sent, self.body = None, b""
 
     def give_up(self) -> bytes:
         """Return what the engine has said when it gave up: nobody goes on with the answer."""
-        assert self.kept is not None
-        return self.kept.sent.give_up()
+        assert self.sent is not None
+        return self.sent.give_up()
 
-    def rest(self, *, is_rest: bool) -> RestOfStream | None:
-        """Return how to ask for the rest; None if it cannot be had."""
-        if self.kept is None:
-            return None
-        assert self._continuing is not None
-        rest = self._continuing.rest(self.kept, is_rest=is_rest)
+    def rest(self, model: str, num_cached: int | None, *, is_rest: bool) -> RestOfStream | None:
+        """Return how to ask for the rest, and what makes one answer of it and the start; None if it
+        cannot be had. `model`: what the answer names, if not what the first engine did.
+        `num_cached`: tokens of the prompt that the first engine had in its cache; None: unknown."""
+        rest = NO_CUT if self.sent is None else self._rest(self.sent, model, num_cached, is_rest)
         if isinstance(rest, str):
             self.ends_here(rest)
             return None
         self.ends_here("")
         return rest
 
+    def _rest(
+        self, sent: SentStream | SentMessages, model: str, num_cached: int | None, is_rest: bool
+    ) -> RestOfStream | str:
+        try:
+            fields = decode_fields(self.body)
+        except InvalidRequestError:
+            return BODY
+        if is_rest:
+            fields.pop("kv_transfer_params", None)
+        name = why_not(fields)
+        if name is not None:
+            return name
+        try:
+            cut = self._cut(sent, fields)
+        except RenderError:
+            cut = None
+        if cut is None:
+            return NO_CUT
+        is_completion = self._asked is CompletionRequest
+        body = rest_body(self.body, fields, cut, is_completion=is_completion)
+        if body is None:
+            return NO_TOKENS
+        if isinstance(sent, SentMessages):
+            return RestOfStream(body, cut, RestMessages(cut, sent.block, num_cached))
+        try:
+            return RestOfStream(body, cut, RestEvents(cut, model, num_cached))
+        except UNREADABLE:  # how its stream began
+            return NO_CUT
+
+    def _cut(self, sent: SentStream | SentMessages, fields: Mapping[str, Any]) -> Cut | None:
+        """Return where another engine can go on; None if it cannot. Raises RenderError."""
+        stops = stops_of(fields)
+        if isinstance(sent, SentStream) and not (sent.has_thought or keeps_text_back(fields)):
+            return sent.cut(stops)
+        local = self._model.prompts.local
+        if local is None:
+            return None
+
+        def decode(ids: Sequence[int]) -> str:
+            return local.tokenizer.decode(ids, skip_special_tokens=True)
+
+        def encode(text: str) -> list[int]:
+            ids: list[int] = local.tokenizer.encode(text, add_special_tokens=False).tolist()
+            return ids
+
+        if isinstance(sent, SentStream):
+            return sent.cut_by_text(decode, stops)
+        return None if self._prompt is None else sent.cut(self._prompt.tolist(), encode, decode)
+
     def ends_here(self, why: str) -> None:
         """No other engine goes on with the answer, should its engine be lost now. `why` is a label
         of the metric; empty: one does."""
         self._why_it_ends = why
 
-    def was_lost(self) -> None:
-        """The answer is lost that has begun; count it, unless another engine goes on with it."""
-        if self._continuing is not None and self._why_it_ends:
+    def ended(self, *, is_lost: bool) -> None:
+        """The answer has ended; if it is lost that had begun, count it, unless another engine goes
+        on with it."""
+        self.drop()
+        if is_lost and self._why_it_ends:
             self._continuing.counts[self._why_it_ends] += 1
-
-
-def _cut(kept: KeptStream, fields: Mapping[str, Any]) -> Cut | None:
-    """Return where another engine can go on; None if it cannot. Raises RenderError."""
-    sent, stops = kept.sent, stops_of(fields)
-    if isinstance(sent, SentStream) and not (sent.has_thought or keeps_text_back(fields)):
-        return sent.cut(stops)
-    local = kept.model.prompts.local
-    if local is None:
-        return None
-
-    def decode(ids: Sequence[int]) -> str:
-        return local.tokenizer.decode(ids, skip_special_tokens=True)
-
-    def encode(text: str) -> list[int]:
-        ids: list[int] = local.tokenizer.encode(text, add_special_tokens=False).tolist()
-        return ids
-
-    if isinstance(sent, SentStream):
-        return sent.cut_by_text(decode, stops)
-    return None if kept.prompt is None else sent.cut(kept.prompt.tolist(), encode, decode)

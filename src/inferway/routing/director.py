@@ -52,9 +52,9 @@ from inferway.routing.counts import DirectorStats
 from inferway.routing.eligible import Eligible, Within
 from inferway.routing.journey import Journey, OnRequest, Routed
 from inferway.routing.kv_legs import KvLegs
-from inferway.routing.limits.concurrency_limiter import Slot
 from inferway.routing.limits.outlier_detection import OutlierDetection
 from inferway.routing.limits.request_quarantine import RequestQuarantine
+from inferway.routing.limits.slot import Slot
 from inferway.routing.match import MatchedPrompts, Matcher, with_prompts
 from inferway.routing.objectives import objectives
 from inferway.routing.rewrite import Rewrites, looked_up
@@ -223,8 +223,7 @@ class Weighed(msgspec.Struct, frozen=True):
     shape: Shape | None
 
 
-@dataclass(slots=True)
-class ByPrompt:
+class ByPrompt(msgspec.Struct):
     """Decides where a request goes whose body we read: to the engines that hold the most of its
     prompt, as the scheduling has it. `is_hypothetical`: it is weighed, and not sent."""
 
@@ -347,8 +346,7 @@ class ByPrompt:
         return director.eligible.fitting(candidates, model, context_needed(request.body, ids))
 
 
-@dataclass(slots=True)
-class ByLoad:
+class ByLoad(msgspec.Struct):
     """Decides where a request goes whose prompt nobody here makes: to the least loaded engine."""
 
     director: Director

@@ -9,8 +9,8 @@ import numpy as np
 from inferway.errors import NoEndpointError, SaturatedError
 from inferway.model import Candidates, Endpoint
 from inferway.prompts.served import ServedModel
-from inferway.routing.limits.concurrency_limiter import Slot
 from inferway.routing.limits.outlier_detection import OutlierDetection
+from inferway.routing.limits.slot import Slot
 from inferway.scheduling.profile import RowSelector
 
 Within = Callable[[Endpoint], bool]

@@ -16,20 +16,21 @@ from typing import Protocol
 
 import msgspec
 
-from inferway.kv.index.speculative import SpeculativeOverlay
 from inferway.model import Candidates, Decision, Endpoint, Headers, Reason, Target, TokenIds
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.model_name import ModelRenamer
 from inferway.openai_api.requests import asks_for_report
+from inferway.openai_api.sent_messages import SentMessages
+from inferway.openai_api.sent_stream import SentStream
 from inferway.openai_api.usage import Usage, UsageReader
 from inferway.prompts.served import ServedModel
 from inferway.routing.attempt import Attempt, EndpointBook, Later
 from inferway.routing.continuing import COMPRESSED, ContinuableStream, Continuing, RestOfStream
 from inferway.routing.counts import DirectorStats
 from inferway.routing.kv_legs import KvLegs
-from inferway.routing.limits.concurrency_limiter import Slot
 from inferway.routing.limits.request_quarantine import EngineLosses, RequestQuarantine
-from inferway.routing.match import MatchedPrompts
+from inferway.routing.limits.slot import Slot
+from inferway.routing.match import MatchedPrompts, Matcher
 from inferway.routing.prefill_leg import PrefillLeg
 from inferway.routing.record import Record
 from inferway.routing.structured_gate.gate import Gate
@@ -40,11 +41,6 @@ from inferway.scheduling.plugin import RequestListener, RequestOutcome
 _BY_LOAD: Mapping[str, Headers] = {
     reason: ((b"x-inferway-reason", reason.encode()),) for reason in Reason if reason.is_by_load
 }
-
-
-class Speculating(Protocol):
-    @property
-    def overlay(self) -> SpeculativeOverlay: ...
 
 
 class EditsTokens(Protocol):
@@ -62,7 +58,7 @@ class Host(Protocol):
     @property
     def fleet(self) -> EndpointBook: ...
     @property
-    def matcher(self) -> Speculating: ...
+    def matcher(self) -> Matcher: ...
     @property
     def clock(self) -> Callable[[], float]: ...
     @property
@@ -73,7 +69,6 @@ class Host(Protocol):
     def gate(self) -> Gate | None: ...
     @property
     def on_request(self) -> Sequence[OnRequest]: ...
-    @property
     @property
     def tokens_once(self) -> EditsTokens | None: ...
     @property
@@ -126,11 +121,13 @@ class Journey:
         "_host",
         "_listeners",
         "_names",
+        "_sent",
         "_usage",
         "body",
         "closed",
         "edits",
         "goes_on",
+        "is_cut_off",
         "is_encoded",
         "is_rest",
         "known_body",
@@ -162,8 +159,9 @@ class Journey:
         self.matched: MatchedPrompts = {}
         self.goes_on = False  # the engine's prompts are longer than what we know of them
         self.is_rest = False  # it asks for the rest of an answer whose engine was lost
-        self.stream = ContinuableStream(host.continuing)
+        self.stream: ContinuableStream | None = None  # None: its answer ends with its engine
         self.is_encoded = False  # the answer is compressed, and passes unread
+        self.is_cut_off = False  # its engine has given it up, and the client does not know
         self.prefill: PrefillLeg | None = None  # None: the engine that answers computes all
         # whether the engine says how much of all prompts it has reused; None: nobody knows
         self.tells_its_reuse: bool | None = None
@@ -174,6 +172,7 @@ class Journey:
         self._attempt: Attempt | None = None
         self._listeners: list[RequestListener] = []
         self._first_chunk_came = False
+        self._sent: SentStream | SentMessages | None = None  # of a stream that may go on elsewhere
         self._usage = UsageReader()
 
     @property
@@ -196,7 +195,7 @@ class Journey:
         NoEndpointError, or what `slot` raises."""
         host, record = self._host, self.record
         decision = await self._decides.decide(self, slot)
-        if host.quarantine is not None and not self.is_rest:
+        if host.quarantine is not None and host.quarantine.suspects_any and not self.is_rest:
             self.losses = host.quarantine.losses(self.known_body, self._sent_body)
         if slot is not None:
             record.waited = slot.waited
@@ -235,56 +234,60 @@ class Journey:
     def attempt(self, target: Target) -> Headers:
         """Book a slot on `target`, and count the prompt as held there until its first token; a
         second attempt takes back the first. Return headers that the engine needs."""
-        host = self._host
-        self.record.target = target
-        self.record.attempts += 1
+        host, record, routed, prefill = self._host, self.record, self.routed, self.prefill
+        record.target = target
+        record.attempts += 1
         self.is_encoded = False
         if self._attempt is not None:
             self.suspect(self._attempt.target.endpoint)
             self._attempt.end()
             self._attempt = None
-        if self.routed is not None and asks_for_report(self.routed.request.body):
+        if routed is not None and asks_for_report(routed.request.body):
             host.fleet.reports(target.endpoint)
-        prefill = self.prefill
         is_moved = prefill is not None and prefill.carries(target.endpoint)
+        overlay = host.matcher.overlay
         self._attempt = attempt = Attempt(
-            *(target, self.known_body, self.matched, self.goes_on, host.fleet),
-            *(host.matcher.overlay,),
-            is_moved=is_moved,
+            target, self.known_body, self.matched, self.goes_on, host.fleet, overlay, is_moved
         )
-        if is_moved:
-            assert prefill is not None
+        if prefill is not None and is_moved:
             prefill.put_into(attempt)
-        elif host.tokens_once is not None and self.routed is not None:
-            edited = host.tokens_once.edited(attempt.body, self.routed, target.endpoint)
+        elif host.tokens_once is not None and routed is not None:
+            edited = host.tokens_once.edited(attempt.body, routed, target.endpoint)
             attempt.carry_tokens(edited)
-        if self.routed is not None and self.record.is_streamed:
-            self.stream.keep(self.routed, attempt, self.known_body, self.shape, self.is_rest)
+        if record.is_streamed and host.continuing is not None and routed is not None:
+            self.stream = stream = self.stream or ContinuableStream(host.continuing)
+            stream.keep(routed, attempt, self.known_body, self.shape, self.is_rest)
+            self._sent = stream.sent
         self.body = attempt.body
-        self.record.prompt_tokens = attempt.prompt_tokens
-        self.record.reused_tokens = attempt.reused_tokens
+        record.prompt_tokens = attempt.prompt_tokens
+        record.reused_tokens = attempt.reused_tokens
         return self._attempt_headers(target)
-
-    @property
-    def is_cut_off(self) -> bool:
-        """Whether the engine has given up its answer, and the client does not know."""
-        return self.stream.is_cut_off
 
     def pass_encoded(self) -> None:
         """Let the answer of this attempt pass as it is: it is compressed, so that nothing in it can
         be read or changed. Call it before `on_head`."""
         self.is_encoded = True
-        self.stream.drop()
-        self.stream.ends_here(COMPRESSED)
+        if self.stream is not None:
+            self.stream.drop()
+            self.stream.ends_here(COMPRESSED)
+            self._sent = None
 
     def give_up(self) -> bytes:
         """Return what the engine has said when it gave up: nobody goes on with the answer."""
+        assert self.stream is not None
+        self.is_cut_off = False
         return self.stream.give_up()
 
     def rest(self) -> RestOfStream | None:
         """Return how the rest of a streamed answer whose engine was lost is asked for; None if
         another engine cannot go on with it."""
-        return None if self.closed else self.stream.rest(is_rest=self.is_rest)
+        if self.closed or self.stream is None:
+            return None
+        record = self.record
+        renamed = record.model if self.changes_length else ""
+        # what was cached where the answer began, its engine did not come to tell: what we believe
+        num_cached = record.reused_tokens if record.prompt_tokens else None
+        return self.stream.rest(renamed, num_cached, is_rest=self.is_rest)
 
     def goes_on_with(self, before: Journey) -> None:
         """Ask for the rest of the answer that `before` has lost."""
@@ -292,7 +295,7 @@ class Journey:
         self.losses = before.losses
 
     def _sent_body(self) -> bytes:
-        return self.known_body or self.stream.body
+        return self.known_body or (b"" if self.stream is None else self.stream.body)
 
     def _attempt_headers(self, target: Target) -> Headers:
         headers = target.endpoint.headers
@@ -345,31 +348,31 @@ class Journey:
             self._begun()
         if self.is_encoded:
             return chunk
-        if self.stream.kept is not None:
-            chunk = self.stream.kept.sent.feed(chunk)
+        sent = self._sent
+        if sent is not None:
+            chunk = sent.feed(chunk)
+            self.is_cut_off = sent.is_broken
         self._usage.feed(chunk)
         return chunk if self._names is None else self._names.feed(chunk)
 
     def on_end(self) -> bytes:
         """The answer has come to its end; return what of it was kept back."""
-        return self._names.end() if self.changes_length and self._names is not None else b""
+        return b"" if self._names is None or self.is_encoded else self._names.end()
 
     def _begun(self) -> None:
+        """The answer has begun. Its prompt is not sent again, and is let go: an answer of minutes
+        need not keep megabytes."""
         self.record.begun_at = self._host.clock()
-        if self._attempt is not None and self.matched:
-            self._attempt.has_begun_to_answer(self._host.later)
+        attempt = self._attempt
+        if attempt is not None:
+            attempt.body = b""
+            if self.matched:
+                attempt.has_begun_to_answer(self._host.later)
         for listener in self._listeners:
             listener.on_first_chunk(self._host.clock())
-        self._forget_prompt()
-
-    def _forget_prompt(self) -> None:
-        """Let the prompt go, which is not sent again: an answer of minutes need not keep
-        megabytes."""
         self.body = self.known_body = b""
         self.matched = {}
         self.routed = None
-        if self._attempt is not None:
-            self._attempt.body = b""
         if self.prefill is not None:
             self.prefill.body = b""
 
@@ -384,13 +387,12 @@ class Journey:
             attempt.end()  # first: what it took is given back, whatever the answer holds
         if self.prefill is not None:
             self.prefill.close()
-        self.stream.drop()
         record = self.record
         record.outcome = outcome
         if outcome == "ok":
             self.losses.answered()
-        elif outcome == "upstream_error" and self._first_chunk_came:
-            self.stream.was_lost()
+        if self.stream is not None:
+            self.stream.ended(is_lost=outcome == "upstream_error" and self._first_chunk_came)
         record.usage = usage = self._usage.usage()
         if usage is not None and self.tells_its_reuse is False:  # but of a part of it
             record.usage = usage = Usage(usage.prompt, usage.completion)

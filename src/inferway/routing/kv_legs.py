@@ -1,7 +1,7 @@
 """Whether a request is answered in two legs, by whom they are asked, and what became of them.
 
 legs       the prompt's engine is asked by                             the decode engine gets
-gateway    us (prefill_leg)                                            what that engine returned
+gateway    us (answer_plan)                                            what that engine returned
 sidecar    llm-d's sidecar beside the decode engine                    x-prefiller-host-port
 auto       us where we know how both hand blocks over, else a sidecar
 off        nobody: the prompt is computed where it is answered         nothing
@@ -28,14 +28,6 @@ log = logging.getLogger("inferway.forward")
 PREFILLER = b"x-prefiller-host-port"
 
 _NIXL = frozenset({KvConnector.NIXL, KvConnector.NIXL_PUSH})
-
-# Outcomes of prefill legs.
-MOVED, NO_PARAMETERS, MALFORMED = "ok", "no-parameters", "malformed"
-OTHER_PROMPT, TOO_LATE = "other-prompt", "lease"
-FAILED, REFUSED, TIMED_OUT, TOO_LARGE = "failed", "refused", "timed-out", "too-large"
-FULL, NOT_EDITED, NO_BOOTSTRAP, GONE = "full", "body", "no-bootstrap", "client-gone"
-# Outcomes of decode legs with blocks of another engine.
-ANSWERED, AGAIN, ELSEWHERE = "ok", "recomputed", "other-engine"
 
 _SILENT_SECONDS = 60.0  # after a warning of an engine
 

@@ -29,18 +29,8 @@ from inferway.openai_api.kv_transfer import (
 )
 from inferway.openai_api.usage import Usage, usage_of
 from inferway.routing.attempt import Attempt
-from inferway.routing.kv_legs import (
-    ANSWERED,
-    FAILED,
-    MALFORMED,
-    MOVED,
-    NO_PARAMETERS,
-    OTHER_PROMPT,
-    TIMED_OUT,
-    TOO_LARGE,
-    TOO_LATE,
-    KvLegs,
-)
+from inferway.routing.kv_legs import KvLegs
+from inferway.routing.record import LegOutcome
 from inferway_structured.decoding import UNREADABLE
 
 if TYPE_CHECKING:
@@ -50,7 +40,7 @@ if TYPE_CHECKING:
 _HANDED_OVER_AT_ONCE = frozenset({KvConnector.MOONCAKE, KvConnector.SGLANG})
 
 
-_ENGINES_FAULT = frozenset({FAILED, TIMED_OUT, TOO_LARGE})
+_ENGINES_FAULT = frozenset({LegOutcome.FAILED, LegOutcome.TIMED_OUT, LegOutcome.TOO_LARGE})
 
 
 class _EngineId(msgspec.Struct):
@@ -72,20 +62,8 @@ class _HeldReference(msgspec.Struct, frozen=True):
 class PrefillLeg:
     """The prefill legs of one request, one after the other. `close` must be called."""
 
-    __slots__ = (
-        "_attempt",
-        "_decode",
-        "_engine",
-        "_host",
-        "_ids",
-        "_journey",
-        "_legs",
-        "_listeners",
-        "_reference",
-        "_sent_at",
-        "body",
-        "connector",
-    )
+    __slots__ = ("_attempt", "_decode", "_engine", "_host", "_ids", "_journey", "_legs",
+                 "_listeners", "_reference", "_sent_at", "body", "connector")  # fmt: skip
 
     def __init__(
         self, journey: Journey, host: Host, legs: KvLegs, listeners: Sequence[RequestListener]
@@ -192,7 +170,7 @@ class PrefillLeg:
         engine's side channel may be."""
         journey, attempt = self._journey, self._attempt
         if attempt is None:  # the decode leg was answered meanwhile
-            self._legs.prefilled(self._engine, MOVED)
+            self._legs.prefilled(self._engine, LegOutcome.OK)
             return
         usage = usage_of(answer)
         attempt.has_begun_to_answer(self._host.later)
@@ -201,7 +179,7 @@ class PrefillLeg:
             tokens.sent(attempt.prompt_tokens, attempt.reused_tokens)
             if usage is not None and usage.cached is not None:
                 tokens.told(attempt.prompt_tokens, attempt.reused_tokens, usage.cached)
-        outcome = MOVED if self.is_at_once else self._keep(answer, usage, age, delay, hosts)
+        outcome = LegOutcome.OK if self.is_at_once else self._keep(answer, usage, age, delay, hosts)
         self._ended(outcome, usage)
 
     def _keep(
@@ -225,18 +203,18 @@ class PrefillLeg:
             )
         except BadReferenceError as e:
             self._legs.warn(attempt.target.endpoint.engine, e)
-            return MALFORMED
+            return LegOutcome.MALFORMED
         if params is None:
-            return NO_PARAMETERS
+            return LegOutcome.NO_PARAMETERS
         if theirs is not None and theirs != num_tokens:
-            return OTHER_PROMPT
+            return LegOutcome.OTHER_PROMPT
         now = self._host.clock()
         began = max(self._sent_at, now - age)
         expires = began + transfer.lease_seconds - self._legs.lease_margin
         if now + delay >= expires:
-            return TOO_LATE
+            return LegOutcome.TOO_LATE
         self._reference = _HeldReference(params, self._decode, attempt.target, expires)
-        return MOVED
+        return LegOutcome.OK
 
     def failed(self, outcome: str) -> None:
         """The prefill leg has ended without an answer of use, or was not sent."""
@@ -253,7 +231,7 @@ class PrefillLeg:
         now = self._host.clock()
         self._journey.record.prefill_seconds += now - self._sent_at
         for listener in self._listeners:
-            listener.on_prefilled(now, usage, moved=outcome == MOVED)
+            listener.on_prefilled(now, usage, moved=outcome == LegOutcome.OK)
 
     def carries(self, endpoint: Endpoint) -> bool:
         """Return whether an attempt on `endpoint` carries the reference."""
@@ -287,7 +265,7 @@ class PrefillLeg:
         if why is not None:
             self._legs.say_failed(self._decode.engine, why, self._host.clock())
         target = self._journey.record.prefill_target
-        if outcome != ANSWERED and target is not None:
+        if outcome != LegOutcome.OK and target is not None:
             self._journey.record.prefill_target = None
             self._legs.engine_ids.pop(target.endpoint.name, None)
 

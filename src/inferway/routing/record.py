@@ -8,8 +8,10 @@ answer passed us, `timing` writes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from inferway.openai_api.token_events import bears_tokens
 from inferway_structured.sse import num_events
@@ -19,8 +21,31 @@ if TYPE_CHECKING:
     from inferway.openai_api.usage import Usage
 
 
-@dataclass(slots=True)
-class Record:
+class LegOutcome(StrEnum):
+    """The outcome of a leg of a request whose prompt one engine computes for another, as metrics
+    have it."""
+
+    OK = "ok"
+    # of a prefill leg whose answer is not used
+    NO_PARAMETERS = "no-parameters"
+    MALFORMED = "malformed"
+    OTHER_PROMPT = "other-prompt"
+    TOO_LATE = "lease"
+    # of one that has no answer
+    FAILED = "failed"
+    REFUSED = "refused"
+    TIMED_OUT = "timed-out"
+    TOO_LARGE = "too-large"
+    FULL = "full"
+    NOT_EDITED = "body"
+    NO_BOOTSTRAP = "no-bootstrap"
+    CLIENT_GONE = "client-gone"
+    # of a decode leg whose engine did not answer with the blocks of another one
+    RECOMPUTED = "recomputed"
+    OTHER_ENGINE = "other-engine"
+
+
+class Record(msgspec.Struct):
     """The record of one request. Times are seconds of the director's clock."""
 
     opened_at: float

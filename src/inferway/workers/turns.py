@@ -25,13 +25,12 @@ from inferway.errors import (
     SaturatedError,
     WaitTooLongError,
 )
-from inferway.http.ends import BodySource
+from inferway.http.ends import BodySource, InQueue
 from inferway.http.request_queue import RequestQueue, patience, ttft_seconds
 from inferway.http.responder import Responder
-from inferway.http.waiting import InQueue
 from inferway.model import Headers
-from inferway.routing.limits.concurrency_limiter import Slot
 from inferway.routing.limits.queue import Waiter
+from inferway.routing.limits.slot import Slot
 from inferway.tasks import Tasks
 from inferway.workers.messages import Enter, Full, Leave, Message, Move, Turn
 
@@ -154,7 +153,7 @@ _OWN_TURN = Turn(0, has_waited=True)  # one of the worker's own
 
 
 class HubTicket:
-    """A request's slot within the hub's limits (routing.limits.concurrency_limiter.Slot)."""
+    """A request's slot within the hub's limits (routing.limits.slot.Slot)."""
 
     __slots__ = (
         "_is_beside",

@@ -33,10 +33,10 @@ from typing import Any
 from uuid import uuid4
 
 from inferway.errors import BodyTooLargeError, InferwayError, NoEndpointError
-from inferway.http.ends import RequestLifecycle
 from inferway.http.headers import ROUTING_HEADERS, ROUTING_PREFIXES, not_ours_alone
 from inferway.http.message import CONTENT_ENCODING
 from inferway.model import Endpoint, Headers, Target
+from inferway.routing.answer_plan import RequestLifecycle
 from inferway.telemetry.tracing import TRACESTATE
 from inferway_llmd.ext_proc import answers
 from inferway_llmd.ext_proc.messages import FULL_DUPLEX_STREAMED, NONE

@@ -24,7 +24,7 @@ from inferway.openai_api.unread import UnreadBody, begins_an_object, read_query,
 from inferway.routing.director import Director, by_load
 from inferway.routing.eligible import Within
 from inferway.routing.journey import Journey, Routed
-from inferway.routing.limits.concurrency_limiter import Slot
+from inferway.routing.limits.slot import Slot
 from inferway.routing.objectives import named_tenant
 from inferway.routing.record import Record
 from inferway.telemetry.request_counts import RequestCounts

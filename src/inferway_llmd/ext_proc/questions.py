@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from inferway.extension import Tap
-from inferway.http.ends import RequestLifecycle
 from inferway.model import Endpoint, Target
 from inferway.openai_api.usage import Usage
+from inferway.routing.answer_plan import RequestLifecycle
 from inferway.routing.structured_gate.shape import Shape
 from inferway_llmd.ext_proc.counts import PickerCounts
 from inferway_llmd.ext_proc.noted import Noted

@@ -39,6 +39,8 @@ from inferway.http.responder import Responder
 from inferway.http.server import HttpServer
 from inferway.http.structured.judged import JudgedAnswer
 from inferway.model import Decision, Endpoint, Reason, Target
+from inferway.routing.answer_plan import AnswerPlan
+from inferway.routing.limits.failover import FailoverPolicy
 from inferway.routing.structured_gate.gate import Gate
 from inferway.upstream.pool import Pool
 
@@ -69,8 +71,8 @@ async def judging(url: str, gate: Gate, **fields: str) -> AsyncIterator[HttpServ
     async def handler(request: Request, responder: Responder) -> None:
         shape = await gate.check(CHAT, schema(words), 100, endpoints("e0"))
         assert shape is not None
-        journey = Trip(body=request.body)
-        forward(request, JudgedAnswer(responder, shape), journey, decision, pool)
+        plan = AnswerPlan(Trip(body=request.body), decision, FailoverPolicy(pool.time))
+        forward(request, JudgedAnswer(responder, shape), plan, pool)
 
     async with serving(handler) as server:
         try:

@@ -14,11 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from math import ceil
-from typing import Protocol
 
 from inferway.config import FlowSettings
 from inferway.errors import QueueFullError, WaitTooLongError
-from inferway.model import Headers
 from inferway.routing.limits.queue import FairQueue, Waiter
 from inferway.routing.limits.saturation_gate import SaturationGate
 
@@ -26,34 +24,6 @@ from inferway.routing.limits.saturation_gate import SaturationGate
 EnginesOf = Callable[[str], Collection[str]]
 
 MAX_RETRY_AFTER = 60
-
-
-class Slot(Protocol):
-    """A request's reservation within the limits, from when it enters until it leaves: `enter`
-    awaits its turn (http.request_queue.Ticket)."""
-
-    waited: float  # seconds, for its turn
-
-    async def enter(self, model: str, headers: Headers, priority: int) -> bool:
-        """Return whether it had to wait; `headers` may say for how long it would. Raises
-        SaturatedError, or ClientGoneError if its client has not waited."""
-
-    @property
-    def limits_engines(self) -> bool:
-        """Whether `takes` may say no now."""
-
-    def takes(self, engine: str) -> bool:
-        """Return whether the engine has room for it."""
-
-    def move(self, engine: str) -> None:
-        """Move the reservation to the engine that takes the request."""
-
-    def leave(self) -> None:
-        """Give the reservation back, because the request has ended. Only the first call counts."""
-
-    def beside(self) -> Slot:
-        """Return a reservation of the same request at a second engine, which it holds from the
-        first `move` on."""
 
 
 @dataclass(slots=True)

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from inferway.config import RetrySettings
 from inferway.errors import EngineLostError, EnginesLostError, OurFaultError, UpstreamError
 from inferway.model import Target
-from inferway.routing.limits.concurrency_limiter import Slot
 from inferway.routing.limits.outlier_detection import OutlierDetection
 from inferway.routing.limits.request_quarantine import EngineLosses, RequestQuarantine
+from inferway.routing.limits.slot import Slot
 
 log = logging.getLogger("inferway.forward")
 
@@ -104,12 +104,13 @@ class Failover:
 
     def succeeded(self) -> None:
         """The engine has begun to answer."""
-        policy = self._policy
-        policy.standing.answered[self.engine] = policy.clock()
-        if policy.standing.breakers and not self._has_failed:
-            back = policy.standing.succeeded(self.engine, policy.clock())
+        policy, engine = self._policy, self.target.endpoint.engine
+        standing = policy.standing
+        standing.answered[engine] = now = policy.clock()
+        if standing.breakers and not self._has_failed:
+            back = standing.succeeded(engine, now)
             if back:
-                log.info("engine %s answers again; it gets all requests", self.engine)
+                log.info("engine %s answers again; it gets all requests", engine)
 
     def failed(self, error: UpstreamError | None = None) -> None:
         """The engine has not answered, or not to the end, because of `error`; None: that is what it
@@ -191,18 +192,16 @@ class Failover:
         self._policy.standing.was_moved(self.engine, self._policy.clock())
 
     def last_word(self, error: UpstreamError) -> UpstreamError:
-        """Return what the client hears, which gets no answer because of `error`."""
-        if self.losses.are_too_many and not isinstance(error, OurFaultError):
-            error = EnginesLostError(
-                f"{error}; it is the second engine that was lost while it had this request, which"
-                " is tried no more"
-            )
+        """Return what the client hears, which gets no answer, or not all of it, for this error."""
+        if not isinstance(error, OurFaultError):
+            self._policy.standing.was_lost(self.engine, self._policy.clock())
+            if self.losses.are_too_many:
+                error = EnginesLostError(
+                    f"{error}; it is the second engine that was lost while it had this request,"
+                    " which is tried no more"
+                )
         error.attempts = self.number
         return error
-
-    def lost(self) -> None:
-        """The client has got an error instead of an answer, or of the rest of it."""
-        self._policy.standing.was_lost(self.engine, self._policy.clock())
 
     def again(self) -> None:
         """The request is sent to the same engine once more, for a fault that was not its own."""

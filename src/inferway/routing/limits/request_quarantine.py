@@ -68,6 +68,11 @@ class RequestQuarantine:
         # longer: a request's digest, the engine or "" for all, and whether it counts.
         self.tell: Callable[[str, str, bool], None] | None = None
 
+    @property
+    def suspects_any(self) -> bool:
+        """Whether any request is suspected."""
+        return bool(self._suspects)
+
     def losses(self, body: bytes, later: Callable[[], bytes]) -> EngineLosses:
         """Return the losses of a request that is to be sent. `later`: the same body; empty if it is
         not kept any more. Raises QuarantinedRequestError."""
