@@ -58,10 +58,6 @@ class LoadedModel:
                 with contextlib.suppress(RenderError):
                     _ = self._compile(source).refuses_inline_system  # takes as long
 
-    def templates(self) -> list[ChatTemplate]:
-        """The templates of the model that compile."""
-        return [each for each in self._compiled.values() if isinstance(each, ChatTemplate)]
-
     @property
     def template_names(self) -> list[str]:
         return sorted(self._sources)

@@ -1,4 +1,4 @@
-"""What the helper process does with a model's files: all that loading them does, and a short chat.
+"""What the helper process does with a model's files: all that loading them does, and long texts.
 
 Standard errors are answered as such; what ends the process is known by its end.
 """
@@ -12,18 +12,14 @@ import msgspec
 import tokenizers
 from tokenizers import models, pre_tokenizers
 
-import inferway.prompts.chat.template_jobs  # noqa: F401  it imports what templates make Jinja import
 from inferway.errors import InferwayError, RenderError
 from inferway.model import Reason
-from inferway.prompts.chat.chat_template import ChatInput, ChatTemplate
 from inferway.prompts.files.raw_files import RawFiles
 from inferway.prompts.files.trial_load import TrialFault
-from inferway.prompts.loaded_model import LoadedModel, load_model
+from inferway.prompts.loaded_model import load_model
 
 # An expression that tries every way to part a run of equal characters takes minutes for these.
 _RUNS = [20_000 * run for run in ("a", "A", "0", ".", " ", "\n", "é", "中", "aA", " \n")]
-
-_CHAT = ChatInput([{"role": "user", "content": "Hi"}])
 
 
 def _start_threads() -> None:
@@ -46,7 +42,6 @@ def load(argument: bytearray) -> bytes:
     """A TrialFault, or None if all went well."""
     try:
         model = load_model(msgspec.msgpack.decode(argument, type=RawFiles))
-        _render(model)
         for text in _RUNS:
             model.tokenizer.encode(text, add_special_tokens=False)
     except InferwayError as e:
@@ -54,15 +49,6 @@ def load(argument: bytearray) -> bytes:
         reason = e.reason if isinstance(e, RenderError) else Reason.BAD_TOKENIZER
         return msgspec.msgpack.encode(TrialFault(str(e)[:1000], reason))
     return msgspec.msgpack.encode(None)
-
-
-def _render(model: LoadedModel) -> None:
-    """A template may do anything with a chat, refuse it for one; but not take all memory."""
-    for template in model.templates():
-        try:
-            ChatTemplate(template.source, bounded=False).render(_CHAT)
-        except InferwayError as e:
-            _raise_if_out_of_memory(e)
 
 
 def _raise_if_out_of_memory(e: BaseException) -> None:
