@@ -48,7 +48,6 @@ async def load_prompts(
         "model %s has its tokenizer from %s, and the encoder %s (%s)",
         name,
         root,
-        prompts.tokenizer.encoder,
-        prompts.tokenizer.why,
+        *prompts.encoder,
     )
     return prompts

@@ -8,8 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from inferway.model import ContextLengths, Reason, Tokenized
 from inferway.openai_api.requests import ChatRequest, CountTokensRequest, PromptBody
-from inferway.prompts.model_prompts import ModelPrompts
-from inferway.prompts.served import NoPrompts, PromptSource
+from inferway.prompts.served import LocalPrompts, NoPrompts, PromptSource
 from inferway.prompts.version_rules import VersionRules
 
 _NOT_YET = NoPrompts(Reason.TOKENIZER_LOADING, "scoring is switched off: no tokenizer is loaded")
@@ -30,7 +29,7 @@ class OnDemandPrompts:
         return OnDemandPrompts(load)
 
     @property
-    def local(self) -> ModelPrompts | None:
+    def local(self) -> LocalPrompts | None:
         return self._loaded.local
 
     def rendered_text(self, body: ChatRequest) -> str | None:

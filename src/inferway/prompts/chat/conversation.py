@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from inferway.config import ModelSettings
 from inferway.errors import InvalidRequestError, RenderError
 from inferway.model import Reason
 from inferway.openai_api.requests import BILLING_HEADER, ChatRequest
 from inferway.prompts.chat.chat_template import Message
-from inferway.prompts.chat.content_format import ContentFormat
+from inferway.prompts.chat.content_format import ContentFormat, TemplateFacts
 from inferway.prompts.chat.template_arguments import is_set, template_arguments
 from inferway.prompts.render_requests import RenderChatRequest
 
@@ -25,24 +25,6 @@ JsonObject = dict[str, Any]
 NO_FLAGS = ModelSettings()
 
 _SPEAKERS = {"user", "assistant"}
-
-
-class TemplateFacts(Protocol):
-    """The facts about a template that decide how a conversation is read: of a ChatTemplate, or of a
-    template that is rendered in another process."""
-
-    @property
-    def source(self) -> str: ...
-    @property
-    def content_format(self) -> ContentFormat:
-        """As vLLM detects it before 0.33."""
-
-    @property
-    def newer_format(self) -> ContentFormat:
-        """As vLLM detects it since 0.33."""
-
-    @property
-    def knows_developer(self) -> bool: ...
 
 
 def chat_render_request(
