@@ -12,7 +12,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from inferway.prompts.files.model_files import read_model_files
 from inferway.prompts.files.prepare import PACKAGED_SMOLLM2
 from inferway.prompts.tokenizer.engine_tokenizer import build_engine_tokenizer
-from inferway.prompts.tokenizer.regexes import is_bounded, unbounded_regex
+from inferway.prompts.tokenizer.tokenizer_bounds import is_bounded, unbounded_regex
 
 MakeModel = Callable[..., Path]
 

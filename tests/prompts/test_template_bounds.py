@@ -8,7 +8,7 @@ from tests.cpu import seconds_of
 from inferway.errors import HeavyError, RenderError, TemplateError
 from inferway.prompts import RenderChatRequest, Renderer
 from inferway.prompts.chat.chat_template import ChatInput, ChatTemplate
-from inferway.prompts.chat.large_chats import LargeChats
+from inferway.prompts.chat.helper_templates import LargeChats
 from inferway.prompts.chat.template_jobs import pack
 from inferway_structured.sandbox.process import Limits
 
@@ -259,7 +259,7 @@ def test_the_helper_has_no_such_limits() -> None:
     chats = LargeChats()
     template = ChatTemplate("{{ ('x' * 9999999)|length }}")
     try:
-        text = chats.render_heavy_now(template, pack(template.source, ChatInput(HI)))
+        text = chats.render_now(pack(template.source, ChatInput(HI)), template)
     finally:
         chats.close()
 

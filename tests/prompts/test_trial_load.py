@@ -10,8 +10,8 @@ import pytest
 
 from inferway.errors import RenderError
 from inferway.prompts import GetOrCreateTokenizerKeyRequest, Renderer
+from inferway.prompts.files.model_processes import TrialLoads, limits_for
 from inferway.prompts.files.raw_files import read_raw_files
-from inferway.prompts.files.trial_load import TrialLoads, limits_for
 from inferway_structured.sandbox.process import Limits
 
 MakeModel = Callable[..., Path]

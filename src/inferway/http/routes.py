@@ -67,7 +67,7 @@ from inferway.http.tunnel import TunnelRoute
 from inferway.http.two_legs import TwoLegs
 from inferway.indexer import Indexer
 from inferway.openai_api.paths import GENERATING
-from inferway.prompts.fidelity.messages_probe import COUNT_TOKENS
+from inferway.prompts.fidelity.probe import COUNT_TOKENS
 from inferway.routing.director import Director
 from inferway.routing.limits.callers import ApiCaller
 from inferway.telemetry.answer_log import outcome_of

@@ -27,18 +27,22 @@ from inferway.prompts.chat.conversation import (
     chat_render_request,
     content_format,
     forwarded_ids,
+    sees_tools,
     untrusted_template,
 )
-from inferway.prompts.chat.media import text_before_media
-from inferway.prompts.chat.message_rules import MessageRules
-from inferway.prompts.chat.messages_input import as_chat, disables_thinking, has_inline_system
-from inferway.prompts.chat.request_templates import (
+from inferway.prompts.chat.helper_templates import (
     RequestTemplate,
     RequestTemplates,
     TemplateRendering,
     prepare,
 )
-from inferway.prompts.chat.template_arguments import sees_tools
+from inferway.prompts.chat.media import text_before_media
+from inferway.prompts.chat.messages_input import (
+    MessageRules,
+    as_chat,
+    disables_thinking,
+    has_inline_system,
+)
 from inferway.prompts.fidelity.flag_diagnosis import other_flags
 from inferway.prompts.render_requests import (
     RenderChatRequest,
@@ -48,8 +52,7 @@ from inferway.prompts.render_requests import (
 )
 from inferway.prompts.renderer import MAX_CHARS_ON_LOOP, Renderer
 from inferway.prompts.served import PromptSource
-from inferway.prompts.tokenizer.token_ids import token_ids
-from inferway.prompts.tokenizer.token_rows import truncated
+from inferway.prompts.tokenizer.token_rows import token_ids, truncated
 from inferway.prompts.version_rules import OLDER_RULES, VersionRules
 
 # Of one request: keys and matches are made on the event loop, about 10 µs for each prompt.
