@@ -121,10 +121,16 @@ def read_template(path: Path) -> str:
     content = _read(path, MAX_TEMPLATE_BYTES, None)
     if content is None:
         raise RenderError(f"{path}: no such file", reason=Reason.BAD_TEMPLATE)
+    return as_text(content, str(path), Reason.BAD_TEMPLATE)
+
+
+def as_text(content: bytes, path: str, reason: Reason = Reason.BAD_TOKENIZER) -> str:
+    """Return a file's text with line ends as a file has them that is opened as text, which is how
+    engines read it. Raises RenderError."""
     try:
         return content.decode().replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as e:
-        raise RenderError(f"{path}: it is not UTF-8 text", reason=Reason.BAD_TEMPLATE) from e
+        raise RenderError(f"{path}: it is not UTF-8 text", reason=reason) from e
 
 
 def _read(path: Path, most: int, within: Path | None) -> bytes | None:

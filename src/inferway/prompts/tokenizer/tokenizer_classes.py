@@ -268,8 +268,6 @@ TOKENIZER_CLASSES = {
 }
 
 
-JsonObject = dict[str, Any]
-
 # The class that takes a tokenizer.json as it is.
 AS_IT_IS = "TokenizersBackend"
 
