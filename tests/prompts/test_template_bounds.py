@@ -153,6 +153,13 @@ HEAVY = {
     "deep JSON": "{% set v = [1, 2, 3] %}"
     + "{% set v = [v, v, 0] %}" * 19
     + "{{ v|tojson(indent=64) }}",
+    "capitals of words": "{% set v = 'x ' * 500 %}" + times(99999, "{% set a = v|title %}"),
+    "taken apart often": "{% set v = 'x ' * 500 %}" + times(99999, "{% set a = v.split() %}"),
+    "written often": "{% set v = [messages[0]] + messages %}"
+    + times(99999, "{% set a = v ~ '' %}{% set b = v|tojson %}"),
+    "sorted often": "{% set v = 'cba' * 20 %}" + times(99999, "{% set a = v|sort|first %}"),
+    "empty macros": "{% macro f() %}{% endmacro %}" + times(99999, "{% set a = f() %}"),
+    "the time": times(99999, "{% set a = strftime_now('%H:%M:%S.%f') %}"),
     "counted in a tuple": "{{ (messages, messages).count(messages) }}",
     "an escaping block": "{% autoescape true %}{{ '&' }}{% endautoescape %}",
 }

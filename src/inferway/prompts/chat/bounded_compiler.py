@@ -17,9 +17,10 @@ MAX_SOURCE_CHARS = 64 << 10
 SHORT = 1024  # characters that cost nothing to read or copy
 _MAX_TERMS = 8  # of a sum that is measured as a whole
 _LARGE = 1 << 62
+_UNITS_OF_CALL = 64  # of a macro
 
 # Methods of str that are called where they stand, with what stands in the template.
-_PLAIN_METHODS = ("startswith", "endswith", "strip", "lstrip", "rstrip", "split")
+_PLAIN_METHODS = ("startswith", "endswith", "strip", "lstrip", "rstrip")
 
 # Filters that count for themselves, or take no time; those that go through the items of what they
 # are given, and through all in it.
@@ -31,7 +32,7 @@ _OF_ALL = "capitalize lower reverse safe title upper int float dictsort sort uni
 _HOW_COUNTED = {
     **dict.fromkeys(_UNCOUNTED.split(), ""),
     **dict.fromkeys(_OF_ITEMS.split(), "context.apart("),
-    **dict.fromkeys(_OF_ALL.split(), "context.read("),
+    **dict.fromkeys(_OF_ALL.split(), "context.whole("),
 }
 _OF_MAP = "trim string tojson capitalize lower safe title upper int float"
 
@@ -134,7 +135,7 @@ class BoundedCompiler(CodeGenerator):
         super().visit_For(node, frame)
 
     def macro_body(self, node: nodes.Macro | nodes.CallBlock, frame: Frame) -> Any:
-        self._macros[id(node.body)] = _num_nodes(node)
+        self._macros[id(node.body)] = _UNITS_OF_CALL + _num_nodes(node)
         return super().macro_body(node, frame)
 
     def blockvisit(self, body: Iterable[nodes.Node], frame: Frame) -> None:
@@ -167,7 +168,7 @@ class BoundedCompiler(CodeGenerator):
         if count:
             if node.node is not None:
                 is_of_filter = node.name == "map" and bool(node.args)
-                self._count(node.node, "context.read(" if is_of_filter else count)
+                self._count(node.node, "context.whole(" if is_of_filter else count)
             for each in (*node.args, *(given.value for given in node.kwargs)):
                 self._count(each, "context.short(")
         super().visit_Filter(node, frame)

@@ -1,7 +1,7 @@
 """Jinja for templates that are rendered in this process, whose other requests wait.
 
 Nobody vouches for a model's template, and it is a program. So a rendering has a number of units,
-each about 50 ns of work:
+each 50 to 100 ns of work:
 
 Rule 1: a loop takes the nodes of its body for each item before it begins, a macro its nodes with
 each call. Nothing else repeats.
@@ -36,6 +36,8 @@ MAX_UNITS = 1 << 20
 # A chat that is rendered here has a million characters at most.
 MAX_CHARS = 2 << 20
 _CHARS_PER_UNIT = 8
+_UNITS_OF_CALL = 32  # of a function in Python
+_UNITS_PER_ITEM = 16  # of a list, with which such a function is called
 _MAX_BITS = 256
 _MAX_GIVEN = 64  # items of a list that is an argument, and blanks of an indent
 
@@ -116,8 +118,13 @@ class BoundedContext(Context):
             yield item
 
     def apart(self, value: Any) -> Any:
-        """Return `value`, which is about to be taken apart into its items."""
-        return value if isinstance(value, str) and len(value) <= SHORT else self.loop(value)
+        """Return `value`, whose items a filter is about to go through."""
+        self.spend(_UNITS_OF_CALL)
+        return self.loop(value, 1 if isinstance(value, str) else _UNITS_PER_ITEM)
+
+    def whole(self, value: Any) -> Any:
+        """Return `value`, which a filter is about to go through with all that is in it."""
+        return self.read(self.apart(value))
 
     def copied(self, value: Any) -> Any:
         """Return `value`, of which a part is about to be made."""
@@ -133,7 +140,7 @@ class BoundedContext(Context):
             if len(value) > SHORT:
                 self.spend_chars(len(value))
         elif isinstance(value, list | tuple | dict):
-            units = 1
+            units = _UNITS_PER_ITEM
             for item in (*value, *value.values()) if isinstance(value, dict) else value:
                 units += 1 + (len(item) // _CHARS_PER_UNIT if isinstance(item, str) else 0)
                 if isinstance(item, list | tuple | dict):
@@ -159,7 +166,11 @@ class BoundedContext(Context):
         """Return `value` as it is written."""
         if self.may_share:
             self.read(value)
-        return str(self.made(str(value)))
+        text = str(value)
+        if len(text) > MAX_CHARS:
+            raise heavy(f"makes a text of more than {MAX_CHARS} characters")
+        self.spend(len(text) // 2)
+        return text
 
     def concat(self, pieces: Iterable[str], between: str = "") -> str:
         """Return the pieces joined."""
@@ -189,6 +200,7 @@ class BoundedContext(Context):
 
     def replacing(self, text: str, old: str, new: str) -> None:
         """Spend the units of replacing `old` in a text."""
+        self.spend(_UNITS_OF_CALL)
         self.read(text)
         if len(new) > len(old):
             self.spend_chars(len(text) + (text.count(old) + 1) * len(new))
@@ -270,6 +282,7 @@ class BoundedSandbox(ImmutableSandboxedEnvironment):
             return __obj(*_checked(__context, __obj, args, kwargs), **kwargs)
         if kind is Macro:  # which the sandbox lets through
             return __context.call(__obj, *args, **kwargs)
+        __context.spend(_UNITS_OF_CALL)
         if kind is MethodType:  # of a loop, a clock; but of Markup, those of texts
             if isinstance(__obj.__self__, str):
                 raise heavy("calls a method of a safe text")
@@ -309,7 +322,7 @@ def _checked(
     if name == "replace" and len(args) > 1 and all(isinstance(each, str) for each in args[:2]):
         context.replacing(of, *args[:2])
     elif name in _SPLITTING:
-        context.apart(of)
+        context.spend(len(of) // 2)
     else:
         context.read(of)
     return args
@@ -333,7 +346,7 @@ def _string(context: BoundedContext, value: Any) -> str:
 def _join(context: BoundedContext, value: Any, d: Any = "", attribute: Any = None) -> str:
     if attribute is not None:
         value = map(make_attrgetter(context.environment, attribute), value)
-    values = context.loop(value)
+    values = context.apart(value)
     texts = [part if type(part) is str else context.text(part) for part in values]
     return context.concat(texts, str(d))
 
@@ -342,6 +355,7 @@ def _join(context: BoundedContext, value: Any, d: Any = "", attribute: Any = Non
 def _format(context: BoundedContext, value: Any, *args: Any, **kwargs: Any) -> str:
     if kwargs or not isinstance(value, str) or "%" in value.replace("%s", ""):
         raise heavy("formats a text with more than %s")
+    context.spend(_UNITS_OF_CALL)
     texts = [context.text(given) for given in args]
     context.spend_chars(len(value) + sum(map(len, texts)))
     return value % (*texts,)
@@ -356,13 +370,16 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
+    context.spend(_UNITS_OF_CALL)
     if context.may_share:
         context.read(value)
     encoder = json.JSONEncoder(
         ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
     if indent is None and separators is None:
-        return str(context.made(encoder.encode(value)))
+        made = encoder.encode(value)
+        context.spend_chars(len(made))
+        return made
     if not all(map(_is_small, (indent, *(separators or ())))):
         raise heavy("writes JSON with wide gaps")
     pieces = []
@@ -378,6 +395,7 @@ def _indent(
 ) -> Any:
     if not _is_small(width) or not isinstance(s, str):
         raise heavy("indents by much")
+    context.spend(_UNITS_OF_CALL)
     context.spend_chars(len(s) + (s.count("\n") + 2) * _MAX_GIVEN)
     return do_indent(s, width, first, blank)
 
