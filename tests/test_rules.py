@@ -32,9 +32,9 @@ NESTED = {
         demo/run.py _scored
         prompts/body_size.py body_size
         prompts/chat/content_format.py _names_of_messages
-        prompts/files/trial_load.py check
-        prompts/tokenizer/expansion.py check_expansion
-        prompts/tokenizer/regexes.py unbounded_regex
+        prompts/files/model_processes.py check
+        prompts/tokenizer/tokenizer_bounds.py check_expansion
+        prompts/tokenizer/tokenizer_bounds.py unbounded_regex
     """,
     "inferway_structured": """
         backends/cascade.py _schema_said
