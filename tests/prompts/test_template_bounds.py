@@ -153,6 +153,8 @@ HEAVY = {
     "deep JSON": "{% set v = [1, 2, 3] %}"
     + "{% set v = [v, v, 0] %}" * 19
     + "{{ v|tojson(indent=64) }}",
+    "capitals of a block": "{% set v = ('x ' * 500) * 1000 %}"
+    + times(9, "{% filter title %}{{ v }}{% endfilter %}"),
     "capitals of words": "{% set v = 'x ' * 500 %}" + times(99999, "{% set a = v|title %}"),
     "taken apart often": "{% set v = 'x ' * 500 %}" + times(99999, "{% set a = v.split() %}"),
     "written often": "{% set v = [messages[0]] + messages %}"

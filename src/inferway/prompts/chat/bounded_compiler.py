@@ -102,6 +102,8 @@ def _is_known(node: nodes.Filter) -> bool:
     """Return whether what the filter does is counted."""
     if node.name == "map" and any(given.key == "default" for given in node.kwargs):
         return False
+    if node.node is None and node.name != "trim":  # it is given what a block writes
+        return False
     place, known = _NAMES.get(node.name, (0, frozenset()))
     named = node.args[place : place + 1] if known else ()
     are_known = all(isinstance(each, nodes.Const) and each.value in known for each in named)
