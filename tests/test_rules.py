@@ -31,9 +31,9 @@ NESTED = {
     "inferway": """
         inferway/prompts/body_size.py body_size
         inferway/prompts/chat/content_format.py _names_of_messages
-        inferway/prompts/files/trial_load.py check
-        inferway/prompts/tokenizer/expansion.py check_expansion
-        inferway/prompts/tokenizer/regexes.py unbounded_regex
+        inferway/prompts/files/model_processes.py check
+        inferway/prompts/tokenizer/tokenizer_bounds.py check_expansion
+        inferway/prompts/tokenizer/tokenizer_bounds.py unbounded_regex
         inferway_sim/demo/run.py _scored
     """,
     "inferway_structured": """

@@ -42,12 +42,11 @@ from inferway.kv.index.protocol import Index
 from inferway.kv.index.speculative import SpeculativeOverlay
 from inferway.model import Endpoint, TokenIds, Tokenized
 from inferway.openai_api.requests import Body, parse_chat, parse_completion
-from inferway.prompts.chat.request_templates import RequestTemplates
-from inferway.prompts.load_prompts import load_prompts
-from inferway.prompts.on_demand import OnDemandPrompts
+from inferway.prompts.chat.helper_templates import RequestTemplates
+from inferway.prompts.load_prompts import OnDemandPrompts, load_prompts
 from inferway.prompts.renderer import Renderer
 from inferway.prompts.served import ModelSource, PromptSource
-from inferway.prompts.tokenizer.token_ids import checked_token_ids
+from inferway.prompts.tokenizer.token_rows import checked_token_ids
 from inferway.routing.match import Matcher
 
 MAX_TOKENS_ON_LOOP = 16_384  # about a millisecond's work

@@ -19,7 +19,7 @@ from inferway.fleet.messages_proof import ATTEMPTS, prove_messages
 from inferway.model import Reason, Tokenized
 from inferway.openai_api.requests import ChatRequest, CountTokensRequest, PromptBody
 from inferway.prompts.chat.messages_input import as_chat
-from inferway.prompts.fidelity.messages_probe import BODIES, COUNT_TOKENS
+from inferway.prompts.fidelity.probe import BODIES, COUNT_TOKENS
 
 AGREES, DIFFERS, UNPROVEN = ProofState.AGREES, ProofState.DIFFERS, ProofState.UNPROVEN
 

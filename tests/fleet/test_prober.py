@@ -21,8 +21,7 @@ from inferway.fleet.load import Load
 from inferway.fleet.prober import ATTEMPTS, ENGINES_AT_ONCE, LivePrompt, Prober
 from inferway.model import Endpoint, Tokenized
 from inferway.openai_api.requests import ChatRequest, CountTokensRequest, PromptBody
-from inferway.prompts.fidelity.messages_probe import BODIES, COUNT_TOKENS
-from inferway.prompts.fidelity.probe import CHAT, COMPLETION, PROBES
+from inferway.prompts.fidelity.probe import BODIES, CHAT, COMPLETION, COUNT_TOKENS, PROBES
 from inferway.prompts.served import ServedModel
 
 AGREES, DIFFERS, UNPROVEN = ProofState.AGREES, ProofState.DIFFERS, ProofState.UNPROVEN

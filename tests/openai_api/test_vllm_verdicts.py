@@ -28,8 +28,7 @@ from inferway.openai_api.paths import PARSERS
 from inferway.openai_api.requests import ChatRequest, parse_completion
 from inferway.openai_api.shapes import shape_fields
 from inferway.openai_api.unread import read_unread
-from inferway.prompts.chat.conversation import NO_FLAGS
-from inferway.prompts.chat.template_arguments import template_arguments
+from inferway.prompts.chat.conversation import NO_FLAGS, template_arguments
 from inferway_structured.requests import parse_constraints
 
 VERDICTS = Path(__file__).parents[1] / "golden" / "vllm_verdicts.jsonl.xz"

@@ -30,13 +30,9 @@ from tests.stored import TOKENIZERS, conversations, token_vectors, tokenizer_jso
 
 from inferway.prompts.files.model_files import read_model_files
 from inferway.prompts.files.prepare import cache_dir, prepare_smollm2
-from inferway.prompts.tokenizer.check_texts import CHECK_TEXTS
 from inferway.prompts.tokenizer.engine_tokenizer import build_engine_tokenizer
-from inferway.prompts.tokenizer.hf_encoder import encode_all
-from inferway.prompts.tokenizer.prefix_token_cache import GRID
-from inferway.prompts.tokenizer.segment_cache import SegmentCache
-from inferway.prompts.tokenizer.split_points import find_split_points
-from inferway.prompts.tokenizer.tokenizer import Tokenizer
+from inferway.prompts.tokenizer.token_cache import GRID, SegmentCache, find_split_points
+from inferway.prompts.tokenizer.tokenizer import CHECK_TEXTS, Tokenizer, encode_all
 
 ROOT = Path(__file__).parents[2]
 NPM = ROOT / "tests" / "prompts" / "npm_tokenizers.json"

@@ -11,8 +11,7 @@ from inferway.errors import InferwayError, TemplateError
 from inferway.openai_api.requests import ChatRequest, parse_messages
 from inferway.prompts.chat.chat_template import ChatTemplate
 from inferway.prompts.chat.conversation import chat_render_request
-from inferway.prompts.chat.message_rules import MessageRules
-from inferway.prompts.chat.messages_input import as_chat
+from inferway.prompts.chat.messages_input import MessageRules, as_chat
 from inferway.prompts.render_requests import chat_input
 
 

@@ -15,7 +15,7 @@ from inferway.openai_api.requests import (
     MessagesRequest,
     ResponsesRequest,
 )
-from inferway.prompts.context_length import context_needed
+from inferway.prompts.body_size import context_needed
 
 
 def chat(**fields: Any) -> ChatRequest:

@@ -18,8 +18,9 @@ from inferway.prompts.chat.conversation import (
     chat_render_request,
     conversation,
     forwarded_ids,
+    sees_tools,
+    template_arguments,
 )
-from inferway.prompts.chat.template_arguments import sees_tools, template_arguments
 from inferway.prompts.render_requests import RenderChatRequest, chat_input
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "prompts" / "vllm_chats.jsonl.gz"

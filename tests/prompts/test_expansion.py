@@ -9,7 +9,7 @@ from tests.stored import tokenizer_json
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from inferway.errors import RenderError
-from inferway.prompts.tokenizer.expansion import check_expansion
+from inferway.prompts.tokenizer.tokenizer_bounds import check_expansion
 
 REAL = ("bert-bge", "falcon", "gpt-2", "phi-3", "starcoder", "t5-small")
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from inferway.errors import ConfigError
-from inferway.prompts.files.gguf import GgufFile
+from inferway.prompts.files.prepare import GgufFile
 
 
 def string(text: str) -> bytes:

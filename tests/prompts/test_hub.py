@@ -11,7 +11,7 @@ from tests.prompts.hub import Hub, serve_hub
 
 from inferway.errors import RenderError
 from inferway.prompts import GetOrCreateTokenizerKeyRequest, Renderer
-from inferway.prompts.files.hub import fetch_model_files
+from inferway.prompts.files.raw_files import fetch_model_files
 
 TOKEN = "hf_secret"
 

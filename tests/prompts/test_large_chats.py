@@ -15,7 +15,7 @@ from inferway.openai_api.requests import ChatRequest
 from inferway.prompts import ModelPrompts, RenderChatRequest, Renderer
 from inferway.prompts.body_size import MAX_TO_RENDER_HERE
 from inferway.prompts.chat.chat_template import ChatInput
-from inferway.prompts.chat.large_chats import LargeChats
+from inferway.prompts.chat.helper_templates import LargeChats
 from inferway.prompts.chat.template_jobs import pack
 from inferway_structured.sandbox.process import Limits
 

@@ -15,8 +15,7 @@ from inferway.errors import RenderError
 from inferway.model import Reason
 from inferway.openai_api.requests import parse_count_tokens, parse_messages
 from inferway.prompts.chat.chat_template import ChatTemplate
-from inferway.prompts.chat.message_rules import MessageRules
-from inferway.prompts.chat.messages_input import as_chat, with_written_arguments
+from inferway.prompts.chat.messages_input import MessageRules, as_chat, with_written_arguments
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "prompts" / "vllm_messages.jsonl.gz"
 RENDERED = [rule for rule in RULES if rule not in ("images", "refused")]

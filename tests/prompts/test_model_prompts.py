@@ -203,9 +203,9 @@ def test_a_model_that_vllm_renders_in_code_is_not_rendered_here(
 
 
 def test_the_encoder_and_its_reason_can_be_told(prompts: MakePrompts) -> None:
-    tokenizer = prompts().tokenizer
+    encoder, why = prompts().encoder
 
-    assert (tokenizer.encoder, tokenizer.why[:6]) == ("fastokens", "agrees")
+    assert (encoder, why[:6]) == ("fastokens", "agrees")
 
 
 def test_more_prompts_in_one_request_than_are_looked_at_go_by_load_only(

@@ -17,7 +17,7 @@ from inferway.config import ModelSettings
 from inferway.errors import InferwayError, RenderError
 from inferway.openai_api.requests import parse_chat
 from inferway.prompts import GetOrCreateTokenizerKeyRequest, ModelPrompts, Renderer
-from inferway.prompts.chat.request_templates import RequestTemplates
+from inferway.prompts.chat.helper_templates import RequestTemplates
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "prompts" / "vllm_names.jsonl.gz"
 

@@ -28,10 +28,9 @@ from inferway.prompts import (
     RenderResult,
 )
 from inferway.prompts.files.model_files import read_model_files
+from inferway.prompts.files.model_processes import MAX_WAITING, OutsideEncoder
 from inferway.prompts.files.raw_files import read_raw_files
-from inferway.prompts.tokenizer.check_texts import CHECK_TEXTS
-from inferway.prompts.tokenizer.outside_encoder import MAX_WAITING, OutsideEncoder
-from inferway.prompts.tokenizer.tokenizer import Tokenizer
+from inferway.prompts.tokenizer.tokenizer import CHECK_TEXTS, Tokenizer
 from inferway_structured.sandbox.process import Limits
 
 MakeModel = Callable[..., Path]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inferway.prompts.render_time import RenderTime
+from inferway.prompts.renderer import RenderTime
 
 
 def test_nothing_is_foreseen_before_the_first() -> None:

@@ -13,9 +13,8 @@ from tests.stored import tokenizer_json
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 
 from inferway.model import TokenIds
-from inferway.prompts.tokenizer.hf_encoder import encode_all
-from inferway.prompts.tokenizer.segment_cache import SegmentCache
-from inferway.prompts.tokenizer.split_points import SplitPoints, find_split_points
+from inferway.prompts.tokenizer.token_cache import SegmentCache, SplitPoints, find_split_points
+from inferway.prompts.tokenizer.tokenizer import encode_all
 
 Change = Callable[[tokenizers.Tokenizer], tokenizers.Tokenizer]
 

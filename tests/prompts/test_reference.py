@@ -8,7 +8,7 @@ import tokenizers
 from tokenizers import AddedToken, models, pre_tokenizers
 
 from inferway.prompts.freed_memory import give_back_memory
-from inferway.prompts.tokenizer.hf_encoder import EVERY_BYTE, HfEncoder, encode_all
+from inferway.prompts.tokenizer.tokenizer import EVERY_BYTE, HfEncoder, encode_all
 
 
 def tokenizer() -> tokenizers.Tokenizer:

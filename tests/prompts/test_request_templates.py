@@ -31,7 +31,7 @@ from inferway.openai_api.requests import ChatRequest
 from inferway.prompts import ModelPrompts, Renderer
 from inferway.prompts.chat.chat_template import ChatInput, ChatTemplate
 from inferway.prompts.chat.conversation import asked_template, chat_render_request
-from inferway.prompts.chat.request_templates import (
+from inferway.prompts.chat.helper_templates import (
     MAX_TEMPLATE_CHARS,
     RequestTemplates,
     TemplateRendering,

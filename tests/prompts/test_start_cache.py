@@ -16,9 +16,13 @@ from tests.prompts.texts import drawn_texts
 from tokenizers import AddedToken
 
 from inferway.model import TokenIds
-from inferway.prompts.tokenizer.hf_encoder import encode_all
-from inferway.prompts.tokenizer.prefix_token_cache import EncodeAll, PrefixTokenCache
-from inferway.prompts.tokenizer.split_points import apart, find_split_points
+from inferway.prompts.tokenizer.token_cache import (
+    EncodeAll,
+    PrefixTokenCache,
+    apart,
+    find_split_points,
+)
+from inferway.prompts.tokenizer.tokenizer import encode_all
 
 Change = Callable[[tokenizers.Tokenizer], tokenizers.Tokenizer]
 

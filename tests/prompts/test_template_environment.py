@@ -1,4 +1,5 @@
-"""The short ways of the sandbox give and refuse what Jinja's own sandbox gives and refuses."""
+"""The short ways of the bounded sandbox give and refuse what Jinja's own does, or leave it to a
+helper process."""
 
 from __future__ import annotations
 
@@ -11,12 +12,16 @@ import pytest
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from inferway.prompts.chat.template_environment import names_read, template_environment
+from inferway.errors import HeavyError
+from inferway.prompts.chat.bounded_templates import bounded_environment
+from inferway.prompts.chat.template_environment import names_read
 
-OURS = template_environment(datetime.now)
+OURS = bounded_environment(datetime.now)
 JINJAS = ImmutableSandboxedEnvironment(
     trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
 )
+
+HEAVY = "left to a helper process"
 
 VALUES: dict[str, Any] = {
     "dict": {"role": "user", "items": "own", "a b": 1, "": 2, "__class__": 3, "none": None},
@@ -33,6 +38,8 @@ def outcome(environment: jinja2.Environment, source: str, **variables: Any) -> s
     """The text, or the kind of error."""
     try:
         return environment.from_string(source).render(**variables)
+    except HeavyError:
+        return HEAVY
     except Exception as e:
         return f"raises {type(e).__name__}"
 
@@ -71,7 +78,7 @@ def test_every_attribute_and_item_is_given_or_refused_as_jinja_does(kind: str) -
         (source, ours, theirs)
         for source in expressions(value)
         if (ours := without_addresses(outcome(OURS, source, x=value)))
-        != (theirs := without_addresses(outcome(JINJAS, source, x=value)))
+        not in (HEAVY, theirs := without_addresses(outcome(JINJAS, source, x=value)))
     ]
 
     assert differing == []
@@ -119,7 +126,7 @@ def test_a_loop_shows_what_jinjas_loop_shows(name: str) -> None:
     ],
 )
 def test_programs_end_as_in_jinjas_sandbox(source: str) -> None:
-    assert outcome(OURS, source, x={"a": 1}) == outcome(JINJAS, source, x={"a": 1})
+    assert outcome(OURS, source, x={"a": 1}) in (HEAVY, outcome(JINJAS, source, x={"a": 1}))
 
 
 def test_all_names_that_a_template_looks_up_are_found() -> None:

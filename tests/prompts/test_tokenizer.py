@@ -19,8 +19,7 @@ from tests.stored import conversations, token_vectors, tokenizer_json
 
 from inferway.errors import InvalidRequestError, RenderError, panic_as_error
 from inferway.prompts.files.model_files import read_model_files
-from inferway.prompts.tokenizer.check_texts import CHECK_TEXTS
-from inferway.prompts.tokenizer.tokenizer import Tokenizer
+from inferway.prompts.tokenizer.tokenizer import CHECK_TEXTS, Tokenizer
 
 MakeModel = Callable[..., Path]
 SharedTokenizer = Callable[[str], tuple[Path, Tokenizer]]

@@ -14,15 +14,15 @@ from transformers.models.auto import tokenization_auto as auto
 from transformers.tokenization_utils_tokenizers import TokenizersBackend
 
 from inferway.errors import RenderError
-from inferway.prompts.tokenizer.tokenizer_class_names import (
+from inferway.prompts.tokenizer.tokenizer_classes import (
     AS_IT_IS,
     FORCED_CLASSES,
     NOT_REPRODUCED,
+    TOKENIZER_CLASSES,
     TYPES_AS_THEY_ARE,
     TYPES_OF_CLASS,
     tokenizer_class,
 )
-from inferway.prompts.tokenizer.tokenizer_classes import TOKENIZER_CLASSES
 
 # Where mistral-common is not installed, its models are loaded as they are; vLLM asks for that too.
 GENERIC = {"TokenizersBackend", "MistralCommonBackend"}

@@ -10,8 +10,8 @@ import pytest
 
 from inferway.errors import RenderError
 from inferway.prompts import GetOrCreateTokenizerKeyRequest, Renderer
+from inferway.prompts.files.model_processes import TrialLoads, limits_for
 from inferway.prompts.files.raw_files import read_raw_files
-from inferway.prompts.files.trial_load import TrialLoads, limits_for
 from inferway_structured.sandbox.process import Limits
 
 MakeModel = Callable[..., Path]
@@ -63,20 +63,18 @@ def test_its_memory_has_a_limit_whatever_the_size_of_the_files() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "config", "why"),
+    ("changes", "why"),
     [
-        (bpe(continuing_subword_prefix="1"), {}, "ended its process"),  # the library aborts
-        ({"added_tokens": [added("ab" * 50_000)]}, {}, "took more"),  # each of its beginnings
-        ({}, {"chat_template": "{{ 'x' * 10 ** 10 }}"}, "took more memory"),
-        ({}, {"chat_template": "{% set x = 10 ** 9 %}{{ 'x' | center(x) }}"}, "took more memory"),
-        ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": ""}}, {}, "charsmap"),
+        (bpe(continuing_subword_prefix="1"), "ended its process"),  # the library aborts
+        ({"added_tokens": [added("ab" * 50_000)]}, "took more"),  # each of its beginnings
+        ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": ""}}, "charsmap"),
     ],
-    ids=["abort", "giant token", "text", "filter", "panic"],
+    ids=["abort", "giant token", "panic"],
 )
 def test_hostile_files_are_refused_with_their_directory(
-    changes: Row, config: Row, why: str, make_model: MakeModel, trials: TrialLoads
+    changes: Row, why: str, make_model: MakeModel, trials: TrialLoads
 ) -> None:
-    directory = make_model("gpt-2", changes, **config)
+    directory = make_model("gpt-2", changes)
 
     with pytest.raises(RenderError, match=why) as e:
         check(trials, directory)
@@ -147,20 +145,10 @@ def test_code_that_a_config_names_is_not_run(make_model: MakeModel, trials: Tria
 
 def test_a_template_is_not_worked_out_while_it_compiles(make_model: MakeModel) -> None:
     """Where no chat comes by, nothing is made."""
-    hidden = "{% if messages | length > 9 %}{{ 'x' * 10 ** 11 }}{% endif %}"
+    hidden = "{{ 'x' * 10 ** 11 }}{% set x = 10 ** 9 %}{{ 'x' | center(x) }}"
     directory = make_model("gpt-2", chat_template=hidden)
 
     check(TrialLoads(tight), directory)
-
-
-def test_a_template_that_does_not_end_is_refused(make_model: MakeModel) -> None:
-    trials = TrialLoads(lambda _: Limits(memory_bytes=768 * MIB, cpu_seconds=1, wall_seconds=120))
-    loop = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
-
-    with pytest.raises(RenderError, match="took more than 1 s of CPU time"):
-        check(trials, make_model("gpt-2", chat_template=loop))
-
-    assert trials.stats.kills == {"cpu": 1}
 
 
 def test_a_config_may_be_large_and_what_it_becomes_is_bounded(make_model: MakeModel) -> None:

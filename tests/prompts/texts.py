@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from inferway.prompts.tokenizer.check_texts import CHECK_TEXTS
+from inferway.prompts.tokenizer.tokenizer import CHECK_TEXTS
 
 WORDS = [word for text in CHECK_TEXTS for word in text.split()][:200]
 SPACES = [" ", "  ", "   ", "\n", "\n\n", "\r\n", "\t", " \n", "\n ", "\u00a0", "\u3000", "\u200b"]

@@ -13,7 +13,7 @@ from inferway.errors import UpstreamError
 from inferway.fleet.engine import Engine, ProofState
 from inferway.fleet.engine_token_ids import PROBE_SECONDS
 from inferway.fleet.http_client import post
-from inferway.prompts.fidelity.messages_probe import (
+from inferway.prompts.fidelity.probe import (
     BODIES,
     COUNT_TOKENS,
     CountsMessages,

@@ -58,7 +58,7 @@ def _models(fleet: Fleet) -> Iterator[Family]:
         "Always 1; the labels say what makes the model's tokens, and why.",
         ["model", "encoder", "why"],
         {
-            (model.name, local.tokenizer.encoder, local.tokenizer.why.partition(":")[0]): 1
+            (model.name, local.encoder[0], local.encoder[1].partition(":")[0]): 1
             for model in models
             if (local := model.prompts.local) is not None
         },

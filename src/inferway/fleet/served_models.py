@@ -248,7 +248,7 @@ class ServedModels:
         own, before = await self._load_prompts(source), self._prompts.get(source.key)
         if before is None or own.local is None or before.local is None:
             return
-        if not own.local.is_as(before.local):
+        if own.local.made_of != before.local.made_of:
             log.info("model %r has other files now, at %s", source.model, source.root)
             self._install(source.key, self._around(source, own), own)
 

@@ -20,7 +20,7 @@ from inferway.http.auth import Auth
 from inferway.http.flow_metrics import flow_families
 from inferway.http.structured.metrics import structured_families
 from inferway.metrics import Families, Family, Histogram, gauge, histogram, merged
-from inferway.prompts.chat.request_templates import RequestTemplates
+from inferway.prompts.chat.helper_templates import RequestTemplates
 from inferway.prompts.metrics import prompt_families
 from inferway.prompts.renderer import Renderer
 from inferway.routing.director import Director

@@ -63,7 +63,7 @@ from inferway.http.token_counts import TokenCounts
 from inferway.http.tunnel import TunnelRoute
 from inferway.indexer import Indexer
 from inferway.openai_api.paths import GENERATING
-from inferway.prompts.fidelity.messages_probe import COUNT_TOKENS
+from inferway.prompts.fidelity.probe import COUNT_TOKENS
 from inferway.routing.answer_plan import AnswerPlan
 from inferway.routing.director import Director
 from inferway.routing.limits.callers import ApiCaller

@@ -1,9 +1,21 @@
-"""How much work a request is, roughly and fast: what decides where it is done."""
+"""How much a request is: how much work, roughly and fast, which decides where it is done; and how
+much context it needs, by the rules by which vLLM 0.32 refuses it for want of any
+(renderers/params.py, v1/engine/input_processor.py)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
+
+from inferway.model import TokenIds
+from inferway.openai_api.requests import (
+    Body,
+    ChatRequest,
+    CompletionRequest,
+    MessagesRequest,
+    PromptBody,
+    ResponsesRequest,
+)
 
 # Above this a chat is rendered in a helper process (`BodySize.to_render`). Measured with 347
 # templates: 2,000 messages of 100 characters take the median 6 ms, the slowest tenth a second;
@@ -81,3 +93,29 @@ def _plain_chars(messages: Sequence[Any]) -> int:
     except (KeyError, TypeError):
         return 0
     return chars + 2 * _VALUE_CHARS * len(messages)
+
+
+def context_needed(body: Body, prompts: Sequence[TokenIds]) -> int:
+    """Return how many tokens of context the request needs of an engine, counting the prompts that
+    are known. A prompt that the engine truncates needs its full truncated length. An answer longer
+    than the context is cut by the engine, but the request is refused if `max_tokens` alone exceeds
+    the context."""
+    needed = [len(ids) + 1 for ids in prompts]
+    needed.append(_answer(body) or 0)
+    if isinstance(body, PromptBody):
+        needed.append(body.truncate_prompt_tokens or 0)
+    if isinstance(body, CompletionRequest) and body.truncate_prompt_tokens is None:
+        needed += [len(ids) + 1 for ids in body.prompts if not isinstance(ids, str)]
+    return max(needed)
+
+
+def _answer(body: Body) -> int | None:
+    """What it may have at most, as the request says."""
+    if isinstance(body, ChatRequest):
+        most = body.max_completion_tokens
+        return body.max_tokens if most is None else most
+    if isinstance(body, CompletionRequest):
+        return body.max_tokens
+    if isinstance(body, MessagesRequest):
+        return body.max_tokens
+    return body.max_output_tokens if isinstance(body, ResponsesRequest) else None

@@ -11,8 +11,8 @@ from inferway.errors import InferwayError, PanicError, RenderError, panic_as_err
 from inferway.model import Reason
 from inferway.prompts.chat.chat_template import ChatTemplate
 from inferway.prompts.files.model_files import GPT_OSS, ModelFiles, model_files
+from inferway.prompts.files.model_processes import OutsideEncoder
 from inferway.prompts.files.raw_files import RawFiles, read_template
-from inferway.prompts.tokenizer.outside_encoder import OutsideEncoder
 from inferway.prompts.tokenizer.tokenizer import Tokenizer
 
 # Compiled templates that callers of the library have brought, kept for each model.
@@ -57,10 +57,6 @@ class LoadedModel:
             if source is not None:
                 with contextlib.suppress(RenderError):
                     _ = self._compile(source).refuses_inline_system  # takes as long
-
-    def templates(self) -> list[ChatTemplate]:
-        """The templates of the model that compile."""
-        return [each for each in self._compiled.values() if isinstance(each, ChatTemplate)]
 
     @property
     def template_names(self) -> list[str]:

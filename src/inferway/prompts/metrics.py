@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from inferway.metrics import Family, Row, counter, table
-from inferway.prompts.chat.request_templates import RequestTemplates
+from inferway.prompts.chat.helper_templates import RequestTemplates
 from inferway.prompts.renderer import Renderer
 from inferway_structured.sandbox.sandbox import SandboxStats
 

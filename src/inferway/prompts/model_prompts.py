@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from inferway.config import ModelSettings
@@ -19,27 +19,31 @@ from inferway.openai_api.requests import (
 )
 from inferway.prompts.body_size import BodySize, body_size
 from inferway.prompts.chat.chat_template import ChatTemplate
+from inferway.prompts.chat.content_format import TemplateFacts
 from inferway.prompts.chat.conversation import (
     NO_FLAGS,
-    TemplateFacts,
     asked_template,
     brings_template,
     chat_render_request,
     content_format,
     forwarded_ids,
+    sees_tools,
     untrusted_template,
 )
-from inferway.prompts.chat.media import text_before_media
-from inferway.prompts.chat.message_rules import MessageRules
-from inferway.prompts.chat.messages_input import as_chat, disables_thinking, has_inline_system
-from inferway.prompts.chat.request_templates import (
+from inferway.prompts.chat.helper_templates import (
     RequestTemplate,
     RequestTemplates,
     TemplateRendering,
     prepare,
 )
-from inferway.prompts.chat.template_arguments import sees_tools
-from inferway.prompts.fidelity.flag_diagnosis import Alternative, other_flags
+from inferway.prompts.chat.media import text_before_media
+from inferway.prompts.chat.messages_input import (
+    MessageRules,
+    as_chat,
+    disables_thinking,
+    has_inline_system,
+)
+from inferway.prompts.fidelity.flag_diagnosis import other_flags
 from inferway.prompts.render_requests import (
     RenderChatRequest,
     RenderRequest,
@@ -47,9 +51,8 @@ from inferway.prompts.render_requests import (
     chat_input,
 )
 from inferway.prompts.renderer import MAX_CHARS_ON_LOOP, Renderer
-from inferway.prompts.tokenizer.token_ids import token_ids
-from inferway.prompts.tokenizer.token_rows import truncated
-from inferway.prompts.tokenizer.tokenizer import Tokenizer
+from inferway.prompts.served import PromptSource
+from inferway.prompts.tokenizer.token_rows import token_ids, truncated
 from inferway.prompts.version_rules import OLDER_RULES, VersionRules
 
 # Of one request: keys and matches are made on the event loop, about 10 µs for each prompt.
@@ -97,11 +100,6 @@ class ModelPrompts:
         )
 
     @property
-    def tokenizer(self) -> Tokenizer:
-        """The model's, which the prompts are made with."""
-        return self._model.tokenizer
-
-    @property
     def num_panics(self) -> int:
         """The number of texts on which the model's tokenizer has panicked."""
         return self._model.tokenizer.num_panics
@@ -133,9 +131,10 @@ class ModelPrompts:
         other.max_model_len, other._least_model_len = contexts.most, contexts.least
         return other
 
-    def is_as(self, other: ModelPrompts) -> bool:
-        """Return whether both are made of the same files."""
-        return self._model is other._model and self._given_template is other._given_template
+    @property
+    def made_of(self) -> tuple[object, ...]:
+        """The loaded files: equal where they are the same."""
+        return self._model, self._given_template
 
     def _check_own_renderer(self) -> None:
         if self._model.own_renderer is not None:
@@ -144,19 +143,28 @@ class ModelPrompts:
                 reason=Reason.OWN_RENDERER,
             )
 
-    def decode(self, ids: TokenIds) -> str:
-        """Return the text of `ids` for people to read."""
-        return self._model.tokenizer.decode(ids)
+    @property
+    def encoder(self) -> tuple[str, str]:
+        """The name of the encoder, and why it is this one."""
+        return self._model.tokenizer.encoder, self._model.tokenizer.why
 
-    def alternatives(self, model: str) -> Iterator[Alternative]:
-        """The same model under flags that its engines may have been started with instead;
-        `model` is what it is called in the settings."""
+    def decode(self, ids: TokenIds | Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """Return the text of `ids`."""
+        return self._model.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def encode(self, text: str) -> TokenIds:
+        """Return the ids of a text, without special tokens around it."""
+        return self._model.tokenizer.encode(text, add_special_tokens=False)
+
+    def alternatives(self, model: str) -> Iterator[tuple[str, str, PromptSource]]:
+        """The same model under flags that its engines may have been started with instead, behind
+        the flag and the setting of ours that mirrors it; `model` is what it is called there."""
         variables = {name for template in self._templates() for name in template.variables()}
         names = self._model.template_names
-        for cause, flags in other_flags(model, self._flags, variables, names):
+        for flag, cure, flags in other_flags(model, self._flags, variables, names):
             other = copy.copy(self)
             other._set_flags(flags)
-            yield Alternative(cause, other)
+            yield flag, cure, other
 
     def _templates(self) -> list[ChatTemplate]:
         if self._given_template is not None:
@@ -291,7 +299,10 @@ class ModelPrompts:
         """The chat as its template writes it, for people to read; None if no template does, or
         if it is so large that others would have to wait for it."""
         size = _chat_size(body).to_render_and_encode
-        if self._model.own_renderer is not None or size > MAX_CHARS_ON_LOOP[self.tokenizer.encoder]:
+        if (
+            self._model.own_renderer is not None
+            or size > MAX_CHARS_ON_LOOP[self._model.tokenizer.encoder]
+        ):
             return None
         try:
             return self._text(body)

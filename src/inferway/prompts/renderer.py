@@ -32,11 +32,16 @@ from inferway.errors import (
 from inferway.model import Reason
 from inferway.prompts.body_size import MAX_TO_RENDER_HERE, BodySize, body_size
 from inferway.prompts.chat.chat_template import ChatInput, ChatTemplate
-from inferway.prompts.chat.large_chats import LargeChats
+from inferway.prompts.chat.helper_templates import LargeChats
 from inferway.prompts.chat.template_environment import Span
 from inferway.prompts.chat.template_jobs import pack
-from inferway.prompts.files.hub import fetch_model_files, file_versions
-from inferway.prompts.files.trial_load import TrialLoads
+from inferway.prompts.files.model_processes import OutsideEncoder, TrialLoads
+from inferway.prompts.files.raw_files import (
+    RawFiles,
+    fetch_model_files,
+    file_versions,
+    read_raw_files,
+)
 from inferway.prompts.freed_memory import give_back_memory
 from inferway.prompts.render_requests import (
     GetOrCreateTokenizerKeyRequest,
@@ -47,14 +52,11 @@ from inferway.prompts.render_requests import (
     check_chat,
     check_truncation,
 )
-from inferway.prompts.render_time import RenderTime
 from inferway.prompts.tokenizer.token_rows import assistant_mask, truncated
 from inferway_structured.sandbox.sandbox import SandboxStats
 
 if TYPE_CHECKING:
-    from inferway.prompts.files.raw_files import RawFiles
     from inferway.prompts.loaded_model import LoadedModel
-    from inferway.prompts.tokenizer.outside_encoder import OutsideEncoder
     from inferway.prompts.tokenizer.tokenizer import Tokenizer
 
 # Above these many characters a request leaves the event loop. Measured on two shared cores:
@@ -149,7 +151,6 @@ class Renderer:
         loading: Future[LoadedModel],
     ) -> None:
         # Tokenizers' libraries are 5 MiB that a gateway without a model of its own need not have.
-        from inferway.prompts.files.raw_files import read_raw_files
         from inferway.prompts.loaded_model import load_model
 
         try:
@@ -166,8 +167,6 @@ class Renderer:
         give_back_memory()
 
     def _start_outside(self, raw: RawFiles) -> OutsideEncoder:
-        from inferway.prompts.tokenizer.outside_encoder import OutsideEncoder
-
         encoder = OutsideEncoder(raw, self.outside_stats)
         with self._lock:
             self._outside.add(encoder)
@@ -196,10 +195,8 @@ class Renderer:
         """Raises InvalidRequestError, TemplateError (naming the field) or RenderError."""
         try:
             return self._encoded(self._written(request))
-        except HeavyError as e:
-            template, job = self._heavy_job(request, e)
-            text = self.large_chats.render_heavy_now(template, job)
-        return self._encoded(_Written(request, text))
+        except HeavyError:
+            return self._encoded(_Written(request, self._heavy_text(request)))
 
     def _written(self, request: RenderChatRequest) -> _Written:
         _, template, chat = self._looked_up(request)
@@ -217,8 +214,20 @@ class Renderer:
         _, template, chat = self._looked_up(request)
         try:
             return template.render(chat)
-        except HeavyError as e:
-            return self.large_chats.render_heavy_now(*self._heavy_job(request, e))
+        except HeavyError:
+            return self._heavy_text(request)
+
+    def _heavy_text(self, request: RenderChatRequest) -> str:
+        """Return what a helper process renders, for which the thread waits."""
+        template, job = self._job(request)
+        return self.large_chats.render_now(job, template)
+
+    def _job(self, request: RenderChatRequest) -> tuple[ChatTemplate, bytes]:
+        """Raises RenderError (`our-fault`) for what cannot be done elsewhere."""
+        _, template, chat = self._looked_up(request)
+        if request.return_assistant_tokens_mask:
+            raise RenderError("a helper process makes no mask", reason=Reason.OUR_FAULT)
+        return template, pack(template.source, chat)
 
     def _looked_up(self, request: RenderChatRequest) -> tuple[LoadedModel, ChatTemplate, ChatInput]:
         model = self.loaded(request.key)
@@ -245,7 +254,7 @@ class Renderer:
         or in a process, whichever keeps other requests from waiting. Returns and raises as
         `render_chat_async`."""
         if size.to_render > MAX_TO_RENDER_HERE:
-            return await self._render_large_chat(make)
+            return await self._render_large_chat(key, make)
         is_small = self._is_small(key, size.to_render_and_encode)
         try:
             if is_small and not self._is_outside(key):
@@ -269,23 +278,31 @@ class Renderer:
     ) -> RenderResult:
         """What took too much here, in the helper process. `mark`: it was so little that the
         template is to blame, and others of its chats are not tried here any more."""
-
-        def prepared() -> tuple[RenderChatRequest, ChatTemplate, bytes]:
-            request = make()
-            return request, *self._heavy_job(request, why)
-
-        request, template, job = await self._off_loop(prepared)
+        request, (template, job) = await self._off_loop(lambda: self._with_job(make()))
         if mark and template.heavy is None:
             template.heavy = str(why)
-        text = await self.large_chats.render_heavy(template, job)
+        text = await self.large_chats.render(job, template)
         return await self._encoded_async(_Written(request, text))
 
-    def _heavy_job(self, request: RenderChatRequest, why: HeavyError) -> tuple[ChatTemplate, bytes]:
-        """Raises RenderError for what cannot be done elsewhere."""
-        _, template, chat = self._looked_up(request)
-        if request.return_assistant_tokens_mask:
-            raise RenderError(f"{why}; no mask is made of that", reason=Reason.BAD_TEMPLATE)
-        return template, pack(template.source, chat)
+    async def _render_large_chat(
+        self, key: str, make: Callable[[], RenderChatRequest]
+    ) -> RenderResult:
+        """In the helper process; in a thread what cannot be done there, and what needs the model's
+        files."""
+        self.num_off_loop += 1
+        try:
+            request, (_, job) = await self._off_loop(lambda: self._with_job(make()))
+            text = await self.large_chats.render(job)
+        except RenderError as e:
+            if e.reason != Reason.OUR_FAULT:
+                raise
+            return await self._off_loop(lambda: self.render_chat(make()), key)
+        return await self._off_loop(partial(self._encoded, _Written(request, text)), key)
+
+    def _with_job(
+        self, request: RenderChatRequest
+    ) -> tuple[RenderChatRequest, tuple[ChatTemplate, bytes]]:
+        return request, self._job(request)
 
     async def render_async(self, request: RenderRequest) -> RenderResult:
         return await self.off_loop_if_large(
@@ -328,25 +345,6 @@ class Renderer:
         waits = key is not None and self._is_outside(key)
         threads = self._waiters if waits else self._threads
         return await asyncio.get_running_loop().run_in_executor(threads, work)
-
-    async def _render_large_chat(self, make: Callable[[], RenderChatRequest]) -> RenderResult:
-        """In the helper process; what needs the model's files is done here, in a thread."""
-        self.num_off_loop += 1
-        request, job = await self._off_loop(lambda: self._large_job(make()))
-        text = None if job is None else await self.large_chats.render(job)
-        if text is None:
-            return await self._off_loop(partial(self.render_chat, request), request.key)
-        return await self._off_loop(partial(self._encoded, _Written(request, text)), request.key)
-
-    def _large_job(self, request: RenderChatRequest) -> tuple[RenderChatRequest, bytes | None]:
-        """What the helper process is to do; None for what it cannot."""
-        _, template, chat = self._looked_up(request)
-        if request.return_assistant_tokens_mask:
-            return request, None
-        try:
-            return request, pack(template.source, chat)
-        except RenderError:
-            return request, None
 
 
 def _locate(request: GetOrCreateTokenizerKeyRequest, hub: str | None) -> Path:
@@ -400,3 +398,32 @@ def _fitting(text: str, request: RenderChatRequest | RenderRequest) -> str:
     if request.truncation_side is None:
         return text
     return text[:longest] if request.truncation_side == "right" else text[len(text) - longest :]
+
+
+# A moment ago counts more than an hour ago: of what was seen, so much is left with each new chat.
+_KEPT = 0.9
+# A template may take four times as long for twice as much; nothing is foreseen beyond that.
+_TIMES_LARGER = 2
+
+
+class RenderTime:
+    """Predicts how long one model's chats take to render from how long earlier ones took. Any
+    thread may call it; of two reports at the same time one may be lost."""
+
+    __slots__ = ("_largest", "_seconds_each")
+
+    def __init__(self) -> None:
+        self._largest = 0  # of what was told
+        self._seconds_each = 0.0  # the slowest of late
+
+    def took(self, size: int, seconds: float) -> None:
+        """A chat of that size, in any unit, has taken so long."""
+        self._largest = max(self._largest, size)
+        self._seconds_each = max(seconds / size, self._seconds_each * _KEPT)
+
+    def foreseen(self, size: int) -> float:
+        """Return the seconds that a chat of this size will take; infinity if it is more than twice
+        as large as any chat before."""
+        if size > _TIMES_LARGER * self._largest:
+            return float("inf")
+        return size * self._seconds_each

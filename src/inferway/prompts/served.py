@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -10,7 +10,7 @@ import msgspec
 
 from inferway.config import ModelSettings
 from inferway.errors import RenderError, RequestError
-from inferway.model import NO_LENGTHS, ContextLengths, Cut, HolderId, Reason, Tokenized
+from inferway.model import NO_LENGTHS, ContextLengths, Cut, HolderId, Reason, TokenIds, Tokenized
 from inferway.openai_api.requests import (
     Body,
     ChatRequest,
@@ -20,7 +20,6 @@ from inferway.openai_api.requests import (
     ResponsesRequest,
 )
 from inferway.prompts.chat.responses_input import as_chat, in_its_fields
-from inferway.prompts.model_prompts import ModelPrompts
 from inferway.prompts.version_rules import OLDER_RULES, VersionRules
 
 
@@ -54,9 +53,29 @@ class PromptSource(Protocol):
         """The same for engines with these context lengths, and the rules of their version."""
 
     @property
-    def local(self) -> ModelPrompts | None:
+    def local(self) -> LocalPrompts | None:
         """The part of it that works in this process, with the model's own files; None if there is
         none."""
+
+
+class LocalPrompts(PromptSource, Protocol):
+    """Prompts that are made in this process (model_prompts.ModelPrompts)."""
+
+    @property
+    def encoder(self) -> tuple[str, str]: ...
+    @property
+    def num_panics(self) -> int: ...
+    @property
+    def reads_clock(self) -> bool: ...
+    @property
+    def chat_fault(self) -> RenderError | None: ...
+    @property
+    def made_of(self) -> tuple[object, ...]: ...
+    def decode(
+        self, ids: TokenIds | Sequence[int], *, skip_special_tokens: bool = False
+    ) -> str: ...
+    def encode(self, text: str) -> TokenIds: ...
+    def alternatives(self, model: str) -> Iterable[tuple[str, str, PromptSource]]: ...
 
 
 @dataclass(frozen=True, slots=True)

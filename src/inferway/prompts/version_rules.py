@@ -19,7 +19,7 @@ import msgspec
 from inferway.config import ModelSettings
 from inferway.errors import RenderError
 from inferway.model import Reason
-from inferway.prompts.chat.conversation import TemplateFacts
+from inferway.prompts.chat.content_format import TemplateFacts
 
 Version = tuple[int, int]
 

@@ -44,7 +44,7 @@ from inferway.openai_api.paths import PARSERS, Parse
 from inferway.openai_api.requests import Body, tells_its_reuse
 from inferway.openai_api.shapes import shape_fields
 from inferway.openai_api.unread import UnreadBody
-from inferway.prompts.context_length import context_needed
+from inferway.prompts.body_size import context_needed
 from inferway.prompts.served import ServedModel
 from inferway.routing.attempt import EndpointBook, Later
 from inferway.routing.continuing import Continuing

@@ -9,7 +9,7 @@ import msgspec
 
 from inferway.errors import RenderError
 from inferway.model import TokenIds
-from inferway.prompts.model_prompts import ModelPrompts
+from inferway.prompts.served import LocalPrompts
 from inferway_console.records.alignment import WINDOW, common_prefix, rejoin, window_hashes
 from inferway_console.records.body_difference import at_text, field_differences
 from inferway_console.records.differences import REMEDIES, DifferenceKind, kind_of
@@ -27,7 +27,7 @@ class Side(msgspec.Struct, frozen=True):
     shares_with: tuple[str, str | None]  # model, cache salt: only equals share blocks
 
 
-def parting(left: Side, right: Side, prompts: ModelPrompts | None) -> dict[str, Any]:
+def parting(left: Side, right: Side, prompts: LocalPrompts | None) -> dict[str, Any]:
     """Return where they part, for people and programs to read. `prompts` makes text of tokens; it
     may take milliseconds."""
     ours, theirs = left.token_ids, right.token_ids
@@ -54,7 +54,7 @@ def parting(left: Side, right: Side, prompts: ModelPrompts | None) -> dict[str, 
     return told | {"says": f"the same {blocks} token {same}: {told['what']}{where}"}
 
 
-def _differing(left: Side, right: Side, same: int, prompts: ModelPrompts | None) -> dict[str, Any]:
+def _differing(left: Side, right: Side, same: int, prompts: LocalPrompts | None) -> dict[str, Any]:
     before, texts = "", None
     if prompts is not None:
         texts = _texts(left, right, same, prompts)
@@ -70,7 +70,7 @@ def _differing(left: Side, right: Side, same: int, prompts: ModelPrompts | None)
     return told | (texts or {})
 
 
-def _texts(left: Side, right: Side, same: int, prompts: ModelPrompts) -> dict[str, Any]:
+def _texts(left: Side, right: Side, same: int, prompts: LocalPrompts) -> dict[str, Any]:
     """Return what both have before the place, and what each has behind it, up to where they come
     together again."""
     ours, theirs = left.token_ids, right.token_ids

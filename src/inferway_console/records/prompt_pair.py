@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferway.model import TokenIds
-from inferway.prompts.model_prompts import ModelPrompts
+from inferway.prompts.served import LocalPrompts
 from inferway_console.records.alignment import (
     WINDOW,
     Hashes,
@@ -76,7 +76,7 @@ class PromptPair(NamedTuple):
     others: Hashes
     parted: int
 
-    def texts(self, local: ModelPrompts, left: int, right: int) -> tuple[str, str]:
+    def texts(self, local: LocalPrompts, left: int, right: int) -> tuple[str, str]:
         """Return both as text, from a little before the place up to these tokens."""
         start = max(0, self.parted - _BEFORE)
         return (
@@ -91,7 +91,7 @@ def paired(
     return PromptPair(prompt, other, hashes, window_hashes(other.token_ids), parted)
 
 
-def what_differs(pair: PromptPair, local: ModelPrompts, asked: str) -> Named | None:
+def what_differs(pair: PromptPair, local: LocalPrompts, asked: str) -> Named | None:
     """Return the kind, and the texts around the place; None if it is none of what breaks caches:
     too much differs, or what a user has said. `asked`: the first message of one."""
     again = rejoin(pair.hashes, pair.others, pair.parted, MOST_INSERTED)
@@ -103,7 +103,7 @@ def what_differs(pair: PromptPair, local: ModelPrompts, asked: str) -> Named | N
     return named
 
 
-def _named(pair: PromptPair, again: Rejoining, local: ModelPrompts) -> Named | None:
+def _named(pair: PromptPair, again: Rejoining, local: LocalPrompts) -> Named | None:
     parted = pair.parted
     ours, theirs = again.left - parted, again.right - parted
     around = pair.texts(local, again.left + WINDOW, again.right + WINDOW)
@@ -123,7 +123,7 @@ def _named(pair: PromptPair, again: Rejoining, local: ModelPrompts) -> Named | N
     return (DifferenceKind.GROWING_LIST, around) if has_grown else None
 
 
-def _is_said(pair: PromptPair, again: Rejoining, local: ModelPrompts, asked: str) -> bool:
+def _is_said(pair: PromptPair, again: Rejoining, local: LocalPrompts, asked: str) -> bool:
     """Return whether they part in this message, and are the same only behind its end."""
     if not asked:
         return False
@@ -138,7 +138,7 @@ def _is_said(pair: PromptPair, again: Rejoining, local: ModelPrompts, asked: str
     return len(before) < begin + len(asked) <= end
 
 
-def shortened(pair: PromptPair, local: ModelPrompts) -> Named | None:
+def shortened(pair: PromptPair, local: LocalPrompts) -> Named | None:
     """Return the texts around the place where turns have been dropped, or a long part of one; None
     if none have."""
     dropped, parted = _dropped(pair), pair.parted

@@ -46,7 +46,6 @@ from inferway.prompts.chat.messages_input import (
     has_inline_system,
     with_written_arguments,
 )
-from inferway.prompts.model_prompts import ModelPrompts
 from inferway.prompts.remote_render_cache import (
     RemoteRenderCache,
     RenderKey,
@@ -54,7 +53,7 @@ from inferway.prompts.remote_render_cache import (
     asked_for,
     may_be_kept,
 )
-from inferway.prompts.served import ModelSource, NoPrompts, PromptSource, made_here
+from inferway.prompts.served import LocalPrompts, ModelSource, NoPrompts, PromptSource, made_here
 from inferway.prompts.version_rules import VersionRules
 
 log = logging.getLogger("inferway.remote")
@@ -186,7 +185,7 @@ class RemotePrompts:
         self.renderings.clear()
 
     @property
-    def local(self) -> ModelPrompts | None:
+    def local(self) -> LocalPrompts | None:
         return self.own.local
 
     def within(self, contexts: ContextLengths, rules: VersionRules) -> RemotePrompts:

@@ -18,9 +18,12 @@ from jinja2.runtime import Context
 from inferway.errors import HeavyError, InferwayError, RenderError, TemplateError
 from inferway.model import Reason
 from inferway.prompts.chat.bounded_compiler import why_heavy
+from inferway.prompts.chat.bounded_templates import (
+    BoundedContext,
+    bare_environment,
+    bounded_environment,
+)
 from inferway.prompts.chat.content_format import detect_content_format
-from inferway.prompts.chat.inline_system import refuses_inline_system
-from inferway.prompts.chat.template_bounds import BoundedContext, bounded_environment
 from inferway.prompts.chat.template_environment import (
     CLOCK,
     GenerationSpans,
@@ -42,6 +45,9 @@ _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 
 # What a template gets besides the variables of a ChatInput.
 _ARGUMENTS = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+
+# What an engine tries a template with (`refuses_inline_system`).
+_INLINE_SYSTEM = [{"role": role, "content": "t"} for role in ("system", "user", "system", "user")]
 
 # Names under which transformers hands on what is not for a variable to replace. vLLM keeps such a
 # variable from a template that does not read it, and fails with one that does.
@@ -72,8 +78,9 @@ class ChatTemplate:
     ) -> None:
         self.source = source
         self._bounded = bounded
-        make = bounded_environment if bounded else template_environment
-        environment = self._environment = make(now)
+        environment = self._environment = (
+            bounded_environment(now) if bounded else template_environment(now)
+        )
         try:
             tree = environment.parse(source)
             self.content_format = detect_content_format(tree, in_namespaces=False)
@@ -95,8 +102,28 @@ class ChatTemplate:
 
     @cached_property
     def refuses_inline_system(self) -> bool | None:
-        """As the function of that name tells of it."""
-        return refuses_inline_system(self.source)
+        """Whether the template fails on a system message between the others; None if that cannot be
+        told in this process, or if the engine cannot tell it either. It takes milliseconds.
+
+        vLLM 0.32 finds that out when it starts (entrypoints/anthropic/serving.py,
+        `_detect_merge_inline_system`): in Jinja's sandbox, without what transformers gives
+        templates, so that also a template which calls `raise_exception` for another reason, or
+        tells the time, counts as one that takes none."""
+        if self.heavy is not None:
+            return None
+        environment = bare_environment()
+        seen = {**environment.globals, "messages": _INLINE_SYSTEM, "add_generation_prompt": False}
+        try:
+            template = environment.from_string(self.source)
+            context = BoundedContext(environment, seen, None, template.blocks)
+            context.concat(template.root_render_func(context))
+        except jinja2.TemplateError:
+            return True
+        except (
+            Exception
+        ):  # HeavyError; and a template may fail in any way, then vLLM does not start
+            return None
+        return False
 
     def variables(self) -> set[str]:
         """The names that the template may read of its arguments: `messages`, `tools`, names in
@@ -134,14 +161,10 @@ class ChatTemplate:
     def _context(self, seen: dict[str, Any]) -> Context:
         if self.heavy is not None:
             raise HeavyError(self.heavy)
-        if self._bounded:
-            return BoundedContext(self._environment, seen, None, self._blocks)
-        return Context(self._environment, seen, None, self._blocks)
+        return self._environment.context_class(self._environment, seen, None, self._blocks)
 
     def _joined(self, context: Context, pieces: Iterable[str]) -> str:
-        return (
-            context.work.concat(pieces) if isinstance(context, BoundedContext) else "".join(pieces)
-        )
+        return context.concat(pieces) if isinstance(context, BoundedContext) else "".join(pieces)
 
     def _error(self, e: Exception) -> InferwayError:
         if isinstance(e, HeavyError):

@@ -14,7 +14,6 @@ import pprint  # noqa: F401
 import textwrap  # noqa: F401
 import time
 from functools import lru_cache, partial
-from typing import Any
 
 import jinja2.constants
 import jinja2.debug  # noqa: F401
@@ -33,24 +32,12 @@ RENDER = f"{__name__}:render"
 codecs.lookup("unicode_escape")
 time.tzset()
 
-_JSON = b"{"  # how a job begins that has no form in msgpack, and none in msgpack does
+_JSON = b"["  # how a job begins that has no form in msgpack, and none in msgpack does
 
 # Compiled templates that are kept: a client sends the same one again and again.
 _MAX_KEPT, _MAX_KEPT_CHARS = 16, 64 << 10
 
 _MAX_WHY_CHARS = 400
-
-
-class RenderJob(msgspec.Struct, frozen=True):
-    """A template and what it gets to see, as in ChatInput; nothing is checked on the way."""
-
-    source: str
-    messages: list[Any]
-    tools: Any
-    documents: Any
-    add_generation_prompt: Any
-    continue_final_message: Any
-    variables: dict[str, Any]
 
 
 class Facts(msgspec.Struct, frozen=True, tag=True):
@@ -79,36 +66,19 @@ _ANSWERS: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
 
 
 def pack(source: str, chat: ChatInput) -> bytes:
-    """The argument of `render`. Raises RenderError for what cannot be sent."""
-    job = RenderJob(
-        source,
-        list(chat.messages),
-        chat.tools,
-        chat.documents,
-        chat.add_generation_prompt,
-        chat.continue_final_message,
-        dict(chat.variables),
-    )
+    """Return the argument of `render`: a template and what it gets to see; nothing is checked on
+    the way. Raises RenderError for what cannot be sent."""
+    job = (source, *msgspec.structs.astuple(chat))
     try:
         return msgspec.msgpack.encode(job)
     except (OverflowError, UnicodeEncodeError):
-        # Integers above 64 bits and lone surrogates, for which msgpack has no form.
-        return _as_json(job)
+        pass  # integers above 64 bits and lone surrogates, for which msgpack has no form
     except (RecursionError, TypeError) as e:
         raise _unsendable(e) from e
-
-
-def _as_json(job: RenderJob) -> bytes:
     try:
-        return json.dumps(msgspec.structs.asdict(job)).encode()
+        return json.dumps(job).encode()
     except (RecursionError, TypeError, ValueError) as e:
         raise _unsendable(e) from e
-
-
-def _unpacked(argument: bytearray) -> RenderJob:
-    if argument.startswith(_JSON):
-        return RenderJob(**json.loads(argument))
-    return msgspec.msgpack.decode(argument, type=RenderJob)
 
 
 def _unsendable(e: Exception) -> RenderError:
@@ -134,18 +104,11 @@ def inspect(source: bytearray) -> bytes:
 
 
 def render(argument: bytearray) -> bytes:
-    """Render a RenderJob and return what its template has written, packed as bytes."""
-    job = _unpacked(argument)
-    chat = ChatInput(
-        job.messages,
-        job.tools,
-        job.documents,
-        job.add_generation_prompt,
-        job.continue_final_message,
-        job.variables,
-    )
+    """Render what `pack` has packed, and return what the template has written, packed as bytes."""
+    is_json = argument.startswith(_JSON)
+    source, *seen = json.loads(argument) if is_json else msgspec.msgpack.decode(argument)
     try:
-        return _encode(Written(_compiled(job.source).render(chat)))
+        return _encode(Written(_compiled(source).render(ChatInput(*seen))))
     except UnicodeEncodeError:
         return _encode(
             TemplateRefused("writes a lone surrogate, which no encoder accepts", "messages")

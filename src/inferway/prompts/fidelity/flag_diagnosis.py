@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -26,6 +26,7 @@ from inferway.prompts.fidelity.probe import (
     compare,
     our_outcome,
 )
+from inferway.prompts.served import LocalPrompts
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,26 +46,9 @@ class FlagFinding:
     evidence: str
 
 
-class Renders(Tokenizes, Protocol):
-    """A model's prompts as they are made here (model_prompts.ModelPrompts)."""
-
-    def alternatives(self, model: str) -> Iterable[Alternative]: ...
-    def decode(self, ids: TokenIds) -> str: ...
-    @property
-    def reads_clock(self) -> bool: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Alternative:
-    """The same model under other flags: if these are the engine's, `cause` says what to do."""
-
-    cause: Cause
-    prompts: Tokenizes
-
-
 async def find(
     model: str,
-    prompts: Renders | None,
+    prompts: LocalPrompts | None,
     answers: Mapping[str, Outcome],
     differences: Mapping[str, Difference],
 ) -> FlagFinding:
@@ -88,16 +72,16 @@ async def find(
 
 async def _proven_cause(
     model: str,
-    prompts: Renders,
+    prompts: LocalPrompts,
     answers: Mapping[str, Outcome],
     differences: Mapping[str, Difference],
 ) -> Cause | None:
     """The first flag under which every probe gives the engine's ids."""
     order = sorted(PROBES, key=lambda probe: probe.name not in differences)
     probes = [probe for probe in order if probe.name in answers]
-    for alternative in prompts.alternatives(model):
-        if await _all_agree(alternative.prompts, probes, answers):
-            return alternative.cause
+    for flag, cure, alternative in prompts.alternatives(model):
+        if await _all_agree(alternative, probes, answers):
+            return Cause(flag, cure)
     return None
 
 
@@ -145,7 +129,7 @@ def _differ_in_edges(difference: Difference) -> bool:
 _TOKENS_SHOWN = 8
 
 
-def _evidence(name: str, difference: Difference, prompts: Renders | None) -> str:
+def _evidence(name: str, difference: Difference, prompts: LocalPrompts | None) -> str:
     """Texts of a probe may be shown: they are ours, and the model's template."""
     ours, theirs = difference.ours, difference.theirs
     if isinstance(ours, NotRendered) or isinstance(theirs, NotRendered):
@@ -165,7 +149,7 @@ def _evidence(name: str, difference: Difference, prompts: Renders | None) -> str
     )
 
 
-def _shown(ids: TokenIds, prompts: Renders | None) -> str:
+def _shown(ids: TokenIds, prompts: LocalPrompts | None) -> str:
     if not len(ids):
         return "nothing"
     text = "" if prompts is None else f"{prompts.decode(ids)!r} "
@@ -174,22 +158,20 @@ def _shown(ids: TokenIds, prompts: Renders | None) -> str:
 
 def other_flags(
     model: str, flags: ModelSettings, variables: Iterable[str], template_names: Iterable[str]
-) -> Iterator[tuple[Cause, ModelSettings]]:
-    """Flags that an engine may have been started with instead of `flags`, and how to mirror
-    each. `variables`: what the template reads of its keyword arguments."""
+) -> Iterator[tuple[str, str, ModelSettings]]:
+    """Yield flags that an engine may have been started with instead of `flags`: their name, how to
+    mirror them, and the settings. `variables`: what the template reads of its keyword arguments."""
     for name in flags.__struct_fields__:
         default = getattr(ModelSettings(), name)
         if getattr(flags, name) != default and name != "tokenizer":
-            cause = Cause(
-                f"none; the engine was started without {_ENGINE_FLAGS[name]}",
-                f"remove {name} of models: {model}",
-            )
-            yield cause, msgspec.structs.replace(flags, **{name: default})
+            settings = msgspec.structs.replace(flags, **{name: default})
+            flag = f"none; the engine was started without {_ENGINE_FLAGS[name]}"
+            yield flag, f"remove {name} of models: {model}", settings
     for name, value in _others(flags, variables, template_names):
         if getattr(flags, name) != value:
             mirror = msgspec.json.encode({model: {name: value}}).decode()
-            cause = Cause(_ENGINE_FLAGS[name], f"set models: {mirror}")
-            yield cause, msgspec.structs.replace(flags, **{name: value})
+            settings = msgspec.structs.replace(flags, **{name: value})
+            yield _ENGINE_FLAGS[name], f"set models: {mirror}", settings
 
 
 _ENGINE_FLAGS = {

@@ -15,7 +15,13 @@ import msgspec
 
 from inferway.errors import RenderError
 from inferway.model import Reason
-from inferway.prompts.files.raw_files import PROCESSOR_FILES, TOKENIZER, RawFiles, read_raw_files
+from inferway.prompts.files.raw_files import (
+    PROCESSOR_FILES,
+    TOKENIZER,
+    RawFiles,
+    as_text,
+    read_raw_files,
+)
 from inferway.prompts.tokenizer.engine_tokenizer import TokenizerFiles
 
 JsonObject = dict[str, Any]
@@ -70,7 +76,7 @@ def model_files(raw: RawFiles) -> ModelFiles:
     templates, names_templates = _templates(config, raw)
     return ModelFiles(
         tokenizer=TokenizerFiles(
-            tokenizer_json=_text(raw.files[TOKENIZER], raw.path),
+            tokenizer_json=as_text(raw.files[TOKENIZER], raw.path),
             tokenizer_config=config,
             special_tokens_map=_object(raw, "special_tokens_map.json"),
             added_tokens=_object(raw, "added_tokens.json"),
@@ -97,19 +103,11 @@ def _object(raw: RawFiles, name: str) -> JsonObject:
         ) from e
 
 
-def _text(content: bytes, path: str) -> str:
-    """With line ends as a file has them that is opened as text, which is how engines read it."""
-    try:
-        return content.decode().replace("\r\n", "\n").replace("\r", "\n")
-    except UnicodeDecodeError as e:
-        raise RenderError(f"{path}: it is not UTF-8 text", reason=Reason.BAD_TOKENIZER) from e
-
-
 def _templates(config: JsonObject, raw: RawFiles) -> tuple[dict[str, str], bool]:
     """By name, and whether the names count."""
     if raw.templates:
         read = {
-            name: _text(content, f"{raw.directory}: template {name!r}")
+            name: as_text(content, f"{raw.directory}: template {name!r}")
             for name, content in raw.templates.items()
         }
         return read, read.keys() != {"default"}

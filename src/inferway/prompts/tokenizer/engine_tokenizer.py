@@ -21,13 +21,14 @@ from tokenizers import AddedToken, Regex, pre_tokenizers, processors
 
 from inferway.errors import PanicError, RenderError, panic_as_error
 from inferway.model import Reason
-from inferway.prompts.tokenizer.expansion import check_expansion
-from inferway.prompts.tokenizer.tokenizer_class_names import AS_IT_IS, tokenizer_class
+from inferway.prompts.tokenizer.tokenizer_bounds import check_expansion
 from inferway.prompts.tokenizer.tokenizer_classes import (
+    AS_IT_IS,
     NO_CLASS,
     TOKENIZER_CLASSES,
     TokenizerClass,
     build_as_class,
+    tokenizer_class,
 )
 
 JsonObject = dict[str, Any]

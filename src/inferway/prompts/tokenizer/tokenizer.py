@@ -2,14 +2,17 @@
 
 HF `tokenizers` is the truth: it is what the engine uses. `fastokens` is ten to a hundred times
 faster and gives the same ids where it supports a tokenizer at all; so it is used where it agrees
-with the truth on `check_texts` when the tokenizer is loaded. Of HF's methods only
-`encode_batch_fast` is used for ids: `encode` keeps other threads from running.
+with the truth on `check_texts` when the tokenizer is loaded. HF's is then packed away (3-7 MB
+instead of 60-130), and comes back for who asks for offsets, text or a byte that the other refuses.
+Of HF's methods only `encode_batch_fast` is used for ids: `encode` keeps other threads from running.
 """
 
 from __future__ import annotations
 
 import logging
+import zlib
 from collections.abc import Callable, Sequence
+from threading import Lock
 from typing import Literal, Protocol
 
 import fastokens
@@ -26,15 +29,103 @@ from inferway.errors import (
     panic_as_error,
 )
 from inferway.model import Offsets, Reason, TokenIds
-from inferway.prompts.tokenizer.check_texts import check_texts
+from inferway.prompts.files.model_processes import OutsideEncoder
 from inferway.prompts.tokenizer.engine_tokenizer import TokenizerFiles, build_engine_tokenizer
-from inferway.prompts.tokenizer.hf_encoder import EVERY_BYTE, HfEncoder, encode_all
 from inferway.prompts.tokenizer.open_text_boundaries import OpenTextBoundaries
-from inferway.prompts.tokenizer.outside_encoder import OutsideEncoder
-from inferway.prompts.tokenizer.prefix_token_cache import PrefixTokenCache
-from inferway.prompts.tokenizer.regexes import unbounded_regex
-from inferway.prompts.tokenizer.segment_cache import SegmentCache
-from inferway.prompts.tokenizer.split_points import find_split_points
+from inferway.prompts.tokenizer.token_cache import PrefixTokenCache, SegmentCache, find_split_points
+from inferway.prompts.tokenizer.token_rows import token_ids
+from inferway.prompts.tokenizer.tokenizer_bounds import unbounded_regex
+
+# Few, because every load encodes them all; a text is here because encoders were seen to differ on
+# one like it, or because they well might.
+CHECK_TEXTS = (
+    "",
+    " ",
+    "\n",
+    " \n\t \r\n  x",
+    "a",
+    "Hello, world!",
+    "   leading, trailing   ",
+    "It's what they'll've done; WE'RE 'S 'ſ",
+    "x = 12345.678e-9 + 0xFF  # ½ ² ٣ 〇 一二三",
+    "def f(a,\tb):\n\n\n        return a[b]  \n",
+    "            \t\t\t   ",
+    "https://example.org/a?b=c&d=%20#e <tag attr='v'/> {\"k\": [null, -1.5]}",
+    "ÀÉÎÕÜ ñ ß ﬁ Ǆ e\u0301 a\u0308\u0323 Å \u212b",
+    "Быстрая коричневая лиса. Ωμέγα, ελληνικά.",
+    "你好，世界！今天天气不错。 日本語のテキスト、カタカナ 한국어 문장입니다.",
+    "العَرَبِيَّة نص، עברית ניקוד, فارسی\u200cنوشته",
+    "नमस्ते दुनिया ไทยไม่มีช่องว่าง தமிழ் ქართული ភាសាខ្មែរ",
+    "👋🏽 👩‍👩‍👧‍👦 🇫🇷 ❤️ ☃ 🤷🏻‍♀️😀😀😀",
+    "\u200b\u200d\ufeff\u00a0\u2003\u2028\u3000\u00ad",
+    "\x00\x01\x1b[0m\x7f\x85",
+    "𝔘𝔫𝔦𝔠𝔬𝔡𝔢 𠜎𠜱 \U0010ffff \ufffd",
+    "a" * 300,
+    "ab " * 100,
+    "\n" * 40 + "-" * 80 + "\n" * 3,
+    "supercalifragilisticexpialidocious" * 3,
+    "aAbB1cC2 camelCaseIdentifier SCREAMING_SNAKE kebab-case-word",
+)
+
+
+def check_texts(tokenizer: tokenizers.Tokenizer) -> list[str]:
+    """`CHECK_TEXTS`, and some with the tokenizer's own added tokens."""
+    texts = list(CHECK_TEXTS)
+    added = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
+    # The first and the last: models put their oldest and their newest tokens there.
+    for token in dict.fromkeys([*added[:12], *added[-12:]]):
+        texts.append(f"a{token}b")
+        texts.append(f"\n {token}  {token}\n x {token}{token[:-1]}")
+    return texts
+
+
+# Text that, in UTF-8, has every byte that can occur.
+_POINTS = [*range(0xC0), *range(0xC0, 0x800, 0x40), *range(0x800, 0xD800, 0x800), 0xE000, 0xF000]
+EVERY_BYTE = "".join(map(chr, [*_POINTS, *range(0x10000, 0x110000, 0x10000)]))
+
+
+class HfEncoder:
+    """The engine's own encoder. `get` may be called from any thread; what is packed away is
+    unpacked once, and kept."""
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+        self._tokenizer: tokenizers.Tokenizer | None = tokenizer
+        self._packed = b""
+        # Not part of the JSON that a tokenizer is packed as.
+        self._splits_special = tokenizer.encode_special_tokens
+        self._lock = Lock()
+
+    @property
+    def is_packed(self) -> bool:
+        return self._tokenizer is None
+
+    def pack(self, as_json: str) -> None:
+        """`as_json`: the tokenizer's own, which must be exact (a Unigram's scores are not)."""
+        self._packed = zlib.compress(as_json.encode(), level=1)
+        self._tokenizer = None
+
+    def drop(self) -> None:
+        """Free the tokenizer for good, where all texts are encoded by another process."""
+        self._tokenizer = None
+
+    def get(self) -> tokenizers.Tokenizer:
+        tokenizer = self._tokenizer
+        if tokenizer is not None:
+            return tokenizer
+        with self._lock:
+            if self._tokenizer is None:
+                as_json = zlib.decompress(self._packed).decode()
+                tokenizer = tokenizers.Tokenizer.from_str(as_json)
+                tokenizer.encode_special_tokens = self._splits_special
+                self._tokenizer, self._packed = tokenizer, b""
+            return self._tokenizer
+
+
+def encode_all(tokenizer: tokenizers.Tokenizer, texts: Sequence[str]) -> list[TokenIds]:
+    """Ids of each text, without special tokens around it. Other threads run meanwhile."""
+    encodings = tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+    return [token_ids(encoding.ids) for encoding in encodings]
+
 
 log = logging.getLogger("inferway")
 
@@ -163,7 +254,7 @@ class Tokenizer:
             "%s: %s, so some texts may take long: all are encoded in a helper process, which is"
             " slower and gives the same tokens; those that take too long go by load (reason"
             " helper-busy). Fix: have the regex listed in"
-            " inferway/prompts/tokenizer/regexes.py",
+            " inferway/prompts/tokenizer/known_regexes.txt",
             self._path,
             why,
         )

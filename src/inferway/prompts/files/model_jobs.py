@@ -1,4 +1,5 @@
-"""What the helper process does with a model's files: all that loading them does, and a short chat.
+"""What helper processes do with a model's files: all that loading them does, and long texts; and
+what the process of an `OutsideEncoder` does, texts -> ids, and back.
 
 Standard errors are answered as such; what ends the process is known by its end.
 """
@@ -9,21 +10,21 @@ import contextlib
 
 import fastokens
 import msgspec
+import numpy as np
 import tokenizers
 from tokenizers import models, pre_tokenizers
 
 import inferway.prompts.chat.template_jobs  # noqa: F401  it imports what templates make Jinja import
 from inferway.errors import InferwayError, RenderError
 from inferway.model import Reason
-from inferway.prompts.chat.chat_template import ChatInput, ChatTemplate
+from inferway.prompts.files.model_processes import TrialFault
 from inferway.prompts.files.raw_files import RawFiles
-from inferway.prompts.files.trial_load import TrialFault
-from inferway.prompts.loaded_model import LoadedModel, load_model
+from inferway.prompts.freed_memory import give_back_memory
+from inferway.prompts.loaded_model import load_model
+from inferway.prompts.tokenizer.tokenizer import Tokenizer
 
 # An expression that tries every way to part a run of equal characters takes minutes for these.
 _RUNS = [20_000 * run for run in ("a", "A", "0", ".", " ", "\n", "é", "中", "aA", " \n")]
-
-_CHAT = ChatInput([{"role": "user", "content": "Hi"}])
 
 
 def _start_threads() -> None:
@@ -46,7 +47,6 @@ def load(argument: bytearray) -> bytes:
     """A TrialFault, or None if all went well."""
     try:
         model = load_model(msgspec.msgpack.decode(argument, type=RawFiles))
-        _render(model)
         for text in _RUNS:
             model.tokenizer.encode(text, add_special_tokens=False)
     except InferwayError as e:
@@ -56,18 +56,41 @@ def load(argument: bytearray) -> bytes:
     return msgspec.msgpack.encode(None)
 
 
-def _render(model: LoadedModel) -> None:
-    """A template may do anything with a chat, refuse it for one; but not take all memory."""
-    for template in model.templates():
-        try:
-            ChatTemplate(template.source, bounded=False).render(_CHAT)
-        except InferwayError as e:
-            _raise_if_out_of_memory(e)
-
-
 def _raise_if_out_of_memory(e: BaseException) -> None:
     cause: BaseException | None = e
     while cause is not None:
         if isinstance(cause, MemoryError):
             raise MemoryError from None
         cause = cause.__cause__ or cause.__context__
+
+
+# The one of this process, put there by `prepare` before its first job.
+_TOKENIZER: list[Tokenizer] = []
+
+
+def prepare(argument: bytes) -> None:
+    """Loads the model, whose files have passed a trial."""
+    tokenizer = load_model(msgspec.msgpack.decode(argument, type=RawFiles)).tokenizer
+    tokenizer.encode_with_offsets("a", add_special_tokens=False)  # unpacks what it needs
+    _TOKENIZER.append(tokenizer)
+    give_back_memory()
+
+
+def encode(argument: bytearray) -> bytes:
+    """Return the ids of a text, without special tokens around it, packed as bytes."""
+    return _TOKENIZER[0].encode(argument.decode(), add_special_tokens=False).tobytes()
+
+
+def encode_with_offsets(argument: bytearray) -> bytes:
+    """The text, behind a byte that says whether with special tokens -> the ids' bytes, and those
+    of the offsets."""
+    [ids, offsets] = _TOKENIZER[0].encode_with_offsets(
+        argument[1:].decode(), add_special_tokens=bool(argument[0])
+    )
+    return msgspec.msgpack.encode((ids.tobytes(), offsets.tobytes()))
+
+
+def decode(argument: bytearray) -> bytes:
+    """Ids, behind a byte that says whether without special tokens."""
+    ids = np.frombuffer(argument, dtype=np.uint32, offset=1)
+    return _TOKENIZER[0].decode(ids, skip_special_tokens=bool(argument[0])).encode()
