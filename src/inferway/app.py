@@ -350,6 +350,7 @@ class Gateway:
                 *(part.families for part in parts),
                 *methods(self._installed, "families"),
                 self._servers.families,
+                self.indexer.state_dir.families,
                 lambda: () if self.replicas is None else self.replicas.families(),
                 self._picker_families,
             ],

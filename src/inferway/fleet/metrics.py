@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from inferway.fleet.engine import ProofState
 from inferway.fleet.fleet import Fleet
-from inferway.fleet.stream_metrics import journal_families, stream_families
+from inferway.fleet.stream_metrics import snapshot_families, stream_families
 from inferway.metrics import Family, counter, gauge
 from inferway.model import SCRAPED
 
@@ -45,7 +45,7 @@ def fleet_families(fleet: Fleet) -> Iterator[Family]:
     )
     yield from fleet.watch.families()
     yield from stream_families(fleet)
-    yield from journal_families(fleet)
+    yield from snapshot_families(fleet)
     yield from _models(fleet)
     yield from _remote(fleet)
     yield from _proofs(fleet)

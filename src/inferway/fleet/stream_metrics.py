@@ -1,5 +1,5 @@
-"""What /metrics shows of the engines' event streams, and of the journals in `state_dir`, by engine
-and data-parallel rank."""
+"""What /metrics shows of the engines' event streams, and of what they began with (`state_dir`),
+by engine and data-parallel rank."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 
 from inferway.fleet.fleet import Fleet
-from inferway.fleet.journal.journal import EngineContinuity, JournalFigures
+from inferway.fleet.state_dir import SnapshotFigures, SnapshotProof
 from inferway.fleet.stream_figures import StreamFigures
 from inferway.kv.events.stream import StreamState
 from inferway.metrics import Family, Row, counter, gauge, table
@@ -88,37 +88,18 @@ _STREAMS: tuple[Row[StreamFigures], ...] = (
     ),
 )
 
-_JOURNALS: tuple[Row[JournalFigures], ...] = (
+_SNAPSHOTS: tuple[Row[SnapshotFigures], ...] = (
     (
-        counter,
-        "journal_batches",
-        "Batches of events that were written to the engine's journal.",
-        lambda j: j.stats.batches,
-    ),
-    (
-        counter,
-        "journal_bytes",
-        "Bytes that were written to the engine's journal.",
-        lambda j: j.stats.bytes,
+        gauge,
+        "snapshot_loaded_blocks",
+        "Blocks that were loaded from the snapshot when the engine was found.",
+        lambda s: s.loaded_blocks,
     ),
     (
         gauge,
-        "journal_given_up",
-        "1 if the engine's journal has ended for this run because the disk is full"
-        " or too slow; else 0.",
-        lambda j: j.stats.given_up,
-    ),
-    (
-        gauge,
-        "journal_loaded_blocks",
-        "Blocks that were loaded from the engine's journal at the start.",
-        lambda j: j.stats.loaded_blocks,
-    ),
-    (
-        gauge,
-        "journal_load_seconds",
-        "Seconds that loading the engine's journal took at the start.",
-        lambda j: j.stats.load_seconds,
+        "snapshot_load_seconds",
+        "Seconds that loading the engine's part of the snapshot took.",
+        lambda s: s.load_seconds,
     ),
 )
 
@@ -199,35 +180,22 @@ def _labels(endpoint: Endpoint) -> Labels:
     return (endpoint.engine, str(endpoint.rank or 0))
 
 
-def journal_families(fleet: Fleet) -> Iterator[Family]:
-    """Yield the families of journals; without `state_dir` they have no values."""
-    journals: dict[Labels, JournalFigures] = {
-        (engine.name, str(stream.source.rank)): journal
+def snapshot_families(fleet: Fleet) -> Iterator[Family]:
+    """Yield the families of what streams began with; without `state_dir` they have no values."""
+    snapshots: dict[Labels, SnapshotFigures] = {
+        (engine.name, str(stream.source.rank)): snapshot
         for engine in fleet.engines
         for stream in engine.subscribers
-        if (journal := stream.figures.journal) is not None
+        if (snapshot := stream.figures.snapshot) is not None
     }
-    yield from table(_JOURNALS, LABELS, journals)
-    yield counter(
-        "journal_compactions",
-        "Times that the engine's journal was made a snapshot, by outcome: done or failed.",
-        [*LABELS, "outcome"],
-        {
-            (*labels, outcome): number
-            for labels, journal in journals.items()
-            for outcome, number in (
-                ("done", journal.stats.compactions),
-                ("failed", journal.stats.failed_compactions),
-            )
-        },
-    )
+    yield from table(_SNAPSHOTS, LABELS, snapshots)
     yield gauge(
-        "journal_proof",
-        "1 for what became of the blocks that were loaded from the engine's journal, else 0.",
+        "snapshot_proof",
+        "1 for what became of the blocks that were loaded from the snapshot, else 0.",
         [*LABELS, "proof"],
         {
-            (*labels, proof): journal.proof is proof
-            for labels, journal in journals.items()
-            for proof in EngineContinuity
+            (*labels, proof): snapshot.proof is proof
+            for labels, snapshot in snapshots.items()
+            for proof in SnapshotProof
         },
     )

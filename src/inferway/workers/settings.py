@@ -33,6 +33,11 @@ def worker_settings(settings: ServeSettings, port: int, picker: PickerSettings) 
 
 def check_together(settings: ServeSettings) -> None:
     """Raises ConfigError for what several processes cannot serve together."""
+    if settings.followers and settings.state_dir is not None:
+        raise ConfigError(
+            "state_dir: no snapshots are taken of event streams that followers follow; leave out"
+            " followers or state_dir"
+        )
     if settings.host.startswith(UNIX):
         raise ConfigError(
             f"workers: several processes cannot share the Unix socket {settings.host!r}; listen on"

@@ -17,7 +17,7 @@ as the engine does it, gives it its key: `adopt`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import lru_cache
 from itertools import chain
 from typing import Protocol
@@ -39,9 +39,9 @@ from inferway.kv.events.group_blocks import GroupBlocks, has_tokens_alone, with_
 from inferway.kv.events.groups import GPU_MEDIA, NO_FACTS, CacheFacts, Groups
 from inferway.kv.events.hash_to_key import Place
 from inferway.kv.events.hidden_places import Beside
+from inferway.kv.events.holder_snapshot import HolderSnapshot, Position, SavedHolder
 from inferway.kv.events.holder_state import ApplyStats, HolderState
 from inferway.kv.events.orphans import MAX_ORPHANS as MAX_ORPHANS  # for the follower
-from inferway.kv.events.records import ClearedRecord, LaidOutRecord, Record
 from inferway.kv.events.together import stored
 from inferway.kv.index.protocol import FULL_ATTENTION, GPU, Holdings, Op, Tier
 from inferway.kv.index.reuse import CacheLayout
@@ -86,13 +86,11 @@ class EngineBlocks:
         seed: int = 0,
         *,
         holdings: Holdings | None = None,
-        on_record: Callable[[Record], None] | None = None,
         lora_path: Callable[[str], str | None] = lambda _: None,
         cache_facts: Callable[[], CacheFacts] = lambda: NO_FACTS,
     ) -> None:
-        """`on_record` is told what an event changed, before `apply` returns. `lora_path` says where
-        an adapter is from, by its name; None if that is not known. `cache_facts` says what events
-        do not: the same object as long as nothing has changed."""
+        """`lora_path` says where an adapter is from, by its name; None if that is not known.
+        `cache_facts` says what events do not: the same object as long as nothing has changed."""
         self.holder = holder
         self.block_size = block_size  # what prompts for this engine are cut into
         self.first_tokens: TokenIds | None = None  # of the last block that began a prompt
@@ -101,7 +99,7 @@ class EngineBlocks:
         self._lora_path = lora_path
         self._seed = seed
         self._hashers: dict[int, BlockHasher] = {}
-        self._held = HolderState(holder, holdings, on_record, self.stats)
+        self._held = HolderState(holder, holdings, self.stats)
         self._events = 0
         self._full_kind: object = None  # group, kind, locality of an event of full attention
         self._group_blocks = GroupBlocks(
@@ -236,14 +234,16 @@ class EngineBlocks:
         if self._held.orphans:
             yield from self._held.adopt(hashes, keys, parent)
 
-    def apply_record(self, record: Record) -> list[Op]:
-        """Do again what the record says, without a record of it, and return what the index must do.
-        All records of an engine are to be redone in order, before its next event."""
-        if isinstance(record, LaidOutRecord):
-            self._groups.restore(record.layout)
-        elif isinstance(record, ClearedRecord):
-            self._groups.clear()
-        return self._held.apply_record(record)
+    def take(self, position: Position) -> Generator[list[Op], None, HolderSnapshot]:
+        """Return a snapshot of the blocks, which are as of that batch. It is made in steps, with
+        no event meanwhile."""
+        return self._held.take(position)
+
+    def restore(self, saved: SavedHolder) -> Iterator[list[Op]]:
+        """Have the blocks of a snapshot, before the engine's next event. Yield what the index must
+        do, in steps to be done before the next is taken."""
+        self._groups.restore(saved.snapshot.layout)
+        return self._held.restore(saved)
 
     def forget(self) -> list[Op]:
         """Forget the engine's blocks and its groups. What else it is, and the counters, stay. The
