@@ -4,10 +4,10 @@ python scripts/loop_stalls.py [BLOCKS] [DIRECTORY]
 
 One process follows eight simulated engines' events, as fast as slices of a millisecond let it, and
 takes snapshots, as with `state_dir`. Another one loads the last snapshot, and drops the engines one
-by one, as when they are removed. Meanwhile
-a task wakes each millisecond. Shown are, in milliseconds, by how much it was late, which on a busy
-machine has the time of others in it; how much CPU time the loop's thread used between two wakes,
-which has not; and the longest garbage collection.
+by one, as when they are removed. Meanwhile a task wakes each millisecond. Shown are, in
+milliseconds, by how much it was late, which on a busy machine has the time of others in it; how
+much CPU time the loop's thread used between two wakes, which has not; and the longest garbage
+collection.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from pathlib import Path
 
 import numpy as np
 import uvloop
-from inferway.fleet.journal.state_dir import StateDir
 
 from inferway.app import SWITCH_INTERVAL_SECONDS
+from inferway.fleet.state_dir import StateDir
 from inferway.fleet.subscriber import give_back
 from inferway.kv.events.apply import EngineBlocks
 from inferway.kv.events.event_applier import EventApplier, Steps
@@ -103,6 +103,10 @@ class Followed:
     @property
     def num_changes(self) -> int:
         return self.seq
+
+    @property
+    def losses(self) -> tuple[int, int]:
+        return self.applier.stats.forgotten, 0
 
     async def take_snapshot(self) -> HolderSnapshot | None:
         taken: list[HolderSnapshot] = []
@@ -193,7 +197,7 @@ async def load(directory: Path, _: int) -> None:
         )
         while engines:
             engine = engines.pop()
-            engine.snapshot.close()
+            engine.snapshot.close(engine)
             await engine.drop()
             del engine
             await asyncio.sleep(0)

@@ -19,7 +19,7 @@ from tests.chaos.engine import ADAPTER, Features, Prompt, TrueEngine
 from tests.chaos.faults import corrupt, spoilt
 from tests.kv.snapshots import encoded, result
 
-from inferway.fleet.full_reports import FullReporter
+from inferway.fleet.fleet import FullReporter
 from inferway.fleet.subscriber import IndexElsewhere
 from inferway.kv.blocks.extra_keys import request_extras
 from inferway.kv.blocks.keys import BlockHasher

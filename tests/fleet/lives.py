@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,7 +12,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from inferway.fleet.state_dir import StateDir, StreamSnapshot
+from inferway.fleet.state_dir import StateDir
+from inferway.fleet.stream_snapshot import StreamSnapshot
 from inferway.kv.blocks.keys import BlockHasher
 from inferway.kv.events.apply import EngineBlocks
 from inferway.kv.events.event_applier import EventApplier, Steps
@@ -66,7 +68,7 @@ def removed(block: int, prompt: int = 0) -> dict[str, Any]:
 
 
 class Life:
-    """One run of a gateway, as far as it concerns one engine (`state_dir.Stream`)."""
+    """One run of a gateway, as far as it concerns one engine (`stream_snapshot.Stream`)."""
 
     def __init__(self, snapshot: StreamSnapshot | None = None) -> None:
         self.snapshot = snapshot
@@ -79,8 +81,13 @@ class Life:
     def num_changes(self) -> int:
         return self.follower.stats.batches + self.follower.stats.forgotten
 
+    @property
+    def losses(self) -> tuple[int, int]:
+        return self.follower.stats.forgotten, self.index.num_evicted(HOLDER)
+
     async def take_snapshot(self) -> HolderSnapshot | None:
         taken: list[HolderSnapshot] = []
+        await asyncio.sleep(0)
         for step in self.follower.take(taken.append):
             assert step == []
         return taken[0] if taken else None

@@ -13,7 +13,9 @@ from tests.fleet.lives import NAME, Life, Publisher, life, opened, removed, stor
 
 from inferway.errors import ConfigError
 from inferway.fleet.snapshot_file import MAGIC, read_sections
-from inferway.fleet.state_dir import KEEP_SECONDS, SnapshotProof, StateDir
+from inferway.fleet.state_dir import KEEP_SECONDS, StateDir
+from inferway.fleet.stream_snapshot import SnapshotProof
+from inferway.kv.events.holder_snapshot import HolderSnapshot
 from inferway.kv.events.stream import StreamState
 from inferway.kv.index.memory import MemoryIndex
 
@@ -342,6 +344,30 @@ async def test_an_engine_that_is_not_there_is_remembered_for_an_hour(tmp_path: P
         followed(fourth, other, [stored(3, 4)])
 
     assert list(read_sections(tmp_path / "snapshot")) == ["another"]
+
+
+async def test_no_snapshot_is_kept_of_an_engine_whose_blocks_are_forgotten_meanwhile(
+    tmp_path: Path,
+) -> None:
+    """It would claim to be exact, and lack what the index has no more when it is written."""
+    publisher = Publisher()
+    async with life(tmp_path) as first:
+        followed(first, publisher, [stored(0, 5)])
+    async with life(tmp_path) as second:
+        second.link(publisher)
+        followed(second, publisher, [stored(5, 6)])
+        taken = second.take_snapshot
+
+        async def taken_and_forgotten() -> HolderSnapshot | None:
+            snapshot = await taken()
+            second.follower.stats.forgotten += 1
+            second.index.apply(second.blocks.forget())
+            return snapshot
+
+        second.take_snapshot = taken_and_forgotten  # type: ignore[method-assign]
+
+    async with life(tmp_path) as third:  # with the snapshot before
+        assert third.matched() == 5
 
 
 async def test_journals_of_an_older_version_are_removed(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from inferway.fleet.outage_words import since_words
+from inferway.fleet.outage import since_words
 from inferway.page.alarms import Alarm, alarms_from, fleet_alarms, named
 from inferway.page.rows import EngineRow, OutageRow
 from inferway.telemetry.engine_speeds import Late, Slow

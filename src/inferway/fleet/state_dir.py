@@ -24,9 +24,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import Protocol
 from urllib.parse import quote
 
 import msgspec
@@ -40,6 +39,7 @@ from inferway.fleet.snapshot_file import (
     read_sections,
     write_snapshots,
 )
+from inferway.fleet.stream_snapshot import SnapshotFigures, SnapshotProof, Stream, StreamSnapshot
 from inferway.kv.blocks.keys import BlockHasher
 from inferway.kv.events.holder_snapshot import BlockParents, HolderSnapshot, SavedHolder
 from inferway.metrics import Family, counter, gauge
@@ -52,82 +52,6 @@ PAUSE_FACTOR = 30  # so many times what a snapshot took, if that is longer
 KEEP_SECONDS = 3600.0  # for a holder that is not there, since its snapshot was taken
 CLOSE_SECONDS = 20.0  # for the last snapshot
 _JOURNAL = re.compile(r"\d{8}\.(journal|snapshot)(\.tmp)?")  # of versions before this one
-
-
-class SnapshotProof(StrEnum):
-    """What is known of whether the engine is still the process that a snapshot was taken of."""
-
-    NONE = "none"  # there was no snapshot
-    PENDING = "pending"
-    PROVEN = "proven"
-    DROPPED = "dropped"
-
-
-class SnapshotFigures(msgspec.Struct, frozen=True):
-    """What is shown of the snapshot that a stream began with."""
-
-    proof: SnapshotProof = SnapshotProof.NONE
-    loaded_blocks: int = 0
-    load_seconds: float = 0.0
-
-
-class Stream(Protocol):
-    """An event stream of which snapshots are taken (`subscriber.EventSubscriber`)."""
-
-    @property
-    def num_changes(self) -> int:
-        """A number that is another one once there is something new to keep."""
-
-    async def take_snapshot(self) -> HolderSnapshot | None:
-        """Return a snapshot as of the last batch; None if there is nothing to keep."""
-
-    async def restore(self, saved: SavedHolder) -> int:
-        """Have what a snapshot has, and return how many blocks that are."""
-
-    def count_no_copies(self) -> None:
-        """Let any removal remove a block from here on."""
-
-
-class StreamSnapshot:
-    """One stream's part in the snapshot: `load`, then the directory asks the stream for snapshots
-    until `close`."""
-
-    def __init__(self, state_dir: StateDir, name: str, identity: Identity) -> None:
-        self.name = name
-        self.identity = identity
-        self.figures = SnapshotFigures()
-        self._state_dir = state_dir
-
-    async def load(self, stream: Stream) -> None:
-        """Have the stream begin with what was kept of its holder; call it before the link is up."""
-        state_dir = self._state_dir
-        async with state_dir.turn:
-            if state_dir.is_uncounted(self.name):
-                stream.count_no_copies()
-            began = time.monotonic()
-            saved = await state_dir.saved(self.name, self.identity)
-            if saved is not None:
-                num_blocks = await stream.restore(saved)
-                seconds = time.monotonic() - began
-                self.figures = SnapshotFigures(SnapshotProof.PENDING, num_blocks, seconds)
-                log.info(
-                    "engine %s: %d blocks from the snapshot in %.1f s; stale until it proves them",
-                    *(self.name, num_blocks, seconds),
-                )
-        state_dir.followed[self] = stream
-
-    def close(self) -> None:
-        """Take no more snapshots of the stream. It may be called twice."""
-        self._state_dir.followed.pop(self, None)
-
-    def count_no_copies(self) -> None:
-        """Tell the next start that copies of the holder's blocks are not counted."""
-        self._state_dir.note_uncounted(self.name)
-
-    def ended_in(self, proof: SnapshotProof) -> None:
-        """Take note of what became of the blocks that were loaded."""
-        if self.figures.proof is SnapshotProof.PENDING:
-            self.figures = msgspec.structs.replace(self.figures, proof=proof)
 
 
 @dataclass(slots=True)
@@ -155,9 +79,9 @@ class StateDir:
     ) -> None:
         """`links`: of the index that the streams write (`MemoryIndex.links`). `clock`: seconds
         since 1970."""
-        self.followed: dict[StreamSnapshot, Stream] = {}
-        self.turn = asyncio.Lock()  # one is loaded at a time: each holds the event loop for a slice
         self._path = path
+        self._followed: dict[Stream, tuple[str, Identity]] = {}  # holder, and what it is
+        self._turn = asyncio.Lock()  # one is loaded at a time: each holds the loop for a slice
         self._links = links
         self._seconds = seconds
         self._clock = clock
@@ -165,7 +89,7 @@ class StateDir:
         self._lock: int | None = None
         self._sections: Sections = {}
         self._uncounted: set[str] = set()
-        self._kept: dict[StreamSnapshot, int] = {}  # the changes that the file has
+        self._kept: dict[Stream, int] = {}  # the changes that the file has
         self._writing = asyncio.Lock()
         self._tasks = Tasks(log, "no more snapshots are taken, by a fault of the gateway")
 
@@ -196,7 +120,8 @@ class StateDir:
         without a directory."""
         if self._lock is None:
             return None
-        return StreamSnapshot(self, name, Identity(model, _sample_key()))
+        load = partial(self._load, name, Identity(model, _sample_key()))
+        return StreamSnapshot(load, self._no_longer, partial(self._note_uncounted, name))
 
     async def close(self) -> None:
         """Take the last snapshot, and unlock the directory. It may be called twice."""
@@ -213,8 +138,30 @@ class StateDir:
 
     # what was kept
 
-    async def saved(self, name: str, identity: Identity) -> SavedHolder | None:
-        """Return what was kept of a holder; None if that is nothing, or of no use."""
+    async def _load(self, name: str, identity: Identity, stream: Stream) -> SnapshotFigures:
+        figures = SnapshotFigures()
+        async with self._turn:
+            if self._is_uncounted(name):
+                stream.count_no_copies()
+            began = time.monotonic()
+            async with self._writing:  # meanwhile the file may become another one
+                saved = await self._saved(name, identity)
+            if saved is not None:
+                num_blocks = await stream.restore(saved)
+                seconds = time.monotonic() - began
+                figures = SnapshotFigures(SnapshotProof.PENDING, num_blocks, seconds)
+                log.info(
+                    "engine %s: %d blocks from the snapshot in %.1f s; stale until it proves them",
+                    *(name, num_blocks, seconds),
+                )
+        self._followed[stream] = name, identity
+        return figures
+
+    def _no_longer(self, stream: Stream) -> None:
+        self._followed.pop(stream, None)
+
+    async def _saved(self, name: str, identity: Identity) -> SavedHolder | None:
+        """What was kept of a holder; None if that is nothing, or of no use."""
         section = self._sections.get(name)
         if section is None or self._path is None:
             return None
@@ -232,13 +179,13 @@ class StateDir:
             log.error("engine %s: its snapshot is not used: %s", name, e)
             return None
 
-    def is_uncounted(self, name: str) -> bool:
-        """Return whether copies of a holder's blocks are not counted."""
+    def _is_uncounted(self, name: str) -> bool:
+        """Whether copies of a holder's blocks are not counted."""
         return quote(name, safe="") in self._uncounted
 
-    def note_uncounted(self, name: str) -> None:
+    def _note_uncounted(self, name: str) -> None:
         """Write down at once that copies of a holder's blocks are not counted any more."""
-        if self._path is None or self.is_uncounted(name):
+        if self._path is None or self._is_uncounted(name):
             return
         self._uncounted.add(quote(name, safe=""))
         path = self._path / "uncounted"
@@ -267,16 +214,11 @@ class StateDir:
 
     async def _write(self) -> None:
         """Take and write snapshots of all streams, if there is something new to keep."""
-        changes = {each: stream.num_changes for each, stream in self.followed.items()}
+        changes = {stream: stream.num_changes for stream in self._followed}
         if self._path is None or changes == self._kept:
             return
         began = time.monotonic()
-        taken = [
-            (each.name, each.identity, snapshot)
-            for each, stream in list(self.followed.items())
-            if (snapshot := await stream.take_snapshot()) is not None
-        ]
-        links = await self._all_links()
+        taken, links = await self._take()
         names, now = {name for name, _, _ in taken}, self._clock()
         others = {
             name: section
@@ -299,6 +241,22 @@ class StateDir:
         stats.is_failing = False
         stats.seconds = time.monotonic() - began
         self._kept = changes
+
+    async def _take(self) -> tuple[list[tuple[str, Identity, HolderSnapshot]], bytes]:
+        """Snapshots of all streams, and the links of their blocks. A stream that has dropped blocks
+        meanwhile, as no replay will tell, is left out: their links are gone."""
+        taken, losses = {}, {stream: stream.losses for stream in self._followed}
+        for stream in losses:
+            snapshot = await stream.take_snapshot()
+            if snapshot is not None:
+                taken[stream] = snapshot
+        links = await self._all_links()
+        kept = [
+            (*self._followed[stream], snapshot)
+            for stream, snapshot in taken.items()
+            if stream in self._followed and stream.losses == losses[stream]
+        ]
+        return kept, links
 
     async def _all_links(self) -> bytes:
         links, slice_ = [], TimeSlice()

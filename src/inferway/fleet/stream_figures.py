@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from inferway.fleet.state_dir import SnapshotFigures
+from inferway.fleet.stream_snapshot import SnapshotFigures
 from inferway.kv.events.event_applier import EventApplierStats
 from inferway.kv.events.holder_state import ApplyStats
 from inferway.kv.events.stream import StreamStats

@@ -20,8 +20,8 @@ from functools import partial
 
 from inferway.fleet.event_source import EventSource
 from inferway.fleet.silent_zero import StreamEvidence
-from inferway.fleet.state_dir import SnapshotProof, StreamSnapshot
 from inferway.fleet.stream_figures import StreamFigures
+from inferway.fleet.stream_snapshot import SnapshotProof, StreamSnapshot
 from inferway.kv.events.adapters import sglang
 from inferway.kv.events.apply import EngineBlocks
 from inferway.kv.events.event import Batch, EventAdapter
@@ -185,7 +185,7 @@ class EventSubscriber(ABC):
     async def close(self) -> None:
         """Stop listening. It may be called twice."""
         if self._snapshot is not None:
-            self._snapshot.close()
+            self._snapshot.close(self)
         await self._tasks.close()
         self._stop()
 
@@ -258,12 +258,18 @@ class EventSubscriber(ABC):
         self._feed(lambda: self.blocks.expect_prompt(token_ids, keys, beside))
         await self._idle.wait()
 
-    # a restart of the gateway: as `state_dir.Stream` has it
+    # a restart of the gateway: as `stream_snapshot.Stream` has it
 
     @property
     def num_changes(self) -> int:
         stats = self.stats
         return stats.batches + stats.forgotten + self.blocks.stats.adopted
+
+    @property
+    def losses(self) -> tuple[int, int]:
+        index = self._index
+        evicted = 0 if isinstance(index, IndexElsewhere) else index.num_evicted(self.holder)
+        return self.stats.forgotten, evicted
 
     async def take_snapshot(self) -> HolderSnapshot | None:
         taken: list[HolderSnapshot] = []

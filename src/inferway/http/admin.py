@@ -25,8 +25,8 @@ from inferway.errors import (
 )
 from inferway.fleet.draining import Draining
 from inferway.fleet.engine import Engine
-from inferway.fleet.event_demand import NOT_FOLLOWED
 from inferway.fleet.fleet import Fleet
+from inferway.fleet.watch import NOT_FOLLOWED
 from inferway.http.alarms import AlarmPages
 from inferway.http.message import Request
 from inferway.http.responder import JSON, Responder

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from inferway.fleet.outage import WORDS, OutageKind
-from inferway.fleet.outage_words import ALERTS, effect, page_of, steps
+from inferway.fleet.outage import ALERTS, WORDS, OutageKind, effect, page_of, steps
 from inferway.fleet.standing import EngineStanding
 from inferway.routing.limits.outlier_detection import Affected
 

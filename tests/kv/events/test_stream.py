@@ -28,8 +28,7 @@ def batch(seq: int, life: str = "a") -> bytes:
 
 
 def applied(seq: int, life: str = "a") -> Apply:
-    payload = batch(seq, life)
-    return Apply(payload, seq, digest_of(payload))
+    return Apply(batch(seq, life))
 
 
 def linked(*, can_replay: bool = True) -> EventStream:

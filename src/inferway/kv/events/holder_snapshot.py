@@ -18,13 +18,13 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from inferway.kv.events.chains import MAX_RUN
 from inferway.kv.events.hash_to_key import Place
 from inferway.kv.index.protocol import Tier
 from inferway.kv.index.reuse import CacheLayout
 from inferway.model import BlockKey
 
 NUMBER = np.dtype("<u8")  # of hashes and keys in columns
+_RUN_BLOCKS = 128  # restored at a time: a fraction of a millisecond
 Numbers = np.ndarray[Any, np.dtype[np.uint64]]
 
 
@@ -106,14 +106,13 @@ class Chains:
         self._ends = ends.data
 
     def __iter__(self) -> Iterator[tuple[list[int], list[BlockKey], BlockKey | None]]:
-        """Yield the hashes and keys of a chain of MAX_RUN blocks at most, and its first one's
-        parent."""
+        """Yield the hashes and keys of some blocks of a chain, and the parent of the first."""
         children, ends = self._children, self._ends
         waiting = children[: ends[1]].tolist()  # those without a parent here
         while waiting:
             run = [waiting.pop()]
             while found := children[ends[run[-1] + 1] : ends[run[-1] + 2]].tolist():
-                if len(run) == MAX_RUN:
+                if len(run) == _RUN_BLOCKS:
                     waiting += found
                     break
                 waiting += found[1:]

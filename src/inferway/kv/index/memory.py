@@ -21,6 +21,7 @@ import numpy as np
 
 from inferway.kv.index.bit_sweep import BitSweep
 from inferway.kv.index.eviction import MATCHED, STORED, Eviction
+from inferway.kv.index.holder_sets import NOBODY
 from inferway.kv.index.holders import Holder, Holders
 from inferway.kv.index.metrics import index_families
 from inferway.kv.index.prefix_lengths import different_lengths
@@ -172,18 +173,19 @@ class MemoryIndex(HeldBlocks):
     # how it is
 
     def links(self) -> Iterator[bytes]:
-        """Yield all blocks that belong somewhere with their parents, some thousands at a time, in
+        """Yield all blocks that somebody holds with their parents, some thousands at a time, in
         rows of two 64-bit numbers, little-endian; the parent is 0 if the block begins a prompt. A
         block that is held all the while is among them."""
         slots = self._tree.slots
         for start in range(1, len(slots.keys), _LINKS):
             keys = np.frombuffer(slots.keys, np.uint64)
             parents = np.frombuffer(slots.parents, np.uint32)[start : start + _LINKS]
-            linked = parents != NOWHERE
-            rows = np.empty((np.count_nonzero(linked), 2), "<u8")
-            rows[:, 0] = keys[start : start + _LINKS][linked]
-            rows[:, 1] = keys[parents[linked]]
-            del keys, parents  # the columns cannot grow while somebody reads them
+            states = np.frombuffer(slots.states, np.uint32)[start : start + _LINKS]
+            held = (states != NOBODY) & (parents != NOWHERE)  # of a free slot both are old
+            rows = np.empty((np.count_nonzero(held), 2), "<u8")
+            rows[:, 0] = keys[start : start + _LINKS][held]
+            rows[:, 1] = keys[parents[held]]
+            del keys, parents, states  # the columns cannot grow while somebody reads them
             yield rows.tobytes()
 
     def lower_tiers(self) -> dict[HolderId, list[int]]:

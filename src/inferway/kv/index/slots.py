@@ -29,7 +29,7 @@ class Slots:
         self.before = array("I", [0])
         self.parents = array("I", [0])
         self.marks = bytearray(1)  # how lately it was of use
-        self.free = array("I")  # slots without a block; they are linked to none
+        self.free = array("I")  # slots without a block; keys and parents are those they had
 
     @property
     def num_used(self) -> int:
@@ -41,6 +41,7 @@ class Slots:
             slot = self.free.pop()
             self.keys[slot] = key
             self.states[slot] = state
+            self.parents[slot] = NOWHERE
             return slot
         self.keys.append(key)
         self.states.append(state)
@@ -121,7 +122,6 @@ class Slots:
         if sibling:
             self.before[sibling] = before
         self.before[slot] = self.next[slot] = 0
-        self.parents[slot] = NOWHERE
         self.states[slot] = self.marks[slot] = 0
         self.free.append(slot)
         return childless
@@ -129,13 +129,10 @@ class Slots:
     def release_end(self, slot: int) -> bool:
         """Free the slot of a held block without children, if it is an only child and held as its
         parent is, as the end of a chain is; else do nothing, and return False."""
-        states, parent = self.states, self.parents[slot]
-        if not parent or self.first[parent] != slot or self.next[slot]:
+        states, first, parent = self.states, self.first, self.parents[slot]
+        if not parent or first[parent] != slot or self.next[slot] or states[parent] != states[slot]:
             return False
-        if states[parent] != states[slot]:
-            return False
-        self.first[parent] = states[slot] = self.marks[slot] = 0
-        self.parents[slot] = NOWHERE
+        first[parent] = states[slot] = self.marks[slot] = 0
         self.free.append(slot)
         return True
 
