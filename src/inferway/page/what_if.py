@@ -323,7 +323,7 @@ def _started(command: Sequence[str]) -> subprocess.Popen[bytes]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        # As for journals (fleet.journal.compaction): niceness counts within a session.
+        # No session of its own: niceness counts within a session.
         process_group=0,
     )
 

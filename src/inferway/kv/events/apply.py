@@ -13,6 +13,12 @@ Orphans. A block whose parent we do not know cannot be keyed: its hash covers to
 not seen, and guessing would make wrong keys. It waits under the engine's hash (`orphans`), and its
 children with it, unless its own hash is known from another copy. Who meets it in a prompt, hashed
 as the engine does it, gives it its key: `adopt`.
+
+Copies in other tiers. vLLM's offloading publishes tokens and adapter, but neither salts nor
+pictures (0.32, offloading/events.py: `extra_keys=None`). So such an event is believed by its
+hashes: those that are known, or were a moment ago, have their keys. Others count if the way in
+which the engine hashes is known and shows that nothing else is hashed; if not, they wait, as
+orphans do.
 """
 
 from __future__ import annotations
@@ -26,7 +32,6 @@ import numpy as np
 
 from inferway.kv.blocks.dialects import Dialect
 from inferway.kv.blocks.keys import BlockHasher
-from inferway.kv.events.copies import store_again, store_without_tokens
 from inferway.kv.events.event import (
     MAX_GROUPS,
     BlockRemoved,
@@ -292,7 +297,7 @@ class EngineBlocks:
                     return ops  # vLLM names the last part of a prompt, and looks for no parts
                 return ops + self._group_blocks.store_within(event, (tier, FULL_ATTENTION))
         if not event.token_ids:
-            return ops + store_without_tokens(held, event, tier)
+            return ops + _store_without_tokens(held, event, tier)
         if tier != GPU and event.extra_keys is None:
             return ops + self._stored_copies(event, tier)
         return ops + self._stored_tokens(event, tier)
@@ -349,8 +354,6 @@ class EngineBlocks:
         if held.is_undone_by(layout):  # what it was taken for, its blocks were keyed by
             ops = held.clear()
             self._skip("groups_changed")
-        if layout.block_size != held.block_size:
-            held.set_block_size(layout.block_size)
         return ops + held.set_layout(layout)
 
     def _stored_tokens(self, event: BlockStored, tier: Tier) -> list[Op]:
@@ -409,7 +412,7 @@ class EngineBlocks:
             if not is_there and verifier is not None and verifier.confirms(event):
                 return self._stored_tokens(event, tier)
             is_cut_so = event.block_size == (self.block_size_seen or self.block_size)
-            ops = store_again(held, event, tier, is_cut_so=is_cut_so)
+            ops = _store_again(held, event, tier, is_cut_so=is_cut_so)
         return ops + held.add(known, (tier, FULL_ATTENTION))
 
     def _removed(self, event: BlockRemoved) -> list[Op]:
@@ -460,3 +463,35 @@ class EngineBlocks:
     def _skip(self, reason: str) -> list[Op]:
         self.stats.skip(reason)
         return []
+
+
+def _store_without_tokens(held: HolderState, event: BlockStored, tier: Tier) -> list[Op]:
+    """Add the blocks of an event without tokens: those that other events have given a key, and
+    orphans. Return what the index must do."""
+    hashes, place = event.block_hashes, (tier, FULL_ATTENTION)
+    known = [h for h in hashes if held.bridge.key(h) is not None]
+    orphans = [h for h in hashes if h in held.orphans] if held.orphans else []
+    if len(known) + len(orphans) < len(hashes):
+        held.stats.skip("unknown_hash")
+    held.wait(orphans, place)
+    return held.add(known, place)
+
+
+def _store_again(held: HolderState, event: BlockStored, tier: Tier, *, is_cut_so: bool) -> list[Op]:
+    """Add those of an event's blocks that are not known any more, or not yet. `is_cut_so`: prompts
+    are cut into blocks of their size; LMCache has chunks. Return what the index must do."""
+    parent = event.parent_hash
+    ops: list[Op] = []
+    waiting: list[int] = []
+    for block_hash in event.block_hashes:
+        if held.bridge.key(block_hash) is None:
+            again = held.store_again(block_hash, parent, tier)
+            ops += again or []
+            if again is None:
+                waiting.append(block_hash)
+        parent = block_hash
+    if waiting and not is_cut_so:
+        held.stats.skip("block_size")
+        return ops
+    held.wait(waiting, (tier, FULL_ATTENTION))
+    return ops

@@ -11,10 +11,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, TypeVar
 
-import msgspec
 import numpy as np
 
-from inferway.kv.events.chains import pieces_found, without
 from inferway.kv.events.hash_to_key import HashToKey, Place
 from inferway.kv.events.holder_snapshot import (
     NUMBER,
@@ -43,24 +41,12 @@ from inferway.kv.index.reuse import CacheLayout
 from inferway.model import BlockKey, HolderId
 
 MAX_TIERS = 8
+_MAX_RUN = 512  # blocks adopted at once: half a millisecond
 _PIECE_ITEMS = 4096  # copied at a time: a fraction of a millisecond
 MAX_LATELY = 8192  # more blocks than are on their way from the GPU to another tier
 
 
 _V = TypeVar("_V")
-
-
-class PlacedBlock(msgspec.Struct, frozen=True, gc=False):
-    """A copy of a block that is no link of the chain: of another group, or within a block.
-    `parent` is the whole block before it, and `within` how many tokens of the next one it has, 0
-    if it ends where a whole block does."""
-
-    block_hash: int
-    key: BlockKey
-    parent: BlockKey | None
-    within: int
-    tier: Tier
-    group: int
 
 
 @dataclass(slots=True)
@@ -119,18 +105,21 @@ class HolderState:
         self.stats.stored += len(hashes)
         return self._store(hashes, keys, parent, tier)
 
-    def store_placed(self, placed: PlacedBlock) -> list[Op]:
-        """Add a copy of a block that is no link of the chain of full attention. Return what the
-        index must do."""
+    def store_placed(
+        self, block_hash: int, key: BlockKey, parent: BlockKey | None, within: int, at: Place
+    ) -> list[Op]:
+        """Add a copy of a block that is no link of the chain of full attention: of another group,
+        or within a block. `parent` is the whole block before it, and `within` how many tokens of
+        the next one it has, 0 if it ends where a whole block does. Return what the index must
+        do."""
         self.stats.stored += 1
-        block_hash, key, parent, within, tier, group = msgspec.structs.astuple(placed)
         if within:
             self.within[key] = (parent, within)
             if len(self.within) > MAX_ORPHANS:
                 self.within.popitem(last=False)
         ops: list[Op] = []
-        if not self.bridge.add((tier, group), [block_hash], [key]):
-            ops.append(Store(self._holder, [key], parent, tier, group))
+        if not self.bridge.add(at, [block_hash], [key]):
+            ops.append(Store(self._holder, [key], parent, *at))
         for place in self.deferred.pop(block_hash, ()):
             ops += self._add([(block_hash, key)], place)
         for other in self.orphans.pop(block_hash):
@@ -241,6 +230,8 @@ class HolderState:
             each and (None if each.is_plain else each) for each in (self.layout, layout)
         ]
         self.layout = layout
+        if layout is not None:
+            self.block_size = layout.block_size
         at = 0 if layout is None else layout.full_position
         self.full_number = at if layout is None or at is None else layout.groups[at].number
         return [] if after == before else [Layout(self._holder, after)]
@@ -269,9 +260,6 @@ class HolderState:
         number = None if at is None else layout.groups[at].number
         is_other_group = self.full_number is not None and number != self.full_number
         return is_other_group or layout.block_size != self.block_size
-
-    def set_block_size(self, tokens: int) -> None:
-        self.block_size = tokens
 
     def count_no_copies(self) -> None:
         self.bridge.counting = False
@@ -415,6 +403,31 @@ class HolderState:
                 ops += self._add(pairs, (tier, FULL_ATTENTION))
             start, parent = end, keys[end - 1]
         return ops
+
+
+def without(
+    keys: Sequence[BlockKey], had: Sequence[int], parent: BlockKey | None
+) -> tuple[BlockKey | None, Sequence[BlockKey]]:
+    """Return the part of a chain from the first key to the last that is not at one of the positions
+    `had`, and its parent."""
+    new = sorted(set(range(len(keys))).difference(had))
+    if not new:
+        return parent, []
+    first, last = new[0], new[-1]
+    return keys[first - 1] if first else parent, keys[first : last + 1]
+
+
+def pieces_found(found: Sequence[object]) -> Iterator[tuple[int, int]]:
+    """Yield the stretches [start, end) where something was found, long ones in pieces."""
+    start = 0
+    for end in range(len(found) + 1):
+        if end == len(found) or not found[end]:
+            if start < end:
+                yield start, end
+            start = end + 1
+        elif end - start == _MAX_RUN:
+            yield start, end
+            start = end
 
 
 def _copied(
