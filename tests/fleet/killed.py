@@ -88,14 +88,17 @@ async def follow(path: Path) -> None:
     async with life(path, seconds=SNAPSHOT_SECONDS) as run:
         begin = num_loaded(run)
         link(run, begin)
-        written = 0
+        written = number_of_file(path / "snapshot")
         for seq, payload in enumerate(islice(batches(), begin, None), begin):
             apply(run, seq, payload)
             await asyncio.sleep(0.001)
-            number = (path / "snapshot").stat().st_ino if (path / "snapshot").exists() else 0
-            if number != written:
-                written = number
+            if written != (written := number_of_file(path / "snapshot")):
                 print(seq, flush=True)
+
+
+def number_of_file(path: Path) -> int:
+    """Another one for each new file; 0: there is none."""
+    return path.stat().st_ino if path.exists() else 0
 
 
 if __name__ == "__main__":
