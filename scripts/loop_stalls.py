@@ -3,11 +3,11 @@
 python scripts/loop_stalls.py [BLOCKS] [DIRECTORY]
 
 One process follows eight simulated engines' events, as fast as slices of a millisecond let it, and
-keeps what they say in a journal each, as with `state_dir`. Another one loads these journals, gets
-one more batch of each engine, and drops the engines one by one, as when they are removed. Meanwhile
-a task wakes each millisecond. Shown are, in milliseconds, by how much it was late, which on a busy
-machine has the time of others in it; how much CPU time the loop's thread used between two wakes,
-which has not; and the longest garbage collection.
+takes snapshots, as with `state_dir`. Another one loads the last snapshot, and drops the engines one
+by one, as when they are removed. Meanwhile a task wakes each millisecond. Shown are, in
+milliseconds, by how much it was late, which on a busy machine has the time of others in it; how
+much CPU time the loop's thread used between two wakes, which has not; and the longest garbage
+collection.
 """
 
 from __future__ import annotations
@@ -26,23 +26,20 @@ import numpy as np
 import uvloop
 
 from inferway.app import SWITCH_INTERVAL_SECONDS
-from inferway.config import EngineSettings
-from inferway.fleet.engine import Engine
-from inferway.fleet.engine_facts import EngineFacts, EventSource, ModelCard
-from inferway.fleet.journal.journal import HolderJournal
-from inferway.fleet.journal.state_dir import StateDir
+from inferway.fleet.state_dir import StateDir
 from inferway.fleet.subscriber import give_back
 from inferway.kv.events.apply import EngineBlocks
 from inferway.kv.events.event_applier import EventApplier, Steps
+from inferway.kv.events.holder_snapshot import HolderSnapshot, SavedHolder
 from inferway.kv.index.memory import MemoryIndex
 from inferway.kv.index.protocol import Clear
-from inferway.model import Endpoint
 from inferway.prompts.freed_memory import give_back_large
 from inferway.tasks import TimeSlice
 from inferway_bench.index.engine import BLOCKS, endless_payloads
 
 ENGINES = 8
 BLOCK_SIZE = 16
+SNAPSHOT_SECONDS = 5.0  # more often than the gateway
 TICK_SECONDS = 0.001
 
 
@@ -90,25 +87,50 @@ class Ticker:
 
 
 class Followed:
-    """One engine, its journal, and the gateway's way from its events to the index."""
+    """One engine, and the gateway's way from its events to the index (`state_dir.Stream`)."""
 
     def __init__(self, number: int, state_dir: StateDir, index: MemoryIndex) -> None:
-        source = EventSource(0, f"tcp://127.0.0.1:{number}", "tcp://127.0.0.1:9")
-        endpoint = Endpoint(f"10.0.0.{number}:8000", f"http://10.0.0.{number}:8000", number)
-        card = ModelCard("m", "/models/one", None, 4096)
-        facts = EngineFacts((card,), (source,), BLOCK_SIZE, ())
-        engine = Engine(EngineSettings(url=endpoint.url), (), facts)
-        journal = state_dir.journal(engine, source, endpoint)
-        assert journal is not None
-        self.journal: HolderJournal = journal
+        snapshot = state_dir.stream(f"10.0.0.{number}:8000", "/models/one")
+        assert snapshot is not None
+        self.snapshot = snapshot
         self.index = index
-        self.blocks = EngineBlocks(number, BLOCK_SIZE, holdings=index, on_record=journal.record)
-        self.applier = EventApplier(self.blocks, holdings=index, on_batch_done=journal.batch_done)
+        self.blocks = EngineBlocks(number, BLOCK_SIZE, holdings=index)
+        self.applier = EventApplier(self.blocks, holdings=index)
         self.payloads = endless_payloads(BLOCK_SIZE, number)
         self.seq = 0
+        self.turn = asyncio.Lock()  # no event while a snapshot is taken
+
+    @property
+    def num_changes(self) -> int:
+        return self.seq
+
+    @property
+    def losses(self) -> tuple[int, int]:
+        return self.applier.stats.forgotten, 0
+
+    async def take_snapshot(self) -> HolderSnapshot | None:
+        taken: list[HolderSnapshot] = []
+        async with self.turn:
+            await self._in_slices(self.applier.take(taken.append))
+        return taken[0] if taken else None
+
+    async def restore(self, saved: SavedHolder) -> int:
+        await self._in_slices(self.applier.restore(saved))
+        return self.blocks.num_blocks
+
+    def count_no_copies(self) -> None:
+        self.blocks.count_no_copies()
+
+    async def _in_slices(self, steps: Steps) -> None:
+        slice_ = TimeSlice()
+        for step in steps:
+            if isinstance(step, list):
+                self.index.apply(step)
+            if slice_.is_over:
+                await slice_.rest()
 
     async def load(self) -> None:
-        await self.journal.load(self.applier, self.index)
+        await self.snapshot.load(self)
 
     def link(self) -> None:
         """As if the engine had proven what was loaded, or had stored nothing yet."""
@@ -132,8 +154,9 @@ class Followed:
 
 @asynccontextmanager
 async def followed(directory: Path) -> AsyncIterator[tuple[Ticker, list[Followed]]]:
-    """Engines that were followed before, if the directory has journals of them."""
-    state_dir, index, ticker = StateDir(directory), MemoryIndex(), Ticker()
+    """Engines that were followed before, if the directory has a snapshot of them."""
+    index, ticker = MemoryIndex(), Ticker()
+    state_dir = StateDir(directory, index.links, seconds=SNAPSHOT_SECONDS)
     state_dir.open()
     engines = [Followed(number, state_dir, index) for number in range(ENGINES)]
     gc.collect()
@@ -157,7 +180,8 @@ async def keep(directory: Path, blocks: int) -> None:
         slice_ = TimeSlice()
         for _ in range(blocks // BLOCKS // ENGINES):
             for engine in engines:
-                engine.next()
+                async with engine.turn:
+                    engine.next()
                 if slice_.is_over:
                     await slice_.rest()
         ticker.report("kept")
@@ -173,7 +197,7 @@ async def load(directory: Path, _: int) -> None:
         )
         while engines:
             engine = engines.pop()
-            await engine.journal.close()
+            engine.snapshot.close(engine)
             await engine.drop()
             del engine
             await asyncio.sleep(0)

@@ -1,6 +1,6 @@
 """The tests of a part of the project, for `make test-part`: one path a line.
 
-    tests_of_part.py routing fleet/journal structured/tests/backends tests/http/test_leaks.py
+    tests_of_part.py routing fleet/discovery structured/tests/backends tests/http/test_leaks.py
     tests_of_part.py
 
 A part is a path, or one below tests/. Without a part it is what differs from the last commit:

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
     [
         ("src/inferway/http/page.py", "tests/http"),
         ("src/inferway/http/hop_by_hop.py", "tests/http"),
-        ("src/inferway/fleet/journal/journal.py", "tests/fleet/journal/test_journal.py"),
+        ("src/inferway/kv/index/memory.py", "tests/kv/index/test_memory.py"),
         ("src/inferway/metrics.py", "tests/test_architecture.py"),
         ("structured/src/inferway_structured/disk.py", "structured/tests/test_disk.py"),
         ("bench/src/inferway_bench/loading/windows.py", "bench/tests/loading/test_windows.py"),

@@ -363,14 +363,15 @@ class Gateway:
             *(self.settings.slo, self.fleet, self.learning_plugins, self.worth),
             *(self.standing.drained, self.director.clock),
         )
-        parts = (self.draining, self._slo, self.speeds, self.autoscaling)
+        parts = (self.draining, self._slo, self.speeds)
         return MetricsPage(
             *(self.director, self.fleet, pool, self.indexer.renderer, self._publishes),
             *(self.indexer.request_templates, self._auth, self._requests),
             parts=[
                 *(part.families for part in parts),
-                *methods(self._attached, "families"),
+                *methods([self.autoscaling, *self._attached], "families"),
                 self._servers.families,
+                self.indexer.state_dir.families,
                 lambda: () if self.replicas is None else self.replicas.families(),
             ],
             with_others=None if self._process is None else self._process.with_others,

@@ -42,7 +42,7 @@
     - HelperBusyError         too many jobs wait for it, nothing was tried
     - JobKilledError          the job passed a limit, or brought its process down
     - JobFailedError          the job raised
-  x JournalError            a file in `state_dir` is not whole; never reaches a client
+  x SnapshotError           a file in `state_dir` is not whole; never reaches a client
   x SeamError               an engine goes on with other text than the client has; the client
                             hears of the engine that was lost before
   x PeerMessageError        another gateway has told what cannot be; never reaches a client
@@ -313,7 +313,7 @@ class ClientGoneError(InferwayError):
     """The client has gone while its request waited."""
 
 
-class JournalError(InferwayError):
+class SnapshotError(InferwayError):
     """A file in `state_dir` is not whole. It is not used."""
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -31,9 +32,9 @@ from inferway.fleet.columns import EndpointColumns
 from inferway.fleet.engine import Engine, Subscriber
 from inferway.fleet.event_source import EventSource
 from inferway.fleet.fleet import Fleet, Subscribe
-from inferway.fleet.journal.state_dir import StateDir
 from inferway.fleet.prober import Prober
 from inferway.fleet.scores import Scores, scores_of, served_model
+from inferway.fleet.state_dir import StateDir
 from inferway.fleet.subscribing import OnEngineBatch, Subscribing
 from inferway.fleet.watch import EngineWatch, Watch
 from inferway.kv.index.build import build_index
@@ -87,7 +88,7 @@ class Indexer:
         Raises ConfigError."""
         self.settings = engines if isinstance(engines, ServeSettings) else _settings(engines)
         self.index = build_index(self.settings.index, MemoryIndex) if parts is None else parts.index
-        self.state_dir = StateDir.of(self.settings)
+        self.state_dir = _state_dir(self.settings, self.index)
         self._own_renderer = renderer is None
         self.renderer = renderer or Renderer()
         trusted = self.settings.trust_request_chat_template
@@ -144,8 +145,8 @@ class Indexer:
         if self._closed:
             return
         self._closed = True
-        await self.fleet.close()
         await self.state_dir.close()
+        await self.fleet.close()
         if self.request_templates is not None:
             self.request_templates.close()
         if self._own_renderer:
@@ -260,6 +261,13 @@ def _body(fields: Mapping[str, Any], model: str) -> bytes:
         return msgspec.json.encode({**fields, "model": model})
     except (TypeError, ValueError) as e:
         raise InvalidRequestError(f"body: it has no form in JSON: {e}") from e
+
+
+def _state_dir(settings: ServeSettings, index: Index) -> StateDir:
+    """Return the directory that settings name; a copy of an index has nothing to keep."""
+    if settings.state_dir is None or not isinstance(index, MemoryIndex):
+        return StateDir(None, lambda: iter(()))
+    return StateDir(Path(settings.state_dir), index.links)
 
 
 async def _start_helper(templates: RequestTemplates) -> None:

@@ -1,6 +1,6 @@
 """A follower before a hub, in one process: between them are a real socket pair, what the follower's
 streams write, and the hub's side of each stream. A follower may be killed; the next one knows
-nothing, or what its journal has."""
+nothing."""
 
 from __future__ import annotations
 
@@ -112,19 +112,14 @@ class Followers:
         self._follower.killed()
 
     def _may_die(self, world: World) -> bool:
-        """As gateways may: who has no journal may take reports for copies."""
-        return not world.troubles.report or all(line.journal for line in world.lines)
+        """As gateways may: who keeps nothing may take reports for copies."""
+        return not world.troubles.report
 
     def _kill(self, world: World) -> None:
-        has_journals = self._rng.random() < 0.5 or world.troubles.report > 0
         self._follower.killed()
         self._follower = Follower()
         for line in world.lines:
-            if has_journals:
-                line.restore()
-            else:
-                line.journal.clear()
-                line.follow()
+            line.follow_without_state()
 
     def _apply(self, follower: Follower, number: int, ops: list[Op]) -> None:
         if ops:

@@ -26,7 +26,7 @@ KINDS: dict[str, Troubles] = {
     "engine restarts that keep the link": replace(CALM, silent_restart=0.06, audit=0.04),
     "links that break": replace(CALM, link=0.1),
     "gateway restarts": replace(CALM, gateway=0.05),
-    "gateway restarts with a journal": replace(CALM, snapshot=0.06, restart=0.02, lost=0.05),
+    "gateway restarts with a snapshot": replace(CALM, snapshot=0.06, restart=0.02, lost=0.05),
     "late joiners": replace(CALM, joins_late=True, ring=4),
     "a replay socket that dies": replace(CALM, lost=0.1, dead_replay=0.06, link=0.03),
     "a replay socket that is dead": replace(CALM, lost=0.1, replay_lives=False),

@@ -10,29 +10,27 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 
-import msgspec
 import numpy as np
 from tests.chaos.engine import ADAPTER, Features, Prompt, TrueEngine
 from tests.chaos.faults import corrupt, spoilt
+from tests.kv.snapshots import encoded, result
 
-from inferway.fleet.full_reports import FullReporter
+from inferway.fleet.fleet import FullReporter
 from inferway.fleet.subscriber import IndexElsewhere
 from inferway.kv.blocks.extra_keys import request_extras
 from inferway.kv.blocks.keys import BlockHasher
 from inferway.kv.events.apply import EngineBlocks
 from inferway.kv.events.dialect_finder import DialectFinder
 from inferway.kv.events.event_applier import EventApplier, Step, Steps
-from inferway.kv.events.records import Record, Uncounted
+from inferway.kv.events.holder_snapshot import SavedHolder
 from inferway.kv.events.stream import Replay, StreamState, digest_of
 from inferway.kv.index.memory import MemoryIndex
 from inferway.kv.index.protocol import Index
 from inferway.model import BlockKey
-
-RECORD: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +47,7 @@ class Troubles:
     silent_restart: float = 0.0  # behind something that keeps the link
     link: float = 0.0  # lost for a while
     gateway: float = 0.0  # it restarts with nothing
-    snapshot: float = 0.0  # it restarts with a journal that ends a little before
+    snapshot: float = 0.0  # it restarts with a snapshot that was taken a little before
     dead_replay: float = 0.0  # the socket answers nobody for a while
     freeze: float = 0.0  # the engine does nothing for a while, and keeps its connections
     blackhole: float = 0.0  # nothing reaches the gateway for a while, and nothing is reset
@@ -64,17 +62,6 @@ class Troubles:
     ranks: int = 1
     max_blocks: int | None = None
     features: Features = field(default_factory=Features)
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """Of the journal: what a batch changed."""
-
-    seq: int
-    digest: bytes
-    from_start: bool
-    records: bytes  # each encoded when it came
-    says_uncounted: bool = False  # written between two batches
 
 
 Message = tuple[int, bytes] | str  # number and payload; "lost" or "up"
@@ -96,7 +83,8 @@ class Line:
         self.dead = not self.troubles.replay_lives
         self.is_frozen = False
         self.held: deque[Message] | None = None  # what a blackhole has taken; None: there is none
-        self.journal: list[Entry] = []
+        self.saved: bytes | None = None  # the last snapshot
+        self.is_uncounted = False  # it is kept that copies do not count
         self.running: Steps = iter(())
         self.excluded = 0
         self._be_born()
@@ -207,16 +195,17 @@ class Line:
         self.index = index = self.world.index_of(self)
         holdings = None if isinstance(index, IndexElsewhere) else index
         size = self.troubles.features.block_size
-        self.pending: list[bytes] = []
-        self.blocks = EngineBlocks(self.holder, size, holdings=holdings, on_record=self._record)
+        self.blocks = EngineBlocks(self.holder, size, holdings=holdings)
         self.world.healer.attend(self.blocks)
+        if self.is_uncounted:
+            self.blocks.count_no_copies()
+        self.is_uncounted = not self.blocks.copies_count
         self.finder = DialectFinder(["chaos"], lora_path=lambda _: ADAPTER.lora.path)
         self.blocks.verify_hashes(self.finder)
         self.follower = EventApplier(
             self.blocks,
             can_replay=self.troubles.can_replay,
             holdings=holdings,
-            on_batch_done=self._batch_done,
         )
         self.follower.stream.max_held_batches = 6
         self.running = iter(())
@@ -224,38 +213,24 @@ class Line:
         self.wire = deque(["up"])
         self.late.clear()
 
-    def restore(self) -> None:
-        """From the journal, whose end a crash may have cost: its last 50 ms, in which it was not
-        said that copies are no more counted."""
-        if self.journal and self.rng.random() < 0.7:
-            for _ in range(self.rng.randrange(min(4, len(self.journal)))):
-                if self.journal[-1].says_uncounted:
-                    break
-                self.journal.pop()
+    def follow_without_state(self) -> None:
+        """A new gateway, which has no `--state-dir`."""
+        self.saved, self.is_uncounted = None, False
         self.follow()
-        self.pending.clear()
-        for entry in self.journal:
-            for raw in msgspec.msgpack.decode(entry.records, type=list[bytes]):
-                self.index.apply(self.blocks.apply_record(RECORD.decode(raw)))
-        if self.journal:
-            last = self.journal[-1]
-            self.follower.restore(last.seq, last.digest, last.from_start)
-        if not self.blocks.copies_count:
-            self._record(Uncounted())
 
-    def _record(self, record: Record) -> None:
-        """As `fleet.journal.HolderJournal.record`."""
-        encoded = msgspec.msgpack.encode(record)
-        if isinstance(record, Uncounted) and self.journal:
-            records = msgspec.msgpack.encode([encoded])
-            self.journal.append(replace(self.journal[-1], records=records, says_uncounted=True))
-            return
-        self.pending.append(encoded)
+    def keep(self) -> None:
+        """As `fleet.state_dir`: a snapshot between two batches."""
+        position, index = self.follower.position, self.world.index
+        if position is not None:
+            assert isinstance(index, MemoryIndex)
+            self.saved = encoded(result(self.blocks.take(position)), index)
 
-    def _batch_done(self, seq: int, digest: bytes, state: StreamState) -> None:
-        records = msgspec.msgpack.encode(self.pending)
-        self.journal.append(Entry(seq, digest, state is StreamState.EXACT, records))
-        self.pending.clear()
+    def restore(self) -> None:
+        """A new gateway, which has the last snapshot."""
+        self.follow()
+        if self.saved is not None:
+            for step in self.follower.restore(SavedHolder(self.saved)):
+                self._do(step)
 
     def start(self, steps: Steps) -> None:
         """One thing at a time: what is under way is done first."""
@@ -283,6 +258,8 @@ class Line:
         if not self.wire:
             return
         self.finish()
+        if self.troubles.snapshot and self.rng.random() < 0.3:
+            self.keep()
         self.finder.step(16)  # as `fleet.orphan_resolution.OrphanResolver`, between two messages
         message = self.wire.popleft()
         if message == "lost":
@@ -341,6 +318,7 @@ class Line:
 
     def report(self) -> None:
         self.blocks.count_no_copies()  # as `fleet.Fleet.reports`, if a client asks for it
+        self.is_uncounted = True
         if self.world.prompts:
             prompt = self.rng.choice(self.world.prompts[-40:])
             self.publish(self.engine.report(prompt, self.world.now(), self.holder))
@@ -363,8 +341,8 @@ class World:
     """`storm` as long as you like, then `calm`, then `judge`.
 
     Where there are reports, some gateways have `--heal`, in others clients ask for it. Of two in a
-    row, the second has `--heal` or a journal of the first with a batch in it: who has neither may
-    hear reports that it takes for copies (docs/reliability.md).
+    row, the second has `--heal` or the `--state-dir` of the first: who has neither may hear reports
+    that it takes for copies (docs/reliability.md).
     """
 
     def __init__(
@@ -446,7 +424,7 @@ class World:
             case "silent_restart":
                 line.restart(silent=True)
             case "gateway" | "snapshot":
-                self._restart_gateway(with_journal=name == "snapshot")
+                self._restart_gateway(with_state=name == "snapshot")
             case "dead_replay":
                 line.dead = not line.dead or not self.troubles.replay_lives
             case "clear":
@@ -463,16 +441,18 @@ class World:
         heals = heals or (self.troubles.report > 0 and self.rng.random() < 0.5)
         return FullReporter(1.0 if heals else 0.0)
 
-    def _restart_gateway(self, with_journal: bool) -> None:
+    def _restart_gateway(self, with_state: bool) -> None:
+        if with_state and self.rng.random() < 0.3:  # it was not killed
+            for line in self.lines:
+                line.finish()
+                line.keep()
         self.index = self._make_index()
-        has_journals = with_journal and all(line.journal for line in self.lines)
-        self.healer = self._healer(heals=self.troubles.report > 0 and not has_journals)
+        self.healer = self._healer(heals=self.troubles.report > 0 and not with_state)
         for line in self.lines:
-            if with_journal:
+            if with_state:
                 line.restore()
             else:
-                line.journal.clear()
-                line.follow()
+                line.follow_without_state()
 
     # and then
 

@@ -13,8 +13,8 @@ from inferway.fleet.engine_facts import (
     MAX_SOURCES_BYTES,
     ModelCard,
     NoEngineError,
-    parse_block_size,
-    parse_cache_blocks,
+    number_in,
+    parse_cache_labels,
     parse_models,
     resolve_sources,
 )
@@ -188,7 +188,8 @@ def test_block_size_and_room_of_a_cache_are_labels_and_not_their_namesakes() -> 
         'mamba_block_size="None",num_gpu_blocks="1456"} 1.0\n'
     )
 
-    assert parse_block_size(metrics) == 32
-    assert parse_cache_blocks(metrics) == 1456
-    assert parse_block_size("vllm:other 1\n") is None
-    assert parse_cache_blocks('vllm:cache_config_info{num_gpu_blocks="None"} 1.0\n') is None
+    cache = parse_cache_labels(metrics)
+    assert (number_in(cache, "block_size"), number_in(cache, "num_gpu_blocks")) == (32, 1456)
+    assert parse_cache_labels("vllm:other 1\n") == {}
+    cache = parse_cache_labels('vllm:cache_config_info{num_gpu_blocks="None"} 1.0\n')
+    assert number_in(cache, "num_gpu_blocks") is None

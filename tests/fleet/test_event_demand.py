@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from inferway.config import ServeSettings
-from inferway.fleet.event_demand import needs_events
+from inferway.fleet.watch import needs_events
 
 
 @pytest.mark.parametrize(

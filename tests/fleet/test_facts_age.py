@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferway.fleet.facts_age import FIRST_SECONDS, MOST_SECONDS, FactsAge
+from inferway.fleet.engine_facts import FIRST_SECONDS, MOST_SECONDS, FactsAge
 
 
 def test_an_engine_of_which_nothing_is_known_is_asked_at_once() -> None:

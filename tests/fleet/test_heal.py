@@ -12,7 +12,7 @@ from inferway.config import EngineSettings
 from inferway.fleet.engine import Engine
 from inferway.fleet.engine_facts import EngineFacts
 from inferway.fleet.event_source import EventSource
-from inferway.fleet.full_reports import FullReporter, knows_the_mode
+from inferway.fleet.fleet import FullReporter, knows_the_mode
 from inferway.fleet.subscriber import Subscription
 from inferway.fleet.zmq_subscriber import ZmqSubscriber
 from inferway.kv.events.stream import StreamState

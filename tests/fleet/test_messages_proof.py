@@ -15,7 +15,7 @@ from tests.integration.conftest import answering
 from inferway.config import EngineSettings
 from inferway.errors import RenderError
 from inferway.fleet.engine import Engine, ProofState
-from inferway.fleet.messages_proof import ATTEMPTS, prove_messages
+from inferway.fleet.prober import ATTEMPTS, prove_messages
 from inferway.model import Reason, Tokenized
 from inferway.openai_api.requests import ChatRequest, CountTokensRequest, PromptBody
 from inferway.prompts.chat.messages_input import as_chat

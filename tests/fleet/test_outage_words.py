@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from inferway.fleet.outage import Outage, OutageKind
-from inferway.fleet.outage_words import (
+from inferway.fleet.outage import (
+    Outage,
+    OutageKind,
     back_words,
     cache_words,
     down_words,

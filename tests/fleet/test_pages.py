@@ -13,7 +13,7 @@ from tests.fleet.servers import serving
 
 from inferway.errors import UpstreamError, UpstreamTimeoutError
 from inferway.fleet.http_client import MAX_PAGE_BYTES, StatusError
-from inferway.fleet.metrics_client import MetricsClient
+from inferway.fleet.scraper import MetricsClient
 
 
 @asynccontextmanager

@@ -17,9 +17,8 @@ from inferway.fleet.event_source import EventSource
 from inferway.fleet.fleet import Fleet
 from inferway.fleet.load import Load, parse_load
 from inferway.fleet.outage import OutageKind
-from inferway.fleet.silence import SilenceWatch
 from inferway.fleet.subscriber import EventSubscriber
-from inferway.fleet.watch import EngineWatch
+from inferway.fleet.watch import EngineWatch, SilenceWatch
 from inferway.kv.index.memory import MemoryIndex
 from inferway.model import Endpoint, Reason
 from inferway.prompts.served import ModelSource, NoPrompts, PromptSource

@@ -17,7 +17,7 @@ import zmq.asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferway.fleet import zmtp, zmtp_endpoints
+from inferway.fleet import zmtp
 from inferway.fleet.zmtp import GREETING, ZmtpConnection, ZmtpError, encoded, frame
 
 READY = zmtp.ready("PUB")
@@ -67,7 +67,7 @@ async def connected(
 ) -> AsyncIterator[tuple[Heard, ZmtpConnection]]:
     heard = Heard()
     connection = ZmtpConnection(kind, heard)
-    await zmtp_endpoints.connect(endpoint, connection)
+    await zmtp.connect(endpoint, connection)
     try:
         yield heard, connection
     finally:
@@ -141,11 +141,9 @@ async def test_a_dealer_asks_and_is_answered() -> None:
 
 
 async def test_sockets_of_the_library_connect_to_one_that_is_bound() -> None:
-    heard, listening = Heard(), zmtp_endpoints.bound("tcp://127.0.0.1:*")
-    endpoint = zmtp_endpoints.endpoint_of(listening)
-    accepting = asyncio.ensure_future(
-        zmtp_endpoints.accept(listening, partial(ZmtpConnection, "SUB", heard))
-    )
+    heard, listening = Heard(), zmtp.bound("tcp://127.0.0.1:*")
+    endpoint = zmtp.endpoint_of(listening)
+    accepting = asyncio.ensure_future(zmtp.accept(listening, partial(ZmtpConnection, "SUB", heard)))
     with zmq.asyncio.Context() as context, context.socket(zmq.XPUB) as publisher:
         publisher.setsockopt(zmq.LINGER, 0)
         publisher.connect(endpoint)
@@ -187,7 +185,7 @@ async def test_the_library_answers_a_ping() -> None:
 async def test_it_connects_again_when_a_publisher_is_back(tmp_path: Path) -> None:
     heard, endpoint = Heard(), f"ipc://{tmp_path}/events.sock"
     keeping = asyncio.ensure_future(
-        zmtp_endpoints.keep_connected(endpoint, heard, partial(ZmtpConnection, "SUB", heard))
+        zmtp.keep_connected(endpoint, heard, partial(ZmtpConnection, "SUB", heard))
     )
     for number in range(2):
         async with library(zmq.XPUB, endpoint) as publisher:
@@ -238,7 +236,7 @@ async def test_what_is_no_publisher_is_refused_with_the_reason(
     async with peer(*writes) as endpoint:
         heard = Heard()
         with pytest.raises(ZmtpError) as raised:
-            await zmtp_endpoints.connect(endpoint, ZmtpConnection("SUB", heard))
+            await zmtp.connect(endpoint, ZmtpConnection("SUB", heard))
 
     assert fault in str(raised.value)
     assert heard.faults == [str(raised.value)]
@@ -257,7 +255,7 @@ async def test_a_message_without_end_ends_the_connection(what: bytes, fault: str
     async with peer(GREETING, frame(4, READY), encoded([b"good"]), what) as endpoint:
         heard = Heard()
         connection = ZmtpConnection("SUB", heard)
-        await zmtp_endpoints.connect(endpoint, connection)
+        await zmtp.connect(endpoint, connection)
         await connection.down
 
     assert heard.messages == [[b"good"]]
@@ -271,7 +269,7 @@ async def test_waiting_for_a_handshake_may_be_given_up() -> None:
     asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
     async with peer(heard=heard) as endpoint:
         connection = ZmtpConnection("SUB", Heard())
-        connecting = asyncio.ensure_future(zmtp_endpoints.connect(endpoint, connection))
+        connecting = asyncio.ensure_future(zmtp.connect(endpoint, connection))
         await until(lambda: heard)  # it waits for a greeting now
         connecting.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -285,7 +283,7 @@ async def test_a_peer_that_is_silent_is_lost() -> None:
     async with peer(GREETING, frame(4, READY)) as endpoint:
         heard = Heard()
         connection = ZmtpConnection("SUB", heard, heartbeat_seconds=0.05)
-        await zmtp_endpoints.connect(endpoint, connection)
+        await zmtp.connect(endpoint, connection)
         await connection.down
 
     [fault] = heard.faults
@@ -297,7 +295,7 @@ async def test_a_peer_that_is_silent_is_lost() -> None:
 )
 async def test_an_endpoint_that_is_none_is_named(endpoint: str) -> None:
     with pytest.raises(ValueError, match=r"expected tcp://HOST:PORT or ipc://PATH, found "):
-        await zmtp_endpoints.connect(endpoint, ZmtpConnection("SUB", Heard()))
+        await zmtp.connect(endpoint, ZmtpConnection("SUB", Heard()))
 
 
 @given(st.lists(st.tuples(st.integers(0, 7), st.binary(max_size=40))), st.booleans(), st.binary())

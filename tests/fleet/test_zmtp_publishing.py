@@ -14,8 +14,7 @@ import zmq
 import zmq.asyncio
 from tests.fleet.test_zmtp import until
 
-from inferway.fleet.zmtp import COMMAND, GREETING, frame, ready
-from inferway.fleet.zmtp_endpoints import bound, endpoint_of
+from inferway.fleet.zmtp import COMMAND, GREETING, bound, endpoint_of, frame, ready
 from inferway.fleet.zmtp_publishing import (
     MOST_SUBSCRIPTIONS,
     MOST_TOPIC_BYTES,

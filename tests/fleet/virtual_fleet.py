@@ -24,7 +24,7 @@ from inferway.fleet.fleet import Fleet
 from inferway.fleet.load import Load
 from inferway.fleet.outage import Outage
 from inferway.fleet.scraper import Scraper
-from inferway.fleet.silence import SilenceWatch
+from inferway.fleet.watch import SilenceWatch
 from inferway.kv.blocks.dialects import Dialect
 from inferway.kv.index.memory import MemoryIndex
 from inferway_sim.cache import KvCache, Run

@@ -23,6 +23,7 @@ from tests.integration.test_ranks import RanksInFront
 from inferway.app import Gateway
 from inferway.config import EngineSettings, ProbeSettings
 from inferway.errors import ConfigError
+from inferway.fleet.snapshot_file import read_sections
 from inferway.kv.events.stream import StreamState
 from inferway.prompts.files.prepare import prepare_smollm2
 from inferway_sim.config import EventsConfig
@@ -86,15 +87,6 @@ def wait_for_blocks(url: str, more_than: int, after: str | None = None) -> int:
     raise AssertionError(f"{blocks} blocks")
 
 
-def wait_until_written(url: str, state_dir: Path) -> None:
-    """What a journal has taken is in its file a moment later."""
-    for _ in range(500):
-        size = sum(path.stat().st_size for path in state_dir.glob("*/*.journal"))
-        if size == metric(url, "inferway_journal_bytes_total") > 0:
-            return
-    raise AssertionError(f"{size} bytes")
-
-
 def metric(url: str, name: str, labels: str = ".*") -> float:
     with urllib.request.urlopen(url + "/metrics", timeout=30) as page:
         text = page.read().decode()
@@ -116,8 +108,8 @@ async def test_a_gateway_started_again_matches_at_once(
 
         assert first.matched == 0
         assert answer.expected_tokens == answer.cached_tokens > 0
-        assert await second.metric("inferway_journal_proof", proof="proven") == 1
-        assert await second.metric("inferway_journal_loaded_blocks") > 0
+        assert await second.metric("inferway_snapshot_proof", proof="proven") == 1
+        assert await second.metric("inferway_snapshot_loaded_blocks") > 0
 
 
 async def test_what_happened_meanwhile_is_replayed(start_fleet: StartFleet, tmp_path: Path) -> None:
@@ -150,7 +142,7 @@ async def test_an_engine_that_went_on_beyond_its_buffer_is_forgotten(
         await until(lambda: answered(stream.state is StreamState.PARTIAL))
 
         assert (await second.chat(LONG)).matched == 0
-        assert await second.metric("inferway_journal_proof", proof="dropped") == 1
+        assert await second.metric("inferway_snapshot_proof", proof="dropped") == 1
 
 
 async def test_of_an_engine_that_was_restarted_meanwhile_nothing_is_believed(
@@ -171,10 +163,10 @@ async def test_of_an_engine_that_was_restarted_meanwhile_nothing_is_believed(
         answer = await second.chat(LONG)  # the chat template begins each prompt alike
         assert answer.expected_tokens == answer.cached_tokens <= 16
         assert (await second.scores("something else: " + LONG)) != {}
-        assert await second.metric("inferway_journal_proof", proof="dropped") == 1
+        assert await second.metric("inferway_snapshot_proof", proof="dropped") == 1
 
 
-async def test_each_rank_has_a_journal_of_its_own(start_fleet: StartFleet, tmp_path: Path) -> None:
+async def test_each_rank_has_a_snapshot_of_its_own(start_fleet: StartFleet, tmp_path: Path) -> None:
     ranks = (await start_fleet(2)).engines
     async with RanksInFront(ranks).serving() as front:
         engine = EngineSettings(url=front.url, name="dp")
@@ -195,10 +187,10 @@ async def test_each_rank_has_a_journal_of_its_own(start_fleet: StartFleet, tmp_p
 
             for rank, blocks in zip("01", held, strict=True):
                 proven = {"rank": rank, "proof": "proven"}
-                assert await second.metric("inferway_journal_proof", **proven) == 1
-                loaded = await second.metric("inferway_journal_loaded_blocks", rank=rank)
+                assert await second.metric("inferway_snapshot_proof", **proven) == 1
+                loaded = await second.metric("inferway_snapshot_loaded_blocks", rank=rank)
                 assert loaded == blocks > 0
-    assert len([path for path in tmp_path.iterdir() if path.is_dir()]) == 2
+    assert sorted(read_sections(tmp_path / "snapshot")) == ["dp/0", "dp/1"]
 
 
 async def test_what_was_reported_to_the_gateway_before_is_no_second_copy(
@@ -227,7 +219,7 @@ async def test_what_was_reported_to_the_gateway_before_is_no_second_copy(
         assert list((await second.scores(LONG * 3)).values()) == [blocks]
         [report] = (await second.get("/admin/engines")).body["engines"]
         stream = report["endpoints"][0]["stream"]
-        assert (stream["copies_count"], stream["journal"]["proof"]) == (False, "proven")
+        assert (stream["copies_count"], stream["snapshot"]["proof"]) == (False, "proven")
         for i in range(100):
             await second.chat(f"{i} drives out what was there: {LONG}", max_tokens=1)
 
@@ -259,14 +251,13 @@ async def test_what_cannot_be_confirmed_is_stale(start_fleet: StartFleet, tmp_pa
         [endpoint] = report["endpoints"]
 
         assert (endpoint["state"], endpoint["blocks"] > 0) == ("stale", True)
-        journal = endpoint["stream"]["journal"]
-        assert journal["proof"] == "pending"
-        assert journal["loaded_blocks"] == endpoint["blocks"]
-        assert not journal["given_up"]
+        snapshot = endpoint["stream"]["snapshot"]
+        assert snapshot["proof"] == "pending"
+        assert snapshot["loaded_blocks"] == endpoint["blocks"]
         assert await second.metric("inferway_stream_state", state="stale") == 1
 
 
-async def test_a_journal_of_another_model_is_refused_with_one_line(
+async def test_a_snapshot_of_another_model_is_refused_with_one_line(
     start_fleet: StartFleet, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     fleet = await start_fleet([simulated()], state_dir=str(tmp_path), probe=NO_PROBE)
@@ -278,12 +269,12 @@ async def test_a_journal_of_another_model_is_refused_with_one_line(
     other = await fleet.start_engine(simulated(model=str(root)))
     label = fleet.gateway.settings.engines[0].label
 
-    with caplog.at_level(logging.WARNING, "inferway.journal"):
+    with caplog.at_level(logging.WARNING, "inferway.snapshot"):
         async with again(fleet, engines=[EngineSettings(url=other.url, name=label)]) as second:
             await all_known(Fleet([other], second.gateway, fleet.http, fleet.start_engine))
-            assert await second.metric("inferway_journal_proof", proof="none") == 1
-    [line] = [r.getMessage() for r in caplog.records if r.name == "inferway.journal"]
-    assert "its journal is not used: it was written for model " in line
+            assert await second.metric("inferway_snapshot_proof", proof="none") == 1
+    [line] = [r.getMessage() for r in caplog.records if r.name == "inferway.snapshot"]
+    assert "its snapshot is not used: it was taken for model " in line
 
 
 async def test_without_a_replay_socket_nothing_is_kept(
@@ -293,7 +284,7 @@ async def test_without_a_replay_socket_nothing_is_kept(
     fleet = await start_fleet([simulated(events=events)], state_dir=str(tmp_path))
 
     assert [path.name for path in tmp_path.iterdir()] == ["lock"]
-    assert fleet.gateway.fleet.engines[0].subscribers[0].figures.journal is None
+    assert fleet.gateway.fleet.engines[0].subscribers[0].figures.snapshot is None
 
 
 async def test_two_gateways_need_two_directories(start_fleet: StartFleet, tmp_path: Path) -> None:
@@ -315,21 +306,20 @@ async def test_a_directory_that_cannot_be_written_is_told_at_start(
 
 
 @pytest.mark.slow
-def test_a_killed_gateway_knows_it_again(start: Start, tmp_path: Path) -> None:
+def test_a_gateway_that_was_stopped_knows_it_again(start: Start, tmp_path: Path) -> None:
     engine = start("simulate", "--port", "0")
     engine_url = engine.read_until(r"simulated engine (http://\S+)")
     command = ["serve", "--port", "0", "--engine", engine_url, "--state-dir", str(tmp_path)]
     first = start(*command)
     url = first.read_until(r"listening on (http://\S+)")
     held = wait_for_blocks(url, more_than=len(LONG) // 16 // 8, after=LONG)
-    wait_until_written(url, tmp_path)
 
-    first.process.send_signal(signal.SIGKILL)
+    first.process.send_signal(signal.SIGTERM)
     first.ends()
     second = start(*command)
-    loaded = int(second.read_until(r"(\d+) blocks from its journal"))
+    loaded = int(second.read_until(r"(\d+) blocks from the snapshot"))
     url = second.read_until(r"listening on (http://\S+)")
 
     assert loaded >= held
     assert wait_for_blocks(url, more_than=loaded - 1) >= loaded
-    assert metric(url, "inferway_journal_proof", '.*"proven"') == 1
+    assert metric(url, "inferway_snapshot_proof", '.*"proven"') == 1

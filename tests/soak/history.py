@@ -18,7 +18,7 @@ from itertools import pairwise
 AFTERMATH_SECONDS = 10.0
 SLOW = "slowed down"
 
-# As fleet.silence and fleet.watch say it.
+# As fleet.watch says it.
 _OUT = re.compile(
     r"^(?P<at>\S+) WARNING +inferway\.fleet: engine (?P<engine>\S+)"
     r" (?P<how>cannot be reached|does not answer|answers, but computes nothing"

@@ -16,11 +16,9 @@ from tests.engines import client
 from tests.engines.program import Program
 from tests.engines.waiting import wait_until
 from tests.workers.processes import (
-    descendants,
     is_there,
     kill,
     place,
-    stopped,
     wait_for_cpu,
 )
 from tests.workers.serving import CHAT, LONG, MODEL, Serving, serving, simulated
@@ -236,41 +234,3 @@ def test_a_hub_killed_leaves_no_follower_behind(
         wait_until(lambda: exact(again) == 1, "its cache is known", again.gateway.log_text)
         assert again.gateway.stop() == 0
         wait_until(lambda: not at.processes(), "no process is left")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_what_followers_remember_outlives_them_and_their_hub(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    flags = ("--state-dir", str(tmp_path / "state"), "--policy", "kv-aware", *FLAGS)
-    with place(tmp_path, monkeypatch, *flags) as at:
-        started = at.start()
-        started.chat(LONG)
-        wait_until(lambda: is_known(started, LONG), "it is known")
-        proof = 'proof="proven"'
-        for killed in started.followers():
-            kill(killed)
-            wait_until(lambda gone=killed: not is_there(gone), "it has ended")  # type: ignore[misc]
-        wait_until(
-            lambda: started.metric("inferway_journal_proof", proof) == 1,
-            "the next one goes on with its journal",
-            started.gateway.log_text,
-        )
-        assert started.metric("inferway_journal_loaded_blocks") > 0
-        assert is_known(started, LONG)
-
-        with stopped(started.followers()[0]):  # it has not let go of the directory yet
-            children = descendants(started.gateway.pid)
-            kill(started.gateway.pid)
-            again = at.begin()
-            wait_for_cpu(again.gateway.pid, 0.5)
-        again.gateway.listens()
-        wait_until(lambda: not any(map(is_there, children)), "the old ones end")
-        wait_until(
-            lambda: again.metric("inferway_journal_proof", proof) == 1,
-            "its journal is proven",
-            again.gateway.log_text,
-        )
-        assert is_known(again, LONG)
-        assert again.gateway.stop() == 0

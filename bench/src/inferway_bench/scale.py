@@ -25,7 +25,7 @@ import uvloop
 
 from inferway.fleet.engine_facts import discover
 from inferway.fleet.load import parse_load
-from inferway.fleet.metrics_client import MetricsClient
+from inferway.fleet.scraper import MetricsClient
 from inferway.openai_api.requests import parse_chat
 from inferway.prompts.files.prepare import prepare_smollm2
 from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest, RenderChatRequest

@@ -1,5 +1,5 @@
-"""`python -m inferway.cli.follower LINK [LOCK]`: a follower, as the hub starts it. LINK is the file
-descriptor of the socket where the hub tells it the rest, LOCK that of the hub's `state_dir`.
+"""`python -m inferway.cli.follower LINK`: a follower, as the hub starts it. LINK is the file
+descriptor of the socket where the hub tells it the rest.
 
 When the hub has ended, a follower ends, too.
 """
@@ -15,7 +15,6 @@ import sys
 import uvloop
 
 from inferway.cli.logs import set_up
-from inferway.errors import ConfigError
 from inferway.http.listening import raise_file_limit
 from inferway.prompts.freed_memory import give_back_large
 from inferway.signals import ENDING, listen
@@ -29,7 +28,7 @@ LOOK_SECONDS = 1.0  # whether the hub reads
 log = logging.getLogger("inferway")
 
 
-async def _run(end: socket.socket, lock: int | None) -> None:
+async def _run(end: socket.socket) -> None:
     raise_file_limit()
     give_back_large()
 
@@ -40,7 +39,7 @@ async def _run(end: socket.socket, lock: int | None) -> None:
         following.heard(message)
 
     link = Link(heard, lambda: following.ended.set(), FollowerMessage)
-    following = Following(link.send, lock)
+    following = Following(link.send)
     listen(asyncio.get_running_loop(), following.ended.set, *ENDING)
     await link.open(end)
     try:
@@ -51,23 +50,16 @@ async def _run(end: socket.socket, lock: int | None) -> None:
 
 
 async def _ended(following: Following, link: Link) -> None:
-    """Return when the follower shall end, or what it says is not read. Raises ConfigError."""
+    """Return when the follower shall end, or what it says is not read."""
     while not await happens_within(following.ended, LOOK_SECONDS):
         if link.is_stuck:
             log.error("the hub does not read what this follower says; it ends, and begins anew")
             return
-    if following.failed is not None:
-        raise following.failed
 
 
 def main() -> None:
-    link, *lock = map(int, sys.argv[1:])
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the hub's to listen to
-    try:
-        uvloop.run(_run(socket.socket(fileno=link), lock[0] if lock else None))
-    except ConfigError as e:
-        log.error("a follower could not start: %s", e)
-        sys.exit(2)
+    uvloop.run(_run(socket.socket(fileno=int(sys.argv[1]))))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from inferway.doctor.facts import GatewayReport
 from inferway.doctor.rules import CheckResult, Level
-from inferway.fleet.outage_words import since_words
+from inferway.fleet.outage import since_words
 
 TRAFFIC = "traffic"  # the subject of alarms that `traffic_rules` finds by themselves
 _LEVELS = {"fail": Level.FAIL, "warn": Level.WARN, "info": Level.OK}

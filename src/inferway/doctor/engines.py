@@ -18,8 +18,7 @@ from inferway.doctor.facts import EngineReport, Socket, SparseCaches
 from inferway.errors import ConfigError, UpstreamError
 from inferway.fleet.engine_facts import EngineFacts, discover, given_source, parse_cache_labels
 from inferway.fleet.http_client import EngineConnector, post, upstream_errors
-from inferway.fleet.zmtp import CONNECT_SECONDS, ZmtpConnection, ZmtpError
-from inferway.fleet.zmtp_endpoints import connect
+from inferway.fleet.zmtp import CONNECT_SECONDS, ZmtpConnection, ZmtpError, connect
 
 ENGINE_SECONDS = 10.0  # an engine that computes on the CPU leaves us waiting for a while
 

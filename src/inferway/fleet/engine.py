@@ -14,14 +14,12 @@ from typing import Any, Protocol
 import msgspec
 
 from inferway.config import EngineSettings
-from inferway.fleet.engine_facts import EngineFacts, ModelCard, given_source
+from inferway.fleet.engine_facts import EngineFacts, FactsAge, ModelCard, given_source
 from inferway.fleet.event_source import EventSource
-from inferway.fleet.facts_age import FactsAge
 from inferway.fleet.kv_transfer import side_channel_finding
 from inferway.fleet.liveness import Liveness
 from inferway.fleet.load import Load
-from inferway.fleet.outage import Outage, OutageKind
-from inferway.fleet.outage_words import outage_words
+from inferway.fleet.outage import Outage, OutageKind, outage_words
 from inferway.fleet.silent_zero import StreamEvidence
 from inferway.fleet.stream_figures import StreamFigures
 from inferway.kv.events.dialect_finder import DialectState
@@ -81,7 +79,7 @@ class StreamView(Protocol):
     @property
     def may_report(self) -> bool:
         """Whether a report of what the engine reuses would tell something that is not known, and
-        nothing wrong (`fleet.full_reports`)."""
+        nothing wrong (`fleet.FullReporter`)."""
 
     def evidence(self) -> StreamEvidence:
         """Return what the stream has brought, without what its engine is."""

@@ -44,6 +44,8 @@ MAX_CARD_FINDINGS = 3  # each is a warning in the log
 # (docs/compatibility.md).
 NEWEST_VLLM = (0, 33)
 
+_LABEL = re.compile(r'[{,]([a-z_]{1,60})="([^"]{0,200})"')
+_NUMBER = re.compile(r"\d{1,9}")
 _MAJOR_MINOR = re.compile(r"(\d{1,6})\.(\d{1,6})")
 
 
@@ -154,13 +156,14 @@ async def discover(
     heard()
     load_path = await _load_path(session, url, headers, metrics)
     heard()
+    cache = parse_cache_labels(metrics)
     facts = EngineFacts(
-        *(models, sources, parse_block_size(metrics), (*findings, *source_findings)),
+        *(models, sources, number_in(cache, "block_size"), (*findings, *source_findings)),
         *(version, has_plugin, load_path),
-        cache_blocks=parse_cache_blocks(metrics),
+        cache_blocks=number_in(cache, "num_gpu_blocks"),
         cache=CacheFacts(
             drops_last_block=before is not None and before.cache.drops_last_block,
-            hash_size=parse_hash_size(metrics) or 0,
+            hash_size=number_in(cache, "hash_block_size") or 0,
         ),
     )
     told = before.kv_transfer if before is not None else None
@@ -352,35 +355,44 @@ def _resolve(host: str, endpoint: str, what: str) -> tuple[str | None, str | Non
     )
 
 
-_BLOCK_SIZE = re.compile(r'[{,]block_size="(?P<number>\d{1,9})"')
-_HASH_SIZE = re.compile(r'[{,]hash_block_size="(?P<number>\d{1,9})"')
-_LABEL = re.compile(r'[{,]([a-z_]{1,60})="([^"]{0,200})"')
-_CACHE_BLOCKS = re.compile(r'[{,]num_gpu_blocks="(?P<number>\d{1,12})"')
-
-
-def parse_block_size(metrics: str) -> int | None:
-    """Return the `block_size` label of `vllm:cache_config_info`, in tokens."""
-    return _cache_config(metrics, _BLOCK_SIZE)
-
-
-def parse_cache_blocks(metrics: str) -> int | None:
-    """Return the `num_gpu_blocks` label of `vllm:cache_config_info`: blocks that have room in the
-    GPU's cache of one rank."""
-    return _cache_config(metrics, _CACHE_BLOCKS)
-
-
-def parse_hash_size(metrics: str) -> int | None:
-    """Return the `hash_block_size` label of `vllm:cache_config_info`: the tokens of a hash."""
-    return _cache_config(metrics, _HASH_SIZE)
-
-
 def parse_cache_labels(metrics: str) -> Mapping[str, str]:
     """Return all labels of `vllm:cache_config_info`; none if the engine has no such metric."""
     configs = samples(metrics, ("vllm:cache_config_info",))
     return dict(_LABEL.findall(configs[0][0])) if configs else {}
 
 
-def _cache_config(metrics: str, label: re.Pattern[str]) -> int | None:
-    configs = samples(metrics, ("vllm:cache_config_info",))
-    found = label.search(configs[0][0]) if configs else None
-    return int(found["number"]) if found else None
+def number_in(labels: Mapping[str, str], name: str) -> int | None:
+    """Return the number that a label has; None if there is no such label, or another word in it."""
+    found = _NUMBER.fullmatch(labels.get(name, ""))
+    return int(found[0]) if found else None
+
+
+FIRST_SECONDS = 10.0  # once it has worked
+MOST_SECONDS = 300.0
+
+
+@dataclass(slots=True)
+class FactsAge:
+    """The age of what one engine has told of itself. Times in seconds, by any clock.
+
+    What an engine tells comes with its start, but for metrics that it has only once it has worked.
+    What it serves, and whether it is well, is asked for more often."""
+
+    asked: float | None = None  # None: it may be another engine by now
+    has_worked: bool = False  # since then
+    holds: float = FIRST_SECONDS  # for so long, once it has worked
+
+    def are_due(self, now: float) -> bool:
+        """Return whether it must be asked for all again: ever more seldom while it works and tells
+        the same, and MOST_SECONDS later at last."""
+        if self.asked is None:
+            return True
+        return now - self.asked > (self.holds if self.has_worked else MOST_SECONDS)
+
+    def told(self, asked: float, *, is_same: bool) -> None:
+        """It has told all, and the same as before or not."""
+        if not is_same:
+            self.holds = FIRST_SECONDS
+        elif self.has_worked:
+            self.holds = min(MOST_SECONDS, 4 * self.holds)
+        self.asked, self.has_worked = asked, False

@@ -21,16 +21,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
+import msgspec
 
 from inferway.config import ProbeSettings
 from inferway.errors import UpstreamError, crash_report
 from inferway.fleet.engine import Engine, ProbeState, ProofState
-from inferway.fleet.engine_token_ids import NoTokenIdsError, ask
-from inferway.fleet.messages_proof import prove_messages
+from inferway.fleet.engine_token_ids import PROBE_SECONDS, NoTokenIdsError, ask
+from inferway.fleet.http_client import post
 from inferway.model import Endpoint, TokenIds
 from inferway.prompts.fidelity.flag_diagnosis import FlagFinding, find
 from inferway.prompts.fidelity.probe import (
+    BODIES,
+    COUNT_TOKENS,
     PROBES,
+    CountsMessages,
     Difference,
     JsonObject,
     NotRendered,
@@ -40,9 +44,11 @@ from inferway.prompts.fidelity.probe import (
     live_copy,
     live_kind,
     live_words,
+    our_count,
     our_outcome,
 )
 from inferway.prompts.served import PromptSource, ServedModel
+from inferway_structured.decoding import UNREADABLE
 
 log = logging.getLogger("inferway.probe")
 
@@ -424,3 +430,60 @@ class Prober:
                 "a live prompt could not be compared, by a fault of the gateway: %s",
                 crash_report(error),
             )
+
+
+class _Count(msgspec.Struct):
+    input_tokens: int
+
+
+async def prove_messages(
+    session: aiohttp.ClientSession, engine: Engine, model: str, prompts: CountsMessages
+) -> tuple[ProofState, str]:
+    """Return whether all counts are the same, and if not, the first difference. An engine that does
+    not count, or refuses what is asked, proves nothing."""
+    found = ProofState.UNPROVEN
+    for i, fields in enumerate(BODIES):
+        body = {"model": model, **fields}
+        try:
+            ours, theirs = await _counts(session, engine, prompts, body)
+        except UpstreamError:
+            return ProofState.UNPROVEN, ""
+        if ours is None or theirs is None:
+            continue
+        if ours != theirs:
+            return ProofState.DIFFERS, f"in probe {i + 1} it counts {theirs} tokens, and we {ours}"
+        found = ProofState.AGREES
+    return found, ""
+
+
+async def _counts(
+    session: aiohttp.ClientSession,
+    engine: Engine,
+    prompts: CountsMessages,
+    body: Mapping[str, Any],
+) -> tuple[int | None, int | None]:
+    """Ours and the engine's, asked again if they differ."""
+    for _ in range(ATTEMPTS):
+        ours = await our_count(prompts, body)
+        theirs = None if ours is None else await _asked(session, engine, body)
+        if ours is None or theirs is None or ours == theirs:
+            break
+    return ours, theirs
+
+
+async def _asked(
+    session: aiohttp.ClientSession, engine: Engine, body: Mapping[str, Any]
+) -> int | None:
+    """None if the engine refuses it. Raises UpstreamError."""
+    raw_body, headers = msgspec.json.encode(body), engine.http_headers
+    status, raw = await post(
+        session, engine.url, COUNT_TOKENS, raw_body, headers=headers, seconds=PROBE_SECONDS
+    )
+    if status in (400, 422):
+        return None
+    if status != 200:
+        raise UpstreamError(f"{COUNT_TOKENS} answered {status}")
+    try:
+        return msgspec.json.decode(raw, type=_Count).input_tokens
+    except UNREADABLE as e:
+        raise UpstreamError(f"{COUNT_TOKENS}: its answer cannot be read") from e

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from inferway.fleet.journal.journal import JournalFigures
+from inferway.fleet.stream_snapshot import SnapshotFigures
 from inferway.kv.events.event_applier import EventApplierStats
 from inferway.kv.events.holder_state import ApplyStats
 from inferway.kv.events.stream import StreamStats
@@ -25,7 +25,7 @@ class StreamFigures(Struct, frozen=True, array_like=True):
     num_orphans: int = 0
     caches: tuple[str, ...] = ()  # the kinds of its groups of KV caches, if there are several
     unplaced: tuple[str, ...] = ()  # the kinds that hold blocks of which it is not known where
-    journal: JournalFigures | None = None
+    snapshot: SnapshotFigures | None = None
 
 
 def no_figures() -> StreamFigures:

@@ -19,15 +19,16 @@ from dataclasses import dataclass
 from functools import partial
 
 from inferway.fleet.event_source import EventSource
-from inferway.fleet.journal.journal import HolderJournal
 from inferway.fleet.silent_zero import StreamEvidence
 from inferway.fleet.stream_figures import StreamFigures
+from inferway.fleet.stream_snapshot import SnapshotProof, StreamSnapshot
 from inferway.kv.events.adapters import sglang
 from inferway.kv.events.apply import EngineBlocks
 from inferway.kv.events.event import Batch, EventAdapter
 from inferway.kv.events.event_applier import EventApplier, Steps
 from inferway.kv.events.groups import NO_FACTS, CacheFacts
 from inferway.kv.events.hidden_places import Beside
+from inferway.kv.events.holder_snapshot import HolderSnapshot, SavedHolder
 from inferway.kv.events.removals import Removals
 from inferway.kv.events.stream import EventStream, Replay, StreamState
 from inferway.kv.index.protocol import Index, Op
@@ -59,7 +60,7 @@ class Subscription:
     index: Index | IndexElsewhere
     name: str | None = None  # for the log: which engine
     on_batch: OnBatch | None = None
-    journal: HolderJournal | None = None  # loaded first, written then, and closed with the stream
+    snapshot: StreamSnapshot | None = None  # what it begins with; closed with the stream
     lora_path: Callable[[str], str | None] = lambda _: None  # where an adapter is from, by its name
     cache_facts: Callable[[], CacheFacts] = lambda: NO_FACTS  # what events do not say of the cache
     on_drop: Callable[[], None] = lambda: None  # the engine drops the last block it matches
@@ -75,17 +76,14 @@ class EventSubscriber(ABC):
         adapter: EventAdapter = sglang.open_batch,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        source, index = subscription.source, subscription.index
-        journal, on_batch = subscription.journal, subscription.on_batch
+        source, index, on_batch = subscription.source, subscription.index, subscription.on_batch
         self.source = source
         self.holder = holder = subscription.holder
-        on_record = journal.record if journal is not None else None
         holdings = None if isinstance(index, IndexElsewhere) else index
         self.blocks = EngineBlocks(
             holder,
             subscription.block_size,
             holdings=holdings,
-            on_record=on_record,
             lora_path=subscription.lora_path,
             cache_facts=subscription.cache_facts,
         )
@@ -95,14 +93,13 @@ class EventSubscriber(ABC):
             can_replay=source.replay is not None,
             holdings=holdings,
             on_batch=partial(on_batch, holder) if on_batch is not None else None,
-            on_batch_done=journal.batch_done if journal is not None else None,
             on_skip=self._warn,
         )
         self.stats = self.follower.stats
         self.removals = Removals()  # that the engine has told of, of late
         self.last_batch_at: float | None = None  # by `clock`
         self.last_topic: str | None = None  # of the last message, whatever it was
-        self.journal = journal
+        self._snapshot = subscription.snapshot
         self._on_state: Callable[[], None] | None = None
         self._on_told: Callable[[], None] | None = None
         self._on_drop = subscription.on_drop
@@ -159,7 +156,7 @@ class EventSubscriber(ABC):
             num_orphans=blocks.num_orphans,
             caches=blocks.layout.kinds if blocks.layout is not None else (),
             unplaced=blocks.unplaced_kinds,
-            journal=None if self.journal is None else self.journal.figures,
+            snapshot=None if self._snapshot is None else self._snapshot.figures,
         )
 
     @property
@@ -172,26 +169,25 @@ class EventSubscriber(ABC):
         on_state: Callable[[], None] | None = None,
         on_told: Callable[[], None] | None = None,
     ) -> None:
-        """Begin to listen, once the journal is loaded if there is one: what is published meanwhile
+        """Begin to listen, once the snapshot is loaded if there is one: what is published meanwhile
         the replay brings. A source that cannot be opened is logged: the engine stays blind.
         `on_state` is called when `state` has changed, `on_told` when batches have come."""
         self._on_state, self._on_told = on_state, on_told
-        if self.journal is None:
+        if self._snapshot is None:
             self._open()
         else:
-            self._tasks.spawn(self._load(self.journal))
+            self._tasks.spawn(self._load(self._snapshot))
 
-    async def _load(self, journal: HolderJournal) -> None:
-        await journal.load(self.follower, self._index)
-        self._tell()
+    async def _load(self, snapshot: StreamSnapshot) -> None:
+        await snapshot.load(self)
         self._open()
 
     async def close(self) -> None:
         """Stop listening. It may be called twice."""
+        if self._snapshot is not None:
+            self._snapshot.close(self)
         await self._tasks.close()
         self._stop()
-        if self.journal is not None:
-            await self.journal.close()
 
     async def give_back(self) -> None:
         await give_back(self.blocks)
@@ -246,6 +242,8 @@ class EventSubscriber(ABC):
         """Let any removal remove a block from here on (`EngineBlocks.count_no_copies`). The state
         may be another then."""
         if self.blocks.copies_count:
+            if self._snapshot is not None:
+                self._snapshot.count_no_copies()
             self.blocks.count_no_copies()
             self._tell()
 
@@ -259,6 +257,30 @@ class EventSubscriber(ABC):
         batches."""
         self._feed(lambda: self.blocks.expect_prompt(token_ids, keys, beside))
         await self._idle.wait()
+
+    # a restart of the gateway: as `stream_snapshot.Stream` has it
+
+    @property
+    def num_changes(self) -> int:
+        stats = self.stats
+        return stats.batches + stats.forgotten + self.blocks.stats.adopted
+
+    @property
+    def losses(self) -> tuple[int, int]:
+        index = self._index
+        evicted = 0 if isinstance(index, IndexElsewhere) else index.num_evicted(self.holder)
+        return self.stats.forgotten, evicted
+
+    async def take_snapshot(self) -> HolderSnapshot | None:
+        taken: list[HolderSnapshot] = []
+        self._feed(lambda: self.follower.take(taken.append))
+        await self._idle.wait()
+        return taken[0] if taken else None
+
+    async def restore(self, saved: SavedHolder) -> int:
+        self._feed(lambda: self.follower.restore(saved))
+        await self._idle.wait()
+        return self.blocks.num_blocks
 
     # what a subclass does
 
@@ -305,6 +327,7 @@ class EventSubscriber(ABC):
                     self._on_told()
             if stats.forgotten != forgotten:
                 log.info("engine %s: the view of its cache is dropped", self._name)
+                self._ended_in(SnapshotProof.DROPPED)
             if is_done:
                 self._rest()
                 self._tell()
@@ -360,8 +383,15 @@ class EventSubscriber(ABC):
         state = self.state
         if state is not self._told_state:
             self._told_state = state
+            if state.is_settled:
+                self._ended_in(SnapshotProof.PROVEN)
             if self._on_state is not None:
                 self._on_state()
+
+    def _ended_in(self, proof: SnapshotProof) -> None:
+        """What was loaded from the snapshot is proven or dropped."""
+        if self._snapshot is not None:
+            self._snapshot.ended_in(proof)
 
     def _warn(self, reason: str, message: str) -> None:
         """Counted each time, in the log once."""

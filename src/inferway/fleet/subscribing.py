@@ -8,8 +8,9 @@ from functools import partial
 
 from inferway.fleet.engine import Engine
 from inferway.fleet.event_source import EventSource
-from inferway.fleet.journal.state_dir import StateDir
 from inferway.fleet.polling_subscriber import PollingSubscriber
+from inferway.fleet.state_dir import StateDir
+from inferway.fleet.stream_snapshot import StreamSnapshot
 from inferway.fleet.subscriber import EventSubscriber, IndexElsewhere, Subscription
 from inferway.fleet.zmq_subscriber import REPLAYS_AT_ONCE, ZmqSubscriber
 from inferway.kv.events.event import Batch
@@ -30,7 +31,7 @@ class Subscribing:
 
     def __init__(
         self,
-        state_dir: StateDir,
+        state_dir: StateDir | None,
         on_batch: OnEngineBatch | None = None,
     ) -> None:
         """`on_batch` sees each batch of events that was applied."""
@@ -54,7 +55,7 @@ class Subscribing:
             index,
             name=engine.name,
             on_batch=partial(self._on_batch, engine) if self._on_batch else None,
-            journal=self._state_dir.journal(engine, source, endpoint),
+            snapshot=self._snapshot(engine, source, endpoint),
             lora_path=engine.adapter_path,
             cache_facts=lambda: engine.cache_facts,
             on_drop=engine.drops_last_block,
@@ -62,3 +63,12 @@ class Subscribing:
         if source.is_polled:
             return PollingSubscriber(subscription, headers=engine.http_headers)
         return ZmqSubscriber(subscription, replays=self._replays, turns=self._turns)
+
+    def _snapshot(
+        self, engine: Engine, source: EventSource, endpoint: Endpoint
+    ) -> StreamSnapshot | None:
+        """None for an engine without a replay socket: nothing could ever prove what was kept."""
+        if self._state_dir is None or source.replay is None:
+            return None
+        model = engine.base_models[0].root or "" if engine.base_models else ""
+        return self._state_dir.stream(endpoint.name, model)

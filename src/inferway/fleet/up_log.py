@@ -9,8 +9,7 @@ import time
 from collections.abc import Callable
 
 from inferway.fleet.engine import Engine
-from inferway.fleet.outage import Outage
-from inferway.fleet.outage_words import back_words, cache_words
+from inferway.fleet.outage import Outage, back_words, cache_words
 from inferway.kv.events.stream import StreamState
 
 SETTLE_SECONDS = 5.0  # that an engine's events may take to show what its cache holds

@@ -1,5 +1,6 @@
 """Hears of the engines, by asking each what it is (discovery), then for its load, again and again
-(scraper). An engine that does not answer is a warning in the log, once.
+(scraper), and by what it says no more. An engine that does not answer is a warning in the log,
+once.
 """
 
 from __future__ import annotations
@@ -7,11 +8,12 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import aiohttp
+import msgspec
 
 from inferway.config import ServeSettings
 from inferway.errors import UpstreamError, UpstreamTimeoutError
@@ -24,19 +26,21 @@ from inferway.fleet.engine_facts import (
     discover,
     parse_models,
 )
-from inferway.fleet.http_client import StatusError
-from inferway.fleet.metrics_client import MetricsClient
-from inferway.fleet.outage import Outage, OutageKind
-from inferway.fleet.outage_words import down_words
-from inferway.fleet.scraper import Scraper, Work
-from inferway.fleet.silence import SilenceWatch
+from inferway.fleet.http_client import StatusError, post
+from inferway.fleet.liveness import PATIENT_SECONDS
+from inferway.fleet.outage import Outage, OutageKind, down_words, duration
+from inferway.fleet.scraper import MetricsClient, Scraper, Work
 from inferway.metrics import Family
+from inferway.tasks import Tasks
 
 if TYPE_CHECKING:
     from inferway.fleet.fleet import Fleet
 
 log = logging.getLogger("inferway.fleet")
 
+STOOD_STILL_SECONDS = 1.0  # that this process was away for, between two looks at the engines
+TRY_SECONDS = 60.0  # that the answer to a try is waited for
+_TRY_PATH = "/v1/completions"
 ANSWER_SECONDS = 5.0  # that an engine may take to answer
 REDISCOVER_SECONDS = 10.0  # how often an engine is asked for its models again
 
@@ -267,3 +271,162 @@ def _has_number(error: UpstreamError, numbers: frozenset[int]) -> bool:
             return True
         cause = cause.__cause__
     return False
+
+
+NOT_FOLLOWED = (
+    "scoring is off, and nobody has asked for scores yet; they are followed from the first request"
+    " for scores on, or from the start with follow_events: always, publish, state_dir or heal"
+)
+
+
+def needs_events(settings: ServeSettings) -> bool:
+    """Return whether events are followed before anybody asks for scores.
+
+    Where prompts are not looked at (`scoring: false`), no request is routed, recorded or explained
+    by what engines hold. What is left are scores, which hardly anybody asks such a gateway for."""
+    return (
+        settings.scoring
+        or settings.follow_events == "always"
+        or settings.publish is not None
+        or settings.state_dir is not None
+        or settings.heal > 0
+    )
+
+
+class SilenceWatch:
+    """Finds the engines that say nothing any more, by the rules of `liveness`. One whose core
+    computes nothing is asked for a token, once at a time, until one comes. `open` it, then `look`
+    again and again, `close` it when done."""
+
+    def __init__(self, fleet: Fleet, ask: Callable[[Engine], None]) -> None:
+        """`ask` has an engine asked at once how it is: whether others answer, too."""
+        self._fleet = fleet
+        self._ask = ask
+        self._session: aiohttp.ClientSession | None = None
+        self._looked = self._awake = 0.0
+        self._tries = Tasks(log, "an engine was not tried, by a fault of the gateway")
+
+    @property
+    def awake(self) -> float:
+        """Since when this process goes on, by the loop's clock."""
+        return self._awake
+
+    def open(self, session: aiohttp.ClientSession) -> None:
+        self._session = session
+        self._looked = self._awake = asyncio.get_running_loop().time()
+
+    async def close(self) -> None:
+        await self._tries.close()
+
+    def look(self, now: float, interval: float) -> None:
+        """Judge every engine. `interval`: seconds that are meant to be between two looks."""
+        if now - self._looked > interval + STOOD_STILL_SECONDS:
+            self._awake = now
+        self._looked = now
+        for engine in list(self._fleet.engines):
+            if engine.healthy:
+                self._judge(engine, now)
+            elif engine.is_stalled:
+                self._try(engine, now)
+            elif engine.outage is not None and not engine.outage.is_silence:
+                engine.liveness.comes(now)  # it may be started anew
+
+    def _judge(self, engine: Engine, now: float) -> None:
+        live, awake = engine.liveness, self._awake
+        if live.is_silent(now, awake):
+            assert live.asked is not None
+            since = max(live.asked, awake)
+            slowest = live.answers.seconds(now)
+            error = f"no answer for {now - since:.1f} s; its slowest of late took {slowest:.1f} s"
+            self._give_up(engine, Outage(OutageKind.SILENT, since, live.answered, error), now)
+            return
+        works = self._has_work(engine)
+        expected = self._expected(engine) if works else 0.0
+        self._note_progress(engine, now, expected)
+        live.has_work(now, works=works)
+        if not works:
+            return
+        if not live.is_quiet(now, awake, expected):
+            return
+        since = live.quiet_since(awake)
+        if live.is_stalled(now, awake, expected):
+            what = "no token came" if live.has_generated else "it has not computed a token yet"
+            error = f"{what} for {duration(now - since)}, though it has requests"
+            self._give_up(engine, Outage(OutageKind.STALLED, since, live.progressed, error), now)
+        else:
+            self._try(engine, now)
+
+    def _give_up(self, engine: Engine, outage: Outage, now: float) -> None:
+        if not self._is_witnessed(engine, outage.since) and now - outage.since < PATIENT_SECONDS:
+            return
+        engine.warned = True
+        log.warning("%s", down_words(engine.name, engine.url, outage))
+        self._fleet.is_down(engine, outage)
+
+    def _is_witnessed(self, late: Engine, since: float) -> bool:
+        """Whether another engine has answered since; if none has, all are asked."""
+        others = [each for each in self._fleet.engines if each.healthy and each is not late]
+        if any((each.liveness.answered or 0.0) > since for each in others):
+            return True
+        for other in others:
+            self._ask(other)
+        return False
+
+    def _note_progress(self, engine: Engine, now: float, expected: float | None) -> None:
+        live, awake = engine.liveness, self._awake
+        if engine.load is not live.load:
+            before = live.load
+            live.has_told(engine.load, expected)
+            if before is None or before.generated is None:
+                return  # what an engine tells first is no progress
+            if engine.load.computed != before.computed:
+                generated = engine.load.generated != before.generated
+                live.has_progressed(now, awake, generated=generated)
+        elif live.progressed is not None and engine.has_told_since(live.progressed):
+            live.has_progressed(now, awake, generated=False)
+
+    def _expected(self, engine: Engine) -> float | None:
+        """Seconds that its prompts should take; None: it has some that nobody here knows."""
+        return (
+            None if self._fleet.table.has_others(engine) else self._fleet.expected_seconds(engine)
+        )
+
+    def _has_work(self, engine: Engine) -> bool:
+        """Whether its core has something to do, and shows that it does it. What waits there may
+        wait for something else, as for a grammar or another engine's blocks: a try tells."""
+        load = engine.load
+        if load.generated is None or engine.liveness.takes_no_tries:
+            return False
+        return bool(load["running"] or load["waiting"]) or self._fleet.table.has_requests(engine)
+
+    # tries
+
+    def _try(self, engine: Engine, now: float) -> None:
+        if engine.liveness.tried is None:
+            engine.liveness.tried = now
+            self._tries.spawn(self._ask_for_token(engine))
+
+    async def _ask_for_token(self, engine: Engine) -> None:
+        live, loop = engine.liveness, asyncio.get_running_loop()
+        try:
+            status = await self._token_status(engine)
+        except UpstreamError:
+            return  # how its API is, others find out
+        finally:
+            live.tried = None
+        if status >= 500:
+            return
+        live.takes_no_tries = status != 200
+        live.has_answered_try(loop.time())
+        if engine.is_stalled:
+            self._fleet.is_up(engine)
+
+    async def _token_status(self, engine: Engine) -> int:
+        model = next((card.name for card in engine.base_models), "")
+        body = msgspec.json.encode({"model": model, "prompt": "1", "max_tokens": 1})
+        assert self._session is not None
+        headers = engine.http_headers
+        status, _ = await post(
+            *(self._session, engine.url, _TRY_PATH, body), headers=headers, seconds=TRY_SECONDS
+        )
+        return status

@@ -16,8 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from inferway.fleet.zmtp import ZmtpConnection, encoded
-from inferway.fleet.zmtp_endpoints import MOST_ACCEPTED, accept, keep_connected
+from inferway.fleet.zmtp import MOST_ACCEPTED, ZmtpConnection, accept, encoded, keep_connected
 from inferway.loop_turns import LoopTurns
 from inferway.tasks import Tasks
 
@@ -66,7 +65,7 @@ class PubSocket:
         admits: Callable[[str], bool] = lambda _: True,
         most: int = MOST_ACCEPTED,
     ) -> None:
-        """Accept subscribers at a socket that listens, as `zmtp_endpoints.accept` does."""
+        """Accept subscribers at a socket that listens, as `zmtp.accept` does."""
         self._tasks.spawn(accept(listening, self._connection, admits, most))
 
     def connect(self, endpoint: str) -> None:

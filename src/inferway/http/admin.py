@@ -26,9 +26,8 @@ from inferway.errors import (
 )
 from inferway.fleet.draining import Draining
 from inferway.fleet.engine import Engine
-from inferway.fleet.event_demand import NOT_FOLLOWED
 from inferway.fleet.fleet import Fleet
-from inferway.fleet.journal.journal import JournalFigures
+from inferway.fleet.watch import NOT_FOLLOWED
 from inferway.http.message import Request
 from inferway.http.responder import JSON, Responder
 from inferway.http.server import Handler
@@ -271,7 +270,7 @@ class AdminPages:
             "caches": list(figures.caches),
             "unplaced": list(figures.unplaced),
             "adopted": blocks.adopted,
-            "journal": _journal(figures.journal),
+            "snapshot": figures.snapshot,
         }
 
 
@@ -291,15 +290,3 @@ def _seconds(query: str, name: str = "seconds") -> float | None:
             param=name,
         )
     return seconds
-
-
-def _journal(journal: JournalFigures | None) -> dict[str, Any] | None:
-    if journal is None:
-        return None
-    stats = journal.stats
-    return {
-        "proof": journal.proof,
-        "loaded_blocks": stats.loaded_blocks,
-        "bytes": journal.num_bytes,
-        "given_up": stats.given_up,
-    }

@@ -16,8 +16,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 
 from inferway.errors import ConfigError
 from inferway.fleet.discovery.sources import Resolve, resolve
-from inferway.fleet.zmtp import ZmtpConnection
-from inferway.fleet.zmtp_endpoints import bound, endpoint_of, keep_connected
+from inferway.fleet.zmtp import ZmtpConnection, bound, endpoint_of, keep_connected
 from inferway.fleet.zmtp_publishing import PubSocket
 from inferway.loop_turns import LoopTurns
 from inferway.replicas.messages import MOST_BYTES

@@ -14,6 +14,7 @@ import numpy as np
 
 from inferway.config import SloSettings
 from inferway.errors import NoEndpointError
+from inferway.extension import Extension
 from inferway.fleet.fleet import Fleet
 from inferway.metrics import Family, gauge
 from inferway.model import Candidates
@@ -30,9 +31,9 @@ _MODEL = ["model"]
 _NEVER_MS = 1e12
 
 
-class Autoscaling:
-    """Looks at the fleet whenever `families` is called. `clock` is the director's; `drained` are
-    the names of engines that get no new requests."""
+class Autoscaling(Extension):
+    """An extension that looks at the fleet whenever its families are asked for. `clock` is the
+    director's; `drained` are the names of engines that get no new requests."""
 
     def __init__(
         self,

@@ -21,7 +21,7 @@ import msgspec
 
 from inferway.errors import ConfigError
 from inferway.fleet.engine import Engine
-from inferway.fleet.zmtp_endpoints import bound, check_endpoint, endpoint_of
+from inferway.fleet.zmtp import bound, check_endpoint, endpoint_of
 from inferway.fleet.zmtp_publishing import PubSocket
 from inferway.kv.events.adapters.vllm import normalise
 from inferway.kv.events.event import Batch

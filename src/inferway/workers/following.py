@@ -9,15 +9,12 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import msgspec
 from prometheus_client import ProcessCollector
 
-from inferway.errors import ConfigError
 from inferway.fleet.engine import Engine
-from inferway.fleet.journal.state_dir import StateDir
 from inferway.fleet.orphan_resolution import OrphanResolver
 from inferway.fleet.subscriber import EventSubscriber, IndexElsewhere
 from inferway.fleet.subscribing import Subscribing
@@ -61,25 +58,20 @@ class Following:
     """`heard` gets what the hub says; `ended` is set when the process shall end. `close` at the
     end."""
 
-    def __init__(self, send: Callable[[FollowerMessage], None], lock: int | None) -> None:
-        """`lock`: of `state_dir`, as the hub has it."""
+    def __init__(self, send: Callable[[FollowerMessage], None]) -> None:
         self.ended = asyncio.Event()
-        self.failed: ConfigError | None = None  # why it has ended
         self._send = send
-        self._lock = lock
         self._engines: list[Engine] = []
         self._by_name: dict[str, Engine] = {}
         self._streams: dict[int, tuple[Engine, EventSubscriber]] = {}
         self._told: dict[int, bytes] = {}  # what was told last, by the stream's number
         self._encoder = msgspec.msgpack.Encoder()
-        self._state_dir = StateDir(None)
         self._orphans = OrphanResolver(
             self._engines,
             seeds=[*SEEDS, *filter(None, [os.environ.get("PYTHONHASHSEED")])],
             on_moved=lambda engine: send(Suspect(engine.name)),
         )
         self._tasks = Tasks(log, "streams are no longer followed, by a fault of the gateway")
-        # One after the other: a stream's journal is closed before the next one of it is opened.
         self._orders: asyncio.Queue[FollowStream | FollowNoMore] = asyncio.Queue()
         self._does: dict[type[Any], Callable[[Any], None]] = {
             BeginFollowing: self._begin,
@@ -100,20 +92,10 @@ class Following:
         await self._tasks.close()
         await self._orphans.close()
         await asyncio.gather(*[stream.close() for _, stream in self._streams.values()])
-        await self._state_dir.close()
 
     def _begin(self, told: BeginFollowing) -> None:
-        settings = told.settings
-        path = None if settings.state_dir is None else Path(settings.state_dir)
-        self._state_dir = StateDir(path)
-        try:
-            self._state_dir.open(self._lock)
-        except ConfigError as e:
-            self.failed = e
-            self.ended.set()
-            return
         on_batch = self._publish if told.publishes else None
-        self._subscribing = Subscribing(self._state_dir, on_batch)
+        self._subscribing = Subscribing(None, on_batch)
         self._orphans.start()
         self._tasks.spawn(self._obey())
         self._tasks.spawn(self._tell_figures())

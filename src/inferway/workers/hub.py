@@ -108,9 +108,7 @@ class ServingHub:
         self._directory = Path(tempfile.mkdtemp(prefix="inferway-"))
         self._memory = shared_memory(workers + 1)
         self._columns = SharedColumns(self._memory, 0)
-        self._followers = Followers(
-            settings.followers, self._index, self._begin_following, self._lock_of_state
-        )
+        self._followers = Followers(settings.followers, self._index, self._begin_following, list)
         subscribe = self._followers.subscribe if settings.followers else None
         parts = FleetParts(self._index, self._columns, subscribe=subscribe)
         process = Process(
@@ -391,10 +389,6 @@ class ServingHub:
         told = self._for_workers(self.settings)
         told = msgspec.structs.replace(told, state_dir=self.settings.state_dir)
         return BeginFollowing(told, publishes=self.gateway.publisher is not None)
-
-    def _lock_of_state(self) -> list[int]:
-        lock = self.gateway.indexer.state_dir.lock
-        return [] if lock is None else [lock]
 
     # where the workers listen
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from inferway.fleet.outage_words import since_words
+from inferway.fleet.outage import since_words
 from inferway.model import Alarm
 from inferway.telemetry.alarms import fleet_alarms, named
 from inferway.telemetry.engine_rows import EngineRow, OutageRow

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 import pytest
+from tests.kv.snapshots import restore, saved
 
 from inferway.kv.blocks.dialects import Dialect, HashExtra, LoraAdapter, published_extras, wire_hash
 from inferway.kv.blocks.extra_keys import event_extras
@@ -17,7 +18,6 @@ from inferway.kv.events.apply import EngineBlocks
 from inferway.kv.events.dialect_finder import DialectFinder, DialectState
 from inferway.kv.events.event import BlockRemoved, BlockStored, Event
 from inferway.kv.events.holder_state import MAX_LATELY
-from inferway.kv.events.records import Record
 from inferway.kv.index.memory import MemoryIndex
 from inferway.kv.index.protocol import CPU, FULL_ATTENTION, GPU
 from inferway.model import BlockKey
@@ -85,8 +85,7 @@ class Gateway:
 
     def __init__(self, *events: Event, knows_dialect: bool = False) -> None:
         self.index = MemoryIndex()
-        self.records: list[Record] = []
-        self.blocks = EngineBlocks(HOLDER, SIZE, holdings=self.index, on_record=self.records.append)
+        self.blocks = EngineBlocks(HOLDER, SIZE, holdings=self.index)
         if knows_dialect:
             finder = DialectFinder(lora_path=lambda _: ALICE.path)
             finder.see(another_prompt())
@@ -237,12 +236,11 @@ def test_chunks_of_another_size_are_left_out() -> None:
 
 
 @every_kind
-def test_copies_can_be_done_again_from_records(extras: Extras) -> None:
+def test_copies_are_in_a_snapshot(extras: Extras) -> None:
     first = Gateway(offloaded(PLAIN, 0, 1), on_gpu(extras), removed(extras, 2), offloaded(extras))
     second = Gateway()
 
-    for record in first.records:
-        second.index.apply(second.blocks.apply_record(record))
+    restore(second.blocks, second.index, saved(first.blocks, first.index))
 
     for tier in (CPU, GPU):
         assert second.num_in(tier, extras) == first.num_in(tier, extras)

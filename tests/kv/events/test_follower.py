@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.kv.snapshots import encoded
 
 from inferway.kv.blocks.keys import BlockHasher
 from inferway.kv.events.adapters.sglang import open_batch
 from inferway.kv.events.apply import EngineBlocks
 from inferway.kv.events.event import SMALL_BYTES, Batch
 from inferway.kv.events.event_applier import EventApplier, Steps
+from inferway.kv.events.holder_snapshot import HolderSnapshot, Position, SavedHolder
 from inferway.kv.events.stream import MAX_IN_VAIN, Replay, StreamState, digest_of
 from inferway.kv.index.memory import MemoryIndex
 from inferway.kv.index.protocol import Copy, Remove, Store
@@ -62,7 +64,6 @@ class Gateway:
     can_replay: bool = True
     max_blocks: int | None = None
     wanted: list[Replay] = field(default_factory=list)
-    done: list[tuple[int, bytes, StreamState]] = field(default_factory=list)
     batches: list[Batch] = field(default_factory=list)
     skips: list[tuple[str, str]] = field(default_factory=list)
 
@@ -74,7 +75,6 @@ class Gateway:
             can_replay=self.can_replay,
             holdings=self.index,
             on_batch=self.batches.append,
-            on_batch_done=lambda *args: self.done.append(args),
             on_skip=lambda *args: self.skips.append(args),
         )
 
@@ -209,14 +209,15 @@ def test_a_block_that_is_removed_twice_in_a_row_loses_two_copies() -> None:
     assert gateway.index.num_blocks(HOLDER) == gateway.blocks.num_blocks == gateway.matched == 1
 
 
-def test_each_batch_is_told_with_number_and_digest() -> None:
-    gateway = following(batch(stored(0, 3)))
+def test_each_batch_is_told_and_the_position_is_that_of_the_last() -> None:
+    gateway = following()
+    assert gateway.follower.position is None
+
+    gateway.live(0, batch(stored(0, 3)))
     gateway.live(1, batch(removed(2)))
 
-    assert gateway.done == [
-        (0, digest_of(batch(stored(0, 3))), EXACT),
-        (1, digest_of(batch(removed(2))), EXACT),
-    ]
+    digest = digest_of(batch(removed(2)))
+    assert gateway.follower.position == Position(1, digest, is_exact=True)
     assert [len(each.events) for each in gateway.batches] == [1, 1]
 
 
@@ -259,13 +260,13 @@ def test_a_long_event_is_applied_in_pieces_between_which_others_have_a_turn() ->
         assert [len(each.events) for each in gateway.batches] == [1, 1]
 
 
-def test_a_picture_from_a_journal_is_stale_until_the_engine_proves_it() -> None:
+def test_a_picture_from_a_snapshot_is_stale_until_the_engine_proves_it() -> None:
     payloads = batch(stored(0, 3)), batch(removed(2))
-    before = following(*payloads)
-    after = Gateway()
-    after.index, after.blocks, after.follower.blocks = before.index, before.blocks, before.blocks
-    seq, digest, state = before.done[-1]
-    after.follower.restore(seq, digest, state is EXACT)
+    before, after = following(*payloads), Gateway()
+    taken: list[HolderSnapshot] = []
+    assert before.do(before.follower.take(taken.append)) == []
+    [snapshot] = taken
+    after.do(after.follower.restore(SavedHolder(encoded(snapshot, before.index))))
 
     assert after.state is StreamState.STALE
     assert after.do(after.follower.resume()) == [Replay(1)]
@@ -297,7 +298,7 @@ def test_if_the_engine_really_sends_it_all_is_forgotten_and_the_rest_is_partial(
     gateway.replay((0, batch(stored(0, 3))), (1, bad))
 
     assert (gateway.matched, gateway.state) == (0, PARTIAL)
-    assert gateway.done[-1] == (1, digest_of(bad), PARTIAL)
+    assert gateway.follower.position == Position(1, digest_of(bad), is_exact=False)
 
     gateway.live(2, batch(stored(0, 2)))
 

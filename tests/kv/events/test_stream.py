@@ -28,8 +28,7 @@ def batch(seq: int, life: str = "a") -> bytes:
 
 
 def applied(seq: int, life: str = "a") -> Apply:
-    payload = batch(seq, life)
-    return Apply(payload, seq, digest_of(payload))
+    return Apply(batch(seq, life))
 
 
 def linked(*, can_replay: bool = True) -> EventStream:
@@ -449,7 +448,7 @@ def test_what_was_held_in_doubt_is_not_applied() -> None:
     assert stream.replayed(2, batch(2, "b")) == [Forget(), Replay(0)]
 
 
-# a picture from a journal
+# a picture from a snapshot
 
 
 def test_a_restored_stream_is_stale_and_asks_for_the_proof() -> None:
@@ -473,7 +472,7 @@ def test_a_restored_stream_of_another_life_is_forgotten() -> None:
     assert stream.replayed(7, batch(7, "b")) == [Forget(), Replay(0)]
 
 
-def test_without_a_replay_socket_a_journal_is_of_no_use() -> None:
+def test_without_a_replay_socket_a_snapshot_is_of_no_use() -> None:
     stream = EventStream(can_replay=False)
     stream.restore(7, digest_of(batch(7)), from_start=True)
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -104,6 +105,32 @@ def test_a_story_that_ends_with_everybody_cleared_leaves_nothing(
     swept(index, 1)
 
     assert (index.num_keys, index.num_values) == (0, 1)
+
+
+@given(stories())
+def test_the_links_are_the_parents_of_all_blocks_that_are_held(
+    story: tuple[list[list[BlockKey]], list[list[Op]]],
+) -> None:
+    ways, batches = story
+    parents = {key: parent for way in ways for parent, key in pairwise([0, *way])}
+    index, plain = MemoryIndex(slice_blocks=2), Plain()
+    for batch in batches:
+        index.apply(batch)
+        for op in batch:
+            plain.apply(op)
+        told = links(index)
+        assert told.items() <= parents.items()
+        assert {key for _, key, _, _ in plain.blocks} <= told.keys()
+    swept(index, 1)
+
+    assert links(index).keys() == {key for _, key, _, _ in plain.blocks}
+
+
+def links(index: MemoryIndex) -> dict[int, int]:
+    rows = np.frombuffer(b"".join(index.links()), "<u8").reshape(-1, 2).tolist()
+    found = dict(rows)
+    assert len(found) == len(rows)
+    return found
 
 
 # clear

@@ -8,8 +8,15 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
-from inferway.fleet.zmtp import COMMAND, GREETING, MORE, ZmtpConnection, frame, ready
-from inferway.fleet.zmtp_endpoints import keep_connected
+from inferway.fleet.zmtp import (
+    COMMAND,
+    GREETING,
+    MORE,
+    ZmtpConnection,
+    frame,
+    keep_connected,
+    ready,
+)
 
 _SKIPPED = 3  # rounds that warm up
 

@@ -8,7 +8,7 @@ Rule 2: only full blocks have keys. The tail of a prompt has none, so its last
 `len(token_ids) % block_size` tokens never count as cached.
 Rule 3: a chain continues from any key: keys(a + b) == keys(a) + keys(b, parent=keys(a)[-1]).
 Rule 4: tests/golden/blocks/keys.json holds keys; change nothing here without them: processes of
-one gateway must agree, and so must a gateway and the journals of the one before it.
+one gateway must agree, and so must a gateway and the snapshot of the one before it.
 
 How. All arithmetic is modulo 2**64. Tokens are taken two at a time as one 64-bit lane x; lane
 number k of a block has constants a_k, m_k, w_k of its own (odd m and w, splitmix64 of seed and

@@ -13,11 +13,17 @@ Orphans. A block whose parent we do not know cannot be keyed: its hash covers to
 not seen, and guessing would make wrong keys. It waits under the engine's hash (`orphans`), and its
 children with it, unless its own hash is known from another copy. Who meets it in a prompt, hashed
 as the engine does it, gives it its key: `adopt`.
+
+Copies in other tiers. vLLM's offloading publishes tokens and adapter, but neither salts nor
+pictures (0.32, offloading/events.py: `extra_keys=None`). So such an event is believed by its
+hashes: those that are known, or were a moment ago, have their keys. Others count if the way in
+which the engine hashes is known and shows that nothing else is hashed; if not, they wait, as
+orphans do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import lru_cache
 from itertools import chain
 from typing import Protocol
@@ -26,7 +32,6 @@ import numpy as np
 
 from inferway.kv.blocks.dialects import Dialect
 from inferway.kv.blocks.keys import BlockHasher
-from inferway.kv.events.copies import store_again, store_without_tokens
 from inferway.kv.events.event import (
     MAX_GROUPS,
     BlockRemoved,
@@ -39,9 +44,9 @@ from inferway.kv.events.group_blocks import GroupBlocks, has_tokens_alone, with_
 from inferway.kv.events.groups import GPU_MEDIA, NO_FACTS, CacheFacts, Groups
 from inferway.kv.events.hash_to_key import Place
 from inferway.kv.events.hidden_places import Beside
+from inferway.kv.events.holder_snapshot import HolderSnapshot, Position, SavedHolder
 from inferway.kv.events.holder_state import ApplyStats, HolderState
 from inferway.kv.events.orphans import MAX_ORPHANS as MAX_ORPHANS  # for the follower
-from inferway.kv.events.records import ClearedRecord, LaidOutRecord, Record
 from inferway.kv.events.together import stored
 from inferway.kv.index.protocol import FULL_ATTENTION, GPU, Holdings, Op, Tier
 from inferway.kv.index.reuse import CacheLayout
@@ -86,13 +91,11 @@ class EngineBlocks:
         seed: int = 0,
         *,
         holdings: Holdings | None = None,
-        on_record: Callable[[Record], None] | None = None,
         lora_path: Callable[[str], str | None] = lambda _: None,
         cache_facts: Callable[[], CacheFacts] = lambda: NO_FACTS,
     ) -> None:
-        """`on_record` is told what an event changed, before `apply` returns. `lora_path` says where
-        an adapter is from, by its name; None if that is not known. `cache_facts` says what events
-        do not: the same object as long as nothing has changed."""
+        """`lora_path` says where an adapter is from, by its name; None if that is not known.
+        `cache_facts` says what events do not: the same object as long as nothing has changed."""
         self.holder = holder
         self.block_size = block_size  # what prompts for this engine are cut into
         self.first_tokens: TokenIds | None = None  # of the last block that began a prompt
@@ -101,7 +104,7 @@ class EngineBlocks:
         self._lora_path = lora_path
         self._seed = seed
         self._hashers: dict[int, BlockHasher] = {}
-        self._held = HolderState(holder, holdings, on_record, self.stats)
+        self._held = HolderState(holder, holdings, self.stats)
         self._events = 0
         self._full_kind: object = None  # group, kind, locality of an event of full attention
         self._group_blocks = GroupBlocks(
@@ -236,14 +239,16 @@ class EngineBlocks:
         if self._held.orphans:
             yield from self._held.adopt(hashes, keys, parent)
 
-    def apply_record(self, record: Record) -> list[Op]:
-        """Do again what the record says, without a record of it, and return what the index must do.
-        All records of an engine are to be redone in order, before its next event."""
-        if isinstance(record, LaidOutRecord):
-            self._groups.restore(record.layout)
-        elif isinstance(record, ClearedRecord):
-            self._groups.clear()
-        return self._held.apply_record(record)
+    def take(self, position: Position) -> Generator[list[Op], None, HolderSnapshot]:
+        """Return a snapshot of the blocks, which are as of that batch. It is made in steps, with
+        no event meanwhile."""
+        return self._held.take(position)
+
+    def restore(self, saved: SavedHolder) -> Iterator[list[Op]]:
+        """Have the blocks of a snapshot, before the engine's next event. Yield what the index must
+        do, in steps to be done before the next is taken."""
+        self._groups.restore(saved.snapshot.layout)
+        return self._held.restore(saved)
 
     def forget(self) -> list[Op]:
         """Forget the engine's blocks and its groups. What else it is, and the counters, stay. The
@@ -292,7 +297,7 @@ class EngineBlocks:
                     return ops  # vLLM names the last part of a prompt, and looks for no parts
                 return ops + self._group_blocks.store_within(event, (tier, FULL_ATTENTION))
         if not event.token_ids:
-            return ops + store_without_tokens(held, event, tier)
+            return ops + _store_without_tokens(held, event, tier)
         if tier != GPU and event.extra_keys is None:
             return ops + self._stored_copies(event, tier)
         return ops + self._stored_tokens(event, tier)
@@ -349,8 +354,6 @@ class EngineBlocks:
         if held.is_undone_by(layout):  # what it was taken for, its blocks were keyed by
             ops = held.clear()
             self._skip("groups_changed")
-        if layout.block_size != held.block_size:
-            held.set_block_size(layout.block_size)
         return ops + held.set_layout(layout)
 
     def _stored_tokens(self, event: BlockStored, tier: Tier) -> list[Op]:
@@ -409,7 +412,7 @@ class EngineBlocks:
             if not is_there and verifier is not None and verifier.confirms(event):
                 return self._stored_tokens(event, tier)
             is_cut_so = event.block_size == (self.block_size_seen or self.block_size)
-            ops = store_again(held, event, tier, is_cut_so=is_cut_so)
+            ops = _store_again(held, event, tier, is_cut_so=is_cut_so)
         return ops + held.add(known, (tier, FULL_ATTENTION))
 
     def _removed(self, event: BlockRemoved) -> list[Op]:
@@ -460,3 +463,35 @@ class EngineBlocks:
     def _skip(self, reason: str) -> list[Op]:
         self.stats.skip(reason)
         return []
+
+
+def _store_without_tokens(held: HolderState, event: BlockStored, tier: Tier) -> list[Op]:
+    """Add the blocks of an event without tokens: those that other events have given a key, and
+    orphans. Return what the index must do."""
+    hashes, place = event.block_hashes, (tier, FULL_ATTENTION)
+    known = [h for h in hashes if held.bridge.key(h) is not None]
+    orphans = [h for h in hashes if h in held.orphans] if held.orphans else []
+    if len(known) + len(orphans) < len(hashes):
+        held.stats.skip("unknown_hash")
+    held.wait(orphans, place)
+    return held.add(known, place)
+
+
+def _store_again(held: HolderState, event: BlockStored, tier: Tier, *, is_cut_so: bool) -> list[Op]:
+    """Add those of an event's blocks that are not known any more, or not yet. `is_cut_so`: prompts
+    are cut into blocks of their size; LMCache has chunks. Return what the index must do."""
+    parent = event.parent_hash
+    ops: list[Op] = []
+    waiting: list[int] = []
+    for block_hash in event.block_hashes:
+        if held.bridge.key(block_hash) is None:
+            again = held.store_again(block_hash, parent, tier)
+            ops += again or []
+            if again is None:
+                waiting.append(block_hash)
+        parent = block_hash
+    if waiting and not is_cut_so:
+        held.stats.skip("block_size")
+        return ops
+    held.wait(waiting, (tier, FULL_ATTENTION))
+    return ops

@@ -45,6 +45,7 @@ from inferway.kv.events.event import (
     blocks_of,
 )
 from inferway.kv.events.groups import GPU_MEDIA
+from inferway.kv.events.holder_snapshot import HolderSnapshot, Position, SavedHolder
 from inferway.kv.events.orphans import MAX_ORPHANS
 from inferway.kv.events.stream import Action, Apply, EventStream, Forget, Replay, StreamState
 from inferway.kv.index.protocol import Holdings, Op
@@ -81,9 +82,8 @@ class _Opened(Struct, frozen=True, gc=False):
 class EventApplier:
     """Keeps what is believed of one engine's cache true. One owner feeds it, nobody else.
 
-    After each batch `on_batch` gets what was in it, and `on_batch_done` its number, its digest
-    and whether the picture is EXACT or PARTIAL as of it, once in step. `on_skip` is told the
-    reason and the message of whatever is skipped, when a reason comes for the first time.
+    After each batch `on_batch` gets what was in it. `on_skip` is told the reason and the message of
+    whatever is skipped, when a reason comes for the first time.
     """
 
     def __init__(
@@ -94,7 +94,6 @@ class EventApplier:
         can_replay: bool = True,
         holdings: Holdings | None = None,
         on_batch: Callable[[Batch], None] | None = None,
-        on_batch_done: Callable[[int, bytes, StreamState], None] | None = None,
         on_skip: Callable[[str, str], None] | None = None,
         max_held_batches: int | None = None,
     ) -> None:
@@ -106,7 +105,6 @@ class EventApplier:
         self.stats = EventApplierStats()
         self._holdings = holdings
         self._on_batch = on_batch
-        self._on_batch_done = on_batch_done
         self._on_skip = on_skip
         self._left_out = False  # something that was told is not in the picture
         self._num_lost = 0  # of `apply`, as last looked at
@@ -128,11 +126,26 @@ class EventApplier:
             return False
         return self._holdings is None or not self._holdings.num_evicted(self.blocks.holder)
 
-    def restore(self, seq: int, digest: bytes, from_start: bool) -> None:
-        """Go on from this batch, after which `blocks` is as it was; `from_start` if `on_batch_done`
-        was told EXACT of it. Before the link is up: what is believed is stale until the engine has
-        proven it."""
-        self.stream.restore(seq, digest, from_start)
+    @property
+    def position(self) -> Position | None:
+        """The last batch that was applied, None if there is none, and whether the picture is exact
+        as of it."""
+        seq, digest = self.stream.last_seq, self.stream.digest
+        return None if seq is None or digest is None else Position(seq, digest, self.is_whole)
+
+    def take(self, taken: Callable[[HolderSnapshot], None]) -> Steps:
+        """Give `taken` a snapshot as of the last batch, in steps to be done before another batch
+        comes in; nothing if no batch was applied."""
+        position = self.position
+        if position is not None:
+            taken((yield from self.blocks.take(position)))
+
+    def restore(self, saved: SavedHolder) -> Steps:
+        """Go on from a snapshot, before the link is up: what is believed is stale until the engine
+        has proven it. Return what to do."""
+        yield from self.blocks.restore(saved)
+        position = saved.snapshot.position
+        self.stream.restore(position.seq, position.digest, position.is_exact)
         self._num_lost = self._count_lost()
         self._began_by_clear = self._other_medium = True  # for all we know
 
@@ -269,9 +282,6 @@ class EventApplier:
             self._look_for_news(action.payload)
         if self._on_batch is not None:
             self._on_batch(batch)
-        if self._on_batch_done is not None:
-            state = StreamState.EXACT if self.is_whole else StreamState.PARTIAL
-            self._on_batch_done(action.seq, action.digest, state)
 
     def _forget(self) -> list[Op]:
         self.stats.forgotten += 1

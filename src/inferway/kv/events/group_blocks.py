@@ -21,7 +21,6 @@ from inferway.kv.events.event import BlockStored, blocks_of, is_dense
 from inferway.kv.events.hash_to_key import Place
 from inferway.kv.events.hidden_places import Beside, HiddenPlaces
 from inferway.kv.events.holder_state import HolderState
-from inferway.kv.events.records import PlacedRecord
 from inferway.kv.index.protocol import Op
 from inferway.kv.index.reuse import FULL
 from inferway.model import BlockKey, TokenIds
@@ -70,9 +69,7 @@ class GroupBlocks:
         if found is None or found.key is None:
             held.wait([block_hash], place)
             return []
-        return held.store_placed(
-            PlacedRecord(block_hash, found.key, found.parent, found.within, *place)
-        )
+        return held.store_placed(block_hash, found.key, found.parent, found.within, place)
 
     def follow(self, event: BlockStored) -> list[Op]:
         """Hash an event's tokens as the engine does, if blocks may be stored there of which events
@@ -125,7 +122,7 @@ class GroupBlocks:
             if found is not None and found.key is not None:
                 for place in held.take_waiting(block_hash):
                     ops += held.store_placed(
-                        PlacedRecord(block_hash, found.key, found.parent, found.within, *place)
+                        block_hash, found.key, found.parent, found.within, place
                     )
         return ops
 
@@ -186,7 +183,7 @@ class GroupBlocks:
         for i, block_hash in enumerate(hashes, 1):
             at = i * each - 1
             before = keys[at - 1] if at else parent
-            ops += held.store_placed(PlacedRecord(block_hash, keys[at], before, 0, *place))
+            ops += held.store_placed(block_hash, keys[at], before, 0, place)
         return ops
 
     def store_within(self, event: BlockStored, place: Place) -> list[Op]:
@@ -218,7 +215,7 @@ class GroupBlocks:
                 ops += held.add([block_hash], place)
                 continue
             key = self._key_within(event, i, key) if known is None else known
-            ops += held.store_placed(PlacedRecord(block_hash, key, parent, within, *place))
+            ops += held.store_placed(block_hash, key, parent, within, place)
         return ops
 
     def path(self, event: BlockStored) -> str | None:

@@ -166,14 +166,20 @@ class HashToKey:
             gone.append(key)
         return gone, absent
 
-    def take(self, block_hash: int, key: BlockKey) -> Sequence[tuple[Place, int]]:
-        """Take a block out, if it has this key. Return how many copies there were, by place."""
-        taken = []
-        for place, blocks in self._places.items():
-            if blocks.table.get(block_hash) == key:
-                blocks.table.pop(block_hash)
-                taken.append((place, 1 + blocks.more.pop(block_hash, 0)))
-        return taken
+    def pieces(self) -> Iterator[tuple[Place, int, dict[int, BlockKey]]]:
+        """Yield all blocks, some hundreds at a time, place by place: what to add to the hashes
+        (`Shards`), and their keys by hash; what changes meanwhile may be left out."""
+        for place, blocks in list(self._places.items()):
+            table = blocks.table
+            before, shift = None, table.shift
+            for position, shard in enumerate(list(table.at)):
+                if shard is not before and shard:
+                    yield place, position << shift & ~FOLD, shard
+                before = shard
+
+    def copies(self, place: Place) -> dict[int, int]:
+        """Return the copies beyond the first of blocks that lie there, by hash."""
+        return self._places[place].more
 
     def clear(self) -> None:
         """Forget everything. The memory is given back by `sweep`."""
@@ -222,14 +228,8 @@ class HashToKey:
 
     def _items(self) -> Iterator[tuple[Place, int, BlockKey]]:
         """All that is here now; what changes meanwhile may be left out."""
-        for place, blocks in list(self._places.items()):
-            table = blocks.table
-            before, shift = None, table.shift
-            for position, shard in enumerate(list(table.at)):
-                if shard is before:
-                    continue
-                before, region = shard, position << shift & ~FOLD
-                yield from ((place, region | short, key) for short, key in list(shard.items()))
+        for place, region, shard in self.pieces():
+            yield from ((place, region | short, key) for short, key in list(shard.items()))
 
 
 def _one_less(counts: dict[int, int], item: int) -> bool:

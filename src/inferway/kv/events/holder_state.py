@@ -1,35 +1,27 @@
-"""What one holder has, in hashes, keys and places; changed by `apply`, or by records of what
-`apply` did before (`records`).
+"""What one holder has, in hashes, keys and places; changed by `apply`.
 
-Each change has a method, which tells `on_record` of it, and `apply_record` does the same from the
-record. Both return the operations that keep the index true.
+Each change has a method, which returns the operations that keep the index true.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, TypeVar
 
-import msgspec
+import numpy as np
 
-from inferway.kv.events.chains import pieces_found, without
 from inferway.kv.events.hash_to_key import HashToKey, Place
-from inferway.kv.events.orphans import MAX_ORPHANS, Orphans
-from inferway.kv.events.records import (
-    AdoptedRecord,
-    BlockSize,
-    ClearedRecord,
-    KnownRecord,
-    LaidOutRecord,
-    PlacedRecord,
-    Record,
-    RemovedRecord,
-    StoredRecord,
-    TierNamed,
-    Uncounted,
-    WaitingRecord,
+from inferway.kv.events.holder_snapshot import (
+    NUMBER,
+    HolderSnapshot,
+    PlaceColumns,
+    Position,
+    SavedHolder,
 )
+from inferway.kv.events.orphans import MAX_ORPHANS, Orphans
 from inferway.kv.events.together import Stored
 from inferway.kv.index.protocol import (
     CPU,
@@ -49,7 +41,12 @@ from inferway.kv.index.reuse import CacheLayout
 from inferway.model import BlockKey, HolderId
 
 MAX_TIERS = 8
+_MAX_RUN = 512  # blocks adopted at once: half a millisecond
+_PIECE_ITEMS = 4096  # copied at a time: a fraction of a millisecond
 MAX_LATELY = 8192  # more blocks than are on their way from the GPU to another tier
+
+
+_V = TypeVar("_V")
 
 
 @dataclass(slots=True)
@@ -75,7 +72,6 @@ class HolderState:
         self,
         holder: HolderId,
         holdings: Holdings | None,
-        on_record: Callable[[Record], None] | None,
         stats: ApplyStats,
     ) -> None:
         self.bridge = HashToKey(holder, holdings)
@@ -94,43 +90,11 @@ class HolderState:
             "STORAGE": STORAGE,
         }
         # Keys of blocks removed a moment ago, of an engine with several tiers: a copy may be told
-        # of after the block it was made of is gone. Records have the keys of such copies, but no
-        # record says what was removed lately: whoever redoes them remembers nothing.
+        # of after the block it was made of is gone.
         self._lately: OrderedDict[int, BlockKey] = OrderedDict()
         self._has_tiers = False
         self._holder = holder
-        self._record = on_record
         self.stats = stats
-
-    def apply_record(self, record: Record) -> list[Op]:
-        """Do again what a record says, without a record of it. Return what the index must do.
-        Raises TypeError for what is no record."""
-        match record:
-            case StoredRecord(hashes, keys, parent, tier):
-                return self._store(hashes, keys, parent, tier)
-            case RemovedRecord(hashes, tier, group):
-                return self._remove(hashes, (tier, group))
-            case PlacedRecord():
-                return self._store_placed(record)
-            case KnownRecord(hashes, tier, group):
-                return self._add(self._pairs(hashes), (tier, group))
-            case WaitingRecord(hashes, tier, group):
-                self._wait(hashes, (tier, group), implies_ancestors=False)
-            case AdoptedRecord():
-                return self._adopt(record)
-            case ClearedRecord():
-                return self._clear()
-            case LaidOutRecord(layout):
-                return self._set_layout(layout)
-            case TierNamed(name, tier):
-                self.tiers[name] = tier
-            case BlockSize(tokens):
-                self.block_size = tokens
-            case Uncounted():
-                self.bridge.counting = False
-            case _:
-                raise TypeError(f"redo: {record!r} is no record")
-        return []
 
     # changes
 
@@ -138,29 +102,35 @@ class HolderState:
         self, hashes: Sequence[int], keys: Sequence[BlockKey], parent: BlockKey | None, tier: Tier
     ) -> list[Op]:
         """Add a copy of each block of a chain. Return what the index must do."""
-        if self._record is not None:
-            self._record(StoredRecord(hashes, keys, parent, tier))
         self.stats.stored += len(hashes)
         return self._store(hashes, keys, parent, tier)
 
-    def store_placed(self, placed: PlacedRecord) -> list[Op]:
-        """Add a copy of a block that is no link of the chain of full attention. Return what the
-        index must do."""
-        if self._record is not None:
-            self._record(placed)
+    def store_placed(
+        self, block_hash: int, key: BlockKey, parent: BlockKey | None, within: int, at: Place
+    ) -> list[Op]:
+        """Add a copy of a block that is no link of the chain of full attention: of another group,
+        or within a block. `parent` is the whole block before it, and `within` how many tokens of
+        the next one it has, 0 if it ends where a whole block does. Return what the index must
+        do."""
         self.stats.stored += 1
-        return self._store_placed(placed)
+        if within:
+            self.within[key] = (parent, within)
+            if len(self.within) > MAX_ORPHANS:
+                self.within.popitem(last=False)
+        ops: list[Op] = []
+        if not self.bridge.add(at, [block_hash], [key]):
+            ops.append(Store(self._holder, [key], parent, *at))
+        for place in self.deferred.pop(block_hash, ()):
+            ops += self._add([(block_hash, key)], place)
+        for other in self.orphans.pop(block_hash):
+            ops += self._add([(block_hash, key)], (other, FULL_ATTENTION))
+        return ops
 
     def store_together(self, stored: Stored, before: Sequence[Op]) -> Sequence[Op]:
         """Add a copy of each of these blocks, if it `awaits` none of them. Return what the index
         must do, after it has done what it must do `before`."""
-        place, start = (GPU, FULL_ATTENTION), 0
+        place = (GPU, FULL_ATTENTION)
         hashes, keys = list(stored.blocks), list(stored.blocks.values())
-        for op in stored.ops:
-            if self._record is not None:
-                end = start + len(op.keys)
-                self._record(StoredRecord(hashes[start:end], op.keys, op.parent, GPU))
-                start = end
         self.stats.stored += len(hashes)
         gone = [op.keys for op in before if isinstance(op, Remove) and (op.tier, op.group) == place]
         had = self.bridge.add(place, hashes, keys, leaving=set().union(*gone))
@@ -171,8 +141,6 @@ class HolderState:
         do."""
         if not hashes:
             return []
-        if self._record is not None:
-            self._record(KnownRecord(hashes, *place))
         self.stats.stored += len(hashes)
         return self._add(self._pairs(hashes), place)
 
@@ -207,19 +175,29 @@ class HolderState:
         says that the blocks before them are there as well."""
         if not hashes:
             return
-        if self._record is not None:
-            self._record(WaitingRecord(hashes, *place))
-        if place[1] == FULL_ATTENTION and (implies_ancestors or place[0] != GPU):
-            self.stats.orphans += len(hashes)
-        self._wait(hashes, place, implies_ancestors=implies_ancestors)
+        tier, group = place
+        if group == FULL_ATTENTION:
+            if implies_ancestors or tier != GPU:
+                self.stats.orphans += len(hashes)
+            counting = self.bridge.counting
+            self.orphans.add(hashes, tier, implies_ancestors=implies_ancestors, counting=counting)
+            return
+        for block_hash in hashes:
+            if len(self.deferred) < MAX_ORPHANS:
+                self.deferred.setdefault(block_hash, []).append(place)
 
     def remove(self, hashes: Sequence[int], place: Place) -> list[Op]:
         """Drop a copy of each block. Return what the index must do."""
-        if self._record is not None:
-            self._record(RemovedRecord(hashes, *place))
         if self._has_tiers:
             self._remember(hashes)
-        return self._remove(hashes, place)
+        if self.orphans.tiers and place == (GPU, FULL_ATTENTION):
+            self.orphans.note_removed(hashes)
+        gone, absent = self.bridge.drop(place, hashes)
+        self.stats.removed += len(hashes) - len(absent)
+        if absent and (self.orphans.tiers or self.deferred):
+            for block_hash in absent:
+                self._not_there(place, block_hash)
+        return [Remove(self._holder, gone, *place)] if gone else []
 
     def adopt(
         self, hashes: Sequence[int], keys: Sequence[BlockKey], parent: BlockKey | None
@@ -232,23 +210,31 @@ class HolderState:
                 found[i] = ()  # vouched for, and in the bridge already
         for start, end in pieces_found(found):
             before = keys[start - 1] if start else parent
-            record = AdoptedRecord(hashes[start:end], keys[start:end], before)
-            if self._record is not None:
-                self._record(record)
-            yield self._adopt(record)
+            yield self._adopt(hashes[start:end], keys[start:end], before)
 
     def clear(self) -> list[Op]:
         """Forget everything but what kind of engine it is, without its groups. Return what the
         index must do."""
-        if self._record is not None:
-            self._record(ClearedRecord())
-        return self._clear()
+        self.bridge.clear()
+        self._lately.clear()
+        self.orphans.clear()
+        self.deferred.clear()
+        self.within.clear()
+        self.layout, self.full_number = None, 0
+        return [Clear(self._holder)]
 
     def set_layout(self, layout: CacheLayout | None) -> list[Op]:
         """Have the engine's groups. Return what the index must do."""
-        if self._record is not None:
-            self._record(LaidOutRecord(layout))
-        return self._set_layout(layout)
+        # An index has no use for the layout of full attention alone.
+        before, after = [
+            each and (None if each.is_plain else each) for each in (self.layout, layout)
+        ]
+        self.layout = layout
+        if layout is not None:
+            self.block_size = layout.block_size
+        at = 0 if layout is None else layout.full_position
+        self.full_number = at if layout is None or at is None else layout.groups[at].number
+        return [] if after == before else [Layout(self._holder, after)]
 
     def unplaced_kinds(self) -> tuple[str, ...]:
         """Return the kinds of the groups that hold blocks without a key."""
@@ -275,16 +261,8 @@ class HolderState:
         is_other_group = self.full_number is not None and number != self.full_number
         return is_other_group or layout.block_size != self.block_size
 
-    def set_block_size(self, tokens: int) -> None:
-        if self._record is not None:
-            self._record(BlockSize(tokens))
-        self.block_size = tokens
-
     def count_no_copies(self) -> None:
-        if self.bridge.counting:
-            if self._record is not None:
-                self._record(Uncounted())
-            self.bridge.counting = False
+        self.bridge.counting = False
 
     def tier(self, medium: str | None) -> Tier | None:
         """Return the tier of a medium; None if the engine names more than there can be."""
@@ -292,11 +270,51 @@ class HolderState:
         self._has_tiers |= tier != GPU
         if tier is None and medium is not None and (next_tier := len(self.tiers) - 1) < MAX_TIERS:
             tier = self.tiers[medium] = next_tier
-            if self._record is not None:
-                self._record(TierNamed(medium, tier))
         return tier
 
-    # the same, without a record
+    # a restart of the gateway
+
+    def take(self, position: Position) -> Generator[list[Op], None, HolderSnapshot]:
+        """Return what is here. It is made in steps of some hundreds of blocks; nothing may change
+        meanwhile."""
+        columns: dict[Place, PlaceColumns] = {}
+        for place, region, shard in self.bridge.pieces():
+            if place not in columns:
+                copies = yield from _copied(self.bridge.copies(place), int)
+                columns[place] = PlaceColumns(*place, hashes=[], keys=[], copies=copies)
+            hashes = np.fromiter(shard, NUMBER, len(shard)) | np.uint64(region)
+            columns[place].hashes.append(hashes.tobytes())
+            columns[place].keys.append(np.fromiter(shard.values(), NUMBER, len(shard)).tobytes())
+            yield []
+        return HolderSnapshot(
+            *(position, self.bridge.counting, self.block_size, self.layout),
+            {name: tier for name, tier in self.tiers.items() if name is not None},
+            list(columns.values()),
+            (yield from _copied(self.within, tuple)),
+            (yield from _copied(self.orphans.tiers, tuple)),
+            (yield from _copied(self.deferred, tuple)),
+        )
+
+    def restore(self, saved: SavedHolder) -> Iterator[list[Op]]:
+        """Have what a snapshot has, where nothing is yet. Yield what the index must do, in steps
+        to be done before the next is taken."""
+        snapshot = saved.snapshot
+        self.block_size = snapshot.block_size
+        self.tiers.update(snapshot.tiers)
+        yield self.set_layout(snapshot.layout)
+        for columns, chains in zip(snapshot.places, saved.chains, strict=True):
+            place = columns.tier, columns.group
+            for hashes, keys, parent in chains:
+                self.bridge.add(place, hashes, keys)
+                yield [Store(self._holder, keys, parent, *place)]
+            if columns.copies:
+                self.bridge.copies(place).update(columns.copies)
+        self.within.update(snapshot.within)
+        self.orphans.tiers.update(snapshot.orphans)
+        self.deferred.update({h: list(places) for h, places in snapshot.deferred.items()})
+        self.bridge.counting &= snapshot.counts_copies
+
+    # steps
 
     def _store(
         self, hashes: Sequence[int], keys: Sequence[BlockKey], parent: BlockKey | None, tier: Tier
@@ -327,21 +345,6 @@ class HolderState:
                     ops += self._add([(block_hash, key)], place)
         return ops
 
-    def _store_placed(self, placed: PlacedRecord) -> list[Op]:
-        block_hash, key, parent, within, tier, group = msgspec.structs.astuple(placed)
-        if within:
-            self.within[key] = (parent, within)
-            if len(self.within) > MAX_ORPHANS:
-                self.within.popitem(last=False)
-        ops: list[Op] = []
-        if not self.bridge.add((tier, group), [block_hash], [key]):
-            ops.append(Store(self._holder, [key], parent, tier, group))
-        for place in self.deferred.pop(block_hash, ()):
-            ops += self._add([(block_hash, key)], place)
-        for other in self.orphans.pop(block_hash):
-            ops += self._add([(block_hash, key)], (other, FULL_ATTENTION))
-        return ops
-
     def _without(self, known: Collection[BlockKey], stores: Sequence[Store]) -> list[Op]:
         """The same, but for blocks that were there before, as far as a chain can be without."""
         ops: list[Op] = []
@@ -361,26 +364,6 @@ class HolderState:
     def _pairs(self, hashes: Sequence[int]) -> list[tuple[int, BlockKey]]:
         """With their keys, if they have one."""
         return [(h, key) for h in hashes if (key := self.bridge.key(h)) is not None]
-
-    def _wait(self, hashes: Sequence[int], place: Place, *, implies_ancestors: bool) -> None:
-        tier, group = place
-        if group == FULL_ATTENTION:
-            counting = self.bridge.counting
-            self.orphans.add(hashes, tier, implies_ancestors=implies_ancestors, counting=counting)
-            return
-        for block_hash in hashes:
-            if len(self.deferred) < MAX_ORPHANS:
-                self.deferred.setdefault(block_hash, []).append(place)
-
-    def _remove(self, hashes: Sequence[int], place: Place) -> list[Op]:
-        if self.orphans.tiers and place == (GPU, FULL_ATTENTION):
-            self.orphans.note_removed(hashes)
-        gone, absent = self.bridge.drop(place, hashes)
-        self.stats.removed += len(hashes) - len(absent)
-        if absent and (self.orphans.tiers or self.deferred):
-            for block_hash in absent:
-                self._not_there(place, block_hash)
-        return [Remove(self._holder, gone, *place)] if gone else []
 
     def _remember(self, hashes: Sequence[int]) -> None:
         for block_hash in hashes:
@@ -404,9 +387,10 @@ class HolderState:
             if not deferred:
                 del self.deferred[block_hash]
 
-    def _adopt(self, record: AdoptedRecord) -> list[Op]:
+    def _adopt(
+        self, hashes: Sequence[int], keys: Sequence[BlockKey], parent: BlockKey | None
+    ) -> list[Op]:
         ops: list[Op] = []
-        hashes, keys, parent = record.hashes, record.keys, record.parent
         self.stats.adopted += len(hashes)
         tiers = [self.orphans.pop(block_hash) or (GPU,) for block_hash in hashes]
         start = 0
@@ -420,21 +404,39 @@ class HolderState:
             start, parent = end, keys[end - 1]
         return ops
 
-    def _clear(self) -> list[Op]:
-        self.bridge.clear()
-        self._lately.clear()
-        self.orphans.clear()
-        self.deferred.clear()
-        self.within.clear()
-        self.layout, self.full_number = None, 0
-        return [Clear(self._holder)]
 
-    def _set_layout(self, layout: CacheLayout | None) -> list[Op]:
-        # An index has no use for the layout of full attention alone.
-        before, after = [
-            each and (None if each.is_plain else each) for each in (self.layout, layout)
-        ]
-        self.layout = layout
-        at = 0 if layout is None else layout.full_position
-        self.full_number = at if layout is None or at is None else layout.groups[at].number
-        return [] if after == before else [Layout(self._holder, after)]
+def without(
+    keys: Sequence[BlockKey], had: Sequence[int], parent: BlockKey | None
+) -> tuple[BlockKey | None, Sequence[BlockKey]]:
+    """Return the part of a chain from the first key to the last that is not at one of the positions
+    `had`, and its parent."""
+    new = sorted(set(range(len(keys))).difference(had))
+    if not new:
+        return parent, []
+    first, last = new[0], new[-1]
+    return keys[first - 1] if first else parent, keys[first : last + 1]
+
+
+def pieces_found(found: Sequence[object]) -> Iterator[tuple[int, int]]:
+    """Yield the stretches [start, end) where something was found, long ones in pieces."""
+    start = 0
+    for end in range(len(found) + 1):
+        if end == len(found) or not found[end]:
+            if start < end:
+                yield start, end
+            start = end + 1
+        elif end - start == _MAX_RUN:
+            yield start, end
+            start = end
+
+
+def _copied(
+    table: Mapping[int, Any], frozen: Callable[[Any], _V]
+) -> Generator[list[Op], None, dict[int, _V]]:
+    """Return a copy, made in steps, with values that do not change."""
+    items = iter(table.items())
+    copied: dict[int, _V] = {}
+    while piece := list(islice(items, _PIECE_ITEMS)):
+        copied.update((key, frozen(value)) for key, value in piece)
+        yield []
+    return copied

@@ -89,8 +89,6 @@ class Apply(Struct, frozen=True, gc=False):
     """Decode this batch and do what its events say."""
 
     payload: bytes
-    seq: int
-    digest: bytes
 
 
 class Replay(Struct, frozen=True, gc=False):
@@ -306,15 +304,14 @@ class EventStream:
     def _apply(self, seq: int, payload: bytes) -> Apply:
         if self._last is None:
             self._from_start = seq == 0
-        digest = digest_of(payload)
-        self._last = _Last(seq, digest)
+        self._last = _Last(seq, digest_of(payload))
         self._next = seq + 1
         self.stats.applied += 1
         if self._held:
             held = self._unhold(seq)
             if held is not None and held != payload:
                 self._suspect = True
-        return Apply(payload, seq, digest)
+        return Apply(payload)
 
     # batches that cannot be read
 

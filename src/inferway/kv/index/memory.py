@@ -17,8 +17,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 
+import numpy as np
+
 from inferway.kv.index.bit_sweep import BitSweep
 from inferway.kv.index.eviction import MATCHED, STORED, Eviction
+from inferway.kv.index.holder_sets import NOBODY
 from inferway.kv.index.holders import Holder, Holders
 from inferway.kv.index.metrics import index_families
 from inferway.kv.index.prefix_lengths import different_lengths
@@ -33,6 +36,7 @@ from inferway.kv.index.protocol import (
     Store,
 )
 from inferway.kv.index.reading import MANY_HOLDERS, HeldBlocks
+from inferway.kv.index.slots import NOWHERE
 from inferway.kv.index.tree import Tree
 from inferway.metrics import Family
 from inferway.model import BlockKey, HolderId, Places
@@ -44,6 +48,7 @@ BYTES_PER_BLOCK = 250
 SLICE_BLOCKS = 2048  # blocks that one operation may look at besides its own: about a millisecond
 _WITH_EACH_APPLY = 32  # of what was left over
 _WITH_EACH_MATCH = 1024  # of what keeps a match from halving
+_LINKS = 8192  # slots
 _MOST_COUNTED = 10_000  # different sets of holders: some milliseconds
 
 
@@ -166,6 +171,22 @@ class MemoryIndex(HeldBlocks):
         return found
 
     # how it is
+
+    def links(self) -> Iterator[bytes]:
+        """Yield all blocks that somebody holds with their parents, some thousands at a time, in
+        rows of two 64-bit numbers, little-endian; the parent is 0 if the block begins a prompt. A
+        block that is held all the while is among them."""
+        slots = self._tree.slots
+        for start in range(1, len(slots.keys), _LINKS):
+            keys = np.frombuffer(slots.keys, np.uint64)
+            parents = np.frombuffer(slots.parents, np.uint32)[start : start + _LINKS]
+            states = np.frombuffer(slots.states, np.uint32)[start : start + _LINKS]
+            held = (states != NOBODY) & (parents != NOWHERE)  # of a free slot both are old
+            rows = np.empty((np.count_nonzero(held), 2), "<u8")
+            rows[:, 0] = keys[start : start + _LINKS][held]
+            rows[:, 1] = keys[parents[held]]
+            del keys, parents, states  # the columns cannot grow while somebody reads them
+            yield rows.tobytes()
 
     def lower_tiers(self) -> dict[HolderId, list[int]]:
         states = self._tree.states

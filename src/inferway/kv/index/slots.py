@@ -1,11 +1,9 @@
-"""Blocks in numbered slots, and the tree they form: 25 bytes a block, in columns.
+"""Blocks in numbered slots, and the tree they form: 29 bytes a block, in columns.
 
 Slot 0 is no block; as a parent it stands for "none: the block begins a prompt". Children of a
-block are a doubly linked list: `first` child, `next` and `before`. The first child has no sibling
-before it and points to its parent instead, with `PARENT` added. So every block is reached from
-its parent, unlinked in one step, and knows its parent when it is an only child, which is when
-the parent may have to go, too. A block that somebody named as a parent before it was stored
-itself has `before` 0 until then: it belongs nowhere yet.
+block are a doubly linked list: `first` child, `next` and `before`, 0 at both ends. Every block
+knows its parent. The parent of a block that somebody named as a parent before it was stored itself
+is `NOWHERE` until then.
 """
 
 from __future__ import annotations
@@ -15,14 +13,13 @@ from collections.abc import Sequence
 
 from inferway.model import BlockKey
 
-PARENT = 1 << 31  # at most so many slots
-_GROWTH = 4  # bytes of a link
+NOWHERE = (1 << 32) - 1  # as a parent: the block belongs nowhere yet
 
 
 class Slots:
     """Columns of equal length; the owner writes `states` and `marks`."""
 
-    __slots__ = ("before", "first", "free", "keys", "marks", "next", "states")
+    __slots__ = ("before", "first", "free", "keys", "marks", "next", "parents", "states")
 
     def __init__(self) -> None:
         self.keys = array("Q", [0])
@@ -30,8 +27,9 @@ class Slots:
         self.first = array("I", [0])
         self.next = array("I", [0])
         self.before = array("I", [0])
+        self.parents = array("I", [0])
         self.marks = bytearray(1)  # how lately it was of use
-        self.free = array("I")  # slots without a block; their columns are 0
+        self.free = array("I")  # slots without a block; keys and parents are those they had
 
     @property
     def num_used(self) -> int:
@@ -43,12 +41,14 @@ class Slots:
             slot = self.free.pop()
             self.keys[slot] = key
             self.states[slot] = state
+            self.parents[slot] = NOWHERE
             return slot
         self.keys.append(key)
         self.states.append(state)
         self.first.append(0)
         self.next.append(0)
         self.before.append(0)
+        self.parents.append(NOWHERE)
         self.marks.append(0)
         return len(self.states) - 1
 
@@ -70,9 +70,11 @@ class Slots:
         self.states.extend(array("I", [state]) * count)
         self.first.extend(range(start + 1, end))
         self.first.append(0)
-        self.next.frombytes(bytes(self.next.itemsize * count))
-        self.before.append(0)
-        self.before.extend(range(start | PARENT, end - 1 | PARENT))
+        nothing = bytes(self.next.itemsize * count)
+        self.next.frombytes(nothing)
+        self.before.frombytes(nothing)
+        self.parents.append(NOWHERE)
+        self.parents.extend(range(start, end - 1))
         self.marks.extend(bytes(count))
         self.link(start, parent)
         return range(start, end)
@@ -83,7 +85,7 @@ class Slots:
         slots = self.free[-count:].tolist()
         del self.free[-count:]
         slots.reverse()  # a chain is freed from its end: where it was, it is again
-        keys_of, states, first, before = self.keys, self.states, self.first, self.before
+        keys_of, states, first, parents = self.keys, self.states, self.first, self.parents
         self.link(slots[0], parent)
         parent = 0
         for key, slot in zip(keys, slots, strict=True):
@@ -91,13 +93,13 @@ class Slots:
             states[slot] = state
             if parent:
                 first[parent] = slot
-                before[slot] = PARENT | parent
+                parents[slot] = parent
             parent = slot
         return slots
 
     def link(self, slot: int, parent: int) -> None:
         """Make `slot`, which belongs nowhere yet, a child of `parent`."""
-        self.before[slot] = PARENT | parent
+        self.parents[slot] = parent
         if not parent:
             return
         sibling = self.first[parent]
@@ -106,27 +108,17 @@ class Slots:
             self.next[slot] = sibling
             self.before[sibling] = slot
 
-    def parent(self, slot: int) -> int | None:
-        """Return the block's parent, a step per sibling. 0: it begins a prompt; None: it belongs
-        nowhere yet."""
-        before = self.before[slot]
-        while before and not before & PARENT:
-            before = self.before[before]
-        return before ^ PARENT if before else None
-
     def release(self, slot: int) -> int:
         """Free the slot of a block without children. Returns its parent if that has no more
         children either, else 0."""
-        before, sibling = self.before[slot], self.next[slot]
+        before, sibling, parent = self.before[slot], self.next[slot], self.parents[slot]
         childless = 0
-        if before & PARENT:
-            parent = before ^ PARENT
-            if parent:
-                self.first[parent] = sibling
-                if not sibling:
-                    childless = parent
-        elif before:
+        if before:
             self.next[before] = sibling
+        elif 0 < parent < NOWHERE:
+            self.first[parent] = sibling
+            if not sibling:
+                childless = parent
         if sibling:
             self.before[sibling] = before
         self.before[slot] = self.next[slot] = 0
@@ -135,16 +127,16 @@ class Slots:
         return childless
 
     def release_end(self, slot: int) -> bool:
-        """Free the slot of a block without children, if it is an only child and held as its parent
-        is, as the end of a chain is; else do nothing, and return False."""
-        states, first = self.states, self.first
-        parent = self.before[slot] - PARENT
-        if parent <= 0 or self.next[slot] or states[parent] != states[slot]:
+        """Free the slot of a held block without children, if it is an only child and held as its
+        parent is, as the end of a chain is; else do nothing, and return False."""
+        states, first, parent = self.states, self.first, self.parents[slot]
+        if not parent or first[parent] != slot or self.next[slot] or states[parent] != states[slot]:
             return False
-        first[parent] = self.before[slot] = states[slot] = self.marks[slot] = 0
+        first[parent] = states[slot] = self.marks[slot] = 0
         self.free.append(slot)
         return True
 
     def num_bytes(self) -> int:
-        columns = (self.keys, self.states, self.first, self.next, self.before, self.free)
+        links = (self.first, self.next, self.before, self.parents)
+        columns = (self.keys, self.states, self.free, *links)
         return sum(c.itemsize * len(c) for c in columns) + len(self.marks)

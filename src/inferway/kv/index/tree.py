@@ -15,7 +15,7 @@ from inferway.kv.index.holder_sets import NOBODY, HolderSets
 from inferway.kv.index.holders import Holder
 from inferway.kv.index.protocol import FULL_ATTENTION, Copy, Remove, Store
 from inferway.kv.index.shards import LIMIT, Shards
-from inferway.kv.index.slots import PARENT, Slots
+from inferway.kv.index.slots import NOWHERE, Slots
 from inferway.model import BlockKey
 
 
@@ -158,11 +158,12 @@ class Tree:
         """Free a block without children, whoever has it. Returns its parent if that has no more
         children either, else 0."""
         slots = self.slots
-        before = slots.before[slot]
-        parent = before ^ PARENT if before & PARENT else 0
+        parent = slots.parents[slot]
         self.states.release(slots.states[slot])
         self.free_slot(slot)
-        return parent if parent and slots.states[parent] and not slots.first[parent] else 0
+        if not 0 < parent < NOWHERE:
+            return 0
+        return parent if slots.states[parent] and not slots.first[parent] else 0
 
     def free_slot(self, slot: int) -> int:
         """Free the slot of a block without children that nobody holds (its state is released), and
@@ -238,7 +239,7 @@ class Tree:
                 slots.link(slot, parent)
                 states.counts[fresh] += 1
                 gained += 1
-            elif not slots.before[slot] and slot != parent:
+            elif slots.parents[slot] == NOWHERE and slot != parent:
                 slots.link(slot, parent)
             if gate and (slots.first[gate] != slot or slots.next[slot]):
                 changed.append(gate)  # it has other children than the next in the chain
@@ -272,8 +273,8 @@ class Tree:
 
     def _attached_parent(self, slot: int) -> int:
         """Who has the block's parent attached; everybody if it begins a prompt."""
-        parent = self.slots.parent(slot)
-        if parent is None:
+        parent = self.slots.parents[slot]
+        if parent == NOWHERE:
             return 0
         return self.states.attached[self.slots.states[parent]] if parent else -1
 

@@ -1,14 +1,12 @@
-"""A gateway's journal for somebody to kill: `python -m tests.fleet.journal.killed DIRECTORY`.
+"""A gateway with a `--state-dir` for somebody to kill: `python -m tests.fleet.killed DIRECTORY`.
 
-It follows an engine whose batches anybody can make again (`batches`), compacts often, and prints
-the number of each batch that is in its file. It does not end by itself but where the disk does:
-with a second argument, no file may have more bytes.
+It follows an engine whose batches anybody can make again (`batches`), writes snapshots all the
+time, and prints a line after each.
 """
 
 from __future__ import annotations
 
 import asyncio
-import resource
 import sys
 from collections.abc import Iterator
 from itertools import islice
@@ -16,17 +14,14 @@ from pathlib import Path
 from random import Random
 
 import msgspec
-from tests.fleet.journal.lives import ENDPOINT, SOURCE, Life, engine, removed, stored
+from tests.fleet.lives import Life, life, removed, stored
 
-from inferway.fleet.journal.state_dir import StateDir
 from inferway.kv.events.event_applier import Steps
 from inferway.kv.events.stream import Replay, StreamState, digest_of
 
 PROMPTS = 40
 LENGTH = 60  # blocks
-FLUSH_EVERY = 50  # batches
-BATCH_SECONDS = 0.001  # so that it does not come far while it compacts
-COMPACT_MIN_BYTES = 30_000
+SNAPSHOT_SECONDS = 0.01
 
 
 def batches() -> Iterator[bytes]:
@@ -63,7 +58,7 @@ def do(life: Life, steps: Steps) -> None:
 
 def believed_after(num_batches: int) -> list[int]:
     """By a gateway that was never killed."""
-    life = Life(None)
+    life = Life()
     link(life, num_batches=0)
     for seq, payload in enumerate(islice(batches(), num_batches)):
         apply(life, seq, payload)
@@ -89,28 +84,22 @@ def num_loaded(life: Life) -> int:
     return seq + 1
 
 
-async def follow(path: Path, batch_seconds: float) -> None:
-    state_dir = StateDir(path, compact_min_bytes=COMPACT_MIN_BYTES)
-    state_dir.open()
-    journal = state_dir.journal(engine(), SOURCE, ENDPOINT)
-    assert journal is not None
-    life = Life(journal)
-    await life.load()
-    begin = num_loaded(life)
-    link(life, begin)
-    for seq, payload in enumerate(islice(batches(), begin, None), begin):
-        apply(life, seq, payload)
-        await asyncio.sleep(batch_seconds)
-        if (seq + 1) % FLUSH_EVERY == 0:
-            await journal.flush()
-            if journal.stats.given_up:
-                break
-            print(seq, journal.stats.compactions, flush=True)
-    await state_dir.close()
+async def follow(path: Path) -> None:
+    async with life(path, seconds=SNAPSHOT_SECONDS) as run:
+        begin = num_loaded(run)
+        link(run, begin)
+        written = number_of_file(path / "snapshot")
+        for seq, payload in enumerate(islice(batches(), begin, None), begin):
+            apply(run, seq, payload)
+            await asyncio.sleep(0.001)
+            if written != (written := number_of_file(path / "snapshot")):
+                print(seq, flush=True)
+
+
+def number_of_file(path: Path) -> int:
+    """Another one for each new file; 0: there is none."""
+    return path.stat().st_ino if path.exists() else 0
 
 
 if __name__ == "__main__":
-    directory, *limits = sys.argv[1:]
-    for limit in limits:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), int(limit)))
-    asyncio.run(follow(Path(directory), 0 if limits else BATCH_SECONDS))
+    asyncio.run(follow(Path(sys.argv[1])))

@@ -1,22 +1,22 @@
-"""What an engine's events changed can be written down without tokens, and done again."""
+"""What an engine has can be written down without tokens, and another gateway goes on from there."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import msgspec
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.kv.snapshots import POSITION, encoded, restore, result, saved
 
 from inferway.kv.blocks.keys import BlockHasher
 from inferway.kv.events.apply import EngineBlocks
 from inferway.kv.events.event import AllBlocksCleared, BlockRemoved, BlockStored, Event
-from inferway.kv.events.records import Record, StoredRecord, WaitingRecord
+from inferway.kv.events.holder_snapshot import SavedHolder
 from inferway.kv.index.memory import MemoryIndex
 from inferway.kv.index.protocol import Op
 
@@ -118,14 +118,15 @@ STEPS = st.lists(any_step(), min_size=15, max_size=50)
 class Picture:
     """An engine's blocks and an index."""
 
-    def __init__(self, *, asks: bool, records: list[Record] | None = None) -> None:
+    def __init__(self) -> None:
         self.index = MemoryIndex()
-        self.engine = EngineBlocks(
-            HOLDER,
-            SIZE,
-            holdings=self.index if asks else None,
-            on_record=records.append if records is not None else None,
-        )
+        self.engine = EngineBlocks(HOLDER, SIZE, holdings=self.index)
+
+    @classmethod
+    def after_restart(cls, of: Picture) -> Picture:
+        new = cls()
+        restore(new.engine, new.index, saved(of.engine, of.index))
+        return new
 
     def do(self, step: Step) -> list[Op]:
         if isinstance(step, CountNoCopies):
@@ -137,12 +138,6 @@ class Picture:
             ops = self.engine.apply(step)
         self.index.apply(ops)
         return ops
-
-    def apply_record(self, records: Sequence[Record]) -> None:
-        """As they come back from a file."""
-        written = msgspec.msgpack.encode(records)
-        for record in msgspec.msgpack.decode(written, type=list[Record]):
-            self.index.apply(self.engine.apply_record(record))
 
     def look(self) -> object:
         engine = self.engine
@@ -159,65 +154,101 @@ def needs_no_memory(event: Event) -> bool:
     return event.medium in (None, "GPU")
 
 
-@settings(max_examples=60)
-@given(STEPS, st.lists(events().filter(needs_no_memory), max_size=15), st.booleans())
-def test_redone_records_make_an_equal_engine_and_index(
-    steps: list[Step], later: list[Event], asks: bool
+@settings(max_examples=100)
+@given(STEPS, st.lists(events().filter(needs_no_memory), max_size=15))
+def test_a_restored_engine_is_equal_and_does_the_same_afterwards(
+    steps: list[Step], later: list[Event]
 ) -> None:
-    records: list[Record] = []
-    first, second = Picture(asks=asks, records=records), Picture(asks=asks)
+    first = Picture()
     for step in steps:
         first.do(step)
 
-    second.apply_record(records)
+    second = Picture.after_restart(first)
 
     assert second.look() == first.look()
     for event in later:
         assert second.do(event) == first.do(event)
     assert second.look() == first.look()
+    assert Picture.after_restart(second).look() == first.look()
 
 
-@settings(max_examples=30)
-@given(STEPS, st.booleans())
-def test_who_writes_down_does_the_same_as_who_does_not(steps: list[Step], asks: bool) -> None:
-    records: list[Record] = []
-    writing, silent = Picture(asks=asks, records=records), Picture(asks=asks)
-
-    assert [writing.do(step) for step in steps] == [silent.do(step) for step in steps]
-
-
-def test_records_have_no_tokens() -> None:
-    records: list[Record] = []
+def test_a_snapshot_has_no_tokens() -> None:
     prompt = [123456, 123457, 123458, 123459]
-    hashes = hashes_of(prompt)
-    event = BlockStored(block_hashes=hashes, parent_hash=None, token_ids=prompt, block_size=SIZE)
+    picture = Picture()
+    event = BlockStored(
+        block_hashes=hashes_of(prompt), parent_hash=None, token_ids=prompt, block_size=SIZE
+    )
+    picture.do(event)
 
-    EngineBlocks(HOLDER, SIZE, on_record=records.append).apply(event)
+    written = encoded(result(picture.engine.take(POSITION)), picture.index)
 
-    assert records[-1] == StoredRecord(hashes, keys_of(prompt))
-    assert not {str(token) for token in prompt} & set(repr(records).replace(",", " ").split())
-
-
-def test_doing_again_is_not_written_down_again() -> None:
-    records: list[Record] = []
-    engine = EngineBlocks(HOLDER, SIZE, on_record=records.append)
-
-    engine.apply_record(StoredRecord([1, 2], [3, 4]))
-
-    assert (engine.num_blocks, records) == (2, [])
+    assert not any(struct.pack("<Q", token)[:3] in written for token in prompt)
+    assert not any(struct.pack(">Q", token)[5:] in written for token in prompt)
+    assert struct.pack("<Q", keys_of(prompt)[0]) in written
 
 
 def test_an_orphan_after_a_restart_vouches_for_itself_alone() -> None:
-    """What was removed since may have been left out of the records."""
     hashes, keys = hashes_of(PROMPTS[0]), keys_of(PROMPTS[0])
-    engine = EngineBlocks(HOLDER, SIZE)
-    engine.apply_record(WaitingRecord(hashes[2:3], 0))
+    first = Picture()
+    orphan = BlockStored(
+        block_hashes=hashes[2:3],
+        parent_hash=hashes[1],
+        token_ids=PROMPTS[0][2 * SIZE : 3 * SIZE],
+        block_size=SIZE,
+    )
+    first.do(orphan)
+    second = Picture.after_restart(first)
 
-    engine.adopt(hashes, keys)
+    second.do(Adopt(hashes, keys))
 
-    assert (engine.num_blocks, engine.num_orphans) == (1, 0)
+    assert (second.engine.num_blocks, second.engine.num_orphans) == (1, 0)
 
 
-def test_what_is_no_record_is_refused() -> None:
-    with pytest.raises(TypeError, match="is no record"):
-        EngineBlocks(HOLDER, SIZE).apply_record("stored")  # type: ignore[arg-type]
+def test_a_block_that_went_while_the_snapshot_was_taken_is_left_out() -> None:
+    """The engine's replay tells of its removal, and of the block if it came back."""
+    hashes = hashes_of(PROMPTS[0])
+    first, second = Picture(), Picture()
+    first.do(stored(PROMPTS[0]))
+    snapshot = result(first.engine.take(POSITION))
+    first.do(BlockRemoved(block_hashes=hashes[2:]))
+
+    restore(second.engine, second.index, SavedHolder(encoded(snapshot, first.index)))
+
+    assert second.look() == first.look()
+
+
+def test_long_chains_and_wide_families_are_restored() -> None:
+    first, common = Picture(), list(range(2 * 600))
+    first.do(stored(common))
+    for i in range(40):
+        first.do(stored([*common[: SIZE * 300], 10_000 + i, 7, i, i], start=300))
+
+    second = Picture.after_restart(first)
+
+    assert second.index.num_blocks(HOLDER) == first.index.num_blocks(HOLDER) == 600 + 2 * 40
+    for i in range(40):
+        keys = keys_of([*common[: SIZE * 300], 10_000 + i, 7, i, i])
+        assert second.index.match_now(keys).blocks == {HOLDER: 302}
+
+
+def stored(prompt: Sequence[int], start: int = 0) -> BlockStored:
+    hashes = hashes_of(prompt)
+    return BlockStored(
+        block_hashes=hashes[start:],
+        parent_hash=hashes[start - 1] if start else None,
+        token_ids=list(prompt[start * SIZE :]),
+        block_size=SIZE,
+    )
+
+
+def test_an_index_without_the_blocks_leaves_nothing() -> None:
+    first, second = Picture(), Picture()
+    first.do(stored(PROMPTS[0]))
+
+    restore(
+        second.engine,
+        second.index,
+        SavedHolder(encoded(result(first.engine.take(POSITION)), MemoryIndex())),
+    )
+
+    assert second.engine.num_blocks == 0

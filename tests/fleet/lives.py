@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
+import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,24 +12,19 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from inferway.config import EngineSettings
-from inferway.fleet.engine import Engine
-from inferway.fleet.engine_facts import EngineFacts, ModelCard
-from inferway.fleet.event_source import EventSource
-from inferway.fleet.full_reports import FullReporter
-from inferway.fleet.journal.journal import HolderJournal
-from inferway.fleet.journal.state_dir import StateDir
+from inferway.fleet.state_dir import StateDir
+from inferway.fleet.stream_snapshot import StreamSnapshot
 from inferway.kv.blocks.keys import BlockHasher
 from inferway.kv.events.apply import EngineBlocks
 from inferway.kv.events.event_applier import EventApplier, Steps
+from inferway.kv.events.holder_snapshot import HolderSnapshot, SavedHolder
 from inferway.kv.events.stream import Replay
 from inferway.kv.index.memory import MemoryIndex
-from inferway.model import Endpoint
 
 HOLDER = 0
 SIZE = 2
-SOURCE = EventSource(0, "tcp://127.0.0.1:1", "tcp://127.0.0.1:2")
-ENDPOINT = Endpoint("10.0.0.1:8000", "http://10.0.0.1:8000", HOLDER)
+NAME = "10.0.0.1:8000"
+MODEL = "/models/one"
 
 
 class Publisher:
@@ -72,27 +68,42 @@ def removed(block: int, prompt: int = 0) -> dict[str, Any]:
 
 
 class Life:
-    """One run of a gateway, as far as it concerns one engine."""
+    """One run of a gateway, as far as it concerns one engine (`stream_snapshot.Stream`)."""
 
-    def __init__(self, journal: HolderJournal | None, index: MemoryIndex | None = None) -> None:
-        self.journal = journal
-        self.index = index or MemoryIndex()
-        self.blocks = EngineBlocks(
-            HOLDER,
-            SIZE,
-            holdings=self.index,
-            on_record=journal.record if journal is not None else None,
-        )
-        self.follower = EventApplier(
-            self.blocks,
-            holdings=self.index,
-            on_batch_done=journal.batch_done if journal is not None else None,
-        )
+    def __init__(self, snapshot: StreamSnapshot | None = None) -> None:
+        self.snapshot = snapshot
+        self.index = MemoryIndex()
+        self.blocks = EngineBlocks(HOLDER, SIZE, holdings=self.index)
+        self.follower = EventApplier(self.blocks, holdings=self.index)
         self.replays: list[int] = []  # from which number on
 
+    @property
+    def num_changes(self) -> int:
+        return self.follower.stats.batches + self.follower.stats.forgotten
+
+    @property
+    def losses(self) -> tuple[int, int]:
+        return self.follower.stats.forgotten, self.index.num_evicted(HOLDER)
+
+    async def take_snapshot(self) -> HolderSnapshot | None:
+        taken: list[HolderSnapshot] = []
+        await asyncio.sleep(0)
+        for step in self.follower.take(taken.append):
+            assert step == []
+        return taken[0] if taken else None
+
+    async def restore(self, saved: SavedHolder) -> int:
+        self._take(self.follower.restore(saved))
+        return self.blocks.num_blocks
+
+    def count_no_copies(self) -> None:
+        assert self.snapshot is not None
+        self.snapshot.count_no_copies()
+        self.blocks.count_no_copies()
+
     async def load(self) -> None:
-        assert self.journal is not None
-        await self.journal.load(self.follower, self.index)
+        assert self.snapshot is not None
+        await self.snapshot.load(self)
 
     def link(self, publisher: Publisher) -> None:
         """The engine is there."""
@@ -130,47 +141,36 @@ class Life:
         return self.index.match_now(BlockHasher(SIZE).keys(tokens)).blocks.get(HOLDER, 0)
 
 
-def engine(model: str = "/models/one") -> Engine:
-    facts = EngineFacts((ModelCard("m", model, None, 4096),), (SOURCE,), SIZE, ())
-    return Engine(EngineSettings(url=ENDPOINT.url), (), facts)
-
-
 @asynccontextmanager
-async def not_loaded(
-    path: Path,
-    model: str = "/models/one",
-    heal: float = 0.0,
-    index: MemoryIndex | None = None,
-    **options: Any,
-) -> AsyncIterator[Life]:
-    """Closed in the end."""
-    state_dir = StateDir(path, **options)
+async def opened(
+    path: Path, index: MemoryIndex | None = None, seconds: float = 3600.0, later: float = 0.0
+) -> AsyncIterator[StateDir]:
+    """A directory in which snapshots are taken at its end, or every so many seconds; so much
+    `later` than now."""
+    links = (index or MemoryIndex()).links
+    state_dir = StateDir(path, links, seconds=seconds, clock=lambda: time.time() + later)
     state_dir.open()
-    run = Life(state_dir.journal(engine(model), SOURCE, ENDPOINT), index)
-    FullReporter(heal).attend(run.blocks)
     try:
-        yield run
+        yield state_dir
     finally:
         await state_dir.close()
 
 
 @asynccontextmanager
-async def life(path: Path, model: str = "/models/one", **options: Any) -> AsyncIterator[Life]:
-    """Loaded; closed in the end."""
-    async with not_loaded(path, model, **options) as run:
+async def life(
+    path: Path,
+    model: str = MODEL,
+    *,
+    name: str = NAME,
+    heal: bool = False,
+    seconds: float = 3600.0,
+    later: float = 0.0,
+) -> AsyncIterator[Life]:
+    """A gateway that has loaded what was kept, and is not killed."""
+    run = Life()
+    async with opened(path, run.index, seconds, later) as state_dir:
+        run.snapshot = state_dir.stream(name, model)
+        if heal:
+            run.count_no_copies()
         await run.load()
         yield run
-
-
-async def written(run: Life, path: Path, copy: Path) -> Path:
-    """What a SIGKILL would leave now of the directory, as a copy."""
-    assert run.journal is not None
-    await run.journal.flush()
-    shutil.copytree(path, copy)
-    return copy
-
-
-def files(path: Path) -> list[Path]:
-    """Of the one holder, oldest first."""
-    [directory] = [each for each in path.iterdir() if each.is_dir()]
-    return sorted(directory.iterdir())
