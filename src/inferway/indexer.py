@@ -30,7 +30,7 @@ from inferway.errors import (
 from inferway.fleet.columns import EndpointColumns
 from inferway.fleet.engine import Engine, Subscriber
 from inferway.fleet.event_source import EventSource
-from inferway.fleet.fleet import Fleet, Subscribe
+from inferway.fleet.fleet import Fleet
 from inferway.fleet.journal.state_dir import StateDir
 from inferway.fleet.prober import Prober
 from inferway.fleet.scores import Scores, scores_of, served_model
@@ -67,7 +67,6 @@ class FleetParts:
     columns: EndpointColumns
     watch: Callable[[Fleet, ServeSettings], Watch] = EngineWatch
     prober: type[Prober] = Prober
-    subscribe: Subscribe | None = None  # None: event streams are followed in this process
 
 
 class Indexer:
@@ -100,7 +99,7 @@ class Indexer:
             self.settings,
             self.index,
             self._load_prompts,
-            self._subscribe if parts is None or parts.subscribe is None else parts.subscribe,
+            self._subscribe,
             columns=None if parts is None else parts.columns,
             watch=EngineWatch if parts is None else parts.watch,
             prober=Prober if parts is None else parts.prober,

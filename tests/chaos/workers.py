@@ -17,7 +17,7 @@ from inferway.kv.index.changes import IndexChanges
 from inferway.kv.index.memory import MemoryIndex
 from inferway.kv.index.protocol import Index
 from inferway.kv.index.reading import HeldBlocks
-from inferway.workers.follower import HeardIndex, HubWatch
+from inferway.workers.hub_watch import HeardIndex, HubWatch
 from inferway.workers.link import Link, pair
 from inferway.workers.messages import IndexChanged, Message, Ping
 from inferway.workers.teller import FleetTeller, ToldIndex

@@ -179,13 +179,15 @@ def test_every_flag_of_every_other_command_has_a_variable() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "environ"), [(("--index", "redis://r"), {}), ((), {"INFERWAY_INDEX": "redis://r"})]
+    ("flag", "gone", "cure"),
+    [
+        ("--index", "the index in Redis is gone", "--peers-redis"),
+        ("--followers", "followers are gone", "cells (docs/scale.md)"),
+    ],
 )
-def test_a_flag_that_is_gone_is_refused_with_the_cure(
-    flags: tuple[str, ...], environ: dict[str, str]
-) -> None:
-    result = show(URL, *flags, **environ)
-
-    assert result.exit_code == 2
-    assert "--index (INFERWAY_INDEX) is gone: the index in Redis is gone" in result.stderr
-    assert "--peers-redis" in result.stderr
+def test_a_flag_that_is_gone_is_refused_with_the_cure(flag: str, gone: str, cure: str) -> None:
+    variable = f"INFERWAY_{flag.strip('-').upper()}"
+    for result in (show(URL, flag, "1"), show(URL, **{variable: "1"})):
+        assert result.exit_code == 2
+        assert f"{flag} ({variable}) is gone: {gone}" in result.stderr
+        assert cure in result.stderr

@@ -17,7 +17,7 @@ from inferway.cli.flow_options import FAILURES, LIMITS
 from inferway.cli.key_options import OFF, ON, given_keys, key_option, number_option
 from inferway.cli.surface_options import OBSERVABILITY, SECURITY
 from inferway.config import Policy
-from inferway.config.removed import INDEX_IN_REDIS
+from inferway.config.removed import FOLLOWERS, INDEX_IN_REDIS
 from inferway.errors import ConfigError
 
 POLICIES = get_args(Policy)
@@ -72,12 +72,7 @@ _SECTIONS = (
             help="Answer requests in this many processes; auto: one for each core but one, which "
             "follows the engines.  [default: 1]",
         ),
-        number_option(
-            "--followers",
-            "followers",
-            "Follow the engines' KV events in this many processes beside the hub; 0: in the hub.",
-            "M",
-        ),
+        removed_option("--followers", FOLLOWERS),
         number_option(
             "--admin-port",
             "admin_port",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from inferway.config.settings import IndexSettings
+from inferway.config.settings import IndexSettings, ServeSettings
 
 INDEX_IN_REDIS = (
     "the index in Redis is gone, because each gateway learns the same from the engines' events; "
@@ -13,7 +13,13 @@ INDEX_IN_REDIS = (
     " a Redis"
 )
 
+FOLLOWERS = (
+    "followers are gone, because the hub follows the engines itself; leave it out, and divide "
+    "engines that are too many for one hub into cells (docs/scale.md)"
+)
+
 # By the struct that had the key.
 REMOVED_KEYS: Mapping[Any, Mapping[str, str]] = {
-    IndexSettings: {"url": INDEX_IN_REDIS, "prefix": INDEX_IN_REDIS, "gateway": INDEX_IN_REDIS}
+    IndexSettings: {"url": INDEX_IN_REDIS, "prefix": INDEX_IN_REDIS, "gateway": INDEX_IN_REDIS},
+    ServeSettings: {"followers": FOLLOWERS},
 }

@@ -298,7 +298,6 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     host: str = "127.0.0.1"  # or unix:/path
     port: Port = 8080
     workers: Count | Literal["auto"] = 1  # processes that answer requests; auto: one for each core
-    followers: Annotated[int, msgspec.Meta(ge=0)] = 0  # that follow the engines' KV events
     tls_cert: str | None = None  # PEM certificate chain for clients; with tls_key
     tls_key: str | None = None
     engine_ca: str | None = None  # PEM certificates trusted to sign https engines', beside none

@@ -1,5 +1,4 @@
-"""What an event stream has brought so far, for those who show it: the same whatever process follows
-the stream."""
+"""What an event stream has brought so far, for those who show it."""
 
 from __future__ import annotations
 
@@ -26,8 +25,3 @@ class StreamFigures(Struct, frozen=True, array_like=True):
     caches: tuple[str, ...] = ()  # the kinds of its groups of KV caches, if there are several
     unplaced: tuple[str, ...] = ()  # the kinds that hold blocks of which it is not known where
     journal: JournalFigures | None = None
-
-
-def no_figures() -> StreamFigures:
-    """Return the figures of a stream that has brought nothing."""
-    return StreamFigures(EventApplierStats(), StreamStats(), ApplyStats())

@@ -30,7 +30,7 @@ from inferway.kv.events.groups import NO_FACTS, CacheFacts
 from inferway.kv.events.hidden_places import Beside
 from inferway.kv.events.removals import Removals
 from inferway.kv.events.stream import EventStream, Replay, StreamState
-from inferway.kv.index.protocol import Index, Op
+from inferway.kv.index.protocol import Index
 from inferway.loop_turns import SlicedProtocol
 from inferway.model import BlockKey, Cut, HolderId, TokenIds
 from inferway.tasks import Tasks, TimeSlice
@@ -43,20 +43,13 @@ OnBatch = Callable[[HolderId, Batch], None]
 
 
 @dataclass(frozen=True, slots=True)
-class IndexElsewhere:
-    """The index of another process: `apply` sends there what it is to apply."""
-
-    apply: Callable[[list[Op]], None]
-
-
-@dataclass(frozen=True, slots=True)
 class Subscription:
     """One event stream, and where what it tells goes."""
 
     source: EventSource
     holder: HolderId
     block_size: int
-    index: Index | IndexElsewhere
+    index: Index
     name: str | None = None  # for the log: which engine
     on_batch: OnBatch | None = None
     journal: HolderJournal | None = None  # loaded first, written then, and closed with the stream
@@ -80,11 +73,10 @@ class EventSubscriber(ABC):
         self.source = source
         self.holder = holder = subscription.holder
         on_record = journal.record if journal is not None else None
-        holdings = None if isinstance(index, IndexElsewhere) else index
         self.blocks = EngineBlocks(
             holder,
             subscription.block_size,
-            holdings=holdings,
+            holdings=index,
             on_record=on_record,
             lora_path=subscription.lora_path,
             cache_facts=subscription.cache_facts,
@@ -93,7 +85,7 @@ class EventSubscriber(ABC):
             self.blocks,
             adapter=adapter,
             can_replay=source.replay is not None,
-            holdings=holdings,
+            holdings=index,
             on_batch=partial(on_batch, holder) if on_batch is not None else None,
             on_batch_done=journal.batch_done if journal is not None else None,
             on_skip=self._warn,

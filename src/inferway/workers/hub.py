@@ -1,7 +1,7 @@
 """`inferway serve --workers N`: the hub.
 
-It follows the engines, as one gateway alone does, or has followers do that (`followers`), and tells
-its workers what they are and hold; workers answer requests. A worker that ends, or hangs, is
+The hub follows the engines, as one gateway alone does, and tells its workers what they are and
+hold; workers answer requests. A worker that ends, or hangs, is
 replaced; the connections that it had end as any lost server's. The kernel gives each new connection
 to one of the workers, which all listen on the same port (SO_REUSEPORT).
 """
@@ -37,8 +37,6 @@ from inferway.servers import Process
 from inferway.tasks import Tasks
 from inferway.telemetry.engine_speeds import told_by
 from inferway.workers.asking import Asking
-from inferway.workers.follower_messages import BeginFollowing
-from inferway.workers.followers import Followers
 from inferway.workers.hand_overs import WorkersHandOver
 from inferway.workers.link import Link
 from inferway.workers.messages import (
@@ -80,7 +78,7 @@ from inferway.workers.records import WorkerRecords
 from inferway.workers.replicas import WorkersLearners, meet
 from inferway.workers.reports import offer, publish, sample
 from inferway.workers.reserved import ReservedPort
-from inferway.workers.seat import Seat, SeatProgram
+from inferway.workers.seat import Seat
 from inferway.workers.settings import check_together, worker_settings
 from inferway.workers.teller import FleetTeller, ToldIndex
 from inferway.workers.turns import Turns
@@ -109,11 +107,7 @@ class ServingHub:
         self._directory = Path(tempfile.mkdtemp(prefix="inferway-"))
         self._memory = shared_memory(workers + 1)
         self._columns = SharedColumns(self._memory, 0)
-        self._followers = Followers(
-            settings.followers, self._index, self._begin_following, self._lock_of_state
-        )
-        subscribe = self._followers.subscribe if settings.followers else None
-        parts = FleetParts(self._index, self._columns, subscribe=subscribe)
+        parts = FleetParts(self._index, self._columns)
         process = Process(
             *(parts, self._socket, True),
             gather=self._gather,
@@ -126,9 +120,8 @@ class ServingHub:
         except BaseException:
             self._forget_files()
             raise
-        program = SeatProgram("worker", "inferway.cli.worker", lambda: [self._memory])
         self.seats = [
-            Seat(place, program, self._tell_all, self._heard, self._ended)
+            Seat(place, self._memory, self._tell_all, self._heard, self._ended)
             for place in range(1, workers + 1)
         ]
         self._turns: Turns | None = None
@@ -152,8 +145,6 @@ class ServingHub:
         gateway = self.gateway
         try:
             self._reserve_ports()
-            self._followers.does = self._what_followers_say()
-            self._followers.on_ended = self._asking.ended
             await gateway.start()
             is_drained = gateway.standing.drained.__contains__
             self._teller = teller = FleetTeller(gateway.fleet, self._index, is_drained, self._tell)
@@ -169,7 +160,7 @@ class ServingHub:
             teller.look()
             for seat in self.seats:
                 self._tasks.spawn(seat.keep())
-            await asyncio.gather(self._followers.started(), *[s.started() for s in self.seats])
+            await asyncio.gather(*[seat.started() for seat in self.seats])
             self._tasks.spawn(self._ping())
         except BaseException as e:
             await self.close(quietly=not isinstance(e, asyncio.CancelledError))
@@ -182,7 +173,6 @@ class ServingHub:
         self.stop_accepting()
         await self.gateway.close_page()  # or workers would wait for answers that we give
         await asyncio.gather(*[seat.left(self.settings.timeouts.drain) for seat in self.seats])
-        await self._followers.close()
         await self._tasks.close()
         if self._teller is not None:
             self._teller.close()
@@ -217,8 +207,7 @@ class ServingHub:
             await self._fetch_records()
 
     async def _fetch_numbers(self) -> None:
-        seats = [*self.seats, *self._followers.seats]
-        answers = await self._asking.all(seats, lambda _, number: AskNumbers(number))
+        answers = await self._asking.all(self.seats, lambda _, number: AskNumbers(number))
         self._numbers = [told.families for told in answers.values() if isinstance(told, Numbers)]
         self.gateway.worth.others = [cache_worth(each) for each in self._numbers]
         self.gateway.speeds.heard = told_by([samples(each) for each in self._numbers])
@@ -295,8 +284,7 @@ class ServingHub:
         for number in count():
             await asyncio.sleep(PING_SECONDS)
             self._tell(Ping())
-            self._followers.look()
-            if self._is_wanted != (self.gateway.orphans.wanted or self._followers.wanted):
+            if self._is_wanted != self.gateway.orphans.wanted:
                 self._is_wanted = not self._is_wanted
                 self._tell(Wanted(self._is_wanted))
             for seat in self.seats:
@@ -316,7 +304,8 @@ class ServingHub:
             do(seat, message)
 
     def _what_to_do(self) -> dict[type[Message], Callable[[Seat, Any], None]]:
-        fleet, turns = self.gateway.fleet, self._turns
+        gateway, turns = self.gateway, self._turns
+        fleet = gateway.fleet
         assert turns is not None
         return {
             Ping: lambda *_: None,
@@ -329,8 +318,10 @@ class ServingHub:
             Move: lambda seat, told: turns.move(seat.place, told),
             Leave: lambda seat, told: turns.leave(seat.place, told.number),
             LiveSample: lambda _, told: sample(fleet, told),
-            PromptsOffered: self._offered,
-            **self._what_followers_say(),
+            PromptsOffered: lambda _, told: offer(gateway.orphans, told),
+            Numbers: self._asking.answered,
+            Publish: lambda _, told: publish(gateway.publisher, told),
+            Suspect: lambda _, told: fleet.watch.suspect(told.engine),
             Doubt: lambda _, told: self._index.apply(told.ops),
             Asked: lambda _, told: self._index.note_matched(told.keys),
             Recheck: lambda _, told: self._of_stream(told, lambda stream: stream.recheck()),
@@ -339,19 +330,6 @@ class ServingHub:
             ),
             Reports: lambda _, told: self._of_stream(told, lambda stream: stream.count_no_copies()),
         }
-
-    def _what_followers_say(self) -> dict[type[Any], Callable[[Seat, Any], None]]:
-        """And workers, too."""
-        gateway = self.gateway
-        return {
-            Numbers: self._asking.answered,
-            Publish: lambda _, told: publish(gateway.publisher, told),
-            Suspect: lambda _, told: gateway.fleet.watch.suspect(told.engine),
-        }
-
-    def _offered(self, _: Seat, told: PromptsOffered) -> None:
-        offer(self.gateway.orphans, told)
-        self._followers.offer(told)
 
     def _pass_on(self, seat: Seat, told: ToOthers) -> None:
         passed_on = FromOther(seat.place, told.payload)
@@ -382,17 +360,6 @@ class ServingHub:
             self._peers.gone(seat.place, asyncio.get_running_loop().time())
         if self._turns is not None:
             self._turns.ended(seat.place)
-
-    # what followers begin with
-
-    def _begin_following(self) -> BeginFollowing:
-        told = worker_settings(self.settings, self.port, self._picker)
-        told = msgspec.structs.replace(told, state_dir=self.settings.state_dir)
-        return BeginFollowing(told, publishes=self.gateway.publisher is not None)
-
-    def _lock_of_state(self) -> list[int]:
-        lock = self.gateway.indexer.state_dir.lock
-        return [] if lock is None else [lock]
 
     # where the workers listen
 

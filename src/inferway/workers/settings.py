@@ -36,5 +36,5 @@ def check_together(settings: ServeSettings) -> None:
     if settings.host.startswith(UNIX):
         raise ConfigError(
             f"workers: several processes cannot share the Unix socket {settings.host!r}; listen on"
-            " a port (host: 127.0.0.1), or serve with one worker and without followers"
+            " a port (host: 127.0.0.1), or serve with one worker"
         )

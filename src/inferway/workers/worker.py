@@ -27,7 +27,7 @@ from inferway.indexer import FleetParts, next_turn
 from inferway.scheduling.expected_ttft.sharing import open_logs
 from inferway.servers import Process
 from inferway.tasks import Tasks
-from inferway.workers.follower import HubWatch, heard_index
+from inferway.workers.hub_watch import HubWatch, heard_index
 from inferway.workers.link import Link
 from inferway.workers.messages import (
     Asked,

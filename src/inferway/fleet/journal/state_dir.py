@@ -42,23 +42,16 @@ class StateDir:
         """Return the directory that settings name."""
         return cls(None if settings.state_dir is None else Path(settings.state_dir))
 
-    @property
-    def lock(self) -> int | None:
-        """The open file that locks the directory, for processes beside this one to inherit: it is
-        unlocked when all of them have closed it. None while it is not locked."""
-        return self._lock
-
-    def open(self, lock: int | None = None) -> None:
-        """Lock the directory, and start what writes there. `lock`: what another process of this
-        gateway has locked it by. Raises ConfigError if we may not write there, or another gateway
-        does."""
+    def open(self) -> None:
+        """Lock the directory, and start what writes there. Raises ConfigError if we may not write
+        there, or another gateway does."""
         if self._path is None:
             return
         try:
             self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
             if not os.access(self._path, os.W_OK | os.X_OK):
                 raise PermissionError(13, "permission denied")
-            self._lock = _locked(self._path / _LOCK) if lock is None else lock
+            self._lock = _locked(self._path / _LOCK)
         except OSError as e:
             why = (e.strerror or str(e)).lower()
             raise ConfigError(
