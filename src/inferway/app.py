@@ -117,7 +117,8 @@ class Gateway:
         self.orphans = OrphanResolver(
             self.fleet.engines, seeds=seeds, on_moved=self.fleet.look_soon
         )
-        self._auth = build_auth(settings, keys, self.fleet, self.scheduling)
+        others = None if process is None else process.places(self.fleet)
+        self._auth = build_auth(settings, keys, self.fleet, self.scheduling, others)
         self._started = asyncio.Event()
         self._publisher: ZmqPublisher | None = None
         self.replicas: Replicas | None = None  # among which this gateway is one

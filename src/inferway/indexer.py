@@ -27,13 +27,13 @@ from inferway.errors import (
     PromptTooLongError,
     SandboxError,
 )
-from inferway.fleet.columns import EndpointColumns
 from inferway.fleet.engine import Engine, Subscriber
 from inferway.fleet.event_source import EventSource
 from inferway.fleet.fleet import Fleet
 from inferway.fleet.journal.state_dir import StateDir
 from inferway.fleet.prober import Prober
 from inferway.fleet.scores import Scores, scores_of, served_model
+from inferway.fleet.shared_columns import SharedColumns
 from inferway.fleet.subscribing import OnEngineBatch, Subscribing
 from inferway.fleet.watch import EngineWatch, Watch
 from inferway.kv.index.build import build_index
@@ -64,7 +64,7 @@ class FleetParts:
     """What an indexer is given that is one of several processes which share a fleet."""
 
     index: Index
-    columns: EndpointColumns
+    columns: SharedColumns
     watch: Callable[[Fleet, ServeSettings], Watch] = EngineWatch
     prober: type[Prober] = Prober
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import resource
+import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,8 @@ from inferway.config import ServeSettings
 from inferway.extension import Extension
 from inferway.fleet.discovery.members import Rules
 from inferway.fleet.engine import Engine
+from inferway.fleet.fleet import Fleet
+from inferway.fleet.shared_places import SharedPlaces
 from inferway.http.cors import Cors
 from inferway.http.hub import asking_hub, awaiting_hub, from_workers
 from inferway.http.listening import UNIX, certificate_of, within_file_limit
@@ -21,6 +24,7 @@ from inferway.http.server import Handler, HttpServer
 from inferway.http.traced import traced
 from inferway.indexer import FleetParts
 from inferway.metrics import Family
+from inferway.model import HolderId
 from inferway.telemetry.observers import WantsPrompts
 from inferway.telemetry.publisher import Publisher
 from inferway.telemetry.tracing import Tracing
@@ -54,6 +58,15 @@ class Process:
     @property
     def is_worker(self) -> bool:
         return not self.is_hub
+
+    def places(self, fleet: Fleet) -> SharedPlaces:
+        """Return the places that all processes have together, as this one sees them."""
+
+        def row_of(name: str) -> HolderId | None:
+            engine = fleet.engine(name)
+            return engine.endpoints[0].holder if engine is not None and engine.endpoints else None
+
+        return SharedPlaces(self.parts.columns, row_of, time.monotonic)
 
 
 class Servers:

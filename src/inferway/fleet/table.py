@@ -120,6 +120,10 @@ class EndpointTable:
         requests, _ = self._columns.own()
         return [int(sum(requests[e.holder] for e in engine.endpoints)) for engine in engines]
 
+    def num_booked(self, candidates: Candidates) -> float:
+        """Return how many requests that this process counts are on their way to the candidates."""
+        return self._columns.num_booked(candidates)
+
     def is_idle(self, engine: Engine) -> bool:
         """Return whether the engine had nothing to do when it told last, nothing that was sent
         there is on its way, as of the last time that all processes' requests were added up, and

@@ -47,14 +47,11 @@ from inferway.workers.messages import (
     Commit,
     Doubt,
     DropsLastBlock,
-    Enter,
     FamilyTold,
     FromOther,
     HandOvers,
-    Leave,
     LiveSample,
     Message,
-    Move,
     Numbers,
     OtherEnded,
     OutcomeTold,
@@ -81,7 +78,6 @@ from inferway.workers.reserved import ReservedPort
 from inferway.workers.seat import Seat
 from inferway.workers.settings import check_together, worker_settings
 from inferway.workers.teller import FleetTeller, ToldIndex
-from inferway.workers.turns import Turns
 
 PING_SECONDS = 1.0
 PINGS_A_LOOK = 3  # from one look at the workers' numbers to the next, while the page is open
@@ -124,7 +120,6 @@ class ServingHub:
             Seat(place, self._memory, self._tell_all, self._heard, self._ended)
             for place in range(1, workers + 1)
         ]
-        self._turns: Turns | None = None
         self._is_wanted = False  # prompts, for events without a known parent block
         self._rules = RulesTold({}, [])
         self._teller: FleetTeller | None = None
@@ -150,8 +145,6 @@ class ServingHub:
             self._teller = teller = FleetTeller(gateway.fleet, self._index, is_drained, self._tell)
             gateway.draining.on_change = teller.look_soon
             gateway.draining.others = self._hand_overs
-            self._turns = Turns(gateway.auth.control, self._tell_one, self._tell, self._tasks)
-            self._turns.set_settings(self.settings.flow, len(self.seats))
             if gateway.records.writer is not None or has_peers(self.settings):
                 self._peers = Peers(_to_nobody, gateway.learning_plugins)  # files have it, too
             if self._peers is not None and has_peers(self.settings):
@@ -229,10 +222,9 @@ class ServingHub:
         """All that a new worker must know. What changes meanwhile it hears as the others do."""
         assert self._teller is not None
         settings = worker_settings(self.settings, self.port, self._picker)
-        processes = len(self.seats) + 1
         link.send(
             Begin(
-                *(settings, seat.place, processes, self._socket),
+                *(settings, seat.place, self._socket),
                 picks=self._picks,
                 publishes=self.gateway.publisher is not None,
                 keeps_keys=self.gateway.records.writer is not None,
@@ -241,8 +233,6 @@ class ServingHub:
         link.send(self._rules)
         seat.hears = True
         link.send(self._teller.engines())
-        if self._turns is not None:
-            self._turns.tell_full_to(seat.place)
         link.send(Wanted(self._is_wanted))
         await self._teller.tell_held(link)
         if self._learners is not None:
@@ -252,9 +242,6 @@ class ServingHub:
     def _tell(self, message: Message) -> None:
         for seat in self.seats:
             seat.send(message)
-
-    def _tell_one(self, place: int, message: Message) -> None:
-        self.seats[place - 1].send(message)
 
     def _tell_others(self, seat: Seat, message: Message) -> None:
         for other in self.seats:
@@ -276,8 +263,6 @@ class ServingHub:
 
     async def _commit(self, settings: ServeSettings, of_workers: ServeSettings) -> None:
         self.settings = settings
-        if self._turns is not None:
-            self._turns.set_settings(settings.flow, len(self.seats))
         self._tell(Commit(of_workers))  # whoever is just starting has been given the old ones
 
     async def _ping(self) -> None:
@@ -304,9 +289,7 @@ class ServingHub:
             do(seat, message)
 
     def _what_to_do(self) -> dict[type[Message], Callable[[Seat, Any], None]]:
-        gateway, turns = self.gateway, self._turns
-        fleet = gateway.fleet
-        assert turns is not None
+        gateway, fleet = self.gateway, self.gateway.fleet
         return {
             Ping: lambda *_: None,
             Prepared: self._asking.answered,
@@ -314,9 +297,6 @@ class ServingHub:
             HandOvers: lambda seat, told: self._hand_overs.heard(seat.place, told),
             ToOthers: self._pass_on,
             OutcomeTold: self._outcome,
-            Enter: lambda seat, told: turns.enter(seat.place, told),
-            Move: lambda seat, told: turns.move(seat.place, told),
-            Leave: lambda seat, told: turns.leave(seat.place, told.number),
             LiveSample: lambda _, told: sample(fleet, told),
             PromptsOffered: lambda _, told: offer(gateway.orphans, told),
             Numbers: self._asking.answered,
@@ -358,8 +338,6 @@ class ServingHub:
         self._tell_others(seat, OtherEnded(seat.place))
         if self._peers is not None:
             self._peers.gone(seat.place, asyncio.get_running_loop().time())
-        if self._turns is not None:
-            self._turns.ended(seat.place)
 
     # where the workers listen
 

@@ -36,7 +36,6 @@ class Begin(_Told, frozen=True):
 
     settings: ServeSettings
     place: int  # among the processes that share columns
-    num_processes: int
     hub: str  # the path of the Unix socket where the hub answers by HTTP
     picks: bool = False
     publishes: bool = False  # the hub does, what workers tell
@@ -279,47 +278,6 @@ class Publish(_Told, frozen=True):
     body: bytes  # msgpack
 
 
-class Enter(_Told, frozen=True):
-    """A request asks for its turn (`workers.turns`)."""
-
-    number: int  # among those of its worker
-    model: str
-    tenant: str
-    priority: int
-    most_seconds: float  # that it would wait by what its headers say; infinite: they do not say
-    ttft_seconds: float | None
-
-
-class Turn(_Told, frozen=True):
-    """It is the request's turn, or it is refused."""
-
-    number: int
-    place: str = ""  # the engine that a place is held with
-    has_waited: bool = False
-    refusal: str | None = None
-    code: str = ""  # of the refusal
-    retry_after: int = 1
-
-
-class Move(_Told, frozen=True):
-    """The request goes to this engine."""
-
-    number: int
-    engine: str
-
-
-class Leave(_Told, frozen=True):
-    """The request has ended, or waits no longer."""
-
-    number: int
-
-
-class Full(_Told, frozen=True):
-    """The engines that have as many requests as they may."""
-
-    engines: list[str]
-
-
 class ToOthers(_Told, frozen=True):
     """What the hub passes on unread (`workers.peers`)."""
 
@@ -377,11 +335,6 @@ Message = (
     | PromptsOffered
     | Publish
     | Wanted
-    | Enter
-    | Turn
-    | Move
-    | Leave
-    | Full
     | ToOthers
     | FromOther
     | OtherEnded

@@ -38,7 +38,6 @@ from inferway.workers.messages import (
     Drain,
     EnginesTold,
     FromOther,
-    Full,
     HandOvers,
     IndexChanged,
     Message,
@@ -53,14 +52,12 @@ from inferway.workers.messages import (
     RecordsTold,
     RulesTold,
     Settled,
-    Turn,
     Wanted,
 )
 from inferway.workers.numbers import told as numbers_told
 from inferway.workers.peers import Peers
 from inferway.workers.records import told as records_told
 from inferway.workers.reports import HubOrphans, HubProber, HubPublisher
-from inferway.workers.turns import HubQueue, own_places
 
 LINGER_SECONDS = 10.0
 
@@ -102,10 +99,6 @@ class Worker:
         open_logs(self._peers.sharing, columns.sent, begin.place)
         self.gateway.indexer.matcher.overlay = self._peers.overlay
         self.gateway.standing.tell = self._tell_outcome
-        self._turns = HubQueue(link.send)
-        self._workers = begin.num_processes - 1
-        self._set_own_places(begin.settings)
-        self.gateway.auth.turns = self._turns.ticket
 
     def _want(self, told: Wanted) -> None:
         self._orphans.wanted = told.is_wanted
@@ -135,10 +128,6 @@ class Worker:
         gateway = self.gateway
         found = snapshots(gateway.extensions)
         return records_told(gateway.records.recorder, asked.number, asked.since, found)
-
-    def _set_own_places(self, settings: ServeSettings) -> None:
-        has_gate = self.gateway.scheduling.flow_control is not None
-        self._turns.own = own_places(settings.flow, self._workers, has_gate=has_gate)
 
     def _tell_outcome(self, engine: str, has_failed: bool) -> None:
         self._link.send(OutcomeTold(engine, has_failed))
@@ -204,8 +193,6 @@ class Worker:
                 dict(told.objectives), list(told.rewrites)
             ),
             FromOther: peers.hear,
-            Turn: self._turns.heard,
-            Full: self._turns.heard_full,
             Wanted: self._want,
             OtherEnded: lambda told: peers.gone(told.place, time.monotonic()),
             OutcomeTold: lambda told: gateway.standing.hear(
@@ -233,7 +220,6 @@ class Worker:
             loop.call_soon(self._end)
             return
         self._watch.hub_has_gone()
-        self._turns.hub_has_gone()
         loop.call_later(LINGER_SECONDS, self._end)
 
     def _forget_hub(self) -> None:
@@ -272,4 +258,3 @@ class Worker:
             self._end()
             return
         await apply()
-        self._set_own_places(settings)
