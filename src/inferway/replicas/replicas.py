@@ -121,8 +121,7 @@ class Replicas:
     def _flush(self) -> None:
         self._flushes = None
         for payload in self._outbox.messages(self._now):
-            self._sent.messages += 1
-            self._sent.bytes += len(payload)
+            self._sent.count(payload)
             self._transport.send(payload)
         if self._outbox.has_more:
             self._flush_soon()

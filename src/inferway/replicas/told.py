@@ -56,6 +56,11 @@ class Sent:
     messages: int = 0
     bytes: int = 0
 
+    def count(self, payload: bytes) -> None:
+        """Count a message."""
+        self.messages += 1
+        self.bytes += len(payload)
+
 
 def families(
     peers: Mapping[str, Peer], sent: Sent, heard: Mapping[str, float], now: float

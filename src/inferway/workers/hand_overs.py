@@ -63,13 +63,14 @@ class WorkersHandOver:
 
 
 def _added_up(parts: Sequence[Progress], ends_at: float) -> Progress:
-    whole = Progress(HandOverState.NONE, ends_at=ends_at)
-    whole.state = min((part.state for part in parts), key=_FIRST.index, default=whole.state)
-    whole.why = next((part.why for part in parts if part.state is whole.state), "")
-    for part in parts:
-        whole.left += part.left
-        whole.handed_over += part.handed_over
-        whole.failed += part.failed
-        whole.skipped += part.skipped
-        whole.tokens += part.tokens
-    return whole
+    state = min((part.state for part in parts), key=_FIRST.index, default=HandOverState.NONE)
+    return Progress(
+        state,
+        next((part.why for part in parts if part.state is state), ""),
+        left=sum([part.left for part in parts]),
+        handed_over=sum([part.handed_over for part in parts]),
+        failed=sum([part.failed for part in parts]),
+        skipped=sum([part.skipped for part in parts]),
+        tokens=sum([part.tokens for part in parts]),
+        ends_at=ends_at,
+    )

@@ -202,8 +202,8 @@ class ServingHub:
     async def _fetch_numbers(self) -> None:
         answers = await self._asking.all(self.seats, lambda _, number: AskNumbers(number))
         self._numbers = [told.families for told in answers.values() if isinstance(told, Numbers)]
-        self.gateway.worth.others = [cache_worth(each) for each in self._numbers]
-        self.gateway.speeds.heard = told_by([samples(each) for each in self._numbers])
+        self.gateway.worth.hear([cache_worth(each) for each in self._numbers])
+        self.gateway.speeds.hear(told_by([samples(each) for each in self._numbers]))
 
     async def _fetch_records(self) -> None:
         since = self._records.since
@@ -231,7 +231,7 @@ class ServingHub:
             )
         )
         link.send(self._rules)
-        seat.hears = True
+        seat.hears_all()
         link.send(self._teller.engines())
         link.send(Wanted(self._is_wanted))
         await self._teller.tell_held(link)

@@ -99,6 +99,14 @@ class FollowedStream:
     removals: Removals = field(default_factory=Removals)
     is_hub_there: bool = True
 
+    def hear(self, told: StreamTold, cut: Cut | None) -> None:
+        """Take over what the hub tells of the stream now."""
+        self.told, self.cut_seen = told, cut
+
+    def hub_has_gone(self) -> None:
+        """Take what is known of the engine's cache for stale."""
+        self.is_hub_there = False
+
     @property
     def source(self) -> EventSource:
         return self.told.source
@@ -196,7 +204,7 @@ class HubWatch:
         if self._settled is not None and not self._settled.done():
             self._settled.set_exception(ConfigError(_AWAY))
         for stream in self._streams.values():
-            stream.is_hub_there = False
+            stream.hub_has_gone()
         self._fleet.table.nobody_follows()
 
     def index_changed(self, told: IndexChanged) -> None:
@@ -231,12 +239,12 @@ class HubWatch:
         if engine is None:
             engine = Engine(told.settings, told.settings.authorization())
         before = engine.outage
-        engine.facts, engine.healthy, engine.outage = told.facts, told.healthy, told.outage
-        engine.load = Load(adapters=told.adapters)
-        endpoints = [replace(e, headers=tuple(e.headers)) for e in told.endpoints]
-        engine.endpoints = endpoints
-        engine.proofs = {model: _proof(proof) for model, proof in told.proofs.items()}
-        engine.followed = [self._stream(name, stream, told.cut) for stream in told.streams]
+        engine.take_over(
+            *(told.facts, told.healthy, told.outage, Load(adapters=told.adapters)),
+            endpoints=[replace(e, headers=tuple(e.headers)) for e in told.endpoints],
+            proofs={model: _proof(proof) for model, proof in told.proofs.items()},
+            followed=[self._stream(name, stream, told.cut) for stream in told.streams],
+        )
         (self.drained.add if told.is_drained else self.drained.discard)(name)
         fleet.follow(engine)
         if engine.outage != before:
@@ -245,7 +253,7 @@ class HubWatch:
     def _stream(self, engine: str, told: StreamTold, cut: Cut | None) -> FollowedStream:
         before = self._streams.get(told.holder)
         if before is not None and before.engine == engine:
-            before.told, before.cut_seen = told, cut
+            before.hear(told, cut)
             return before
         stream = FollowedStream(engine, told, cut, self._send)
         self._streams[told.holder] = stream

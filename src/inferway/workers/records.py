@@ -50,6 +50,5 @@ def told(recorder: Recorder, number: int, since: int, snapshots: dict[str, bytes
     recorder.settle()
     seq, records = recorder.ring.since(since, MOST_RECORDS)
     first = seq - len(records) + 1
-    keys = {place - first: list(keys) for place, keys in recorder.keys if first <= place <= seq}
-    recorder.keys = [item for item in recorder.keys if item[0] > seq]
+    keys = {at - first: list(each) for at, each in recorder.take_keys(seq) if at >= first}
     return RecordsTold(number, seq, records, keys, snapshots)

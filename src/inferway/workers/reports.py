@@ -25,6 +25,7 @@ from inferway.workers.messages import (
     PromptsOffered,
     PromptTold,
     Publish,
+    Wanted,
 )
 
 Send = Callable[[Message], None]
@@ -78,6 +79,10 @@ class HubOrphans:
     def __init__(self, send: Send) -> None:
         self.wanted = False
         self._send = send
+
+    def heard(self, told: Wanted) -> None:
+        """Take over whether the hub wants prompts."""
+        self.wanted = told.is_wanted
 
     def offer(
         self,

@@ -62,6 +62,10 @@ class Seat:
         if self.hears and self.link is not None:
             self.link.send(message)
 
+    def hears_all(self) -> None:
+        """Send the process from now on what all workers are told."""
+        self.hears = True
+
     async def keep(self) -> None:
         """Have a process in the seat, one after the other."""
         self._empty.clear()

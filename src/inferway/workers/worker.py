@@ -100,9 +100,6 @@ class Worker:
         self.gateway.indexer.matcher.overlay = self._peers.overlay
         self.gateway.standing.tell = self._tell_outcome
 
-    def _want(self, told: Wanted) -> None:
-        self._orphans.wanted = told.is_wanted
-
     def _pinged(self, ping: Ping) -> None:
         self._link.send(ping)
         asked = self._index.asked()
@@ -193,7 +190,7 @@ class Worker:
                 dict(told.objectives), list(told.rewrites)
             ),
             FromOther: peers.hear,
-            Wanted: self._want,
+            Wanted: self._orphans.heard,
             OtherEnded: lambda told: peers.gone(told.place, time.monotonic()),
             OutcomeTold: lambda told: gateway.standing.hear(
                 told.engine, told.has_failed, time.monotonic()
