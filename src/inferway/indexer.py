@@ -66,7 +66,9 @@ class FleetParts:
     index: Index
     columns: SharedColumns
     watch: Callable[[Fleet, ServeSettings], Watch] = EngineWatch
-    prober: type[Prober] = Prober
+    prober: Callable[..., Prober] = Prober
+    overlay: SpeculativeOverlay | None = None  # None: its own
+    on_change: Callable[[], None] | None = None  # what is known of an engine has changed
 
 
 class Indexer:
@@ -81,10 +83,11 @@ class Indexer:
         *,
         renderer: Renderer | None = None,
         on_batch: OnEngineBatch | None = None,
+        on_counted: Callable[[], None] | None = None,
         parts: FleetParts | None = None,
     ) -> None:
-        """`on_batch` sees each batch of events that was applied. `parts`: in place of its own.
-        Raises ConfigError."""
+        """`on_batch` sees each batch of events that was applied; `on_counted` is called when
+        requests in flight have changed. `parts`: in place of its own. Raises ConfigError."""
         self.settings = engines if isinstance(engines, ServeSettings) else _settings(engines)
         self.index = build_index(self.settings.index, MemoryIndex) if parts is None else parts.index
         self.state_dir = StateDir.of(self.settings)
@@ -103,9 +106,13 @@ class Indexer:
             columns=None if parts is None else parts.columns,
             watch=EngineWatch if parts is None else parts.watch,
             prober=Prober if parts is None else parts.prober,
+            on_change=None if parts is None else parts.on_change,
+            on_counted=on_counted,
         )
+        overlay = None if parts is None else parts.overlay
         self.matcher = Matcher(
-            self.index, SpeculativeOverlay(next_turn), breathe=partial(asyncio.sleep, 0)
+            *(self.index, overlay or SpeculativeOverlay(next_turn)),
+            breathe=partial(asyncio.sleep, 0),
         )
 
     async def start(self) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from inferway.config import ServeSettings
 from inferway.extension import Extension
 from inferway.fleet.discovery.members import Rules
+from inferway.fleet.draining import HandsOver
 from inferway.fleet.engine import Engine
 from inferway.fleet.fleet import Fleet
 from inferway.fleet.shared_places import SharedPlaces
@@ -51,9 +52,18 @@ class Process:
     with_others: Callable[[Iterable[Family]], Iterator[Family]] | None = None
     prepare_others: Callable[[ServeSettings], Awaitable[Apply]] | None = None
     on_rules: Rules | None = None
-    # of a worker: what the hub does with its requests
+    # of the hub: hears that other engines are drained; has workers hand over warm prefixes
+    on_drained: Callable[[], None] | None = None
+    hands_over: HandsOver | None = None
+    # of a worker: what the hub does with its requests; whether the hub wants records' blocks
     publisher: Publisher | None = None
     orphans: WantsPrompts | None = None
+    keeps_keys: bool = False
+    # of a worker: tells the others what has come from an engine, which requests and which shapes
+    # engines were lost with
+    on_outcome: Callable[[str, bool], None] | None = None
+    on_suspect: Callable[[str, str, bool], None] | None = None
+    on_judged: Callable[[str, bool], None] | None = None
 
     @property
     def is_worker(self) -> bool:

@@ -10,7 +10,7 @@ from inferway.replicas.peer import FIRST_NUMBER
 from inferway.scheduling.expected_ttft.plugin import ExpectedTtft
 from inferway.scheduling.expected_ttft.sharing import Answered, Begins, Event, Kind, Waits
 from inferway.workers.messages import FromOther, Message, OtherEnded
-from inferway.workers.peers import Peers
+from inferway.workers.peers import PeerOutbox, Peers
 from inferway.workers.replicas import WorkersLearners, WorkersOutlet
 
 
@@ -55,10 +55,10 @@ def test_requests_of_all_workers_have_numbers_of_the_hubs() -> None:
 
 
 async def test_workers_hear_what_other_gateways_tell_and_forget_it_with_them() -> None:
-    hub, worker = ExpectedTtft(), Peers(lambda _: None, [ExpectedTtft()])
+    hub, plugin = ExpectedTtft(), ExpectedTtft()
+    worker = Peers([plugin.share(lambda _: None)])
     sent: list[Message] = []
     learners = WorkersLearners([hub.share(lambda _: None)], sent.append)
-    plugin = worker.sharing[0]
 
     learners.hear(FIRST_NUMBER, 0, waits(1))
     learners.hear(FIRST_NUMBER, 0, waits(2))
@@ -76,28 +76,27 @@ async def test_workers_hear_what_other_gateways_tell_and_forget_it_with_them() -
 
 
 async def test_a_new_worker_is_told_what_was_learned() -> None:
-    old, worker = Gateway(0), Peers(lambda _: None, [ExpectedTtft()])
+    old, plugin = Gateway(0), ExpectedTtft()
+    worker = Peers([plugin.share(lambda _: None)])
     slot = old.plugin.slots.slot_of("a", 0.0)
     for number in range(60):
         old.learning.took(Kind.TPOT, slot, (1.0, 2.0), 33.0, number / 10)
 
     worker.hear(WorkersLearners([old.sharing], lambda _: None).all_known(6.0))
 
-    plugin = worker.sharing[0]
     there = plugin.slots.slot_of("a", 0.0)
     assert 30.0 < plugin.learning.tpot.expected(there, (1.0, 2.0)) < 36.0
 
 
 async def test_what_a_worker_tells_the_others_is_passed_on() -> None:
     telling = Telling()
-    hub = Peers(lambda _: None, [ExpectedTtft()])
-    hub.passes_on = WorkersOutlet(telling)  # type: ignore[arg-type]
+    outlet = WorkersOutlet(telling)  # type: ignore[arg-type]
+    hub = Peers([ExpectedTtft().share(lambda _: None)], passes_on=outlet)
 
     def pass_on(message: Message) -> None:
         hub.hear(FromOther(1, message.payload))  # type: ignore[union-attr]
 
-    worker = Peers(pass_on, [ExpectedTtft()])
-    worker.sharing[0].tell(waits(7))
+    PeerOutbox(pass_on).learned(0, waits(7))
     await all_is_told()
 
     assert [type(event) for event in telling.told] == [Waits]

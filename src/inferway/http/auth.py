@@ -279,17 +279,22 @@ def build_auth(
     scheduling: Scheduling,
     others: OtherProcesses | None = None,
     clock: Callable[[], float] = time.monotonic,
+    on_outcome: Callable[[str, bool], None] | None = None,
+    on_suspect: Callable[[str, str, bool], None] | None = None,
 ) -> Auth:
     """Return who is let in, as the settings and the scheduling's flow control have it. `others`
-    keep limits together with this process; None: it is alone. `clock` counts seconds."""
+    keep limits together with this process; None: it is alone. `clock` counts seconds. `on_outcome`,
+    `on_suspect`: other processes are told as OutlierDetection and RequestQuarantine tell."""
     retries = Retries(settings.retries)
     quarantine = RequestQuarantine(
         lambda: retries.settings.quarantine_seconds,
         FleetEngines(fleet).is_up,
         clock,
         lambda seconds, call: asyncio.get_running_loop().call_later(seconds, call),
+        on_suspect,
     )
-    failover = FailoverPolicy(clock, OutlierDetection(settings.ejection), retries, quarantine)
+    standing = OutlierDetection(settings.ejection, tell=on_outcome)
+    failover = FailoverPolicy(clock, standing, retries, quarantine)
 
     def engines_of(model: str) -> frozenset[str]:
         names = fleet.engines_of(model)

@@ -82,11 +82,12 @@ class Recorder(Extension):
         whereabouts: Whereabouts | None = None,
         wall_clock: Callable[[], float] = time.time,
         secret: bytes | None = None,
+        keeps_keys: bool = False,
     ) -> None:
         """`picked_by`: who chooses endpoints, if no profile is named; `secret`: what tenants and
-        sessions are hashed with."""
+        sessions are hashed with; `keeps_keys`: of blocks, of all requests, for the files."""
         self.ring = ring
-        self.keeps_keys = False  # of blocks, of all requests: for the files
+        self.keeps_keys = keeps_keys
         self.keys: list[tuple[int, Sequence[BlockKey]]] = []  # record's number, its blocks
         self.others: LooksElsewhere | None = None
         self.doubt: Doubt | None = None  # None: nobody looks into what was not delivered

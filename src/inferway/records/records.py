@@ -37,7 +37,10 @@ class Records:
         standing: OutlierDetection,
         scheduling: Scheduling,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        keeps_keys: bool = False,
     ) -> None:
+        """`keeps_keys`: of blocks, for another process that writes files."""
         self.writer: RecordWriter | None = None  # None: no files are written
         self._policy = _chooser(settings)
         self.ring = RecordRing(settings.records.requests)
@@ -46,6 +49,7 @@ class Records:
             clock,
             picked_by=self._policy,
             whereabouts=FleetWhereabouts(fleet, standing),
+            keeps_keys=keeps_keys,
         )
         self.watch = PromptWatch(with_text=settings.explain_text)
         self._others = OtherExtras(index)

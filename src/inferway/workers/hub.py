@@ -33,6 +33,7 @@ from inferway.indexer import FleetParts
 from inferway.kv.index.build import build_index
 from inferway.metrics import Family
 from inferway.replicas.build import has_peers
+from inferway.scheduling.expected_ttft.sharing import Event
 from inferway.servers import Process
 from inferway.tasks import Tasks
 from inferway.telemetry.engine_speeds import told_by
@@ -70,7 +71,7 @@ from inferway.workers.messages import (
     Wanted,
 )
 from inferway.workers.numbers import added_up, cache_worth, samples
-from inferway.workers.peers import Peers
+from inferway.workers.peers import Peers, shared
 from inferway.workers.records import WorkerRecords
 from inferway.workers.replicas import WorkersLearners, meet
 from inferway.workers.reports import offer, publish, sample
@@ -103,14 +104,18 @@ class ServingHub:
         self._directory = Path(tempfile.mkdtemp(prefix="inferway-"))
         self._memory = shared_memory(workers + 1)
         self._columns = SharedColumns(self._memory, 0)
-        parts = FleetParts(self._index, self._columns)
+        self._hand_overs = WorkersHandOver(self._tell, workers, time.monotonic)
+        parts = FleetParts(self._index, self._columns, on_change=self._look_soon)
         process = Process(
             *(parts, self._socket, True),
             gather=self._gather,
             with_others=self._with_others,
             prepare_others=self._prepare,
             on_rules=self._tell_rules,
+            on_drained=self._look_soon,
+            hands_over=self._hand_overs,
         )
+        self._teller: FleetTeller | None = None
         try:
             self.gateway = Gateway(settings, picks=picks, process=process)
         except BaseException:
@@ -122,7 +127,6 @@ class ServingHub:
         ]
         self._is_wanted = False  # prompts, for events without a known parent block
         self._rules = RulesTold({}, [])
-        self._teller: FleetTeller | None = None
         self._reserved_ports: list[ReservedPort] = []
         self._picker = settings.picker  # with the ports that are reserved
         self._tasks = Tasks(log, "a worker is no longer looked after, by a fault of the gateway")
@@ -130,7 +134,6 @@ class ServingHub:
         self._records = WorkerRecords(self.gateway.records.recorder)
         self._peers: Peers | None = None
         self._learners: WorkersLearners | None = None  # of what other gateways tell
-        self._hand_overs = WorkersHandOver(self._tell, workers, time.monotonic)
         self._numbers: Sequence[Sequence[FamilyTold]] = ()
 
     # serving.Served
@@ -143,12 +146,12 @@ class ServingHub:
             await gateway.start()
             is_drained = gateway.standing.drained.__contains__
             self._teller = teller = FleetTeller(gateway.fleet, self._index, is_drained, self._tell)
-            gateway.draining.on_change = teller.look_soon
-            gateway.draining.others = self._hand_overs
             if gateway.records.writer is not None or has_peers(self.settings):
-                self._peers = Peers(_to_nobody, gateway.learning_plugins)  # files have it, too
-            if self._peers is not None and has_peers(self.settings):
-                self._learners = await meet(gateway, self._peers, self._tell)
+                sharing = shared(gateway.learning_plugins, _to_nobody)
+                outlet = None
+                if has_peers(self.settings):
+                    self._learners, outlet = await meet(gateway, sharing, self._tell)
+                self._peers = Peers(sharing, passes_on=outlet)  # files have it, too
             self._does = self._what_to_do()
             teller.look()
             for seat in self.seats:
@@ -167,8 +170,9 @@ class ServingHub:
         await self.gateway.close_page()  # or workers would wait for answers that we give
         await asyncio.gather(*[seat.left(self.settings.timeouts.drain) for seat in self.seats])
         await self._tasks.close()
-        if self._teller is not None:
-            self._teller.close()
+        teller, self._teller = self._teller, None
+        if teller is not None:
+            teller.close()
         await self.gateway.close(quietly=quietly)
         self._forget_files()
 
@@ -238,6 +242,11 @@ class ServingHub:
         if self._learners is not None:
             link.send(self._learners.all_known(asyncio.get_running_loop().time()))
         link.send(Settled())
+
+    def _look_soon(self) -> None:
+        """Have the workers told of engines that have changed."""
+        if self._teller is not None:
+            self._teller.look_soon()
 
     def _tell(self, message: Message) -> None:
         for seat in self.seats:
@@ -374,5 +383,5 @@ class ServingHub:
         shutil.rmtree(self._directory, ignore_errors=True)
 
 
-def _to_nobody(_: Message) -> None:
+def _to_nobody(_: int, __: Event) -> None:
     """The hub sends no requests of its own."""

@@ -148,9 +148,16 @@ class HubWatch:
     """Tells the fleet what the hub tells (`fleet.watch.Watch`)."""
 
     def __init__(
-        self, fleet: Fleet, index: HeardIndex, send: Send, listening: Callable[[], None]
+        self,
+        fleet: Fleet,
+        index: HeardIndex,
+        send: Send,
+        listening: Callable[[], None],
+        on_drained: Callable[[str, bool], None],
     ) -> None:
-        """`listening` is called when the hub may be heard: then all else is there."""
+        """`listening` is called when the hub may be heard: then all else is there. `on_drained`:
+        whether the engine of that name is drained."""
+        self._on_drained = on_drained
         self._listening = listening
         self._fleet = fleet
         self._index = index
@@ -158,7 +165,6 @@ class HubWatch:
         self._streams: dict[HolderId, FollowedStream] = {}
         self._settled: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self.drained: set[str] = set()
 
     # what the fleet asks
 
@@ -245,7 +251,7 @@ class HubWatch:
             proofs={model: _proof(proof) for model, proof in told.proofs.items()},
             followed=[self._stream(name, stream, told.cut) for stream in told.streams],
         )
-        (self.drained.add if told.is_drained else self.drained.discard)(name)
+        self._on_drained(name, told.is_drained)
         fleet.follow(engine)
         if engine.outage != before:
             fleet.on_outage(engine)
@@ -261,7 +267,7 @@ class HubWatch:
 
     def _forget(self, engine: Engine) -> None:
         self._fleet.follow_no_more(engine)
-        self.drained.discard(engine.name)
+        self._on_drained(engine.name, False)
         for stream in engine.followed:
             if self._streams.get(stream.holder) is stream:
                 del self._streams[stream.holder]

@@ -14,7 +14,7 @@ from inferway.replicas.replicas import Replicas
 from inferway.scheduling.expected_ttft.known import Known
 from inferway.scheduling.expected_ttft.sharing import Begins, Event, Sharing, Waits
 from inferway.workers.messages import FromOther, Message, OtherEnded
-from inferway.workers.peers import Adopted, Learned, PeerMessage, Peers
+from inferway.workers.peers import Adopted, Learned, PeerMessage
 
 HUB = 0  # its place
 
@@ -97,11 +97,12 @@ class WorkersOutlet:
             self._replicas.tell(key[1], Begins(number, now, is_assumed=False))
 
 
-async def meet(gateway: Gateway, peers: Peers, send: Callable[[Message], None]) -> WorkersLearners:
+async def meet(
+    gateway: Gateway, sharing: Sequence[Sharing], send: Callable[[Message], None]
+) -> tuple[WorkersLearners, WorkersOutlet]:
     """Have the hub's gateway share with others what its workers send and learn. Raises
     ConfigError."""
-    learners = WorkersLearners(peers.sharing, send)
+    learners = WorkersLearners(sharing, send)
     replicas = build_replicas(gateway.settings, gateway.fleet, learners)
     await gateway.meet(replicas)
-    peers.passes_on = WorkersOutlet(replicas)
-    return learners
+    return learners, WorkersOutlet(replicas)

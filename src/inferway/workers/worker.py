@@ -13,6 +13,7 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ from inferway.workers.messages import (
     Wanted,
 )
 from inferway.workers.numbers import told as numbers_told
-from inferway.workers.peers import Peers
+from inferway.workers.peers import PeerOutbox, Peers, shared
 from inferway.workers.records import told as records_told
 from inferway.workers.reports import HubOrphans, HubProber, HubPublisher
 
@@ -80,25 +81,22 @@ class Worker:
         self._is_ending = False
         self._waiting: list[Message] = []
         self._index = index = heard_index(begin.settings.index, link.send)
-        columns = SharedColumns(memory, begin.place)
+        self._columns = columns = SharedColumns(memory, begin.place)
         os.close(memory)
-        parts = FleetParts(index, columns, self._watched, HubProber)
+        self._outbox = outbox = PeerOutbox(link.send, next_turn)
+        prober = partial(HubProber, link.send, columns)
+        parts = FleetParts(index, columns, self._watched, prober, outbox.overlay)
         self._orphans = HubOrphans(link.send)
-        publisher = HubPublisher(link.send) if begin.publishes else None
-        self.gateway = Gateway(
-            begin.settings,
-            picks=begin.picks,
-            process=Process(*(parts, begin.hub, False), publisher=publisher, orphans=self._orphans),
+        process = Process(
+            *(parts, begin.hub, False),
+            publisher=HubPublisher(link.send) if begin.publishes else None,
+            orphans=self._orphans,
+            keeps_keys=begin.keeps_keys,
+            on_outcome=self._tell_outcome,
+            on_suspect=outbox.suspected,
+            on_judged=outbox.judged,
         )
-        prober = self.gateway.fleet.prober
-        assert isinstance(prober, HubProber)
-        prober.send, prober.fleet = link.send, self.gateway.fleet
-
-        self.gateway.records.recorder.keeps_keys = begin.keeps_keys
-        self._peers = Peers(link.send, self.gateway.learning_plugins, soon=next_turn)
-        open_logs(self._peers.sharing, columns.sent, begin.place)
-        self.gateway.indexer.matcher.overlay = self._peers.overlay
-        self.gateway.standing.tell = self._tell_outcome
+        self.gateway = Gateway(begin.settings, picks=begin.picks, process=process)
 
     def _pinged(self, ping: Ping) -> None:
         self._link.send(ping)
@@ -129,21 +127,28 @@ class Worker:
     def _tell_outcome(self, engine: str, has_failed: bool) -> None:
         self._link.send(OutcomeTold(engine, has_failed))
 
+    def _note_drained(self, engine: str, is_drained: bool) -> None:
+        drained = self.gateway.standing.drained
+        (drained.add if is_drained else drained.discard)(engine)
+
     def _watched(self, fleet: Fleet, settings: ServeSettings) -> HubWatch:
         del settings
-        return HubWatch(fleet, self._index, self._link.send, self._listen)
+        return HubWatch(fleet, self._index, self._link.send, self._listen, self._note_drained)
 
     def _listen(self) -> None:
         """Everything is there that a message may be about."""
         watch = self.gateway.fleet.watch
         assert isinstance(watch, HubWatch)
-        gate = self.gateway.director.gate
-        if gate is not None:
-            self._peers.watch(gate.quarantine)
-        if (suspects := self.gateway.director.quarantine) is not None:
-            self._peers.watch_requests(suspects)
-        watch.drained = self.gateway.standing.drained
-        self._does = self._what_to_do(watch)
+        gateway, columns = self.gateway, self._columns
+        gate = gateway.director.gate
+        sharing = shared(gateway.learning_plugins, self._outbox.learned)
+        open_logs(sharing, columns.sent, columns.place)
+        peers = Peers(
+            *(sharing, self._outbox.overlay),
+            quarantine=None if gate is None else gate.quarantine,
+            suspects=gateway.director.quarantine,
+        )
+        self._does = self._what_to_do(watch, peers)
         self._watch = watch
         for message in self._waiting:
             self.heard(message)
@@ -180,8 +185,10 @@ class Worker:
         else:
             do(message)
 
-    def _what_to_do(self, watch: HubWatch) -> dict[type[Message], Callable[[Any], None]]:
-        gateway, link, peers = self.gateway, self._link, self._peers
+    def _what_to_do(
+        self, watch: HubWatch, peers: Peers
+    ) -> dict[type[Message], Callable[[Any], None]]:
+        gateway, link = self.gateway, self._link
         return {
             IndexChanged: watch.index_changed,
             EnginesTold: watch.engines,
