@@ -15,7 +15,7 @@ from inferway.scheduling.expected_ttft.backlog import QueuedRequest
 from inferway.scheduling.expected_ttft.plugin import ExpectedTtft
 from inferway.scheduling.expected_ttft.sent_log import ROW
 from inferway.scheduling.expected_ttft.sharing import open_logs
-from inferway.workers.messages import FromOther, Message, ToOthers
+from inferway.workers.messages import Message, PeerTold
 from inferway.workers.peers import TOGETHER_SECONDS, PeerOutbox, Peers, shared
 
 HOLDER = 3
@@ -38,7 +38,7 @@ class Two:
         self.plugins = [ExpectedTtft(), ExpectedTtft()]
         for plugin in self.plugins:
             plugin.slots.rows([Endpoint("e", "http://e", HOLDER)], 0.0)
-        self.one, other = PeerOutbox(self._sent), PeerOutbox(lambda _: None)
+        self.one, other = PeerOutbox(1, self._sent), PeerOutbox(2, lambda _: None)
         outboxes = zip(self.plugins, (self.one, other), strict=True)
         sharing = [shared([plugin], outbox.learned) for plugin, outbox in outboxes]
         for place, each in enumerate(sharing, 1):
@@ -47,8 +47,8 @@ class Two:
         self.other = Peers(self.sharing, self.overlay, suspects=suspects)
 
     def _sent(self, message: Message) -> None:
-        assert isinstance(message, ToOthers)
-        self.other.hear(FromOther(1, message.payload))
+        assert isinstance(message, PeerTold)
+        self.other.hear(message)
 
     def elsewhere(self) -> dict[int, int]:
         """What the other believes to be on its way, of the prompt."""
@@ -90,9 +90,9 @@ async def test_a_worker_that_ends_brings_nothing_any_more() -> None:
     two.one.overlay.add(HOLDER, KEYS)
     await told()
 
-    two.other.gone(2, 0.0)  # another one
+    two.other.hear(PeerTold(2))  # another one
     assert two.elsewhere() == {HOLDER: 3}
-    two.other.gone(1, 0.0)
+    two.other.hear(PeerTold(1))
 
     assert two.elsewhere() == {}
 

@@ -9,7 +9,7 @@ from tests.workers.test_peers import told as all_is_told
 from inferway.replicas.peer import FIRST_NUMBER
 from inferway.scheduling.expected_ttft.plugin import ExpectedTtft
 from inferway.scheduling.expected_ttft.sharing import Answered, Begins, Event, Kind, Waits
-from inferway.workers.messages import FromOther, Message, OtherEnded
+from inferway.workers.messages import Message, PeerTold
 from inferway.workers.peers import PeerOutbox, Peers
 from inferway.workers.replicas import WorkersLearners, WorkersOutlet
 
@@ -64,14 +64,14 @@ async def test_workers_hear_what_other_gateways_tell_and_forget_it_with_them() -
     learners.hear(FIRST_NUMBER, 0, waits(2))
     learners.heard(FIRST_NUMBER)
     [message] = sent
-    assert isinstance(message, FromOther)
+    assert isinstance(message, PeerTold)
     worker.hear(message)
 
     slot = plugin.slots.slot_of("a", 0.0)
     assert plugin.learning.backlog.requests[slot] == 2
     learners.gone(FIRST_NUMBER, 3.0)
-    assert sent[1] == OtherEnded(FIRST_NUMBER)
-    worker.gone(FIRST_NUMBER, 3.0)
+    assert sent[1] == PeerTold(FIRST_NUMBER)
+    worker.hear(PeerTold(FIRST_NUMBER))
     assert plugin.learning.backlog.requests[slot] == 0
 
 
@@ -94,9 +94,10 @@ async def test_what_a_worker_tells_the_others_is_passed_on() -> None:
     hub = Peers([ExpectedTtft().share(lambda _: None)], passes_on=outlet)
 
     def pass_on(message: Message) -> None:
-        hub.hear(FromOther(1, message.payload))  # type: ignore[union-attr]
+        assert isinstance(message, PeerTold)
+        hub.hear(message)
 
-    PeerOutbox(pass_on).learned(0, waits(7))
+    PeerOutbox(1, pass_on).learned(0, waits(7))
     await all_is_told()
 
     assert [type(event) for event in telling.told] == [Waits]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from inferway.fleet.hand_over import HandOverState, Progress
-from inferway.workers.messages import Drain, HandOvers, Message, MoveStreams
+from inferway.workers.messages import Drain, Message
 
 # Of several workers' states the first one here counts.
 _FIRST = (
@@ -29,12 +29,12 @@ class WorkersHandOver:
         self._num_workers = num_workers
         self._clock = clock
         self._ends_at: dict[str, float] = {}  # by engine that was asked for
-        self._told: dict[int, HandOvers] = {}  # by the worker's place
+        self._told: dict[int, dict[str, Progress]] = {}  # by the worker's place, by engine
 
     def drain(self, engine: str, seconds: float) -> None:
         self._ends_at[engine] = self._clock() + seconds
         for told in self._told.values():
-            told.progress.pop(engine, None)
+            told.pop(engine, None)
         self._tell_all(Drain(engine, seconds))
 
     def resume(self, engine: str) -> None:
@@ -42,20 +42,20 @@ class WorkersHandOver:
             self._tell_all(Drain(engine, None))
 
     def move_streams(self, engine: str, seconds: float | None) -> None:
-        self._tell_all(MoveStreams(engine, seconds))
+        self._tell_all(Drain(engine, seconds, moves_streams=True))
 
     def progress(self, engine: str) -> Progress | None:
         ends_at = self._ends_at.get(engine)
         if ends_at is None:
             return None
-        parts = [each.progress[engine] for each in self._told.values() if engine in each.progress]
+        parts = [told[engine] for told in self._told.values() if engine in told]
         if len(parts) < self._num_workers and self._clock() < ends_at:
             parts.append(Progress(HandOverState.RUNNING))  # of those that have not told yet
         return _added_up(parts, ends_at)
 
-    def heard(self, place: int, told: HandOvers) -> None:
-        """Take over what a worker tells."""
-        self._told[place] = told
+    def heard(self, place: int, told: Mapping[str, Progress]) -> None:
+        """Take over what a worker tells, by engine."""
+        self._told[place] = dict(told)
 
     def ended(self, place: int) -> None:
         """A worker has ended, and hands over nothing any more."""

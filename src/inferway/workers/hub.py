@@ -15,7 +15,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -41,34 +41,29 @@ from inferway.workers.asking import Asking
 from inferway.workers.hand_overs import WorkersHandOver
 from inferway.workers.link import Link
 from inferway.workers.messages import (
-    Asked,
+    Alive,
     AskNumbers,
     AskRecords,
     Begin,
     Commit,
     Doubt,
-    DropsLastBlock,
     FamilyTold,
-    FromOther,
-    HandOvers,
+    HubTold,
     LiveSample,
     Message,
     Numbers,
-    OtherEnded,
     OutcomeTold,
+    PeerTold,
     Ping,
     Prepare,
     Prepared,
     PromptsOffered,
     Publish,
-    Recheck,
     RecordsTold,
-    Reports,
-    RulesTold,
     Settled,
+    StreamFinding,
+    StreamNoted,
     Suspect,
-    ToOthers,
-    Wanted,
 )
 from inferway.workers.numbers import added_up, cache_worth, samples
 from inferway.workers.peers import Peers, shared
@@ -87,6 +82,13 @@ _METRICS = "/metrics"
 # which say what caches are worth, or what outages do to requests
 _OF_ENGINES = ("/admin/engines", "/admin/drain", "/admin/alarms")
 _OF_REQUESTS = ("/admin/requests", "/admin/traffic", "/admin/cache-breakers", "/admin/live")
+
+# What is done about what a worker has noted of a stream.
+_DONE: Mapping[StreamFinding, Callable[[Subscriber], None]] = {
+    StreamFinding.ADDS_NOT_UP: lambda stream: stream.recheck(),
+    StreamFinding.DROPS_LAST_BLOCK: lambda stream: stream.drops_last_block(),
+    StreamFinding.REPORTS: lambda stream: stream.count_no_copies(),
+}
 
 log = logging.getLogger("inferway")
 
@@ -125,8 +127,7 @@ class ServingHub:
             Seat(place, self._memory, self._tell_all, self._heard, self._ended)
             for place in range(1, workers + 1)
         ]
-        self._is_wanted = False  # prompts, for events without a known parent block
-        self._rules = RulesTold({}, [])
+        self._told = HubTold({}, [], wants_prompts=False)
         self._reserved_ports: list[ReservedPort] = []
         self._picker = settings.picker  # with the ports that are reserved
         self._tasks = Tasks(log, "a worker is no longer looked after, by a fault of the gateway")
@@ -234,10 +235,9 @@ class ServingHub:
                 keeps_keys=self.gateway.records.writer is not None,
             )
         )
-        link.send(self._rules)
+        link.send(self._told)
         seat.hears_all()
         link.send(self._teller.engines())
-        link.send(Wanted(self._is_wanted))
         await self._teller.tell_held(link)
         if self._learners is not None:
             link.send(self._learners.all_known(asyncio.get_running_loop().time()))
@@ -258,8 +258,8 @@ class ServingHub:
                 other.send(message)
 
     def _tell_rules(self, objectives: dict[str, int], rewrites: list[ModelRewrite]) -> None:
-        self._rules = RulesTold(objectives, rewrites)
-        self._tell(self._rules)
+        self._told = HubTold(objectives, rewrites, self._told.wants_prompts)
+        self._tell(self._told)
 
     async def _prepare(self, settings: ServeSettings) -> Callable[[], Awaitable[None]]:
         """Have all workers prepared for these settings. Return what has them go on."""
@@ -278,9 +278,10 @@ class ServingHub:
         for number in count():
             await asyncio.sleep(PING_SECONDS)
             self._tell(Ping())
-            if self._is_wanted != self.gateway.orphans.wanted:
-                self._is_wanted = not self._is_wanted
-                self._tell(Wanted(self._is_wanted))
+            wanted = self.gateway.orphans.wanted
+            if self._told.wants_prompts != wanted:
+                self._told = msgspec.structs.replace(self._told, wants_prompts=wanted)
+                self._tell(self._told)
             for seat in self.seats:
                 seat.look()
             if self.gateway.is_looked_at:
@@ -300,11 +301,11 @@ class ServingHub:
     def _what_to_do(self) -> dict[type[Message], Callable[[Seat, Any], None]]:
         gateway, fleet = self.gateway, self.gateway.fleet
         return {
-            Ping: lambda *_: None,
+            Alive: self._alive,
             Prepared: self._asking.answered,
             RecordsTold: self._asking.answered,
-            HandOvers: lambda seat, told: self._hand_overs.heard(seat.place, told),
-            ToOthers: self._pass_on,
+            PeerTold: self._pass_on,
+            StreamNoted: self._noted,
             OutcomeTold: self._outcome,
             LiveSample: lambda _, told: sample(fleet, told),
             PromptsOffered: lambda _, told: offer(gateway.orphans, told),
@@ -312,41 +313,35 @@ class ServingHub:
             Publish: lambda _, told: publish(gateway.publisher, told),
             Suspect: lambda _, told: fleet.watch.suspect(told.engine),
             Doubt: lambda _, told: self._index.apply(told.ops),
-            Asked: lambda _, told: self._index.note_matched(told.keys),
-            Recheck: lambda _, told: self._of_stream(told, lambda stream: stream.recheck()),
-            DropsLastBlock: lambda _, told: self._of_stream(
-                told, lambda stream: stream.drops_last_block()
-            ),
-            Reports: lambda _, told: self._of_stream(told, lambda stream: stream.count_no_copies()),
         }
 
-    def _pass_on(self, seat: Seat, told: ToOthers) -> None:
-        passed_on = FromOther(seat.place, told.payload)
-        self._tell_others(seat, passed_on)
+    def _alive(self, seat: Seat, told: Alive) -> None:
+        self._hand_overs.heard(seat.place, told.hand_overs)
+        if told.asked:
+            self._index.note_matched(told.asked)
+
+    def _pass_on(self, seat: Seat, told: PeerTold) -> None:
+        self._tell_others(seat, told)
         if self._peers is not None:
-            self._peers.hear(passed_on)
+            self._peers.hear(told)
 
     def _outcome(self, seat: Seat, told: OutcomeTold) -> None:
         now = asyncio.get_running_loop().time()
         self.gateway.standing.hear(told.engine, told.has_failed, now)
         self._tell_others(seat, told)
 
-    def _of_stream(
-        self, told: Recheck | DropsLastBlock | Reports, do: Callable[[Subscriber], None]
-    ) -> None:
+    def _noted(self, _: Seat, told: StreamNoted) -> None:
         engine = self.gateway.fleet.engine(told.engine)
         for stream in () if engine is None else engine.subscribers:
             if stream.holder == told.holder:
-                do(stream)
+                _DONE[told.noted](stream)
 
     def _ended(self, seat: Seat) -> None:
         self._asking.ended(seat)
         self._columns.process_ended(seat.place)
         self._records.ended(seat.place)
         self._hand_overs.ended(seat.place)
-        self._tell_others(seat, OtherEnded(seat.place))
-        if self._peers is not None:
-            self._peers.gone(seat.place, asyncio.get_running_loop().time())
+        self._pass_on(seat, PeerTold(seat.place))
 
     # where the workers listen
 

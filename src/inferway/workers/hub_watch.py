@@ -25,14 +25,13 @@ from inferway.metrics import Family
 from inferway.model import BlockKey, Cut, HolderId, Places, block_size_of
 from inferway.workers.messages import (
     Doubt,
-    DropsLastBlock,
     EnginesTold,
     EngineTold,
     IndexChanged,
     Message,
     ProofTold,
-    Recheck,
-    Reports,
+    StreamFinding,
+    StreamNoted,
     StreamTold,
     Suspect,
 )
@@ -135,13 +134,13 @@ class FollowedStream:
         )
 
     def drops_last_block(self) -> None:
-        self.send(DropsLastBlock(self.engine, self.holder))
+        self.send(StreamNoted(self.engine, self.holder, StreamFinding.DROPS_LAST_BLOCK))
 
     def recheck(self) -> None:
-        self.send(Recheck(self.engine, self.holder))
+        self.send(StreamNoted(self.engine, self.holder, StreamFinding.ADDS_NOT_UP))
 
     def count_no_copies(self) -> None:
-        self.send(Reports(self.engine, self.holder))
+        self.send(StreamNoted(self.engine, self.holder, StreamFinding.REPORTS))
 
 
 class HubWatch:

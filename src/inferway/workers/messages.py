@@ -8,6 +8,7 @@ seen of engines that the hub should look into.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from enum import IntEnum
 
 import msgspec
 
@@ -100,11 +101,13 @@ class Settled(_Told, frozen=True):
     """All that was known at the worker's start has been told."""
 
 
-class RulesTold(_Told, frozen=True):
-    """What Kubernetes says of objectives, and of models' names."""
+class HubTold(_Told, frozen=True):
+    """What Kubernetes says of objectives, and of models' names; and whether prompts are wanted for
+    events without a known parent block."""
 
     objectives: Mapping[str, int]
     rewrites: Sequence[ModelRewrite]
+    wants_prompts: bool
 
 
 class Prepare(_Told, frozen=True):
@@ -126,30 +129,14 @@ class AskNumbers(_Told, frozen=True):
     number: int
 
 
-class Wanted(_Told, frozen=True):
-    """Whether prompts are wanted for events without a known parent block."""
-
-    is_wanted: bool
-
-
 class Drain(_Told, frozen=True):
-    """Hand over the warm prefixes of the engine, for so long at most; None: no more."""
+    """Hand over the warm prefixes of the engine, for so long at most; None: no more. With
+    `moves_streams`: after so many seconds have other engines go on with what it streams; None:
+    never."""
 
     engine: str
     seconds: float | None
-
-
-class MoveStreams(_Told, frozen=True):
-    """After so many seconds, have other engines go on with what this one streams; None: never."""
-
-    engine: str
-    seconds: float | None
-
-
-class HandOvers(_Told, frozen=True):
-    """What has become of the warm prefixes of drained engines, by engine."""
-
-    progress: dict[str, Progress]
+    moves_streams: bool = False
 
 
 class AskRecords(_Told, frozen=True):
@@ -160,7 +147,7 @@ class AskRecords(_Told, frozen=True):
 
 
 class Ping(_Told, frozen=True):
-    """Ask whether the worker goes on; the same comes back."""
+    """Ask whether the worker goes on; an `Alive` answers."""
 
 
 # worker -> hub
@@ -208,11 +195,20 @@ class Suspect(_Told, frozen=True):
     engine: str
 
 
-class Reports(_Told, frozen=True):
-    """A request that asks for a report of what it reuses is about to go there."""
+class StreamFinding(IntEnum):
+    """What a worker's request has shown of an engine's event stream, or is about to change."""
+
+    ADDS_NOT_UP = 0  # what is believed of the holder's cache
+    DROPS_LAST_BLOCK = 1  # the engine drops the last block it matches
+    REPORTS = 2  # a request is about to go there that asks for a report of what it reuses
+
+
+class StreamNoted(_Told, frozen=True):
+    """What was noted of the stream of an engine and a holder."""
 
     engine: str
     holder: HolderId
+    noted: StreamFinding
 
 
 class Doubt(_Told, frozen=True):
@@ -221,24 +217,12 @@ class Doubt(_Told, frozen=True):
     ops: list[Op]
 
 
-class Asked(_Told, frozen=True):
-    """The last blocks that prompts have matched of late, for a hub whose index is bounded."""
+class Alive(_Told, frozen=True):
+    """The answer to `Ping`: the last blocks that prompts have matched of late, for a hub whose
+    index is bounded; and what has become of the warm prefixes of drained engines, by engine."""
 
-    keys: list[int]
-
-
-class Recheck(_Told, frozen=True):
-    """What is believed of the holder's cache does not add up."""
-
-    engine: str
-    holder: HolderId
-
-
-class DropsLastBlock(_Told, frozen=True):
-    """The engine's answers show that it drops the last block it matches."""
-
-    engine: str
-    holder: HolderId
+    asked: list[int]
+    hand_overs: dict[str, Progress]
 
 
 # worker -> hub -> the other workers
@@ -278,23 +262,12 @@ class Publish(_Told, frozen=True):
     body: bytes  # msgpack
 
 
-class ToOthers(_Told, frozen=True):
-    """What the hub passes on unread (`workers.peers`)."""
-
-    payload: bytes
-
-
-class FromOther(_Told, frozen=True):
-    """What the worker in that place has told."""
+class PeerTold(_Told, frozen=True):
+    """What the process in that place tells the others, which the hub passes on unread
+    (`workers.peers`). Nothing: the process has ended, and its requests with it."""
 
     place: int
-    payload: bytes
-
-
-class OtherEnded(_Told, frozen=True):
-    """The process in that place has ended, and its requests with it."""
-
-    place: int
+    payload: bytes = b""
 
 
 # both ways
@@ -312,31 +285,24 @@ Message = (
     | EnginesTold
     | IndexChanged
     | Settled
-    | RulesTold
+    | HubTold
     | Prepare
     | Commit
     | AskNumbers
     | Ping
     | Drain
-    | MoveStreams
-    | HandOvers
+    | Alive
     | AskRecords
     | RecordsTold
     | Ready
     | Prepared
     | Numbers
     | Suspect
-    | Reports
+    | StreamNoted
     | Doubt
-    | Asked
-    | Recheck
-    | DropsLastBlock
     | LiveSample
     | PromptsOffered
     | Publish
-    | Wanted
-    | ToOthers
-    | FromOther
-    | OtherEnded
+    | PeerTold
     | OutcomeTold
 )

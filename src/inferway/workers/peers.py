@@ -20,7 +20,7 @@ from inferway.routing.structured_gate.quarantine import Quarantine
 from inferway.scheduling.expected_ttft.known import Known
 from inferway.scheduling.expected_ttft.plugin import ExpectedTtft
 from inferway.scheduling.expected_ttft.sharing import Event, Sharing
-from inferway.workers.messages import FromOther, Message, ToOthers
+from inferway.workers.messages import Message, PeerTold
 
 # What is told within this time of the last message goes out together, for a message takes three
 # processes' time. The first one goes out at once.
@@ -117,10 +117,12 @@ class PeerOutbox:
 
     def __init__(
         self,
+        place: int,
         send: Callable[[Message], None],
         soon: Callable[[Callable[[], None]], object] | None = None,
     ) -> None:
-        """`soon`: as the overlay takes it."""
+        """`place`: of this worker. `soon`: as the overlay takes it."""
+        self._place = place
         self.overlay = ToldOverlay(self.tell, soon)
         self._send = send
         self._encoder = msgspec.msgpack.Encoder()
@@ -152,7 +154,7 @@ class PeerOutbox:
     def _flush(self) -> None:
         self._flushed = asyncio.get_running_loop().time()
         messages, self._outgoing = self._outgoing, []
-        self._send(ToOthers(self._encoder.encode(messages)))
+        self._send(PeerTold(self._place, self._encoder.encode(messages)))
 
 
 def shared(
@@ -185,8 +187,11 @@ class Peers:
         self._decoder = msgspec.msgpack.Decoder(list[PeerMessage])
         self._heard: dict[tuple[int, int], Speculation] = {}  # (place, number)
 
-    def hear(self, told: FromOther) -> None:
-        """Take over what another worker has told."""
+    def hear(self, told: PeerTold) -> None:
+        """Take over what another process has told, or that it has ended."""
+        if not told.payload:
+            self._gone(told.place, asyncio.get_running_loop().time())
+            return
         for message in self._decoder.decode(told.payload):
             match message:
                 case Learned():
@@ -210,7 +215,7 @@ class Peers:
         if self._passes_on is not None:
             self._passes_on.heard()
 
-    def gone(self, place: int, now: float) -> None:
+    def _gone(self, place: int, now: float) -> None:
         """Forget what is on its way from a worker that has ended."""
         for key in [key for key in self._heard if key[0] == place]:
             if self._overlay is not None:

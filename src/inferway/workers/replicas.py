@@ -13,7 +13,7 @@ from inferway.replicas.build import build_replicas
 from inferway.replicas.replicas import Replicas
 from inferway.scheduling.expected_ttft.known import Known
 from inferway.scheduling.expected_ttft.sharing import Begins, Event, Sharing, Waits
-from inferway.workers.messages import FromOther, Message, OtherEnded
+from inferway.workers.messages import Message, PeerTold
 from inferway.workers.peers import Adopted, Learned, PeerMessage
 
 HUB = 0  # its place
@@ -46,23 +46,23 @@ class WorkersLearners:
     def heard(self, who: int) -> None:
         messages, self._outgoing = self._outgoing, []
         if messages:
-            self._send(FromOther(who, self._encoder.encode(messages)))
+            self._send(PeerTold(who, self._encoder.encode(messages)))
 
     def gone(self, who: int, now: float) -> None:
         for sharing in self._sharing:
             sharing.gone(who, now)
-        self._send(OtherEnded(who))
+        self._send(PeerTold(who))
 
     def stand(self, own: str, others: Collection[str]) -> None:
         """Nothing: the hub decides on no request."""
 
-    def all_known(self, now: float) -> FromOther:
+    def all_known(self, now: float) -> PeerTold:
         """Return what a new worker is told of what was learned."""
         told = [
             Adopted(plugin, sharing.known(list(sharing.slots.names()), now))
             for plugin, sharing in enumerate(self._sharing)
         ]
-        return FromOther(HUB, self._encoder.encode(told))
+        return PeerTold(HUB, self._encoder.encode(told))
 
 
 class WorkersOutlet:

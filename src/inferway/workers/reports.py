@@ -28,7 +28,6 @@ from inferway.workers.messages import (
     PromptsOffered,
     PromptTold,
     Publish,
-    Wanted,
 )
 
 Send = Callable[[Message], None]
@@ -96,9 +95,9 @@ class HubOrphans:
         self.wanted = False
         self._send = send
 
-    def heard(self, told: Wanted) -> None:
+    def heard(self, wanted: bool) -> None:
         """Take over whether the hub wants prompts."""
-        self.wanted = told.is_wanted
+        self.wanted = wanted
 
     def offer(
         self,

@@ -31,29 +31,25 @@ from inferway.tasks import Tasks
 from inferway.workers.hub_watch import HubWatch, heard_index
 from inferway.workers.link import Link
 from inferway.workers.messages import (
-    Asked,
+    Alive,
     AskNumbers,
     AskRecords,
     Begin,
     Commit,
     Drain,
     EnginesTold,
-    FromOther,
-    HandOvers,
+    HubTold,
     IndexChanged,
     Message,
-    MoveStreams,
     Numbers,
-    OtherEnded,
     OutcomeTold,
+    PeerTold,
     Ping,
     Prepare,
     Prepared,
     Ready,
     RecordsTold,
-    RulesTold,
     Settled,
-    Wanted,
 )
 from inferway.workers.numbers import told as numbers_told
 from inferway.workers.peers import PeerOutbox, Peers, shared
@@ -83,7 +79,7 @@ class Worker:
         self._index = index = heard_index(begin.settings.index, link.send)
         self._columns = columns = SharedColumns(memory, begin.place)
         os.close(memory)
-        self._outbox = outbox = PeerOutbox(link.send, next_turn)
+        self._outbox = outbox = PeerOutbox(begin.place, link.send, next_turn)
         prober = partial(HubProber, link.send, columns)
         parts = FleetParts(index, columns, self._watched, prober, outbox.overlay)
         self._orphans = HubOrphans(link.send)
@@ -98,23 +94,20 @@ class Worker:
         )
         self.gateway = Gateway(begin.settings, picks=begin.picks, process=process)
 
-    def _pinged(self, ping: Ping) -> None:
-        self._link.send(ping)
-        asked = self._index.asked()
-        if asked:
-            self._link.send(Asked(asked))
-        found = self.gateway.draining.all_progress()
-        if found:
-            self._link.send(HandOvers(found))
+    def _alive(self) -> Alive:
+        return Alive(self._index.asked(), self.gateway.draining.all_progress())
 
-    def _move_streams(self, told: MoveStreams) -> None:
-        self.gateway.draining.move_streams(told.engine, told.seconds)
+    def _hub_told(self, told: HubTold) -> None:
+        self._orphans.heard(told.wants_prompts)
+        self.gateway.follow_rules(dict(told.objectives), list(told.rewrites))
 
     def _drain(self, told: Drain) -> None:
         draining, engine = self.gateway.draining, self.gateway.fleet.engine(told.engine)
-        if engine is None:
+        if told.moves_streams:
+            draining.move_streams(told.engine, told.seconds)
+        elif engine is None:
             return
-        if told.seconds is None:
+        elif told.seconds is None:
             self._tasks.spawn(draining.resume(engine))
         else:
             draining.drain(engine, told.seconds)
@@ -193,12 +186,8 @@ class Worker:
             IndexChanged: watch.index_changed,
             EnginesTold: watch.engines,
             Settled: lambda _: watch.settled(),
-            RulesTold: lambda told: gateway.follow_rules(
-                dict(told.objectives), list(told.rewrites)
-            ),
-            FromOther: peers.hear,
-            Wanted: self._orphans.heard,
-            OtherEnded: lambda told: peers.gone(told.place, time.monotonic()),
+            HubTold: self._hub_told,
+            PeerTold: peers.hear,
             OutcomeTold: lambda told: gateway.standing.hear(
                 told.engine, told.has_failed, time.monotonic()
             ),
@@ -207,9 +196,8 @@ class Worker:
             AskNumbers: lambda told: link.send(
                 Numbers(told.number, numbers_told(gateway.metrics.collect()))
             ),
-            Ping: self._pinged,
+            Ping: lambda _: link.send(self._alive()),
             Drain: self._drain,
-            MoveStreams: self._move_streams,
             AskRecords: lambda told: link.send(self._records(told)),
         }
 
