@@ -178,6 +178,22 @@ async def test_a_worker_that_does_not_look_holds_up_nobody() -> None:
         assert busy[2].is_inside
 
 
+async def test_a_worker_whose_clients_have_gone_holds_up_nobody() -> None:
+    with World(FlowSettings(in_flight=2)).open() as world:
+        busy = [await world.ask(0) for _ in range(3)]
+        gone = await world.ask(1)
+        await world.look(1)
+        assert gone.client.source is not None
+        gone.client.source.client_gone()
+
+        busy[0].slot.leave()
+        await world.look(0)
+
+        assert busy[2].is_inside
+        with pytest.raises(ClientGoneError):
+            await gone.task
+
+
 async def test_those_who_wait_with_any_worker_fill_the_queue() -> None:
     with World(FlowSettings(in_flight=1, queue=1)).open() as world:
         await world.ask(0)

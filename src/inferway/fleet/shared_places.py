@@ -51,7 +51,9 @@ class SharedPlaces:
         return int(sum(self._waiting) - self._waiting[self._place])
 
     def let_in(self, most: int) -> bool:
-        is_free = sum(self._in_flight) < most and not self._gives_way()
+        is_free = sum(self._in_flight) < most
+        if is_free and any(self._asked_at):
+            is_free = not self._gives_way()
         if self._waiting[self._place]:
             self._asked_at[self._place] = 0.0 if is_free else self._clock()
         return is_free
@@ -59,6 +61,8 @@ class SharedPlaces:
     def count(self, in_flight: int, waiting: int) -> None:
         self._in_flight[self._place] = in_flight
         self._waiting[self._place] = waiting
+        if not waiting:
+            self._asked_at[self._place] = 0.0
 
     def count_engine(self, name: str, requests: int) -> None:
         row = self._row_of(name)
