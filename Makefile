@@ -120,7 +120,7 @@ performance:  ## every table and picture of docs/benchmarks anew, from docs/resu
 	@./scripts/install.sh dev
 	.venv/bin/inferway bench docs docs
 
-chaos:  ## 12,400 drawn schedules of trouble between engines and gateway, with followers, workers and without (8 to 15 minutes); writes docs/results/chaos.json
+chaos:  ## 12,400 drawn schedules of trouble between engines and gateway, with workers and without (8 to 15 minutes); writes docs/results/chaos.json
 	@./scripts/install.sh dev
 	.venv/bin/python -m tests.chaos --out docs/results/chaos.json $(ARGS)
 

@@ -13,14 +13,12 @@ from inferway_bench.processes import BenchError
 from inferway_bench.rows import Row, Run
 from inferway_bench.scale import (
     SCALE,
-    Mix,
     Once,
     ScalePlan,
     carried,
     end,
     findings,
     goals,
-    mixes,
     process_rows,
     share_rows,
 )
@@ -35,7 +33,7 @@ def grown(decision: float) -> Grown:
     return Grown(
         event_us=5.0, decision_us=[decision] * 3, resident_mib=1_100.0, bytes_per_block=250.0,
         copied_bytes_per_block=90.0, noted_us=1.0, told_us=0.5,
-        followed_us=1.5, follower_us=3.0, relayed_us=2.0,
+        followed_us=1.5,
     )  # fmt: skip
 
 
@@ -82,9 +80,8 @@ def test_the_report_says_where_it_ends() -> None:
     text = SCALE.markdown(a_run("scale", found))
 
     assert "reaches this at about **" in text
-    assert "| 1,000 | 100 | 5.00 | 1,100 | 250 | 90 | 1.00 | 0.50 | 1.50 | 3.00 | 2.00 |" in text
-    assert "  - a hub and 3 workers: reaches this at about **" in text
-    assert "  - 1 follower, a hub and 2 workers: reaches this at about **" in text
+    assert "| 1,000 | 100 | 5.00 | 1,100 | 250 | 90 | 1.00 | 0.50 | 1.50 |" in text
+    assert "- a hub and 3 workers use at most one core each; the group reaches this at" in text
 
 
 def test_what_a_faster_machine_would_carry_is_said_to_be_an_estimate() -> None:
@@ -101,7 +98,7 @@ def test_what_a_faster_machine_would_carry_is_said_to_be_an_estimate() -> None:
 
 def test_the_hub_has_events_and_scrapes_and_workers_the_requests_and_what_they_are_told() -> None:
     [alone] = shares(50)
-    row = process_rows(PLAN, [alone], {50: grown(100.0)})[mixes(4).index(Mix(0, 3))]
+    [row] = process_rows(PLAN, [alone], {50: grown(100.0)})
 
     told, followed = 100 * 16 * (1.0 + 3 * 0.5) * 1e-6, 100 * 16 * 1.5e-6
     assert row.values["told"] == pytest.approx(told)
@@ -113,39 +110,17 @@ def test_the_hub_has_events_and_scrapes_and_workers_the_requests_and_what_they_a
     assert row.values["all"] == pytest.approx(max(hub, answers + followed))
 
 
-def test_followers_have_the_events_and_the_hub_what_they_tell() -> None:
-    [alone] = shares(50)
-    row = process_rows(PLAN, [alone], {50: grown(100.0)})[mixes(4).index(Mix(2, 2))]
-
-    blocks, reading = 100 * 16 * 1e-6, 100 * 2 * 20e-6
-    follower = (reading + blocks * 3.0) / 2
-    hub = blocks * (2.0 + 1.0 + 2 * 0.5) + alone.median("scrapes")
-    worker = (alone.median("requests") + alone.median("decisions")) / 2 + blocks * 1.5
-    assert row.values["follower"] == pytest.approx(follower)
-    assert row.values["hub"] == pytest.approx(hub)
-    assert row.values["worker"] == pytest.approx(worker)
-    together = (2 * follower + hub + 2 * worker) / 4
-    assert row.values["all"] == pytest.approx(max(follower, hub, worker, together))
-
-
-def test_cores_are_used_by_a_process_each_or_by_one_more() -> None:
-    assert mixes(4) == [Mix(0, 3), Mix(1, 2), Mix(1, 3), Mix(2, 1), Mix(2, 2)]
-    assert mixes(2) == [Mix(0, 1)]
-
-
-def test_four_cores_are_judged() -> None:
+@pytest.mark.parametrize(("cores", "judged"), [(4, 1), (8, 0)])
+def test_a_hub_and_three_workers_are_judged(cores: int, judged: int) -> None:
     parts = {100: grown(100.0), 1_000: grown(100.0)}
-    found = findings(PLAN, parts, ONCE, "a stored run", 20_000)
+    plan = msgspec.structs.replace(PLAN, cores=cores)
+    found = findings(plan, parts, ONCE, "a stored run", 20_000)
 
-    [goal] = goals(a_run("scale", found))
+    judgements = goals(a_run("scale", found))
 
-    ends = [
-        end([row for row in found.rows if row.keys.items() >= mix._asdict().items()])
-        for mix in mixes(4)
-    ]
-    most = max(each for each in ends if each is not None)
-    assert goal.is_met == (most >= 3_000)
-    assert goal.found == f"{most:,.0f}"
+    most = end([row for row in found.rows if row.table == "processes"])
+    assert most is not None
+    assert [each.found for each in judgements] == [f"{most:,.0f}"] * judged
 
 
 def dataplane(**head: object) -> Run:
@@ -178,8 +153,6 @@ def test_the_parts_are_measured_with_a_number_of_engines() -> None:
     assert found.resident_mib > 0
     assert found.told_us > 0
     assert found.followed_us > 0
-    assert found.follower_us > 0
-    assert found.relayed_us > 0
 
 
 def test_batches_are_read_from_real_sockets() -> None:

@@ -100,6 +100,7 @@ class Gateway:
             settings,
             renderer=renderer,
             on_batch=self._republish if settings.publish is not None else None,
+            on_counted=self._counted if process is None and has_peers(settings) else None,
             parts=None if process is None else process.parts,
         )
         self.index, self.fleet = self.indexer.index, self.indexer.fleet
@@ -108,7 +109,12 @@ class Gateway:
         self.orphans = OrphanResolver(
             self.fleet.engines, seeds=seeds, on_moved=self.fleet.look_soon
         )
-        self._auth = build_auth(settings, keys, self.fleet, self.scheduling)
+        self._auth = build_auth(
+            *(settings, keys, self.fleet, self.scheduling),
+            others=None if process is None else process.places(self.fleet),
+            on_outcome=None if process is None else process.on_outcome,
+            on_suspect=None if process is None else process.on_suspect,
+        )
         self._started = asyncio.Event()
         self._publisher: ZmqPublisher | None = None
         self.replicas: Replicas | None = None  # among which this gateway is one
@@ -259,7 +265,9 @@ class Gateway:
         self._closes("engine connections", pool.close)
         self.director = director = self._open_director()
         self.draining = draining = Draining(
-            *(settings, director, self._auth.failover.standing, self._warm, self.worth.of)
+            *(settings, director, self._auth.failover.standing, self._warm, self.worth.of),
+            on_change=None if self._process is None else self._process.on_drained,
+            others=None if self._process is None else self._process.hands_over,
         )
         self.speeds = EngineSpeeds(self.fleet.engines, self.learning_plugins, director.clock)
         self.fleet.expected_seconds = self.speeds.expected_seconds
@@ -357,6 +365,11 @@ class Gateway:
         self.replicas = replicas
         self._closes("exchange with peers", replicas.close)
 
+    def _counted(self) -> None:
+        """Own requests in flight have changed."""
+        if self.replicas is not None:
+            self.replicas.counted()
+
     def _metrics_page(self, pool: Pool) -> MetricsPage:
         assert self._servers is not None
         self.autoscaling = Autoscaling(
@@ -420,7 +433,8 @@ class Gateway:
     def _open_director(self) -> Director:
         """Raises ConfigError for a gate that cannot be had."""
         settings = self.settings
-        gate = FleetGate(settings, self.fleet, self._is_busy)
+        on_judged = None if self._process is None else self._process.on_judged
+        gate = FleetGate(settings, self.fleet, self._is_busy, on_judged)
         self._closes("checks of structured output", gate.close)
         for note in self.scheduling.notes:
             log.info("%s", note)

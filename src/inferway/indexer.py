@@ -28,12 +28,12 @@ from inferway.errors import (
     PromptTooLongError,
     SandboxError,
 )
-from inferway.fleet.columns import EndpointColumns
 from inferway.fleet.engine import Engine, Subscriber
 from inferway.fleet.event_source import EventSource
-from inferway.fleet.fleet import Fleet, Subscribe
+from inferway.fleet.fleet import Fleet
 from inferway.fleet.prober import Prober
 from inferway.fleet.scores import Scores, scores_of, served_model
+from inferway.fleet.shared_columns import SharedColumns
 from inferway.fleet.state_dir import StateDir
 from inferway.fleet.subscribing import OnEngineBatch, Subscribing
 from inferway.fleet.watch import EngineWatch, Watch
@@ -64,10 +64,11 @@ class FleetParts:
     """What an indexer is given that is one of several processes which share a fleet."""
 
     index: Index
-    columns: EndpointColumns
+    columns: SharedColumns
     watch: Callable[[Fleet, ServeSettings], Watch] = EngineWatch
-    prober: type[Prober] = Prober
-    subscribe: Subscribe | None = None  # None: event streams are followed in this process
+    prober: Callable[..., Prober] = Prober
+    overlay: SpeculativeOverlay | None = None  # None: its own
+    on_change: Callable[[], None] | None = None  # what is known of an engine has changed
 
 
 class Indexer:
@@ -82,10 +83,11 @@ class Indexer:
         *,
         renderer: Renderer | None = None,
         on_batch: OnEngineBatch | None = None,
+        on_counted: Callable[[], None] | None = None,
         parts: FleetParts | None = None,
     ) -> None:
-        """`on_batch` sees each batch of events that was applied. `parts`: in place of its own.
-        Raises ConfigError."""
+        """`on_batch` sees each batch of events that was applied; `on_counted` is called when
+        requests in flight have changed. `parts`: in place of its own. Raises ConfigError."""
         self.settings = engines if isinstance(engines, ServeSettings) else _settings(engines)
         self.index = build_index(self.settings.index, MemoryIndex) if parts is None else parts.index
         self.state_dir = _state_dir(self.settings, self.index)
@@ -100,13 +102,17 @@ class Indexer:
             self.settings,
             self.index,
             self._load_prompts,
-            self._subscribe if parts is None or parts.subscribe is None else parts.subscribe,
+            self._subscribe,
             columns=None if parts is None else parts.columns,
             watch=EngineWatch if parts is None else parts.watch,
             prober=Prober if parts is None else parts.prober,
+            on_change=None if parts is None else parts.on_change,
+            on_counted=on_counted,
         )
+        overlay = None if parts is None else parts.overlay
         self.matcher = Matcher(
-            self.index, SpeculativeOverlay(next_turn), breathe=partial(asyncio.sleep, 0)
+            *(self.index, overlay or SpeculativeOverlay(next_turn)),
+            breathe=partial(asyncio.sleep, 0),
         )
 
     async def start(self) -> None:

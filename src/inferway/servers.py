@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import logging
 import resource
+import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from inferway.config import ServeSettings
 from inferway.extension import Tap
 from inferway.fleet.discovery.members import Rules
+from inferway.fleet.draining import HandsOver
 from inferway.fleet.engine import Engine
+from inferway.fleet.fleet import Fleet
+from inferway.fleet.shared_places import SharedPlaces
 from inferway.http.cors import Cors
 from inferway.http.hub import asking_hub, awaiting_hub, from_workers
 from inferway.http.listening import UNIX, certificate_of, within_file_limit
@@ -21,6 +25,7 @@ from inferway.http.server import Handler, HttpServer
 from inferway.http.traced import traced
 from inferway.indexer import FleetParts
 from inferway.metrics import Family
+from inferway.model import HolderId
 from inferway.telemetry.observers import WantsPrompts
 from inferway.telemetry.publisher import Publisher
 from inferway.telemetry.tracing import Tracing
@@ -47,13 +52,30 @@ class Process:
     with_others: Callable[[Iterable[Family]], Iterator[Family]] | None = None
     prepare_others: Callable[[ServeSettings], Awaitable[Apply]] | None = None
     on_rules: Rules | None = None
+    # of the hub: hears that other engines are drained; has workers hand over warm prefixes
+    on_drained: Callable[[], None] | None = None
+    hands_over: HandsOver | None = None
     # of a worker: what the hub does with its requests
     publisher: Publisher | None = None
     orphans: WantsPrompts | None = None
+    # of a worker: tells the others what has come from an engine, which requests and which shapes
+    # engines were lost with
+    on_outcome: Callable[[str, bool], None] | None = None
+    on_suspect: Callable[[str, str, bool], None] | None = None
+    on_judged: Callable[[str, bool], None] | None = None
 
     @property
     def is_worker(self) -> bool:
         return not self.is_hub
+
+    def places(self, fleet: Fleet) -> SharedPlaces:
+        """Return the places that all processes have together, as this one sees them."""
+
+        def row_of(name: str) -> HolderId | None:
+            engine = fleet.engine(name)
+            return engine.endpoints[0].holder if engine is not None and engine.endpoints else None
+
+        return SharedPlaces(self.parts.columns, row_of, time.monotonic)
 
 
 class Servers:

@@ -71,7 +71,7 @@ def main() -> int:
         outcome = run(
             Schedule(
                 *(options.kind or "everything", options.seed, options.turns),
-                *(options.workers or options.followers, options.followers),
+                options.workers,
             ),
             tell=_say,
         )
@@ -79,23 +79,20 @@ def main() -> int:
         return outcome.wrong is not None
     kinds = [options.kind] if options.kind else list(KINDS)
     first, last = options.first, options.first + options.schedules
-    ways = [(False, False), (True, False), (True, True)]
-    if options.workers or options.followers:
-        ways = [(True, options.followers)]
+    ways = [True] if options.workers else [False, True]
     plan = [
-        Schedule(kind, seed, workers=workers, followers=followers)
+        Schedule(kind, seed, workers=workers)
         for seed in range(first, last)
         for kind in kinds
-        for workers, followers in ways
+        for workers in ways
     ]
     started = time.monotonic()
     tallies = {kind: Tally() for kind in kinds}
-    of_workers, of_followers = Tally(), Tally()
+    of_workers = Tally()
     failures: list[Outcome] = []
     for outcome in _shown(_run_all(plan, options.jobs), len(plan)):
         schedule = outcome.schedule
-        beside = of_followers if schedule.followers else of_workers
-        tally = beside if schedule.workers else tallies[schedule.kind]
+        tally = of_workers if schedule.workers else tallies[schedule.kind]
         tally.add(outcome)
         if outcome.wrong is not None:
             failures.append(outcome)
@@ -107,15 +104,13 @@ def main() -> int:
         _say(f"{kind:40} {tally.share_known:6.1%} known {figures}")
     _say(f"{len(plan)} schedules, {len(failures)} with a wrong belief")
     _say(f"{of_workers.schedules} of them through hub and workers, {of_workers.wrong} wrong")
-    _say(f"{of_followers.schedules} through followers, too, {of_followers.wrong} wrong")
     misnamed = asyncio.run(_misnamed(range(first, last)))
     for sentence in misnamed[:MAX_FAILURES]:
         _say(sentence)
     _say(f"{options.schedules} planted misses, {len(misnamed)} named wrong")
     if options.out is not None:
         seconds = time.monotonic() - started
-        through = {"through_workers": of_workers, "through_followers": of_followers}
-        _write(options.out, tallies, through, first, last, seconds, len(misnamed))
+        _write(options.out, tallies, of_workers, first, last, seconds, len(misnamed))
     return bool(failures or misnamed)
 
 
@@ -130,9 +125,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--kind", choices=list(KINDS), help="this kind of trouble alone")
     parser.add_argument("--seed", type=int, help="one schedule, turn by turn")
     parser.add_argument("--workers", action="store_true", help="through hub and workers only")
-    parser.add_argument(
-        "--followers", action="store_true", help="through follower, hub and workers only"
-    )
     parser.add_argument("--turns", type=int, help="with --seed: only so many")
     parser.add_argument("--schedules", type=int, default=SCHEDULES, help="of each kind")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
@@ -162,7 +154,7 @@ def _shown(outcomes: Iterable[Outcome], total: int) -> Iterator[Outcome]:
 def _write(
     path: Path,
     tallies: dict[str, Tally],
-    through: dict[str, Tally],
+    of_workers: Tally,
     first: int,
     last: int,
     seconds: float,
@@ -181,7 +173,7 @@ def _write(
         "seeds": [first, last - 1],
         "seconds": round(seconds, 1),
         "total": total.report(),
-        **{name: tally.report() for name, tally in through.items()},
+        "through_workers": of_workers.report(),
         "planted_misses": {"planted": last - first, "named_wrong": misnamed},
         "kinds": {kind: tally.report() for kind, tally in tallies.items()},
     }

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from tests.chaos.engine import Features
-from tests.chaos.followers import Followers
 from tests.chaos.judge import Verdict, WrongBelief, judge
 from tests.chaos.workers import Workers
 from tests.chaos.world import Troubles, World
@@ -85,13 +84,11 @@ class Schedule:
     seed: int
     turns: int | None = None  # None: as the seed says; less, to find the shortest that fails
     workers: bool = False  # the index is a hub's, and those of its workers are judged as well
-    followers: bool = False  # and what changes it comes from a process beside it
 
     @property
     def command(self) -> str:
         more = "" if self.turns is None else f" --turns {self.turns}"
         more += " --workers" if self.workers else ""
-        more += " --followers" if self.followers else ""
         return f".venv/bin/python -m tests.chaos --kind {self.kind!r} --seed {self.seed}{more}"
 
 
@@ -118,8 +115,7 @@ def run(schedule: Schedule, tell: Callable[[str], None] | None = None) -> Outcom
     wrong, excluded = None, 0
     try:
         most = turns if schedule.turns is None else schedule.turns
-        is_alone = not schedule.workers and not schedule.followers
-        play = _alone if is_alone else _with_workers(schedule)
+        play = _with_workers(schedule) if schedule.workers else _alone
         verdicts, excluded = asyncio.run(play(troubles, most, (storm_rng, calm_rng), tell))
     except WrongBelief as e:
         wrong = str(e)
@@ -144,30 +140,17 @@ async def _alone(troubles: Troubles, turns: int, rngs: Rngs, tell: Tell | None) 
 def _with_workers(schedule: Schedule) -> Callable[..., Coroutine[None, None, Played]]:
     async def play(troubles: Troubles, turns: int, rngs: Rngs, tell: Tell | None) -> Played:
         workers = Workers(Random(f"workers of {schedule.kind}/{schedule.seed}"))
-        followers = None
-        if schedule.followers:
-            followers = Followers(Random(f"followers of {schedule.kind}/{schedule.seed}"))
         try:
-            if followers is None:
-                world = World(troubles, rngs[0], workers.make_index)
-            else:
-                told = followers.index_of, followers.state_of
-                world = World(troubles, rngs[0], workers.make_index, *told)
+            world = World(troubles, rngs[0], workers.make_index)
             for turn in world.storm(turns):
                 if tell is not None:
                     tell(turn)
-                if followers is not None:
-                    await followers.turn(world)
                 await workers.turn()
             world.rng = rngs[1]
             world.calm()
-            if followers is not None:
-                await followers.settled(world)
             return await workers.judge(world), _excluded(world)
         finally:
             workers.close()
-            if followers is not None:
-                followers.close()
 
     return play
 

@@ -23,15 +23,12 @@ def seeds(kind: str) -> range:
     return range(FIRST_SEED, FIRST_SEED + len(range(place, SCHEDULES, kinds)))
 
 
-@pytest.mark.parametrize("processes", ["one process", "workers", "followers"])
+@pytest.mark.parametrize("workers", [False, True], ids=["one process", "workers"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_once_calm_exact_is_the_truth_and_partial_is_nothing_but_the_truth(
-    kind: str, processes: str
+    kind: str, workers: bool
 ) -> None:
-    workers, followers = processes != "one process", processes == "followers"
-    outcomes = [
-        run(Schedule(kind, seed, workers=workers, followers=followers)) for seed in seeds(kind)
-    ]
+    outcomes = [run(Schedule(kind, seed, workers=workers)) for seed in seeds(kind)]
 
     failures = [outcome for outcome in outcomes if outcome.wrong is not None]
     for failure in failures[:1]:

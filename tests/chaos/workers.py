@@ -17,7 +17,7 @@ from inferway.kv.index.changes import IndexChanges
 from inferway.kv.index.memory import MemoryIndex
 from inferway.kv.index.protocol import Index
 from inferway.kv.index.reading import HeldBlocks
-from inferway.workers.follower import HeardIndex, HubWatch
+from inferway.workers.hub_watch import HeardIndex, HubWatch
 from inferway.workers.link import Link, pair
 from inferway.workers.messages import IndexChanged, Message, Ping
 from inferway.workers.teller import FleetTeller, ToldIndex
@@ -44,7 +44,7 @@ class Worker:
         self.index = HeardIndex(self._never)
         self.is_told = asyncio.Event()  # all that there was when it came
         self.answered = 0
-        self._watch = HubWatch(_fleet(self.index), self.index, self._never, _nothing)
+        self._watch = HubWatch(*(_fleet(self.index), self.index, self._never, _nothing, _nothing))
         self._end = Link(self._hear, _nothing)
         self.hub = Link(self._answers, _nothing)
 
@@ -191,5 +191,5 @@ def _none(*_: object) -> Any:
     raise AssertionError("there is no engine")
 
 
-def _nothing() -> None:
+def _nothing(*_: object) -> None:
     """Nobody waits for it."""

@@ -20,7 +20,6 @@ from tests.chaos.faults import corrupt, spoilt
 from tests.kv.snapshots import encoded, result
 
 from inferway.fleet.fleet import FullReporter
-from inferway.fleet.subscriber import IndexElsewhere
 from inferway.kv.blocks.extra_keys import request_extras
 from inferway.kv.blocks.keys import BlockHasher
 from inferway.kv.events.apply import EngineBlocks
@@ -92,7 +91,7 @@ class Line:
     @property
     def state(self) -> StreamState:
         """What the gateway says of its picture."""
-        return self.world.state_of(self)
+        return self.follower.state
 
     # the engine
 
@@ -192,10 +191,9 @@ class Line:
 
     def follow(self) -> None:
         """A new gateway, which knows nothing."""
-        self.index = index = self.world.index_of(self)
-        holdings = None if isinstance(index, IndexElsewhere) else index
+        self.index = index = self.world.index
         size = self.troubles.features.block_size
-        self.blocks = EngineBlocks(self.holder, size, holdings=holdings)
+        self.blocks = EngineBlocks(self.holder, size, holdings=index)
         self.world.healer.attend(self.blocks)
         if self.is_uncounted:
             self.blocks.count_no_copies()
@@ -205,7 +203,7 @@ class Line:
         self.follower = EventApplier(
             self.blocks,
             can_replay=self.troubles.can_replay,
-            holdings=holdings,
+            holdings=index,
         )
         self.follower.stream.max_held_batches = 6
         self.running = iter(())
@@ -325,12 +323,6 @@ class Line:
 
 
 MakeIndex = Callable[[int | None], Index]
-IndexOf = Callable[[Line, Index], Index | IndexElsewhere]
-StateOf = Callable[[Line], StreamState]
-
-
-def _own_state(line: Line) -> StreamState:
-    return line.follower.state
 
 
 def _memory_index(max_blocks: int | None) -> Index:
@@ -350,14 +342,9 @@ class World:
         troubles: Troubles,
         rng: Random,
         make_index: MakeIndex | None = None,
-        index_of: IndexOf | None = None,
-        state_of: StateOf | None = None,
     ) -> None:
-        """`make_index`: for each gateway that there is, with the most blocks that it may have.
-        `index_of`: what a line that is followed anew writes, in place of the gateway's index."""
+        """`make_index`: for each gateway that there is, with the most blocks that it may have."""
         self.troubles, self.rng = troubles, rng
-        self._index_of = index_of
-        self.state_of = state_of or _own_state
         make = make_index or _memory_index
         self._make_index = partial(make, troubles.max_blocks)
         self._time = 0
@@ -372,9 +359,6 @@ class World:
                     line.work()
         for line in self.lines:
             line.follow()
-
-    def index_of(self, line: Line) -> Index | IndexElsewhere:
-        return self.index if self._index_of is None else self._index_of(line, self.index)
 
     def now(self) -> float:
         """A batch's time; no two are equal, in whatever life."""

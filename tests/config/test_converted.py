@@ -150,6 +150,13 @@ def test_a_key_that_is_gone_is_refused_with_the_cure(place: str, key: str, cure:
     assert cure in said
 
 
+def test_followers_are_refused_with_the_cure() -> None:
+    said = fault({"engines": [], "followers": 1})
+
+    assert "unknown field `followers`: followers are gone" in said
+    assert "cells (docs/scale.md)" in said
+
+
 def test_a_list_or_a_map_where_none_belongs_is_not_shown() -> None:
     said = fault({"engines": [{"url": {"a": "secret"}}]})
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from random import Random
 from time import monotonic
+from typing import Any
 
 import pytest
 from tests.http.clients import Client, connected, post
@@ -359,6 +360,7 @@ async def test_the_end_of_the_server_ends_who_waits() -> None:
 
 
 def test_it_is_off_without_limits() -> None:
-    assert not limited(in_flight=None).is_on
-    assert limited(in_flight=1).is_on
-    assert limited(in_flight=None, engine_in_flight=1).is_on
+    client: Any = None
+    assert limited(in_flight=None).ticket(client, "") is None
+    assert limited(in_flight=1).ticket(client, "") is not None
+    assert limited(in_flight=None, engine_in_flight=1).ticket(client, "") is not None

@@ -58,7 +58,7 @@ def test_engines_that_are_no_more_are_forgotten() -> None:
 def test_what_other_processes_have_seen_counts_but_is_not_told_again() -> None:
     worth = CacheWorth(lambda: 0.0)
     worth.own.add("a", 100.0, now=0.0)
-    worth.others = [{"a": 20.0}, {"b": 5.0}]
+    worth.hear([{"a": 20.0}, {"b": 5.0}])
 
     assert (worth.of("a"), worth.of("b")) == (120.0, 5.0)
     [family] = worth.families_of(["a", "b"])

@@ -154,7 +154,7 @@ def test_a_hub_knows_what_its_workers_have_told() -> None:
     told = [(s.name, s.labels, s.value) for family in families for s in family.samples]
     hub = EngineSpeeds(fleet.engines, [ExpectedTtft()], lambda: fleet.now)
 
-    hub.heard = told_by([[*told, *answers, moved], [*told, *answers, moved]])
+    hub.hear(told_by([[*told, *answers, moved], [*told, *answers, moved]]))
 
     assert [each.name for each in fleet.engines if hub.slow(each) is not None] == ["b"]
     late = hub.late(fleet.engines[0], 0.0)

@@ -74,14 +74,8 @@ class Serving:
 
     def workers(self) -> list[int]:
         """The process ids of the workers there are."""
-        return self._children(b"inferway.cli.worker")
-
-    def followers(self) -> list[int]:
-        """The process ids of the followers there are."""
-        return self._children(b"inferway.cli.follower")
-
-    def _children(self, module: bytes) -> list[int]:
-        return [pid for pid in sorted(children(self.gateway.pid)) if module in _command(pid)]
+        found = sorted(children(self.gateway.pid))
+        return [pid for pid in found if b"inferway.cli.worker" in _command(pid)]
 
     def all_answer(self, besides: Sequence[int] = ()) -> None:
         """Wait until there are as many workers as there shall be, none of them one of `besides`,

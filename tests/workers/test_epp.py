@@ -51,9 +51,9 @@ def test_workers_pick_for_a_proxy_on_one_port(tmp_path: Path) -> None:
         assert picker.stop() == 0
 
 
-def test_its_workers_know_what_a_follower_hears(tmp_path: Path) -> None:
+def test_its_workers_know_what_the_hub_hears(tmp_path: Path) -> None:
     words = [
-        *("epp", "--host", "127.0.0.1", "--workers", "2", "--followers", "1"),
+        *("epp", "--host", "127.0.0.1", "--workers", "2"),
         *("--policy", "kv-aware", "--scrape-seconds", "0.05"),
         *("--secure-serving=false", "--grpc-port", "0", "--grpc-health-port", "0"),
     ]

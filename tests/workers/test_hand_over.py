@@ -12,7 +12,7 @@ from tests.workers.serving import LONG, Serving, serving, worker_of
 
 from inferway.fleet.hand_over import HandOverState, Progress
 from inferway.workers.hand_overs import WorkersHandOver
-from inferway.workers.messages import Drain, HandOvers, Message
+from inferway.workers.messages import Drain, Message
 
 
 def test_what_workers_have_warm_goes_to_the_other_engine(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ class Workers:
         self.hand_over = WorkersHandOver(self.sent.append, 2, lambda: self.now)
 
     def tell(self, place: int, state: HandOverState, **counts: Any) -> None:
-        self.hand_over.heard(place, HandOvers({"e": Progress(state, **counts)}))
+        self.hand_over.heard(place, {"e": Progress(state, **counts)})
 
 
 def test_it_runs_until_all_have_told_that_it_does_not() -> None:

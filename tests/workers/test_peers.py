@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -14,8 +15,8 @@ from inferway.scheduling.expected_ttft.backlog import QueuedRequest
 from inferway.scheduling.expected_ttft.plugin import ExpectedTtft
 from inferway.scheduling.expected_ttft.sent_log import ROW
 from inferway.scheduling.expected_ttft.sharing import open_logs
-from inferway.workers.messages import FromOther, Message, ToOthers
-from inferway.workers.peers import TOGETHER_SECONDS, Peers
+from inferway.workers.messages import Message, PeerTold
+from inferway.workers.peers import TOGETHER_SECONDS, PeerOutbox, Peers, shared
 
 HOLDER = 3
 KEYS = [11, 12, 13]
@@ -31,29 +32,33 @@ async def told() -> None:
 class Two:
     """Two workers, the first of which the second hears."""
 
-    def __init__(self) -> None:
+    def __init__(self, suspects: RequestQuarantine | None = None) -> None:
+        """`suspects`: of the second."""
         sent = np.zeros((3, ROW))
         self.plugins = [ExpectedTtft(), ExpectedTtft()]
         for plugin in self.plugins:
             plugin.slots.rows([Endpoint("e", "http://e", HOLDER)], 0.0)
-        self.one = Peers(self._sent, self.plugins[:1])
-        self.other = Peers(lambda _: None, self.plugins[1:])
-        for place, worker in ((1, self.one), (2, self.other)):
-            open_logs(worker.sharing, sent, place)
+        self.one, other = PeerOutbox(1, self._sent), PeerOutbox(2, lambda _: None)
+        outboxes = zip(self.plugins, (self.one, other), strict=True)
+        sharing = [shared([plugin], outbox.learned) for plugin, outbox in outboxes]
+        for place, each in enumerate(sharing, 1):
+            open_logs(each, sent, place)
+        self.sharing, self.overlay = sharing[1], other.overlay  # of the second
+        self.other = Peers(self.sharing, self.overlay, suspects=suspects)
 
     def _sent(self, message: Message) -> None:
-        assert isinstance(message, ToOthers)
-        self.other.hear(FromOther(1, message.payload))
+        assert isinstance(message, PeerTold)
+        self.other.hear(message)
 
     def elsewhere(self) -> dict[int, int]:
         """What the other believes to be on its way, of the prompt."""
-        return self.other.overlay.extend(KEYS, {})
+        return self.overlay.extend(KEYS, {})
 
 
 async def test_a_request_counts_with_all_workers_at_once_and_not_twice_when_they_are_told() -> None:
     two = Two()
     one, other = [plugin.learning for plugin in two.plugins]
-    log = two.other.sharing[0].log
+    log = two.sharing[0].log
     assert log is not None
     for number in (1, 2):
         request = QueuedRequest(0, 100.0 * number, 10.0, holder=HOLDER)
@@ -85,21 +90,19 @@ async def test_a_worker_that_ends_brings_nothing_any_more() -> None:
     two.one.overlay.add(HOLDER, KEYS)
     await told()
 
-    two.other.gone(2, 0.0)  # another one
+    two.other.hear(PeerTold(2))  # another one
     assert two.elsewhere() == {HOLDER: 3}
-    two.other.gone(1, 0.0)
+    two.other.hear(PeerTold(1))
 
     assert two.elsewhere() == {}
 
 
 async def test_what_engines_were_lost_with_is_refused_by_all_workers() -> None:
-    two = Two()
-    one, other = [
-        RequestQuarantine(lambda: 60.0, lambda _: False, lambda: 0.0, lambda *_: None)
-        for _ in range(2)
-    ]
-    two.one.watch_requests(one)
-    two.other.watch_requests(other)
+    def quarantine(tell: Callable[[str, str, bool], None] | None) -> RequestQuarantine:
+        return RequestQuarantine(lambda: 60.0, lambda _: False, lambda: 0.0, lambda *_: None, tell)
+
+    two = Two(other := quarantine(None))
+    one = quarantine(two.one.suspected)
 
     for engine in ("e0", "e1"):
         one.losses(b"body", lambda: b"body").lost(engine)

@@ -9,8 +9,8 @@ from tests.workers.test_peers import told as all_is_told
 from inferway.replicas.peer import FIRST_NUMBER
 from inferway.scheduling.expected_ttft.plugin import ExpectedTtft
 from inferway.scheduling.expected_ttft.sharing import Answered, Begins, Event, Kind, Waits
-from inferway.workers.messages import FromOther, Message, OtherEnded
-from inferway.workers.peers import Peers
+from inferway.workers.messages import Message, PeerTold
+from inferway.workers.peers import PeerOutbox, Peers
 from inferway.workers.replicas import WorkersLearners, WorkersOutlet
 
 
@@ -55,49 +55,49 @@ def test_requests_of_all_workers_have_numbers_of_the_hubs() -> None:
 
 
 async def test_workers_hear_what_other_gateways_tell_and_forget_it_with_them() -> None:
-    hub, worker = ExpectedTtft(), Peers(lambda _: None, [ExpectedTtft()])
+    hub, plugin = ExpectedTtft(), ExpectedTtft()
+    worker = Peers([plugin.share(lambda _: None)])
     sent: list[Message] = []
     learners = WorkersLearners([hub.share(lambda _: None)], sent.append)
-    plugin = worker.sharing[0]
 
     learners.hear(FIRST_NUMBER, 0, waits(1))
     learners.hear(FIRST_NUMBER, 0, waits(2))
     learners.heard(FIRST_NUMBER)
     [message] = sent
-    assert isinstance(message, FromOther)
+    assert isinstance(message, PeerTold)
     worker.hear(message)
 
     slot = plugin.slots.slot_of("a", 0.0)
     assert plugin.learning.backlog.requests[slot] == 2
     learners.gone(FIRST_NUMBER, 3.0)
-    assert sent[1] == OtherEnded(FIRST_NUMBER)
-    worker.gone(FIRST_NUMBER, 3.0)
+    assert sent[1] == PeerTold(FIRST_NUMBER)
+    worker.hear(PeerTold(FIRST_NUMBER))
     assert plugin.learning.backlog.requests[slot] == 0
 
 
 async def test_a_new_worker_is_told_what_was_learned() -> None:
-    old, worker = Gateway(0), Peers(lambda _: None, [ExpectedTtft()])
+    old, plugin = Gateway(0), ExpectedTtft()
+    worker = Peers([plugin.share(lambda _: None)])
     slot = old.plugin.slots.slot_of("a", 0.0)
     for number in range(60):
         old.learning.took(Kind.TPOT, slot, (1.0, 2.0), 33.0, number / 10)
 
     worker.hear(WorkersLearners([old.sharing], lambda _: None).all_known(6.0))
 
-    plugin = worker.sharing[0]
     there = plugin.slots.slot_of("a", 0.0)
     assert 30.0 < plugin.learning.tpot.expected(there, (1.0, 2.0)) < 36.0
 
 
 async def test_what_a_worker_tells_the_others_is_passed_on() -> None:
     telling = Telling()
-    hub = Peers(lambda _: None, [ExpectedTtft()])
-    hub.passes_on = WorkersOutlet(telling)  # type: ignore[arg-type]
+    outlet = WorkersOutlet(telling)  # type: ignore[arg-type]
+    hub = Peers([ExpectedTtft().share(lambda _: None)], passes_on=outlet)
 
     def pass_on(message: Message) -> None:
-        hub.hear(FromOther(1, message.payload))  # type: ignore[union-attr]
+        assert isinstance(message, PeerTold)
+        hub.hear(message)
 
-    worker = Peers(pass_on, [ExpectedTtft()])
-    worker.sharing[0].tell(waits(7))
+    PeerOutbox(1, pass_on).learned(0, waits(7))
     await all_is_told()
 
     assert [type(event) for event in telling.told] == [Waits]

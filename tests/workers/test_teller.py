@@ -9,7 +9,7 @@ from tests.contract.test_index import WEIGHTS, stories
 
 from inferway.kv.index.protocol import Op, Store
 from inferway.model import BlockKey
-from inferway.workers.follower import AskedIndex, HeardIndex
+from inferway.workers.hub_watch import AskedIndex, HeardIndex
 from inferway.workers.messages import Message
 from inferway.workers.teller import ToldIndex
 

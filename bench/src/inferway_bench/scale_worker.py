@@ -17,14 +17,12 @@ import msgspec
 import numpy as np
 import uvloop
 
-from inferway.fleet.subscriber import IndexElsewhere
 from inferway.kv.blocks.keys import BlockHasher
 from inferway.kv.index.changes import IndexChanges
 from inferway.kv.index.copied import CopiedIndex
 from inferway.kv.index.memory import MemoryIndex
 from inferway.kv.index.protocol import Op, Store
 from inferway.model import RequestHead
-from inferway.workers.follower_messages import FollowerMessage, Heard
 from inferway.workers.messages import IndexChanged, Message
 from inferway.workers.teller import ToldIndex
 from inferway_bench.cpu import resident_bytes
@@ -73,14 +71,12 @@ class Grown(msgspec.Struct, frozen=True):
     told_us: float  # telling one of them
     followed_us: float  # what that takes the worker
     copied_bytes_per_block: float  # in a worker's copy
-    follower_us: float  # of a block that a follower reads, until the hub is told
-    relayed_us: float  # what that takes the hub, until its own index has it
 
 
 class _Fleet:
     """Engines that hold blocks, and go on with others."""
 
-    def __init__(self, filling: Filling, engines: int, index: MemoryIndex | IndexElsewhere) -> None:
+    def __init__(self, filling: Filling, engines: int, index: MemoryIndex) -> None:
         size = self._block_size = filling.block_size
         self.engines = [FollowedEngine(holder, size, index) for holder in range(engines)]
         self._events = endless_events(size, filling.seed, _CHAIN, EVENT_BLOCKS)
@@ -123,7 +119,6 @@ def measure(filling: Filling, engines: int) -> Grown:
     decisions = uvloop.run(_decisions(filling, engines, index))
     resident = resident_bytes(pid)
     copied, noted, told, followed = _by_a_worker(fleet, index)
-    follower, relayed = _by_a_follower(filling, engines, index)
     held = filling.blocks_held // EVENT_BLOCKS * EVENT_BLOCKS * engines
     return Grown(
         event_us=round(events, 3),
@@ -134,8 +129,6 @@ def measure(filling: Filling, engines: int) -> Grown:
         told_us=round(told, 3),
         followed_us=round(followed, 3),
         copied_bytes_per_block=round(copied / held, 1),
-        follower_us=round(follower, 3),
-        relayed_us=round(relayed, 3),
     )
 
 
@@ -175,36 +168,6 @@ def _by_a_worker(fleet: _Fleet, index: _TimedToldIndex) -> tuple[int, float, flo
     ended = time.process_time()
     us = 1e6 / blocks
     return copied, noted * us, (encoded - began) * us, (ended - encoded) * us
-
-
-def _by_a_follower(filling: Filling, engines: int, index: ToldIndex) -> tuple[float, float]:
-    """The microseconds a block: in a follower of half of the engines, until it is encoded for the
-    hub; and in the hub, decoding and applying it."""
-    heard: list[Heard] = []
-    decode = msgspec.msgpack.Decoder(list[FollowerMessage]).decode
-
-    def take(ops: list[Op]) -> None:
-        if ops:
-            heard.append(Heard(1, ops, 1))
-
-    other = msgspec.structs.replace(filling, seed=filling.seed + 1)  # blocks that nobody has yet
-    fleet = _Fleet(other, max(1, engines // 2), IndexElsewhere(take))
-    fleet.fill()
-    index.tell_to(None)
-    for _ in range(2):  # what the second drops the first has told the hub of
-        made, blocks = fleet.steps()
-        heard.clear()
-        began = time.process_time()
-        for engine, mine in zip(fleet.engines, made, strict=False):
-            engine.apply(mine)
-        frames = [msgspec.msgpack.encode([message]) for message in heard]
-        followed = time.process_time()
-        for frame in frames:
-            for message in decode(frame):
-                assert isinstance(message, Heard)
-                index.apply(message.ops)
-        ended = time.process_time()
-    return (followed - began) * 1e6 / blocks, (ended - followed) * 1e6 / blocks
 
 
 async def _decisions(filling: Filling, engines: int, index: MemoryIndex) -> list[float]:

@@ -49,7 +49,6 @@ from inferway.config.setting import (
     Port,
     Positive,
     Share,
-    WholeNumber,
 )
 from inferway.errors import ConfigError
 
@@ -95,10 +94,7 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     workers: Annotated[Count | Literal["auto"], Flag("--workers N|auto", LISTENING),
         "Answer requests in this many processes; auto: one for each core but one, which follows the"
         " engines.",
-        "Each follower takes another core. See [scale.md](scale.md)."] = 1
-    followers: Annotated[WholeNumber, Flag("--followers M", LISTENING),
-        "Follow the engines' KV events in this many processes beside the hub; 0: in the hub.",
-        "See [scale.md](scale.md#followers)."] = 0
+        "See [scale.md](scale.md)."] = 1
     admin_port: Annotated[Port | None, Flag("--admin-port PORT", LISTENING), ONCE,
         "Answer admin paths, scores and /metrics on this port, and no longer on --port.",
         "It listens at `host` (at 127.0.0.1 if `host` is a Unix socket); `0`: a free port, which"

@@ -63,6 +63,10 @@ class EndpointColumns(Candidates):
         self.in_flight[holder] += 1
         self.recent_prefill_tokens[holder] += new_tokens
 
+    def num_booked(self, candidates: Candidates) -> float:
+        """Return how many requests on their way to the candidates this process counts."""
+        return float(candidates.in_flight.sum())
+
     def release(self, holder: HolderId) -> None:
         """Count a request no more, which has ended."""
         self.in_flight[holder] -= 1

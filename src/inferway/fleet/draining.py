@@ -79,13 +79,16 @@ class Draining:
         standing: OutlierDetection,
         warm: WarmPrefixes,
         worth: Callable[[str], float],
+        on_change: Callable[[], None] | None = None,
+        others: HandsOver | None = None,
     ) -> None:
         """`warm` observes the director's requests, unless the settings are against it;
-        `worth`: of an engine's cache, in tokens."""
+        `worth`: of an engine's cache, in tokens. `on_change`: who is drained has changed.
+        `others`: who hands over in place of this process."""
         self.standing = standing
         self.worth = worth
-        self.on_change: Callable[[], None] = _nothing  # who is drained has changed
-        self.others: HandsOver | None = None  # who hands over in place of this process
+        self.on_change = on_change or _nothing
+        self.others = others
         # has other engines go on with what one streams, and returns with how many answers
         self.moves: Callable[[str], int] | None = None
         self.since: dict[str, float] = {}  # by drained engine, by `time.monotonic`

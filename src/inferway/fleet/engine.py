@@ -296,6 +296,21 @@ class Engine:
         """Whether it is out because its core computes nothing: that its API answers is no news."""
         return self.outage is not None and self.outage.kind is OutageKind.STALLED
 
+    def take_over(
+        self,
+        facts: EngineFacts | None,
+        healthy: bool,
+        outage: Outage | None,
+        load: Load,
+        *,
+        endpoints: list[Endpoint],
+        proofs: dict[str, ProbeState],
+        followed: list[StreamView],
+    ) -> None:
+        """Take over what the process tells that follows the engines."""
+        self.facts, self.healthy, self.outage, self.load = facts, healthy, outage, load
+        self.endpoints, self.proofs, self.followed = endpoints, proofs, followed
+
     def drops_last_block(self) -> None:
         """Take note that its answers show that it drops the last block it matches."""
         if self.facts is not None:

@@ -61,11 +61,14 @@ class Fleet:
         *,
         columns: EndpointColumns | None = None,
         watch: Callable[[Fleet, ServeSettings], Watch] = EngineWatch,
-        prober: type[Prober] = Prober,
+        prober: Callable[..., Prober] = Prober,
+        on_change: Callable[[], None] | None = None,
+        on_counted: Callable[[], None] | None = None,
     ) -> None:
         """`columns`: those that the table is kept in; None: its own. `watch`: who hears of the
-        engines."""
-        self.on_change: Callable[[], None] = _nothing  # what is known of an engine has changed
+        engines. `prober` makes one. `on_change`: what is known of an engine has changed.
+        `on_counted`: as the table calls it."""
+        self.on_change = on_change or _nothing
         self.on_outage: Callable[[Engine], None] = _nothing  # one has begun, or is over
         # the seconds that what the engine has to compute next should take; None: nobody knows
         self.expected_seconds: Callable[[Engine], float | None] = lambda _: None
@@ -74,7 +77,7 @@ class Fleet:
         self._settings = settings
         self._index = index
         self._subscribe = subscribe
-        self.table = table = EndpointTable(self.engines, index, columns)
+        self.table = table = EndpointTable(self.engines, index, columns, on_counted)
         # What requests ask: the table's own methods, a call less for each of them.
         self.candidates, self.everyone = table.candidates, table.everyone
         self.sole_model, self.engines_of = table.sole_model, table.engines_of

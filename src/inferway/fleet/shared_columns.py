@@ -15,13 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferway.fleet.columns import EndpointColumns
-from inferway.model import FIGURES, Column, Cut, HolderId
+from inferway.model import FIGURES, Candidates, Column, Cut, HolderId
 from inferway.scheduling.expected_ttft.sent_log import ROW
+
+Numbers = NDArray[np.float64]
 
 # Rows that there is room for. Memory that was never written to takes none.
 MOST_ENDPOINTS = 32_768
 _ITEM_BYTES = 8  # of the largest kind
 _COUNTED = ("in_flight", "recent_prefill_tokens")  # by each process for itself
+_ROWS_EACH = len(_COUNTED) + 2  # of a process: these, its places at engines, and what it has sent
+_NUM_PLACES = 4  # figures of a process's places (`shared_places`)
 _HEARD = tuple(
     name for name, each in FIGURES.items() if not each.is_matched and name not in _COUNTED
 )
@@ -32,7 +36,7 @@ def shared_memory(processes: int) -> int:
     """Return the file descriptor of memory for the columns that so many processes share: it is
     gone when the last of them has closed it. Raises OSError."""
     memory = os.memfd_create("inferway-columns", os.MFD_CLOEXEC)
-    rows = len(_KINDS) + (len(_COUNTED) + 1) * processes
+    rows = len(_KINDS) + _ROWS_EACH * processes + 1
     os.ftruncate(memory, rows * MOST_ENDPOINTS * _ITEM_BYTES)
     return memory
 
@@ -52,12 +56,18 @@ class SharedColumns(EndpointColumns):
             for at, (name, kind) in enumerate(_KINDS.items())
         }
         own = whole[len(_KINDS) :].view("f8")
-        processes = len(own) // (len(_COUNTED) + 1)
+        processes = len(own) // _ROWS_EACH
         # a row for each process: what it has sent of late (scheduling.expected_ttft.sent_log)
-        self.sent: NDArray[np.float64] = own[:processes, :ROW]
-        counted = own[processes:].reshape(-1, len(_COUNTED), MOST_ENDPOINTS)
-        self._counted: NDArray[np.float64] = counted
-        self._own = counted[place]
+        self.sent: Numbers = own[:processes, :ROW]
+        self._counted: Numbers = own[processes : 3 * processes].reshape(
+            -1, len(_COUNTED), MOST_ENDPOINTS
+        )
+        self._own = self._counted[place]
+        # requests that hold places at engines, and of each process's places some figures
+        # (fleet.shared_places)
+        self.at_engines: Numbers = own[3 * processes : 4 * processes]
+        self.places: Numbers = own[-1, : _NUM_PLACES * processes].reshape(_NUM_PLACES, processes)
+        self.place = place
         self._writes = place == 0
         super().__init__()
 
@@ -84,6 +94,9 @@ class SharedColumns(EndpointColumns):
         in_flight, recent = self._own
         in_flight[holder] += 1
         recent[holder] += new_tokens
+
+    def num_booked(self, candidates: Candidates) -> float:
+        return float(self._own[0, list(candidates.rows)].sum())
 
     def note_cut(self, holder: HolderId, cut: Cut) -> None:
         if self._writes:
@@ -125,8 +138,13 @@ class SharedColumns(EndpointColumns):
     def clear(self, holder: HolderId) -> None:
         super().clear(holder)
         self._counted[:, :, holder] = 0.0
+        self.at_engines[:, holder] = 0.0
+        self.places[-1, self.place] += 1.0
 
     def process_ended(self, place: int) -> None:
         """Count nothing more of a process that has ended: its requests have ended with it."""
         self._counted[place, :, : len(self)] = 0.0
+        self.at_engines[place, : len(self)] = 0.0
+        self.places[:-1, place] = 0.0
+        self.places[-1, place] += 1.0
         self.sent[place] = 0.0

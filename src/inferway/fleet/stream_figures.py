@@ -1,5 +1,4 @@
-"""What an event stream has brought so far, for those who show it: the same whatever process follows
-the stream."""
+"""What an event stream has brought so far, for those who show it."""
 
 from __future__ import annotations
 

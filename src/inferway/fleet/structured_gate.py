@@ -27,10 +27,14 @@ class FleetGate:
     gate: Gate | None
 
     def __init__(
-        self, settings: ServeSettings, fleet: Fleet, is_busy: Callable[[], bool] = lambda: False
+        self,
+        settings: ServeSettings,
+        fleet: Fleet,
+        is_busy: Callable[[], bool] = lambda: False,
+        on_judged: Callable[[str, bool], None] | None = None,
     ) -> None:
-        """`is_busy`: whether engines are not to be told of shapes in advance. Raises
-        ConfigError."""
+        """`is_busy`: whether engines are not to be told of shapes in advance. `on_judged`: other
+        processes are told what has become of a spec. Raises ConfigError."""
         self._posts = _WarmPosts(settings.engine_tls())
         self.gate = build_gate(
             settings.structured,
@@ -38,6 +42,7 @@ class FleetGate:
             self._posts,
             clock=time.monotonic,
             is_busy=is_busy,
+            on_judged=on_judged,
         )
 
     async def close(self) -> None:

@@ -31,7 +31,7 @@ from inferway.kv.events.hidden_places import Beside
 from inferway.kv.events.holder_snapshot import HolderSnapshot, SavedHolder
 from inferway.kv.events.removals import Removals
 from inferway.kv.events.stream import EventStream, Replay, StreamState
-from inferway.kv.index.protocol import Index, Op
+from inferway.kv.index.protocol import Index
 from inferway.loop_turns import SlicedProtocol
 from inferway.model import BlockKey, Cut, HolderId, TokenIds
 from inferway.tasks import Tasks, TimeSlice
@@ -44,20 +44,13 @@ OnBatch = Callable[[HolderId, Batch], None]
 
 
 @dataclass(frozen=True, slots=True)
-class IndexElsewhere:
-    """The index of another process: `apply` sends there what it is to apply."""
-
-    apply: Callable[[list[Op]], None]
-
-
-@dataclass(frozen=True, slots=True)
 class Subscription:
     """One event stream, and where what it tells goes."""
 
     source: EventSource
     holder: HolderId
     block_size: int
-    index: Index | IndexElsewhere
+    index: Index
     name: str | None = None  # for the log: which engine
     on_batch: OnBatch | None = None
     snapshot: StreamSnapshot | None = None  # what it begins with; closed with the stream
@@ -79,11 +72,10 @@ class EventSubscriber(ABC):
         source, index, on_batch = subscription.source, subscription.index, subscription.on_batch
         self.source = source
         self.holder = holder = subscription.holder
-        holdings = None if isinstance(index, IndexElsewhere) else index
         self.blocks = EngineBlocks(
             holder,
             subscription.block_size,
-            holdings=holdings,
+            holdings=index,
             lora_path=subscription.lora_path,
             cache_facts=subscription.cache_facts,
         )
@@ -91,7 +83,7 @@ class EventSubscriber(ABC):
             self.blocks,
             adapter=adapter,
             can_replay=source.replay is not None,
-            holdings=holdings,
+            holdings=index,
             on_batch=partial(on_batch, holder) if on_batch is not None else None,
             on_skip=self._warn,
         )
@@ -267,9 +259,7 @@ class EventSubscriber(ABC):
 
     @property
     def losses(self) -> tuple[int, int]:
-        index = self._index
-        evicted = 0 if isinstance(index, IndexElsewhere) else index.num_evicted(self.holder)
-        return self.stats.forgotten, evicted
+        return self.stats.forgotten, self._index.num_evicted(self.holder)
 
     async def take_snapshot(self) -> HolderSnapshot | None:
         taken: list[HolderSnapshot] = []

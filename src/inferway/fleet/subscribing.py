@@ -11,7 +11,7 @@ from inferway.fleet.event_source import EventSource
 from inferway.fleet.polling_subscriber import PollingSubscriber
 from inferway.fleet.state_dir import StateDir
 from inferway.fleet.stream_snapshot import StreamSnapshot
-from inferway.fleet.subscriber import EventSubscriber, IndexElsewhere, Subscription
+from inferway.fleet.subscriber import EventSubscriber, Subscription
 from inferway.fleet.zmq_subscriber import REPLAYS_AT_ONCE, ZmqSubscriber
 from inferway.kv.events.event import Batch
 from inferway.kv.index.protocol import Index
@@ -45,7 +45,7 @@ class Subscribing:
         engine: Engine,
         source: EventSource,
         endpoint: Endpoint,
-        index: Index | IndexElsewhere,
+        index: Index,
     ) -> EventSubscriber:
         """Return who keeps the index true for the endpoint, not started yet."""
         subscription = Subscription(

@@ -35,8 +35,13 @@ class EndpointTable:
     """`engines`: those of the fleet, whenever one asks."""
 
     def __init__(
-        self, engines: Sequence[Engine], index: Index, columns: EndpointColumns | None = None
+        self,
+        engines: Sequence[Engine],
+        index: Index,
+        columns: EndpointColumns | None = None,
+        on_counted: Callable[[], None] | None = None,
     ) -> None:
+        """`on_counted`: own requests in flight have changed."""
         self._engines = engines
         self._index = index
         self._numbers = HolderIds()
@@ -47,7 +52,7 @@ class EndpointTable:
         self._everyone: ModelRows | None = None  # the live endpoints of all models
         self._peers: list[Rows] = []  # of the columns: endpoints of the same model
         self.faded = 0.0  # recent tokens: as of when
-        self.on_counted: Callable[[], None] = _nothing  # own requests in flight have changed
+        self.on_counted = on_counted or _nothing
         self.on_sent: Callable[[], None] = _nothing  # a request, by this gateway or another one
         self._holders: dict[str, HolderId] = {}  # by the names of the endpoints that are there
         self._names: dict[HolderId, str] = {}
@@ -119,6 +124,10 @@ class EndpointTable:
         """Return how many requests this gateway itself has on their way to each."""
         requests, _ = self._columns.own()
         return [int(sum(requests[e.holder] for e in engine.endpoints)) for engine in engines]
+
+    def num_booked(self, candidates: Candidates) -> float:
+        """Return how many requests that this process counts are on their way to the candidates."""
+        return self._columns.num_booked(candidates)
 
     def is_idle(self, engine: Engine) -> bool:
         """Return whether the engine had nothing to do when it told last, nothing that was sent

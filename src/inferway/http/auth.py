@@ -66,6 +66,7 @@ from inferway.routing.limits.callers import (
     shows_key,
     without_credentials,
 )
+from inferway.routing.limits.concurrency_limiter import OtherProcesses
 from inferway.routing.limits.failover import FailoverPolicy, Retries
 from inferway.routing.limits.outlier_detection import OutlierDetection
 from inferway.routing.limits.request_quarantine import RequestQuarantine
@@ -102,13 +103,8 @@ class Auth:
     sessions: Sessions = field(default_factory=lambda: Sessions(time.monotonic))
     guesses: Guesses = field(default_factory=lambda: Guesses(time.monotonic))
     refused: int = 0  # for want of a key
-    # gives requests their slots: the queue, or another process has it for this one as well
-    turns: Callable[[Responder, str], Slot] = field(init=False)
     requests: dict[str, int] = field(default_factory=dict)  # by name of the key
     reloads: dict[str, int] = field(default_factory=lambda: {"done": 0, "refused": 0})
-
-    def __post_init__(self) -> None:
-        self.turns = self.control.ticket
 
     @property
     def is_guarded(self) -> bool:
@@ -221,7 +217,7 @@ class Auth:
 
     def ticket(self, responder: Responder, tenant: str) -> Slot | None:
         """Return a slot for the request; None while nothing is limited."""
-        return self.turns(responder, tenant) if self.control.is_on else None
+        return self.control.ticket(responder, tenant)
 
     def _is_admins(self, request: Request) -> bool | None:
         """Return whether its key is an admin's; None if it has none that is known."""
@@ -282,18 +278,24 @@ def build_auth(
     keys: Keys,
     fleet: Fleet,
     scheduling: Scheduling,
+    others: OtherProcesses | None = None,
     clock: Callable[[], float] = time.monotonic,
+    on_outcome: Callable[[str, bool], None] | None = None,
+    on_suspect: Callable[[str, str, bool], None] | None = None,
 ) -> Auth:
-    """Return who is let in, as the settings and the scheduling's flow control have it. `clock`
-    counts seconds."""
+    """Return who is let in, as the settings and the scheduling's flow control have it. `others`
+    keep limits together with this process; None: it is alone. `clock` counts seconds. `on_outcome`,
+    `on_suspect`: other processes are told as OutlierDetection and RequestQuarantine tell."""
     retries = Retries(settings.retries)
     quarantine = RequestQuarantine(
         lambda: retries.settings.quarantine_seconds,
         FleetEngines(fleet).is_up,
         clock,
         lambda seconds, call: asyncio.get_running_loop().call_later(seconds, call),
+        on_suspect,
     )
-    failover = FailoverPolicy(clock, OutlierDetection(settings.ejection), retries, quarantine)
+    standing = OutlierDetection(settings.ejection, tell=on_outcome)
+    failover = FailoverPolicy(clock, standing, retries, quarantine)
 
     def engines_of(model: str) -> frozenset[str]:
         names = fleet.engines_of(model)
@@ -305,7 +307,7 @@ def build_auth(
 
     def endpoints_of(model: str) -> tuple[Candidates, float]:
         candidates, standing = fleet.candidates(model), failover.standing
-        num_requests = float(candidates.in_flight.sum())
+        num_requests = fleet.table.num_booked(candidates)
         if not standing.is_plain:
             candidates = eligible.standing(candidates, model, standing, clock())
         return candidates, num_requests
@@ -320,7 +322,7 @@ def build_auth(
 
         session_gate = SessionGate(scheduling.sessions, cache_tokens_of, settings.flow.queue)
         sessions = SessionQueue(session_gate, clock)
-    control = RequestQueue(settings.flow, engines_of, clock, gate, sessions)
+    control = RequestQueue(settings.flow, engines_of, clock, gate, sessions, others)
     return Auth(
         failover,
         control,

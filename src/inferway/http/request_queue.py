@@ -27,7 +27,11 @@ from inferway.http.ends import InQueue, WaitingClient
 from inferway.http.responder import Responder
 from inferway.http.session_queue import SessionQueue
 from inferway.model import Headers
-from inferway.routing.limits.concurrency_limiter import ConcurrencyLimiter, EnginesOf
+from inferway.routing.limits.concurrency_limiter import (
+    ConcurrencyLimiter,
+    EnginesOf,
+    OtherProcesses,
+)
 from inferway.routing.limits.queue import Waiter
 from inferway.routing.limits.saturation_gate import SaturationGate
 from inferway.routing.limits.slot import Slot
@@ -43,7 +47,7 @@ _UNITS = {  # in seconds
 
 
 class RequestQueue:
-    """The queue of the gateway's requests, of which there is one. `clock` counts seconds; `gate`
+    """The queue of this process's requests, of which there is one. `clock` counts seconds; `gate`
     says who waits beside those for whom there is no place."""
 
     def __init__(
@@ -53,31 +57,34 @@ class RequestQueue:
         clock: Callable[[], float],
         gate: SaturationGate | None = None,
         sessions: SessionQueue | None = None,
+        others: OtherProcesses | None = None,
     ) -> None:
-        self.limiter = ConcurrencyLimiter(settings, engines_of, gate)
+        """`others`: processes that keep the limits together with this one; each has a queue of its
+        own. None: there is none."""
+        self.limiter = ConcurrencyLimiter(settings, engines_of, gate, others)
+        self._look_seconds = _SWEEP_SECONDS if others is None else others.look_seconds
+        self._expires_at = 0.0  # when deadlines are looked at again, by `clock`
         self.sessions = sessions  # where new sessions wait first; None: they do not
         self.clock = clock
         self._futures: dict[Waiter, asyncio.Future[str]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    @property
-    def is_on(self) -> bool:
-        """Whether anything is limited."""
-        settings = self.limiter.settings
-        return (
-            settings.in_flight is not None
-            or settings.engine_in_flight is not None
-            or self.limiter.gate is not None
-            or self.sessions is not None
-        )
-
     def num_waiting(self) -> int:
         """Return how many requests wait for their turn."""
         sessions = 0 if self.sessions is None else self.sessions.gate.queue.size
-        return self.limiter.queue.size + sessions
+        return self.limiter.num_waiting + sessions
 
-    def ticket(self, responder: Responder, tenant: str) -> Slot:
-        """Return a slot for a request."""
+    def ticket(self, responder: Responder, tenant: str) -> Ticket | None:
+        """Return a slot for a request; None while nothing is limited."""
+        limiter = self.limiter
+        settings = limiter.settings
+        if (
+            settings.in_flight is None
+            and settings.engine_in_flight is None
+            and limiter.gate is None
+            and self.sessions is None
+        ):
+            return None
         return Ticket(self, responder, tenant)
 
     def set_settings(self, settings: FlowSettings) -> None:
@@ -110,7 +117,7 @@ class RequestQueue:
         future: asyncio.Future[str] = loop.create_future()
         self._futures[waiter] = future
         if self._timer is None:
-            self._timer = loop.call_later(_SWEEP_SECONDS, self._sweep)
+            self._timer = loop.call_later(self._look_seconds, self._sweep)
         responder.attach(InQueue(partial(self.withdraw, waiter)))
         if self.limiter.gate is not None:
             self.turns()  # it may go on before those of lower priorities, who came first
@@ -135,7 +142,8 @@ class RequestQueue:
     def leave(self, place: str, lane: str) -> None:
         """A request for the model `lane`, which held this place, has ended."""
         self.limiter.leave(place, lane)
-        self.freed()
+        if self._futures:
+            self.turns()
 
     def freed(self) -> None:
         """Let others go on: there may be room."""
@@ -150,12 +158,15 @@ class RequestQueue:
             self.sessions.close()
 
     def _sweep(self) -> None:
-        for waiter, error in self.limiter.expire(self.clock()):
-            self._refuse(waiter, error)
+        now = self.clock()
+        if now >= self._expires_at:
+            self._expires_at = now + _SWEEP_SECONDS
+            for waiter, error in self.limiter.expire(now):
+                self._refuse(waiter, error)
         self.turns()
         self._timer = None
         if self._futures:
-            self._timer = asyncio.get_running_loop().call_later(_SWEEP_SECONDS, self._sweep)
+            self._timer = asyncio.get_running_loop().call_later(self._look_seconds, self._sweep)
 
     def _refuse(self, waiter: Waiter, error: InferwayError) -> None:
         future = self._futures.pop(waiter)

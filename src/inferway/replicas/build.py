@@ -47,10 +47,14 @@ def own_replicas(
     settings: ServeSettings, fleet: Fleet, plugins: Sequence[ExpectedTtft]
 ) -> Replicas:
     """Return it for a gateway of one process, whose plugins tell and hear. Raises ConfigError."""
-    sharing = [plugin.share(_to_nobody, DELAY_SECONDS) for plugin in plugins]
+
+    def tell(number: int, event: Event) -> None:
+        replicas.tell(number, event)
+
+    sharing = [
+        plugin.share(partial(tell, number), DELAY_SECONDS) for number, plugin in enumerate(plugins)
+    ]
     replicas = build_replicas(settings, fleet, OwnLearners(sharing))
-    for number, each in enumerate(sharing):
-        each.tell = partial(replicas.tell, number)
     return replicas
 
 
@@ -70,7 +74,3 @@ def transport_of(settings: ServeSettings) -> Transport:
             "peers: redis needs redis-py, which is not installed: pip install 'inferway[redis]'"
         ) from e
     return PeerChannel(peers.redis, peers.redis_prefix)
-
-
-def _to_nobody(_: Event) -> None:
-    """Nobody is there yet."""

@@ -78,6 +78,20 @@ class PeerStats:
     unknown: int = 0  # things told of engines that are not known here
     refused: Counter[str] = field(default_factory=Counter)  # messages, or things in them
 
+    def took(self, num_bytes: int, lost: int) -> None:
+        """Count a message that was taken over; `lost`: those before it that have not come."""
+        self.messages += 1
+        self.bytes += num_bytes
+        self.lost += lost
+
+    def came_late(self) -> None:
+        """Count a message that is not taken over, because another one has come before it."""
+        self.late += 1
+
+    def told_of_unknown(self) -> None:
+        """Count a thing told of an engine that is not known here."""
+        self.unknown += 1
+
 
 @dataclass(slots=True)
 class Peer:
@@ -139,20 +153,20 @@ class Peer:
             )
         sender = sender_of(payload)
         if sender in self._former:
-            self.stats.late += 1
+            self.stats.came_late()
             return False
         message, faults = read(payload)
         is_new = sender != self._sender or not self.is_there
         if is_new:
             self._begin(sender, now)
+            lost = 0
         elif message.number <= self._last:
-            self.stats.late += 1
+            self.stats.came_late()
             return False
         else:
-            self.stats.lost += message.number - self._last - 1
+            lost = message.number - self._last - 1
         self._last, self.heard, self.name = message.number, now, message.name
-        self.stats.messages += 1
-        self.stats.bytes += len(payload)
+        self.stats.took(len(payload), lost)
         self.fault = faults[0] if faults else None
         self.stats.refused.update(each.reason for each in faults)
         self._take_over(message, now)
@@ -200,7 +214,7 @@ class Peer:
     def _hear(self, shared: Shared, now: float) -> None:
         plugin, event = shared.plugin, shared.event
         if plugin >= len(self._waiting):
-            self.stats.unknown += 1
+            self.stats.told_of_unknown()
             return
         waiting = self._waiting[plugin]
         if isinstance(event, Begins):
@@ -228,7 +242,7 @@ class Peer:
     def _knows(self, endpoint: str) -> bool:
         if self.table.holder_of(endpoint) is not None:
             return True
-        self.stats.unknown += 1
+        self.stats.told_of_unknown()
         return False
 
     def _count(self, told: CountTold) -> None:

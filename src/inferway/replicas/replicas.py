@@ -56,6 +56,7 @@ class Replicas:
         self._said: dict[tuple[str, str], float] = {}
         self._numbers = count(FIRST_NUMBER)
         self._sent = Sent()
+        self._is_open = False
         self._flushes: asyncio.TimerHandle | None = None
         self._beats: asyncio.TimerHandle | None = None
         self._beat_at = 0.0  # when the next one is due
@@ -66,11 +67,11 @@ class Replicas:
     async def open(self) -> None:
         """Begin to tell and to hear. Raises ConfigError."""
         await self._transport.open(self._heard, self._lost)
-        self._table.on_counted = self.counted
+        self._is_open = True
         self._next_beat()
 
     async def close(self) -> None:
-        self._table.on_counted = _nothing
+        self._is_open = False
         for timer in (self._flushes, self._beats):
             if timer is not None:
                 timer.cancel()
@@ -114,15 +115,14 @@ class Replicas:
         return time.monotonic()  # the clock that events are told by
 
     def _flush_soon(self) -> None:
-        if self._flushes is None:
+        if self._flushes is None and self._is_open:
             loop = asyncio.get_running_loop()
             self._flushes = loop.call_later(TOGETHER_SECONDS, self._flush)
 
     def _flush(self) -> None:
         self._flushes = None
         for payload in self._outbox.messages(self._now):
-            self._sent.messages += 1
-            self._sent.bytes += len(payload)
+            self._sent.count(len(payload))
             self._transport.send(payload)
         if self._outbox.has_more:
             self._flush_soon()
@@ -233,7 +233,3 @@ class Replicas:
 
 def _called(sender: int) -> str:
     return f"{sender:016x}"
-
-
-def _nothing() -> None:
-    """Nobody is told any more."""

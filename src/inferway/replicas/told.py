@@ -56,6 +56,11 @@ class Sent:
     messages: int = 0
     bytes: int = 0
 
+    def count(self, num_bytes: int) -> None:
+        """Count a message of so many bytes."""
+        self.messages += 1
+        self.bytes += num_bytes
+
 
 def families(
     peers: Mapping[str, Peer], sent: Sent, heard: Mapping[str, float], now: float

@@ -45,6 +45,10 @@ class CacheWorth(Extension):
     own: FadingTokens = field(default_factory=FadingTokens)
     others: Sequence[Mapping[str, float]] = ()  # what other processes have told, by engine
 
+    def hear(self, others: Sequence[Mapping[str, float]]) -> None:
+        """Take the newest that all other processes have told, by engine, for the earlier."""
+        self.others = others
+
     def on_request(self, routed: Routed, seconds: float) -> None:  # noqa: ARG002
         target, candidates = routed.decision.targets[0], routed.candidates
         if not target.matched_blocks:

@@ -110,6 +110,10 @@ class EngineSpeeds:
     _speeds: dict[str, Speed] = field(default_factory=dict)  # of engines that are well known
     _looked: float | None = None
 
+    def hear(self, told: Told) -> None:
+        """Take the newest that the workers know, in place of what was told before."""
+        self.heard = told
+
     def slow(self, engine: Engine) -> Slow | None:
         """Return how much slower than its fellows it is; None if it is not, or that is not
         known."""

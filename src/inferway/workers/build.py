@@ -15,14 +15,13 @@ def built(settings: ServeSettings, *, picks: bool = False) -> Served:
     """Return what is to be served with. `picks`: it is an endpoint picker. Raises ConfigError."""
     check_given(settings.models)
     workers = num_workers(settings)
-    if workers == 1 and not settings.followers:
+    if workers == 1:
         return Gateway(settings, picks=picks)
     return ServingHub(settings, workers, picks=picks)
 
 
 def num_workers(settings: ServeSettings) -> int:
-    """Return how many processes are to answer requests; `auto` leaves a core to the hub, and one to
-    each follower."""
+    """Return how many processes are to answer requests; `auto` leaves a core to the hub."""
     if settings.workers == "auto":
-        return max(1, len(os.sched_getaffinity(0)) - 1 - settings.followers)
+        return max(1, len(os.sched_getaffinity(0)) - 1)
     return settings.workers

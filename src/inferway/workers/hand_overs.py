@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from inferway.fleet.hand_over import HandOverState, Progress
-from inferway.workers.messages import Drain, HandOvers, Message, MoveStreams
+from inferway.workers.messages import Drain, Message
 
 # Of several workers' states the first one here counts.
 _FIRST = (
@@ -29,12 +29,12 @@ class WorkersHandOver:
         self._num_workers = num_workers
         self._clock = clock
         self._ends_at: dict[str, float] = {}  # by engine that was asked for
-        self._told: dict[int, HandOvers] = {}  # by the worker's place
+        self._told: dict[int, dict[str, Progress]] = {}  # by the worker's place, by engine
 
     def drain(self, engine: str, seconds: float) -> None:
         self._ends_at[engine] = self._clock() + seconds
         for told in self._told.values():
-            told.progress.pop(engine, None)
+            told.pop(engine, None)
         self._tell_all(Drain(engine, seconds))
 
     def resume(self, engine: str) -> None:
@@ -42,20 +42,20 @@ class WorkersHandOver:
             self._tell_all(Drain(engine, None))
 
     def move_streams(self, engine: str, seconds: float | None) -> None:
-        self._tell_all(MoveStreams(engine, seconds))
+        self._tell_all(Drain(engine, seconds, moves_streams=True))
 
     def progress(self, engine: str) -> Progress | None:
         ends_at = self._ends_at.get(engine)
         if ends_at is None:
             return None
-        parts = [each.progress[engine] for each in self._told.values() if engine in each.progress]
+        parts = [told[engine] for told in self._told.values() if engine in told]
         if len(parts) < self._num_workers and self._clock() < ends_at:
             parts.append(Progress(HandOverState.RUNNING))  # of those that have not told yet
         return _added_up(parts, ends_at)
 
-    def heard(self, place: int, told: HandOvers) -> None:
-        """Take over what a worker tells."""
-        self._told[place] = told
+    def heard(self, place: int, told: Mapping[str, Progress]) -> None:
+        """Take over what a worker tells, by engine."""
+        self._told[place] = dict(told)
 
     def ended(self, place: int) -> None:
         """A worker has ended, and hands over nothing any more."""
@@ -63,13 +63,14 @@ class WorkersHandOver:
 
 
 def _added_up(parts: Sequence[Progress], ends_at: float) -> Progress:
-    whole = Progress(HandOverState.NONE, ends_at=ends_at)
-    whole.state = min((part.state for part in parts), key=_FIRST.index, default=whole.state)
-    whole.why = next((part.why for part in parts if part.state is whole.state), "")
-    for part in parts:
-        whole.left += part.left
-        whole.handed_over += part.handed_over
-        whole.failed += part.failed
-        whole.skipped += part.skipped
-        whole.tokens += part.tokens
-    return whole
+    state = min((part.state for part in parts), key=_FIRST.index, default=HandOverState.NONE)
+    return Progress(
+        state,
+        next((part.why for part in parts if part.state is state), ""),
+        left=sum([part.left for part in parts]),
+        handed_over=sum([part.handed_over for part in parts]),
+        failed=sum([part.failed for part in parts]),
+        skipped=sum([part.skipped for part in parts]),
+        tokens=sum([part.tokens for part in parts]),
+        ends_at=ends_at,
+    )

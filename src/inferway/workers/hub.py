@@ -1,7 +1,7 @@
 """`inferway serve --workers N`: the hub.
 
-It follows the engines, as one gateway alone does, or has followers do that (`followers`), and tells
-its workers what they are and hold; workers answer requests. A worker that ends, or hangs, is
+The hub follows the engines, as one gateway alone does, and tells its workers what they are and
+hold; workers answer requests. A worker that ends, or hangs, is
 replaced; the connections that it had end as any lost server's. The kernel gives each new connection
 to one of the workers, which all listen on the same port (SO_REUSEPORT).
 """
@@ -15,7 +15,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -34,55 +34,45 @@ from inferway.indexer import FleetParts
 from inferway.kv.index.build import build_index
 from inferway.metrics import Family
 from inferway.replicas.build import has_peers
+from inferway.scheduling.expected_ttft.sharing import Event
 from inferway.servers import Process
 from inferway.tasks import Tasks
 from inferway.telemetry.engine_speeds import told_by
 from inferway.workers.asking import Asking
-from inferway.workers.follower_messages import BeginFollowing
-from inferway.workers.followers import Followers
 from inferway.workers.hand_overs import WorkersHandOver
 from inferway.workers.link import Link
 from inferway.workers.messages import (
-    Asked,
+    Alive,
     AskNumbers,
     AskSnapshots,
     Begin,
     Commit,
     Doubt,
-    DropsLastBlock,
-    Enter,
     FamilyTold,
-    FromOther,
-    HandOvers,
-    Leave,
+    HubTold,
     LiveSample,
     Message,
-    Move,
     Numbers,
-    OtherEnded,
     OutcomeTold,
+    PeerTold,
     Ping,
     Prepare,
     Prepared,
     PromptsOffered,
     Publish,
-    Recheck,
-    Reports,
-    RulesTold,
     Settled,
     SnapshotsTold,
+    StreamFinding,
+    StreamNoted,
     Suspect,
-    ToOthers,
-    Wanted,
 )
 from inferway.workers.numbers import added_up, cache_worth, samples
-from inferway.workers.peers import Peers
+from inferway.workers.peers import Peers, shared
 from inferway.workers.replicas import WorkersLearners, meet
 from inferway.workers.reports import offer, publish, sample
 from inferway.workers.reserved import ReservedPort
-from inferway.workers.seat import Seat, SeatProgram
+from inferway.workers.seat import Seat
 from inferway.workers.teller import FleetTeller, ToldIndex
-from inferway.workers.turns import Turns
 
 PING_SECONDS = 1.0
 PINGS_A_LOOK = 3  # from one look at the workers' numbers to the next, while the page is open
@@ -91,6 +81,13 @@ _METRICS = "/metrics"
 # which say what caches are worth, or what outages do to requests
 _OF_ENGINES = ("/admin/engines", "/admin/drain", "/admin/alarms")
 _ADMIN = "/admin/"
+
+# What is done about what a worker has noted of a stream.
+_DONE: Mapping[StreamFinding, Callable[[Subscriber], None]] = {
+    StreamFinding.ADDS_NOT_UP: lambda stream: stream.recheck(),
+    StreamFinding.DROPS_LAST_BLOCK: lambda stream: stream.drops_last_block(),
+    StreamFinding.REPORTS: lambda stream: stream.count_no_copies(),
+}
 
 log = logging.getLogger("inferway")
 
@@ -108,30 +105,28 @@ class ServingHub:
         self._directory = Path(tempfile.mkdtemp(prefix="inferway-"))
         self._memory = shared_memory(workers + 1)
         self._columns = SharedColumns(self._memory, 0)
-        self._followers = Followers(settings.followers, self._index, self._begin_following, list)
-        subscribe = self._followers.subscribe if settings.followers else None
-        parts = FleetParts(self._index, self._columns, subscribe=subscribe)
+        self._hand_overs = WorkersHandOver(self._tell, workers, time.monotonic)
+        parts = FleetParts(self._index, self._columns, on_change=self._look_soon)
         process = Process(
             *(parts, self._socket, True),
             gather=self._gather,
             with_others=self._with_others,
             prepare_others=self._prepare,
             on_rules=self._tell_rules,
+            on_drained=self._look_soon,
+            hands_over=self._hand_overs,
         )
+        self._teller: FleetTeller | None = None
         try:
             self.gateway = Gateway(settings, picks=picks, process=process)
         except BaseException:
             self._forget_files()
             raise
-        program = SeatProgram("worker", "inferway.cli.worker", lambda: [self._memory])
         self.seats = [
-            Seat(place, program, self._tell_all, self._heard, self._ended)
+            Seat(place, self._memory, self._tell_all, self._heard, self._ended)
             for place in range(1, workers + 1)
         ]
-        self._turns: Turns | None = None
-        self._is_wanted = False  # prompts, for events without a known parent block
-        self._rules = RulesTold({}, [])
-        self._teller: FleetTeller | None = None
+        self._told = HubTold({}, [], wants_prompts=False)
         self._reserved_ports: list[ReservedPort] = []
         self._picker = settings.picker  # with the ports that are reserved
         self._tasks = Tasks(log, "a worker is no longer looked after, by a fault of the gateway")
@@ -139,7 +134,6 @@ class ServingHub:
         self._since: dict[int, dict[str, int]] = {}  # place -> extension -> its last snapshot
         self._peers: Peers | None = None
         self._learners: WorkersLearners | None = None  # of what other gateways tell
-        self._hand_overs = WorkersHandOver(self._tell, workers, time.monotonic)
         self._numbers: Sequence[Sequence[FamilyTold]] = ()
 
     # serving.Served
@@ -149,24 +143,20 @@ class ServingHub:
         gateway = self.gateway
         try:
             self._reserve_ports()
-            self._followers.does = self._what_followers_say()
-            self._followers.on_ended = self._asking.ended
             await gateway.start()
             is_drained = gateway.standing.drained.__contains__
             self._teller = teller = FleetTeller(gateway.fleet, self._index, is_drained, self._tell)
-            gateway.draining.on_change = teller.look_soon
-            gateway.draining.others = self._hand_overs
-            self._turns = Turns(gateway.auth.control, self._tell_one, self._tell, self._tasks)
-            self._turns.set_settings(self.settings.flow, len(self.seats))
             if self.settings.records.directory is not None or has_peers(self.settings):
-                self._peers = Peers(_to_nobody, gateway.learning_plugins)  # files have it, too
-            if self._peers is not None and has_peers(self.settings):
-                self._learners = await meet(gateway, self._peers, self._tell)
+                sharing = shared(gateway.learning_plugins, _to_nobody)
+                outlet = None
+                if has_peers(self.settings):
+                    self._learners, outlet = await meet(gateway, sharing, self._tell)
+                self._peers = Peers(sharing, passes_on=outlet)  # files have it, too
             self._does = self._what_to_do()
             teller.look()
             for seat in self.seats:
                 self._tasks.spawn(seat.keep())
-            await asyncio.gather(self._followers.started(), *[s.started() for s in self.seats])
+            await asyncio.gather(*[seat.started() for seat in self.seats])
             self._tasks.spawn(self._ping())
         except BaseException as e:
             await self.close(quietly=not isinstance(e, asyncio.CancelledError))
@@ -179,10 +169,10 @@ class ServingHub:
         self.stop_accepting()
         await self.gateway.stop_extensions()  # or workers would wait for answers that we give
         await asyncio.gather(*[seat.left(self.settings.timeouts.drain) for seat in self.seats])
-        await self._followers.close()
         await self._tasks.close()
-        if self._teller is not None:
-            self._teller.close()
+        teller, self._teller = self._teller, None
+        if teller is not None:
+            teller.close()
         await self.gateway.close(quietly=quietly)
         self._forget_files()
 
@@ -214,11 +204,10 @@ class ServingHub:
             await self._fetch_snapshots()
 
     async def _fetch_numbers(self) -> None:
-        seats = [*self.seats, *self._followers.seats]
-        answers = await self._asking.all(seats, lambda _, number: AskNumbers(number))
+        answers = await self._asking.all(self.seats, lambda _, number: AskNumbers(number))
         self._numbers = [told.families for told in answers.values() if isinstance(told, Numbers)]
-        self.gateway.worth.others = [cache_worth(each) for each in self._numbers]
-        self.gateway.speeds.heard = told_by([samples(each) for each in self._numbers])
+        self.gateway.worth.hear([cache_worth(each) for each in self._numbers])
+        self.gateway.speeds.hear(told_by([samples(each) for each in self._numbers]))
 
     async def _fetch_snapshots(self) -> None:
         since = self._since
@@ -238,31 +227,29 @@ class ServingHub:
         """All that a new worker must know. What changes meanwhile it hears as the others do."""
         assert self._teller is not None
         settings = self._for_workers(self.settings)
-        processes = len(self.seats) + 1
         link.send(
             Begin(
-                *(settings, seat.place, processes, self._socket),
+                *(settings, seat.place, self._socket),
                 picks=self._picks,
                 publishes=self.gateway.publisher is not None,
             )
         )
-        link.send(self._rules)
-        seat.hears = True
+        link.send(self._told)
+        seat.hears_all()
         link.send(self._teller.engines())
-        if self._turns is not None:
-            self._turns.tell_full_to(seat.place)
-        link.send(Wanted(self._is_wanted))
         await self._teller.tell_held(link)
         if self._learners is not None:
             link.send(self._learners.all_known(asyncio.get_running_loop().time()))
         link.send(Settled())
 
+    def _look_soon(self) -> None:
+        """Have the workers told of engines that have changed."""
+        if self._teller is not None:
+            self._teller.look_soon()
+
     def _tell(self, message: Message) -> None:
         for seat in self.seats:
             seat.send(message)
-
-    def _tell_one(self, place: int, message: Message) -> None:
-        self.seats[place - 1].send(message)
 
     def _tell_others(self, seat: Seat, message: Message) -> None:
         for other in self.seats:
@@ -270,8 +257,8 @@ class ServingHub:
                 other.send(message)
 
     def _tell_rules(self, objectives: dict[str, int], rewrites: list[ModelRewrite]) -> None:
-        self._rules = RulesTold(objectives, rewrites)
-        self._tell(self._rules)
+        self._told = HubTold(objectives, rewrites, self._told.wants_prompts)
+        self._tell(self._told)
 
     def _for_workers(self, settings: ServeSettings) -> ServeSettings:
         return msgspec.structs.replace(without_once(settings), port=self.port, picker=self._picker)
@@ -287,18 +274,16 @@ class ServingHub:
 
     async def _commit(self, settings: ServeSettings, of_workers: ServeSettings) -> None:
         self.settings = settings
-        if self._turns is not None:
-            self._turns.set_settings(settings.flow, len(self.seats))
         self._tell(Commit(of_workers))  # whoever is just starting has been given the old ones
 
     async def _ping(self) -> None:
         for number in count():
             await asyncio.sleep(PING_SECONDS)
             self._tell(Ping())
-            self._followers.look()
-            if self._is_wanted != (self.gateway.orphans.wanted or self._followers.wanted):
-                self._is_wanted = not self._is_wanted
-                self._tell(Wanted(self._is_wanted))
+            wanted = self.gateway.orphans.wanted
+            if self._told.wants_prompts != wanted:
+                self._told = msgspec.structs.replace(self._told, wants_prompts=wanted)
+                self._tell(self._told)
             for seat in self.seats:
                 seat.look()
             if self.gateway.needs_snapshots:
@@ -316,79 +301,49 @@ class ServingHub:
             do(seat, message)
 
     def _what_to_do(self) -> dict[type[Message], Callable[[Seat, Any], None]]:
-        fleet, turns = self.gateway.fleet, self._turns
-        assert turns is not None
+        gateway, fleet = self.gateway, self.gateway.fleet
         return {
-            Ping: lambda *_: None,
+            Alive: self._alive,
             Prepared: self._asking.answered,
             SnapshotsTold: self._asking.answered,
-            HandOvers: lambda seat, told: self._hand_overs.heard(seat.place, told),
-            ToOthers: self._pass_on,
+            PeerTold: self._pass_on,
+            StreamNoted: self._noted,
             OutcomeTold: self._outcome,
-            Enter: lambda seat, told: turns.enter(seat.place, told),
-            Move: lambda seat, told: turns.move(seat.place, told),
-            Leave: lambda seat, told: turns.leave(seat.place, told.number),
             LiveSample: lambda _, told: sample(fleet, told),
-            PromptsOffered: self._offered,
-            **self._what_followers_say(),
-            Doubt: lambda _, told: self._index.apply(told.ops),
-            Asked: lambda _, told: self._index.note_matched(told.keys),
-            Recheck: lambda _, told: self._of_stream(told, lambda stream: stream.recheck()),
-            DropsLastBlock: lambda _, told: self._of_stream(
-                told, lambda stream: stream.drops_last_block()
-            ),
-            Reports: lambda _, told: self._of_stream(told, lambda stream: stream.count_no_copies()),
-        }
-
-    def _what_followers_say(self) -> dict[type[Any], Callable[[Seat, Any], None]]:
-        """And workers, too."""
-        gateway = self.gateway
-        return {
+            PromptsOffered: lambda _, told: offer(gateway.orphans, told),
             Numbers: self._asking.answered,
             Publish: lambda _, told: publish(gateway.publisher, told),
-            Suspect: lambda _, told: gateway.fleet.watch.suspect(told.engine),
+            Suspect: lambda _, told: fleet.watch.suspect(told.engine),
+            Doubt: lambda _, told: self._index.apply(told.ops),
         }
 
-    def _offered(self, _: Seat, told: PromptsOffered) -> None:
-        offer(self.gateway.orphans, told)
-        self._followers.offer(told)
+    def _alive(self, seat: Seat, told: Alive) -> None:
+        self._hand_overs.heard(seat.place, told.hand_overs)
+        if told.asked:
+            self._index.note_matched(told.asked)
 
-    def _pass_on(self, seat: Seat, told: ToOthers) -> None:
-        passed_on = FromOther(seat.place, told.payload)
-        self._tell_others(seat, passed_on)
+    def _pass_on(self, seat: Seat, told: PeerTold) -> None:
+        self._tell_others(seat, told)
         if self._peers is not None:
-            self._peers.hear(passed_on)
+            self._peers.hear(told)
 
     def _outcome(self, seat: Seat, told: OutcomeTold) -> None:
         now = asyncio.get_running_loop().time()
         self.gateway.standing.hear(told.engine, told.has_failed, now)
         self._tell_others(seat, told)
 
-    def _of_stream(
-        self, told: Recheck | DropsLastBlock | Reports, do: Callable[[Subscriber], None]
-    ) -> None:
+    def _noted(self, _: Seat, told: StreamNoted) -> None:
         engine = self.gateway.fleet.engine(told.engine)
         for stream in () if engine is None else engine.subscribers:
             if stream.holder == told.holder:
-                do(stream)
+                _DONE[told.noted](stream)
 
     def _ended(self, seat: Seat) -> None:
         self._asking.ended(seat)
         self._columns.process_ended(seat.place)
         self._since.pop(seat.place, None)
         self._hand_overs.ended(seat.place)
-        self._tell_others(seat, OtherEnded(seat.place))
-        if self._peers is not None:
-            self._peers.gone(seat.place, asyncio.get_running_loop().time())
-        if self._turns is not None:
-            self._turns.ended(seat.place)
-
-    # what followers begin with
-
-    def _begin_following(self) -> BeginFollowing:
-        told = self._for_workers(self.settings)
-        told = msgspec.structs.replace(told, state_dir=self.settings.state_dir)
-        return BeginFollowing(told, publishes=self.gateway.publisher is not None)
+        self._pass_on(seat, PeerTold(seat.place))
 
     # where the workers listen
 
@@ -425,7 +380,7 @@ class ServingHub:
         shutil.rmtree(self._directory, ignore_errors=True)
 
 
-def _to_nobody(_: Message) -> None:
+def _to_nobody(_: int, __: Event) -> None:
     """The hub sends no requests of its own."""
 
 
@@ -434,5 +389,5 @@ def _check_together(settings: ServeSettings) -> None:
     if settings.host.startswith(UNIX):
         raise ConfigError(
             f"workers: several processes cannot share the Unix socket {settings.host!r}; listen on"
-            " a port (host: 127.0.0.1), or serve with one worker and without followers"
+            " a port (host: 127.0.0.1), or serve with one worker"
         )

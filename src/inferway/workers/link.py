@@ -1,5 +1,4 @@
-"""One end of the connection between the hub and a worker, or a follower: messages in order, over a
-Unix socket.
+"""One end of the connection between the hub and a worker: messages in order, over a Unix socket.
 
 What is sent in one turn of the event loop goes out together. What comes in is handed on a
 millisecond's worth at a time, so that thousands of blocks from the hub hold up no request. A reader
@@ -15,7 +14,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 
@@ -33,22 +32,21 @@ _LENGTH_BYTES = 4
 
 class Link(SlicedProtocol):
     """`open` it on a connected socket. `heard` gets each message, `lost` is called once, when the
-    other end has gone. `messages`: what is told."""
+    other end has gone."""
 
     def __init__(
         self,
-        heard: Callable[[Any], None],
+        heard: Callable[[Message], None],
         lost: Callable[[], None],
-        messages: Any = Message,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__()
         self._heard = heard
         self._lost = lost
         self._encoder = msgspec.msgpack.Encoder()
-        self._decoder = msgspec.msgpack.Decoder(list[messages])
-        self._outgoing: list[Any] = []
-        self._decoded: deque[Any] = deque()  # of a frame, and not handed on yet
+        self._decoder = msgspec.msgpack.Decoder(list[Message])
+        self._outgoing: list[Message] = []
+        self._decoded: deque[Message] = deque()  # of a frame, and not handed on yet
         self._transport: asyncio.Transport | None = None
         self._writable = asyncio.Event()
         self._slice = TimeSlice(clock)
@@ -65,7 +63,7 @@ class Link(SlicedProtocol):
             self._flush()
             self._transport.close()
 
-    def send(self, message: Any) -> None:
+    def send(self, message: Message) -> None:
         """Send a message, in this turn of the loop. Nothing happens once the other end has gone."""
         if not self._outgoing and self._transport is not None:
             asyncio.get_running_loop().call_soon(self._flush)
@@ -119,7 +117,7 @@ class Link(SlicedProtocol):
                 self.needed_bytes = 0
                 return start
 
-    def _hand_on(self, message: Any) -> None:
+    def _hand_on(self, message: Message) -> None:
         try:
             self._heard(message)
         except Exception as e:  # the other end goes on, and so must the link

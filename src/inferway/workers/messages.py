@@ -8,6 +8,7 @@ seen of engines that the hub should look into.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from enum import IntEnum
 
 import msgspec
 
@@ -36,7 +37,6 @@ class Begin(_Told, frozen=True):
 
     settings: ServeSettings
     place: int  # among the processes that share columns
-    num_processes: int
     hub: str  # the path of the Unix socket where the hub answers by HTTP
     picks: bool = False
     publishes: bool = False  # the hub does, what workers tell
@@ -100,11 +100,13 @@ class Settled(_Told, frozen=True):
     """All that was known at the worker's start has been told."""
 
 
-class RulesTold(_Told, frozen=True):
-    """What Kubernetes says of objectives, and of models' names."""
+class HubTold(_Told, frozen=True):
+    """What Kubernetes says of objectives, and of models' names; and whether prompts are wanted for
+    events without a known parent block."""
 
     objectives: Mapping[str, int]
     rewrites: Sequence[ModelRewrite]
+    wants_prompts: bool
 
 
 class Prepare(_Told, frozen=True):
@@ -126,30 +128,14 @@ class AskNumbers(_Told, frozen=True):
     number: int
 
 
-class Wanted(_Told, frozen=True):
-    """Whether prompts are wanted for events without a known parent block."""
-
-    is_wanted: bool
-
-
 class Drain(_Told, frozen=True):
-    """Hand over the warm prefixes of the engine, for so long at most; None: no more."""
+    """Hand over the warm prefixes of the engine, for so long at most; None: no more. With
+    `moves_streams`: after so many seconds have other engines go on with what it streams; None:
+    never."""
 
     engine: str
     seconds: float | None
-
-
-class MoveStreams(_Told, frozen=True):
-    """After so many seconds, have other engines go on with what this one streams; None: never."""
-
-    engine: str
-    seconds: float | None
-
-
-class HandOvers(_Told, frozen=True):
-    """What has become of the warm prefixes of drained engines, by engine."""
-
-    progress: dict[str, Progress]
+    moves_streams: bool = False
 
 
 class AskSnapshots(_Told, frozen=True):
@@ -160,7 +146,7 @@ class AskSnapshots(_Told, frozen=True):
 
 
 class Ping(_Told, frozen=True):
-    """Ask whether the worker goes on; the same comes back."""
+    """Ask whether the worker goes on; an `Alive` answers."""
 
 
 # worker -> hub
@@ -204,11 +190,20 @@ class Suspect(_Told, frozen=True):
     engine: str
 
 
-class Reports(_Told, frozen=True):
-    """A request that asks for a report of what it reuses is about to go there."""
+class StreamFinding(IntEnum):
+    """What a worker's request has shown of an engine's event stream, or is about to change."""
+
+    ADDS_NOT_UP = 0  # what is believed of the holder's cache
+    DROPS_LAST_BLOCK = 1  # the engine drops the last block it matches
+    REPORTS = 2  # a request is about to go there that asks for a report of what it reuses
+
+
+class StreamNoted(_Told, frozen=True):
+    """What was noted of the stream of an engine and a holder."""
 
     engine: str
     holder: HolderId
+    noted: StreamFinding
 
 
 class Doubt(_Told, frozen=True):
@@ -217,24 +212,12 @@ class Doubt(_Told, frozen=True):
     ops: list[Op]
 
 
-class Asked(_Told, frozen=True):
-    """The last blocks that prompts have matched of late, for a hub whose index is bounded."""
+class Alive(_Told, frozen=True):
+    """The answer to `Ping`: the last blocks that prompts have matched of late, for a hub whose
+    index is bounded; and what has become of the warm prefixes of drained engines, by engine."""
 
-    keys: list[int]
-
-
-class Recheck(_Told, frozen=True):
-    """What is believed of the holder's cache does not add up."""
-
-    engine: str
-    holder: HolderId
-
-
-class DropsLastBlock(_Told, frozen=True):
-    """The engine's answers show that it drops the last block it matches."""
-
-    engine: str
-    holder: HolderId
+    asked: list[int]
+    hand_overs: dict[str, Progress]
 
 
 # worker -> hub -> the other workers
@@ -274,64 +257,12 @@ class Publish(_Told, frozen=True):
     body: bytes  # msgpack
 
 
-class Enter(_Told, frozen=True):
-    """A request asks for its turn (`workers.turns`)."""
-
-    number: int  # among those of its worker
-    model: str
-    tenant: str
-    priority: int
-    most_seconds: float  # that it would wait by what its headers say; infinite: they do not say
-    ttft_seconds: float | None
-
-
-class Turn(_Told, frozen=True):
-    """It is the request's turn, or it is refused."""
-
-    number: int
-    place: str = ""  # the engine that a place is held with
-    has_waited: bool = False
-    refusal: str | None = None
-    code: str = ""  # of the refusal
-    retry_after: int = 1
-
-
-class Move(_Told, frozen=True):
-    """The request goes to this engine."""
-
-    number: int
-    engine: str
-
-
-class Leave(_Told, frozen=True):
-    """The request has ended, or waits no longer."""
-
-    number: int
-
-
-class Full(_Told, frozen=True):
-    """The engines that have as many requests as they may."""
-
-    engines: list[str]
-
-
-class ToOthers(_Told, frozen=True):
-    """What the hub passes on unread (`workers.peers`)."""
-
-    payload: bytes
-
-
-class FromOther(_Told, frozen=True):
-    """What the worker in that place has told."""
+class PeerTold(_Told, frozen=True):
+    """What the process in that place tells the others, which the hub passes on unread
+    (`workers.peers`). Nothing: the process has ended, and its requests with it."""
 
     place: int
-    payload: bytes
-
-
-class OtherEnded(_Told, frozen=True):
-    """The process in that place has ended, and its requests with it."""
-
-    place: int
+    payload: bytes = b""
 
 
 # both ways
@@ -349,36 +280,24 @@ Message = (
     | EnginesTold
     | IndexChanged
     | Settled
-    | RulesTold
+    | HubTold
     | Prepare
     | Commit
     | AskNumbers
     | Ping
     | Drain
-    | MoveStreams
-    | HandOvers
+    | Alive
     | AskSnapshots
     | SnapshotsTold
     | Ready
     | Prepared
     | Numbers
     | Suspect
-    | Reports
+    | StreamNoted
     | Doubt
-    | Asked
-    | Recheck
-    | DropsLastBlock
     | LiveSample
     | PromptsOffered
     | Publish
-    | Wanted
-    | Enter
-    | Turn
-    | Move
-    | Leave
-    | Full
-    | ToOthers
-    | FromOther
-    | OtherEnded
+    | PeerTold
     | OutcomeTold
 )

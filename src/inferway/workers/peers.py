@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import count
 from typing import Protocol
 
@@ -18,8 +19,8 @@ from inferway.routing.limits.request_quarantine import RequestQuarantine
 from inferway.routing.structured_gate.quarantine import Quarantine
 from inferway.scheduling.expected_ttft.known import Known
 from inferway.scheduling.expected_ttft.plugin import ExpectedTtft
-from inferway.scheduling.expected_ttft.sharing import Event
-from inferway.workers.messages import FromOther, Message, ToOthers
+from inferway.scheduling.expected_ttft.sharing import Event, Sharing
+from inferway.workers.messages import Message, PeerTold
 
 # What is told within this time of the last message goes out together, for a message takes three
 # processes' time. The first one goes out at once.
@@ -111,30 +112,22 @@ class ToldOverlay(SpeculativeOverlay):
         return super().add(holder, keys)
 
 
-class Peers:
-    """`tell` the other workers, and `hear` them."""
+class PeerOutbox:
+    """Tells the other workers what this one's requests do. Its `overlay` is the worker's."""
 
     def __init__(
         self,
+        place: int,
         send: Callable[[Message], None],
-        plugins: Sequence[ExpectedTtft],
         soon: Callable[[Callable[[], None]], object] | None = None,
     ) -> None:
-        """`plugins`: those of the scheduling that learn. `soon`: as the overlay takes it."""
+        """`place`: of this worker. `soon`: as the overlay takes it."""
+        self._place = place
         self.overlay = ToldOverlay(self.tell, soon)
-        self.quarantine: Quarantine | None = None  # None: shapes are the engines' matter
-        self.suspects: RequestQuarantine | None = None  # None: no request is refused for that
         self._send = send
-        self.passes_on: PassesOn | None = None  # None: there are no other gateways
-        self.sharing = [
-            plugin.share(lambda event, number=number: self.tell(Learned(number, event)))  # type: ignore[misc]
-            for number, plugin in enumerate(plugins)
-        ]
         self._encoder = msgspec.msgpack.Encoder()
-        self._decoder = msgspec.msgpack.Decoder(list[PeerMessage])
         self._outgoing: list[PeerMessage] = []
         self._flushed = 0.0  # when, by the loop's clock
-        self._heard: dict[tuple[int, int], Speculation] = {}  # (place, number)
 
     def tell(self, message: PeerMessage) -> None:
         if not self._outgoing:
@@ -146,57 +139,88 @@ class Peers:
                 loop.call_soon(self._flush)
         self._outgoing.append(message)
 
-    def watch(self, quarantine: Quarantine) -> None:
-        """Tell the others what becomes of specs, too."""
-        self.quarantine = quarantine
-        quarantine.tell = self._judged
+    def learned(self, plugin: int, event: Event) -> None:
+        """Tell what the plugin of that place has learned."""
+        self.tell(Learned(plugin, event))
 
-    def watch_requests(self, suspects: RequestQuarantine) -> None:
-        """Tell the others which requests engines were lost with, too."""
-        self.suspects = suspects
-        suspects.tell = self._suspected
-
-    def _suspected(self, digest: str, engine: str, counts: bool) -> None:
+    def suspected(self, digest: str, engine: str, counts: bool) -> None:
+        """Tell as `RequestQuarantine` tells."""
         self.tell(Suspected(digest, engine, counts))
 
-    def _judged(self, spec: str, struck: bool) -> None:
+    def judged(self, spec: str, struck: bool) -> None:
+        """Tell as `Quarantine` tells."""
         self.tell(Judged(spec, struck))
-
-    def hear(self, told: FromOther) -> None:
-        """Take over what another worker has told."""
-        for message in self._decoder.decode(told.payload):
-            match message:
-                case Learned():
-                    self.sharing[message.plugin].hear(told.place, message.event)
-                    if self.passes_on is not None:
-                        self.passes_on.learned(told.place, message.plugin, message.event)
-                case Adopted():
-                    now = asyncio.get_running_loop().time()
-                    self.sharing[message.plugin].adopt(message.known, now)
-                case OnItsWay():
-                    heard = self.overlay.hear(message.holder, message.keys)
-                    self._heard[told.place, message.number] = heard
-                case Judged() if self.quarantine is not None:
-                    self.quarantine.hear(message.spec, message.struck)
-                case Suspected() if self.suspects is not None:
-                    self.suspects.hear(message.digest, message.engine, message.counts)
-                case Arrived():
-                    speculation = self._heard.pop((told.place, message.number), None)
-                    if speculation is not None:
-                        self.overlay.remove(speculation)
-        if self.passes_on is not None:
-            self.passes_on.heard()
-
-    def gone(self, place: int, now: float) -> None:
-        """Forget what is on its way from a worker that has ended."""
-        for key in [key for key in self._heard if key[0] == place]:
-            self.overlay.remove(self._heard.pop(key))
-        for sharing in self.sharing:
-            sharing.gone(place, now)
-        if self.passes_on is not None:
-            self.passes_on.ended(place, now)
 
     def _flush(self) -> None:
         self._flushed = asyncio.get_running_loop().time()
         messages, self._outgoing = self._outgoing, []
-        self._send(ToOthers(self._encoder.encode(messages)))
+        self._send(PeerTold(self._place, self._encoder.encode(messages)))
+
+
+def shared(
+    plugins: Sequence[ExpectedTtft], tell: Callable[[int, Event], None]
+) -> Sequence[Sharing]:
+    """Have the plugins tell others what they learn, each with its place. Return who takes over what
+    the others tell."""
+    return [plugin.share(partial(tell, number)) for number, plugin in enumerate(plugins)]
+
+
+class Peers:
+    """Takes over what other workers tell."""
+
+    def __init__(
+        self,
+        sharing: Sequence[Sharing],
+        overlay: ToldOverlay | None = None,
+        quarantine: Quarantine | None = None,
+        suspects: RequestQuarantine | None = None,
+        passes_on: PassesOn | None = None,
+    ) -> None:
+        """`sharing`: of the plugins of the scheduling that learn. `overlay`: None where no request
+        is decided. `quarantine`: None: shapes are the engines' matter. `suspects`: None: no request
+        is refused for that. `passes_on`: None: there are no other gateways."""
+        self._sharing = sharing
+        self._overlay = overlay
+        self._quarantine = quarantine
+        self._suspects = suspects
+        self._passes_on = passes_on
+        self._decoder = msgspec.msgpack.Decoder(list[PeerMessage])
+        self._heard: dict[tuple[int, int], Speculation] = {}  # (place, number)
+
+    def hear(self, told: PeerTold) -> None:
+        """Take over what another process has told, or that it has ended."""
+        if not told.payload:
+            self._gone(told.place, asyncio.get_running_loop().time())
+            return
+        for message in self._decoder.decode(told.payload):
+            match message:
+                case Learned():
+                    self._sharing[message.plugin].hear(told.place, message.event)
+                    if self._passes_on is not None:
+                        self._passes_on.learned(told.place, message.plugin, message.event)
+                case Adopted():
+                    now = asyncio.get_running_loop().time()
+                    self._sharing[message.plugin].adopt(message.known, now)
+                case OnItsWay() if self._overlay is not None:
+                    heard = self._overlay.hear(message.holder, message.keys)
+                    self._heard[told.place, message.number] = heard
+                case Arrived() if self._overlay is not None:
+                    speculation = self._heard.pop((told.place, message.number), None)
+                    if speculation is not None:
+                        self._overlay.remove(speculation)
+                case Judged() if self._quarantine is not None:
+                    self._quarantine.hear(message.spec, message.struck)
+                case Suspected() if self._suspects is not None:
+                    self._suspects.hear(message.digest, message.engine, message.counts)
+        if self._passes_on is not None:
+            self._passes_on.heard()
+
+    def _gone(self, place: int, now: float) -> None:
+        """Forget what is on its way from a worker that has ended."""
+        for key in [key for key in self._heard if key[0] == place]:
+            if self._overlay is not None:
+                self._overlay.remove(self._heard.pop(key))
+        for sharing in self._sharing:
+            sharing.gone(place, now)
+        if self._passes_on is not None:
+            self._passes_on.ended(place, now)

@@ -13,8 +13,8 @@ from inferway.replicas.build import build_replicas
 from inferway.replicas.replicas import Replicas
 from inferway.scheduling.expected_ttft.known import Known
 from inferway.scheduling.expected_ttft.sharing import Begins, Event, Sharing, Waits
-from inferway.workers.messages import FromOther, Message, OtherEnded
-from inferway.workers.peers import Adopted, Learned, PeerMessage, Peers
+from inferway.workers.messages import Message, PeerTold
+from inferway.workers.peers import Adopted, Learned, PeerMessage
 
 HUB = 0  # its place
 
@@ -46,23 +46,23 @@ class WorkersLearners:
     def heard(self, who: int) -> None:
         messages, self._outgoing = self._outgoing, []
         if messages:
-            self._send(FromOther(who, self._encoder.encode(messages)))
+            self._send(PeerTold(who, self._encoder.encode(messages)))
 
     def gone(self, who: int, now: float) -> None:
         for sharing in self._sharing:
             sharing.gone(who, now)
-        self._send(OtherEnded(who))
+        self._send(PeerTold(who))
 
     def stand(self, own: str, others: Collection[str]) -> None:
         """Nothing: the hub decides on no request."""
 
-    def all_known(self, now: float) -> FromOther:
+    def all_known(self, now: float) -> PeerTold:
         """Return what a new worker is told of what was learned."""
         told = [
             Adopted(plugin, sharing.known(list(sharing.slots.names()), now))
             for plugin, sharing in enumerate(self._sharing)
         ]
-        return FromOther(HUB, self._encoder.encode(told))
+        return PeerTold(HUB, self._encoder.encode(told))
 
 
 class WorkersOutlet:
@@ -97,11 +97,12 @@ class WorkersOutlet:
             self._replicas.tell(key[1], Begins(number, now, is_assumed=False))
 
 
-async def meet(gateway: Gateway, peers: Peers, send: Callable[[Message], None]) -> WorkersLearners:
+async def meet(
+    gateway: Gateway, sharing: Sequence[Sharing], send: Callable[[Message], None]
+) -> tuple[WorkersLearners, WorkersOutlet]:
     """Have the hub's gateway share with others what its workers send and learn. Raises
     ConfigError."""
-    learners = WorkersLearners(peers.sharing, send)
+    learners = WorkersLearners(sharing, send)
     replicas = build_replicas(gateway.settings, gateway.fleet, learners)
     await gateway.meet(replicas)
-    peers.passes_on = WorkersOutlet(replicas)
-    return learners
+    return learners, WorkersOutlet(replicas)

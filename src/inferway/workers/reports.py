@@ -12,6 +12,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from inferway.config import ProbeSettings
+from inferway.fleet.columns import EndpointColumns
+from inferway.fleet.engine import Engine
 from inferway.fleet.fleet import Fleet
 from inferway.fleet.orphan_resolution import OrphanResolver
 from inferway.fleet.prober import LivePrompt, Prober
@@ -36,30 +39,43 @@ Send = Callable[[Message], None]
 class HubProber(Prober):
     """Has the hub compare live prompts. What it has found out comes with the engines."""
 
-    send: Send
-    fleet: Fleet
+    def __init__(
+        self,
+        send: Send,
+        columns: EndpointColumns,
+        settings: ProbeSettings,
+        engines: Mapping[str, Engine],
+        *more: Any,
+        sends_ids: bool,
+    ) -> None:
+        """`columns`: of the endpoints; the rest as `Prober` takes it."""
+        super().__init__(settings, engines, *more, sends_ids=sends_ids)
+        self._send = send
+        self._columns = columns
+        self._by_name = engines
 
     @property
     def any_stray(self) -> bool:
         return any(
             proof.live is not None
-            for engine in self.fleet.engines
+            for engine in self._by_name.values()
             for proof in engine.proofs.values()
         )
 
     def strayed(self, model: ServedModel, endpoint: Endpoint) -> bool:
-        engine = self.fleet.engine(endpoint.engine)
+        engine = self._by_name.get(endpoint.engine)
         if engine is None:
             return False
         proof = engine.proofs.get(self.subject(engine, model.name))
         return proof is not None and proof.live is not None
 
     def may_ask(self, endpoint: Endpoint) -> bool:
-        engine = self.fleet.engine(endpoint.engine)
-        return engine is not None and engine.healthy and not self.fleet.table.num_waiting(endpoint)
+        engine = self._by_name.get(endpoint.engine)
+        is_well = engine is not None and engine.healthy
+        return is_well and not self._columns.waiting[endpoint.holder]
 
     def sample(self, live: LivePrompt, done: Callable[[], None]) -> None:
-        self.send(
+        self._send(
             LiveSample(
                 live.model.name,
                 live.endpoint.engine,
@@ -78,6 +94,10 @@ class HubOrphans:
     def __init__(self, send: Send) -> None:
         self.wanted = False
         self._send = send
+
+    def heard(self, wanted: bool) -> None:
+        """Take over whether the hub wants prompts."""
+        self.wanted = wanted
 
     def offer(
         self,

@@ -1,5 +1,5 @@
-"""The place of a worker, or of a follower, whatever process has it: starts one, tells it all, and
-starts the next one."""
+"""The place of a worker, whatever process has it: starts one, tells it all, and starts the next
+one."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 from inferway.errors import ConfigError
 from inferway.tasks import happens_within
@@ -30,16 +28,6 @@ log = logging.getLogger("inferway")
 Tell = Callable[["Seat", Link], Awaitable[None]]
 
 
-@dataclass(frozen=True, slots=True)
-class SeatProgram:
-    """What runs in the seats of a kind."""
-
-    kind: str  # for the log
-    module: str
-    files: Callable[[], Sequence[int]]  # open ones, whose numbers it gets behind its link's
-    messages: Any = Message
-
-
 class Seat:
     """`keep` it until `leave`. `heard` gets what the process says, `ended` is called when it has
     ended, and has been heard to its last word."""
@@ -47,20 +35,20 @@ class Seat:
     def __init__(
         self,
         place: int,
-        program: SeatProgram,
+        memory: int,
         tell: Tell,
-        heard: Callable[[Seat, Any], None],
+        heard: Callable[[Seat, Message], None],
         ended: Callable[[Seat], None],
     ) -> None:
-        """`place`: among those of its kind, from 1 on."""
+        """`place`: from 1 on. `memory`: the file of the columns that all processes share."""
         self.place = place
-        self.name = f"{program.kind} {place}"
+        self.name = f"worker {place}"
         self.process: asyncio.subprocess.Process | None = None
         self.link: Link | None = None
         self.hears = False  # what all workers are told
         self.ready = asyncio.Event()
         self._gave_up = asyncio.Event()  # it has ended before it was ready for the first time
-        self._program = program
+        self._memory = memory
         self._tell = tell
         self._heard = heard
         self._ended = ended
@@ -69,10 +57,14 @@ class Seat:
         self._empty = asyncio.Event()
         self._empty.set()
 
-    def send(self, message: object) -> None:
+    def send(self, message: Message) -> None:
         """Send it, unless the process does not hear yet, or not any more."""
         if self.hears and self.link is not None:
             self.link.send(message)
+
+    def hears_all(self) -> None:
+        """Send the process from now on what all workers are told."""
+        self.hears = True
 
     async def keep(self) -> None:
         """Have a process in the seat, one after the other."""
@@ -158,7 +150,7 @@ class Seat:
         self._looks, lost = 0, asyncio.Event()
         if self._leaving.is_set():  # meanwhile
             self.signal(signal.SIGTERM)
-        self.link = link = Link(self._says, lost.set, self._program.messages)
+        self.link = link = Link(self._says, lost.set)
         await link.open(ours)
         telling = asyncio.ensure_future(self._tell(self, link))
         try:
@@ -174,9 +166,9 @@ class Seat:
             self._ended(self)
 
     async def _process(self, theirs: socket.socket) -> asyncio.subprocess.Process:
-        files = [theirs.fileno(), *self._program.files()]
+        files = [theirs.fileno(), self._memory]
         return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", self._program.module, *map(str, files)),
+            *(sys.executable, "-m", "inferway.cli.worker", *map(str, files)),
             pass_fds=files,
             start_new_session=True,  # a terminal's Ctrl-C is told once, by the hub
         )
@@ -186,7 +178,7 @@ class Seat:
         if isinstance(error, Exception):
             log.error("%s was not told all, by a fault of the gateway", self.name, exc_info=error)
 
-    def _says(self, message: object) -> None:
+    def _says(self, message: Message) -> None:
         self._looks = 0
         if isinstance(message, Ready):
             self.ready.set()

@@ -86,11 +86,9 @@ class FleetTeller:
         self._differed: list[str] = []
         self._subscribers: dict[HolderId, Subscriber] = {}
         self._timer: asyncio.TimerHandle | None = None
-        fleet.on_change = self.look_soon
         index.tell_to(self._changed)
 
     def close(self) -> None:
-        self._fleet.on_change = _nothing
         self._index.tell_to(None)
         if self._timer is not None:
             self._timer.cancel()
@@ -180,7 +178,3 @@ def _pieces(ops: Iterable[Op]) -> Iterator[list[Op]]:
             piece, blocks = [], 0
     if piece:
         yield piece
-
-
-def _nothing() -> None:
-    """Nobody is told any more."""

@@ -13,6 +13,7 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,39 +27,32 @@ from inferway.indexer import FleetParts, next_turn
 from inferway.scheduling.expected_ttft.sharing import open_logs
 from inferway.servers import Process
 from inferway.tasks import Tasks
-from inferway.workers.follower import HubWatch, heard_index
+from inferway.workers.hub_watch import HubWatch, heard_index
 from inferway.workers.link import Link
 from inferway.workers.messages import (
-    Asked,
+    Alive,
     AskNumbers,
     AskSnapshots,
     Begin,
     Commit,
     Drain,
     EnginesTold,
-    FromOther,
-    Full,
-    HandOvers,
+    HubTold,
     IndexChanged,
     Message,
-    MoveStreams,
     Numbers,
-    OtherEnded,
     OutcomeTold,
+    PeerTold,
     Ping,
     Prepare,
     Prepared,
     Ready,
-    RulesTold,
     Settled,
     SnapshotsTold,
-    Turn,
-    Wanted,
 )
 from inferway.workers.numbers import told as numbers_told
-from inferway.workers.peers import Peers
+from inferway.workers.peers import PeerOutbox, Peers, shared
 from inferway.workers.reports import HubOrphans, HubProber, HubPublisher
-from inferway.workers.turns import HubQueue, own_places
 
 LINGER_SECONDS = 10.0
 
@@ -81,49 +75,36 @@ class Worker:
         self._is_ending = False
         self._waiting: list[Message] = []
         self._index = index = heard_index(begin.settings.index, link.send)
-        columns = SharedColumns(memory, begin.place)
+        self._columns = columns = SharedColumns(memory, begin.place)
         os.close(memory)
-        parts = FleetParts(index, columns, self._watched, HubProber)
+        self._outbox = outbox = PeerOutbox(begin.place, link.send, next_turn)
+        prober = partial(HubProber, link.send, columns)
+        parts = FleetParts(index, columns, self._watched, prober, outbox.overlay)
         self._orphans = HubOrphans(link.send)
-        publisher = HubPublisher(link.send) if begin.publishes else None
-        self.gateway = Gateway(
-            begin.settings,
-            picks=begin.picks,
-            process=Process(*(parts, begin.hub, False), publisher=publisher, orphans=self._orphans),
+        process = Process(
+            *(parts, begin.hub, False),
+            publisher=HubPublisher(link.send) if begin.publishes else None,
+            orphans=self._orphans,
+            on_outcome=self._tell_outcome,
+            on_suspect=outbox.suspected,
+            on_judged=outbox.judged,
         )
-        prober = self.gateway.fleet.prober
-        assert isinstance(prober, HubProber)
-        prober.send, prober.fleet = link.send, self.gateway.fleet
+        self.gateway = Gateway(begin.settings, picks=begin.picks, process=process)
 
-        self._peers = Peers(link.send, self.gateway.learning_plugins, soon=next_turn)
-        open_logs(self._peers.sharing, columns.sent, begin.place)
-        self.gateway.indexer.matcher.overlay = self._peers.overlay
-        self.gateway.standing.tell = self._tell_outcome
-        self._turns = HubQueue(link.send)
-        self._workers = begin.num_processes - 1
-        self._set_own_places(begin.settings)
-        self.gateway.auth.turns = self._turns.ticket
+    def _alive(self) -> Alive:
+        return Alive(self._index.asked(), self.gateway.draining.all_progress())
 
-    def _want(self, told: Wanted) -> None:
-        self._orphans.wanted = told.is_wanted
-
-    def _pinged(self, ping: Ping) -> None:
-        self._link.send(ping)
-        asked = self._index.asked()
-        if asked:
-            self._link.send(Asked(asked))
-        found = self.gateway.draining.all_progress()
-        if found:
-            self._link.send(HandOvers(found))
-
-    def _move_streams(self, told: MoveStreams) -> None:
-        self.gateway.draining.move_streams(told.engine, told.seconds)
+    def _hub_told(self, told: HubTold) -> None:
+        self._orphans.heard(told.wants_prompts)
+        self.gateway.follow_rules(dict(told.objectives), list(told.rewrites))
 
     def _drain(self, told: Drain) -> None:
         draining, engine = self.gateway.draining, self.gateway.fleet.engine(told.engine)
-        if engine is None:
+        if told.moves_streams:
+            draining.move_streams(told.engine, told.seconds)
+        elif engine is None:
             return
-        if told.seconds is None:
+        elif told.seconds is None:
             self._tasks.spawn(draining.resume(engine))
         else:
             draining.drain(engine, told.seconds)
@@ -131,28 +112,31 @@ class Worker:
     def _snapshots(self, asked: AskSnapshots) -> SnapshotsTold:
         return SnapshotsTold(asked.number, self.gateway.snapshots(asked.since))
 
-    def _set_own_places(self, settings: ServeSettings) -> None:
-        has_gate = self.gateway.scheduling.flow_control is not None
-        self._turns.own = own_places(settings.flow, self._workers, has_gate=has_gate)
-
     def _tell_outcome(self, engine: str, has_failed: bool) -> None:
         self._link.send(OutcomeTold(engine, has_failed))
 
+    def _note_drained(self, engine: str, is_drained: bool) -> None:
+        drained = self.gateway.standing.drained
+        (drained.add if is_drained else drained.discard)(engine)
+
     def _watched(self, fleet: Fleet, settings: ServeSettings) -> HubWatch:
         del settings
-        return HubWatch(fleet, self._index, self._link.send, self._listen)
+        return HubWatch(fleet, self._index, self._link.send, self._listen, self._note_drained)
 
     def _listen(self) -> None:
         """Everything is there that a message may be about."""
         watch = self.gateway.fleet.watch
         assert isinstance(watch, HubWatch)
-        gate = self.gateway.director.gate
-        if gate is not None:
-            self._peers.watch(gate.quarantine)
-        if (suspects := self.gateway.director.quarantine) is not None:
-            self._peers.watch_requests(suspects)
-        watch.drained = self.gateway.standing.drained
-        self._does = self._what_to_do(watch)
+        gateway, columns = self.gateway, self._columns
+        gate = gateway.director.gate
+        sharing = shared(gateway.learning_plugins, self._outbox.learned)
+        open_logs(sharing, columns.sent, columns.place)
+        peers = Peers(
+            *(sharing, self._outbox.overlay),
+            quarantine=None if gate is None else gate.quarantine,
+            suspects=gateway.director.quarantine,
+        )
+        self._does = self._what_to_do(watch, peers)
         self._watch = watch
         for message in self._waiting:
             self.heard(message)
@@ -189,20 +173,16 @@ class Worker:
         else:
             do(message)
 
-    def _what_to_do(self, watch: HubWatch) -> dict[type[Message], Callable[[Any], None]]:
-        gateway, link, peers = self.gateway, self._link, self._peers
+    def _what_to_do(
+        self, watch: HubWatch, peers: Peers
+    ) -> dict[type[Message], Callable[[Any], None]]:
+        gateway, link = self.gateway, self._link
         return {
             IndexChanged: watch.index_changed,
             EnginesTold: watch.engines,
             Settled: lambda _: watch.settled(),
-            RulesTold: lambda told: gateway.follow_rules(
-                dict(told.objectives), list(told.rewrites)
-            ),
-            FromOther: peers.hear,
-            Turn: self._turns.heard,
-            Full: self._turns.heard_full,
-            Wanted: self._want,
-            OtherEnded: lambda told: peers.gone(told.place, time.monotonic()),
+            HubTold: self._hub_told,
+            PeerTold: peers.hear,
             OutcomeTold: lambda told: gateway.standing.hear(
                 told.engine, told.has_failed, time.monotonic()
             ),
@@ -211,9 +191,8 @@ class Worker:
             AskNumbers: lambda told: link.send(
                 Numbers(told.number, numbers_told(gateway.metrics.collect()))
             ),
-            Ping: self._pinged,
+            Ping: lambda _: link.send(self._alive()),
             Drain: self._drain,
-            MoveStreams: self._move_streams,
             AskSnapshots: lambda told: link.send(self._snapshots(told)),
         }
 
@@ -228,7 +207,6 @@ class Worker:
             loop.call_soon(self._end)
             return
         self._watch.hub_has_gone()
-        self._turns.hub_has_gone()
         loop.call_later(LINGER_SECONDS, self._end)
 
     def _forget_hub(self) -> None:
@@ -267,4 +245,3 @@ class Worker:
             self._end()
             return
         await apply()
-        self._set_own_places(settings)

@@ -242,6 +242,12 @@ class Recorder(Extension):
             if isinstance(noted := each[5].kept, DecidedRequest) and noted.keys:
                 self.keys.append((number, noted.keys))
 
+    def take_keys(self, upto: int) -> list[tuple[int, Sequence[BlockKey]]]:
+        """Return the records up to that number whose blocks were put aside, and forget these."""
+        taken = [item for item in self.keys if item[0] <= upto]
+        self.keys = [item for item in self.keys if item[0] > upto]
+        return taken
+
     def families(self) -> Iterator[Family]:
         """Yield what /metrics shows of records, and of what was not reused."""
         self.settle()

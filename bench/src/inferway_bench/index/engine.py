@@ -11,7 +11,7 @@ from typing import cast
 import msgspec
 
 from inferway.fleet.event_source import EventSource
-from inferway.fleet.subscriber import IndexElsewhere, Subscription
+from inferway.fleet.subscriber import Subscription
 from inferway.fleet.zmq_subscriber import ZmqSubscriber
 from inferway.fleet.zmtp import ZmtpConnection
 from inferway.kv.events.adapters.sglang import open_batch
@@ -29,13 +29,11 @@ _ARRAY_AND_TOKEN = struct.Struct(">BHBI")  # 0xdc: 16 bits of length; 0xce: an i
 
 
 class FollowedEngine:
-    """The gateway's own way of an engine's events to the index, in this process or in another one,
-    from messages on that its socket has brought: order and digests of batches, orphans, copies,
-    losses. The engine has stored nothing yet, and there is no event loop to give others a turn."""
+    """The gateway's own way of an engine's events to the index, from messages on that its socket
+    has brought: order and digests of batches, orphans, copies, losses. The engine has stored
+    nothing yet, and there is no event loop to give others a turn."""
 
-    def __init__(
-        self, holder: HolderId, block_size: int, index: MemoryIndex | IndexElsewhere
-    ) -> None:
+    def __init__(self, holder: HolderId, block_size: int, index: MemoryIndex) -> None:
         source = EventSource(0, "tcp://127.0.0.1:1", None)
         subscription = Subscription(source, holder, block_size, index)
         self._subscriber = ZmqSubscriber(subscription, clock=_no_time_passes)

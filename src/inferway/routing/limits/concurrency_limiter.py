@@ -6,14 +6,16 @@ will find one. Who finds none waits in the queue (`queue`). Nobody enters past s
 for the same model.
 
 No more than the limits are in flight, but while these were just lowered:
-then nobody enters until it fits.
+then nobody enters until it fits. Where several processes keep the limits together, each has a queue
+of its own, and tells the others what it counts (`OtherProcesses`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Container
 from dataclasses import dataclass, field
 from math import ceil
+from typing import Protocol
 
 from inferway.config import FlowSettings
 from inferway.errors import QueueFullError, WaitTooLongError
@@ -24,6 +26,33 @@ from inferway.routing.limits.saturation_gate import SaturationGate
 EnginesOf = Callable[[str], Collection[str]]
 
 MAX_RETRY_AFTER = 60
+
+
+class OtherProcesses(Protocol):
+    """The processes that keep the limits together with this one (fleet.shared_places)."""
+
+    look_seconds: float  # between two looks whether another process has freed a place
+
+    @property
+    def in_flight(self) -> int:
+        """The requests of all processes that hold places, those of this one included."""
+
+    @property
+    def others_waiting(self) -> int:
+        """The requests that wait in other processes."""
+
+    def let_in(self, most: int) -> bool:
+        """Return whether a request of this process may take one of so many places of all."""
+
+    def count(self, in_flight: int, waiting: int) -> None:
+        """Tell the others how many requests of this process hold places, and wait."""
+
+    def count_engine(self, name: str, requests: int) -> None:
+        """Tell the others how many requests of this process hold places with the engine."""
+
+    def full(self, most: int) -> Container[str]:
+        """Return the engines with which requests of all processes hold so many places, whenever it
+        is asked; it is false if there is none."""
 
 
 @dataclass(slots=True)
@@ -63,18 +92,30 @@ class ConcurrencyLimiter:
     settings: FlowSettings
     engines_of: EnginesOf
     gate: SaturationGate | None = None
+    others: OtherProcesses | None = None  # None: this process is alone
     stats: FlowStats = field(default_factory=FlowStats)
     in_flight: int = 0
     engines: dict[str, int] = field(default_factory=dict)  # in flight; none is 0
-    full: set[str] = field(default_factory=set)  # of them, those at their limit
+    # engines at their limit, whoever has sent them requests; it is false if there is none
+    full: Container[str] = field(init=False)
+    _full: set[str] = field(default_factory=set)  # those that are by this process's requests
     queue: FairQueue = field(default_factory=FairQueue)
     _paces: dict[str, _Pace] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.set_settings(self.settings)
 
     def set_settings(self, settings: FlowSettings) -> None:
         """Keep these limits from now on."""
         self.settings = settings
-        most = settings.engine_in_flight
-        self.full = {name for name, n in self.engines.items() if most is not None and n >= most}
+        most, others = settings.engine_in_flight, self.others
+        self._full = {name for name, n in self.engines.items() if most is not None and n >= most}
+        self.full = self._full if others is None or most is None else others.full(most)
+
+    @property
+    def num_waiting(self) -> int:
+        """How many requests wait, in all processes."""
+        return self.queue.size + (0 if self.others is None else self.others.others_waiting)
 
     def enter(self, lane: str, priority: int = 0) -> str | None:
         """Return the engine that a place is held with ("" if engines have no limit), or None: the
@@ -118,14 +159,17 @@ class ConcurrencyLimiter:
             self._remove(victim)
             self.stats.displaced += 1
         self.queue.add(waiter)
+        if self.others is not None:
+            self.others.count(self.in_flight, self.queue.size)
         if waiter.lane not in self._paces:
             self._paces[waiter.lane] = _Pace(waiter.came)
         return victim
 
     def refusal(self, waiter: Waiter) -> QueueFullError:
         """Return the error for a waiter that has no room in the queue."""
+        in_flight = self.in_flight if self.others is None else self.others.in_flight
         return QueueFullError(
-            f"{self.in_flight} requests are with the engines and {self.queue.size} wait; try again"
+            f"{in_flight} requests are with the engines and {self.num_waiting} wait; try again"
             " later",
             retry_after=self._retry_after(self._expected(waiter)),
         )
@@ -184,6 +228,8 @@ class ConcurrencyLimiter:
     def leave(self, place: str, lane: str = "") -> None:
         """A request of that lane, which held this place, has ended."""
         self.in_flight -= 1
+        if self.others is not None:
+            self.others.count(self.in_flight, self.queue.size)
         if self.gate is not None:
             self.gate.leaves(lane)
         if place:
@@ -195,7 +241,9 @@ class ConcurrencyLimiter:
 
     def _has_room(self) -> bool:
         most = self.settings.in_flight
-        return most is None or self.in_flight < most
+        if most is None:
+            return True
+        return self.in_flight < most if self.others is None else self.others.let_in(most)
 
     def _is_open(self, lane: str) -> bool:
         return self.settings.engine_in_flight is None or self._freest(lane) is not None
@@ -212,7 +260,7 @@ class ConcurrencyLimiter:
     def _place(self, lane: str) -> str | None:
         if not self._has_room():
             return None
-        place = ""
+        place, others = "", self.others
         if self.settings.engine_in_flight is not None:
             freest = self._freest(lane)
             if freest is None:
@@ -221,6 +269,8 @@ class ConcurrencyLimiter:
             if place:
                 self._take(place)
         self.in_flight += 1
+        if others is not None:
+            others.count(self.in_flight, self.queue.size)
         if self.gate is not None:
             self.gate.enters(lane)
         return place
@@ -235,27 +285,33 @@ class ConcurrencyLimiter:
             its_most = flow.band(priority).max_requests
             if its_most is not None and self.queue.size_of(priority) >= its_most:
                 return True, True
-        return self.queue.size >= most, False
+        return self.num_waiting >= most, False
 
     def _take(self, engine: str) -> None:
         self.engines[engine] = count = self.engines.get(engine, 0) + 1
         most = self.settings.engine_in_flight
         if most is not None and count >= most:
-            self.full.add(engine)
+            self._full.add(engine)
+        if self.others is not None:
+            self.others.count_engine(engine, count)
 
     def _give_back(self, engine: str) -> None:
         left = self.engines[engine] - 1
         most = self.settings.engine_in_flight
         if most is None or left < most:
-            self.full.discard(engine)
+            self._full.discard(engine)
         if left:
             self.engines[engine] = left
         else:
             del self.engines[engine]
+        if self.others is not None:
+            self.others.count_engine(engine, left)
 
     def _remove(self, waiter: Waiter) -> bool:
         if not self.queue.remove(waiter):
             return False
+        if self.others is not None:
+            self.others.count(self.in_flight, self.queue.size)
         self._rest(waiter.lane)
         return True
 

@@ -55,18 +55,19 @@ class RequestQuarantine:
         is_up: Callable[[str], bool],
         clock: Callable[[], float],
         call_later: CallLater,
+        tell: Callable[[str, str, bool], None] | None = None,
     ) -> None:
         """A request is remembered for so many `seconds` after it was last at an engine that was
-        lost; 0: none is. `is_up`: whether the engine of this name can be reached now."""
+        lost; 0: none is. `is_up`: whether the engine of this name can be reached now. `tell`:
+        others that send to the same engines, of each engine that counts, or counts no longer: a
+        request's digest, the engine or "" for all, and whether it counts."""
         self._seconds = seconds
         self._is_up = is_up
         self._clock = clock
         self._call_later = call_later
         self._suspects: OrderedDict[str, _Suspect] = OrderedDict()  # in the order they end
         self._num_refusals = 0
-        # Others that send to the same engines are told of each engine that counts, or counts no
-        # longer: a request's digest, the engine or "" for all, and whether it counts.
-        self.tell: Callable[[str, str, bool], None] | None = None
+        self.tell = tell
 
     @property
     def suspects_any(self) -> bool:

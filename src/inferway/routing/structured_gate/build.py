@@ -22,11 +22,12 @@ def build_gate(
     *,
     clock: Callable[[], float],
     is_busy: Callable[[], bool],
+    on_judged: Callable[[str, bool], None] | None = None,
     find: Callable[[str], object] = find_spec,
 ) -> Gate | None:
-    """Return the gate, which its owner closes; None if nothing is to be checked. `find` returns
-    None for a library that cannot be imported. Raises ConfigError if what was asked for in so many
-    words cannot be had."""
+    """Return the gate, which its owner closes; None if nothing is to be checked. `on_judged`:
+    as `Quarantine` tells. `find` returns None for a library that cannot be imported. Raises
+    ConfigError if what was asked for in so many words cannot be had."""
     if not settings.check:
         return None
     missing = [name for name in _NEEDED if find(name) is None]
@@ -51,7 +52,7 @@ def build_gate(
         if settings.trial_compile:
             trial.helper.start()
         library = GrammarLibrary(trial=trial)
-    gate = Gate(settings, library, engines, clock=clock, hint=hint)
+    gate = Gate(settings, library, engines, clock=clock, hint=hint, on_judged=on_judged)
     if library is not None and settings.warm_per_second:
         gate.warmer = Warmer(
             post, settings.warm_per_second, gate.counts, gate.costs.took, clock, is_busy

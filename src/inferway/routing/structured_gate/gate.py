@@ -73,12 +73,13 @@ class Gate:
         *,
         clock: Callable[[], float],
         hint: str = "",
+        on_judged: Callable[[str, bool], None] | None = None,
     ) -> None:
         """`library` None: the extra is not installed; then requests pass, and are counted. `clock`
         counts seconds. `hint` is logged once, when the first request wants what there is no
-        library for."""
+        library for. `on_judged`: as `Quarantine` tells."""
         self.counts = GateCounts()
-        self.quarantine = Quarantine(settings.quarantine_seconds, clock)
+        self.quarantine = Quarantine(settings.quarantine_seconds, clock, tell=on_judged)
         self.costs = CompileCosts()
         self.answer_bytes = settings.answer_bytes
         self.report_validity = settings.report_validity

@@ -29,15 +29,19 @@ class Quarantine:
     """Specs are known by their key."""
 
     def __init__(
-        self, seconds: float, clock: Callable[[], float], most: int = MAX_REMEMBERED
+        self,
+        seconds: float,
+        clock: Callable[[], float],
+        most: int = MAX_REMEMBERED,
+        tell: Callable[[str, bool], None] | None = None,
     ) -> None:
-        """A spec is refused for `seconds`, by the clock; `most` are remembered."""
+        """A spec is refused for `seconds`, by the clock; `most` are remembered. `tell`: others that
+        send to the same engines, of each strike, and of each first answer: the spec's key, and
+        whether it was struck."""
         self._refused: Remembered[str, str] = Remembered(seconds, most, clock)
         self._strikes: RecentlyUsed[str, int] = RecentlyUsed(most)
         self._proven: RecentlyUsed[str, bool] = RecentlyUsed(most)
-        # others that send to the same engines are told of each strike, and of each first answer:
-        # the spec's key, and whether it was struck
-        self.tell: Callable[[str, bool], None] | None = None
+        self.tell = tell
 
     def refusal(self, key: str) -> str | None:
         """Return why it is refused; None if it is not."""

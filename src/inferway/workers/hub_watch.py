@@ -25,14 +25,13 @@ from inferway.metrics import Family
 from inferway.model import BlockKey, Cut, HolderId, Places, block_size_of
 from inferway.workers.messages import (
     Doubt,
-    DropsLastBlock,
     EnginesTold,
     EngineTold,
     IndexChanged,
     Message,
     ProofTold,
-    Recheck,
-    Reports,
+    StreamFinding,
+    StreamNoted,
     StreamTold,
     Suspect,
 )
@@ -99,6 +98,14 @@ class FollowedStream:
     removals: Removals = field(default_factory=Removals)
     is_hub_there: bool = True
 
+    def hear(self, told: StreamTold, cut: Cut | None) -> None:
+        """Take over what the hub tells of the stream now."""
+        self.told, self.cut_seen = told, cut
+
+    def hub_has_gone(self) -> None:
+        """Take what is known of the engine's cache for stale."""
+        self.is_hub_there = False
+
     @property
     def source(self) -> EventSource:
         return self.told.source
@@ -127,22 +134,29 @@ class FollowedStream:
         )
 
     def drops_last_block(self) -> None:
-        self.send(DropsLastBlock(self.engine, self.holder))
+        self.send(StreamNoted(self.engine, self.holder, StreamFinding.DROPS_LAST_BLOCK))
 
     def recheck(self) -> None:
-        self.send(Recheck(self.engine, self.holder))
+        self.send(StreamNoted(self.engine, self.holder, StreamFinding.ADDS_NOT_UP))
 
     def count_no_copies(self) -> None:
-        self.send(Reports(self.engine, self.holder))
+        self.send(StreamNoted(self.engine, self.holder, StreamFinding.REPORTS))
 
 
 class HubWatch:
     """Tells the fleet what the hub tells (`fleet.watch.Watch`)."""
 
     def __init__(
-        self, fleet: Fleet, index: HeardIndex, send: Send, listening: Callable[[], None]
+        self,
+        fleet: Fleet,
+        index: HeardIndex,
+        send: Send,
+        listening: Callable[[], None],
+        on_drained: Callable[[str, bool], None],
     ) -> None:
-        """`listening` is called when the hub may be heard: then all else is there."""
+        """`listening` is called when the hub may be heard: then all else is there. `on_drained`:
+        whether the engine of that name is drained."""
+        self._on_drained = on_drained
         self._listening = listening
         self._fleet = fleet
         self._index = index
@@ -150,7 +164,6 @@ class HubWatch:
         self._streams: dict[HolderId, FollowedStream] = {}
         self._settled: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self.drained: set[str] = set()
 
     # what the fleet asks
 
@@ -196,7 +209,7 @@ class HubWatch:
         if self._settled is not None and not self._settled.done():
             self._settled.set_exception(ConfigError(_AWAY))
         for stream in self._streams.values():
-            stream.is_hub_there = False
+            stream.hub_has_gone()
         self._fleet.table.nobody_follows()
 
     def index_changed(self, told: IndexChanged) -> None:
@@ -231,13 +244,13 @@ class HubWatch:
         if engine is None:
             engine = Engine(told.settings, told.settings.authorization())
         before = engine.outage
-        engine.facts, engine.healthy, engine.outage = told.facts, told.healthy, told.outage
-        engine.load = Load(adapters=told.adapters)
-        endpoints = [replace(e, headers=tuple(e.headers)) for e in told.endpoints]
-        engine.endpoints = endpoints
-        engine.proofs = {model: _proof(proof) for model, proof in told.proofs.items()}
-        engine.followed = [self._stream(name, stream, told.cut) for stream in told.streams]
-        (self.drained.add if told.is_drained else self.drained.discard)(name)
+        engine.take_over(
+            *(told.facts, told.healthy, told.outage, Load(adapters=told.adapters)),
+            endpoints=[replace(e, headers=tuple(e.headers)) for e in told.endpoints],
+            proofs={model: _proof(proof) for model, proof in told.proofs.items()},
+            followed=[self._stream(name, stream, told.cut) for stream in told.streams],
+        )
+        self._on_drained(name, told.is_drained)
         fleet.follow(engine)
         if engine.outage != before:
             fleet.on_outage(engine)
@@ -245,7 +258,7 @@ class HubWatch:
     def _stream(self, engine: str, told: StreamTold, cut: Cut | None) -> FollowedStream:
         before = self._streams.get(told.holder)
         if before is not None and before.engine == engine:
-            before.told, before.cut_seen = told, cut
+            before.hear(told, cut)
             return before
         stream = FollowedStream(engine, told, cut, self._send)
         self._streams[told.holder] = stream
@@ -253,7 +266,7 @@ class HubWatch:
 
     def _forget(self, engine: Engine) -> None:
         self._fleet.follow_no_more(engine)
-        self.drained.discard(engine.name)
+        self._on_drained(engine.name, False)
         for stream in engine.followed:
             if self._streams.get(stream.holder) is stream:
                 del self._streams[stream.holder]
