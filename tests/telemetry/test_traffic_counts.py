@@ -17,12 +17,15 @@ def answer(reason: str, path: str = "/v1/responses", agent: bytes = b"codex_cli_
     return SimpleNamespace(record=Record(0.0, reason=reason), path=path, user_agent=agent)
 
 
+NO_REQUEST: Any = SimpleNamespace(record=None)
+
+
 def test_requests_by_load_are_counted_by_path_client_and_reason() -> None:
     counts = TrafficCounts()
     for reason in ("response-items", "response-items", "kv-aware", "remote-prefix", ""):
         counts.on_answers([answer(reason)])
     counts.on_answers([answer("unread", "/secret/path", b"a client of its own")])
-    counts.on_answers([SimpleNamespace(record=None)])
+    counts.on_answers([NO_REQUEST])
 
     told = counts.told()
     assert told["by_prompt"] == 2

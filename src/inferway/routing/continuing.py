@@ -204,10 +204,10 @@ class ContinuableStream:
             return None
 
         def decode(ids: Sequence[int]) -> str:
-            return local.tokenizer.decode(ids, skip_special_tokens=True)
+            return local.decode(ids, skip_special_tokens=True)
 
         def encode(text: str) -> list[int]:
-            ids: list[int] = local.tokenizer.encode(text, add_special_tokens=False).tolist()
+            ids: list[int] = local.encode(text).tolist()
             return ids
 
         if isinstance(sent, SentStream):

@@ -50,12 +50,19 @@ class Noted:
         """Return what extensions see of it."""
         headers, span = self.head.headers, self.span
         return EndedAnswer(
-            *(self.client, self.head.method, self.head.path),
-            last_value(headers, b"user-agent") or b"",
-            self.request_id,
-            last_value(headers, TRACEPARENT) if span is None else span.traceparent,
-            *(self.status, self.outcome, time.time(), self.seconds, self.body_bytes),
-            *(self.record, span),
+            client=self.client,
+            method=self.head.method,
+            path=self.head.path,
+            user_agent=last_value(headers, b"user-agent") or b"",
+            request_id=self.request_id,
+            traceparent=last_value(headers, TRACEPARENT) if span is None else span.traceparent,
+            status=self.status,
+            outcome=self.outcome,
+            at=time.time(),
+            seconds=self.seconds,
+            body_bytes=self.body_bytes,
+            record=self.record,
+            span=span,
         )
 
 
