@@ -13,7 +13,7 @@ from inferway.doctor.facts import (
     RequestsByLoad,
 )
 from inferway.doctor.rules import CheckResult, Level
-from inferway.openai_api.paths import GENERATING
+from inferway.openai_api.kinds import GENERATING
 
 _MOST_BREAKERS = 10
 _MOST_LINES = 8  # of one kind: what comes most often is first

@@ -18,6 +18,7 @@ from inferway.fleet.http_client import post
 from inferway.fleet.liveness import PATIENT_SECONDS
 from inferway.fleet.outage import Outage, OutageKind, duration
 from inferway.fleet.outage_words import down_words
+from inferway.openai_api.kinds import COMPLETION
 from inferway.tasks import Tasks
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 STOOD_STILL_SECONDS = 1.0  # that this process was away for, between two looks at the engines
 TRY_SECONDS = 60.0  # that the answer to a try is waited for
-_TRY_PATH = "/v1/completions"
 
 log = logging.getLogger("inferway.fleet")
 
@@ -162,6 +162,6 @@ class SilenceWatch:
         assert self._session is not None
         headers = engine.http_headers
         status, _ = await post(
-            *(self._session, engine.url, _TRY_PATH, body), headers=headers, seconds=TRY_SECONDS
+            *(self._session, engine.url, COMPLETION, body), headers=headers, seconds=TRY_SECONDS
         )
         return status

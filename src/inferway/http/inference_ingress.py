@@ -12,7 +12,7 @@ from inferway.config import ALLOWED_PATH, ServeSettings
 from inferway.errors import InvalidRequestError
 from inferway.http.message import Request
 from inferway.model import RequestHead
-from inferway.openai_api.paths import PARSERS, SALTED, UNREAD, UNSALTED, Parse
+from inferway.openai_api.kinds import PARSERS, SALTED, UNREAD, UNSALTED, Parse
 from inferway.openai_api.trust import NO_TRUST, Trust
 from inferway.openai_api.unread import UnreadBody, read_unread
 from inferway.routing.director import Director, Weighed

@@ -11,7 +11,8 @@ client's bytes.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Hashable
+import re
+from collections.abc import Callable, Hashable, Mapping
 from functools import cache
 from typing import Any, TypeVar, cast
 
@@ -155,3 +156,26 @@ def json_type(value: object) -> str:
         list: "array",
         dict: "object",
     }.get(type(value), type(value).__name__)
+
+
+# msgspec: "Expected `str`, got `int` - at `$.messages[0].role`", "Object missing required
+# field `model`"; the path in front and in OpenAI's spelling.
+_AT = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<where>[^`]*)`)?$", re.DOTALL)
+_MISSING = re.compile(r"^Object missing required field `(?P<name>\w+)`$")
+
+
+def field_error(text: str, required: Mapping[str, str]) -> InvalidRequestError:
+    """Return the error of a body for the `text` of msgspec's; `required`: what is said of a field
+    that is missing, or of another type."""
+    match = _AT.match(text)
+    assert match is not None
+    what, where = match["what"], match["where"] or ""
+    missing = _MISSING.match(what)
+    if missing:
+        where = f"{where}.{missing['name']}" if where else missing["name"]
+        what = "required field is missing"
+    text = f"{where or 'body'}: {what[0].lower()}{what[1:]}"
+    told = required.get(where)
+    if told is not None:
+        text = told if missing else f"{told} ({text})"
+    return InvalidRequestError(text, param=where or None)
