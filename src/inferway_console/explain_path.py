@@ -27,8 +27,7 @@ from inferway.http.inference_ingress import InferenceIngress
 from inferway.http.message import Request
 from inferway.http.responder import JSON, Responder
 from inferway.model import RequestHead, block_size_of
-from inferway.openai_api.kinds import CHAT, COMPLETION, RESPONSES
-from inferway.openai_api.requests import decode_body, decode_fields
+from inferway.openai_api.requests import CHAT, COMPLETION, RESPONSES, decode_body, decode_fields
 from inferway.routing.director import Director, Weighed
 from inferway.routing.limits.callers import ApiCaller
 from inferway_console.records.explanation import candidate_views, why

@@ -18,14 +18,8 @@ from typing import Any
 import msgspec
 
 from inferway.model import Headers
-from inferway.openai_api.kinds import (
-    CHAT,
-    COMPLETION,
-    EMBEDDINGS,
-    MESSAGES,
-    PARSERS,
-    RESPONSES,
-)
+from inferway.openai_api.kinds import PARSERS
+from inferway.openai_api.requests import CHAT, COMPLETION, EMBEDDINGS, MESSAGES, RESPONSES
 from inferway_structured.decoding import UNREADABLE
 
 TOKEN_IDS = "request_token_ids"  # the keyword by which Ray's LLMRouter hands prompts on

@@ -12,6 +12,7 @@ from typing import Any
 from inferway.model import TokenIds
 from inferway.openai_api.requests import PromptBody
 from inferway.openai_api.sent_messages import thought_marks
+from inferway.prompts.chat.conversation import forwarded_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ def echo(encode: Callable[[str], Sequence[int]]) -> Reply:
 
     def reply(request: SimRequest) -> str | Sequence[int]:
         body, text = request.body, request.text
-        if body.forwarded_ids is None:
+        if forwarded_ids(body) is None:
             return text
         words, ids = encode(text), request.prompt_ids.tolist()
         # As many are no message behind another: the text is that of blocks which were fetched.

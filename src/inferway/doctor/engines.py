@@ -20,7 +20,7 @@ from inferway.fleet.engine_facts import EngineFacts, discover, given_source, par
 from inferway.fleet.http_client import EngineConnector, post, upstream_errors
 from inferway.fleet.zmtp import CONNECT_SECONDS, ZmtpConnection, ZmtpError
 from inferway.fleet.zmtp_endpoints import connect
-from inferway.openai_api.kinds import CHAT
+from inferway.openai_api.requests import CHAT
 
 ENGINE_SECONDS = 10.0  # an engine that computes on the CPU leaves us waiting for a while
 

@@ -18,7 +18,7 @@ from inferway.fleet.hand_over import HandOver, HandOverState, Progress, why_none
 from inferway.fleet.http_client import EngineConnector, post
 from inferway.metrics import Family, counter, gauge
 from inferway.model import Endpoint
-from inferway.openai_api.kinds import COMPLETION
+from inferway.openai_api.requests import COMPLETION
 from inferway.routing.director import Director
 from inferway.routing.limits.outlier_detection import OutlierDetection
 from inferway.routing.warm_prefixes import WarmPrefixes

@@ -13,10 +13,10 @@ from inferway.errors import UpstreamError
 from inferway.fleet.engine import Engine, ProofState
 from inferway.fleet.engine_token_ids import PROBE_SECONDS
 from inferway.fleet.http_client import post
+from inferway.openai_api.kinds import COUNT_TOKENS
+from inferway.openai_api.requests import CountsMessages
 from inferway.prompts.fidelity.messages_probe import (
     BODIES,
-    COUNT_TOKENS,
-    CountsMessages,
     our_count,
 )
 from inferway_structured.decoding import UNREADABLE

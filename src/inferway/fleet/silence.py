@@ -18,7 +18,7 @@ from inferway.fleet.http_client import post
 from inferway.fleet.liveness import PATIENT_SECONDS
 from inferway.fleet.outage import Outage, OutageKind, duration
 from inferway.fleet.outage_words import down_words
-from inferway.openai_api.kinds import COMPLETION
+from inferway.openai_api.requests import COMPLETION
 from inferway.tasks import Tasks
 
 if TYPE_CHECKING:

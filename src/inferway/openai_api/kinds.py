@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from inferway.openai_api.requests import (
+    CHAT,
+    COMPLETION,
+    EMBEDDINGS,
+    MESSAGES,
+    RESPONSES,
     Body,
-    ChatRequest,
-    CompletionRequest,
-    EmbeddingsRequest,
-    MessagesRequest,
-    ResponsesRequest,
     parse_chat,
     parse_completion,
     parse_embeddings,
@@ -22,8 +22,6 @@ from inferway.openai_api.requests import (
 
 Parse = Callable[[bytes], Body]
 
-CHAT, COMPLETION, RESPONSES = ChatRequest.path, CompletionRequest.path, ResponsesRequest.path
-MESSAGES, EMBEDDINGS = MessagesRequest.path, EmbeddingsRequest.path
 COUNT_TOKENS = "/v1/messages/count_tokens"
 
 # Whether prompts of a path can be kept apart by tenant: SALTED by their `cache_salt`; CACHELESS
@@ -32,42 +30,36 @@ SALTED, CACHELESS, UNSALTED = "salted", "cacheless", "unsalted"
 
 
 @dataclass(frozen=True, slots=True)
-class RequestKind:
+class PathKind:
     """What is the same for all requests to one path of engines."""
 
     path: str
     parse: Parse | None = None  # None: nobody here makes a prompt of its bodies
     salt: str = SALTED
     generates: bool = False  # its answers are made token by token
-    is_anthropic: bool = False  # errors and pings are in Anthropic's words
     operation: str | None = None  # gen_ai.operation.name, of OpenTelemetry's conventions
 
 
 # What engines answer (vLLM 0.32, entrypoints/*/api_router.py; speech: vLLM-Omni). All else that
 # they answer, such as /sleep, /collective_rpc, /update_weights, is their operator's.
 _ROWS = (
-    RequestKind(CHAT, parse_chat, generates=True, operation="chat"),
-    RequestKind(COMPLETION, parse_completion, generates=True, operation="text_completion"),
-    RequestKind(RESPONSES, parse_responses, generates=True, operation="chat"),
-    RequestKind(MESSAGES, parse_messages, generates=True, operation="chat", is_anthropic=True),
-    RequestKind(EMBEDDINGS, parse_embeddings, operation="embeddings"),
-    RequestKind(COUNT_TOKENS, salt=CACHELESS, is_anthropic=True),
-    RequestKind("/v1/chat/completions/batch", generates=True, operation="chat"),
-    RequestKind("/tokenize", salt=CACHELESS),
-    RequestKind("/detokenize", salt=CACHELESS),
-    RequestKind("/rerank"),
-    RequestKind("/v1/rerank"),
-    RequestKind("/v2/rerank"),
-    RequestKind("/score"),
-    RequestKind("/v1/score"),
-    RequestKind("/pooling"),
-    RequestKind("/classify"),
-    RequestKind("/v2/embed", salt=UNSALTED),
-    RequestKind("/v1/audio/transcriptions", salt=UNSALTED),
-    RequestKind("/v1/audio/translations", salt=UNSALTED),
-    RequestKind("/v1/audio/speech", salt=UNSALTED),
+    PathKind(CHAT, parse_chat, generates=True, operation="chat"),
+    PathKind(COMPLETION, parse_completion, generates=True, operation="text_completion"),
+    PathKind(RESPONSES, parse_responses, generates=True, operation="chat"),
+    PathKind(MESSAGES, parse_messages, generates=True, operation="chat"),
+    PathKind(EMBEDDINGS, parse_embeddings, operation="embeddings"),
+    PathKind(COUNT_TOKENS, salt=CACHELESS),
+    PathKind("/v1/chat/completions/batch", generates=True, operation="chat"),
+    PathKind("/tokenize", salt=CACHELESS),
+    PathKind("/detokenize", salt=CACHELESS),
+    *map(PathKind, ("/rerank", "/v1/rerank", "/v2/rerank", "/score", "/v1/score")),
+    *map(PathKind, ("/pooling", "/classify")),
+    PathKind("/v2/embed", salt=UNSALTED),
+    PathKind("/v1/audio/transcriptions", salt=UNSALTED),
+    PathKind("/v1/audio/translations", salt=UNSALTED),
+    PathKind("/v1/audio/speech", salt=UNSALTED),
 )
-KINDS: Mapping[str, RequestKind] = {kind.path: kind for kind in _ROWS}
+KINDS: Mapping[str, PathKind] = {kind.path: kind for kind in _ROWS}
 
 PARSERS: Mapping[str, Parse] = {kind.path: kind.parse for kind in _ROWS if kind.parse is not None}
 UNREAD: Mapping[str, str] = {kind.path: kind.salt for kind in _ROWS if kind.parse is None}

@@ -179,3 +179,35 @@ def field_error(text: str, required: Mapping[str, str]) -> InvalidRequestError:
     if told is not None:
         text = told if missing else f"{told} ({text})"
     return InvalidRequestError(text, param=where or None)
+
+
+def check_messages(messages: list[JsonObject]) -> None:
+    """Raises InvalidRequestError for a chat's message that vLLM refuses."""
+    for i, message in enumerate(messages):
+        _check_message(message, f"messages[{i}]")
+
+
+def _check_message(message: JsonObject, where: str) -> None:
+    role = message.get("role")
+    if not isinstance(role, str):
+        param = f"{where}.role"
+        found = "nothing" if role is None else f"`{json_type(role)}`"
+        raise InvalidRequestError(f"{param}: expected `str`, got {found}", param=param)
+    if message.get("content") == {}:  # no parts: pydantic takes it for an iterable of them
+        message["content"] = []
+    _check_content(message.get("content"), f"{where}.content")
+
+
+def _check_content(content: object, param: str) -> None:
+    if content is None or isinstance(content, str):
+        return
+    if not isinstance(content, list):
+        raise InvalidRequestError(
+            f"{param}: expected text or a list of parts, got `{json_type(content)}`", param=param
+        )
+    for j, part in enumerate(content):
+        if not isinstance(part, dict | str):
+            where = f"{param}[{j}]"
+            raise InvalidRequestError(
+                f"{where}: expected an object, got `{json_type(part)}`", param=where
+            )

@@ -13,7 +13,7 @@ llm-d's (field notes 3.1, 3.2).
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 import msgspec
@@ -22,6 +22,7 @@ from msgspec import UNSET, UnsetType
 from inferway.errors import InvalidRequestError, RenderError
 from inferway.model import Reason, Tokenized
 from inferway.openai_api.lenient import (
+    check_messages,
     convert_leniently,
     field_error,
     json_object,
@@ -32,6 +33,7 @@ from inferway.openai_api.shapes import Guided
 from inferway_structured.decoding import UNREADABLE
 
 JsonObject = dict[str, Any]
+Tokenizing = Coroutine[Any, Any, Tokenized]
 _T = TypeVar("_T")
 
 # Texts that we do not read, and that vLLM sends to its engine core: in a form that has no lone
@@ -41,18 +43,28 @@ _FOR_THE_CORE = ("stop", "vllm_xargs", "request_id", "session_id")
 BILLING_HEADER = "x-anthropic-billing-header"
 
 
+class Tokenizes(Protocol):
+    """What makes token ids of the bodies that engines render as they are."""
+
+    async def tokenize(self, body: PromptBody) -> Tokenized:
+        """Raises RequestError, or RenderError for reasons of ours."""
+
+
+class CountsMessages(Tokenizes, Protocol):
+    """What does so for messages, too."""
+
+    async def chat_of(self, body: CountTokensRequest) -> ChatRequest:
+        """The chat that engines make of messages. Raises RenderError."""
+
+
 class TokenizingModel(Protocol):
-    """A model that makes token ids of requests, for `tokenized_by`. What it cannot do raises
-    RenderError, and what the engine would refuse RequestError."""
+    """A model that makes the token ids of requests of any kind, for `tokenized_by`: that raises
+    RequestError, or RenderError if a request cannot be tokenized here."""
 
-    def tokenize_prompt(self, body: PromptBody) -> Awaitable[Tokenized]:
-        """Return the ids of a chat or a completion, which engines render as they are."""
+    @property
+    def prompts(self) -> CountsMessages: ...
 
-    def tokenize_response(self, body: ResponsesRequest) -> Awaitable[Tokenized]:
-        """Return the ids of the chat that engines make of a response's input."""
-
-    def tokenize_messages(self, body: MessagesRequest) -> Awaitable[Tokenized]:
-        """Return the ids of the chat that engines make of messages."""
+    async def tokenize_response(self, body: ResponsesRequest) -> Tokenized: ...
 
 
 class ReadBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,16 +116,40 @@ class ReadBody(msgspec.Struct, frozen=True, kw_only=True):
         return None
 
 
-class ChatRequest(Guided, ReadBody, frozen=True, kw_only=True):
+class _RenderedRequest(Guided, ReadBody, frozen=True, kw_only=True):
+    """What chats and completions have in common, which engines render as they are."""
+
+    tells_ids: ClassVar[bool] = True
+    for_the_core: ClassVar[tuple[str, ...]] = (*_FOR_THE_CORE, "bad_words")
+
+    model: str = ""  # absent, null or empty: the engine's own
+    echo: bool | None = None
+    prompt_logprobs: int | None = None
+    return_token_ids: bool | None = None  # in the answer: the prompt's, too
+    use_beam_search: bool | None = None
+    n: int | None = None
+    add_special_tokens: bool | None = None  # absent: false for a chat, whose template writes them
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None  # absent: left, specials are kept
+    kv_transfer_params: JsonObject | None = None  # a chat's may carry the prompt's ids
+    ec_transfer_params: JsonObject | None = None
+    priority: Any = None  # in the engine's queue
+    cache_salt: str | None = None
+    max_tokens: int | None = None
+    stream: bool | None = None
+    vllm_xargs: Any = None  # may ask for a report
+
+
+class ChatRequest(_RenderedRequest, frozen=True, kw_only=True):
     """The fields of a `/v1/chat/completions` body that we act on."""
 
     path: ClassVar[str] = "/v1/chat/completions"
-    tells_ids: ClassVar[bool] = True
+    prompt_field: ClassVar[Literal["messages"]] = "messages"  # that engines render
     id_prefix: ClassVar[str] = "chatcmpl"  # of its answers
+    prompts: ClassVar[tuple[()]] = ()
     default_answer_limit: ClassVar[int | None] = None
     prompt_embeds: ClassVar[None] = None
     suffix: ClassVar[None] = None
-    model: str = ""  # absent, null or empty: the engine's own
     messages: list[JsonObject]
     tools: list[JsonObject] | None = None
     tool_choice: str | JsonObject | None = None
@@ -122,25 +158,9 @@ class ChatRequest(Guided, ReadBody, frozen=True, kw_only=True):
     chat_template_kwargs: JsonObject | None = None
     add_generation_prompt: bool | None = None  # absent: true
     continue_final_message: bool | None = None  # absent: false
-    add_special_tokens: bool | None = None  # absent: false, the template writes them
     reasoning_effort: str | None = None
-    truncate_prompt_tokens: int | None = None
-    truncation_side: Literal["left", "right"] | None = None  # absent: left, specials are kept
-    echo: bool | None = None
-    prompt_logprobs: int | None = None
-    return_token_ids: bool | None = None  # in the answer: the prompt's, too
     return_prompt_text: bool | None = None
-    use_beam_search: bool | None = None
-    n: int | None = None
-    kv_transfer_params: JsonObject | None = None  # may carry the prompt's ids
-    ec_transfer_params: JsonObject | None = None
-    priority: Any = None  # in the engine's queue
-    cache_salt: str | None = None
-    max_tokens: int | None = None
     max_completion_tokens: int | None = None
-    stream: bool | None = None
-    vllm_xargs: Any = None  # may ask for a report
-    for_the_core: ClassVar[tuple[str, ...]] = (*_FOR_THE_CORE, "bad_words")
 
     @property
     def chat(self) -> ChatRequest:
@@ -165,55 +185,26 @@ class ChatRequest(Guided, ReadBody, frozen=True, kw_only=True):
         most = self.max_completion_tokens
         return self.max_tokens if most is None else most
 
-    @property
-    def forwarded_ids(self) -> Any:
-        """What the body says that its prompt's token ids are; None if it says nothing."""
-        return (self.kv_transfer_params or {}).get("prompt_token_ids")
-
-    def either(
-        self, of_chat: Callable[[ChatRequest], _T], _: Callable[[CompletionRequest], _T]
-    ) -> _T:
-        """Return what `of_chat` makes of the body."""
-        return of_chat(self)
-
-    def tokenized_by(self, model: TokenizingModel) -> Awaitable[Tokenized]:
-        return model.tokenize_prompt(self)
+    def tokenized_by(self, model: TokenizingModel) -> Tokenizing:
+        return model.prompts.tokenize(self)
 
 
 COMPLETION_TOKENS = 16  # vLLM's `max_tokens` of a completion that does not say how many
 
 
-class CompletionRequest(Guided, ReadBody, frozen=True, kw_only=True):
+class CompletionRequest(_RenderedRequest, frozen=True, kw_only=True):
     """The fields of a `/v1/completions` body that we act on."""
 
     path: ClassVar[str] = "/v1/completions"
-    tells_ids: ClassVar[bool] = True
+    prompt_field: ClassVar[Literal["prompt"]] = "prompt"  # that engines render
     id_prefix: ClassVar[str] = "cmpl"  # of its answers
     default_answer_limit: ClassVar[int | None] = COMPLETION_TOKENS
-    forwarded_ids: ClassVar[None] = None  # vLLM reads ids in `prompt` alone
     max_completion_tokens: ClassVar[None] = None
     tool_choice: ClassVar[None] = None
-    model: str = ""  # absent, null or empty: the engine's own
     prompt: str | list[str | int | list[int]] | None = None  # absent only beside embeddings
     prompt_embeds: Any = None
     suffix: str | None = None
-    echo: bool | None = None
     logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    return_token_ids: bool | None = None  # in the answer: the prompt's, too
-    use_beam_search: bool | None = None
-    n: int | None = None
-    add_special_tokens: bool | None = None  # absent: true
-    truncate_prompt_tokens: int | None = None
-    truncation_side: Literal["left", "right"] | None = None  # absent: left, specials are kept
-    kv_transfer_params: JsonObject | None = None
-    ec_transfer_params: JsonObject | None = None
-    priority: Any = None  # in the engine's queue
-    cache_salt: str | None = None
-    max_tokens: int | None = None
-    stream: bool | None = None
-    vllm_xargs: Any = None  # may ask for a report
-    for_the_core: ClassVar[tuple[str, ...]] = (*_FOR_THE_CORE, "bad_words")
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -234,14 +225,8 @@ class CompletionRequest(Guided, ReadBody, frozen=True, kw_only=True):
     def answer_limit(self) -> int | None:
         return self.max_tokens
 
-    def either(
-        self, _: Callable[[ChatRequest], _T], of_completion: Callable[[CompletionRequest], _T]
-    ) -> _T:
-        """Return what `of_completion` makes of the body."""
-        return of_completion(self)
-
-    def tokenized_by(self, model: TokenizingModel) -> Awaitable[Tokenized]:
-        return model.tokenize_prompt(self)
+    def tokenized_by(self, model: TokenizingModel) -> Tokenizing:
+        return model.prompts.tokenize(self)
 
 
 class ResponsesRequest(ReadBody, frozen=True, kw_only=True):
@@ -301,7 +286,7 @@ class ResponsesRequest(ReadBody, frozen=True, kw_only=True):
     def answer_limit(self) -> int | None:
         return self.max_output_tokens
 
-    def tokenized_by(self, model: TokenizingModel) -> Awaitable[Tokenized]:
+    def tokenized_by(self, model: TokenizingModel) -> Tokenizing:
         return model.tokenize_response(self)
 
 
@@ -367,8 +352,8 @@ class MessagesRequest(CountTokensRequest, ReadBody, frozen=True, kw_only=True):
         names = ("kv_transfer_params", "cache_salt", "max_tokens", "stream", "vllm_xargs")
         return {name: getattr(self, name) for name in names}
 
-    def tokenized_by(self, model: TokenizingModel) -> Awaitable[Tokenized]:
-        return model.tokenize_messages(self)
+    async def tokenized_by(self, model: TokenizingModel) -> Tokenized:
+        return await model.prompts.tokenize(await model.prompts.chat_of(self))
 
 
 class EmbeddingsRequest(ReadBody, frozen=True, kw_only=True):
@@ -398,13 +383,16 @@ class EmbeddingsRequest(ReadBody, frozen=True, kw_only=True):
         is_one = isinstance(given, str) or not given or isinstance(given[0], int | dict)
         return [given] if is_one else given
 
-    def tokenized_by(self, _: TokenizingModel) -> Awaitable[Tokenized]:
+    def tokenized_by(self, _: TokenizingModel) -> Tokenizing:
         """Raises RenderError: nobody looks for its blocks."""
         raise RenderError("embeddings are not matched", reason=Reason.EMBEDDINGS)
 
 
 PromptBody = ChatRequest | CompletionRequest  # whose prompts we derive as they are
 Body = PromptBody | ResponsesRequest | MessagesRequest | EmbeddingsRequest
+
+CHAT, COMPLETION, RESPONSES = ChatRequest.path, CompletionRequest.path, ResponsesRequest.path
+MESSAGES, EMBEDDINGS = MessagesRequest.path, EmbeddingsRequest.path
 
 REPORT_MODE = ("kv_cache_report_mode", "full")  # in `vllm_xargs` (v1/core/kv_cache_manager.py)
 
@@ -454,8 +442,7 @@ def parse_chat(raw: bytes) -> ChatRequest:
         text = f"{_NO_MESSAGES} (messages: must not be empty)"
         raise InvalidRequestError(text, param="messages")
     if not _are_plain(body.messages):
-        for i, message in enumerate(body.messages):
-            _check_message(message, f"messages[{i}]")
+        check_messages(body.messages)
     return body
 
 
@@ -515,32 +502,6 @@ def parse_embeddings(raw: bytes) -> EmbeddingsRequest:
             text = f"{_NO_TEXTS} ({name}: expected `{_INPUTS[name]}`, got `{json_type(value)}`)"
             raise InvalidRequestError(text, param=name)
     raise InvalidRequestError(_NO_TEXTS, param="input")
-
-
-def _check_message(message: JsonObject, where: str) -> None:
-    role = message.get("role")
-    if not isinstance(role, str):
-        param = f"{where}.role"
-        found = "nothing" if role is None else f"`{json_type(role)}`"
-        raise InvalidRequestError(f"{param}: expected `str`, got {found}", param=param)
-    if message.get("content") == {}:  # no parts: pydantic takes it for an iterable of them
-        message["content"] = []
-    _check_content(message.get("content"), f"{where}.content")
-
-
-def _check_content(content: object, param: str) -> None:
-    if content is None or isinstance(content, str):
-        return
-    if not isinstance(content, list):
-        raise InvalidRequestError(
-            f"{param}: expected text or a list of parts, got `{json_type(content)}`", param=param
-        )
-    for j, part in enumerate(content):
-        if not isinstance(part, dict | str):
-            where = f"{param}[{j}]"
-            raise InvalidRequestError(
-                f"{where}: expected an object, got `{json_type(part)}`", param=where
-            )
 
 
 _CHAT = msgspec.json.Decoder(ChatRequest)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 
 from inferway.errors import FleetError, InferwayError, RequestError
-from inferway.openai_api.kinds import KINDS
 
 # Status -> Anthropic's `error.type` (its API's documentation of errors).
 _TYPES = {
@@ -17,7 +16,7 @@ _TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-_OF_MESSAGES = tuple(k.path.removeprefix("/v1") for k in KINDS.values() if k.is_anthropic)
+_OF_MESSAGES = ("/messages", "/messages/count_tokens")
 
 
 def error_status(error: InferwayError) -> int:

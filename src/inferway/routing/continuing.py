@@ -15,15 +15,9 @@ from typing import TYPE_CHECKING, Any
 from inferway.errors import InvalidRequestError, RenderError
 from inferway.metrics import Family, counter, gauge
 from inferway.model import Endpoint, TokenIds
-from inferway.openai_api.requests import (
-    Body,
-    ChatRequest,
-    CompletionRequest,
-    MessagesRequest,
-    decode_fields,
-)
+from inferway.openai_api.requests import COMPLETION, Body, decode_fields
 from inferway.openai_api.sent_messages import RestMessages, SentMessages
-from inferway.openai_api.sent_stream import CHAT, COMPLETIONS, Cut, SentStream
+from inferway.openai_api.sent_stream import Cut, SentStream
 from inferway.openai_api.stream_rest import (
     RestEvents,
     keeps_text_back,
@@ -108,13 +102,12 @@ class Continuing:
         if not self.takes(endpoint):
             return ENGINE
         kind, model = type(asked), routed.model
-        if isinstance(asked, MessagesRequest):
+        if not asked.tells_ids:
             if routed.whole_prompt is None or not (is_rest or self.knows(routed, endpoint)):
                 return NO_IDS
             kept = KeptStream(SentMessages(), body, kind, model, routed.whole_prompt)
         else:
-            path = CHAT if isinstance(asked, ChatRequest) else COMPLETIONS
-            kept = KeptStream(SentStream(path), body, kind, model, None)
+            kept = KeptStream(SentStream(asked.path), body, kind, model, None)
         self.held += size
         return kept
 
@@ -140,7 +133,7 @@ class Continuing:
             cut = None
         if cut is None:
             return NO_CUT
-        is_completion = kept.asked is CompletionRequest
+        is_completion = kept.asked.path == COMPLETION
         body = rest_body(kept.body, fields, cut, is_completion=is_completion)
         return NO_TOKENS if body is None else RestOfStream(body, cut, kept)
 

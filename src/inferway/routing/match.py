@@ -110,7 +110,7 @@ class Matcher:
             raise RenderError(model.unfaithful_messages, reason=Reason.UNFAITHFUL)
         is_read = reads_cache(body)
         return await self.look_up(
-            model, await model.tokenize(body), body.cache_salt, is_read=is_read
+            model, await body.tokenized_by(model), body.cache_salt, is_read=is_read
         )
 
     async def look_up(

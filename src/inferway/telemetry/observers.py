@@ -68,7 +68,7 @@ class DecisionPublisher(Extension):
         message = self._common(routed)
         chat = body.chat
         if chat is None:
-            if self._with_text and body.prompt is not None:
+            if self._with_text and body.tells_ids:
                 message["prompt"] = body.prompt
             self._publisher.publish(f"kv.{topic_name(model)}", message)
             return

@@ -9,22 +9,20 @@ parts whose texts would be missed, or stand twice, in another count.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from inferway.errors import RenderError, RequestError
-from inferway.model import Reason, Tokenized
+from inferway.model import Reason
 from inferway.openai_api.requests import (
-    ChatRequest,
+    CountsMessages,
     CountTokensRequest,
-    PromptBody,
     parse_count_tokens,
 )
 
 JsonObject = dict[str, Any]
 
-COUNT_TOKENS = "/v1/messages/count_tokens"
 
 _BILLING = {"type": "text", "text": "x-anthropic-billing-header: cc_version=2; cch=0f1e2;"}
 _SYSTEM = {"type": "text", "text": "You are terse, and read files before you change them."}
@@ -67,13 +65,6 @@ BODIES: tuple[JsonObject, ...] = (
     {"messages": [_ASKED], "thinking": {"type": "disabled"}},
     {"messages": [_ASKED], "output_config": {"effort": "high"}},
 )
-
-
-class CountsMessages(Protocol):
-    """What is needed of a model's prompts (model_prompts.ModelPrompts)."""
-
-    async def chat_of(self, body: CountTokensRequest) -> ChatRequest: ...
-    async def tokenize(self, body: PromptBody) -> Tokenized: ...
 
 
 async def count(prompts: CountsMessages, body: CountTokensRequest) -> int | None:

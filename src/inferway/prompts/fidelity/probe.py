@@ -13,18 +13,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from inferway.errors import RenderError, RequestError
-from inferway.model import Reason, TokenIds, Tokenized
-from inferway.openai_api.requests import PromptBody, parse_chat, parse_completion
+from inferway.model import Reason, TokenIds
+from inferway.openai_api.requests import (
+    CHAT,
+    COMPLETION,
+    PromptBody,
+    Tokenizes,
+    parse_chat,
+    parse_completion,
+)
 
 JsonObject = dict[str, Any]
-
-CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 
 # Keeps the probes' blocks apart from everybody's prompts: what hits in an engine's cache, and
 # what does not, stays as it was.
@@ -143,12 +148,6 @@ class NotRendered:
 
 # The ids of each of a request's prompts, or no.
 Outcome = Sequence[TokenIds] | NotRendered
-
-
-class Tokenizes(Protocol):
-    """The methods of a model's prompts that the probe needs (served.PromptSource)."""
-
-    async def tokenize(self, body: PromptBody) -> Tokenized: ...
 
 
 async def our_outcome(prompts: Tokenizes, path: str, body: JsonObject) -> Outcome | None:
