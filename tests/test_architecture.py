@@ -6,11 +6,14 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
+from typing import get_args
 
 import pytest
+
+from inferway.openai_api.requests import Body
 
 PACKAGES = Path(__file__).parents[1] / "src"
 SRC = PACKAGES / "inferway"  # core, which imports none of the others
@@ -216,3 +219,38 @@ def test_signals_are_listened_to_until_the_process_has_gone() -> None:
     bench = Path(__file__).parents[1] / "bench" / "src"
     for path in (*all_modules(), *bench.rglob("*.py")):
         assert "add_signal_handler" not in path.read_text(), path
+
+
+def kinds_asked_for(tree: ast.Module) -> Iterator[int]:
+    """The lines that look at which kind of request a body is."""
+    kinds = {each.__name__ for each in get_args(Body)} | {"Body", "PromptBody", "ReadBody"}
+    for node in ast.walk(tree):
+        looked_at: Sequence[ast.expr] = ()
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "issubclass"):
+            looked_at = node.args[1:]
+        elif isinstance(node, ast.Compare):
+            looked_at = (node.left, *node.comparators)
+        elif isinstance(node, ast.MatchClass):
+            looked_at = (node.cls,)
+        names = {ast.unparse(part) for each in looked_at for part in ast.walk(each)}
+        if not kinds.isdisjoint(name.rpartition(".")[2] for name in names):
+            yield looked_at[0].lineno
+
+
+def test_only_openai_api_asks_which_kind_of_request_a_body_is() -> None:
+    """A kind that is added has a row and a type there, and no other place has to know it."""
+    for path in all_modules():
+        if not path.is_relative_to(SRC / "openai_api"):
+            assert not [*kinds_asked_for(ast.parse(path.read_text()))], path
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "isinstance(body, ChatRequest | requests.MessagesRequest)",
+        "type(body) is CompletionRequest",
+        "match body:\n    case ChatRequest():\n        pass",
+    ],
+)
+def test_a_look_at_the_kind_of_a_request_is_found(line: str) -> None:
+    assert [*kinds_asked_for(ast.parse(line))]

@@ -27,7 +27,7 @@ from inferway.http.inference_ingress import InferenceIngress
 from inferway.http.message import Request
 from inferway.http.responder import JSON, Responder
 from inferway.model import RequestHead, block_size_of
-from inferway.openai_api.requests import decode_body, decode_fields
+from inferway.openai_api.requests import CHAT, COMPLETION, RESPONSES, decode_body, decode_fields
 from inferway.routing.director import Director, Weighed
 from inferway.routing.limits.callers import ApiCaller
 from inferway_console.records.explanation import candidate_views, why
@@ -40,10 +40,10 @@ _FORMS = (
     ' {"bodies": [A, B]} with two of these'
 )
 _PATHS = (
-    ("messages", "/v1/chat/completions"),
-    ("prompt", "/v1/completions"),
-    ("prompt_embeds", "/v1/completions"),
-    ("input", "/v1/responses"),
+    ("messages", CHAT),
+    ("prompt", COMPLETION),
+    ("prompt_embeds", COMPLETION),
+    ("input", RESPONSES),
 )
 
 

@@ -18,12 +18,10 @@ from typing import Any
 import msgspec
 
 from inferway.model import Headers
-from inferway.openai_api.paths import PARSERS
+from inferway.openai_api.kinds import PARSERS
+from inferway.openai_api.requests import CHAT, COMPLETION, EMBEDDINGS, MESSAGES, RESPONSES
 from inferway_structured.decoding import UNREADABLE
 
-CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
-RESPONSES, EMBEDDINGS = "/v1/responses", "/v1/embeddings"
-MESSAGES = "/v1/messages"
 TOKEN_IDS = "request_token_ids"  # the keyword by which Ray's LLMRouter hands prompts on
 
 # Of a parsed body that is known to come to no path: the field that says what it is.

@@ -10,7 +10,7 @@ from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from inferway.openai_api.paths import PARSERS
+from inferway.openai_api.kinds import PARSERS
 from inferway_ray.observed import AnswerHead
 
 

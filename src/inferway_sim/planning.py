@@ -13,7 +13,7 @@ import numpy as np
 from inferway.errors import InvalidRequestError, PromptTooLongError
 from inferway.model import TokenIds
 from inferway.openai_api.lenient import convert_leniently
-from inferway.openai_api.requests import ChatRequest, CompletionRequest, PromptBody, reads_cache
+from inferway.openai_api.requests import PromptBody, reads_cache
 from inferway_sim.cache import EngineCache, Run
 from inferway_sim.kv_transfer import Bootstrap, Connector, Transfer
 from inferway_sim.models import AdapterNames
@@ -21,8 +21,6 @@ from inferway_sim.replies import Reply, SimRequest, spoken_text
 from inferway_sim.scheduler import RunningRequest
 from inferway_sim.stopping import stopped
 from inferway_sim.text import Detokenizer, TextModel
-
-_COMPLETION_MAX_TOKENS = 16  # vLLM's default for /v1/completions; chats may fill the context
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -173,7 +171,7 @@ class Planner:
         bootstrap = Bootstrap(
             options.bootstrap_host, options.bootstrap_port, options.bootstrap_room
         )
-        if isinstance(body, CompletionRequest):
+        if body.turns is None:  # vLLM numbers the prompts of a completion
             request_id += f"-{index}"
         return self._transfer.read(body.kv_transfer_params, bootstrap, request_id)
 
@@ -277,12 +275,8 @@ class Planner:
 
 def _max_tokens(body: PromptBody) -> int | None:
     """What the client allows; None: as much as fits."""
-    name, limit = "max_tokens", body.max_tokens
-    if isinstance(body, ChatRequest):
-        if body.max_completion_tokens is not None:
-            name, limit = "max_completion_tokens", body.max_completion_tokens
-    elif limit is None:
-        limit = _COMPLETION_MAX_TOKENS
+    limit = body.default_answer_limit if body.answer_limit is None else body.answer_limit
+    name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     if limit is not None and limit < 1:
         raise InvalidRequestError(f"{name}: must be at least 1, got {limit}", param=name)
     return limit

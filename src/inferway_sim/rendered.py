@@ -26,7 +26,7 @@ class RenderedModel:
         self.eos_token_id = self._eos()
 
     async def tokenize(self, body: PromptBody) -> list[TokenIds]:
-        if isinstance(body, ChatRequest) and brings_template(body):
+        if body.chat is not None and brings_template(body.chat):
             raise InvalidRequestError(
                 "Chat template is passed with request, but --trust-request-chat-template is not "
                 "set. Refused request with untrusted chat template."

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from inferway.model import TokenIds
-from inferway.openai_api.requests import ChatRequest, PromptBody
+from inferway.openai_api.requests import PromptBody
 from inferway.openai_api.sent_messages import thought_marks
+from inferway.prompts.chat.conversation import forwarded_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +57,7 @@ def echo(encode: Callable[[str], Sequence[int]]) -> Reply:
 
     def reply(request: SimRequest) -> str | Sequence[int]:
         body, text = request.body, request.text
-        if not isinstance(body, ChatRequest):
-            return text
-        if "prompt_token_ids" not in (body.kv_transfer_params or {}):
+        if forwarded_ids(body) is None:
             return text
         words, ids = encode(text), request.prompt_ids.tolist()
         # As many are no message behind another: the text is that of blocks which were fetched.
@@ -113,8 +112,8 @@ def _rest(words: Sequence[int], ids: Sequence[int]) -> Sequence[int]:
 def spoken_text(body: PromptBody, index: int) -> str | None:
     """The last user message of a chat, the `index`-th prompt of a completion; None for a
     prompt of token ids."""
-    if isinstance(body, ChatRequest):
-        messages = [m for m in body.messages if m["role"] == "user"] or body.messages
+    if body.turns is not None:
+        messages = [m for m in body.turns if m["role"] == "user"] or body.turns
         return _content_text(messages[-1].get("content"))
     prompt = body.prompts[index]
     return prompt if isinstance(prompt, str) else None

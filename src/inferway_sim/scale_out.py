@@ -9,7 +9,7 @@ import uuid
 from typing import Any
 
 from inferway.model import TokenIds
-from inferway.openai_api.requests import ChatRequest, PromptBody
+from inferway.openai_api.requests import PromptBody
 
 DISABLED = (
     "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them."
@@ -18,8 +18,7 @@ DISABLED = (
 
 def rendered(body: PromptBody, prompts: list[TokenIds], max_model_len: int) -> list[dict[str, Any]]:
     """Return one rendered entry for each prompt; a chat has one."""
-    kind = "chatcmpl" if isinstance(body, ChatRequest) else "cmpl"
-    id = f"{kind}-{uuid.uuid4().hex[:16]}"
+    id = f"{body.id_prefix}-{uuid.uuid4().hex[:16]}"
     ids = [id] if len(prompts) == 1 else [f"{id}-{i}" for i in range(len(prompts))]
     return [
         _generate_request(body, id, prompt, max_model_len)

@@ -15,7 +15,6 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from inferway import __version__
 from inferway.errors import InferwayError, InvalidRequestError, RenderError, RequestError
 from inferway.openai_api.requests import (
-    ChatRequest,
     PromptBody,
     decode_fields,
     parse_chat,
@@ -252,7 +251,7 @@ class Server:
         raw = await request.read()
         body = parse(raw)
         options = read_options(decode_fields(raw))
-        id = _request_id(request, "chatcmpl" if isinstance(body, ChatRequest) else "cmpl")
+        id = _request_id(request, body.id_prefix)
         turns = await self._planner.plan(body, options, self._core.now, id)
         answer = answers(self._names.answered_name(body.model), options)
         with self._core.submit([turn.job for turn in turns]) as tokens:

@@ -129,7 +129,7 @@ def ours(engine: Engine, model_dir: Path) -> list[list[int] | None]:
 
     async def ids(body: Row) -> list[int] | None:
         try:
-            tokenized = await model.tokenize(parse_messages(msgspec.json.encode(body)))
+            tokenized = await parse_messages(msgspec.json.encode(body)).tokenized_by(model)
         except InferwayError:
             return None
         return [int(id) for id in tokenized.token_ids[0]]

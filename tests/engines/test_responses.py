@@ -50,7 +50,7 @@ def our_ids(model_dir: Path) -> list[Any]:
 
     async def ids(body: dict[str, Any]) -> Any:
         try:
-            tokenized = await model.tokenize(parse_responses(msgspec.json.encode(body)))
+            tokenized = await parse_responses(msgspec.json.encode(body)).tokenized_by(model)
         except RenderError:
             return ENGINES_OWN
         except RequestError:

@@ -29,7 +29,7 @@ from tests.engines.varied import (
 )
 from tests.golden.prompts.responses_rules import RULES
 
-from inferway.openai_api.paths import PARSERS
+from inferway.openai_api.kinds import PARSERS
 from inferway.openai_api.tokens_once import why_text
 
 RESPONSE, MESSAGES = "/v1/responses", "/v1/messages"

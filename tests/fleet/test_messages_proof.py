@@ -17,9 +17,10 @@ from inferway.errors import RenderError
 from inferway.fleet.engine import Engine, ProofState
 from inferway.fleet.prober import ATTEMPTS, prove_messages
 from inferway.model import Reason, Tokenized
+from inferway.openai_api.kinds import COUNT_TOKENS
 from inferway.openai_api.requests import ChatRequest, CountTokensRequest, PromptBody
 from inferway.prompts.chat.messages_input import as_chat
-from inferway.prompts.fidelity.probe import BODIES, COUNT_TOKENS
+from inferway.prompts.fidelity.probe import BODIES
 
 AGREES, DIFFERS, UNPROVEN = ProofState.AGREES, ProofState.DIFFERS, ProofState.UNPROVEN
 

@@ -11,7 +11,8 @@ from aiohttp import web
 
 from inferway.errors import UpstreamError
 from inferway.fleet.engine_token_ids import NoTokenIdsError, ask, parse_answer
-from inferway.prompts.fidelity.probe import CHAT, COMPLETION, NotRendered, Outcome
+from inferway.openai_api.requests import CHAT, COMPLETION
+from inferway.prompts.fidelity.probe import NotRendered, Outcome
 
 Ask = Callable[[int, str], Awaitable[Outcome]]
 

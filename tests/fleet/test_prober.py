@@ -20,8 +20,15 @@ from inferway.fleet.engine import Engine, ProofState
 from inferway.fleet.load import Load
 from inferway.fleet.prober import ATTEMPTS, ENGINES_AT_ONCE, LivePrompt, Prober
 from inferway.model import Endpoint, Tokenized
-from inferway.openai_api.requests import ChatRequest, CountTokensRequest, PromptBody
-from inferway.prompts.fidelity.probe import BODIES, CHAT, COMPLETION, COUNT_TOKENS, PROBES
+from inferway.openai_api.kinds import COUNT_TOKENS
+from inferway.openai_api.requests import (
+    CHAT,
+    COMPLETION,
+    ChatRequest,
+    CountTokensRequest,
+    PromptBody,
+)
+from inferway.prompts.fidelity.probe import BODIES, PROBES
 from inferway.prompts.served import ServedModel
 
 AGREES, DIFFERS, UNPROVEN = ProofState.AGREES, ProofState.DIFFERS, ProofState.UNPROVEN

@@ -11,7 +11,7 @@ import pytest
 from tests.integration.recorders import Recorder, in_front_of
 
 from inferway.config import FlowSettings, ModelRewrite, RewriteTarget
-from inferway.openai_api.paths import PARSERS, UNREAD
+from inferway.openai_api.kinds import PARSERS, UNREAD
 from inferway.routing.limits.callers import hash_of
 
 JSON = "application/json"

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from inferway.errors import BadReferenceError
 from inferway.model import KvConnector
+from inferway.openai_api.kinds import PARSERS
 from inferway.openai_api.kv_transfer import (
     NIXL_PREFILL,
     check_given,
@@ -20,7 +21,6 @@ from inferway.openai_api.kv_transfer import (
     read_reference,
     why_one_leg,
 )
-from inferway.openai_api.paths import PARSERS
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 RESPONSE, MESSAGE = "/v1/responses", "/v1/messages"

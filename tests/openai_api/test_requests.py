@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferway.errors import InvalidRequestError
+from inferway.openai_api.kinds import PARSERS, Parse, parser_by_suffix
 from inferway.openai_api.llm_request import LLMRequest
-from inferway.openai_api.paths import PARSERS, Parse, parser_by_suffix
 from inferway.openai_api.requests import (
     Body,
     ChatRequest,

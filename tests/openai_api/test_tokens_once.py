@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from inferway.openai_api.paths import PARSERS
+from inferway.openai_api.kinds import PARSERS
 from inferway.openai_api.tokens_once import why_text, with_ids
 
 CHAT, COMPLETION, RESPONSE = "/v1/chat/completions", "/v1/completions", "/v1/responses"

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from inferway.errors import InvalidRequestError
-from inferway.openai_api.paths import PARSERS
+from inferway.openai_api.kinds import PARSERS
 from inferway.openai_api.trust import Trust
 from inferway.openai_api.unread import read_unread
 

@@ -23,8 +23,8 @@ from tests.stored import Row, rows
 
 from inferway.errors import InvalidRequestError, RequestError
 from inferway.openai_api.edits import MAX_BYTES, with_cache_salt, with_model
+from inferway.openai_api.kinds import PARSERS
 from inferway.openai_api.llm_request import LLMRequest
-from inferway.openai_api.paths import PARSERS
 from inferway.openai_api.requests import ChatRequest, parse_completion
 from inferway.openai_api.shapes import shape_fields
 from inferway.openai_api.unread import read_unread

@@ -18,13 +18,11 @@ from tokenizers.pre_tokenizers import ByteLevel
 from inferway.config import ModelSettings
 from inferway.errors import RenderError
 from inferway.model import Reason, TokenIds, Tokenized
-from inferway.openai_api.requests import PromptBody
+from inferway.openai_api.requests import CHAT, COMPLETION, PromptBody
 from inferway.prompts import GetOrCreateTokenizerKeyRequest, ModelPrompts, Renderer
 from inferway.prompts.chat.conversation import NO_FLAGS
 from inferway.prompts.fidelity.flag_diagnosis import FlagFinding, find
 from inferway.prompts.fidelity.probe import (
-    CHAT,
-    COMPLETION,
     PROBES,
     Difference,
     NotRendered,

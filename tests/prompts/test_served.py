@@ -53,7 +53,7 @@ class Elsewhere:
 
 
 async def ids(source: PromptSource, body: Body) -> list[int]:
-    tokenized = await ServedModel("m", source).tokenize(body)
+    tokenized = await body.tokenized_by(ServedModel("m", source))
     return list(tokenized.token_ids[0].tolist())
 
 
@@ -78,7 +78,9 @@ async def test_a_response_is_known_up_to_its_first_image_as_its_chat_is(
         model="m", messages=[{"role": "user", "content": parts}], add_special_tokens=True
     )
 
-    tokenized = await ServedModel("m", prompts).tokenize(ResponsesRequest(model="m", input=asked))
+    tokenized = await ResponsesRequest(model="m", input=asked).tokenized_by(
+        ServedModel("m", prompts)
+    )
 
     assert tokenized.reason == Reason.MEDIA_PREFIX
     assert tokenized.token_ids[0].tolist() == await ids(prompts, chat)

@@ -8,7 +8,7 @@ from tests.routing.structured_gate.doubles import Words, make_gate, schema
 from tests.scheduling.tables import candidates
 
 from inferway.errors import SpecError
-from inferway.openai_api.paths import PARSERS
+from inferway.openai_api.kinds import PARSERS
 from inferway.routing.director import shape_of
 from inferway.routing.structured_gate.gate import Gate
 from inferway.routing.structured_gate.shape import Shape

@@ -18,8 +18,8 @@ from inferway.model import (
     Target,
     TokenIds,
 )
+from inferway.openai_api.kinds import PARSERS
 from inferway.openai_api.llm_request import LLMRequest
-from inferway.openai_api.paths import PARSERS
 from inferway.prompts.served import NoPrompts, ServedModel
 from inferway.routing.journey import Routed
 from inferway.routing.match import Matched

@@ -13,8 +13,8 @@ import pytest
 from inferway.kv.blocks.keys import BlockHasher
 from inferway.kv.index.protocol import MatchResult
 from inferway.model import Decision, Endpoint, Prompt, Reason
+from inferway.openai_api.kinds import PARSERS
 from inferway.openai_api.llm_request import LLMRequest
-from inferway.openai_api.paths import PARSERS
 from inferway.prompts.served import NoPrompts, ServedModel
 from inferway.routing.journey import Routed
 from inferway.routing.match import Matched

@@ -16,8 +16,7 @@ from inferway.fleet.prober import LivePrompt, Prober
 from inferway.kv.index.protocol import MatchResult
 from inferway.model import Decision, Endpoint, Prompt, Reason, Target
 from inferway.openai_api.llm_request import LLMRequest
-from inferway.openai_api.requests import parse_completion
-from inferway.prompts.fidelity.probe import COMPLETION
+from inferway.openai_api.requests import COMPLETION, parse_completion
 from inferway.prompts.served import NoPrompts, ServedModel
 from inferway.routing.journey import Routed
 from inferway.routing.match import Matched

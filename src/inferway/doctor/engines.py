@@ -19,6 +19,7 @@ from inferway.errors import ConfigError, UpstreamError
 from inferway.fleet.engine_facts import EngineFacts, discover, given_source, parse_cache_labels
 from inferway.fleet.http_client import EngineConnector, post, upstream_errors
 from inferway.fleet.zmtp import CONNECT_SECONDS, ZmtpConnection, ZmtpError, connect
+from inferway.openai_api.requests import CHAT
 
 ENGINE_SECONDS = 10.0  # an engine that computes on the CPU leaves us waiting for a while
 
@@ -96,9 +97,8 @@ async def _takes_tools(
     if not told.models:
         return None
     body = msgspec.json.encode({"model": told.models[0].name, **_WITH_TOOLS})
-    path = "/v1/chat/completions"
     try:
-        status, said = await post(session, url, path, body, headers=headers, seconds=ENGINE_SECONDS)
+        status, said = await post(session, url, CHAT, body, headers=headers, seconds=ENGINE_SECONDS)
     except UpstreamError:
         return None
     if status == 200:

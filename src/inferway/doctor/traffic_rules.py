@@ -17,7 +17,7 @@ from inferway.doctor.facts import (
 )
 from inferway.doctor.rules import CheckResult, Level
 from inferway.model import Alarm
-from inferway.openai_api.paths import GENERATING
+from inferway.openai_api.kinds import GENERATING
 from inferway.telemetry.traffic_counts import TrafficCounts
 
 _MOST_BREAKERS = 10

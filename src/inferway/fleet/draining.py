@@ -18,13 +18,13 @@ from inferway.fleet.hand_over import HandOver, HandOverState, Progress, why_none
 from inferway.fleet.http_client import EngineConnector, post
 from inferway.metrics import Family, counter, gauge
 from inferway.model import Endpoint
+from inferway.openai_api.requests import COMPLETION
 from inferway.routing.director import Director
 from inferway.routing.limits.outlier_detection import OutlierDetection
 from inferway.routing.warm_prefixes import WarmPrefixes
 from inferway.tasks import Tasks
 
 LEG_SECONDS = 30.0  # that one leg of a move may take
-PATH = "/v1/completions"
 
 _TOKENS = "tokens"
 
@@ -45,7 +45,7 @@ class EngineClient:
         headers = {name.decode(): value.decode() for name, value in endpoint.headers}
         headers["x-request-id"] = request_id
         return await post(
-            *(self._session, endpoint.url, PATH, body), headers=headers, seconds=LEG_SECONDS
+            *(self._session, endpoint.url, COMPLETION, body), headers=headers, seconds=LEG_SECONDS
         )
 
     async def close(self) -> None:

@@ -18,8 +18,8 @@ import numpy as np
 from inferway.errors import UpstreamError
 from inferway.fleet.http_client import StatusError, post
 from inferway.model import TokenIds
-from inferway.openai_api.requests import CompletionRequest
-from inferway.prompts.fidelity.probe import CHAT, NotRendered, Outcome
+from inferway.openai_api.requests import CHAT, PromptBody
+from inferway.prompts.fidelity.probe import NotRendered, Outcome
 from inferway.prompts.remote_render_cache import RenderKey, as_ids
 from inferway_structured.decoding import UNREADABLE
 
@@ -177,14 +177,13 @@ class RenderClient:
 def known_to_tokenize(asked: RenderKey) -> bool:
     """Return whether /tokenize looks at all that shapes this request's prompt."""
     body = asked.body
-    if isinstance(body, CompletionRequest):
-        return asked.fields <= _KNOWN_TO_TOKENIZE and 0 < len(_texts(body)) <= _MAX_TEXTS
     # Where there are tools, "auto" is what vLLM takes if no choice is given.
     unheard = {"tool_choice"} if body.tool_choice == "auto" else set()
-    return asked.fields - unheard <= _KNOWN_TO_TOKENIZE
+    is_known = asked.fields - unheard <= _KNOWN_TO_TOKENIZE
+    return is_known and (body.turns is not None or 0 < len(_texts(body)) <= _MAX_TEXTS)
 
 
-def _texts(body: CompletionRequest) -> list[str]:
+def _texts(body: PromptBody) -> list[str]:
     """The texts of a completion; none if it is not of texts alone."""
     texts = [prompt for prompt in body.prompts if isinstance(prompt, str)]
     return texts if len(texts) == len(body.prompts) else []
@@ -192,7 +191,7 @@ def _texts(body: CompletionRequest) -> list[str]:
 
 def _for_tokenize(asked: RenderKey, model: str) -> list[bytes]:
     body = asked.body
-    if not isinstance(body, CompletionRequest):
+    if body.turns is not None:
         return [asked.raw(model)]
     special = body.add_special_tokens is not False
     return [

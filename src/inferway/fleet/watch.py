@@ -31,6 +31,7 @@ from inferway.fleet.liveness import PATIENT_SECONDS
 from inferway.fleet.outage import Outage, OutageKind, down_words, duration
 from inferway.fleet.scraper import MetricsClient, Scraper, Work
 from inferway.metrics import Family
+from inferway.openai_api.requests import COMPLETION
 from inferway.tasks import Tasks
 
 if TYPE_CHECKING:
@@ -40,7 +41,6 @@ log = logging.getLogger("inferway.fleet")
 
 STOOD_STILL_SECONDS = 1.0  # that this process was away for, between two looks at the engines
 TRY_SECONDS = 60.0  # that the answer to a try is waited for
-_TRY_PATH = "/v1/completions"
 ANSWER_SECONDS = 5.0  # that an engine may take to answer
 REDISCOVER_SECONDS = 10.0  # how often an engine is asked for its models again
 
@@ -427,6 +427,6 @@ class SilenceWatch:
         assert self._session is not None
         headers = engine.http_headers
         status, _ = await post(
-            *(self._session, engine.url, _TRY_PATH, body), headers=headers, seconds=TRY_SECONDS
+            *(self._session, engine.url, COMPLETION, body), headers=headers, seconds=TRY_SECONDS
         )
         return status

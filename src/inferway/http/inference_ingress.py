@@ -12,7 +12,7 @@ from inferway.config import ALLOWED_PATH, ServeSettings
 from inferway.errors import InvalidRequestError
 from inferway.http.message import Request
 from inferway.model import RequestHead
-from inferway.openai_api.paths import PARSERS, SALTED, UNREAD, UNSALTED, Parse
+from inferway.openai_api.kinds import KINDS, PARSERS, SALTED, UNREAD, UNSALTED, Parse
 from inferway.openai_api.trust import NO_TRUST, Trust
 from inferway.openai_api.unread import UnreadBody, read_unread
 from inferway.routing.director import Director, Weighed
@@ -39,10 +39,8 @@ class InferenceIngress:
         self._parsers: Mapping[str, Parse] = {
             path: trust.checked(parse) for path, parse in PARSERS.items()
         }
-        self.paths: dict[str, set[str]] = {path: {"POST"} for path in PARSERS}
-        for path, how in UNREAD.items():
-            if salt is None or how != UNSALTED:
-                self.paths[path] = {"POST"}
+        takes = [each.path for each in KINDS.values() if salt is None or each.salt != UNSALTED]
+        self.paths: dict[str, set[str]] = {path: {"POST"} for path in takes}
         for text in allowed:
             found = ALLOWED_PATH.fullmatch(text)
             assert found is not None, text  # config has checked it

@@ -32,7 +32,7 @@ from inferway.http.content_coding import ACCEPTED
 from inferway.http.ends import BodySource
 from inferway.http.message import STATUS_LINES, Request, status_line
 from inferway.model import Headers
-from inferway.openai_api.paths import GENERATING
+from inferway.openai_api.kinds import GENERATING
 from inferway.openai_api.responses import (
     answer_event,
     error_body,

@@ -3,7 +3,7 @@
 POST /v1/chat/completions, /v1/completions, /v1/messages,
      /v1/responses, /v1/embeddings                         routed and forwarded
 POST /v1/messages/count_tokens                             counted here, or forwarded by load
-POST /tokenize, /score ... (openai_api.paths)              forwarded by load
+POST /tokenize, /score ... (openai_api.kinds)              forwarded by load
 GET  /v1/realtime                                          a WebSocket, carried to an engine by load
 POST /v1/load_lora_adapter, /v1/unload_lora_adapter        with an admin key: told to engines
 POST /v1/structured/explain                                what would become of a shape
@@ -62,8 +62,7 @@ from inferway.http.structured.judged import JudgedAnswer
 from inferway.http.token_counts import TokenCounts
 from inferway.http.tunnel import TunnelRoute
 from inferway.indexer import Indexer
-from inferway.openai_api.paths import GENERATING
-from inferway.prompts.fidelity.probe import COUNT_TOKENS
+from inferway.openai_api.kinds import COUNT_TOKENS, GENERATING
 from inferway.routing.answer_plan import AnswerPlan
 from inferway.routing.director import Director
 from inferway.routing.limits.callers import ApiCaller

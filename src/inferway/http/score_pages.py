@@ -16,7 +16,7 @@ from inferway.http.query import in_our_fields, parse_query, query_answer
 from inferway.http.responder import JSON, Responder
 from inferway.http.server import Handler
 from inferway.indexer import Indexer
-from inferway.openai_api.paths import Parse
+from inferway.openai_api.kinds import Parse
 from inferway.openai_api.requests import parse_chat, parse_completion
 from inferway.routing.director import Director
 from inferway.routing.objectives import named_tenant

@@ -11,7 +11,8 @@ client's bytes.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Hashable
+import re
+from collections.abc import Callable, Hashable, Mapping
 from functools import cache
 from typing import Any, TypeVar, cast
 
@@ -155,3 +156,58 @@ def json_type(value: object) -> str:
         list: "array",
         dict: "object",
     }.get(type(value), type(value).__name__)
+
+
+# msgspec: "Expected `str`, got `int` - at `$.messages[0].role`", "Object missing required
+# field `model`"; the path in front and in OpenAI's spelling.
+_AT = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<where>[^`]*)`)?$", re.DOTALL)
+_MISSING = re.compile(r"^Object missing required field `(?P<name>\w+)`$")
+
+
+def field_error(text: str, required: Mapping[str, str]) -> InvalidRequestError:
+    """Return the error of a body for the `text` of msgspec's; `required`: what is said of a field
+    that is missing, or of another type."""
+    match = _AT.match(text)
+    assert match is not None
+    what, where = match["what"], match["where"] or ""
+    missing = _MISSING.match(what)
+    if missing:
+        where = f"{where}.{missing['name']}" if where else missing["name"]
+        what = "required field is missing"
+    text = f"{where or 'body'}: {what[0].lower()}{what[1:]}"
+    told = required.get(where)
+    if told is not None:
+        text = told if missing else f"{told} ({text})"
+    return InvalidRequestError(text, param=where or None)
+
+
+def check_messages(messages: list[JsonObject]) -> None:
+    """Raises InvalidRequestError for a chat's message that vLLM refuses."""
+    for i, message in enumerate(messages):
+        _check_message(message, f"messages[{i}]")
+
+
+def _check_message(message: JsonObject, where: str) -> None:
+    role = message.get("role")
+    if not isinstance(role, str):
+        param = f"{where}.role"
+        found = "nothing" if role is None else f"`{json_type(role)}`"
+        raise InvalidRequestError(f"{param}: expected `str`, got {found}", param=param)
+    if message.get("content") == {}:  # no parts: pydantic takes it for an iterable of them
+        message["content"] = []
+    _check_content(message.get("content"), f"{where}.content")
+
+
+def _check_content(content: object, param: str) -> None:
+    if content is None or isinstance(content, str):
+        return
+    if not isinstance(content, list):
+        raise InvalidRequestError(
+            f"{param}: expected text or a list of parts, got `{json_type(content)}`", param=param
+        )
+    for j, part in enumerate(content):
+        if not isinstance(part, dict | str):
+            where = f"{param}[{j}]"
+            raise InvalidRequestError(
+                f"{where}: expected an object, got `{json_type(part)}`", param=where
+            )

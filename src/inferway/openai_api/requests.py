@@ -1,12 +1,7 @@
 """bytes -> a typed request. Parsed once, straight into its type; nothing of it is lost.
 
-A request is a disjoint union, chosen by the path it came to (paths.py):
-
-ChatRequest        /v1/chat/completions
-CompletionRequest  /v1/completions
-ResponsesRequest   /v1/responses
-MessagesRequest    /v1/messages
-EmbeddingsRequest  /v1/embeddings
+A request is a disjoint union, chosen by the path it came to (kinds.py). Outside this room nobody
+asks which of its types a body has: each type answers what `ReadBody` names in its own way.
 
 Only what we act on is typed; everything else stays in the original bytes, which are what the
 engine gets, and in `LLMRequest.fields` for who asks. Field names and defaults are those of
@@ -18,29 +13,143 @@ llm-d's (field notes 3.1, 3.2).
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, TypeVar
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from inferway.errors import InvalidRequestError
-from inferway.openai_api.lenient import convert_leniently, json_object, json_type, lax_prompt
+from inferway.errors import InvalidRequestError, RenderError
+from inferway.model import Reason, Tokenized
+from inferway.openai_api.lenient import (
+    check_messages,
+    convert_leniently,
+    field_error,
+    json_object,
+    json_type,
+    lax_prompt,
+)
 from inferway.openai_api.shapes import Guided
 from inferway_structured.decoding import UNREADABLE
 
 JsonObject = dict[str, Any]
+Tokenizing = Coroutine[Any, Any, Tokenized]
+_T = TypeVar("_T")
 
 # Texts that we do not read, and that vLLM sends to its engine core: in a form that has no lone
 # surrogates, so that it answers 500, and would be suspected.
 _FOR_THE_CORE = ("stop", "vllm_xargs", "request_id", "session_id")
+# How Claude Code's first system text begins, which is another one in each request: vLLM drops it.
+BILLING_HEADER = "x-anthropic-billing-header"
 
 
-class ChatRequest(Guided, frozen=True, kw_only=True):
-    """The fields of a `/v1/chat/completions` body that we act on."""
+class Tokenizes(Protocol):
+    """What makes token ids of the bodies that engines render as they are."""
+
+    async def tokenize(self, body: PromptBody) -> Tokenized:
+        """Raises RequestError, or RenderError for reasons of ours."""
+
+
+class CountsMessages(Tokenizes, Protocol):
+    """What does so for messages, too."""
+
+    async def chat_of(self, body: CountTokensRequest) -> ChatRequest:
+        """The chat that engines make of messages. Raises RenderError."""
+
+
+class TokenizingModel(Protocol):
+    """A model that makes the token ids of requests of any kind, for `tokenized_by`: that raises
+    RequestError, or RenderError if a request cannot be tokenized here."""
+
+    @property
+    def prompts(self) -> CountsMessages: ...
+
+    async def tokenize_response(self, body: ResponsesRequest) -> Tokenized: ...
+
+
+class ReadBody(msgspec.Struct, frozen=True, kw_only=True):
+    """A body that has been parsed. Beside what is here, each kind has `path`, where engines take
+    it, `given_prompts` and `tokenized_by`."""
+
+    tells_ids: ClassVar[bool] = False  # engines tell the ids of its prompts (`return_token_ids`)
+    tells_length: ClassVar[bool] = False  # engines count the tokens of its prompt (`count_tokens`)
+
+    @property
+    def chat(self) -> ChatRequest | None:
+        """The body itself if it is a chat that engines render as it is."""
+        return None
+
+    @property
+    def turns(self) -> Sequence[JsonObject] | None:
+        """The messages of a conversation, in their order; None if there are none."""
+        return None
+
+    @property
+    def repeated_turns(self) -> Sequence[Any]:
+        """What a client sends again with the next turn of the conversation, first what was first;
+        without what Claude Code changes each time."""
+        return self.turns or ()
+
+    @property
+    def prompt(self) -> object:
+        """What a client gave as the prompt, where it gave none in another form."""
+        return None
+
+    @property
+    def prompts(self) -> Sequence[str | list[int]]:
+        """Each prompt that is given as text or token ids."""
+        return ()
+
+    @property
+    def tools(self) -> Sequence[JsonObject] | None:
+        """The tools that the model may call."""
+        return None
+
+    @property
+    def prompt_settings(self) -> tuple[object, ...]:
+        """The values that set prompts apart whose `given_prompts` are alike."""
+        return ()
+
+    @property
+    def answer_limit(self) -> int | None:
+        """How many tokens the client allows the answer; None: as many as the engine does."""
+        return None
+
+
+class _RenderedRequest(Guided, ReadBody, frozen=True, kw_only=True):
+    """What chats and completions have in common, which engines render as they are."""
+
+    tells_ids: ClassVar[bool] = True
+    for_the_core: ClassVar[tuple[str, ...]] = (*_FOR_THE_CORE, "bad_words")
 
     model: str = ""  # absent, null or empty: the engine's own
+    echo: bool | None = None
+    prompt_logprobs: int | None = None
+    return_token_ids: bool | None = None  # in the answer: the prompt's, too
+    use_beam_search: bool | None = None
+    n: int | None = None
+    add_special_tokens: bool | None = None  # absent: false for a chat, whose template writes them
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None  # absent: left, specials are kept
+    kv_transfer_params: JsonObject | None = None  # a chat's may carry the prompt's ids
+    ec_transfer_params: JsonObject | None = None
+    priority: Any = None  # in the engine's queue
+    cache_salt: str | None = None
+    max_tokens: int | None = None
+    stream: bool | None = None
+    vllm_xargs: Any = None  # may ask for a report
+
+
+class ChatRequest(_RenderedRequest, frozen=True, kw_only=True):
+    """The fields of a `/v1/chat/completions` body that we act on."""
+
+    path: ClassVar[str] = "/v1/chat/completions"
+    prompt_field: ClassVar[Literal["messages"]] = "messages"  # that engines render
+    id_prefix: ClassVar[str] = "chatcmpl"  # of its answers
+    prompts: ClassVar[tuple[()]] = ()
+    default_answer_limit: ClassVar[int | None] = None
+    prompt_embeds: ClassVar[None] = None
+    suffix: ClassVar[None] = None
     messages: list[JsonObject]
     tools: list[JsonObject] | None = None
     tool_choice: str | JsonObject | None = None
@@ -49,54 +158,53 @@ class ChatRequest(Guided, frozen=True, kw_only=True):
     chat_template_kwargs: JsonObject | None = None
     add_generation_prompt: bool | None = None  # absent: true
     continue_final_message: bool | None = None  # absent: false
-    add_special_tokens: bool | None = None  # absent: false, the template writes them
     reasoning_effort: str | None = None
-    truncate_prompt_tokens: int | None = None
-    truncation_side: Literal["left", "right"] | None = None  # absent: left, specials are kept
-    echo: bool | None = None
-    prompt_logprobs: int | None = None
-    return_token_ids: bool | None = None  # in the answer: the prompt's, too
     return_prompt_text: bool | None = None
-    use_beam_search: bool | None = None
-    n: int | None = None
-    kv_transfer_params: JsonObject | None = None  # may carry the prompt's ids
-    ec_transfer_params: JsonObject | None = None
-    priority: Any = None  # in the engine's queue
-    cache_salt: str | None = None
-    max_tokens: int | None = None
     max_completion_tokens: int | None = None
-    stream: bool | None = None
-    vllm_xargs: Any = None  # may ask for a report
-    for_the_core: ClassVar[tuple[str, ...]] = (*_FOR_THE_CORE, "bad_words")
+
+    @property
+    def chat(self) -> ChatRequest:
+        return self
+
+    @property
+    def turns(self) -> Sequence[JsonObject]:
+        return self.messages
+
+    @property
+    def given_prompts(self) -> Sequence[Sequence[Any]]:
+        """What makes up each prompt: a text, token ids, or JSON objects."""
+        return (self.messages,)
+
+    @property
+    def prompt_settings(self) -> tuple[object, ...]:
+        return self.tools, self.documents, self.chat_template, self.chat_template_kwargs
+
+    @property
+    def answer_limit(self) -> int | None:
+        """The newer of its two names wins."""
+        most = self.max_completion_tokens
+        return self.max_tokens if most is None else most
+
+    def tokenized_by(self, model: TokenizingModel) -> Tokenizing:
+        return model.prompts.tokenize(self)
 
 
 COMPLETION_TOKENS = 16  # vLLM's `max_tokens` of a completion that does not say how many
 
 
-class CompletionRequest(Guided, frozen=True, kw_only=True):
+class CompletionRequest(_RenderedRequest, frozen=True, kw_only=True):
     """The fields of a `/v1/completions` body that we act on."""
 
-    model: str = ""  # absent, null or empty: the engine's own
+    path: ClassVar[str] = "/v1/completions"
+    prompt_field: ClassVar[Literal["prompt"]] = "prompt"  # that engines render
+    id_prefix: ClassVar[str] = "cmpl"  # of its answers
+    default_answer_limit: ClassVar[int | None] = COMPLETION_TOKENS
+    max_completion_tokens: ClassVar[None] = None
+    tool_choice: ClassVar[None] = None
     prompt: str | list[str | int | list[int]] | None = None  # absent only beside embeddings
     prompt_embeds: Any = None
     suffix: str | None = None
-    echo: bool | None = None
     logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    return_token_ids: bool | None = None  # in the answer: the prompt's, too
-    use_beam_search: bool | None = None
-    n: int | None = None
-    add_special_tokens: bool | None = None  # absent: true
-    truncate_prompt_tokens: int | None = None
-    truncation_side: Literal["left", "right"] | None = None  # absent: left, specials are kept
-    kv_transfer_params: JsonObject | None = None
-    ec_transfer_params: JsonObject | None = None
-    priority: Any = None  # in the engine's queue
-    cache_salt: str | None = None
-    max_tokens: int | None = None
-    stream: bool | None = None
-    vllm_xargs: Any = None  # may ask for a report
-    for_the_core: ClassVar[tuple[str, ...]] = (*_FOR_THE_CORE, "bad_words")
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -109,10 +217,22 @@ class CompletionRequest(Guided, frozen=True, kw_only=True):
             return [self.prompt]  # type: ignore[list-item]
         return self.prompt  # type: ignore[return-value]
 
+    @property
+    def given_prompts(self) -> Sequence[Sequence[Any]]:
+        return self.prompts
 
-class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True):
+    @property
+    def answer_limit(self) -> int | None:
+        return self.max_tokens
+
+    def tokenized_by(self, model: TokenizingModel) -> Tokenizing:
+        return model.prompts.tokenize(self)
+
+
+class ResponsesRequest(ReadBody, frozen=True, kw_only=True):
     """The fields of a `/v1/responses` body that we act on."""
 
+    path: ClassVar[str] = "/v1/responses"
     model: str = ""  # absent, null or empty: the engine's own
     input: str | list[JsonObject] | None = None
     instructions: str | None = None
@@ -142,6 +262,33 @@ class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True):
         """Whether an input that is too long is refused."""
         return self.truncation is UNSET or self.truncation == "disabled"
 
+    @property
+    def turns(self) -> Sequence[JsonObject] | None:
+        """The items of the input; None if it is a text."""
+        return self.input if isinstance(self.input, list) else None
+
+    @property
+    def repeated_turns(self) -> Sequence[Any]:
+        """The instructions, and the items."""
+        turns = self.turns
+        return () if turns is None else [self.instructions, *turns]
+
+    @property
+    def given_prompts(self) -> Sequence[Sequence[Any]]:
+        """The input: a text, or items."""
+        return (self.input or "",)
+
+    @property
+    def prompt_settings(self) -> tuple[object, ...]:
+        return self.instructions, self.tools, self.chat_template_kwargs
+
+    @property
+    def answer_limit(self) -> int | None:
+        return self.max_output_tokens
+
+    def tokenized_by(self, model: TokenizingModel) -> Tokenizing:
+        return model.tokenize_response(self)
+
 
 class CountTokensRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The fields of a `/v1/messages/count_tokens` body that decide its prompt, and of one of
@@ -156,10 +303,17 @@ class CountTokensRequest(msgspec.Struct, frozen=True, kw_only=True):
     output_config: JsonObject | None = None  # an effort, and the answer's shape
     chat_template_kwargs: JsonObject | None = None
 
+    def passed_on(self) -> JsonObject:
+        """Return the fields that the chat which engines make of it has unchanged, beside those
+        that decide its prompt."""
+        return {}
 
-class MessagesRequest(CountTokensRequest, frozen=True, kw_only=True):
+
+class MessagesRequest(CountTokensRequest, ReadBody, frozen=True, kw_only=True):
     """The fields of a `/v1/messages` body that we act on."""
 
+    path: ClassVar[str] = "/v1/messages"
+    tells_length: ClassVar[bool] = True
     kv_transfer_params: JsonObject | None = None  # may carry the prompt's ids
     ec_transfer_params: JsonObject | None = None
     priority: Any = None  # in the engine's queue
@@ -170,11 +324,43 @@ class MessagesRequest(CountTokensRequest, frozen=True, kw_only=True):
     truncate_prompt_tokens: ClassVar[None] = None
     for_the_core: ClassVar[tuple[str, ...]] = ("stop_sequences", "vllm_xargs")
 
+    @property
+    def turns(self) -> Sequence[JsonObject]:
+        """The messages, without `system`, in which Claude Code has what changes each time."""
+        return self.messages
 
-class EmbeddingsRequest(msgspec.Struct, frozen=True, kw_only=True):
+    @property
+    def given_prompts(self) -> Sequence[Sequence[Any]]:
+        return (self.messages,)
+
+    @property
+    def prompt_settings(self) -> tuple[object, ...]:
+        """The values that set chats apart whose messages are alike, without Claude Code's billing
+        header, which is another one in each request."""
+        system = self.system
+        if isinstance(system, list):
+            system = [b for b in system if not str(b.get("text")).startswith(BILLING_HEADER)]
+        return system, self.tools, self.chat_template_kwargs
+
+    @property
+    def answer_limit(self) -> int | None:
+        return self.max_tokens
+
+    def passed_on(self) -> JsonObject:
+        """Return the fields that the chat which engines make of it has unchanged, beside those
+        that decide its prompt."""
+        names = ("kv_transfer_params", "cache_salt", "max_tokens", "stream", "vllm_xargs")
+        return {name: getattr(self, name) for name in names}
+
+    async def tokenized_by(self, model: TokenizingModel) -> Tokenized:
+        return await model.prompts.tokenize(await model.prompts.chat_of(self))
+
+
+class EmbeddingsRequest(ReadBody, frozen=True, kw_only=True):
     """The fields of a `/v1/embeddings` body that we act on: text, token ids or chats, one or
     many."""
 
+    path: ClassVar[str] = "/v1/embeddings"
     model: str = ""  # absent, null or empty: the engine's own
     # Either will do: vLLM takes what it can read of the two, and ignores the other.
     input: Any = None
@@ -190,12 +376,23 @@ class EmbeddingsRequest(msgspec.Struct, frozen=True, kw_only=True):
         """The one of them that can be read."""
         return self.input if isinstance(self.input, str | list) else self.messages
 
+    @property
+    def given_prompts(self) -> Sequence[Sequence[Any]]:
+        """Each of what is given: a text, token ids, or a chat."""
+        given = self.given
+        is_one = isinstance(given, str) or not given or isinstance(given[0], int | dict)
+        return [given] if is_one else given
+
+    def tokenized_by(self, _: TokenizingModel) -> Tokenizing:
+        """Raises RenderError: nobody looks for its blocks."""
+        raise RenderError("embeddings are not matched", reason=Reason.EMBEDDINGS)
+
 
 PromptBody = ChatRequest | CompletionRequest  # whose prompts we derive as they are
 Body = PromptBody | ResponsesRequest | MessagesRequest | EmbeddingsRequest
 
-# How Claude Code's first system text begins, which is another one in each request: vLLM drops it.
-BILLING_HEADER = "x-anthropic-billing-header"
+CHAT, COMPLETION, RESPONSES = ChatRequest.path, CompletionRequest.path, ResponsesRequest.path
+MESSAGES, EMBEDDINGS = MessagesRequest.path, EmbeddingsRequest.path
 
 REPORT_MODE = ("kv_cache_report_mode", "full")  # in `vllm_xargs` (v1/core/kv_cache_manager.py)
 
@@ -245,8 +442,7 @@ def parse_chat(raw: bytes) -> ChatRequest:
         text = f"{_NO_MESSAGES} (messages: must not be empty)"
         raise InvalidRequestError(text, param="messages")
     if not _are_plain(body.messages):
-        for i, message in enumerate(body.messages):
-            _check_message(message, f"messages[{i}]")
+        check_messages(body.messages)
     return body
 
 
@@ -308,33 +504,6 @@ def parse_embeddings(raw: bytes) -> EmbeddingsRequest:
     raise InvalidRequestError(_NO_TEXTS, param="input")
 
 
-def _check_message(message: JsonObject, where: str) -> None:
-    role = message.get("role")
-    if not isinstance(role, str):
-        param = f"{where}.role"
-        found = "nothing" if role is None else f"`{json_type(role)}`"
-        raise InvalidRequestError(f"{param}: expected `str`, got {found}", param=param)
-    if message.get("content") == {}:  # no parts: pydantic takes it for an iterable of them
-        message["content"] = []
-    _check_content(message.get("content"), f"{where}.content")
-
-
-def _check_content(content: object, param: str) -> None:
-    if content is None or isinstance(content, str):
-        return
-    if not isinstance(content, list):
-        raise InvalidRequestError(
-            f"{param}: expected text or a list of parts, got `{json_type(content)}`", param=param
-        )
-    for j, part in enumerate(content):
-        if not isinstance(part, dict | str):
-            where = f"{param}[{j}]"
-            raise InvalidRequestError(
-                f"{where}: expected an object, got `{json_type(part)}`", param=where
-            )
-
-
-_T = TypeVar("_T")
 _CHAT = msgspec.json.Decoder(ChatRequest)
 _COMPLETION = msgspec.json.Decoder(CompletionRequest)
 _RESPONSES = msgspec.json.Decoder(ResponsesRequest)
@@ -382,25 +551,4 @@ def decode_body(
         found: _T = convert_leniently(fields, kind)
         return found
     except msgspec.ValidationError as e:
-        raise _field_error(str(e), required) from e
-
-
-# msgspec: "Expected `str`, got `int` - at `$.messages[0].role`", "Object missing required
-# field `model`"; the path in front and in OpenAI's spelling.
-_AT = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<where>[^`]*)`)?$", re.DOTALL)
-_MISSING = re.compile(r"^Object missing required field `(?P<name>\w+)`$")
-
-
-def _field_error(text: str, required: Mapping[str, str]) -> InvalidRequestError:
-    match = _AT.match(text)
-    assert match is not None
-    what, where = match["what"], match["where"] or ""
-    missing = _MISSING.match(what)
-    if missing:
-        where = f"{where}.{missing['name']}" if where else missing["name"]
-        what = "required field is missing"
-    text = f"{where or 'body'}: {what[0].lower()}{what[1:]}"
-    told = required.get(where)
-    if told is not None:
-        text = told if missing else f"{told} ({text})"
-    return InvalidRequestError(text, param=where or None)
+        raise field_error(str(e), required) from e

@@ -38,6 +38,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from inferway.openai_api.requests import CHAT, COMPLETION
 from inferway_structured.decoding import UNREADABLE
 
 MOST_BYTES = 1 << 20  # of a prompt and an answer that are kept
@@ -54,14 +55,13 @@ _FINISHED = b'"finish_reason":"'
 _RUNNING = b'"finish_reason":null'
 _ERROR = re.compile(rb'data: ?\{"error"|event: ?error\b')
 _DATA = b"data: {"
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 _OTHER_KINDS = (b'"reasoning_content"', b'"tool_calls":[', b'"function_call":{')
-_CONTENT = {CHAT: b'"delta":{"content":"', COMPLETIONS: b'"text":"'}
+_CONTENT = {CHAT: b'"delta":{"content":"', COMPLETION: b'"text":"'}
 _THOUGHT = b'"delta":{"reasoning":"'
 # What stands between the text of most events and the bracket before their ids.
 _MARKS = {
     CHAT: b'"},"logprobs":null,%b,"token_ids":' % _RUNNING,
-    COMPLETIONS: b'","logprobs":null,%b,"stop_reason":null,"prompt_token_ids":null,"token_ids":'
+    COMPLETION: b'","logprobs":null,%b,"stop_reason":null,"prompt_token_ids":null,"token_ids":'
     % _RUNNING,
 }
 
@@ -174,7 +174,7 @@ class SentStream(SentEvents):
     )
 
     def __init__(self, path: str) -> None:
-        """`path`: CHAT or COMPLETIONS."""
+        """`path`: CHAT or COMPLETION."""
         super().__init__()
         self._mark, self._text_mark = _MARKS[path], _CONTENT[path]
         self._content = self._text_mark  # what `_plain` takes

@@ -10,11 +10,6 @@ from typing import Any, NamedTuple
 from inferway.model import TokenIds
 from inferway.openai_api.requests import (
     Body,
-    ChatRequest,
-    CompletionRequest,
-    MessagesRequest,
-    PromptBody,
-    ResponsesRequest,
 )
 
 # Above this a chat is rendered in a helper process (`BodySize.to_render`). Measured with 347
@@ -101,21 +96,7 @@ def context_needed(body: Body, prompts: Sequence[TokenIds]) -> int:
     than the context is cut by the engine, but the request is refused if `max_tokens` alone exceeds
     the context."""
     needed = [len(ids) + 1 for ids in prompts]
-    needed.append(_answer(body) or 0)
-    if isinstance(body, PromptBody):
-        needed.append(body.truncate_prompt_tokens or 0)
-    if isinstance(body, CompletionRequest) and body.truncate_prompt_tokens is None:
+    needed += (body.answer_limit or 0, body.truncate_prompt_tokens or 0)
+    if body.prompts and body.truncate_prompt_tokens is None:
         needed += [len(ids) + 1 for ids in body.prompts if not isinstance(ids, str)]
     return max(needed)
-
-
-def _answer(body: Body) -> int | None:
-    """What it may have at most, as the request says."""
-    if isinstance(body, ChatRequest):
-        most = body.max_completion_tokens
-        return body.max_tokens if most is None else most
-    if isinstance(body, CompletionRequest):
-        return body.max_tokens
-    if isinstance(body, MessagesRequest):
-        return body.max_tokens
-    return body.max_output_tokens if isinstance(body, ResponsesRequest) else None

@@ -187,7 +187,7 @@ class ModelPrompts:
     async def tokenize(self, body: PromptBody) -> Tokenized:
         """The client's fault is a RequestError that names the
         field; what we cannot do, although the engine may, is a RenderError."""
-        if isinstance(body, ChatRequest):
+        if body.prompt_field == "messages":
             return await self._tokenize_chat(body)
         if body.prompt_embeds is not None:
             raise RenderError("prompt_embeds: they have no token ids", reason=Reason.MEDIA)

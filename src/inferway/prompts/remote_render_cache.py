@@ -30,8 +30,8 @@ import numpy as np
 
 from inferway.errors import RenderError
 from inferway.model import Reason, TokenIds
-from inferway.openai_api.requests import ChatRequest, PromptBody
-from inferway.prompts.fidelity.probe import CHAT, COMPLETION, first_difference
+from inferway.openai_api.requests import PromptBody
+from inferway.prompts.fidelity.probe import first_difference
 
 QUARTER_SECONDS = 900
 BORDER_SECONDS = 5  # by how much an engine's clock may be wrong
@@ -70,7 +70,7 @@ class RenderKey:
 
     @property
     def path(self) -> str:
-        return CHAT if isinstance(self.body, ChatRequest) else COMPLETION
+        return self.body.path
 
     @property
     def key(self) -> bytes:
@@ -88,16 +88,15 @@ class RenderKey:
 def asked_for(body: PromptBody, now: float) -> RenderKey:
     """`now` is the time of day, in seconds since 1970. Raises RenderError for a body with values
     that would not arrive as they are."""
-    is_chat = isinstance(body, ChatRequest)
     fields = _shaping_fields(body)
     sent = {name: value for name, value in fields.items() if name not in _UNSENT}
     pieces = [b"," + _encoded(sent)[1:-1] if sent else b""]
     quarter = int(now // QUARTER_SECONDS)
     hasher = hashlib.blake2b(digest_size=16)
     # JSON has no zero bytes, so nothing can be moved from one piece to the next.
-    hasher.update(_encoded([is_chat, quarter, fields]) + b"\0")
+    hasher.update(_encoded([body.path, quarter, fields]) + b"\0")
     digests = []
-    messages = body.messages if isinstance(body, ChatRequest) else []
+    messages = body.turns or ()
     for message in messages:
         piece = _encoded(message)
         pieces.append(piece)
@@ -106,7 +105,7 @@ def asked_for(body: PromptBody, now: float) -> RenderKey:
     return RenderKey(
         body=body,
         pieces=pieces,
-        fields=frozenset(fields) | ({"messages"} if is_chat else set()),
+        fields=frozenset(fields) | ({"messages"} if messages else set()),
         digests=digests or [hasher.digest()],
         roles=[_role(message.get("role")) for message in messages],
         cut=body.truncate_prompt_tokens is not None,

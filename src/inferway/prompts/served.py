@@ -12,10 +12,9 @@ from inferway.config import ModelSettings
 from inferway.errors import RenderError, RequestError
 from inferway.model import NO_LENGTHS, ContextLengths, Cut, HolderId, Reason, TokenIds, Tokenized
 from inferway.openai_api.requests import (
-    Body,
     ChatRequest,
+    CountsMessages,
     CountTokensRequest,
-    MessagesRequest,
     PromptBody,
     ResponsesRequest,
 )
@@ -37,14 +36,8 @@ class ModelSource:
         object.__setattr__(self, "key", self.root + msgspec.json.encode(self.flags).decode())
 
 
-class PromptSource(Protocol):
+class PromptSource(CountsMessages, Protocol):
     """Turns the requests for one model into token ids."""
-
-    async def tokenize(self, body: PromptBody) -> Tokenized:
-        """Raises RequestError, or RenderError for reasons of ours."""
-
-    async def chat_of(self, body: CountTokensRequest) -> ChatRequest:
-        """The chat that engines make of messages. Raises RenderError."""
 
     def rendered_text(self, body: ChatRequest) -> str | None:
         """The chat as its template writes it, for people to read; None if there is none."""
@@ -143,18 +136,8 @@ class ServedModel:
         """The place that the keys of its prompts are made for."""
         return next(iter(self.lora_paths), None)
 
-    async def tokenize(self, body: Body) -> Tokenized:
-        """Return the token ids of a request of any kind. Raises RequestError, or RenderError if
-        this request cannot be tokenized here."""
-        if isinstance(body, PromptBody):
-            return await self.prompts.tokenize(body)
-        if isinstance(body, ResponsesRequest):
-            return await self._tokenize_response(body)
-        if isinstance(body, MessagesRequest):
-            return await self.prompts.tokenize(await self.prompts.chat_of(body))
-        raise RenderError("embeddings are not matched", reason=Reason.EMBEDDINGS)
-
-    async def _tokenize_response(self, body: ResponsesRequest) -> Tokenized:
+    async def tokenize_response(self, body: ResponsesRequest) -> Tokenized:
+        """Return the ids of the chat that engines make of a response's input."""
         chat = as_chat(body)
         prompts = self.prompts if isinstance(self.prompts, NoPrompts) else self.prompts.local
         if prompts is None:

@@ -15,15 +15,9 @@ from typing import TYPE_CHECKING, Any
 from inferway.errors import InvalidRequestError, RenderError
 from inferway.metrics import Family, counter, gauge
 from inferway.model import Endpoint, TokenIds
-from inferway.openai_api.requests import (
-    Body,
-    ChatRequest,
-    CompletionRequest,
-    MessagesRequest,
-    decode_fields,
-)
+from inferway.openai_api.requests import COMPLETION, Body, decode_fields
 from inferway.openai_api.sent_messages import RestMessages, SentMessages
-from inferway.openai_api.sent_stream import CHAT, COMPLETIONS, Cut, SentStream
+from inferway.openai_api.sent_stream import Cut, SentStream
 from inferway.openai_api.stream_rest import (
     RestEvents,
     keeps_text_back,
@@ -121,10 +115,10 @@ class ContinuableStream:
         self._asked, self._model, self._prompt = type(asked), routed.model, None
         self.body = body
         self._continuing.held += len(body)
-        if isinstance(asked, MessagesRequest):
+        if not asked.tells_ids:
             self.sent, self._prompt = SentMessages(), routed.whole_prompt
             return
-        self.sent = SentStream(CHAT if isinstance(asked, ChatRequest) else COMPLETIONS)
+        self.sent = SentStream(asked.path)
         if not attempt.ask_for_ids():
             self.drop()
             self._why_it_ends = BODY
@@ -139,7 +133,7 @@ class ContinuableStream:
             return TOO_LARGE
         if not continuing.takes(endpoint):
             return ENGINE
-        if isinstance(asked, MessagesRequest):
+        if not asked.tells_ids:
             is_known = is_rest or continuing.knows(routed, endpoint)
             return "" if is_known and routed.whole_prompt is not None else NO_IDS
         return ""
@@ -183,7 +177,7 @@ class ContinuableStream:
             cut = None
         if cut is None:
             return NO_CUT
-        is_completion = self._asked is CompletionRequest
+        is_completion = self._asked.path == COMPLETION
         body = rest_body(self.body, fields, cut, is_completion=is_completion)
         if body is None:
             return NO_TOKENS

@@ -39,8 +39,8 @@ from inferway.model import (
     Target,
 )
 from inferway.openai_api.edits import with_model
+from inferway.openai_api.kinds import PARSERS, Parse
 from inferway.openai_api.llm_request import LLMRequest, Objectives
-from inferway.openai_api.paths import PARSERS, Parse
 from inferway.openai_api.requests import Body, tells_its_reuse
 from inferway.openai_api.shapes import shape_fields
 from inferway.openai_api.unread import UnreadBody

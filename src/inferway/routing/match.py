@@ -39,7 +39,7 @@ from inferway.model import (
     lookahead_of,
 )
 from inferway.openai_api.llm_request import LLMRequest
-from inferway.openai_api.requests import Body, MessagesRequest, reads_cache
+from inferway.openai_api.requests import Body, reads_cache
 from inferway.prompts.served import ServedModel
 from inferway.scheduling.per_endpoint import PerEndpoint
 
@@ -106,11 +106,11 @@ class Matcher:
         of our own."""
         if model.unfaithful is not None:
             raise RenderError(model.unfaithful, reason=Reason.UNFAITHFUL)
-        if model.unfaithful_messages is not None and isinstance(body, MessagesRequest):
+        if model.unfaithful_messages is not None and body.tells_length:
             raise RenderError(model.unfaithful_messages, reason=Reason.UNFAITHFUL)
         is_read = reads_cache(body)
         return await self.look_up(
-            model, await model.tokenize(body), body.cache_salt, is_read=is_read
+            model, await body.tokenized_by(model), body.cache_salt, is_read=is_read
         )
 
     async def look_up(

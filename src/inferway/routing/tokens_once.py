@@ -12,7 +12,6 @@ from typing import Protocol
 
 from inferway.metrics import Family, counter
 from inferway.model import Endpoint, TokenIds
-from inferway.openai_api.requests import PromptBody
 from inferway.openai_api.token_ids_json import TokenIdsWriter
 from inferway.openai_api.tokens_once import why_text, with_ids
 from inferway.prompts.served import ServedModel
@@ -87,7 +86,7 @@ class TokensOnce:
         body = routed.request.body
         if why_text(body) is not None:
             return OF_REQUEST
-        return self._refuses(endpoint, routed.model, is_compared=isinstance(body, PromptBody))
+        return self._refuses(endpoint, routed.model, is_compared=body.tells_ids)
 
     def families(self) -> Iterator[Family]:
         """Yield what /metrics shows of it."""

@@ -14,7 +14,7 @@ S, U, A, T, A2, T2              one
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
@@ -22,7 +22,6 @@ from typing import Any
 import msgspec
 
 from inferway.openai_api.llm_request import LLMRequest
-from inferway.openai_api.requests import Body, ChatRequest, MessagesRequest, ResponsesRequest
 
 MOST_SESSIONS = 20_000  # beyond, the one whose last turn is the longest ago is new when it returns
 
@@ -60,20 +59,12 @@ class Lineage:
 
 def _digests(request: LLMRequest) -> Iterator[bytes]:
     """Yield a digest of the first message, of the first two, and so on: of one model and tenant."""
-    messages = _messages(request.body)
+    messages = request.body.repeated_turns if request.body.tools else ()
     hashed = blake2b(msgspec.json.encode([request.target_model, request.tenant]), digest_size=16)
     has_marks = _MARK.encode() in request.raw
     for message in messages:
         hashed.update(msgspec.json.encode(_without_marks(message) if has_marks else message))
         yield hashed.digest()
-
-
-def _messages(body: Body) -> Sequence[Any]:
-    if not isinstance(body, ChatRequest | MessagesRequest | ResponsesRequest) or not body.tools:
-        return ()
-    if isinstance(body, ResponsesRequest):
-        return [body.instructions, *body.input] if isinstance(body.input, list) else ()
-    return body.messages  # without `system`, in which Claude Code has what changes each time
 
 
 def _without_marks(value: Any) -> Any:

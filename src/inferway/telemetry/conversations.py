@@ -36,9 +36,6 @@ from inferway.model import BlockKey, block_size_of
 from inferway.openai_api.requests import (
     BILLING_HEADER,
     Body,
-    ChatRequest,
-    MessagesRequest,
-    ResponsesRequest,
 )
 from inferway.routing.journey import Routed
 from inferway.telemetry.clients import family, user_agent
@@ -101,7 +98,7 @@ class Conversations(Extension):
         elif self._looks >= LOOKS_A_SECOND:
             return
         body = routed.request.body
-        messages = messages_of(body)
+        messages = body.turns
         if messages is None or not routed.prompts:
             return
         opening = _opening(messages)
@@ -138,7 +135,7 @@ class Conversations(Extension):
             len(messages),
             len(keys),
             [(place, keys[place]) for place in _places(len(keys))],
-            [hash(repr(tool)) for tool in islice(body_tools(body), _MOST_TOOLS)],
+            [hash(repr(tool)) for tool in islice(body.tools or (), _MOST_TOOLS)],
             [hash(line) for line in lines],
             inline,
         )
@@ -185,19 +182,6 @@ class Conversations(Extension):
                 for (cause, client), turns in self.broken.most_common()
             ],
         }
-
-
-def messages_of(body: Body) -> Sequence[JsonObject] | None:
-    """Return the messages of a conversation, in their order; None if the request has none."""
-    if isinstance(body, ChatRequest | MessagesRequest):
-        return body.messages
-    if isinstance(body, ResponsesRequest) and isinstance(body.input, list):
-        return body.input
-    return None
-
-
-def body_tools(body: Body) -> Iterable[JsonObject]:
-    return getattr(body, "tools", None) or ()
 
 
 def _opening(messages: Sequence[JsonObject]) -> object | None:

@@ -18,13 +18,7 @@ from inferway.fleet.fleet import Fleet
 from inferway.fleet.prober import LivePrompt, Prober
 from inferway.fleet.silent_zero import SilentZeroAlarm, StreamEvidence
 from inferway.model import Candidates, Endpoint, Headers, Prompt, Reason, Target
-from inferway.openai_api.requests import (
-    ChatRequest,
-    CompletionRequest,
-    PromptBody,
-    standard_fields,
-)
-from inferway.prompts.fidelity.probe import CHAT, COMPLETION
+from inferway.openai_api.requests import standard_fields
 from inferway.routing.journey import Routed
 from inferway.routing.match import Matched
 from inferway.scheduling.plugin import RequestListener, RequestOutcome
@@ -72,8 +66,9 @@ class DecisionPublisher(Extension):
     def on_request(self, routed: Routed, seconds: float) -> None:
         model, body = routed.model.name, routed.request.body
         message = self._common(routed)
-        if not isinstance(body, ChatRequest):
-            if self._with_text and isinstance(body, CompletionRequest):
+        chat = body.chat
+        if chat is None:
+            if self._with_text and body.tells_ids:
                 message["prompt"] = body.prompt
             self._publisher.publish(f"kv.{topic_name(model)}", message)
             return
@@ -82,14 +77,14 @@ class DecisionPublisher(Extension):
             {"messages", "add_generation_prompt"}
             | {
                 name
-                for name in body.chat_template_kwargs or {}
+                for name in chat.chat_template_kwargs or {}
                 if self._with_text or name in _NAMES
             }
-            | {name for name in ("tools", "documents") if getattr(body, name)}
+            | {name for name in ("tools", "documents") if getattr(chat, name)}
         )
         if self._with_text:
-            message["messages"] = body.messages
-            message["rendered_template"] = routed.model.prompts.rendered_text(body)
+            message["messages"] = chat.messages
+            message["rendered_template"] = routed.model.prompts.rendered_text(chat)
         self._publisher.publish(f"kv.chat.{topic_name(model)}", message)
 
     def _common(self, routed: Routed) -> dict[str, Any]:
@@ -220,7 +215,7 @@ class LiveProbe(Extension):
             return
         self._due = False
         prompts = next(iter(routed.prompts.values()), None)
-        path = CHAT if isinstance(routed.request.body, ChatRequest) else COMPLETION
+        path = routed.request.body.path
         live = LivePrompt(
             model=routed.model,
             endpoint=endpoint,
@@ -265,10 +260,8 @@ class _Answered(RequestListener):
 
 def _may_be_repeated(routed: Routed) -> bool:
     body = routed.request.body
-    if not isinstance(body, PromptBody):
-        return False  # no engine tells the ids of others
-    if isinstance(body, CompletionRequest) and any(isinstance(p, list) for p in body.prompts):
-        return False  # token ids: nothing is rendered
+    if not body.tells_ids or any(isinstance(prompt, list) for prompt in body.prompts):
+        return False  # no engine tells the ids of others, and ids are not rendered
     prompts: Sequence[Matched] = next(iter(routed.prompts.values()), ())
     num_tokens = sum(len(item.prompt.token_ids) for item in prompts)
     return num_tokens <= MAX_LIVE_TOKENS and len(routed.request.raw) <= MAX_LIVE_BYTES

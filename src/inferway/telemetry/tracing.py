@@ -25,13 +25,7 @@ from inferway import __version__
 from inferway.errors import ConfigError
 from inferway.extension import EndedAnswer, Extension
 from inferway.model import Headers, Target
-from inferway.openai_api.requests import (
-    Body,
-    ChatRequest,
-    CompletionRequest,
-    MessagesRequest,
-    ResponsesRequest,
-)
+from inferway.openai_api.kinds import KINDS
 from inferway.openai_api.usage import Usage
 from inferway.routing.journey import Journey
 from inferway.routing.record import Record
@@ -45,16 +39,7 @@ if TYPE_CHECKING:
 TRACEPARENT, TRACESTATE = b"traceparent", b"tracestate"
 _MAX_PATH = 200
 
-# Path -> gen_ai.operation.name (OpenTelemetry's semantic conventions for generative AI); the paths
-# that are not here have none.
-_OPERATIONS = {
-    "/v1/chat/completions": "chat",
-    "/v1/chat/completions/batch": "chat",
-    "/v1/responses": "chat",
-    "/v1/messages": "chat",
-    "/v1/completions": "text_completion",
-    "/v1/embeddings": "embeddings",
-}
+_OPERATIONS = [(kind.path, kind.operation) for kind in KINDS.values() if kind.operation]
 
 Attributes = dict[str, str | int | Sequence[str]]
 
@@ -173,7 +158,7 @@ class RequestSpan(RequestListener):
         )
         decided.end(now)
         if journey.routed is not None:
-            most = _max_tokens(journey.routed.request.body)
+            most = journey.routed.request.body.answer_limit
             if most is not None:
                 self._span.set_attribute("gen_ai.request.max_tokens", most)
         self._finish_reasons = journey.finish_reasons
@@ -261,7 +246,7 @@ class RequestSpan(RequestListener):
 
 def _operation_of(path: str) -> str | None:
     """A proxy's path may have a prefix."""
-    return next((name for known, name in _OPERATIONS.items() if path.endswith(known)), None)
+    return next((name for known, name in _OPERATIONS if path.endswith(known)), None)
 
 
 def _gen_ai(operation: str, record: Record, status: int) -> Attributes:
@@ -279,15 +264,6 @@ def _gen_ai(operation: str, record: Record, status: int) -> Attributes:
         if usage.cached is not None:
             found["gen_ai.usage.cache_read.input_tokens"] = usage.cached
     return found
-
-
-def _max_tokens(body: Body) -> int | None:
-    """Return what the client allows the answer; None: as many as the engine does."""
-    if isinstance(body, ChatRequest):
-        return body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    if isinstance(body, CompletionRequest | MessagesRequest):
-        return body.max_tokens
-    return body.max_output_tokens if isinstance(body, ResponsesRequest) else None
 
 
 def _fail(span: Span) -> None:

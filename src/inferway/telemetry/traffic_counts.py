@@ -12,13 +12,13 @@ import msgspec
 
 from inferway.extension import EndedAnswer, Extension, Snapshot
 from inferway.model import Reason
-from inferway.openai_api.paths import PARSERS, UNREAD
+from inferway.openai_api.kinds import KINDS
 from inferway.telemetry.added_up import added_up
 from inferway.telemetry.clients import OTHER, family
 from inferway.telemetry.conversations import Conversations
 
 _BY_LOAD = frozenset(reason for reason in Reason if reason.is_by_load)
-_PATHS = frozenset({*PARSERS, *UNREAD})  # all others are one
+_PATHS = frozenset(KINDS)  # all others are one
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from math import floor
 from inferway.extension import CLIENT_GONE
 from inferway.kv.index.protocol import MatchResult
 from inferway.model import Endpoint, Target
-from inferway.openai_api.paths import PARSERS, UNREAD
+from inferway.openai_api.kinds import KINDS
 from inferway.routing.record import Record
 from inferway_console.records.decided import NOBODY, DecidedRequest
 from inferway_console.records.misses import of_decision
@@ -18,7 +18,7 @@ from inferway_console.records.packing import MOST_ID, Names, PackedRow, RequestK
 from inferway_console.records.record import Miss
 
 OTHER = "other"  # a path that is none of the API's
-_PATHS = frozenset({*PARSERS, *UNREAD})
+_PATHS = frozenset(KINDS)
 
 # Id, path, status, outcome, seconds, record, misses. A tuple: one is made for each request.
 Ended = tuple[str, str, int, str, float, Record, tuple[Miss, ...]]

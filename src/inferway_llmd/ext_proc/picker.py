@@ -18,7 +18,7 @@ from inferway.extension import outcome_of
 from inferway.http.content_coding import BodyDecoder
 from inferway.http.message import CONTENT_ENCODING
 from inferway.model import Candidates, Decision, Reason
-from inferway.openai_api.paths import GENERATING, parser_by_suffix
+from inferway.openai_api.kinds import GENERATING, parser_by_suffix
 from inferway.openai_api.trust import NO_TRUST, Trust
 from inferway.openai_api.unread import UnreadBody, begins_an_object, read_query, read_unread
 from inferway.routing.director import Director, by_load

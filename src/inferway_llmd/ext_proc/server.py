@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 from inferway.errors import InferwayError, crash_report, panic_as_error
 from inferway.extension import is_probe
 from inferway.http.eager import run_until_suspended
-from inferway.openai_api.paths import PARSERS, UNREAD
+from inferway.openai_api.kinds import KINDS
 from inferway.telemetry.tracing import TRACEPARENT, Tracing
 from inferway_llmd.ext_proc.counts import PickerCounts
 from inferway_llmd.ext_proc.exchange import ProcessingStream
@@ -169,7 +169,7 @@ class _Driver:
         if tracing is not None and not is_probe(path, user_agent):
             noted.span = tracing.begin(
                 *(noted.head.method, path, noted.request_id, last_value(headers, TRACEPARENT), 0.0),
-                is_known=path in PARSERS or path in UNREAD,
+                is_known=path in KINDS,
             )
 
     async def _find_out(self, ask: Ask) -> None:

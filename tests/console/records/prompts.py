@@ -63,7 +63,7 @@ Reasoning: {{ effort }}<|im_end|>
 @lru_cache(2_000)
 def _token_ids(raw: bytes) -> TokenIds:
     """Of a chat's body. Many tests send the same chats."""
-    [ids] = on_one_loop(smollm2().tokenize(parse_chat(raw))).token_ids
+    [ids] = on_one_loop(parse_chat(raw).tokenized_by(smollm2())).token_ids
     ids.flags.writeable = False
     return ids
 

@@ -221,10 +221,9 @@ class RemotePrompts:
         known = _known_ids(body)
         if known is not None:
             return Tokenized(known)
-        if isinstance(body, ChatRequest):
-            for place, message in enumerate(body.messages):
-                if carries_media(message):
-                    return await self._before_media(body, place)
+        for place, message in enumerate(body.turns or ()):
+            if carries_media(message):
+                return await self._before_media(body, place)
         return await self._rendered(body)
 
     async def _rendered(self, body: PromptBody) -> Tokenized:
@@ -242,16 +241,17 @@ class RemotePrompts:
             flight.starts.append(start)
         return Tokenized([start], Reason.REMOTE_PREFIX)
 
-    async def _before_media(self, body: ChatRequest, place: int) -> Tokenized:
+    async def _before_media(self, body: PromptBody, place: int) -> Tokenized:
         """No engine is made to load and process media twice: the turns before them are asked for,
         and what is the start of a longer chat by all that was seen is used."""
         nothing = RenderError("nothing is known before the first media part", reason=Reason.MEDIA)
-        roles = [str(message.get("role")) for message in body.messages]
+        turns = body.turns or ()
+        roles = [str(message.get("role")) for message in turns]
         while place and roles[place - 1] == "assistant":  # no client asks to go on from there
             place -= 1
         if place == 0 or body.truncate_prompt_tokens is not None:
             raise nothing
-        asked = await self._asked(msgspec.structs.replace(body, messages=body.messages[:place]))
+        asked = await self._asked(msgspec.structs.replace(body, messages=turns[:place]))
         _, outcome, _ = await self._obtained(asked)
         start = self.renderings.start_of(asked, roles)
         self.stats.prompt(outcome if start is None else Outcome.PREFIX)
@@ -389,9 +389,9 @@ def _tell(breaker: RenderBreaker, error: UpstreamError, now: float) -> None:
 
 def _known_ids(body: PromptBody) -> list[TokenIds] | None:
     """Of a request that brings the ids of its prompts. RenderError if it brings embeddings."""
-    if isinstance(body, ChatRequest):
-        forwarded = forwarded_ids(body)
-        lists = [] if forwarded is None else [forwarded]
+    forwarded = forwarded_ids(body)
+    if forwarded is not None:
+        lists = [forwarded]
     elif body.prompt_embeds is not None:
         raise RenderError("prompt_embeds: they have no token ids", reason=Reason.MEDIA)
     elif body.suffix is not None or body.truncate_prompt_tokens is not None:

@@ -28,8 +28,8 @@ from inferway.errors import UpstreamError, crash_report
 from inferway.fleet.engine import Engine
 from inferway.fleet.engine_token_ids import NoSuchServiceError, RenderClient, ask, known_to_tokenize
 from inferway.model import TokenIds
-from inferway.openai_api.requests import parse_chat, parse_completion
-from inferway.prompts.fidelity.probe import CHAT, PROBES, NotRendered, compare
+from inferway.openai_api.requests import CHAT, parse_chat, parse_completion
+from inferway.prompts.fidelity.probe import PROBES, NotRendered, compare
 from inferway.prompts.remote_render_cache import RenderKey, asked_for
 
 log = logging.getLogger("inferway.remote")

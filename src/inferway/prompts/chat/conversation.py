@@ -19,7 +19,7 @@ from inferway.config import ModelSettings
 from inferway.errors import InvalidRequestError, RenderError
 from inferway.model import Reason
 from inferway.openai_api.lenient import json_type
-from inferway.openai_api.requests import BILLING_HEADER, ChatRequest
+from inferway.openai_api.requests import BILLING_HEADER, ChatRequest, PromptBody
 from inferway.prompts.chat.chat_template import Message
 from inferway.prompts.chat.content_format import ContentFormat, TemplateFacts
 from inferway.prompts.render_requests import RenderChatRequest
@@ -192,9 +192,11 @@ def chat_render_request(
     )
 
 
-def forwarded_ids(body: ChatRequest) -> list[int] | None:
+def forwarded_ids(body: PromptBody) -> list[int] | None:
     """The prompt's ids, where the request carries them: what a prefill engine has rendered, for
     the engine that decodes. vLLM then looks at no message."""
+    if body.prompt_field != "messages":
+        return None
     ids = (body.kv_transfer_params or {}).get("prompt_token_ids")
     if ids is None or body.echo or any(map(carries_media, body.messages)):
         return None

@@ -31,7 +31,6 @@ from inferway.openai_api.requests import (
     BILLING_HEADER,
     ChatRequest,
     CountTokensRequest,
-    MessagesRequest,
 )
 from inferway.prompts.chat.chat_template import ChatTemplate
 
@@ -67,23 +66,14 @@ def as_chat(
     if not messages:
         raise _unknown("empty list")
     tools = _tools(body)
-    chat = ChatRequest(
+    return ChatRequest(
         model=body.model,
         messages=messages,
         tools=tools,
         tool_choice=_tool_choice(body.tool_choice, tools),
         chat_template_kwargs=body.chat_template_kwargs,
         reasoning_effort=no_thinking_effort if disables_thinking(body) else _effort(body),
-    )
-    if not isinstance(body, MessagesRequest):
-        return chat
-    return msgspec.structs.replace(
-        chat,
-        kv_transfer_params=body.kv_transfer_params,
-        cache_salt=body.cache_salt,
-        max_tokens=body.max_tokens,
-        stream=body.stream,
-        vllm_xargs=body.vllm_xargs,
+        **body.passed_on(),
     )
 
 

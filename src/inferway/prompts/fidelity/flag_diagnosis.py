@@ -16,13 +16,13 @@ import numpy as np
 
 from inferway.config import ModelSettings
 from inferway.model import TokenIds
+from inferway.openai_api.requests import Tokenizes
 from inferway.prompts.fidelity.probe import (
     PROBES,
     Difference,
     NotRendered,
     Outcome,
     Probe,
-    Tokenizes,
     compare,
     our_outcome,
 )

@@ -13,25 +13,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from inferway.errors import RenderError, RequestError
-from inferway.model import Reason, TokenIds, Tokenized
+from inferway.model import Reason, TokenIds
 from inferway.openai_api.requests import (
-    ChatRequest,
+    CHAT,
+    COMPLETION,
+    CountsMessages,
     CountTokensRequest,
     PromptBody,
+    Tokenizes,
     parse_chat,
     parse_completion,
     parse_count_tokens,
 )
 
 JsonObject = dict[str, Any]
-
-CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 
 # Keeps the probes' blocks apart from everybody's prompts: what hits in an engine's cache, and
 # what does not, stays as it was.
@@ -150,12 +151,6 @@ class NotRendered:
 
 # The ids of each of a request's prompts, or no.
 Outcome = Sequence[TokenIds] | NotRendered
-
-
-class Tokenizes(Protocol):
-    """The methods of a model's prompts that the probe needs (served.PromptSource)."""
-
-    async def tokenize(self, body: PromptBody) -> Tokenized: ...
 
 
 async def our_outcome(prompts: Tokenizes, path: str, body: JsonObject) -> Outcome | None:
@@ -285,7 +280,6 @@ def _id_at(ids: TokenIds, position: int) -> str:
 # an engine may have been started with another effort for no thinking
 # (--anthropic-disabled-thinking-effort). So each of `BODIES` has parts whose texts would be missed,
 # or stand twice, in another count.
-COUNT_TOKENS = "/v1/messages/count_tokens"
 
 _BILLING = {"type": "text", "text": "x-anthropic-billing-header: cc_version=2; cch=0f1e2;"}
 _TERSE = {"type": "text", "text": "You are terse, and read files before you change them."}
@@ -328,13 +322,6 @@ BODIES: tuple[JsonObject, ...] = (
     {"messages": [_ASKED], "thinking": {"type": "disabled"}},
     {"messages": [_ASKED], "output_config": {"effort": "high"}},
 )
-
-
-class CountsMessages(Protocol):
-    """What is needed of a model's prompts (model_prompts.ModelPrompts)."""
-
-    async def chat_of(self, body: CountTokensRequest) -> ChatRequest: ...
-    async def tokenize(self, body: PromptBody) -> Tokenized: ...
 
 
 async def count(prompts: CountsMessages, body: CountTokensRequest) -> int | None:

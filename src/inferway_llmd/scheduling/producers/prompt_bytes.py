@@ -23,82 +23,32 @@ import msgspec
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from inferway.openai_api.requests import (
-    BILLING_HEADER,
-    Body,
-    ChatRequest,
-    CompletionRequest,
-    EmbeddingsRequest,
-    MessagesRequest,
-    ResponsesRequest,
-)
+from inferway.openai_api.requests import Body
 
 _ENCODER = msgspec.json.Encoder()
 
 
 def prompt_bytes(body: Body, most: int) -> list[bytes]:
     """Return of each prompt of the request no less than its first `most` bytes, or all."""
-    match body:
-        case ChatRequest():
-            return [_joined(body.messages, most)]
-        case CompletionRequest():
-            return [_text(prompt, most) for prompt in body.prompts]
-        case ResponsesRequest():
-            given = body.input
-            if given is None or isinstance(given, str):
-                return [_text(given or "", most)]
-            return [_joined(given, most)]
-        case MessagesRequest():
-            return [_joined(body.messages, most)]
-        case EmbeddingsRequest():
-            return _inputs(body, most)
+    return [_given(each, most) for each in body.given_prompts]
 
 
 def setting_bytes(body: Body) -> bytes:
     """Return what is the same in all requests whose prompts may have a beginning in common."""
-    match body:
-        case ChatRequest():
-            given: tuple[object, ...] = (
-                body.tools,
-                body.documents,
-                body.chat_template,
-                body.chat_template_kwargs,
-            )
-        case ResponsesRequest():
-            given = (body.instructions, body.tools, body.chat_template_kwargs)
-        case MessagesRequest():
-            given = (_system(body.system), body.tools, body.chat_template_kwargs)
-        case _:
-            return b""
+    given = body.prompt_settings
     return as_json(given) if any(each is not None for each in given) else b""
 
 
-def _system(given: str | list[Any] | None) -> str | list[Any] | None:
-    """Without Claude Code's billing header, which is another one in each request."""
+def _given(given: Any, most: int) -> bytes:
+    """A text, ids, or objects; engines refuse what is none of them."""
     if not isinstance(given, list):
-        return given
-    return [block for block in given if not str(block.get("text")).startswith(BILLING_HEADER)]
-
-
-def _inputs(body: EmbeddingsRequest, most: int) -> list[bytes]:
-    given = body.given
-    is_one = isinstance(given, str) or not given or isinstance(given[0], int | dict)
-    return [_input(each, most) for each in ([given] if is_one else given)]
-
-
-def _input(given: Any, most: int) -> bytes:
-    """A text, ids, or a chat; engines refuse what is none of them."""
-    if isinstance(given, str) or (
-        isinstance(given, list) and all(isinstance(each, int) for each in given)
-    ):
-        return _text(given, most)
-    return _joined(given if isinstance(given, list) else [given], most)
-
-
-def _text(prompt: str | Sequence[int], most: int) -> bytes:
-    if isinstance(prompt, str):
-        return prompt[:most].encode("utf-8", "surrogatepass")  # a character has a byte at least
-    return _ids(prompt, most)
+        if isinstance(given, str):  # a character has a byte at least
+            return given[:most].encode("utf-8", "surrogatepass")
+        return _joined([given], most)
+    try:
+        return _ids(given, most) if isinstance(next(iter(given), 0), int) else _joined(given, most)
+    except (TypeError, ValueError):
+        return _joined(given, most)
 
 
 def _ids(ids: Sequence[int], most: int) -> bytes:

@@ -11,7 +11,7 @@ import pytest
 from tests.stored import rows
 
 from inferway.errors import RequestError
-from inferway.openai_api.paths import PARSERS
+from inferway.openai_api.kinds import PARSERS
 from inferway.openai_api.requests import (
     Body,
     ChatRequest,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from inferway.openai_api.paths import CACHELESS, SALTED, UNREAD, UNSALTED
+from inferway.openai_api.kinds import CACHELESS, SALTED, UNREAD, UNSALTED
 
 API = Path(__file__).parents[2] / "docs/api.md"
 
