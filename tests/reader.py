@@ -57,7 +57,6 @@ NOT_RUN_HERE = {
     ("docs/endpoint-picker.md", "curl"): "needs Envoy; tests/envoy asks it so",
     ("docs/flow-control.md", "curl"): "needs names of the reader's; guides/engine-dies.md drains",
     ("docs/load.md", "inferway bench"): "takes nine minutes and more; tests/wheel runs a short one",
-    ("docs/scale.md", "inferway serve --config"): "needs a file of the reader's",
     ("docs/guides/explain.md", "inferway explain --missed --text"): "needs an admin key; "
     "tests/integration/test_record_pages.py has one",
     ("docs/guides/what-if.md", "inferway serve"): "writes to /var/lib",

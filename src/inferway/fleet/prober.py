@@ -30,11 +30,11 @@ from inferway.fleet.engine_token_ids import PROBE_SECONDS, NoTokenIdsError, ask
 from inferway.fleet.http_client import post
 from inferway.model import Endpoint, TokenIds
 from inferway.openai_api.kinds import COUNT_TOKENS
+from inferway.openai_api.requests import CountsMessages
 from inferway.prompts.fidelity.flag_diagnosis import FlagFinding, find
 from inferway.prompts.fidelity.probe import (
     BODIES,
     PROBES,
-    CountsMessages,
     Difference,
     JsonObject,
     NotRendered,
