@@ -35,8 +35,8 @@ def test_it_has_every_file_of_the_package(wheels: dict[str, Path], package: str)
     source = PACKAGES[package] / "src"
     files = {
         path.relative_to(source).as_posix()
-        for path in (source / package).rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
+        for path in source.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts and ".egg-info/" not in f"{path}"
     }
 
     with zipfile.ZipFile(wheels[package]) as archive:
