@@ -4,7 +4,7 @@
     tests_of_part.py
 
 A part is a path, or one below tests/. Without a part it is what differs from the last commit:
-each source's own tests (src/inferway/http/lora.py has tests/http/test_lora.py), or, if it has none
+each source's own tests (src/inferway/http/auth.py has tests/http/test_auth.py), or, if it has none
 of its own, those of its room.
 """
 
