@@ -124,15 +124,16 @@ class Gateway:
         self._warm = WarmPrefixes()
         self.worth = CacheWorth(time.monotonic)
         self._slo = SloCounts(settings.slo)
+        self._extensions: list[Extension] = [self._requests, self._traffic]
+        self.tap = Tap(self._extensions)
         core = Core(
             *(settings, self.fleet, time.monotonic, self.index, self.standing, self.scheduling),
             picks=picks,
-            drain=self._drain,
+            drain=self.tap.drain,
             process="alone" if process is None else "hub" if process.is_hub else "worker",
         )
         self._attached = [*extensions, *installed(core)]
-        self._extensions: list[Extension] = [self._requests, self._traffic, *self._attached]
-        self.tap = Tap(self._extensions)
+        self._extensions += self._attached
         if settings.slo.is_any:
             self._extensions.append(self._slo)
         if settings.access_log is not None:
@@ -161,9 +162,6 @@ class Gateway:
     def needs_snapshots(self) -> bool:
         """Whether an extension needs what other processes know each second."""
         return any(each.needs_snapshots() for each in self._attached)
-
-    def _drain(self) -> None:
-        self.tap.drain()
 
     def snapshots(self, since: Mapping[str, int]) -> dict[str, Snapshot]:
         """Return what its extensions know, for those of another process."""
@@ -339,7 +337,7 @@ class Gateway:
             admin_apart=settings.admin_port is not None,
             continuer=open_continuer(director, auth, self._stack),
             gather=None if self._process is None else self._process.gather,
-            drain=self._drain,
+            drain=self.tap.drain,
         )
 
     def _alarms(self) -> Sequence[Alarm]:
@@ -388,7 +386,7 @@ class Gateway:
                 lambda: () if self.replicas is None else self.replicas.families(),
             ],
             with_others=None if self._process is None else self._process.with_others,
-            drain=self._drain,
+            drain=self.tap.drain,
         )
 
     def _open_tracing(self) -> Tracing | None:

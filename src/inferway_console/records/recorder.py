@@ -187,8 +187,7 @@ class Recorder(Extension):
         ring = self.ring
         seq, records = ring.since(since, MOST_TOGETHER)
         first = seq - len(records) + 1
-        keys = {number - first: [*keys] for number, keys in self.keys if first <= number <= seq}
-        self.keys = [item for item in self.keys if item[0] > seq]
+        keys = {number - first: [*keys] for number, keys in self.take_keys(seq) if number >= first}
         return Snapshot(msgspec.msgpack.encode(_Records(records, keys)), seq)
 
     def merge(self, parts: Sequence[bytes]) -> None:
