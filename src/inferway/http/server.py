@@ -25,7 +25,7 @@ from inferway.http.content_coding import BodyDecoder
 from inferway.http.eager import resumed
 from inferway.http.ends import BodySource
 from inferway.http.listening import Certificate, Listener
-from inferway.http.message import CONTENT_ENCODING, REALTIME, BodyMemory, Request
+from inferway.http.message import CONTENT_ENCODING, REALTIME, BodyMemory, KnownHead, Request
 from inferway.http.responder import Responder
 from inferway.loop_turns import LoopTurns
 from inferway.metrics import Family, Row, counter, gauge, table
@@ -108,6 +108,7 @@ class HttpServer:
         self.limits = limits or LimitSettings()
         self.timeouts = timeouts or TimeoutSettings()
         self.bodies = BodyMemory(self.limits.bodies_bytes)
+        self.heads: dict[bytes, KnownHead] = {}  # as they came, without the length of the body
         self._decoder = BodyDecoder()
         self.awaits_body = awaits_body
         self.turns = LoopTurns()

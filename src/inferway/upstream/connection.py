@@ -52,6 +52,9 @@ _INTERIM = frozenset({100, 102, 103})  # whose body llhttp does not read, whatev
 _FEW_PIECES = 64  # of a body in a slice: then it is no flood of tiny ones, and may be larger
 _NO_CODING = frozenset({b"identity", b""})
 _FRAMING = frozenset({b"connection", b"content-length", b"transfer-encoding"})
+_MOST_SHORT = 2048  # bytes of an event of a stream; nearly each is a chunk, and comes alone
+# The first line of a chunk as servers write it -> bytes of the whole chunk.
+_SHORT_CHUNKS = {b"%x\r\n" % n: len(b"%x\r\n\r\n" % n) + n for n in range(1, _MOST_SHORT)}
 
 
 class EngineConnection(SlicedProtocol):
@@ -61,6 +64,7 @@ class EngineConnection(SlicedProtocol):
     __slots__ = (
         "_answers",
         "_awaited",
+        "_between_chunks",
         "_complete",
         "_exchange",
         "_flowing",
@@ -100,6 +104,7 @@ class EngineConnection(SlicedProtocol):
         self._awaited = 0  # bytes of the body that are still to come, if its head says how many
         self._in_body = False  # the head is complete
         self._flowing = False  # a piece of the body has been handed on
+        self._between_chunks = False  # the parser has read a chunk, and nothing behind it
         self._complete = False
         self._reusable = True
         self._until_close = False
@@ -164,6 +169,15 @@ class EngineConnection(SlicedProtocol):
         self.transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
         self.origin.opened(self)
 
+    def data_received(self, data: bytes) -> None:
+        # A whole chunk that follows another one leaves the parser as it is, and needs none.
+        if self._between_chunks and not (self.is_held or self.has_unread):
+            start = data.find(b"\n", 0, 6) + 1
+            if _SHORT_CHUNKS.get(data[:start]) == len(data) and data.endswith(b"\r\n"):
+                self._deliver_chunk(data[start:-2])
+                return
+        super().data_received(data)
+
     def parse(self, data: bytes, start: int) -> int:
         exchange, all_of_it = self._exchange, len(data)
         if exchange is None:
@@ -184,6 +198,8 @@ class EngineConnection(SlicedProtocol):
         if not self._in_body:
             self._wait_for_head(end - start)
             return end
+        if self._between_chunks and not (end == all_of_it and data.endswith(b"\r\n")):
+            self._between_chunks = False  # a part of the next one has come
         if end < all_of_it or self.has_unread:
             self._reusable = self._reusable and not self._complete
             is_coarse = len(self._pieces) < _FEW_PIECES
@@ -285,7 +301,14 @@ class EngineConnection(SlicedProtocol):
             self._pieces.append(body)
             self._awaited -= len(body)
 
+    def on_chunk_header(self) -> None:
+        self._between_chunks = False
+
+    def on_chunk_complete(self) -> None:
+        self._between_chunks = True
+
     def on_message_complete(self) -> None:
+        self._between_chunks = False
         if self._in_body:
             self._complete = True
 
@@ -331,10 +354,23 @@ class EngineConnection(SlicedProtocol):
         elif pieces:
             self._pieces = []
             self._flowing = True
-            exchange.is_waiting = False
-            exchange.sink.on_chunk(pieces[0] if len(pieces) == 1 else b"".join(pieces))
-            if self._exchange is exchange and not (exchange.paused or exchange.is_waiting):
-                self.deadline = self._pool.time() + self._pool.timeouts.idle_stream
+            self._hand_on(exchange, pieces[0] if len(pieces) == 1 else b"".join(pieces))
+
+    def _hand_on(self, exchange: UpstreamRequest, piece: bytes) -> None:
+        exchange.is_waiting = False
+        exchange.sink.on_chunk(piece)
+        if self._exchange is exchange and not (exchange.paused or exchange.is_waiting):
+            self.deadline = self._pool.time() + self._pool.timeouts.idle_stream
+
+    def _deliver_chunk(self, chunk: bytes) -> None:
+        """Hand on a chunk that was not the first."""
+        exchange = self._exchange
+        assert exchange is not None
+        try:
+            self._hand_on(exchange, chunk)
+        except Exception as error:
+            self.drop()
+            exchange.crashed(error)
 
     def _release(self, exchange: UpstreamRequest, pieces: list[bytes]) -> None:
         """The answer is complete: idle again, or closed, and only then the sink is told."""

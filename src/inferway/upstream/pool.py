@@ -153,8 +153,7 @@ class Pool:
             )  # fmt: skip
         pieces = (head + body,) if len(body) <= _COPY_LIMIT else (head, body)
         self.stats.sent += 1
-        exchange = UpstreamRequest(origin, pieces, sink, is_head=method == "HEAD")
-        exchange.retried = once
+        exchange = UpstreamRequest(origin, pieces, sink, method == "HEAD", once)
         origin.send(exchange)
         return exchange
 
