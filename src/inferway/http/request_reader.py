@@ -35,9 +35,6 @@ _ONCE = (b"content-length", b"transfer-encoding", b"host", b"content-type")
 _UPGRADE = frozenset({b"upgrade"})
 _OTHER_HTTP = re.compile(rb"(?:(?:h2c?|http/\d\.\d|tls/\d\.\d)(?:\s*,\s*|$))+")
 _NO_HEADERS: list[tuple[bytes, bytes]] = []
-_HEAD_END = b"\r\n\r\n"
-_LENGTH_LINE = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ([1-9][0-9]{0,8})\r\n")
-MAX_KNOWN_HEADS, MAX_KNOWN_HEAD_BYTES = 128, 4096
 # Fields that are another's in each request, or that make it another one than it seems.
 _NOT_KNOWN = frozenset(
     {b"x-request-id", b"traceparent", b"expect", b"transfer-encoding", b"upgrade"}
@@ -101,18 +98,12 @@ class RequestReader:
         clients send the same head again and again, but for the length of the body."""
         if self.receiving:
             return False
-        end = data.find(_HEAD_END, 0, MAX_KNOWN_HEAD_BYTES) + 4
-        found = _LENGTH_LINE.search(data, 0, end)
-        if found is None:
-            return False
-        key = data[: found.start(1)] + data[found.end(1) : end]
-        known = self._server.heads.get(key)
-        size = len(data) - end
-        if known is None or int(found[1]) != size or size > self._most_known:
-            self._key = b"" if known is not None else key
+        known, key, end = self._server.heads.find(data)
+        if known is None or len(data) - end > self._most_known:
+            self._key = key
             return False
         bodies = self._bodies
-        bodies.held += size
+        bodies.held += len(data) - end
         self.complete.append(
             Request(
                 *(known.method, known.target, known.path, known.query, time.perf_counter()),
@@ -124,16 +115,13 @@ class RequestReader:
 
     def _remember(self, request: Request) -> None:
         """Know the head of a plain request, which came in one piece, from now on."""
-        heads, key, fields = self._server.heads, self._key, request.fields
-        lines = key.count(b"\r\n")  # of any other end of a line we would take another view
-        is_plain = request.keep_alive and request.http11 and not (_NOT_KNOWN & fields.keys())
-        if is_plain and key.count(b"\n") == lines == key.count(b"\r"):
-            if len(heads) >= MAX_KNOWN_HEADS:
-                heads.clear()
-            heads[key] = request.known = KnownHead(
+        fields = request.fields
+        if request.keep_alive and request.http11 and not (_NOT_KNOWN & fields.keys()):
+            request.known = KnownHead(
                 *(request.method, request.target, request.path, request.query),
                 *(request.headers, fields.copy()),
             )
+            self._server.heads.add(self._key, request.known)
 
     def feed(self, data: bytes | memoryview) -> bool:
         """Return whether more may be fed. If not, the last one in `complete` is an error, or a

@@ -30,6 +30,7 @@ from inferway.http.responder import Responder
 from inferway.loop_turns import LoopTurns
 from inferway.metrics import Family, Row, counter, gauge, table
 from inferway.tasks import next_multiple
+from inferway.upstream.headers import KnownHeads
 
 # Answers, or attaches a source to the Responder and returns. What it raises is answered: an
 # InferwayError as what it is, the rest as 500. It is called in the reader's callback and runs
@@ -108,7 +109,7 @@ class HttpServer:
         self.limits = limits or LimitSettings()
         self.timeouts = timeouts or TimeoutSettings()
         self.bodies = BodyMemory(self.limits.bodies_bytes)
-        self.heads: dict[bytes, KnownHead] = {}  # as they came, without the length of the body
+        self.heads = KnownHeads[KnownHead]()
         self._decoder = BodyDecoder()
         self.awaits_body = awaits_body
         self.turns = LoopTurns()

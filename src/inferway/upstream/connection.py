@@ -71,6 +71,7 @@ class EngineConnection(SlicedProtocol):
         "_head",
         "_headers",
         "_in_body",
+        "_key",
         "_parser",
         "_pieces",
         "_pool",
@@ -99,6 +100,7 @@ class EngineConnection(SlicedProtocol):
         self._headers: list[tuple[bytes, bytes]] = []
         self._head: tuple[int, list[tuple[bytes, bytes]], int | None] | None = None
         self._pieces: list[bytes] = []
+        self._key = b""  # of the head that is being parsed, if it may be known from then on
         self._received = 0  # bytes of this exchange's answer before its body began
         self._slice_bytes = SLICE_BYTES  # that are parsed in a turn
         self._awaited = 0  # bytes of the body that are still to come, if its head says how many
@@ -176,7 +178,24 @@ class EngineConnection(SlicedProtocol):
             if _SHORT_CHUNKS.get(data[:start]) == len(data) and data.endswith(b"\r\n"):
                 self._deliver_chunk(data[start:-2])
                 return
+        elif self._received == 0 and self._take_known(data):
+            return
         super().data_received(data)
+
+    def _take_known(self, data: bytes) -> bool:
+        """Return whether `data` is one whole answer whose head has been read before, and take it."""
+        exchange = self._exchange
+        if exchange is None or exchange.is_head or self._in_body:
+            return False
+        if self.is_held or self.has_unread:
+            return False
+        known, self._key, start = self._pool.heads.find(data)
+        if known is None:
+            return False
+        self._in_body = self._complete = True
+        self._head, self._pieces = (*known, len(data) - start), [data[start:]]
+        self._deliver_safely(exchange, start)
+        return True
 
     def parse(self, data: bytes, start: int) -> int:
         exchange, all_of_it = self._exchange, len(data)
@@ -204,11 +223,7 @@ class EngineConnection(SlicedProtocol):
             self._reusable = self._reusable and not self._complete
             is_coarse = len(self._pieces) < _FEW_PIECES
             self._slice_bytes = 2 * self._slice_bytes if is_coarse else SLICE_BYTES
-        try:
-            self._deliver(exchange, end - start)
-        except Exception as error:
-            self.drop()
-            exchange.crashed(error)
+        self._deliver_safely(exchange, end - start)
         return end
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -267,6 +282,7 @@ class EngineConnection(SlicedProtocol):
             # else it is HTTP/1.1: the others are kept alive only if they say so
             self._check_line(status)
             if status < 200:
+                self._key = b""
                 self._check_bodiless(status, fields)
                 return
         if len(fields) != len(headers) or len(fields) > MAX_HEADERS:
@@ -293,6 +309,14 @@ class EngineConnection(SlicedProtocol):
         if self._exchange.is_head:
             self._until_close = False
             self._complete = True
+        elif (
+            self._key
+            and keep_alive
+            and not (
+                status in _BODILESS or b"transfer-encoding" in fields or self._exchange.is_encoded
+            )
+        ):
+            self._pool.heads.add(self._key, self._head[:2])
 
     def on_body(self, body: bytes) -> None:
         if self._complete:
@@ -339,6 +363,13 @@ class EngineConnection(SlicedProtocol):
         self._received += size
         if self._received > MAX_HEAD_BYTES:
             self._garbage(ValueError(f"a head over {MAX_HEAD_BYTES} bytes"))
+
+    def _deliver_safely(self, exchange: UpstreamRequest, size: int) -> None:
+        try:
+            self._deliver(exchange, size)
+        except Exception as error:
+            self.drop()
+            exchange.crashed(error)
 
     def _deliver(self, exchange: UpstreamRequest, size: int) -> None:
         if self._head is not None:
