@@ -183,7 +183,8 @@ class EngineConnection(SlicedProtocol):
         super().data_received(data)
 
     def _take_known(self, data: bytes) -> bool:
-        """Return whether `data` is one whole answer whose head has been read before, and take it."""
+        """Return whether `data` is one whole answer whose head has been read before, and take
+        it."""
         exchange = self._exchange
         if exchange is None or exchange.is_head or self._in_body:
             return False
