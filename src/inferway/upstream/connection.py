@@ -36,6 +36,7 @@ import httptools
 
 from inferway.errors import EngineLostError, UpstreamError, UpstreamTimeoutError
 from inferway.loop_turns import SLICE_BYTES, SlicedProtocol
+from inferway.model import Headers
 from inferway.upstream.headers import HOP_BY_HOP, PLAIN_CONNECTION, named_by_connection
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ class EngineConnection(SlicedProtocol):
 
     def _forget_answer(self) -> None:
         self._headers: list[tuple[bytes, bytes]] = []
-        self._head: tuple[int, list[tuple[bytes, bytes]], int | None] | None = None
+        self._head: tuple[int, Headers, int | None] | None = None
         self._pieces: list[bytes] = []
         self._key = b""  # of the head that is being parsed, if it may be known from then on
         self._received = 0  # bytes of this exchange's answer before its body began
