@@ -322,7 +322,6 @@ class Gateway:
             *(AlarmPages(rows, self._alarms), auth.control.num_waiting, self._is_ready),
             has_tls=self._servers is not None and self._servers.certificate is not None,
             requests=self._requests,
-            decided_in=self.metrics.decided_in,
             tap=self.tap,
             tracing=tracing,
         )
