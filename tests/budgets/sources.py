@@ -83,7 +83,7 @@ def assigned_from_outside() -> dict[str, dict[str, int]]:
 
 
 def num_corridors() -> int:
-    """Return the number of small files of core with one importer: a reader opens them for nothing."""
+    """Return the number of small files of core that one module imports."""
     importers = Counter(imported for path in SRC.rglob("*.py") for imported in _imports(path))
     small = [path for path in CORE.rglob("*.py") if 2 < _num_lines(path) < SMALL]
     return sum(importers[path] == 1 for path in small)
