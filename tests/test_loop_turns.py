@@ -25,8 +25,8 @@ from inferway.loop_turns import CALLS_A_TURN, SLICE_BYTES, LoopTurns, SlicedProt
 from inferway.upstream.connection import EngineConnection
 from inferway.upstream.exchange import UpstreamRequest
 from inferway.upstream.pool import Origin, Pool
-from inferway.workers.link import Link
-from inferway.workers.messages import Message, Ping
+from inferway.cluster.bus.link import Link
+from inferway.cluster.bus.messages import Message, Ping
 from inferway_llmd.ext_proc.wire.frames import DATA, PING, SETTINGS, WINDOW_UPDATE, frame
 from inferway_llmd.ext_proc.wire.patience import Patience
 

@@ -151,7 +151,7 @@ def _run(config: Path | None, flags: dict[str, Any]) -> None:
             "pip install 'inferway[epp]'"
         ) from None
     from inferway.serving import serve as run
-    from inferway.workers.build import built
+    from inferway.cluster.build import built
 
     reread = partial(_settings_alone, config, flags)
     uvloop.run(run(partial(built, settings, picks=True), reread=reread))

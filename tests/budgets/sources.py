@@ -20,7 +20,7 @@ PACKAGES = {
 TESTS = (ROOT / "tests", ROOT / "structured" / "tests", ROOT / "bench" / "tests")
 WIRING = (
     *("inferway/app.py", "inferway/servers.py", "inferway/indexer.py"),
-    *("inferway/replicas", "inferway/workers", "inferway_console/records/records.py"),
+    *("inferway/cluster", "inferway_console/records/records.py"),
 )
 # Who wants to understand one of these must be ready to open what it imports.
 NAMED = ("http/forward", "routing/director", "routing/journey", "fleet/zmq_subscriber", "app")

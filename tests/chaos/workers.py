@@ -17,10 +17,10 @@ from inferway.kv.index.changes import IndexChanges
 from inferway.kv.index.memory import MemoryIndex
 from inferway.kv.index.protocol import Index
 from inferway.kv.index.reading import HeldBlocks
-from inferway.workers.hub_watch import HeardIndex, HubWatch
-from inferway.workers.link import Link, pair
-from inferway.workers.messages import IndexChanged, Message, Ping
-from inferway.workers.teller import FleetTeller, ToldIndex
+from inferway.cluster.hub_watch import HeardIndex, HubWatch
+from inferway.cluster.bus.link import Link, pair
+from inferway.cluster.bus.messages import IndexChanged, Message, Ping
+from inferway.cluster.teller import FleetTeller, ToldIndex
 
 WORKERS = 2
 COMES, GOES = 0.05, 0.03  # shares of turns

@@ -34,7 +34,7 @@ from inferway.kv.index.protocol import (
 from inferway.kv.index.reading import MANY_HOLDERS
 from inferway.kv.index.reuse import CacheLayout
 from inferway.model import BlockKey, HolderId, Places
-from inferway.workers.teller import ToldIndex
+from inferway.cluster.teller import ToldIndex
 
 WEIGHTS = (1.0, 0.5, 0.25)
 MakeIndex = Callable[[], Index]

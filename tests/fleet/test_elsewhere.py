@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from tests.replicas.gateways import table
+from tests.cluster.gateways import table
 
 from inferway.fleet.elsewhere import Claims, Count, OwnCounts
 from inferway.fleet.load import Load

@@ -83,6 +83,7 @@ class OwnCounts:
     def __init__(self, table: EndpointTable) -> None:
         self._table = table
         self._told: Column = np.zeros(0)
+        self._all: set[str] = set()  # names that were told last
 
     def changed(self) -> list[Count]:
         """Return the counts of endpoints that have other requests in flight than when this was last
@@ -96,10 +97,13 @@ class OwnCounts:
         return _counts(names, rows, requests, tokens)
 
     def all(self) -> list[Count]:
-        """Return the counts of all endpoints that something is on its way to, by their names."""
+        """Return the counts of all endpoints that something is on its way to, by their names; and
+        of those that it has told last, and nothing is on its way to any more."""
         names, requests, tokens = self._table.own_counts()
         rows = np.nonzero((requests > 0.0) | (tokens >= 1.0))[0].tolist()
-        return sorted(_counts(names, rows, requests, tokens))
+        counts = _counts(names, rows, requests, tokens)
+        before, self._all = self._all, {each.endpoint for each in counts}
+        return sorted(counts + [Count(name, 0.0, 0.0) for name in before - self._all])
 
 
 def _counts(

@@ -17,7 +17,6 @@ from inferway.scheduling.expected_ttft.marginal_cost import MarginalCost
 from inferway.scheduling.expected_ttft.sharing import (
     Answered,
     Begins,
-    Comes,
     Kind,
     Sharing,
     Took,
@@ -200,7 +199,7 @@ class Learning:
         """Count so many decode legs more that are to come there."""
         self.coming[slot] += by
         if self.sharing is not None:
-            self.sharing.tell(Comes(self.sharing.name(slot), by))
+            self.sharing.comes(slot, by)
 
     @property
     def all_costs(self) -> tuple[Costs, Costs, Costs]:

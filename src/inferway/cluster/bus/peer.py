@@ -1,0 +1,233 @@
+"""Another gateway: what it has told, what of that counts, and what ends with it. No I/O; time is
+given.
+
+What it claims is kept apart from what others claim. It can make engines look busier than they are,
+as a gateway that really sends so much does, and no less busy; when it is silent, all of it is gone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TypeVar
+
+from msgspec.structs import replace
+
+from inferway.cluster.bus.learners import Learners
+from inferway.cluster.bus.messages import CountTold, PeerMessage
+from inferway.cluster.bus.sound import read, sender_of
+from inferway.errors import PeerMessageError
+from inferway.fleet.elsewhere import Claims, Count
+from inferway.fleet.table import EndpointTable
+from inferway.scheduling.expected_ttft.known import Known
+from inferway.scheduling.expected_ttft.sharing import (
+    Answered,
+    Begins,
+    Comes,
+    Event,
+    Took,
+    Waits,
+)
+
+SILENT_SECONDS = 0.7  # then it has gone
+MOST_WAITING = 16_384  # requests of a peer that wait
+MOST_CLAIMS = 32_768  # endpoints that a peer has something on the way to
+# What is heard of a peer in a second: some ten times what a busy gateway tells.
+MOST_MESSAGES = 1000.0
+MOST_MESSAGE_BYTES = 8 * 1024 * 1024.0
+FIRST_NUMBER = 1_000_000  # of peers, for learners: below are the workers beside us
+
+# What is counted of each peer.
+COUNTS = {
+    "messages": "Messages of the peer that were taken over.",
+    "bytes": "Bytes of the messages of the peer that were taken over.",
+    "lost": "Messages of the peer that have not come, as its numbers tell.",
+    "late": "Messages of the peer that came twice, or after a later one, and do not count.",
+    "unknown": "Things that the peer has told of engines which are not known here.",
+}
+
+_T = TypeVar("_T")
+
+
+@dataclass(slots=True)
+class Allowance:
+    """So much a second, and as much at once."""
+
+    a_second: float
+    left: float = field(init=False)
+    at: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.left = self.a_second
+
+    def takes(self, amount: float, now: float) -> bool:
+        """Whether there is so much left, which is used then."""
+        passed = max(now - self.at, 0.0)
+        self.left = min(self.a_second, self.left + passed * self.a_second)
+        self.at = now
+        if amount > self.left:
+            return False
+        self.left -= amount
+        return True
+
+
+@dataclass(slots=True)
+class Peer:
+    """`address`: how it is known here, whatever it says of itself. `numbers`: for learners; each
+    life of a gateway has its own."""
+
+    address: str
+    table: EndpointTable
+    learners: Learners
+    numbers: Iterator[int] = field(default_factory=lambda: count(FIRST_NUMBER))
+    name: str = ""
+    counts: Counter[str] = field(default_factory=Counter)  # by the names of `COUNTS`
+    refused: Counter[str] = field(default_factory=Counter)  # messages, or things in them, by reason
+    heard: float | None = None  # when the last message came that counts; None: none of this life
+    sender: int = -1  # what it has drawn at its start
+    fault: PeerMessageError | None = None  # the first of the last message
+    _who: int = 0
+    _last: int = 0  # number of the last message
+    _claims: Claims = field(init=False)
+    # by plugin: number -> whether it is assumed to begin some time
+    _waiting: list[dict[int, bool]] = field(default_factory=list)
+    _has_all: bool = False  # nothing was lost since all that is so was told
+    _messages: Allowance = field(default_factory=lambda: Allowance(MOST_MESSAGES))
+    _bytes: Allowance = field(default_factory=lambda: Allowance(MOST_MESSAGE_BYTES))
+
+    def __post_init__(self) -> None:
+        self._claims = Claims(self.table)
+
+    @property
+    def is_there(self) -> bool:
+        return self.heard is not None
+
+    @property
+    def requests(self) -> float:
+        """How many requests it has with engines."""
+        return self._claims.requests
+
+    @property
+    def num_waiting(self) -> int:
+        """How many of them have not begun to answer."""
+        return max(map(len, self._waiting), default=0)
+
+    def hear(self, payload: bytes, now: float) -> bool:
+        """Take over a message without the things in it that cannot be true; `fault` names the first
+        of these. Returns whether a new life of the gateway has begun with the message. Raises
+        PeerMessageError, with nothing taken over."""
+        self.fault = None
+        if not (self._messages.takes(1.0, now) and self._bytes.takes(len(payload), now)):
+            raise PeerMessageError(
+                f"more than {MOST_MESSAGES:g} messages, or {MOST_MESSAGE_BYTES:g} bytes, a second",
+                reason="too-much",
+            )
+        sender = sender_of(payload)
+        message, faults = read(payload)
+        is_new = sender != self.sender or not self.is_there
+        if not is_new and message.number <= self._last:
+            self.counts["late"] += 1
+            return False
+        lost = 0 if is_new else message.number - self._last - 1
+        if is_new or lost:
+            self._begin(now)
+        self._has_all = self._has_all or message.begins
+        self.sender, self._last, self.heard = sender, message.number, now
+        self.name = message.name
+        self.counts.update(messages=1, bytes=len(payload), lost=lost)
+        self.fault = faults[0] if faults else None
+        self.refused.update(each.reason for each in faults)
+        self._take_over(message, now)
+        self.learners.heard(self._who)
+        return is_new
+
+    def is_silent(self, now: float) -> bool:
+        """Return whether it was there, and is silent for too long."""
+        return self.heard is not None and now - self.heard > SILENT_SECONDS
+
+    def gone(self, now: float) -> None:
+        """Forget all that it has told."""
+        if self.is_there:
+            self.heard, self._has_all = None, False
+            self._claims.drop_all(self._claims.endpoints)
+            self._waiting.clear()
+            self.learners.gone(self._who, now)
+
+    def _begin(self, now: float) -> None:
+        """It is another one, or something of it was lost: what it has told until now may be over,
+        and what it tells counts from where all that is so is told."""
+        self.gone(now)
+        self._who = next(self.numbers)
+        self._waiting = [{} for _ in self.learners.sharing]
+
+    def _take_over(self, message: PeerMessage, now: float) -> None:
+        for shared in message.shared:
+            self._hear(shared.plugin, shared.event, now)
+        if self._has_all:
+            for counted in message.counts:
+                self._count(counted)
+        for told in message.known:
+            if told.plugin < len(self._waiting):
+                known = _of_those(told.known, filter(self._knows, told.known.endpoints))
+                self.learners.adopt(told.plugin, known, now)
+
+    def _hear(self, plugin: int, event: Event, now: float) -> None:
+        if plugin >= len(self._waiting):
+            self.counts["unknown"] += 1
+            return
+        if isinstance(event, Waits | Took | Comes) and not self._knows(event.endpoint):
+            return
+        if isinstance(event, Waits | Begins | Comes) and not self._has_all:
+            return
+        waiting = self._waiting[plugin]
+        if isinstance(event, Waits):
+            if event.number in waiting or len(waiting) >= MOST_WAITING:
+                return
+            waiting[event.number] = False
+        elif isinstance(event, Begins) and not _begins(event, waiting):
+            return
+        if not isinstance(event, Answered | Comes):  # its age becomes a time of our clock
+            event = replace(event, at=now - event.at)
+        self.learners.hear(self._who, plugin, event)
+
+    def _knows(self, endpoint: str) -> bool:
+        if self.table.holder_of(endpoint) is not None:
+            return True
+        self.counts["unknown"] += 1
+        return False
+
+    def _count(self, told: CountTold) -> None:
+        has_room = told.endpoint in self._claims.endpoints or len(self._claims) < MOST_CLAIMS
+        if has_room and self._knows(told.endpoint):
+            self._claims.set(Count(told.endpoint, told.requests, told.tokens))
+
+
+def _begins(begins: Begins, waiting: dict[int, bool]) -> bool:
+    """Note it, unless it says nothing new."""
+    is_assumed = waiting.get(begins.number)
+    if is_assumed is None or (is_assumed and begins.is_assumed):
+        return False
+    if begins.is_assumed:
+        waiting[begins.number] = True
+    else:
+        del waiting[begins.number]
+    return True
+
+
+def _of_those(known: Known, names: Iterable[str]) -> Known:
+    """What is told of these engines only."""
+    there = set(names)
+    return Known(
+        [
+            None if costs is None else replace(costs, engines=_only(costs.engines, there))
+            for costs in known.costs
+        ],
+        _only(known.loads, there),
+        known.means,
+    )
+
+
+def _only(told: dict[str, _T], names: set[str]) -> dict[str, _T]:
+    return {name: each for name, each in told.items() if name in names}

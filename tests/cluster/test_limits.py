@@ -1,0 +1,68 @@
+"""Limits of requests under way hold for all workers together."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+from tests.engines import client
+from tests.engines.waiting import wait_until
+from tests.cluster.serving import CHAT, MODEL, Serving, serving
+
+LONG_ANSWER = {
+    "model": MODEL,
+    "messages": [{"role": "user", "content": "Tell me everything."}],
+    "max_tokens": 4000,
+    "ignore_eos": True,
+    "stream": True,
+}
+
+
+@pytest.fixture(scope="module")
+def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    directory = tmp_path_factory.mktemp("limits")
+    settings = directory / "gateway.yaml"
+    settings.write_text("flow: {in_flight: 1, queue: 1, queue_seconds: 0.2}\n")
+    # the long answer takes 40 s, which none of the tests waits for
+    slow = ["--inter-token-latency", "10ms"]
+    with serving(directory, "--config", str(settings), engines=1, engine_flags=slow) as found:
+        yield found
+
+
+def test_a_place_that_one_worker_has_taken_the_others_lack(limited: Serving) -> None:
+    limited.all_answer()
+    stream = client.open_stream(f"{limited.url}{CHAT}", LONG_ANSWER)
+    try:
+        assert stream.readline().startswith(b"data:")
+        taken = str(stream.headers["x-request-id"]).partition("-")[0]
+        seen: set[str] = set()
+
+        def refused_by_all() -> bool:
+            answer = limited.chat("And I?")
+            assert answer.status == 429, answer.raw
+            assert answer.json["error"]["code"] == "wait_too_long"
+            seen.add(str(answer.headers["x-request-id"]).partition("-")[0])
+            return len(seen | {taken}) == 2
+
+        wait_until(refused_by_all, "all workers refuse")
+    finally:
+        stream.close()
+
+    wait_until(lambda: limited.chat("And now?").status == 200, "the place is free again")
+
+
+def test_the_places_of_a_worker_that_ends_are_free_again(limited: Serving) -> None:
+    limited.all_answer()
+    stream = client.open_stream(f"{limited.url}{CHAT}", LONG_ANSWER)
+    try:
+        assert stream.readline().startswith(b"data:")
+        workers = limited.workers()
+        for worker in workers:
+            os.kill(worker, signal.SIGKILL)
+    finally:
+        stream.close()
+
+    limited.all_answer(besides=workers)
+    assert limited.chat("And now?").status == 200
