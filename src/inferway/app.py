@@ -12,8 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 
-from inferway.cluster.bus.build import has_peers, own_replicas
-from inferway.cluster.bus.replicas import Replicas
+from inferway.cluster.bus.replicas import Replicas, has_peers, own_replicas
 from inferway.config import EngineSettings, ModelRewrite, ServeSettings
 from inferway.doctor.traffic_rules import traffic_alarms
 from inferway.extension import Core, Extension, Snapshot, Tap, installed, methods, snapshots

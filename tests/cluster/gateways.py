@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from inferway.cluster.bus.learners import Learners
+from inferway.cluster.bus.outbox import Outbox
+from inferway.cluster.bus.peer import Peer
 from inferway.config import EngineSettings
 from inferway.fleet.elsewhere import OwnCounts
 from inferway.fleet.engine import Engine
 from inferway.fleet.engine_facts import EngineFacts, ModelCard
 from inferway.fleet.table import EndpointTable
 from inferway.kv.index.memory import MemoryIndex
-from inferway.cluster.bus.learners import Learners
-from inferway.cluster.bus.outbox import Outbox
-from inferway.cluster.bus.peer import Peer
 from inferway.scheduling.expected_ttft.backlog import QueuedRequest
 from inferway.scheduling.expected_ttft.learning import Learning
 from inferway.scheduling.expected_ttft.plugin import ExpectedTtft

@@ -17,11 +17,11 @@ from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 
 import pytest
+from tests.cluster.serving import CHAT, MODEL, WORKERS, Serving, simulated, worker_of
 from tests.engines import client
 from tests.engines.program import Program
 from tests.engines.waiting import wait_until
 from tests.leftovers import children
-from tests.cluster.serving import CHAT, MODEL, WORKERS, Serving, simulated, worker_of
 
 from inferway_sim.engine import SimulatedEngine
 

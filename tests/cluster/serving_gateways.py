@@ -14,11 +14,11 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+from tests.cluster.redis_server import free_port
+from tests.cluster.serving import CHAT, MODEL
 from tests.engines import client
 from tests.engines.program import Program
 from tests.engines.waiting import wait_until
-from tests.cluster.redis_server import free_port
-from tests.cluster.serving import CHAT, MODEL
 
 from inferway.prompts.files.prepare import prepare_smollm2
 from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
+from inferway.cluster.bus.replicas import has_peers
 from inferway.config import PeerSettings, ServeSettings
-from inferway.cluster.bus.build import has_peers
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_without_redis_py_the_error_says_how_to_get_it() -> None:
         "import sys; sys.modules['redis'] = None; sys.modules['redis.asyncio'] = None\n"
         "from inferway.config import PeerSettings, ServeSettings\n"
         "from inferway.errors import ConfigError\n"
-        "from inferway.cluster.bus.build import transport_of\n"
+        "from inferway.cluster.bus.replicas import transport_of\n"
         "transport_of(ServeSettings(engines=[], peers=PeerSettings(addresses=['a:7400'])))\n"
         "try: transport_of(ServeSettings(engines=[], peers=PeerSettings(redis='redis://r')))\n"
         "except ConfigError as e: print(e)"

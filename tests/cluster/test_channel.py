@@ -14,8 +14,8 @@ from tests.cluster.redis_server import (
     running_with_tls,
 )
 
-from inferway.errors import ConfigError
 from inferway.cluster.bus.channel import PeerChannel
+from inferway.errors import ConfigError
 
 ONE = bytes(7) + b"\1 of the first"
 OTHER = bytes(7) + b"\2 of the second"

@@ -10,9 +10,6 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
-from tests.engines import client
-from tests.engines.program import Program
-from tests.engines.waiting import wait_until
 from tests.cluster.serving import (
     LONG,
     MODEL,
@@ -21,6 +18,9 @@ from tests.cluster.serving import (
     serving_of,
     simulated_by_a_process,
 )
+from tests.engines import client
+from tests.engines.program import Program
+from tests.engines.waiting import wait_until
 
 from inferway_sim.replies import RECITED
 

@@ -7,11 +7,11 @@ import re
 from pathlib import Path
 
 import grpc
+from tests.cluster.serving import MODEL, simulated
 from tests.engines import client
 from tests.engines.program import Program
 from tests.engines.waiting import wait_until
 from tests.llmd.ext_proc.pods import rqb, rqh, rsb, rsh
-from tests.cluster.serving import MODEL, simulated
 
 from inferway_llmd.ext_proc.messages import (
     METHOD,

@@ -7,10 +7,10 @@ import signal
 from itertools import count
 from pathlib import Path
 
+from tests.cluster.serving import CHAT, LONG, MODEL, Serving, simulated
 from tests.engines import client
 from tests.engines.program import Program
 from tests.engines.waiting import wait_until
-from tests.cluster.serving import CHAT, LONG, MODEL, Serving, simulated
 
 from inferway_sim.engine import SimulatedEngine
 

@@ -14,13 +14,14 @@ from typing import Any
 import msgspec
 import pytest
 import zmq
+from tests.cluster.redis_server import free_port, running_server
+from tests.cluster.serving_gateways import Gateways, gateways, simulated
 from tests.engines import client
 from tests.engines.program import Program
 from tests.engines.waiting import wait_until
-from tests.cluster.redis_server import free_port, running_server
-from tests.cluster.serving_gateways import Gateways, gateways, simulated
 
-from inferway.cluster.bus.sound import SENDER_BYTES, VERSION
+from inferway.cluster.bus.messages import VERSION
+from inferway.cluster.bus.sound import SENDER_BYTES
 from inferway_sim.config import LatencyModel
 
 pytestmark = pytest.mark.timeout(400)  # of processes that all start at once
@@ -165,7 +166,7 @@ class Liar:
 
     def say(self, *parts: object) -> None:
         self._number += 1
-        body = msgspec.msgpack.encode([VERSION, self._number, "liar", *parts])
+        body = msgspec.msgpack.encode([VERSION, self._number, "liar", True, *parts])
         self.say_bytes((666).to_bytes(SENDER_BYTES, "big") + body)
 
     def say_bytes(self, payload: bytes) -> None:

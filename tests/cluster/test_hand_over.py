@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.cluster.serving import LONG, Serving, serving, worker_of
 from tests.engines import client
 from tests.engines.waiting import wait_until
-from tests.cluster.serving import LONG, Serving, serving, worker_of
 
-from inferway.fleet.hand_over import HandOverState, Progress
-from inferway.cluster.hand_overs import WorkersHandOver
 from inferway.cluster.bus.messages import Drain, Message
+from inferway.cluster.hand_overs import WorkersHandOver
+from inferway.fleet.hand_over import HandOverState, Progress
 
 
 def test_what_workers_have_warm_goes_to_the_other_engine(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
+from tests.cluster.serving import LONG, Serving, serving, worker_of
 from tests.engines import client
 from tests.engines.waiting import wait_until
-from tests.cluster.serving import LONG, Serving, serving, worker_of
 
 
 @pytest.fixture(scope="module")

@@ -2,63 +2,60 @@
 
 from __future__ import annotations
 
-import msgspec
-from tests.cluster.gateways import Gateway
+import asyncio
+
+from tests.cluster.gateways import NAMES, Gateway
 from tests.cluster.test_peers import told as all_is_told
+from tests.cluster.test_replicas import Wire
 
-from inferway.cluster.bus.peer import FIRST_NUMBER
-from inferway.scheduling.expected_ttft.plugin import ExpectedTtft
-from inferway.scheduling.expected_ttft.sharing import Answered, Begins, Event, Kind, Waits
+from inferway.cluster.bus.learners import Learners, shared
 from inferway.cluster.bus.messages import Message, PeerTold
-from inferway.cluster.bus.workers import PeerOutbox, Peers
-from inferway.workers.replicas import WorkersLearners, WorkersOutlet
-
-
-class Telling:
-    """What a hub tells other gateways (`replicas.Replicas`)."""
-
-    def __init__(self) -> None:
-        self.told: list[Event] = []
-        self.counts = 0
-
-    def tell(self, plugin: int, event: Event) -> None:
-        assert plugin == 0
-        self.told.append(event)
-
-    def counted(self) -> None:
-        self.counts += 1
+from inferway.cluster.bus.peer import FIRST_NUMBER
+from inferway.cluster.bus.replicas import Replicas
+from inferway.cluster.bus.workers import WorkerOutbox, WorkersInbox
+from inferway.scheduling.expected_ttft.plugin import ExpectedTtft
+from inferway.scheduling.expected_ttft.sharing import Begins, Comes, Kind, Sharing, Waits
 
 
 def waits(number: int) -> Waits:
     return Waits("a", number, 10.0, 5.0, 1.0, 5.0, 10.0, 20.0)
 
 
-def test_requests_of_all_workers_have_numbers_of_the_hubs() -> None:
-    telling = Telling()
-    outlet = WorkersOutlet(telling)  # type: ignore[arg-type]
+def sharing(plugin: ExpectedTtft) -> list[Sharing]:
+    return [*shared([plugin], lambda *_: None)]
 
-    outlet.learned(1, 0, waits(1))
-    outlet.learned(2, 0, waits(1))
-    outlet.learned(2, 0, Begins(1, 2.0, is_assumed=False))
-    outlet.learned(2, 0, Begins(1, 2.0, is_assumed=False))
-    outlet.learned(1, 0, Answered(5))
-    outlet.ended(1, 9.0)
-    outlet.ended(2, 9.0)
 
-    assert telling.told == [
-        msgspec.structs.replace(waits(1), number=1),
-        msgspec.structs.replace(waits(1), number=2),
-        Begins(2, 2.0, is_assumed=False),
-        Answered(5),
-        Begins(1, 9.0, is_assumed=False),
-    ]
+def test_requests_of_all_workers_are_those_of_their_hub_and_end_with_the_worker() -> None:
+    hub, other = Gateway(1), Gateway(2)
+
+    def believed() -> tuple[list[float], list[float]]:
+        for payload in hub.says(2.0):
+            other.hear(1, payload, 2.0)
+        found = other.believes(2.0)
+        return found["waiting"], found["coming"]
+
+    other_of = hub.says_all(1.0)
+    for payload in other_of:
+        other.hear(1, payload, 1.0)
+    for place in (1, 2):  # each with numbers of its own
+        hub.outbox.tell(0, waits(1), place)
+        hub.outbox.tell(0, Comes("b", 2.0), place)
+    assert believed() == ([2.0, 0.0, 0.0], [0.0, 4.0, 0.0])
+
+    hub.outbox.tell(0, Begins(1, 2.0, is_assumed=False), 2)
+    hub.outbox.tell(0, Begins(1, 2.0, is_assumed=False), 2)
+    hub.outbox.tell(0, Comes("b", 1.0), 2)
+    assert believed() == ([1.0, 0.0, 0.0], [0.0, 3.0, 0.0])
+
+    hub.outbox.ended(1, 2.0)
+    hub.outbox.ended(2, 2.0)
+    assert believed() == ([0.0, 0.0, 0.0], [0.0, 0.0, 0.0])
 
 
 async def test_workers_hear_what_other_gateways_tell_and_forget_it_with_them() -> None:
-    hub, plugin = ExpectedTtft(), ExpectedTtft()
-    worker = Peers([plugin.share(lambda _: None)])
-    sent: list[Message] = []
-    learners = WorkersLearners([hub.share(lambda _: None)], sent.append)
+    plugin, sent = ExpectedTtft(), list[Message]()
+    worker = WorkersInbox(Learners(sharing(plugin)))
+    learners = Learners(sharing(ExpectedTtft()), sent.append)
 
     learners.hear(FIRST_NUMBER, 0, waits(1))
     learners.hear(FIRST_NUMBER, 0, waits(2))
@@ -77,28 +74,34 @@ async def test_workers_hear_what_other_gateways_tell_and_forget_it_with_them() -
 
 async def test_a_new_worker_is_told_what_was_learned() -> None:
     old, plugin = Gateway(0), ExpectedTtft()
-    worker = Peers([plugin.share(lambda _: None)])
+    worker = WorkersInbox(Learners(sharing(plugin)))
     slot = old.plugin.slots.slot_of("a", 0.0)
     for number in range(60):
         old.learning.took(Kind.TPOT, slot, (1.0, 2.0), 33.0, number / 10)
 
-    worker.hear(WorkersLearners([old.sharing], lambda _: None).all_known(6.0))
+    worker.hear(old.learners.all_known(6.0))
 
     there = plugin.slots.slot_of("a", 0.0)
     assert 30.0 < plugin.learning.tpot.expected(there, (1.0, 2.0)) < 36.0
 
 
-async def test_what_a_worker_tells_the_others_is_passed_on() -> None:
-    telling = Telling()
-    outlet = WorkersOutlet(telling)  # type: ignore[arg-type]
-    hub = Peers([ExpectedTtft().share(lambda _: None)], passes_on=outlet)
+async def test_what_a_worker_tells_the_others_is_passed_on_until_it_has_ended() -> None:
+    gateway, hub = Gateway(0), ExpectedTtft()
+    parts = (gateway.outbox, gateway.learners, gateway.table, Wire("hub"))
+    inbox = WorkersInbox(Learners(sharing(hub)), replicas=Replicas(*parts, lambda: NAMES))
 
     def pass_on(message: Message) -> None:
         assert isinstance(message, PeerTold)
-        hub.hear(message)
+        inbox.hear(message)
 
-    PeerOutbox(1, pass_on).learned(0, waits(7))
+    WorkerOutbox(1, pass_on).learned(0, waits(7))
     await all_is_told()
 
-    assert [type(event) for event in telling.told] == [Waits]
-    assert telling.counts == 1
+    other, clock = Gateway(2), asyncio.get_running_loop().time
+    for payload in gateway.says_all(clock()):
+        other.hear(0, payload, clock())
+    assert other.believes(clock())["waiting"] == [1.0, 0.0, 0.0]
+    pass_on(PeerTold(1))
+    for payload in gateway.says(clock()):
+        other.hear(0, payload, clock())
+    assert other.believes(clock())["waiting"] == [0.0, 0.0, 0.0]

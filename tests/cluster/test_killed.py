@@ -8,8 +8,6 @@ import signal
 from pathlib import Path
 
 import pytest
-from tests.engines import client
-from tests.engines.waiting import wait_until
 from tests.cluster.processes import (
     Place,
     cpu_seconds,
@@ -23,6 +21,8 @@ from tests.cluster.processes import (
     wait_for_cpu,
 )
 from tests.cluster.serving import LONG, Serving
+from tests.engines import client
+from tests.engines.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

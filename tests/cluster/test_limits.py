@@ -7,9 +7,9 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+from tests.cluster.serving import CHAT, MODEL, Serving, serving
 from tests.engines import client
 from tests.engines.waiting import wait_until
-from tests.cluster.serving import CHAT, MODEL, Serving, serving
 
 LONG_ANSWER = {
     "model": MODEL,

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferway.kv.index.changes import BlockChange, IndexChanges
 from inferway.cluster.bus import link as module
 from inferway.cluster.bus.link import Link, pair
-from inferway.cluster.bus.messages import IndexChanged, Message, Ping, Suspect
+from inferway.cluster.bus.messages import Ask, IndexChanged, Message, PeerTold, Wanted
+from inferway.kv.index.changes import BlockChange, IndexChanges
 
 
 class End:
@@ -24,7 +24,9 @@ class End:
         self.heard: list[Message] = []
         self.is_lost = asyncio.Event()
         self.news = asyncio.Event()
-        self.link = Link(self._hear, self.is_lost.set)
+        self.link = Link()
+        self.link.listen(self._hear)
+        self.link.when_lost(self.is_lost.set)
 
     def _hear(self, message: Message) -> None:
         self.heard.append(message)
@@ -50,7 +52,7 @@ async def ends() -> AsyncIterator[tuple[End, End]]:
 
 async def test_messages_come_in_order(ends: tuple[End, End]) -> None:
     one, other = ends
-    sent: list[Message] = [Suspect(str(number)) for number in range(1000)]
+    sent: list[Message] = [PeerTold(number) for number in range(1000)]
     for message in sent:
         one.link.send(message)
 
@@ -62,7 +64,7 @@ async def test_messages_come_in_order(ends: tuple[End, End]) -> None:
 async def test_what_is_sent_before_the_socket_is_there_is_sent_then() -> None:
     sockets = pair()
     one, other = End(), End()
-    one.link.send(Ping())
+    one.link.send(Ask(Wanted.ALIVE))
     await one.link.open(sockets[0])
     await other.link.open(sockets[1])
 
@@ -72,17 +74,47 @@ async def test_what_is_sent_before_the_socket_is_there_is_sent_then() -> None:
     other.link.close()
 
 
+async def test_what_comes_before_somebody_listens_is_heard_then() -> None:
+    sockets = pair()
+    one, other, heard = End(), Link(), list[Message]()
+    await one.link.open(sockets[0])
+    await other.open(sockets[1])
+    for number in range(3):
+        one.link.send(PeerTold(number))
+    one.link.close()
+
+    assert await other.first() == PeerTold(0)
+    ended = asyncio.Event()
+    other.when_lost(ended.set)
+    async with asyncio.timeout(20):
+        await ended.wait()
+    other.listen(heard.append)
+    other.when_lost(lambda: heard.append(PeerTold(9)))
+
+    assert heard == [PeerTold(1), PeerTold(2), PeerTold(9)]
+
+
+async def test_there_is_no_first_message_of_an_end_that_has_gone() -> None:
+    sockets = pair()
+    link = Link()
+    await link.open(sockets[0])
+    sockets[1].close()
+
+    async with asyncio.timeout(20):
+        assert await link.first() is None
+
+
 async def test_all_that_was_said_is_heard_before_the_loss(ends: tuple[End, End]) -> None:
     one, other = ends
     for number in range(500):
-        one.link.send(Suspect(str(number)))
+        one.link.send(PeerTold(number))
     one.link.close()
 
     async with asyncio.timeout(20):
         await other.is_lost.wait()
 
     assert len(other.heard) == 500
-    other.link.send(Ping())  # nothing happens
+    other.link.send(Ask(Wanted.ALIVE))  # nothing happens
 
 
 async def test_closing_is_no_loss(ends: tuple[End, End]) -> None:
@@ -103,15 +135,16 @@ async def test_what_comes_after_closing_is_not_heard() -> None:
         heard.append(message)
         closed.close()
 
-    closed = Link(hear, lambda: None)
+    closed = Link()
+    closed.listen(hear)
     await one.link.open(ours)
     await closed.open(theirs)
     for number in range(100):
-        one.link.send(Suspect(str(number)))
+        one.link.send(PeerTold(number))
     async with asyncio.timeout(20):
         await one.is_lost.wait()
 
-    assert heard == [Suspect("0")]
+    assert heard == [PeerTold(0)]
     one.link.close()
 
 
@@ -127,7 +160,7 @@ async def test_a_cache_of_many_blocks_comes_while_others_have_their_turn(
             pass
         other._hear(message)
 
-    other.link._heard = hear
+    other.link.listen(hear)
 
     async def count() -> None:
         nonlocal turns

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.cluster.gateways import Gateway
 
-from inferway.errors import PeerMessageError
 from inferway.cluster.bus.messages import VERSION
-from inferway.cluster.bus.sound import MOST_BYTES, SENDER_BYTES
 from inferway.cluster.bus.peer import MOST_MESSAGES, MOST_WAITING
+from inferway.cluster.bus.sound import MOST_BYTES, SENDER_BYTES
+from inferway.errors import PeerMessageError
 
 SENDER = (7).to_bytes(SENDER_BYTES, "big")
 WAITS = ["Waits", "a", 1, 100.0, 50.0, 0.0, 40.0, 100.0, 200.0]

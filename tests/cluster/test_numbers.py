@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from inferway.metrics import Family, Histogram, counter, gauge, histogram
 from inferway.cluster.bus.messages import FamilyTold
 from inferway.cluster.numbers import added_up, cache_worth, told
+from inferway.metrics import Family, Histogram, counter, gauge, histogram
 
 
 def of(*families: Family) -> list[FamilyTold]:

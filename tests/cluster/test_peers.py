@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import numpy as np
-import pytest
 
-from inferway.errors import QuarantinedRequestError
+from inferway.cluster.bus.learners import Learners, shared
+from inferway.cluster.bus.messages import Message, PeerTold
+from inferway.cluster.bus.workers import TOGETHER_SECONDS, WorkerOutbox, WorkersInbox
 from inferway.model import Endpoint
-from inferway.routing.limits.request_quarantine import RequestQuarantine
 from inferway.scheduling.expected_ttft.backlog import QueuedRequest
 from inferway.scheduling.expected_ttft.plugin import ExpectedTtft
 from inferway.scheduling.expected_ttft.sent_log import ROW
 from inferway.scheduling.expected_ttft.sharing import open_logs
-from inferway.cluster.bus.messages import Message, PeerTold
-from inferway.cluster.bus.workers import TOGETHER_SECONDS, PeerOutbox, Peers, shared
 
 HOLDER = 3
 KEYS = [11, 12, 13]
@@ -32,19 +29,18 @@ async def told() -> None:
 class Two:
     """Two workers, the first of which the second hears."""
 
-    def __init__(self, suspects: RequestQuarantine | None = None) -> None:
-        """`suspects`: of the second."""
+    def __init__(self) -> None:
         sent = np.zeros((3, ROW))
         self.plugins = [ExpectedTtft(), ExpectedTtft()]
         for plugin in self.plugins:
             plugin.slots.rows([Endpoint("e", "http://e", HOLDER)], 0.0)
-        self.one, other = PeerOutbox(1, self._sent), PeerOutbox(2, lambda _: None)
+        self.one, other = WorkerOutbox(1, self._sent), WorkerOutbox(2, lambda _: None)
         outboxes = zip(self.plugins, (self.one, other), strict=True)
         sharing = [shared([plugin], outbox.learned) for plugin, outbox in outboxes]
         for place, each in enumerate(sharing, 1):
             open_logs(each, sent, place)
         self.sharing, self.overlay = sharing[1], other.overlay  # of the second
-        self.other = Peers(self.sharing, self.overlay, suspects=suspects)
+        self.other = WorkersInbox(Learners(self.sharing), self.overlay)
 
     def _sent(self, message: Message) -> None:
         assert isinstance(message, PeerTold)
@@ -95,18 +91,3 @@ async def test_a_worker_that_ends_brings_nothing_any_more() -> None:
     two.other.hear(PeerTold(1))
 
     assert two.elsewhere() == {}
-
-
-async def test_what_engines_were_lost_with_is_refused_by_all_workers() -> None:
-    def quarantine(tell: Callable[[str, str, bool], None] | None) -> RequestQuarantine:
-        return RequestQuarantine(lambda: 60.0, lambda _: False, lambda: 0.0, lambda *_: None, tell)
-
-    two = Two(other := quarantine(None))
-    one = quarantine(two.one.suspected)
-
-    for engine in ("e0", "e1"):
-        one.losses(b"body", lambda: b"body").lost(engine)
-    await told()
-
-    with pytest.raises(QuarantinedRequestError):
-        other.losses(b"body", lambda: b"body")

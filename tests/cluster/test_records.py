@@ -7,9 +7,9 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from tests.cluster.serving import LONG, Serving, serving
 from tests.engines import client
 from tests.engines.waiting import wait_until
-from tests.cluster.serving import LONG, Serving, serving
 
 from inferway.scheduling.expected_ttft.learning import TTFT_FEATURES, USUAL_TTFT
 from inferway_console.records.files import FleetLine

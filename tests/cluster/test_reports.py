@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 import zmq
-from tests.engines.waiting import wait_until
 from tests.cluster.serving import LONG, Serving, serving, worker_of
+from tests.engines.waiting import wait_until
 
 SECONDS = 120
 

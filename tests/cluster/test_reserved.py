@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
+from inferway.cluster.hub import ReservedPort
 from inferway.errors import ConfigError
-from inferway.cluster.reserved import ReservedPort
 
 
 def listening(port: int, *, shares: bool) -> socket.socket:

@@ -11,10 +11,10 @@ import pytest
 from tests.cluster.gateways import NAMES, Gateway
 from tests.cluster.redis_server import free_port
 
-from inferway.errors import ConfigError
-from inferway.fleet.zmtp import COMMAND, GREETING, frame, ready
 from inferway.cluster.bus.replicas import Replicas
 from inferway.cluster.bus.sockets import PeerSockets
+from inferway.errors import ConfigError
+from inferway.fleet.zmtp import COMMAND, GREETING, frame, ready
 
 LOOPBACK = "127.0.0.1"
 _numbers = count(1)

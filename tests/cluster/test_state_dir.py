@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.engines.waiting import wait_until
 from tests.cluster.processes import place
 from tests.cluster.serving import LONG, Serving
+from tests.engines.waiting import wait_until
 
 
 @pytest.mark.slow

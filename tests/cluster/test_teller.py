@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 from tests.chaos.workers import contents
 from tests.contract.test_index import WEIGHTS, stories
 
+from inferway.cluster.bus.messages import Message
+from inferway.cluster.hub_watch import AskedIndex, HeardIndex
+from inferway.cluster.teller import ToldIndex
 from inferway.kv.index.protocol import Op, Store
 from inferway.model import BlockKey
-from inferway.cluster.hub_watch import AskedIndex, HeardIndex
-from inferway.cluster.bus.messages import Message
-from inferway.cluster.teller import ToldIndex
 
 
 def nobody(_: Message) -> None:

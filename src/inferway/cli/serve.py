@@ -38,7 +38,7 @@ def serve(config: Path | None, **flags: Any) -> None:
 def _run(config: Path | None, given: dict[str, object]) -> None:
     import uvloop
 
-    from inferway.cluster.build import built
+    from inferway.cluster.hub import built
     from inferway.serving import serve as run
 
     settings = load_settings(config, given)

@@ -1,65 +1,72 @@
 """`inferway serve --workers N`: the hub.
 
 The hub follows the engines, as one gateway alone does, and tells its workers what they are and
-hold; workers answer requests. A worker that ends, or hangs, is
-replaced; the connections that it had end as any lost server's. The kernel gives each new connection
-to one of the workers, which all listen on the same port (SO_REUSEPORT).
+hold; workers answer requests. A worker that ends, or hangs, is replaced; the connections that it
+had end as any lost server's. The kernel gives each new connection to one of the workers, which all
+listen on the same port (SO_REUSEPORT).
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import shutil
 import signal
+import socket
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from inferway.app import Gateway
-from inferway.cluster.bus.build import build_replicas, has_peers
 from inferway.cluster.bus.learners import Learners, shared
 from inferway.cluster.bus.link import Link
 from inferway.cluster.bus.messages import (
     Answer,
     Ask,
     Begin,
+    Decision,
     FamilyTold,
     Finding,
     HubTold,
     Judged,
+    LiveSample,
     Message,
     Noted,
     PeerTold,
+    PromptsOffered,
     Report,
     Subject,
     Wanted,
 )
+from inferway.cluster.bus.replicas import build_replicas, has_peers
 from inferway.cluster.bus.workers import WorkersInbox
 from inferway.cluster.hand_overs import WorkersHandOver
 from inferway.cluster.numbers import added_up, cache_worth, samples
-from inferway.cluster.reports import take
-from inferway.cluster.reserved import ReservedPort
 from inferway.cluster.seat import Seat
 from inferway.cluster.teller import FleetTeller, ToldIndex
-from inferway.config import UNIX, ModelRewrite, ServeSettings
+from inferway.config import UNIX, ServeSettings
 from inferway.config.setting import without_once
 from inferway.errors import ConfigError
 from inferway.extension import merge
-from inferway.fleet.engine import Subscriber
+from inferway.fleet.fleet import Fleet
+from inferway.fleet.prober import LivePrompt
 from inferway.fleet.shared_columns import SharedColumns, shared_memory
 from inferway.indexer import FleetParts
 from inferway.kv.index.build import build_index
-from inferway.metrics import Family
+from inferway.model import Prompt, TokenIds
+from inferway.prompts.files.given_files import check_given
 from inferway.scheduling.expected_ttft.sharing import Event
 from inferway.servers import Process
+from inferway.serving import Served
 from inferway.tasks import Tasks
 from inferway.telemetry.engine_speeds import told_by
 
@@ -70,13 +77,6 @@ _METRICS = "/metrics"
 # which say what caches are worth, or what outages do to requests
 _OF_ENGINES = ("/admin/engines", "/admin/drain", "/admin/alarms")
 _ADMIN = "/admin/"
-
-# What is done about what a worker has noted of a stream.
-_DONE: Mapping[Finding, Callable[[Subscriber], None]] = {
-    Finding.ADDS_NOT_UP: lambda stream: stream.recheck(),
-    Finding.DROPS_LAST_BLOCK: lambda stream: stream.drops_last_block(),
-    Finding.REPORTS: lambda stream: stream.count_no_copies(),
-}
 
 log = logging.getLogger("inferway")
 
@@ -99,9 +99,9 @@ class ServingHub:
         process = Process(
             *(parts, self._socket, True),
             gather=self._gather,
-            with_others=self._with_others,
+            with_others=lambda families: added_up(families, self._numbers),
             prepare_others=self._prepare,
-            on_rules=self._tell_rules,
+            on_rules=lambda given, rewrites: self._tell_hub(objectives=given, rewrites=rewrites),
             on_drained=self._look_soon,
             hands_over=self._hand_overs,
         )
@@ -135,7 +135,6 @@ class ServingHub:
             is_drained = gateway.standing.drained.__contains__
             self._teller = teller = FleetTeller(gateway.fleet, self._index, is_drained, self._tell)
             await self._listen_to_workers()
-            self._does = self._what_to_do()
             teller.look()
             for seat in self.seats:
                 self._tasks.spawn(seat.keep())
@@ -188,9 +187,6 @@ class ServingHub:
         self.gateway.cut_connections()
 
     # what admins look at
-
-    def _with_others(self, families: Iterable[Family]) -> Iterator[Family]:
-        return added_up(families, self._numbers)
 
     async def _gather(self, path: str) -> None:
         """Fetch what the path shows of all workers."""
@@ -248,9 +244,6 @@ class ServingHub:
             if other is not seat:
                 other.send(message)
 
-    def _tell_rules(self, objectives: dict[str, int], rewrites: list[ModelRewrite]) -> None:
-        self._tell_hub(objectives=objectives, rewrites=rewrites)
-
     def _tell_hub(self, **changed: Any) -> None:
         self._told = msgspec.structs.replace(self._told, **changed)
         self._tell(self._told)
@@ -288,47 +281,47 @@ class ServingHub:
     # what workers say
 
     def _heard(self, seat: Seat, message: Message) -> None:
-        do = self._does.get(type(message))
-        if do is None:
-            log.error("worker %d said %s, which is not for the hub", seat.place, type(message))
-        else:
-            do(seat, message)
-
-    def _what_to_do(self) -> dict[type[Message], Callable[[Seat, Any], None]]:
-        return {
-            Answer: self._alive,
-            PeerTold: self._pass_on,
-            Judged: self._judged,
-            Noted: self._noted,
-            Report: lambda _, told: take(self.gateway, told),
-        }
-
-    def _alive(self, seat: Seat, told: Answer) -> None:
-        self._hand_overs.heard(seat.place, told.hand_overs)
-        if told.asked:
-            self._index.note_matched(told.asked)
+        match message:
+            case PeerTold():
+                self._pass_on(seat, message)
+            case Noted():
+                self._noted(message)
+            case Report():
+                _take(self.gateway, message)
+            case Judged(subject=subject):
+                if subject is Subject.ENGINE:
+                    now = asyncio.get_running_loop().time()
+                    self.gateway.standing.hear(message.name, message.is_bad, now)
+                self._tell_others(seat, message)
+            case Answer():
+                self._hand_overs.heard(seat.place, message.hand_overs)
+                if message.asked:
+                    self._index.note_matched(message.asked)
+            case _:
+                log.error("worker %d said %s, which is not for the hub", seat.place, type(message))
 
     def _pass_on(self, seat: Seat, told: PeerTold) -> None:
         self._tell_others(seat, told)
         if self._inbox is not None:
             self._inbox.hear(told)
 
-    def _judged(self, seat: Seat, told: Judged) -> None:
-        if told.subject is Subject.ENGINE:
-            now = asyncio.get_running_loop().time()
-            self.gateway.standing.hear(told.name, told.is_bad, now)
-        self._tell_others(seat, told)
-
-    def _noted(self, _: Seat, told: Noted) -> None:
+    def _noted(self, told: Noted) -> None:
+        """Do what is done about what a worker has noted of an engine."""
         fleet = self.gateway.fleet
-        if told.finding is Finding.LACKS:
-            self._index.apply(told.ops)
-        elif told.finding is Finding.HAS_FAILED:
-            fleet.watch.suspect(told.engine)
-        elif (engine := fleet.engine(told.engine)) is not None:
-            for stream in engine.subscribers:
-                if stream.holder == told.holder:
-                    _DONE[told.finding](stream)
+        engine = fleet.engine(told.engine)
+        streams = () if engine is None else engine.subscribers
+        stream = next((each for each in streams if each.holder == told.holder), None)
+        match told.finding:
+            case Finding.LACKS:
+                self._index.apply(told.ops)
+            case Finding.HAS_FAILED:
+                fleet.watch.suspect(told.engine)
+            case Finding.ADDS_NOT_UP if stream is not None:
+                stream.recheck()
+            case Finding.DROPS_LAST_BLOCK if stream is not None:
+                stream.drops_last_block()
+            case Finding.REPORTS if stream is not None:
+                stream.count_no_copies()
 
     def _ended(self, seat: Seat) -> None:
         self._columns.process_ended(seat.place)
@@ -369,6 +362,91 @@ class ServingHub:
             os.close(self._memory)
             self._memory = -1
         shutil.rmtree(self._directory, ignore_errors=True)
+
+
+class ReservedPort:
+    """A port on which several processes of ours are to listen, and nobody else. It is bound, and
+    not listened on, until `close`; `port` is the one that the system has chosen if it was 0.
+
+    Who shares a port by SO_REUSEPORT would let a second gateway of the same user share it, which
+    would take half of the connections, and nobody would know. So a hub also has a socket in the
+    abstract namespace, named by host and port: it is gone when its hub is. Workers that a killed
+    hub has left behind still listen; the next one may share the port with them until they end.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        """Raises ConfigError if somebody else listens there."""
+        self._name = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket = socket.socket()
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            family, *_, address = found[0]
+            self._socket.close()
+            self._socket = socket.socket(family, socket.SOCK_STREAM)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            self._socket.bind(address)
+            self.port: int = self._socket.getsockname()[1]
+            self._name.bind(f"\0inferway {address[0]} {self.port}")
+        except OSError as e:
+            self.close()
+            if e.errno == errno.EADDRINUSE:
+                raise ConfigError(
+                    f"port {port} on {host} is in use; stop what listens there or choose another"
+                ) from e
+            raise ConfigError(f"cannot listen on {host}, port {port}: {e.strerror or e}") from e
+
+    def close(self) -> None:
+        """Let others have it. It may be called twice."""
+        self._name.close()
+        self._socket.close()
+
+
+def _take(gateway: Gateway, report: Report) -> None:
+    """Do with a worker's request what the hub does with it."""
+    match report.of:
+        case LiveSample() as live:
+            _sample(gateway.fleet, live)
+        case PromptsOffered() as told if gateway.orphans.wanted:
+            prompts = {
+                size: [Prompt(_ids(each.ids), each.keys) for each in items]
+                for size, items in told.prompts.items()
+            }
+            of = {"lora": told.lora, "lora_path": told.lora_path, "cache_salt": told.cache_salt}
+            gateway.orphans.offer(prompts, **of)
+        case Decision(topic=topic, body=body) if gateway.publisher is not None:
+            gateway.publisher.publish(topic, msgspec.msgpack.decode(body))
+
+
+def _sample(fleet: Fleet, told: LiveSample) -> None:
+    """Compare what a worker has sampled, if engine and model are still there."""
+    engine, model = fleet.engine(told.engine), fleet.models.get(told.model)
+    endpoints = () if engine is None else engine.endpoints
+    endpoint = next((each for each in endpoints if each.holder == told.holder), None)
+    if model is not None and endpoint is not None and fleet.prober.may_ask(endpoint):
+        ids = None if told.ids is None else [_ids(each) for each in told.ids]
+        live = LivePrompt(model, endpoint, told.path, msgspec.json.decode(told.fields), ids)
+        fleet.prober.sample(live, lambda: None)  # the worker has gone on already
+
+
+def _ids(told: bytes) -> TokenIds:
+    return np.frombuffer(told, np.uint32)
+
+
+def built(settings: ServeSettings, *, picks: bool = False) -> Served:
+    """Return what is to be served with. `picks`: it is an endpoint picker. Raises ConfigError."""
+    check_given(settings.models)
+    workers = num_workers(settings)
+    if workers == 1:
+        return Gateway(settings, picks=picks)
+    return ServingHub(settings, workers, picks=picks)
+
+
+def num_workers(settings: ServeSettings) -> int:
+    """Return how many processes are to answer requests; `auto` leaves a core to the hub."""
+    if settings.workers == "auto":
+        return max(1, len(os.sched_getaffinity(0)) - 1)
+    return settings.workers
 
 
 def _to_nobody(_: int, __: Event) -> None:

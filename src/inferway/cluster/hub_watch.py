@@ -1,29 +1,41 @@
-"""A worker's side: knows of the engines what the hub tells."""
+"""What a worker has of the hub: what it knows of the engines, and what the hub does with the
+worker's requests. Each class is what the request path knows by the same methods where there is one
+process.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import aiohttp
+import msgspec
 
 from inferway.cluster.bus.messages import (
+    Decision,
     EnginesTold,
     EngineTold,
     Finding,
     IndexChanged,
+    LiveSample,
     Message,
     Noted,
+    PromptsOffered,
+    PromptTold,
+    Report,
     StreamTold,
 )
-from inferway.config import IndexSettings
+from inferway.config import IndexSettings, ProbeSettings
 from inferway.errors import ConfigError
+from inferway.fleet.columns import EndpointColumns
 from inferway.fleet.engine import Engine
 from inferway.fleet.event_source import EventSource
 from inferway.fleet.fleet import Fleet
 from inferway.fleet.load import Load
+from inferway.fleet.prober import LivePrompt, Prober
 from inferway.fleet.silent_zero import StreamEvidence
 from inferway.kv.events.removals import Removals
 from inferway.kv.events.stream import StreamState
@@ -31,7 +43,8 @@ from inferway.kv.index.copied import CopiedIndex
 from inferway.kv.index.prefix_lengths import different_lengths
 from inferway.kv.index.protocol import TIER_WEIGHTS, Clear, MatchResult, Op, Remove
 from inferway.metrics import Family
-from inferway.model import BlockKey, Cut, HolderId, Places, block_size_of
+from inferway.model import BlockKey, Cut, Endpoint, HolderId, Places, Prompt, block_size_of
+from inferway.prompts.served import ServedModel
 
 Send = Callable[[Message], None]
 
@@ -260,3 +273,82 @@ class HubWatch:
         for stream in engine.followed:
             if self._streams.get(stream.holder) is stream:
                 del self._streams[stream.holder]
+
+
+class HubProber(Prober):
+    """Has the hub compare live prompts. What it has found out comes with the engines."""
+
+    def __init__(
+        self,
+        send: Send,
+        columns: EndpointColumns,
+        settings: ProbeSettings,
+        engines: Mapping[str, Engine],
+        *more: Any,
+        sends_ids: bool,
+    ) -> None:
+        """`columns`: of the endpoints; the rest as `Prober` takes it."""
+        super().__init__(settings, engines, *more, sends_ids=sends_ids)
+        self._send = send
+        self._columns = columns
+        self._by_name = engines
+
+    @property
+    def any_stray(self) -> bool:
+        return any(
+            proof.live is not None
+            for engine in self._by_name.values()
+            for proof in engine.proofs.values()
+        )
+
+    def strayed(self, model: ServedModel, endpoint: Endpoint) -> bool:
+        engine = self._by_name.get(endpoint.engine)
+        if engine is None:
+            return False
+        proof = engine.proofs.get(self.subject(engine, model.name))
+        return proof is not None and proof.live is not None
+
+    def may_ask(self, endpoint: Endpoint) -> bool:
+        engine = self._by_name.get(endpoint.engine)
+        is_well = engine is not None and engine.healthy
+        return is_well and not self._columns.waiting[endpoint.holder]
+
+    def sample(self, live: LivePrompt, done: Callable[[], None]) -> None:
+        where = live.endpoint
+        ids = None if live.ids is None else [ids.tobytes() for ids in live.ids]
+        fields = msgspec.json.encode(live.fields)
+        told = LiveSample(live.model.name, where.engine, where.holder, live.path, fields, ids)
+        self._send(Report(told))
+        done()
+
+
+class HubOrphans:
+    """Sends the hub prompts while it wants them (`telemetry.observers.WantsPrompts`)."""
+
+    def __init__(self, send: Send) -> None:
+        self.wanted = False
+        self._send = send
+
+    def heard(self, wanted: bool) -> None:
+        """Take over whether the hub wants prompts."""
+        self.wanted = wanted
+
+    def offer(self, prompts: Mapping[int, Sequence[Prompt]], **of: str | None) -> None:
+        told = {
+            size: [PromptTold(each.token_ids.tobytes(), list(each.block_keys)) for each in items]
+            for size, items in prompts.items()
+        }
+        self._send(Report(PromptsOffered(told, **of)))
+
+
+class HubPublisher:
+    """Has the hub publish, which has the socket (`telemetry.publisher.Publisher`)."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+
+    def publish(self, topic: str, message: dict[str, Any]) -> None:
+        self._send(Report(Decision(topic, msgspec.msgpack.encode(message))))
+
+    def families(self) -> Iterator[Family]:
+        return iter(())

@@ -15,7 +15,7 @@ from typing import Any
 from inferway.cluster.bus.link import Link, pair
 from inferway.cluster.bus.messages import Answer, Ask, Message, Wanted
 from inferway.errors import ConfigError
-from inferway.tasks import happens_within
+from inferway.tasks import Tasks, happens_within
 
 ANSWER_SECONDS = 2.0  # to an `Ask`
 START_SECONDS = 120.0  # for a worker, with its tokenizers
@@ -27,9 +27,6 @@ LAST_WORDS_SECONDS = 1.0  # for what a process had said before it ended
 
 log = logging.getLogger("inferway")
 
-# Tells a new process all that it must know.
-Tell = Callable[["Seat", Link], Awaitable[None]]
-
 
 class Seat:
     """`keep` it until `leave`. `heard` gets what the process says, `ended` is called when it has
@@ -39,18 +36,20 @@ class Seat:
         self,
         place: int,
         memory: int,
-        tell: Tell,
+        tell: Callable[[Seat, Link], Awaitable[None]],
         heard: Callable[[Seat, Message], None],
         ended: Callable[[Seat], None],
     ) -> None:
-        """`place`: from 1 on. `memory`: the file of the columns that all processes share."""
+        """`place`: from 1 on. `memory`: the file of the columns that all processes share. `tell`
+        tells a new process all that it must know."""
         self.place = place
         self.name = f"worker {place}"
         self.process: asyncio.subprocess.Process | None = None
         self.link: Link | None = None
         self.hears = False  # what all workers are told
         self.ready = asyncio.Event()
-        self._gave_up = asyncio.Event()  # it has ended before it was ready for the first time
+        self._is_told = asyncio.Event()  # whether the first process was ready, or has given up
+        self._gave_up = False
         self._memory = memory
         self._tell = tell
         self._heard = heard
@@ -85,27 +84,13 @@ class Seat:
         """Send the process from now on what all workers are told."""
         self.hears = True
 
-    async def keep(self) -> None:
-        """Have a process in the seat, one after the other."""
-        self._empty.clear()
-        try:
-            await self._keep()
-        finally:
-            self._empty.set()
-
     async def started(self) -> None:
         """Return when the process is ready. Raises ConfigError if it cannot, or takes too
         long."""
-        waits = [asyncio.ensure_future(each.wait()) for each in (self.ready, self._gave_up)]
-        try:
-            await asyncio.wait(waits, timeout=START_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for each in waits:
-                each.cancel()
-        if self._gave_up.is_set():
-            raise ConfigError(f"{self.name} ended before it was ready; its log says why")
-        if not self.ready.is_set():
+        if not await happens_within(self._is_told, START_SECONDS):
             raise ConfigError(f"{self.name} was not ready within {START_SECONDS:g} s")
+        if self._gave_up:
+            raise ConfigError(f"{self.name} ended before it was ready; its log says why")
 
     def signal(self, number: signal.Signals) -> None:
         """Send the process a signal, if there is one."""
@@ -138,23 +123,25 @@ class Seat:
             log.error("%s has not answered for %d s, and is killed", self.name, self._looks)
             self.signal(signal.SIGKILL)
 
-    async def _keep(self) -> None:
+    async def keep(self) -> None:
+        """Have a process in the seat, one after the other."""
+        self._empty.clear()
         backoff, loop = 0.0, asyncio.get_running_loop()
-        has_been_ready = False
-        while not self._leaving.is_set():
-            began = loop.time()
-            status = await self._run()
-            has_been_ready = has_been_ready or self.ready.is_set()
-            self.ready.clear()
-            if self._leaving.is_set():
-                return
-            if not has_been_ready and status >= 0:  # it says so itself; a signal is not its doing
-                self._gave_up.set()
-                return
-            log.warning("%s has ended, %s; another one is started", self.name, _why(status))
-            is_soon = loop.time() - began < MOST_BACKOFF_SECONDS
-            backoff = min(2 * backoff + 0.1, MOST_BACKOFF_SECONDS) if is_soon else 0.0
-            await happens_within(self._leaving, backoff)
+        try:
+            while not self._leaving.is_set():
+                began, status = loop.time(), await self._run()
+                self.ready.clear()
+                if not self._is_told.is_set() and status >= 0:  # a signal is not its doing
+                    self._gave_up = True  # it says why itself
+                    self._is_told.set()
+                if self._leaving.is_set() or self._gave_up:
+                    return
+                log.warning("%s has ended, %s; another one is started", self.name, _why(status))
+                is_soon = loop.time() - began < MOST_BACKOFF_SECONDS
+                backoff = min(2 * backoff + 0.1, MOST_BACKOFF_SECONDS) if is_soon else 0.0
+                await happens_within(self._leaving, backoff)
+        finally:
+            self._empty.set()
 
     async def _run(self) -> int:
         """Have one process in the seat, until it has ended. Returns its status."""
@@ -173,14 +160,14 @@ class Seat:
         link.listen(self._says)
         link.when_lost(lost.set)
         await link.open(ours)
-        telling = asyncio.ensure_future(self._tell(self, link))
+        telling = Tasks(log, f"{self.name} was not told all, by a fault of the gateway")
+        telling.spawn(self._tell(self, link))
         try:
             status = await process.wait()
             await happens_within(lost, LAST_WORDS_SECONDS)
             return status
         finally:
-            telling.cancel()
-            await self._told(telling)
+            await telling.close()
             self.signal(signal.SIGKILL)  # nobody would look after it
             self.hears, self.link, self.process = False, None, None
             link.close()
@@ -196,17 +183,13 @@ class Seat:
             start_new_session=True,  # a terminal's Ctrl-C is told once, by the hub
         )
 
-    async def _told(self, telling: asyncio.Future[None]) -> None:
-        (error,) = await asyncio.gather(telling, return_exceptions=True)
-        if isinstance(error, Exception):
-            log.error("%s was not told all, by a fault of the gateway", self.name, exc_info=error)
-
     def _says(self, message: Message) -> None:
         self._looks = 0
         if not isinstance(message, Answer) or message.wanted is Wanted.ALIVE:
             self._heard(self, message)
         elif message.wanted is Wanted.START:
             self.ready.set()
+            self._is_told.set()
         else:
             answer = self._answers.get(message.number)
             if answer is not None and not answer.done():

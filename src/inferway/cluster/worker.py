@@ -35,9 +35,14 @@ from inferway.cluster.bus.messages import (
     Wanted,
 )
 from inferway.cluster.bus.workers import WorkerOutbox, WorkersInbox
-from inferway.cluster.hub_watch import HubWatch, heard_index
+from inferway.cluster.hub_watch import (
+    HubOrphans,
+    HubProber,
+    HubPublisher,
+    HubWatch,
+    heard_index,
+)
 from inferway.cluster.numbers import told as numbers_told
-from inferway.cluster.reports import HubOrphans, HubProber, HubPublisher
 from inferway.config import ServeSettings
 from inferway.errors import ConfigError
 from inferway.fleet.fleet import Fleet
@@ -88,12 +93,6 @@ class Worker:
         self.gateway = Gateway(begin.settings, picks=begin.picks, process=process)
         link.when_lost(self._hub_has_gone)
 
-    def _hub_told(self, told: HubTold) -> None:
-        self._orphans.heard(told.wants_prompts)
-        self.gateway.follow_rules(dict(told.objectives), list(told.rewrites))
-        if told.is_all and self._watch is not None:
-            self._watch.settled()
-
     def _drain(self, told: Drain) -> None:
         draining, engine = self.gateway.draining, self.gateway.fleet.engine(told.engine)
         if told.moves_streams:
@@ -119,18 +118,8 @@ class Worker:
         assert isinstance(watch, HubWatch)
         sharing = shared(self.gateway.learning_plugins, self._outbox.learned)
         open_logs(sharing, self._columns.sent, self._place)
-        inbox = WorkersInbox(Learners(sharing), self._outbox.overlay)
+        self._inbox = WorkersInbox(Learners(sharing), self._outbox.overlay)
         self._watch = watch
-        self._does: dict[type[Message], Callable[[Any], None]] = {
-            Begin: self._commit,
-            EnginesTold: watch.engines,
-            IndexChanged: watch.index_changed,
-            HubTold: self._hub_told,
-            Ask: self._asked,
-            Drain: self._drain,
-            Judged: self._judged,
-            PeerTold: inbox.hear,
-        }
         self._link.listen(self._heard)
 
     async def start(self) -> None:
@@ -155,11 +144,30 @@ class Worker:
 
     def _heard(self, message: Message) -> None:
         """Do what the hub tells."""
-        do = self._does.get(type(message))
-        if do is None:
-            log.error("the hub sent %s, which is no message to a worker", type(message))
-        else:
-            do(message)
+        watch = self._watch
+        assert watch is not None
+        match message:
+            case IndexChanged():
+                watch.index_changed(message)
+            case PeerTold():
+                self._inbox.hear(message)
+            case EnginesTold():
+                watch.engines(message)
+            case Ask():
+                self._asked(message)
+            case Judged():
+                self._judged(message)
+            case HubTold():
+                self._orphans.heard(message.wants_prompts)
+                self.gateway.follow_rules(dict(message.objectives), list(message.rewrites))
+                if message.is_all:
+                    watch.settled()
+            case Drain():
+                self._drain(message)
+            case Begin():
+                self._commit(message)
+            case _:
+                log.error("the hub sent %s, which is no message to a worker", type(message))
 
     def _asked(self, ask: Ask) -> None:
         gateway = self.gateway

@@ -16,14 +16,14 @@ from functools import partial
 import msgspec
 import numpy as np
 
+from inferway.cluster.bus.messages import OnItsWay
+from inferway.cluster.bus.messages import Shared as Learned
+from inferway.cluster.bus.workers import TOGETHER_SECONDS, ToldOverlay
 from inferway.kv.index.speculative import SpeculativeOverlay
 from inferway.model import Candidates
 from inferway.scheduling.expected_ttft.plugin import ExpectedTtft
 from inferway.scheduling.expected_ttft.sent_log import ROW
 from inferway.scheduling.expected_ttft.sharing import Begins, Event, Took, Waits, open_logs
-from inferway.cluster.bus.messages import OnItsWay
-from inferway.cluster.bus.messages import Shared as Learned
-from inferway.cluster.bus.workers import TOGETHER_SECONDS, ToldOverlay
 from inferway_bench.processes import BenchError
 
 _TOGETHER_MS = 20.0  # of gateways on several machines, at most

@@ -22,7 +22,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
-from inferway.cluster.bus.replicas import Heard, Lost
+from inferway.cluster.bus.sockets import Heard, Lost
 from inferway.cluster.bus.sound import sender_of
 from inferway.errors import ConfigError, PeerMessageError
 from inferway.tasks import Tasks

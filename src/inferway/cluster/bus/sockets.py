@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
-from inferway.cluster.bus.replicas import Heard, Lost
 from inferway.cluster.bus.sound import MOST_BYTES
 from inferway.errors import ConfigError
 from inferway.fleet.discovery.sources import Resolve, resolve
@@ -30,6 +29,9 @@ MOST_PEERS = 128
 MOST_CONNECTIONS = 2 * MOST_PEERS  # to our port: a peer may connect anew before the old one is lost
 SAY_SECONDS = 60.0  # between two lines in the log of strangers
 
+# (address of the peer, message); what is heard is looked at at once.
+Heard = Callable[[str, bytes], None]
+Lost = Callable[[str], None]  # (address); the peer is no longer to be heard
 Host = IPv4Address | IPv6Address
 
 _LONGEST_PAUSE = 1.0  # seconds before another attempt to connect to a peer
