@@ -95,38 +95,26 @@ class FollowedStream:
     """An event stream that the hub follows (`fleet.engine.StreamView`)."""
 
     engine: str
-    told: StreamTold
-    cut_seen: Cut | None
+    holder: HolderId
     send: Send
     removals: Removals = field(default_factory=Removals)
-    is_hub_there: bool = True
+    source: EventSource = field(init=False)
+    state: StreamState = field(init=False)
+    may_report: bool = field(init=False)
+    cut_seen: Cut | None = field(init=False)
+    _told: StreamTold = field(init=False)
 
     def hear(self, told: StreamTold, cut: Cut | None) -> None:
         """Take over what the hub tells of the stream now."""
-        self.told, self.cut_seen = told, cut
+        self._told, self.cut_seen = told, cut
+        self.source, self.state, self.may_report = told.source, told.state, told.may_report
 
     def hub_has_gone(self) -> None:
         """Take what is known of the engine's cache for stale."""
-        self.is_hub_there = False
-
-    @property
-    def source(self) -> EventSource:
-        return self.told.source
-
-    @property
-    def holder(self) -> HolderId:
-        return self.told.holder
-
-    @property
-    def state(self) -> StreamState:
-        return self.told.state if self.is_hub_there else StreamState.STALE
-
-    @property
-    def may_report(self) -> bool:
-        return self.told.may_report
+        self.state = StreamState.STALE
 
     def evidence(self) -> StreamEvidence:
-        told = self.told
+        told = self._told
         return StreamEvidence(
             connected=True,
             batches=told.batches,
@@ -259,12 +247,10 @@ class HubWatch:
             fleet.on_outage(engine)
 
     def _stream(self, engine: str, told: StreamTold, cut: Cut | None) -> FollowedStream:
-        before = self._streams.get(told.holder)
-        if before is not None and before.engine == engine:
-            before.hear(told, cut)
-            return before
-        stream = FollowedStream(engine, told, cut, self._send)
-        self._streams[told.holder] = stream
+        stream = self._streams.get(told.holder)
+        if stream is None or stream.engine != engine:
+            stream = self._streams[told.holder] = FollowedStream(engine, told.holder, self._send)
+        stream.hear(told, cut)
         return stream
 
     def _forget(self, engine: Engine) -> None:

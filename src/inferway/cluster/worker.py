@@ -47,7 +47,6 @@ from inferway.config import ServeSettings
 from inferway.errors import ConfigError
 from inferway.fleet.fleet import Fleet
 from inferway.fleet.shared_columns import SharedColumns
-from inferway.http.reload import Apply
 from inferway.indexer import FleetParts, next_turn
 from inferway.scheduling.expected_ttft.sharing import open_logs
 from inferway.servers import Process
@@ -69,7 +68,6 @@ class Worker:
         self._link = link
         self._tasks = Tasks(log, "new settings could not be taken, by a fault of the gateway")
         self._watch: HubWatch | None = None
-        self._prepared: tuple[ServeSettings, Apply] | None = None
         self._started = asyncio.Event()
         self._is_ending = False
         self._place, send = begin.place, link.send
@@ -165,7 +163,7 @@ class Worker:
             case Drain():
                 self._drain(message)
             case Begin():
-                self._commit(message)
+                self._tasks.spawn(self._go_on(message.settings))
             case _:
                 log.error("the hub sent %s, which is no message to a worker", type(message))
 
@@ -219,26 +217,16 @@ class Worker:
             signal.raise_signal(signal.SIGTERM)
 
     def _why_not(self, settings: ServeSettings) -> str | None:
-        self._prepared = None
         try:
-            self._prepared = settings, self.gateway.reloading.prepare(settings)
+            self.gateway.reloading.prepare(settings)
         except ConfigError as e:
             return str(e)
         return None
 
-    def _commit(self, told: Begin) -> None:
-        prepared, self._prepared = self._prepared, None
-        if prepared is None or prepared[0] != told.settings:
-            self._tasks.spawn(self._go_on(told.settings, None))
-        else:
-            self._tasks.spawn(self._go_on(*prepared))
-
-    async def _go_on(self, settings: ServeSettings, apply: Apply | None) -> None:
-        """`apply`: None if it was not asked in time whether the settings can hold."""
+    async def _go_on(self, settings: ServeSettings) -> None:
         await self._started.wait()
         try:
-            if apply is None:
-                apply = self.gateway.reloading.prepare(settings)
+            apply = self.gateway.reloading.prepare(settings)
         except ConfigError as e:
             log.error("this worker ends, for the others go on with other settings: %s", e)
             self._end()

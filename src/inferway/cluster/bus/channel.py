@@ -11,13 +11,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from functools import partial
 from urllib.parse import urlsplit
 
-from redis.asyncio import ConnectionPool
-from redis.asyncio.connection import AbstractConnection
+from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
@@ -46,9 +44,10 @@ class PeerChannel:
     def __init__(self, url: str, prefix: str) -> None:
         """Raises ConfigError if the URL cannot hold."""
         self.endpoint = _shown(url)
-        self._make = _maker(url)
+        self._server = _server(url)
         # one channel is the same for all databases of a server: its name tells them apart
-        self._name = f"{prefix}:1:peers:{int(self._make().db)}"
+        database = self._server.connection_pool.connection_kwargs.get("db", 0)
+        self._name = f"{prefix}:1:peers:{int(database)}"
         self._heard: Heard | None = None
         self._unsent: deque[bytes] = deque(maxlen=MOST_UNSENT)
         self._wanted = asyncio.Event()
@@ -72,29 +71,29 @@ class PeerChannel:
         with suppress(TimeoutError):  # a connection that is just being mended holds nobody up
             async with asyncio.timeout(CLOSE_SECONDS):
                 await self._tasks.close()
+                await self._server.aclose()
 
-    async def _again_and_again(self, work: Callable[[AbstractConnection], object]) -> None:
+    async def _again_and_again(self, work: Callable[[], Awaitable[None]]) -> None:
         while True:
-            connection = self._make()
             try:
-                await connection.connect()  # type: ignore[no-untyped-call]
-                await work(connection)  # type: ignore[misc]
+                await work()
             except (RedisError, OSError) as e:
-                self._warn(e)
-            finally:
-                await connection.disconnect(nowait=True)
+                if not self._warned:
+                    self._warned = True
+                    log.warning("peers are not heard over %s: %s", self.endpoint, e)
             await asyncio.sleep(RETRY_SECONDS)
 
-    async def _hear(self, connection: AbstractConnection) -> None:
+    async def _hear(self) -> None:
         """This gateway hears its own messages, too: silence means that the server has gone."""
-        await connection.send_command("SUBSCRIBE", self._name)
-        while True:
-            kind, _, message = await connection.read_response()
-            if self._warned:
-                self._warned = False
-                log.info("peers are heard over %s again", self.endpoint)
-            if kind == b"message":
-                self._take(message)
+        async with self._server.pubsub() as channel:
+            await channel.subscribe(self._name)
+            while (told := await channel.get_message(timeout=ANSWER_SECONDS)) is not None:
+                if self._warned:
+                    self._warned = False
+                    log.info("peers are heard over %s again", self.endpoint)
+                if told["type"] == "message":
+                    self._take(told["data"])
+        raise TimeoutError("it is silent")
 
     def _take(self, payload: bytes) -> None:
         assert self._heard is not None
@@ -104,23 +103,15 @@ class PeerChannel:
             address = "unreadable"
         self._heard(address, payload)
 
-    async def _publish(self, connection: AbstractConnection) -> None:
+    async def _publish(self) -> None:
         self._unsent.clear()
         while True:
             await self._wanted.wait()
             self._wanted.clear()
-            messages = [self._unsent.popleft() for _ in range(len(self._unsent))]
-            commands = [("PUBLISH", self._name, message) for message in messages]
-            await connection.send_packed_command(
-                connection.pack_commands(commands), check_health=False
-            )
-            for _ in messages:
-                await connection.read_response()
-
-    def _warn(self, error: Exception) -> None:
-        if not self._warned:
-            self._warned = True
-            log.warning("peers are not heard over %s: %s", self.endpoint, error)
+            async with self._server.pipeline(transaction=False) as pipeline:
+                while self._unsent:
+                    pipeline.publish(self._name, self._unsent.popleft())
+                await pipeline.execute()
 
 
 def _shown(url: str) -> str:
@@ -129,19 +120,18 @@ def _shown(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
-def _maker(url: str) -> Callable[[], AbstractConnection]:
-    """Return what makes connections to the server. Raises ConfigError."""
+def _server(url: str) -> Redis:
+    """Return what connects to the server, which it does not yet. Raises ConfigError."""
     scheme, separator, rest = url.partition("://")
     try:
-        pool = ConnectionPool.from_url(
+        server: Redis = Redis.from_url(
             _SCHEMES.get(scheme, scheme) + separator + rest,
             protocol=2,  # nothing of RESP 3 is needed; older servers and proxies speak 2
             socket_timeout=ANSWER_SECONDS,
             socket_connect_timeout=CONNECT_SECONDS,
-            retry=Retry(NoBackoff(), 0),  # a lost message is published again by `outbox`
+            retry=Retry(NoBackoff(), 0),  # a lost message is told again by `outbox`
         )
-        make = partial(pool.connection_class, **pool.connection_kwargs)
-        make()  # connects nowhere: only to check the options
+        server.connection_pool.make_connection()  # type: ignore[no-untyped-call]  # checks the options
     except (ValueError, TypeError) as e:
         # neither the URL nor redis-py's words: both may hold a password cut in two
         raise ConfigError(
@@ -149,4 +139,4 @@ def _maker(url: str) -> Callable[[], AbstractConnection]:
             "expected redis://, rediss:// or unix://, [USER:PASSWORD@]HOST[:PORT][/DATABASE] and, "
             "after a ?, options of redis-py; percent-encode what is special in a password"
         ) from e
-    return make
+    return server

@@ -52,28 +52,6 @@ _T = TypeVar("_T")
 
 
 @dataclass(slots=True)
-class Allowance:
-    """So much a second, and as much at once."""
-
-    a_second: float
-    left: float = field(init=False)
-    at: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.left = self.a_second
-
-    def takes(self, amount: float, now: float) -> bool:
-        """Whether there is so much left, which is used then."""
-        passed = max(now - self.at, 0.0)
-        self.left = min(self.a_second, self.left + passed * self.a_second)
-        self.at = now
-        if amount > self.left:
-            return False
-        self.left -= amount
-        return True
-
-
-@dataclass(slots=True)
 class Peer:
     """`address`: how it is known here, whatever it says of itself. `numbers`: for learners; each
     life of a gateway has its own."""
@@ -85,6 +63,7 @@ class Peer:
     name: str = ""
     counts: Counter[str] = field(default_factory=Counter)  # by the names of `COUNTS`
     refused: Counter[str] = field(default_factory=Counter)  # messages, or things in them, by reason
+    last: float = 0.0  # when any message came
     heard: float | None = None  # when the last message came that counts; None: none of this life
     sender: int = -1  # what it has drawn at its start
     fault: PeerMessageError | None = None  # the first of the last message
@@ -94,8 +73,9 @@ class Peer:
     # by plugin: number -> whether it is assumed to begin some time
     _waiting: list[dict[int, bool]] = field(default_factory=list)
     _has_all: bool = False  # nothing was lost since all that is so was told
-    _messages: Allowance = field(default_factory=lambda: Allowance(MOST_MESSAGES))
-    _bytes: Allowance = field(default_factory=lambda: Allowance(MOST_MESSAGE_BYTES))
+    # what it may say yet: as much at once as in a second
+    _messages: float = MOST_MESSAGES
+    _bytes: float = MOST_MESSAGE_BYTES
 
     def __post_init__(self) -> None:
         self._claims = Claims(self.table)
@@ -119,11 +99,7 @@ class Peer:
         of these. Returns whether a new life of the gateway has begun with the message. Raises
         PeerMessageError, with nothing taken over."""
         self.fault = None
-        if not (self._messages.takes(1.0, now) and self._bytes.takes(len(payload), now)):
-            raise PeerMessageError(
-                f"more than {MOST_MESSAGES:g} messages, or {MOST_MESSAGE_BYTES:g} bytes, a second",
-                reason="too-much",
-            )
+        self._note_come(len(payload), now)
         sender = sender_of(payload)
         message, faults = read(payload)
         is_new = sender != self.sender or not self.is_there
@@ -142,6 +118,19 @@ class Peer:
         self._take_over(message, now)
         self.learners.heard(self._who)
         return is_new
+
+    def _note_come(self, num_bytes: int, now: float) -> None:
+        """Raises PeerMessageError if it says too much."""
+        passed, self.last = max(now - self.last, 0.0), now
+        self._messages = min(self._messages + passed * MOST_MESSAGES, MOST_MESSAGES)
+        self._bytes = min(self._bytes + passed * MOST_MESSAGE_BYTES, MOST_MESSAGE_BYTES)
+        if self._messages < 1.0 or self._bytes < num_bytes:
+            raise PeerMessageError(
+                f"more than {MOST_MESSAGES:g} messages, or {MOST_MESSAGE_BYTES:g} bytes, a second",
+                reason="too-much",
+            )
+        self._messages -= 1.0
+        self._bytes -= num_bytes
 
     def is_silent(self, now: float) -> bool:
         """Return whether it was there, and is silent for too long."""

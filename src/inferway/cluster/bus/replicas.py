@@ -81,7 +81,6 @@ class Replicas:
         self._transport = transport
         self._endpoints = endpoints
         self._peers: dict[str, Peer] = {}  # by address
-        self._last: dict[str, float] = {}  # when one was last heard, also of those that have gone
         self._said: dict[tuple[str, str], float] = {}
         self._numbers = count(FIRST_NUMBER)
         self._sent = self._sent_bytes = 0  # to all peers: messages
@@ -136,7 +135,7 @@ class Replicas:
         requests = {(address,): peer.requests for address, peer in peers.items()}
         told = "Requests that the peer has with engines, as it tells."
         yield gauge("peer_requests", told, ["peer"], requests)
-        ages = {(address,): now - at for address, at in self._last.items()}
+        ages = {(address,): now - peer.last for address, peer in peers.items()}
         yield gauge("peer_age_seconds", "Seconds since the peer was last heard.", ["peer"], ages)
         yield counter(
             "peer_refused",
@@ -149,7 +148,6 @@ class Replicas:
     def report(self) -> dict[str, Any]:
         """Return what `/admin/peers` shows."""
         now = self._now
-        peers = [(peer, now - self._last[at]) for at, peer in sorted(self._peers.items())]
         return {
             "name": self._outbox.name,
             "over": self._transport.kind,
@@ -159,13 +157,13 @@ class Replicas:
                     "name": peer.name,
                     "address": peer.address,
                     "state": "heard" if peer.is_there else "silent",
-                    "age_seconds": round(age, 3),
+                    "age_seconds": round(now - peer.last, 3),
                     "requests": int(peer.requests),
                     "waiting": peer.num_waiting,
                     **{name: peer.counts[name] for name in COUNTS},
                     "refused": dict(peer.refused),
                 }
-                for peer, age in peers
+                for _, peer in sorted(self._peers.items())
             ],
         }
 
@@ -220,23 +218,12 @@ class Replicas:
         except PeerMessageError:
             pass  # the peer counts it
         peer = self._peers.get(address)
+        if peer is None and len(self._peers) >= MOST_PEERS:
+            self._refuse("", "too-many-peers", f"there are {MOST_PEERS} already", now)
+            return
         if peer is None:
-            if not self._has_room():
-                self._refuse("", "too-many-peers", f"there are {MOST_PEERS} already", now)
-                return
             peer = Peer(address, self._table, self._learners, self._numbers)
             self._peers[address] = peer
-        self._last[address] = now
-        self._hear(peer, payload, now)
-
-    def _has_room(self) -> bool:
-        """Those that have gone make room."""
-        if len(self._peers) >= MOST_PEERS:
-            for address in [a for a, peer in self._peers.items() if not peer.is_there]:
-                self._forget(address)
-        return len(self._peers) < MOST_PEERS
-
-    def _hear(self, peer: Peer, payload: bytes, now: float) -> None:
         try:
             is_new = peer.hear(payload, now)
         except PeerMessageError as e:
@@ -271,8 +258,8 @@ class Replicas:
                 )
                 peer.gone(now)
                 self._stand()
-        for address in [a for a, last in self._last.items() if now - last > FORGET_SECONDS]:
-            self._forget(address)
+        for peer in [each for each in self._peers.values() if now - each.last > FORGET_SECONDS]:
+            self._forget(peer.address)
 
     def _lost(self, address: str) -> None:
         peer = self._peers.get(address)
@@ -287,7 +274,6 @@ class Replicas:
         self._learners.stand(_called(self._outbox.sender), there)
 
     def _forget(self, address: str) -> None:
-        self._last.pop(address, None)
         self._peers.pop(address, None)
         for key in [key for key in self._said if key[0] == address]:
             del self._said[key]
