@@ -12,7 +12,7 @@ from tests.chaos.judge import Verdict, WrongBelief, judge
 from tests.chaos.world import World
 
 from inferway.cluster.bus.link import Link, pair
-from inferway.cluster.bus.messages import Ask, IndexChanged, Message, Wanted
+from inferway.cluster.bus.messages import AskWorker, IndexChanged, Message, Wanted
 from inferway.cluster.hub_watch import HeardIndex, HubWatch
 from inferway.cluster.teller import FleetTeller, ToldIndex
 from inferway.config import ServeSettings
@@ -61,7 +61,7 @@ class Worker:
     async def has_heard(self) -> None:
         """Return when it has heard all that was told before."""
         before = self.answered
-        self.hub.send(Ask(Wanted.ALIVE))
+        self.hub.send(AskWorker(Wanted.ALIVE))
         while self.answered == before:
             await asyncio.sleep(0)
 
@@ -69,7 +69,7 @@ class Worker:
         match message:
             case IndexChanged():
                 self._watch.index_changed(message)
-            case Ask():
+            case AskWorker():
                 self._end.send(message)
 
     def _answers(self, _: Message) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from inferway.cluster.bus import link as module
 from inferway.cluster.bus.link import Link, pair
-from inferway.cluster.bus.messages import Ask, IndexChanged, Message, PeerTold, Wanted
+from inferway.cluster.bus.messages import AskWorker, IndexChanged, Message, PeerTold, Wanted
 from inferway.kv.index.changes import BlockChange, IndexChanges
 
 
@@ -64,7 +64,7 @@ async def test_messages_come_in_order(ends: tuple[End, End]) -> None:
 async def test_what_is_sent_before_the_socket_is_there_is_sent_then() -> None:
     sockets = pair()
     one, other = End(), End()
-    one.link.send(Ask(Wanted.ALIVE))
+    one.link.send(AskWorker(Wanted.ALIVE))
     await one.link.open(sockets[0])
     await other.link.open(sockets[1])
 
@@ -114,7 +114,7 @@ async def test_all_that_was_said_is_heard_before_the_loss(ends: tuple[End, End])
         await other.is_lost.wait()
 
     assert len(other.heard) == 500
-    other.link.send(Ask(Wanted.ALIVE))  # nothing happens
+    other.link.send(AskWorker(Wanted.ALIVE))  # nothing happens
 
 
 async def test_closing_is_no_loss(ends: tuple[End, End]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.cluster.gateways import Gateway
 
-from inferway.cluster.bus.messages import VERSION
+from inferway.cluster.bus.messages import VERSION, Message, PeerMessage
 from inferway.cluster.bus.peer import MOST_MESSAGES, MOST_WAITING
 from inferway.cluster.bus.sound import MOST_BYTES, SENDER_BYTES
 from inferway.errors import PeerMessageError
@@ -90,6 +90,12 @@ LEFT_OUT = [
     (known([1.0, 0.0, 0.0, 1.0], [0.0, 0.0]), "known: 0"),  # in no time
     (known([1.0, 0.0, 0.0, 1.0], [1.0, 1.0], count=-1), "known: 0"),
 ]
+
+
+def test_there_are_at_most_twelve_kinds_of_messages() -> None:
+    kinds = {*get_args(Message), PeerMessage}
+
+    assert len(kinds) <= 12, sorted(kind.__name__ for kind in kinds)
 
 
 @pytest.mark.parametrize(("told", "reason", "says"), REFUSED)

@@ -30,22 +30,22 @@ from inferway.app import Gateway
 from inferway.cluster.bus.learners import Learners, shared
 from inferway.cluster.bus.link import Link
 from inferway.cluster.bus.messages import (
-    Answer,
-    Ask,
+    AskWorker,
     Begin,
-    Decision,
+    DecisionTold,
+    EngineNoted,
     FamilyTold,
     Finding,
     HubTold,
     Judged,
     LiveSample,
     Message,
-    Noted,
     PeerTold,
     PromptsOffered,
     Report,
     Subject,
     Wanted,
+    WorkerAnswer,
 )
 from inferway.cluster.bus.replicas import build_replicas, has_peers
 from inferway.cluster.bus.workers import WorkersInbox
@@ -195,7 +195,7 @@ class ServingHub:
         elif path.startswith(_ADMIN):
             await self._fetch_snapshots()
 
-    async def _ask(self, wanted: Wanted, **about: Any) -> dict[Seat, Answer]:
+    async def _ask(self, wanted: Wanted, **about: Any) -> dict[Seat, WorkerAnswer]:
         """Return the answers of those that give one in time."""
         answers = await asyncio.gather(*[seat.ask(wanted, **about) for seat in self.seats])
         return {seat: told for seat, told in zip(self.seats, answers, strict=True) if told}
@@ -267,7 +267,7 @@ class ServingHub:
     async def _ping(self) -> None:
         for number in count():
             await asyncio.sleep(PING_SECONDS)
-            self._tell(Ask(Wanted.ALIVE))
+            self._tell(AskWorker(Wanted.ALIVE))
             wanted = self.gateway.orphans.wanted
             if self._told.wants_prompts != wanted:
                 self._tell_hub(wants_prompts=wanted)
@@ -284,7 +284,7 @@ class ServingHub:
         match message:
             case PeerTold():
                 self._pass_on(seat, message)
-            case Noted():
+            case EngineNoted():
                 self._noted(message)
             case Report():
                 _take(self.gateway, message)
@@ -293,7 +293,7 @@ class ServingHub:
                     now = asyncio.get_running_loop().time()
                     self.gateway.standing.hear(message.name, message.is_bad, now)
                 self._tell_others(seat, message)
-            case Answer():
+            case WorkerAnswer():
                 self._hand_overs.heard(seat.place, message.hand_overs)
                 if message.asked:
                     self._index.note_matched(message.asked)
@@ -305,7 +305,7 @@ class ServingHub:
         if self._inbox is not None:
             self._inbox.hear(told)
 
-    def _noted(self, told: Noted) -> None:
+    def _noted(self, told: EngineNoted) -> None:
         """Do what is done about what a worker has noted of an engine."""
         fleet = self.gateway.fleet
         engine = fleet.engine(told.engine)
@@ -414,7 +414,7 @@ def _take(gateway: Gateway, report: Report) -> None:
             }
             of = {"lora": told.lora, "lora_path": told.lora_path, "cache_salt": told.cache_salt}
             gateway.orphans.offer(prompts, **of)
-        case Decision(topic=topic, body=body) if gateway.publisher is not None:
+        case DecisionTold(topic=topic, body=body) if gateway.publisher is not None:
             gateway.publisher.publish(topic, msgspec.msgpack.decode(body))
 
 

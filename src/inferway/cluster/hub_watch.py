@@ -15,14 +15,14 @@ import aiohttp
 import msgspec
 
 from inferway.cluster.bus.messages import (
-    Decision,
+    DecisionTold,
+    EngineNoted,
     EnginesTold,
     EngineTold,
     Finding,
     IndexChanged,
     LiveSample,
     Message,
-    Noted,
     PromptsOffered,
     PromptTold,
     Report,
@@ -64,7 +64,7 @@ class HeardIndex(CopiedIndex):
         self.send = send
 
     def apply(self, ops: Iterable[Op]) -> None:
-        self.send(Noted(Finding.LACKS, ops=list(ops)))
+        self.send(EngineNoted(Finding.LACKS, ops=list(ops)))
 
     def asked(self) -> list[BlockKey]:
         """Return the last blocks that prompts have matched since it was asked before, if the hub
@@ -125,13 +125,13 @@ class FollowedStream:
         )
 
     def drops_last_block(self) -> None:
-        self.send(Noted(Finding.DROPS_LAST_BLOCK, self.engine, self.holder))
+        self.send(EngineNoted(Finding.DROPS_LAST_BLOCK, self.engine, self.holder))
 
     def recheck(self) -> None:
-        self.send(Noted(Finding.ADDS_NOT_UP, self.engine, self.holder))
+        self.send(EngineNoted(Finding.ADDS_NOT_UP, self.engine, self.holder))
 
     def count_no_copies(self) -> None:
-        self.send(Noted(Finding.REPORTS, self.engine, self.holder))
+        self.send(EngineNoted(Finding.REPORTS, self.engine, self.holder))
 
 
 class HubWatch:
@@ -180,7 +180,7 @@ class HubWatch:
         """Nothing: the hub finds the engines."""
 
     def suspect(self, name: str) -> None:
-        self._send(Noted(Finding.HAS_FAILED, name))
+        self._send(EngineNoted(Finding.HAS_FAILED, name))
 
     def stir(self) -> None:
         """Nothing: the hub looks for it."""
@@ -334,7 +334,7 @@ class HubPublisher:
         self._send = send
 
     def publish(self, topic: str, message: dict[str, Any]) -> None:
-        self._send(Report(Decision(topic, msgspec.msgpack.encode(message))))
+        self._send(Report(DecisionTold(topic, msgspec.msgpack.encode(message))))
 
     def families(self) -> Iterator[Family]:
         return iter(())

@@ -13,11 +13,11 @@ from itertools import count
 from typing import Any
 
 from inferway.cluster.bus.link import Link, pair
-from inferway.cluster.bus.messages import Answer, Ask, Message, Wanted
+from inferway.cluster.bus.messages import AskWorker, Message, Wanted, WorkerAnswer
 from inferway.errors import ConfigError
 from inferway.tasks import Tasks, happens_within
 
-ANSWER_SECONDS = 2.0  # to an `Ask`
+ANSWER_SECONDS = 2.0  # to an `AskWorker`
 START_SECONDS = 120.0  # for a worker, with its tokenizers
 HANG_LOOKS = 10  # without an answer: it is replaced
 START_LOOKS = 120  # without being ready: the same
@@ -56,7 +56,7 @@ class Seat:
         self._ended = ended
         self._looks = 0  # since it has said anything
         self._numbers = count(1)
-        self._answers: dict[int, asyncio.Future[Answer]] = {}  # that are waited for
+        self._answers: dict[int, asyncio.Future[WorkerAnswer]] = {}  # that are waited for
         self._leaving = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
@@ -66,7 +66,7 @@ class Seat:
         if self.hears and self.link is not None:
             self.link.send(message)
 
-    async def ask(self, wanted: Wanted, **about: Any) -> Answer | None:
+    async def ask(self, wanted: Wanted, **about: Any) -> WorkerAnswer | None:
         """Return the answer of the process; None if it is not ready, ends, or gives none in
         time."""
         if not self.ready.is_set():
@@ -74,7 +74,7 @@ class Seat:
         number, answer = next(self._numbers), asyncio.get_running_loop().create_future()
         self._answers[number] = answer
         try:
-            self.send(Ask(wanted, number, **about))
+            self.send(AskWorker(wanted, number, **about))
             await asyncio.wait([answer], timeout=ANSWER_SECONDS)
         finally:
             del self._answers[number]
@@ -185,7 +185,7 @@ class Seat:
 
     def _says(self, message: Message) -> None:
         self._looks = 0
-        if not isinstance(message, Answer) or message.wanted is Wanted.ALIVE:
+        if not isinstance(message, WorkerAnswer) or message.wanted is Wanted.ALIVE:
             self._heard(self, message)
         elif message.wanted is Wanted.START:
             self.ready.set()

@@ -21,8 +21,7 @@ from inferway.app import Gateway
 from inferway.cluster.bus.learners import Learners, shared
 from inferway.cluster.bus.link import Link
 from inferway.cluster.bus.messages import (
-    Answer,
-    Ask,
+    AskWorker,
     Begin,
     Drain,
     EnginesTold,
@@ -33,6 +32,7 @@ from inferway.cluster.bus.messages import (
     PeerTold,
     Subject,
     Wanted,
+    WorkerAnswer,
 )
 from inferway.cluster.bus.workers import WorkerOutbox, WorkersInbox
 from inferway.cluster.hub_watch import (
@@ -123,7 +123,7 @@ class Worker:
     async def start(self) -> None:
         await self.gateway.start()
         self._started.set()
-        self._link.send(Answer(Wanted.START))
+        self._link.send(WorkerAnswer(Wanted.START))
 
     async def close(self) -> None:
         await self._tasks.close()
@@ -151,7 +151,7 @@ class Worker:
                 self._inbox.hear(message)
             case EnginesTold():
                 watch.engines(message)
-            case Ask():
+            case AskWorker():
                 self._asked(message)
             case Judged():
                 self._judged(message)
@@ -167,7 +167,7 @@ class Worker:
             case _:
                 log.error("the hub sent %s, which is no message to a worker", type(message))
 
-    def _asked(self, ask: Ask) -> None:
+    def _asked(self, ask: AskWorker) -> None:
         gateway = self.gateway
         about: dict[str, Any] = {}
         match ask.wanted:
@@ -180,7 +180,7 @@ class Worker:
                 about = {"snapshots": gateway.snapshots(ask.since.get(self._place, {}))}
             case Wanted.SETTINGS if ask.settings is not None:
                 about = {"error": self._why_not(ask.settings)}
-        self._link.send(Answer(ask.wanted, ask.number, **about))
+        self._link.send(WorkerAnswer(ask.wanted, ask.number, **about))
 
     def _judged(self, told: Judged) -> None:
         """Take over what another worker has judged."""

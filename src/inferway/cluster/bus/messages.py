@@ -1,8 +1,8 @@
 """All kinds of messages that the processes of one gateway, and several gateways, tell each other.
 
 The hub tells a worker what to do (`Begin`), what the engines are and hold (`EnginesTold`,
-`IndexChanged`) and what else it knows (`HubTold`); it asks (`Ask`), and the worker answers
-(`Answer`). A worker tells the hub what its requests have shown. What requests do and what is
+`IndexChanged`) and what else it knows (`HubTold`); it asks (`AskWorker`), and the worker answers
+(`WorkerAnswer`). A worker tells the hub what its requests have shown. What requests do and what is
 learned from them is a `PeerMessage`, which workers and gateways tell each other alike.
 """
 
@@ -113,8 +113,8 @@ class Wanted(IntEnum):
     SETTINGS = 4  # whether it can go on with these: it prepares for that
 
 
-class Ask(_Told, frozen=True):
-    """Ask a worker; an `Answer` of that number answers."""
+class AskWorker(_Told, frozen=True):
+    """Ask a worker; an `WorkerAnswer` of that number answers."""
 
     wanted: Wanted
     number: int = 0
@@ -146,8 +146,8 @@ class FamilyTold(_Told, frozen=True):
     samples: list[tuple[str, dict[str, str], float]]
 
 
-class Answer(_Told, frozen=True):
-    """The answer to an `Ask`."""
+class WorkerAnswer(_Told, frozen=True):
+    """The answer to an `AskWorker`."""
 
     wanted: Wanted
     number: int = 0
@@ -168,7 +168,7 @@ class Finding(IntEnum):
     LACKS = 4  # it has not delivered these blocks, and nothing says why
 
 
-class Noted(_Told, frozen=True):
+class EngineNoted(_Told, frozen=True):
     """What was noted of an engine, or of the stream of an engine and a holder."""
 
     finding: Finding
@@ -204,7 +204,7 @@ class PromptsOffered(_Told, frozen=True):
     cache_salt: str | None
 
 
-class Decision(_Told, frozen=True):
+class DecisionTold(_Told, frozen=True):
     """A decision, to be published."""
 
     topic: str
@@ -214,7 +214,7 @@ class Decision(_Told, frozen=True):
 class Report(_Told, frozen=True):
     """What the hub is to do with a worker's request."""
 
-    of: LiveSample | PromptsOffered | Decision
+    of: LiveSample | PromptsOffered | DecisionTold
 
 
 # to all others
@@ -245,9 +245,10 @@ class PeerTold(_Told, frozen=True):
     payload: bytes = b""
 
 
-Message = (Begin | EnginesTold | IndexChanged | HubTold | Ask | Drain | Answer | Noted | Report) | (
-    Judged | PeerTold
-)
+_ToWorkers = Begin | EnginesTold | IndexChanged | HubTold | AskWorker | Drain
+_ToHub = WorkerAnswer | EngineNoted | Report
+_ToAll = Judged | PeerTold
+Message = _ToWorkers | _ToHub | _ToAll
 
 
 # what requests do, told by processes and by gateways
