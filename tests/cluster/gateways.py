@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from inferway.cluster.bus.learners import Learners
+from inferway.cluster.bus.inbox import Inbox
 from inferway.cluster.bus.outbox import Outbox
 from inferway.cluster.bus.peer import Peer
 from inferway.config import EngineSettings
@@ -59,9 +59,9 @@ class Gateway:
         self.endpoints = {each.name: each for each in self.table.candidates("m").endpoints}
         self.plugin.slots.rows(list(self.endpoints.values()), 0.0)
         self.sharing = self.plugin.share(self._tell)
-        self.learners = Learners([self.sharing])
+        self.inbox = Inbox([self.sharing])
         self.outbox = Outbox(
-            self.number, f"gateway {self.number}", OwnCounts(self.table), 1, self.learners.known
+            self.number, f"gateway {self.number}", OwnCounts(self.table), 1, self.inbox.known
         )
 
     def _tell(self, event: Event) -> None:
@@ -115,7 +115,7 @@ class Gateway:
     def hear(self, other: int, payload: bytes, now: float) -> None:
         peer = self.peers.get(other)
         if peer is None:
-            peer = self.peers[other] = Peer(f"{other}", self.table, self.learners)
+            peer = self.peers[other] = Peer(f"{other}", self.table, self.inbox)
         peer.hear(payload, self.clock(now))
 
     def says(self, now: float) -> list[bytes]:

@@ -8,11 +8,18 @@ from tests.cluster.gateways import NAMES, Gateway
 from tests.cluster.test_peers import told as all_is_told
 from tests.cluster.test_replicas import Wire
 
-from inferway.cluster.bus.learners import Learners, shared
-from inferway.cluster.bus.messages import Message, PeerTold
+from inferway.cluster.bus.inbox import Inbox, shared
+from inferway.cluster.bus.messages import (
+    Message,
+    PeerMessage,
+    PeerTold,
+    Shared,
+    decode_peer,
+    of_process,
+)
 from inferway.cluster.bus.peer import FIRST_NUMBER
 from inferway.cluster.bus.replicas import Replicas
-from inferway.cluster.bus.workers import WorkerOutbox, WorkersInbox
+from inferway.cluster.bus.workers import WorkerOutbox
 from inferway.scheduling.expected_ttft.plugin import ExpectedTtft
 from inferway.scheduling.expected_ttft.sharing import Begins, Comes, Kind, Sharing, Waits
 
@@ -52,52 +59,46 @@ def test_requests_of_all_workers_are_those_of_their_hub_and_end_with_the_worker(
     assert believed() == ([0.0, 0.0, 0.0], [0.0, 0.0, 0.0])
 
 
-async def test_workers_hear_what_other_gateways_tell_and_forget_it_with_them() -> None:
-    plugin, sent = ExpectedTtft(), list[Message]()
-    worker = WorkersInbox(Learners(sharing(plugin)))
-    learners = Learners(sharing(ExpectedTtft()), sent.append)
+def test_what_other_gateways_tell_is_passed_on_and_forgotten_with_them() -> None:
+    plugin, passed = ExpectedTtft(), list[tuple[int, PeerMessage | None]]()
+    inbox = Inbox(sharing(plugin), pass_on=lambda *told: passed.append(told))
+    message = decode_peer(of_process([Shared(0, waits(1)), Shared(0, waits(2))]))
 
-    learners.hear(FIRST_NUMBER, 0, waits(1))
-    learners.hear(FIRST_NUMBER, 0, waits(2))
-    learners.heard(FIRST_NUMBER)
-    [message] = sent
-    assert isinstance(message, PeerTold)
-    worker.hear(message)
-
+    inbox.take(FIRST_NUMBER, message, 2.0)
     slot = plugin.slots.slot_of("a", 0.0)
     assert plugin.learning.backlog.requests[slot] == 2
-    learners.gone(FIRST_NUMBER, 3.0)
-    assert sent[1] == PeerTold(FIRST_NUMBER)
-    worker.hear(PeerTold(FIRST_NUMBER))
+    inbox.gone(FIRST_NUMBER, 3.0)
+
     assert plugin.learning.backlog.requests[slot] == 0
+    assert passed == [(FIRST_NUMBER, message), (FIRST_NUMBER, None)]
 
 
-async def test_a_new_worker_is_told_what_was_learned() -> None:
+def test_a_new_worker_is_told_what_was_learned() -> None:
     old, plugin = Gateway(0), ExpectedTtft()
-    worker = WorkersInbox(Learners(sharing(plugin)))
+    worker = Inbox(sharing(plugin))
     slot = old.plugin.slots.slot_of("a", 0.0)
     for number in range(60):
         old.learning.took(Kind.TPOT, slot, (1.0, 2.0), 33.0, number / 10)
 
-    worker.hear(old.learners.all_known(6.0))
+    worker.hear(old.inbox.all_known(6.0), 6.0)
 
     there = plugin.slots.slot_of("a", 0.0)
     assert 30.0 < plugin.learning.tpot.expected(there, (1.0, 2.0)) < 36.0
 
 
 async def test_what_a_worker_tells_the_others_is_passed_on_until_it_has_ended() -> None:
-    gateway, hub = Gateway(0), ExpectedTtft()
-    parts = (gateway.outbox, gateway.learners, gateway.table, Wire("hub"))
-    inbox = WorkersInbox(Learners(sharing(hub)), replicas=Replicas(*parts, lambda: NAMES))
+    gateway, clock = Gateway(0), asyncio.get_running_loop().time
+    replicas = Replicas(*(gateway.outbox, gateway.inbox, gateway.table, Wire("hub")), lambda: NAMES)
+    hub = Inbox(sharing(ExpectedTtft()), pass_on=replicas.pass_on)
 
     def pass_on(message: Message) -> None:
         assert isinstance(message, PeerTold)
-        inbox.hear(message)
+        hub.hear(message, clock())
 
     WorkerOutbox(1, pass_on).learned(0, waits(7))
     await all_is_told()
 
-    other, clock = Gateway(2), asyncio.get_running_loop().time
+    other = Gateway(2)
     for payload in gateway.says_all(clock()):
         other.hear(0, payload, clock())
     assert other.believes(clock())["waiting"] == [1.0, 0.0, 0.0]

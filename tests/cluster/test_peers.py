@@ -6,9 +6,9 @@ import asyncio
 
 import numpy as np
 
-from inferway.cluster.bus.learners import Learners, shared
+from inferway.cluster.bus.inbox import Inbox, shared
 from inferway.cluster.bus.messages import Message, PeerTold
-from inferway.cluster.bus.workers import TOGETHER_SECONDS, WorkerOutbox, WorkersInbox
+from inferway.cluster.bus.workers import TOGETHER_SECONDS, WorkerOutbox
 from inferway.model import Endpoint
 from inferway.scheduling.expected_ttft.backlog import QueuedRequest
 from inferway.scheduling.expected_ttft.plugin import ExpectedTtft
@@ -40,11 +40,11 @@ class Two:
         for place, each in enumerate(sharing, 1):
             open_logs(each, sent, place)
         self.sharing, self.overlay = sharing[1], other.overlay  # of the second
-        self.other = WorkersInbox(Learners(self.sharing), self.overlay)
+        self.other = Inbox(self.sharing, self.overlay)
 
     def _sent(self, message: Message) -> None:
         assert isinstance(message, PeerTold)
-        self.other.hear(message)
+        self.other.hear(message, 0.0)
 
     def elsewhere(self) -> dict[int, int]:
         """What the other believes to be on its way, of the prompt."""
@@ -86,8 +86,8 @@ async def test_a_worker_that_ends_brings_nothing_any_more() -> None:
     two.one.overlay.add(HOLDER, KEYS)
     await told()
 
-    two.other.hear(PeerTold(2))  # another one
+    two.other.hear(PeerTold(2), 0.0)  # another one
     assert two.elsewhere() == {HOLDER: 3}
-    two.other.hear(PeerTold(1))
+    two.other.hear(PeerTold(1), 0.0)
 
     assert two.elsewhere() == {}

@@ -7,8 +7,9 @@ from collections.abc import Callable, Collection
 
 from tests.cluster.gateways import NAMES, Gateway
 
-from inferway.cluster.bus.learners import Learners
+from inferway.cluster.bus.inbox import Inbox
 from inferway.cluster.bus.replicas import Replicas
+from inferway.scheduling.expected_ttft.sharing import Sharing
 
 
 class Wire:
@@ -37,15 +38,15 @@ class Wire:
         """It has nothing of it."""
 
 
-class Placed(Learners):
-    """Learners that note what places they were given."""
+class Placed(Sharing):
+    """One that notes what places it was given."""
 
     def __init__(self, gateway: Gateway) -> None:
-        super().__init__([gateway.sharing])
+        of = gateway.sharing
+        super().__init__(of.learning, of.slots, of.tell)
         self.stands: asyncio.Queue[tuple[str, list[str]]] = asyncio.Queue()
 
     def stand(self, own: str, others: Collection[str]) -> None:
-        super().stand(own, others)
         self.stands.put_nowait((own, list(others)))
 
 
@@ -53,15 +54,16 @@ async def test_who_comes_and_goes_is_known_to_those_that_stand_among_them() -> N
     wires = [Wire("first"), Wire("second")]
     found = [Placed(Gateway(1)), Placed(Gateway(2))]
     made = []
-    for number, (wire, learners) in enumerate(zip(wires, found, strict=True), start=1):
+    for number, (wire, placed) in enumerate(zip(wires, found, strict=True), start=1):
         gateway = Gateway(number)
         wire.others = [other for other in wires if other is not wire]
-        made.append(Replicas(gateway.outbox, learners, gateway.table, wire, lambda: iter(NAMES)))
+        parts = (gateway.outbox, Inbox([placed]), gateway.table, wire)
+        made.append(Replicas(*parts, lambda: iter(NAMES)))
     for each in made:
         await each.open()
     try:
         async with asyncio.timeout(30):
-            stands = [await learners.stands.get() for learners in found]
+            stands = [await placed.stands.get() for placed in found]
         names = [own for own, _ in stands]
         assert len(set(names)) == 2
         assert [others for _, others in stands] == [[names[1]], [names[0]]]

@@ -27,7 +27,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def replicas(gateway: Gateway, sockets: PeerSockets) -> Replicas:
-    made = Replicas(gateway.outbox, gateway.learners, gateway.table, sockets, lambda: NAMES)
+    made = Replicas(gateway.outbox, gateway.inbox, gateway.table, sockets, lambda: NAMES)
     gateway.sharing.tell = lambda event: made.tell(0, event)
     return made
 

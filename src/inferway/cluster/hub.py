@@ -27,7 +27,7 @@ import msgspec
 import numpy as np
 
 from inferway.app import Gateway
-from inferway.cluster.bus.learners import Learners, shared
+from inferway.cluster.bus.inbox import Inbox, shared
 from inferway.cluster.bus.link import Link
 from inferway.cluster.bus.messages import (
     AskWorker,
@@ -40,15 +40,16 @@ from inferway.cluster.bus.messages import (
     Judged,
     LiveSample,
     Message,
+    PeerMessage,
     PeerTold,
     PromptsOffered,
     Report,
     Subject,
     Wanted,
     WorkerAnswer,
+    encode,
 )
 from inferway.cluster.bus.replicas import build_replicas, has_peers
-from inferway.cluster.bus.workers import WorkersInbox
 from inferway.cluster.hand_overs import WorkersHandOver
 from inferway.cluster.numbers import added_up, cache_worth, samples
 from inferway.cluster.seat import Seat
@@ -120,8 +121,8 @@ class ServingHub:
         self._picker = settings.picker  # with the ports that are reserved
         self._tasks = Tasks(log, "a worker is no longer looked after, by a fault of the gateway")
         self._since: dict[int, dict[str, int]] = {}  # place -> extension -> its last snapshot
-        self._inbox: WorkersInbox | None = None  # None: nobody here must know what workers do
-        self._learners: Learners | None = None  # of what other gateways tell
+        self._of_workers: Inbox | None = None  # None: nobody here must know what workers do
+        self._of_gateways: Inbox | None = None
         self._numbers: Sequence[Sequence[FamilyTold]] = ()
 
     # serving.Served
@@ -148,15 +149,15 @@ class ServingHub:
     async def _listen_to_workers(self) -> None:
         """Take over what workers do, where it is written or told other gateways. Raises
         ConfigError."""
-        gateway, replicas = self.gateway, None
-        if self.settings.records.directory is None and not has_peers(self.settings):
-            return
+        gateway = self.gateway
         sharing = shared(gateway.learning_plugins, _to_nobody)
         if has_peers(self.settings):
-            self._learners = Learners(sharing, self._tell)
-            replicas = build_replicas(gateway.settings, gateway.fleet, self._learners)
+            self._of_gateways = inbox = Inbox(sharing, pass_on=self._tell_peers)
+            replicas = build_replicas(gateway.settings, gateway.fleet, inbox)
             await gateway.meet(replicas)
-        self._inbox = WorkersInbox(Learners(sharing), replicas=replicas)
+            self._of_workers = Inbox(sharing, pass_on=replicas.pass_on)
+        elif self.settings.records.directory is not None:
+            self._of_workers = Inbox(sharing)
 
     async def close(self, *, quietly: bool = False) -> None:
         """Let running answers end, then close the rest; `quietly`: parts do not say that they have
@@ -222,8 +223,8 @@ class ServingHub:
         seat.hears_all()
         link.send(self._teller.engines())
         await self._teller.tell_held(link)
-        if self._learners is not None:
-            link.send(self._learners.all_known(asyncio.get_running_loop().time()))
+        if self._of_gateways is not None:
+            link.send(self._of_gateways.all_known(asyncio.get_running_loop().time()))
         link.send(msgspec.structs.replace(self._told, is_all=True))
 
     def _begin(self, seat: Seat) -> Begin:
@@ -238,6 +239,10 @@ class ServingHub:
     def _tell(self, message: Message) -> None:
         for seat in self.seats:
             seat.send(message)
+
+    def _tell_peers(self, who: int, message: PeerMessage | None) -> None:
+        """Tell the workers what another gateway tells."""
+        self._tell(PeerTold(who, b"" if message is None else encode(message)))
 
     def _tell_others(self, seat: Seat, message: Message) -> None:
         for other in self.seats:
@@ -302,8 +307,8 @@ class ServingHub:
 
     def _pass_on(self, seat: Seat, told: PeerTold) -> None:
         self._tell_others(seat, told)
-        if self._inbox is not None:
-            self._inbox.hear(told)
+        if self._of_workers is not None:
+            self._of_workers.hear(told, asyncio.get_running_loop().time())
 
     def _noted(self, told: EngineNoted) -> None:
         """Do what is done about what a worker has noted of an engine."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from inferway.app import Gateway
-from inferway.cluster.bus.learners import Learners, shared
+from inferway.cluster.bus.inbox import Inbox, shared
 from inferway.cluster.bus.link import Link
 from inferway.cluster.bus.messages import (
     AskWorker,
@@ -34,7 +34,7 @@ from inferway.cluster.bus.messages import (
     Wanted,
     WorkerAnswer,
 )
-from inferway.cluster.bus.workers import WorkerOutbox, WorkersInbox
+from inferway.cluster.bus.workers import WorkerOutbox
 from inferway.cluster.hub_watch import (
     HubOrphans,
     HubProber,
@@ -116,7 +116,7 @@ class Worker:
         assert isinstance(watch, HubWatch)
         sharing = shared(self.gateway.learning_plugins, self._outbox.learned)
         open_logs(sharing, self._columns.sent, self._place)
-        self._inbox = WorkersInbox(Learners(sharing), self._outbox.overlay)
+        self._inbox = Inbox(sharing, self._outbox.overlay)
         self._watch = watch
         self._link.listen(self._heard)
 
@@ -148,7 +148,7 @@ class Worker:
             case IndexChanged():
                 watch.index_changed(message)
             case PeerTold():
-                self._inbox.hear(message)
+                self._inbox.hear(message, time.monotonic())
             case EnginesTold():
                 watch.engines(message)
             case AskWorker():

@@ -3,8 +3,8 @@ sent all requests.
 
 messages       all kinds of messages
 link           between the hub and a worker: a socket that loses nothing
-workers        what workers tell each other, through the hub
-learners       who takes over what requests do and what was learned
+workers        what a worker tells the others, through the hub
+inbox          takes over what others tell
 outbox         what this gateway tells others: changes at once, all that is so once a second
 sound          messages of other gateways as bytes, and what of them can be true
 peer           another gateway: what it has told, and what ends with it

@@ -8,20 +8,18 @@ as a gateway that really sends so much does, and no less busy; when it is silent
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TypeVar
 
 from msgspec.structs import replace
 
-from inferway.cluster.bus.learners import Learners
-from inferway.cluster.bus.messages import CountTold, PeerMessage
+from inferway.cluster.bus.inbox import Inbox
+from inferway.cluster.bus.messages import CountTold, KnownTold, PeerMessage, Shared
 from inferway.cluster.bus.sound import read, sender_of
 from inferway.errors import PeerMessageError
 from inferway.fleet.elsewhere import Claims, Count
 from inferway.fleet.table import EndpointTable
-from inferway.scheduling.expected_ttft.known import Known
 from inferway.scheduling.expected_ttft.sharing import (
     Answered,
     Begins,
@@ -37,7 +35,7 @@ MOST_CLAIMS = 32_768  # endpoints that a peer has something on the way to
 # What is heard of a peer in a second: some ten times what a busy gateway tells.
 MOST_MESSAGES = 1000.0
 MOST_MESSAGE_BYTES = 8 * 1024 * 1024.0
-FIRST_NUMBER = 1_000_000  # of peers, for learners: below are the workers beside us
+FIRST_NUMBER = 1_000_000  # of peers, for the inbox: below are the workers beside us
 
 # What is counted of each peer.
 COUNTS = {
@@ -48,17 +46,15 @@ COUNTS = {
     "unknown": "Things that the peer has told of engines which are not known here.",
 }
 
-_T = TypeVar("_T")
-
 
 @dataclass(slots=True)
 class Peer:
-    """`address`: how it is known here, whatever it says of itself. `numbers`: for learners; each
+    """`address`: how it is known here, whatever it says of itself. `numbers`: for the inbox; each
     life of a gateway has its own."""
 
     address: str
     table: EndpointTable
-    learners: Learners
+    inbox: Inbox
     numbers: Iterator[int] = field(default_factory=lambda: count(FIRST_NUMBER))
     name: str = ""
     counts: Counter[str] = field(default_factory=Counter)  # by the names of `COUNTS`
@@ -116,7 +112,6 @@ class Peer:
         self.fault = faults[0] if faults else None
         self.refused.update(each.reason for each in faults)
         self._take_over(message, now)
-        self.learners.heard(self._who)
         return is_new
 
     def _note_come(self, num_bytes: int, now: float) -> None:
@@ -142,44 +137,46 @@ class Peer:
             self.heard, self._has_all = None, False
             self._claims.drop_all(self._claims.endpoints)
             self._waiting.clear()
-            self.learners.gone(self._who, now)
+            self.inbox.gone(self._who, now)
 
     def _begin(self, now: float) -> None:
         """It is another one, or something of it was lost: what it has told until now may be over,
         and what it tells counts from where all that is so is told."""
         self.gone(now)
         self._who = next(self.numbers)
-        self._waiting = [{} for _ in self.learners.sharing]
+        self._waiting = [{} for _ in self.inbox.sharing]
 
     def _take_over(self, message: PeerMessage, now: float) -> None:
-        for shared in message.shared:
-            self._hear(shared.plugin, shared.event, now)
+        num_plugins, shared, known = len(self._waiting), list[Shared](), list[KnownTold]()
+        for each in message.shared:
+            event = self._counting(each, now) if each.plugin < num_plugins else None
+            if event is not None:
+                shared.append(Shared(each.plugin, event))
         if self._has_all:
             for counted in message.counts:
                 self._count(counted)
         for told in message.known:
-            if told.plugin < len(self._waiting):
-                known = _of_those(told.known, filter(self._knows, told.known.endpoints))
-                self.learners.adopt(told.plugin, known, now)
+            if told.plugin < num_plugins:
+                there = set(filter(self._knows, told.known.endpoints))
+                known.append(KnownTold(told.plugin, told.known.only(there)))
+        if shared or known:
+            self.inbox.take(self._who, replace(message, shared=shared, counts=[], known=known), now)
 
-    def _hear(self, plugin: int, event: Event, now: float) -> None:
-        if plugin >= len(self._waiting):
-            self.counts["unknown"] += 1
-            return
+    def _counting(self, told: Shared, now: float) -> Event | None:
+        """Return the event with a time of our clock in place of its age; None if it does not
+        count."""
+        event, waiting = told.event, self._waiting[told.plugin]
         if isinstance(event, Waits | Took | Comes) and not self._knows(event.endpoint):
-            return
+            return None
         if isinstance(event, Waits | Begins | Comes) and not self._has_all:
-            return
-        waiting = self._waiting[plugin]
+            return None
         if isinstance(event, Waits):
             if event.number in waiting or len(waiting) >= MOST_WAITING:
-                return
+                return None
             waiting[event.number] = False
         elif isinstance(event, Begins) and not _begins(event, waiting):
-            return
-        if not isinstance(event, Answered | Comes):  # its age becomes a time of our clock
-            event = replace(event, at=now - event.at)
-        self.learners.hear(self._who, plugin, event)
+            return None
+        return event if isinstance(event, Answered | Comes) else replace(event, at=now - event.at)
 
     def _knows(self, endpoint: str) -> bool:
         if self.table.holder_of(endpoint) is not None:
@@ -203,20 +200,3 @@ def _begins(begins: Begins, waiting: dict[int, bool]) -> bool:
     else:
         del waiting[begins.number]
     return True
-
-
-def _of_those(known: Known, names: Iterable[str]) -> Known:
-    """What is told of these engines only."""
-    there = set(names)
-    return Known(
-        [
-            None if costs is None else replace(costs, engines=_only(costs.engines, there))
-            for costs in known.costs
-        ],
-        _only(known.loads, there),
-        known.means,
-    )
-
-
-def _only(told: dict[str, _T], names: set[str]) -> dict[str, _T]:
-    return {name: each for name, each in told.items() if name in names}

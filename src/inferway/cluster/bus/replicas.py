@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
 from typing import Any, Protocol
 
-from inferway.cluster.bus.learners import Learners, shared
-from inferway.cluster.bus.messages import MOST_NAME
+from inferway.cluster.bus.inbox import Inbox, shared
+from inferway.cluster.bus.messages import MOST_NAME, PeerMessage
 from inferway.cluster.bus.outbox import Outbox
 from inferway.cluster.bus.peer import COUNTS, FIRST_NUMBER, Peer
 from inferway.cluster.bus.sockets import Heard, Lost, PeerSockets
@@ -69,14 +69,14 @@ class Replicas:
     def __init__(
         self,
         outbox: Outbox,
-        learners: Learners,
+        inbox: Inbox,
         table: EndpointTable,
         transport: Transport,
         endpoints: Callable[[], Iterable[str]],
     ) -> None:
         """`endpoints`: the names of those that there are."""
         self._outbox = outbox
-        self._learners = learners
+        self._inbox = inbox
         self._table = table
         self._transport = transport
         self._endpoints = endpoints
@@ -105,14 +105,18 @@ class Replicas:
                 timer.cancel()
         await self._transport.close()
 
-    def tell(self, plugin: int, event: Event, place: int = 0) -> None:
-        """Tell what one of the plugins that learn tells, in the process of that place."""
-        self._outbox.tell(plugin, event, place)
+    def tell(self, plugin: int, event: Event) -> None:
+        """Tell what one of the plugins that learn tells."""
+        self._outbox.tell(plugin, event)
         self._flush_soon()
 
-    def ended(self, place: int) -> None:
-        """Tell that a process has ended, and its requests with it."""
-        self._outbox.ended(place, self._now)
+    def pass_on(self, place: int, message: PeerMessage | None) -> None:
+        """Tell what the process in that place tells; with None, that it has ended."""
+        if message is None:
+            self._outbox.ended(place, self._now)
+        else:
+            for told in message.shared:
+                self._outbox.tell(told.plugin, told.event, place)
         self._flush_soon()
 
     def counted(self) -> None:
@@ -222,7 +226,7 @@ class Replicas:
             self._refuse("", "too-many-peers", f"there are {MOST_PEERS} already", now)
             return
         if peer is None:
-            peer = Peer(address, self._table, self._learners, self._numbers)
+            peer = Peer(address, self._table, self._inbox, self._numbers)
             self._peers[address] = peer
         try:
             is_new = peer.hear(payload, now)
@@ -269,9 +273,10 @@ class Replicas:
             self._stand()
 
     def _stand(self) -> None:
-        """Somebody has come or gone."""
+        """Take a place among all gateways: somebody has come or gone."""
         there = [_called(peer.sender) for peer in self._peers.values() if peer.is_there]
-        self._learners.stand(_called(self._outbox.sender), there)
+        for sharing in self._inbox.sharing:
+            sharing.stand(_called(self._outbox.sender), there)
 
     def _forget(self, address: str) -> None:
         self._peers.pop(address, None)
@@ -288,17 +293,17 @@ def has_peers(settings: ServeSettings) -> bool:
     return bool(settings.peers.addresses) or settings.peers.redis is not None
 
 
-def build_replicas(settings: ServeSettings, fleet: Fleet, learners: Learners) -> Replicas:
+def build_replicas(settings: ServeSettings, fleet: Fleet, inbox: Inbox) -> Replicas:
     """Return it; it is not open yet. Raises ConfigError."""
     outbox = Outbox(
         secrets.randbits(64),
         (settings.peers.name or socket.gethostname())[:MOST_NAME],
         OwnCounts(fleet.table),
-        len(learners.sharing),
-        learners.known,
+        len(inbox.sharing),
+        inbox.known,
     )
     return Replicas(
-        *(outbox, learners, fleet.table, transport_of(settings)),
+        *(outbox, inbox, fleet.table, transport_of(settings)),
         lambda: [endpoint.name for engine in fleet.engines for endpoint in engine.endpoints],
     )
 
@@ -311,8 +316,7 @@ def own_replicas(
     def tell(number: int, event: Event) -> None:
         replicas.tell(number, event)
 
-    learners = Learners(shared(plugins, tell, DELAY_SECONDS))
-    replicas = build_replicas(settings, fleet, learners)
+    replicas = build_replicas(settings, fleet, Inbox(shared(plugins, tell, DELAY_SECONDS)))
     return replicas
 
 

@@ -9,16 +9,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from itertools import count
 
-from inferway.cluster.bus.learners import Learners
-from inferway.cluster.bus.messages import (
-    Message,
-    OnItsWay,
-    PeerTold,
-    Shared,
-    decode_peer,
-    of_process,
-)
-from inferway.cluster.bus.replicas import Replicas
+from inferway.cluster.bus.messages import Message, OnItsWay, PeerTold, Shared, of_process
 from inferway.kv.index.speculative import Speculation, SpeculativeOverlay
 from inferway.model import BlockKey, HolderId
 from inferway.scheduling.expected_ttft.sharing import Event
@@ -111,46 +102,3 @@ class WorkerOutbox:
         payload = of_process(shared=self._shared, prompts=self._prompts)
         self._shared, self._prompts = [], []
         self._send(PeerTold(self._place, payload))
-
-
-class WorkersInbox:
-    """Takes over what other workers, and other gateways through the hub, tell."""
-
-    def __init__(
-        self,
-        learners: Learners,
-        overlay: ToldOverlay | None = None,
-        replicas: Replicas | None = None,
-    ) -> None:
-        """`overlay`: None where no request is decided. `replicas`: other gateways, which are to
-        hear of it, too."""
-        self._learners = learners
-        self._overlay = overlay
-        self._replicas = replicas
-
-    def hear(self, told: PeerTold) -> None:
-        """Take over what another process has told, or that it has ended."""
-        now = asyncio.get_running_loop().time()
-        if not told.payload:
-            self._gone(told.who, now)
-            return
-        message = decode_peer(told.payload)
-        for shared in message.shared:
-            self._learners.hear(told.who, shared.plugin, shared.event)
-            if self._replicas is not None:
-                self._replicas.tell(shared.plugin, shared.event, told.who)
-        for known in message.known:
-            self._learners.adopt(known.plugin, known.known, now)
-        if self._overlay is not None:
-            for prompt in message.prompts:
-                self._overlay.hear(told.who, prompt)
-        if self._replicas is not None:
-            self._replicas.counted()
-
-    def _gone(self, who: int, now: float) -> None:
-        """Forget what is on its way from a worker that has ended."""
-        if self._overlay is not None:
-            self._overlay.gone(who)
-        self._learners.gone(who, now)
-        if self._replicas is not None:
-            self._replicas.ended(who)
