@@ -15,14 +15,14 @@ import msgspec
 import pytest
 import zmq
 from tests.cluster.redis_server import free_port, running_server
-from tests.cluster.serving_gateways import Gateways, gateways, simulated
+from tests.cluster.serving import simulated
+from tests.cluster.serving_gateways import Gateways, gateways
 from tests.engines import client
 from tests.engines.program import Program
 from tests.engines.waiting import wait_until
 
 from inferway.cluster.bus.messages import VERSION
 from inferway.cluster.bus.sound import SENDER_BYTES
-from inferway_sim.config import LatencyModel
 
 pytestmark = pytest.mark.timeout(400)  # of processes that all start at once
 
@@ -92,7 +92,7 @@ def _eight_sent(fleet: Gateways, number: int) -> tuple[list[str], bool]:
 def test_a_gateway_that_starts_knows_what_the_others_have_learned(
     start: Start, tmp_path: Path
 ) -> None:
-    slow = LatencyModel(prefill_overhead=0.15)  # what is expected at the start is 20 ms
+    slow = ("--prefill-overhead", "150ms")  # what is expected at the start is 20 ms
     with start(tmp_path, 2, engines=3, latency=slow) as fleet:
         fleet.all_hear()
         fleet.programs[1].stop()
@@ -104,22 +104,22 @@ def test_a_gateway_that_starts_knows_what_the_others_have_learned(
         def knows() -> bool:
             """Single costs differ a little: not all of them are computed as often."""
             name = "inferway_expected_cost_seconds"
-            told, found = [fleet.metric(place, name, 'of="ttft_fixed"') for place in (0, 1)]
+            told, found = [fleet[place].metric(name, 'of="ttft_fixed"') for place in (0, 1)]
             return told > 3 * 0.05 and 0.7 < found / told < 1.4
 
         wait_until(knows, "the new one expects what the old one does")
-        assert fleet.metric(1, "inferway_upstream_sent_total") == 0
+        assert fleet[1].metric("inferway_upstream_sent_total") == 0
 
 
 @pytest.mark.slow
 def test_what_waits_for_its_first_token_is_known_to_all(tmp_path: Path) -> None:
-    slow = LatencyModel(prefill_overhead=60.0)
+    slow = ("--prefill-overhead", "60s")
     with gateways(tmp_path, number=2, engines=2, latency=slow) as fleet:
         fleet.all_hear()
 
         def ask() -> None:
             with suppress(OSError, HTTPException):  # its gateway is stopped before the answer
-                fleet.chat(0, "Are you there?", stream=True)
+                fleet[0].chat("Are you there?", stream=True)
 
         asking = Thread(target=ask)
         asking.start()
@@ -180,9 +180,9 @@ class Liar:
 def test_a_wrong_peer_is_refused_and_what_it_claims_goes_with_it(tmp_path: Path) -> None:
     ports = [free_port() for _ in range(3)]
     liar = Liar(ports[2])
-    with simulated(1) as [url]:
-        name = url.removeprefix("http://")
-        words = ["serve", url, *(f"--peers=127.0.0.1:{port}" for port in ports)]
+    with simulated() as engine:
+        name = engine.url.removeprefix("http://")
+        words = ["serve", engine.url, *(f"--peers=127.0.0.1:{port}" for port in ports)]
         with (
             Program([*words, f"--peers-port={ports[0]}"], tmp_path / "one.log") as one,
             Program([*words, f"--peers-port={ports[1]}"], tmp_path / "other.log") as other,

@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
+from tests.cluster.processes import is_there
 from tests.cluster.serving import LONG, Serving, serving, worker_of
 from tests.engines import client
 from tests.engines.waiting import wait_until
@@ -149,16 +150,8 @@ def test_workers_go_on_for_a_while_without_their_hub(
         answer = found.chat(LONG)
         assert answer.status == 200
         assert client.get(f"{found.url}/ready").status == 503
-        wait_until(lambda: not any(map(_is_there, workers)), "the workers end")
+        wait_until(lambda: not any(map(is_there, workers)), "the workers end")
         assert worker_of(answer)
-
-
-def _is_there(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as told:
-            return told.read().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def test_an_open_page_does_not_hold_up_the_end(tmp_path: Path) -> None:
