@@ -200,6 +200,18 @@ def test_engines_that_are_not_known_are_left_out() -> None:
     assert gateway.peers[1].counts["unknown"] == 2
 
 
+def test_what_was_on_its_way_to_an_engine_that_has_left_counts_no_more() -> None:
+    gateway = Gateway(0)
+    gateway.hear(1, payload(1, [], [["a", 3.0, 0.0], ["b", 1.0, 0.0]]), 1.0)
+    [engine] = [each for each in gateway.table._engines if each.name == "a"]
+    gateway.table.retire(engine, 0.0)
+    assert gateway.table.rested(1000.0) == [engine]
+
+    gateway.hear(1, payload(2, [], [["a", 3.0, 0.0]]), 2.0)
+
+    assert gateway.peers[1].requests == 1.0
+
+
 def test_a_peer_can_only_end_what_it_has_begun() -> None:
     gateway, other = Gateway(0), Gateway(2)
     gateway.send("a", 100.0, 1.0)

@@ -17,6 +17,7 @@ from msgspec import Meta
 
 from inferway.config import EngineSettings, ModelRewrite, ServeSettings
 from inferway.extension import Snapshot
+from inferway.fleet.elsewhere import Count
 from inferway.fleet.engine import ProbeState
 from inferway.fleet.engine_facts import EngineFacts
 from inferway.fleet.event_source import EventSource
@@ -38,9 +39,8 @@ class _Told(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Begin(_Told, frozen=True):
-    """What the worker is to serve, and where it sends what is the hub's. The first message; a later
-    one has the settings to go on with, which were prepared last, unless the worker was not there
-    then."""
+    """The first message says what the worker is to serve, and where it sends what is the hub's; a
+    later one has the settings to go on with."""
 
     settings: ServeSettings
     place: int  # among the processes that share columns
@@ -78,7 +78,7 @@ class EngineTold(_Told, frozen=True):
 
 
 class EnginesTold(_Told, frozen=True):
-    """EnginesTold of which something has changed, and the names of all that there are."""
+    """The engines of which something has changed, and the names of all that there are."""
 
     changed: list[EngineTold]
     names: list[str]
@@ -110,17 +110,16 @@ class Wanted(IntEnum):
     ALIVE = 1  # that it goes on, and what the hub needs to know each second
     NUMBERS = 2  # its metric families
     SNAPSHOTS = 3  # what its extensions know
-    SETTINGS = 4  # whether it can go on with these: it prepares for that
+    SETTINGS = 4  # whether it can go on with these
 
 
 class AskWorker(_Told, frozen=True):
-    """Ask a worker; an `WorkerAnswer` of that number answers."""
+    """The hub asks a worker; a `WorkerAnswer` of that number answers."""
 
     wanted: Wanted
     number: int = 0
-    since: Mapping[
-        int, Mapping[str, int]
-    ] = {}  # by place and extension: the last snapshot's `until`
+    # by place and extension: the last snapshot's `until`
+    since: Mapping[int, Mapping[str, int]] = {}
     settings: ServeSettings | None = None
 
 
@@ -147,7 +146,7 @@ class FamilyTold(_Told, frozen=True):
 
 
 class WorkerAnswer(_Told, frozen=True):
-    """The answer to an `AskWorker`."""
+    """A worker answers what it was asked."""
 
     wanted: Wanted
     number: int = 0
@@ -281,14 +280,6 @@ class KnownTold(_PeerTold, frozen=True, gc=False):
     known: Known
 
 
-class CountTold(_PeerTold, frozen=True, gc=False):
-    """What the sender has on its way to an endpoint now."""
-
-    endpoint: str
-    requests: float
-    tokens: float
-
-
 class OnItsWay(_PeerTold, frozen=True, gc=False):
     """A prompt is on its way to a holder, and its blocks count as held there; without blocks: they
     count no more. Processes of one gateway alone tell it, which have the same holders."""
@@ -308,7 +299,7 @@ class PeerMessage(_PeerTold, frozen=True, gc=False):
     name: Annotated[str, Meta(max_length=MOST_NAME)]
     begins: bool = False
     shared: Annotated[list[Shared], Meta(max_length=MOST_ITEMS)] = []
-    counts: Annotated[list[CountTold], Meta(max_length=MOST_ITEMS)] = []
+    counts: Annotated[list[Count], Meta(max_length=MOST_ITEMS)] = []  # as of now
     known: Annotated[list[KnownTold], Meta(max_length=MOST_ITEMS)] = []
     prompts: Annotated[list[OnItsWay], Meta(max_length=MOST_ITEMS)] = []
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from inferway.cluster.bus.messages import VERSION, CountTold, KnownTold, PeerMessage, Shared
+from inferway.cluster.bus.messages import VERSION, KnownTold, PeerMessage, Shared
 from inferway.cluster.bus.sound import MOST_BYTES, written
 from inferway.fleet.elsewhere import OwnCounts
 from inferway.scheduling.expected_ttft.known import Known
@@ -96,7 +96,7 @@ class Outbox:
             yield from self._written(
                 begins=begins and is_first,
                 shared=[_aged(each, now) for each in events[:EVENTS_EACH]],
-                counts=[CountTold(*each) for each in counts[:COUNTS_EACH]],
+                counts=counts[:COUNTS_EACH],
             )
             events, counts, is_first = events[EVENTS_EACH:], counts[COUNTS_EACH:], False
         if self._round is not None:

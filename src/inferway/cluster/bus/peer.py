@@ -15,10 +15,10 @@ from itertools import count
 from msgspec.structs import replace
 
 from inferway.cluster.bus.inbox import Inbox
-from inferway.cluster.bus.messages import CountTold, KnownTold, PeerMessage, Shared
+from inferway.cluster.bus.messages import KnownTold, PeerMessage, Shared
 from inferway.cluster.bus.sound import read, sender_of
 from inferway.errors import PeerMessageError
-from inferway.fleet.elsewhere import Claims, Count
+from inferway.fleet.elsewhere import Claims
 from inferway.fleet.table import EndpointTable
 from inferway.scheduling.expected_ttft.sharing import (
     Answered,
@@ -31,7 +31,6 @@ from inferway.scheduling.expected_ttft.sharing import (
 
 SILENT_SECONDS = 0.7  # then it has gone
 MOST_WAITING = 16_384  # requests of a peer that wait
-MOST_CLAIMS = 32_768  # endpoints that a peer has something on the way to
 # What is heard of a peer in a second: some ten times what a busy gateway tells.
 MOST_MESSAGES = 1000.0
 MOST_MESSAGE_BYTES = 8 * 1024 * 1024.0
@@ -135,7 +134,7 @@ class Peer:
         """Forget all that it has told."""
         if self.is_there:
             self.heard, self._has_all = None, False
-            self._claims.drop_all(self._claims.endpoints)
+            self._claims.clear()
             self._waiting.clear()
             self.inbox.gone(self._who, now)
 
@@ -152,9 +151,11 @@ class Peer:
             event = self._counting(each, now) if each.plugin < num_plugins else None
             if event is not None:
                 shared.append(Shared(each.plugin, event))
-        if self._has_all:
-            for counted in message.counts:
-                self._count(counted)
+        for counted in message.counts if self._has_all else ():
+            if self._knows(counted.endpoint):
+                self._claims.set(counted)
+            else:  # it may have been known
+                self._claims.drop(counted.endpoint)
         for told in message.known:
             if told.plugin < num_plugins:
                 there = set(filter(self._knows, told.known.endpoints))
@@ -183,11 +184,6 @@ class Peer:
             return True
         self.counts["unknown"] += 1
         return False
-
-    def _count(self, told: CountTold) -> None:
-        has_room = told.endpoint in self._claims.endpoints or len(self._claims) < MOST_CLAIMS
-        if has_room and self._knows(told.endpoint):
-            self._claims.set(Count(told.endpoint, told.requests, told.tokens))
 
 
 def _begins(begins: Begins, waiting: dict[int, bool]) -> bool:

@@ -15,7 +15,6 @@ from msgspec.structs import replace
 from inferway.cluster.bus.messages import (
     MOST_NAME,
     VERSION,
-    CountTold,
     KnownTold,
     PeerMessage,
     Shared,
@@ -23,6 +22,7 @@ from inferway.cluster.bus.messages import (
     encode,
 )
 from inferway.errors import PeerMessageError
+from inferway.fleet.elsewhere import Count
 from inferway.scheduling.expected_ttft.learning import (
     TPOT_FEATURES,
     TRANSFER_FEATURES,
@@ -51,10 +51,10 @@ _LIMITS: Mapping[type, Mapping[str, tuple[float, float]]] = {
     Took: {"ms": (1e-3, 1e9), "at": _AGO},
     Answered: {"tokens": (1, 1e9)},
     Comes: {"legs": _REQUESTS},
-    CountTold: {"requests": _REQUESTS, "tokens": _TOKENS},
+    Count: {"requests": _REQUESTS, "tokens": _TOKENS},
 }
 
-_Item = TypeVar("_Item", Shared, CountTold, KnownTold)
+_Item = TypeVar("_Item", Shared, Count, KnownTold)
 
 
 def written(sender: int, message: PeerMessage) -> bytes:
