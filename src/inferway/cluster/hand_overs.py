@@ -17,6 +17,8 @@ _FIRST = (
     HandOverState.NONE,
 )
 
+_COUNTS = ("left", "handed_over", "failed", "skipped", "tokens")
+
 
 class WorkersHandOver:
     """`fleet.draining.HandsOver`, by the workers that `tell_all` reaches."""
@@ -64,13 +66,6 @@ class WorkersHandOver:
 
 def _added_up(parts: Sequence[Progress], ends_at: float) -> Progress:
     state = min((part.state for part in parts), key=_FIRST.index, default=HandOverState.NONE)
-    return Progress(
-        state,
-        next((part.why for part in parts if part.state is state), ""),
-        left=sum([part.left for part in parts]),
-        handed_over=sum([part.handed_over for part in parts]),
-        failed=sum([part.failed for part in parts]),
-        skipped=sum([part.skipped for part in parts]),
-        tokens=sum([part.tokens for part in parts]),
-        ends_at=ends_at,
-    )
+    counts = {name: sum([getattr(part, name) for part in parts]) for name in _COUNTS}
+    why = next((part.why for part in parts if part.state is state), "")
+    return Progress(state, why, ends_at=ends_at, **counts)

@@ -32,7 +32,6 @@ SAY_SECONDS = 60.0  # between two lines in the log of strangers
 # (address of the peer, message); what is heard is looked at at once.
 Heard = Callable[[str, bytes], None]
 Lost = Callable[[str], None]  # (address); the peer is no longer to be heard
-Host = IPv4Address | IPv6Address
 
 _LONGEST_PAUSE = 1.0  # seconds before another attempt to connect to a peer
 _HEARTBEAT_SECONDS = 1.0
@@ -60,8 +59,7 @@ class PeerSockets:
         self._said_at: float | None = None  # that a stranger has connected
         self._own: set[str] = set()  # addresses that lead to us
         self._links: dict[str, _Link] = {}
-        self._found: dict[tuple[str, int], list[str]] = {}
-        self._hosts: dict[str, set[Host]] = {}  # by name: all addresses that it has
+        self._found: dict[tuple[str, int], list[str]] = {}  # all addresses of a name
         self._warned: set[str] = set()
         self._tasks = Tasks(log, "peers are no longer looked for, by a fault of the gateway")
         self._heard: Heard = _to_nobody
@@ -114,9 +112,23 @@ class PeerSockets:
 
     async def look(self) -> None:
         """Find out what addresses the names have, and connect to those that are new."""
-        for name in self._names:
-            await self._find(*name)
-        wanted = {address for found in self._found.values() for address in found}
+        for host, port in self._names:
+            try:
+                found = await self._resolve(host, port)
+                self._warned.discard(host)
+            except OSError as e:
+                found = []  # its peers stay
+                if host not in self._warned:
+                    told = "peers: the name %s was not resolved: %s; the peers stay as they were"
+                    log.warning(told, host, e)
+                self._warned.add(host)
+            if found:
+                self._found[host, port] = found
+        wanted = {
+            _joined(each, port)
+            for (_, port), found in self._found.items()
+            for each in _one_family(found)
+        }
         self._own &= wanted
         for address in self._links.keys() - wanted:
             self._close(address)
@@ -125,22 +137,6 @@ class PeerSockets:
             if len(self._links) < MOST_PEERS:
                 self._links[address] = _Link(address, self._heard, self._turns)
 
-    async def _find(self, host: str, port: int) -> None:
-        """A name that cannot be resolved leaves its peers as they were."""
-        try:
-            addresses = await self._resolve(host, port)
-        except OSError as e:
-            if host not in self._warned:
-                log.warning(
-                    "peers: the name %s was not resolved: %s; the peers stay as they were", host, e
-                )
-            self._warned.add(host)
-            return
-        self._warned.discard(host)
-        if addresses:
-            self._hosts[host] = {_plain(each) for each in addresses}
-            self._found[host, port] = [_joined(each, port) for each in _one_family(addresses)]
-
     def _close(self, address: str) -> None:
         link = self._links.pop(address, None)
         if link is not None:
@@ -148,7 +144,8 @@ class PeerSockets:
 
     def _admits(self, address: str) -> bool:
         """Whether the address is one of a peer; the log names another one."""
-        found, peers = _plain(address), set().union(*self._hosts.values())
+        found = _plain(address)
+        peers = {_plain(each) for of_name in self._found.values() for each in of_name}
         # on one machine, whatever its loopback addresses are
         if found in peers or (found.is_loopback and any(each.is_loopback for each in peers)):
             return True
@@ -211,7 +208,7 @@ def _joined(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _plain(address: str) -> Host:
+def _plain(address: str) -> IPv4Address | IPv6Address:
     """Return the address without its zone, and one of IPv4 that is mapped to IPv6 as IPv4."""
     return ip_address(address.partition("%")[0].removeprefix("::ffff:"))
 
