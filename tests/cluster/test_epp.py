@@ -26,36 +26,11 @@ ANSWER = b'{"usage":{"prompt_tokens":81,"completion_tokens":4,"total_tokens":85}
 OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
 
 
-def test_workers_pick_for_a_proxy_on_one_port(tmp_path: Path) -> None:
+def test_workers_pick_for_a_proxy_on_one_port_by_what_the_hub_hears(tmp_path: Path) -> None:
     words = [
         *("epp", "--host", "127.0.0.1", "--workers", "2", "--secure-serving=false"),
-        *("--grpc-port", "0", "--grpc-health-port", "0"),
-    ]
-    with (
-        simulated() as engine,
-        Program([*words, "--engine", engine.url], tmp_path / "epp.log") as picker,
-    ):
-        told = re.findall(r"for a proxy at (127\.0\.0\.1:\d+)", picker.log_text())
-        assert len(told) == 2
-        assert len(set(told)) == 1
-
-        for _ in range(ASKED):
-            assert picked(told[0]) == engine.url.removeprefix("http://")
-
-        def counted() -> bool:
-            page = client.get(f"{picker.url}/metrics").raw.decode()
-            found = re.findall(r'^inferway_requests_total\{.*outcome="ok".*\} (\S+)$', page, re.M)
-            return sum(map(float, found)) == ASKED
-
-        wait_until(counted, "all are counted")
-        assert picker.stop() == 0
-
-
-def test_its_workers_know_what_the_hub_hears(tmp_path: Path) -> None:
-    words = [
-        *("epp", "--host", "127.0.0.1", "--workers", "2"),
         *("--policy", "kv-aware", "--scrape-seconds", "0.05"),
-        *("--secure-serving=false", "--grpc-port", "0", "--grpc-health-port", "0"),
+        *("--grpc-port", "0", "--grpc-health-port", "0"),
     ]
     with simulated() as other, simulated() as holder:
         assert client.post(f"{holder.url}/v1/completions", json.loads(BODY)).status == 200
@@ -67,10 +42,19 @@ def test_its_workers_know_what_the_hub_hears(tmp_path: Path) -> None:
 
             blocks = r"^inferway_index_blocks\{.*\} [1-9]"
             wait_until(lambda: re.search(blocks, page(), re.M), "its blocks are known", page)
-            [address] = {*re.findall(r"for a proxy at (127\.0\.0\.1:\d+)", picker.log_text())}
-            picks = [picked(address) for _ in range(ASKED)]  # of both workers
+            told = re.findall(r"for a proxy at (127\.0\.0\.1:\d+)", picker.log_text())
+            assert len(told) == 2  # each worker says so
+            [address] = {*told}
 
-            assert {*picks} == {holder.url.removeprefix("http://")}
+            assert {picked(address) for _ in range(ASKED)} == {holder.url.removeprefix("http://")}
+
+            def counted() -> bool:
+                found = re.findall(
+                    r'^inferway_requests_total\{.*outcome="ok".*\} (\S+)$', page(), re.M
+                )
+                return sum(map(float, found)) == ASKED
+
+            wait_until(counted, "all are counted")
             assert picker.stop() == 0
 
 

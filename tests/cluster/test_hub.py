@@ -110,12 +110,6 @@ def test_a_worker_that_hangs_is_replaced(two: Serving) -> None:
     two.all_answer(besides=[hung])
 
 
-def test_requests_in_flight_of_all_workers_count(two: Serving) -> None:
-    first = two.chat("Who else?")
-    assert first.status == 200
-    wait_until(lambda: two.metric("inferway_engine_in_flight") == 0, "nothing is in flight")
-
-
 def test_a_reload_is_taken_by_all_or_none(tmp_path_factory: pytest.TempPathFactory) -> None:
     directory = tmp_path_factory.mktemp("reload")
     settings = directory / "gateway.yaml"

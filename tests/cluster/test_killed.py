@@ -96,24 +96,16 @@ def served_again(at: Place, killed: Serving) -> None:
     assert again.gateway.stop() == 0
 
 
-@pytest.mark.parametrize("moment", [0.4, 1.0])
-def test_a_hub_killed_before_there_is_a_worker(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: float
+@pytest.mark.parametrize(
+    ("whose", "moment"), [("hub", 0.4), ("hub", 1.0), ("worker", 0.0), ("worker", 1.0)]
+)
+def test_a_hub_killed_before_its_workers_are_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whose: str, moment: float
 ) -> None:
+    """At a moment of its own life, or of a worker's."""
     with place(tmp_path, monkeypatch) as at:
         begun = at.begin()
-        wait_for_cpu(begun.gateway.pid, moment)
-
-        served_again(at, begun)
-
-
-@pytest.mark.parametrize("moment", [0.0, 1.0])
-def test_a_hub_killed_while_workers_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: float
-) -> None:
-    with place(tmp_path, monkeypatch) as at:
-        begun = at.begin()
-        wait_for_cpu(first_worker(begun), moment)
+        wait_for_cpu(begun.gateway.pid if whose == "hub" else first_worker(begun), moment)
 
         served_again(at, begun)
 

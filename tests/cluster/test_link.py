@@ -50,17 +50,6 @@ async def ends() -> AsyncIterator[tuple[End, End]]:
         end.link.close()
 
 
-async def test_messages_come_in_order(ends: tuple[End, End]) -> None:
-    one, other = ends
-    sent: list[Message] = [PeerTold(number) for number in range(1000)]
-    for message in sent:
-        one.link.send(message)
-
-    await other.hears(1000)
-
-    assert other.heard == sent
-
-
 async def test_what_is_sent_before_the_socket_is_there_is_sent_then() -> None:
     sockets = pair()
     one, other = End(), End()

@@ -12,10 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.cluster.gateways import Gateway
 
+from inferway.cluster.bus.inbox import Inbox
 from inferway.cluster.bus.messages import VERSION, Message, PeerMessage
-from inferway.cluster.bus.peer import MOST_MESSAGES, MOST_WAITING
+from inferway.cluster.bus.peer import MOST_MESSAGES, MOST_WAITING, Peer
 from inferway.cluster.bus.sound import MOST_BYTES, SENDER_BYTES
 from inferway.errors import PeerMessageError
+from inferway.scheduling.expected_ttft.sharing import Waits
 
 SENDER = (7).to_bytes(SENDER_BYTES, "big")
 WAITS = ["Waits", "a", 1, 100.0, 50.0, 0.0, 40.0, 100.0, 200.0]
@@ -210,6 +212,19 @@ def test_what_was_on_its_way_to_an_engine_that_has_left_counts_no_more() -> None
     gateway.hear(1, payload(2, [], [["a", 3.0, 0.0]]), 2.0)
 
     assert gateway.peers[1].requests == 1.0
+
+
+def test_what_a_gateway_tells_that_only_workers_may_is_not_passed_on() -> None:
+    gateway, passed = Gateway(0), list[PeerMessage | None]()
+    inbox = Inbox([gateway.sharing], pass_on=lambda _, message: passed.append(message))
+    peer = Peer("1", gateway.table, inbox)
+
+    peer.hear(payload(1, [[0, WAITS]], [["a", 1.0, 0.0]], [], [[1, 0, [7, 8, 9]]]), 1.0)
+
+    [message] = passed
+    assert message is not None
+    assert [type(each.event) for each in message.shared] == [Waits]
+    assert (message.counts, message.prompts) == ([], [])
 
 
 def test_a_peer_can_only_end_what_it_has_begun() -> None:

@@ -15,7 +15,7 @@ from itertools import count
 from msgspec.structs import replace
 
 from inferway.cluster.bus.inbox import Inbox
-from inferway.cluster.bus.messages import KnownTold, PeerMessage, Shared
+from inferway.cluster.bus.messages import VERSION, KnownTold, PeerMessage, Shared
 from inferway.cluster.bus.sound import read, sender_of
 from inferway.errors import PeerMessageError
 from inferway.fleet.elsewhere import Claims
@@ -146,7 +146,9 @@ class Peer:
         self._waiting = [{} for _ in self.inbox.sharing]
 
     def _take_over(self, message: PeerMessage, now: float) -> None:
-        num_plugins, shared, known = len(self._waiting), list[Shared](), list[KnownTold]()
+        num_plugins = len(self._waiting)
+        shared: list[Shared] = []
+        known: list[KnownTold] = []
         for each in message.shared:
             event = self._counting(each, now) if each.plugin < num_plugins else None
             if event is not None:
@@ -161,7 +163,8 @@ class Peer:
                 there = set(filter(self._knows, told.known.endpoints))
                 known.append(KnownTold(told.plugin, told.known.only(there)))
         if shared or known:
-            self.inbox.take(self._who, replace(message, shared=shared, counts=[], known=known), now)
+            true = PeerMessage(VERSION, 0, "", shared=shared, known=known)  # and nothing else
+            self.inbox.take(self._who, true, now)
 
     def _counting(self, told: Shared, now: float) -> Event | None:
         """Return the event with a time of our clock in place of its age; None if it does not
