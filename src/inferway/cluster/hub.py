@@ -216,7 +216,8 @@ class ServingHub:
     # what is told
 
     async def _tell_all(self, seat: Seat, link: Link) -> None:
-        """All that a new worker must know. What changes meanwhile it hears as the others do."""
+        """Tell a new worker all that it must know. What changes meanwhile it hears as the others
+        do."""
         assert self._teller is not None
         link.send(self._begin(seat))
         link.send(self._told)

@@ -1,6 +1,5 @@
-"""What a worker has of the hub: what it knows of the engines, and what the hub does with the
-worker's requests. Each class is what the request path knows by the same methods where there is one
-process.
+"""A worker knows of the engines what the hub tells, and has the hub do some things with its
+requests. Each class is what the request path knows by the same methods where there is one process.
 """
 
 from __future__ import annotations
@@ -75,7 +74,8 @@ class HeardIndex(CopiedIndex):
 
 
 class AskedIndex(HeardIndex):
-    """Of a hub whose index is bounded: it must know what prompts ask for, or that may make room."""
+    """A copy for a hub whose index is bounded, which must know what prompts ask for, or that may
+    make room."""
 
     def match_now(self, keys: Sequence[BlockKey], places: Places | None = None) -> MatchResult:
         found = super().match_now(keys, places)
@@ -174,16 +174,16 @@ class HubWatch:
             self._timer.cancel()
 
     async def come(self, engines: Sequence[Engine]) -> None:
-        """Nothing: the hub finds the engines."""
+        """Do nothing: the hub finds the engines."""
 
     def leave(self, engine: Engine) -> None:
-        """Nothing: the hub finds the engines."""
+        """Do nothing: the hub finds the engines."""
 
     def suspect(self, name: str) -> None:
         self._send(EngineNoted(Finding.HAS_FAILED, name))
 
     def stir(self) -> None:
-        """Nothing: the hub looks for it."""
+        """Do nothing: the hub looks for it."""
 
     def families(self) -> Iterable[Family]:
         return ()
@@ -191,12 +191,12 @@ class HubWatch:
     # what the hub tells
 
     def settled(self) -> None:
-        """All that the hub knows has been told."""
+        """Go on: all that the hub knows has been told."""
         if self._settled is not None and not self._settled.done():
             self._settled.set_result(None)
 
     def hub_has_gone(self) -> None:
-        """Nothing confirms any more what is believed."""
+        """Take all for stale: nothing confirms any more what is believed."""
         if self._settled is not None and not self._settled.done():
             self._settled.set_exception(ConfigError(_AWAY))
         for stream in self._streams.values():

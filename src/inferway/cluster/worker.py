@@ -131,7 +131,7 @@ class Worker:
         self._link.close()
 
     async def reload(self, read: Callable[[], ServeSettings]) -> None:
-        """Nothing: the hub tells when, and what."""
+        """Do nothing: the hub tells when, and what."""
 
     def stop_accepting(self) -> None:
         self._is_ending = True

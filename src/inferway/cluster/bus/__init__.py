@@ -1,5 +1,5 @@
-"""What several processes, and several gateways, tell each other, so that each decides as if it had
-sent all requests.
+"""Processes of one gateway, and several gateways, tell each other what they do, so that each
+decides as if it had sent all requests.
 
 messages       all kinds of messages
 link           between the hub and a worker: a socket that loses nothing

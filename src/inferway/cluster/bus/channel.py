@@ -1,5 +1,5 @@
-"""Over the publish/subscribe of a Redis or Valkey server: each gateway publishes there, and hears
-what every gateway publishes.
+"""Gateways hear each other over the publish/subscribe of a Redis or Valkey server: each publishes
+there, and hears what every gateway publishes.
 
 The server keeps nothing. One connection publishes, one hears; a connection that breaks is opened
 again, and what was to be published meanwhile is lost. A gateway is believed to be the one that its
@@ -65,7 +65,7 @@ class PeerChannel:
         self._wanted.set()
 
     def forget(self, address: str) -> None:
-        """Nothing: all that is published is heard."""
+        """Do nothing: all that is published is heard."""
 
     async def close(self) -> None:
         with suppress(TimeoutError):  # a connection that is just being mended holds nobody up
@@ -84,7 +84,8 @@ class PeerChannel:
             await asyncio.sleep(RETRY_SECONDS)
 
     async def _hear(self) -> None:
-        """This gateway hears its own messages, too: silence means that the server has gone."""
+        """Hear the channel. A gateway hears its own messages, too: silence means that the server
+        has gone."""
         async with self._server.pubsub() as channel:
             await channel.subscribe(self._name)
             while (told := await channel.get_message(timeout=ANSWER_SECONDS)) is not None:

@@ -96,7 +96,7 @@ class Link(SlicedProtocol):
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the other end has not read for far too long."""
+        """The other end has not read for far too long."""
         transport = self._transport
         return transport is not None and transport.get_write_buffer_size() > MOST_WAITING_BYTES
 

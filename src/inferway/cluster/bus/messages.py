@@ -1,4 +1,5 @@
-"""All kinds of messages that the processes of one gateway, and several gateways, tell each other.
+"""Messages of twelve kinds are all that processes of one gateway, and several gateways, tell each
+other.
 
 The hub tells a worker what to do (`Begin`), what the engines are and hold (`EnginesTold`,
 `IndexChanged`) and what else it knows (`HubTold`); it asks (`AskWorker`), and the worker answers
@@ -86,16 +87,16 @@ class EnginesTold(_Told, frozen=True):
 
 
 class IndexChanged(_Told, frozen=True):
-    """What has changed in the hub's index; or a piece of all that it holds. `seq`: of the engine's
-    batch that has changed it."""
+    """The hub's index has changed so; or this is a piece of all that it holds. `seq`: of the
+    engine's batch that has changed it."""
 
     changes: IndexChanges
     seq: int | None = None
 
 
 class HubTold(_Told, frozen=True):
-    """What Kubernetes says of objectives, and of models' names; and whether prompts are wanted for
-    events without a known parent block."""
+    """The hub tells what Kubernetes says of objectives, and of models' names; and whether prompts
+    are wanted for events without a known parent block."""
 
     objectives: Mapping[str, int] = {}
     rewrites: Sequence[ModelRewrite] = ()
@@ -104,7 +105,7 @@ class HubTold(_Told, frozen=True):
 
 
 class Wanted(IntEnum):
-    """What a worker is asked for."""
+    """A worker is asked for one of these."""
 
     START = 0  # that it answers requests, which it says once without being asked
     ALIVE = 1  # that it goes on, and what the hub needs to know each second
@@ -158,7 +159,7 @@ class WorkerAnswer(_Told, frozen=True):
 
 
 class Finding(IntEnum):
-    """What a worker's request has shown of an engine, or is about to change."""
+    """A worker's request has shown this of an engine, or is about to change it."""
 
     HAS_FAILED = 0  # a request there has, or the engine is something else than it has told
     ADDS_NOT_UP = 1  # what is believed of the holder's cache
@@ -168,7 +169,7 @@ class Finding(IntEnum):
 
 
 class EngineNoted(_Told, frozen=True):
-    """What was noted of an engine, or of the stream of an engine and a holder."""
+    """A worker has noted this of an engine, or of the stream of an engine and a holder."""
 
     finding: Finding
     engine: str = ""
@@ -211,7 +212,7 @@ class DecisionTold(_Told, frozen=True):
 
 
 class Report(_Told, frozen=True):
-    """What the hub is to do with a worker's request."""
+    """The hub is to compare, use or publish this of a worker's request."""
 
     of: LiveSample | PromptsOffered | DecisionTold
 
@@ -220,7 +221,7 @@ class Report(_Told, frozen=True):
 
 
 class Subject(IntEnum):
-    """What is judged by what has become of requests."""
+    """The subjects that are judged by what has become of requests."""
 
     ENGINE = 0  # has failed, or has answered again (`OutlierDetection`)
     SHAPE = 1  # an engine was lost with a spec, or has answered it to the end (`Quarantine`)
@@ -266,15 +267,15 @@ class _PeerTold(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Shared(_PeerTold, frozen=True, gc=False):
-    """What a plugin that learns tells, by its place among them. Between gateways, its `at` is
-    seconds ago."""
+    """A plugin that learns tells an event; it has a place among them. Between gateways, the `at` of
+    an event is seconds ago."""
 
     plugin: _Plugin
     event: Event
 
 
 class KnownTold(_PeerTold, frozen=True, gc=False):
-    """What the sender has learned of some engines, for those that do not know it yet."""
+    """The sender has learned this of some engines, for those that do not know it yet."""
 
     plugin: _Plugin
     known: Known
@@ -290,9 +291,9 @@ class OnItsWay(_PeerTold, frozen=True, gc=False):
 
 
 class PeerMessage(_PeerTold, frozen=True, gc=False):
-    """What has happened, is so, or was learned. The first three fields are those of all versions:
-    they name a gateway of another one. `begins`: all that is so follows, and whoever has missed a
-    message goes on from here."""
+    """A message tells what has happened, is so, or was learned. The first three fields are those of
+    all versions: they name a gateway of another one. `begins`: all that is so follows, and whoever
+    has missed a message goes on from here."""
 
     version: int
     number: _Number

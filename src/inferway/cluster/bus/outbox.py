@@ -1,4 +1,5 @@
-"""What this gateway tells the others. No I/O; time is given.
+"""The outbox makes the messages by which this gateway tells the others what it does. No I/O; time
+is given.
 
 Events, and counts that have changed, go out with the next message. Once a second all that is so is
 told again: whoever has missed a message forgets all of this gateway, and goes on from there.
@@ -107,7 +108,7 @@ class Outbox:
 
     @property
     def has_more(self) -> bool:
-        """Whether something is still to be told again."""
+        """Something is still to be told again."""
         return self._round is not None or self._to_tell is not None
 
     def begin_round(self, endpoints: Iterable[str], *, whole: bool) -> None:

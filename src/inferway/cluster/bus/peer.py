@@ -139,8 +139,8 @@ class Peer:
             self.inbox.gone(self._who, now)
 
     def _begin(self, now: float) -> None:
-        """It is another one, or something of it was lost: what it has told until now may be over,
-        and what it tells counts from where all that is so is told."""
+        """Forget all, for it is another one, or something of it was lost: what it has told may be
+        over. What it tells counts again from where it tells all that is so."""
         self.gone(now)
         self._who = next(self.numbers)
         self._waiting = [{} for _ in self.inbox.sharing]

@@ -1,4 +1,4 @@
-"""This gateway among its peers: tells them, hears them, and lets go of those that are silent."""
+"""A gateway tells its peers, hears them, and lets go of those that are silent."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ class Replicas:
             log.warning("something that the peer at %s tells is refused: %s", address, text)
 
     def _may_say(self, address: str, what: str, now: float) -> bool:
-        """Whether the log has not had it for a while."""
+        """Return whether the log has not had it for a while."""
         if now - self._said.get((address, what), -math.inf) < SAY_SECONDS:
             return False
         self._said[address, what] = now

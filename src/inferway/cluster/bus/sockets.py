@@ -1,4 +1,4 @@
-"""From each gateway to each, over ZeroMQ: each publishes, and hears what every other publishes.
+"""Gateways hear each other over ZeroMQ: each publishes, and hears what every other publishes.
 
 Whoever is heard is one that we have connected to, at an address that the settings name. A socket
 for each says who it was: what a peer says of itself is not asked for that. Connections to the own
@@ -143,7 +143,7 @@ class PeerSockets:
             link.close()
 
     def _admits(self, address: str) -> bool:
-        """Whether the address is one of a peer; the log names another one."""
+        """Return whether the address is one of a peer; the log names another one."""
         found = _plain(address)
         peers = {_plain(each) for of_name in self._found.values() for each in of_name}
         # on one machine, whatever its loopback addresses are
@@ -185,7 +185,7 @@ class _Link:
     # zmtp.Owner
 
     def connected(self, connection: ZmtpConnection) -> None:
-        """Nothing: the first message shows that the peer is there."""
+        """Do nothing: the first message shows that the peer is there."""
 
     def received(self, connection: ZmtpConnection, messages: list[list[bytes]]) -> None:
         del connection
@@ -193,7 +193,7 @@ class _Link:
             self._heard(self._address, frames[0] if len(frames) == 1 else b"")
 
     def disconnected(self, connection: ZmtpConnection) -> None:
-        """Nothing: a silent peer is lost."""
+        """Do nothing: a silent peer is lost."""
 
     def refused(self, fault: str) -> None:
         log.debug("peer at %s: %s", self._address, fault)
@@ -214,9 +214,9 @@ def _plain(address: str) -> IPv4Address | IPv6Address:
 
 
 def _one_family(addresses: Sequence[str]) -> Sequence[str]:
-    """Of a gateway that has addresses of both families, one: it would count twice."""
+    """Return one address of a gateway that has some of both families: it would count twice."""
     return [each for each in addresses if ":" not in each] or addresses
 
 
 def _to_nobody(*_: object) -> None:
-    """It is not open."""
+    """Drop it: nobody listens yet, or any more."""

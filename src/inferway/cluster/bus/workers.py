@@ -1,4 +1,4 @@
-"""What workers tell each other of their requests, so that each decides as if it had sent them all.
+"""Workers tell each other of their requests, so that each decides as if it had sent them all.
 
 The hub passes it on unread: whoever tells many thousand times a second must not cost it much.
 """
