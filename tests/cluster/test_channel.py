@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 
@@ -113,3 +115,21 @@ def test_a_url_that_cannot_be_a_redis_is_refused_without_its_password(url: str) 
 
 def test_the_channel_shows_its_server_without_the_password() -> None:
     assert PeerChannel("redis://me:geheim@h:1/2", "p").endpoint == "redis://h:1/2"
+
+
+def test_without_redis_py_the_error_says_how_to_get_it() -> None:
+    code = (
+        "import sys; sys.modules['redis'] = None; sys.modules['redis.asyncio'] = None\n"
+        "from inferway.config import PeerSettings, ServeSettings\n"
+        "from inferway.errors import ConfigError\n"
+        "from inferway.cluster.bus.replicas import transport_of\n"
+        "transport_of(ServeSettings(engines=[], peers=PeerSettings(addresses=['a:7400'])))\n"
+        "try: transport_of(ServeSettings(engines=[], peers=PeerSettings(redis='redis://r')))\n"
+        "except ConfigError as e: print(e)"
+    )
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout == (
+        "peers: redis needs redis-py, which is not installed: pip install 'inferway[redis]'\n"
+    )

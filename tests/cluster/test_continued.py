@@ -10,14 +10,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
-from tests.cluster.serving import (
-    LONG,
-    MODEL,
-    Serving,
-    serving,
-    serving_of,
-    simulated_by_a_process,
-)
+from tests.cluster.serving import LONG, MODEL, Serving, serving_of, simulated_by_a_process
 from tests.engines import client
 from tests.engines.program import Program
 from tests.engines.waiting import wait_until
@@ -35,42 +28,23 @@ RECITING = ("--mode", "recite", "--inter-token-latency", "5ms")
 
 
 @pytest.fixture
-def drained(tmp_path: Path) -> Iterator[Serving]:
-    with serving(tmp_path, engine_flags=RECITING) as found:
-        yield found
-
-
-@pytest.fixture
-def stalled(drained: Serving) -> Serving:
-    return drained
-
-
-@pytest.fixture
-def killed(tmp_path: Path) -> Iterator[Serving]:
+def reciting(tmp_path: Path) -> Iterator[Serving]:
     with ExitStack() as stack:
         logs = [tmp_path / f"engine{number}.log" for number in range(2)]
         engines = [stack.enter_context(simulated_by_a_process(log, *RECITING)) for log in logs]
         yield stack.enter_context(serving_of(tmp_path, engines))
-
-
-@pytest.fixture
-def frozen(killed: Serving) -> Iterator[Serving]:
-    yield killed
-    for engine in killed.engines:
-        assert isinstance(engine, Program)
-        with suppress(ProcessLookupError):
-            os.kill(engine.pid, signal.SIGCONT)
+        for engine in engines:
+            with suppress(ProcessLookupError):
+                os.kill(engine.pid, signal.SIGCONT)
 
 
 def lose(served: Serving, name: str, how: str) -> None:
     """Lose the engine of that name, or drain it."""
     [engine] = [engine for engine in served.engines if engine.url.endswith(name)]
+    assert isinstance(engine, Program)
     if how == "drained":
         client.post(f"{served.url}/admin/engines/{name}/drain?streams_after=0", b"")
-    elif how == "stalled":
-        client.post(f"{engine.url}/simulate", {"stalled": True})
     else:
-        assert isinstance(engine, Program)
         os.kill(engine.pid, signal.SIGKILL if how == "killed" else signal.SIGSTOP)
 
 
@@ -85,16 +59,9 @@ def lines_of(served: Serving, how: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "how",
-    [
-        "killed",
-        "drained",
-        pytest.param("frozen", marks=pytest.mark.slow),
-        pytest.param("stalled", marks=pytest.mark.slow),
-    ],
+    "how", ["killed", "drained", pytest.param("frozen", marks=pytest.mark.slow)]
 )
-def test_the_other_engine_goes_on(how: str, request: pytest.FixtureRequest) -> None:
-    reciting: Serving = request.getfixturevalue(how)
+def test_the_other_engine_goes_on(reciting: Serving, how: str) -> None:
     lines = lines_of(reciting, how)
 
     events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]

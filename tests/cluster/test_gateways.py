@@ -21,7 +21,7 @@ from tests.engines import client
 from tests.engines.program import Program
 from tests.engines.waiting import wait_until
 
-from inferway.cluster.bus.messages import VERSION
+from inferway.cluster.bus.peer_messages import VERSION
 from inferway.cluster.bus.sound import SENDER_BYTES
 
 pytestmark = pytest.mark.timeout(400)  # of processes that all start at once

@@ -9,15 +9,15 @@ from tests.cluster.test_peers import told as all_is_told
 from tests.cluster.test_replicas import Wire
 
 from inferway.cluster.bus.inbox import Inbox, shared
-from inferway.cluster.bus.messages import (
-    Message,
+from inferway.cluster.bus.messages import Message
+from inferway.cluster.bus.peer import FIRST_NUMBER
+from inferway.cluster.bus.peer_messages import (
     PeerMessage,
     PeerTold,
     Shared,
     decode_peer,
     of_process,
 )
-from inferway.cluster.bus.peer import FIRST_NUMBER
 from inferway.cluster.bus.replicas import Replicas
 from inferway.cluster.bus.workers import WorkerOutbox
 from inferway.scheduling.expected_ttft.plugin import ExpectedTtft

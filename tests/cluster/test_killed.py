@@ -130,7 +130,10 @@ def test_a_hub_killed_while_it_loads_what_it_remembers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state = tmp_path / "state"
-    with place(tmp_path, monkeypatch, "--state-dir", str(state), "--policy", "kv-aware") as at:
+    flags = ("--state-dir", str(state), "--policy", "kv-aware")
+    # a replay brings the last batch alone
+    last = ("--kv-events-replay-queue-size", "1")
+    with place(tmp_path, monkeypatch, *flags, engine_flags=last) as at:
         started = at.start()
         started.all_answer()
         started.chat(LONG)
@@ -147,6 +150,7 @@ def test_a_hub_killed_while_it_loads_what_it_remembers(
         wait_until(
             lambda: int(again.chat(LONG).headers["x-inferway-matched-blocks"]) > 3, "it is known"
         )
+        assert again.metric("inferway_snapshot_loaded_blocks") > 0
         assert again.gateway.stop() == 0
 
 

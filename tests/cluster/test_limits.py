@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from tests.cluster.serving import CHAT, MODEL, Serving, serving
@@ -20,14 +19,13 @@ LONG_ANSWER = {
 }
 
 
-@pytest.fixture(scope="module")
-def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    directory = tmp_path_factory.mktemp("limits")
-    settings = directory / "gateway.yaml"
+@pytest.fixture
+def limited(tmp_path: Path) -> Iterator[Serving]:
+    settings = tmp_path / "gateway.yaml"
     settings.write_text("flow: {in_flight: 1, queue: 1, queue_seconds: 0.2}\n")
     # the long answer takes 40 s, which none of the tests waits for
     slow = ["--inter-token-latency", "10ms"]
-    with serving(directory, "--config", str(settings), engines=1, engine_flags=slow) as found:
+    with serving(tmp_path, "--config", str(settings), engines=1, engine_flags=slow) as found:
         yield found
 
 
@@ -51,18 +49,3 @@ def test_a_place_that_one_worker_has_taken_the_others_lack(limited: Serving) -> 
         stream.close()
 
     wait_until(lambda: limited.chat("And now?").status == 200, "the place is free again")
-
-
-def test_the_places_of_a_worker_that_ends_are_free_again(limited: Serving) -> None:
-    limited.all_answer()
-    stream = client.open_stream(f"{limited.url}{CHAT}", LONG_ANSWER)
-    try:
-        assert stream.readline().startswith(b"data:")
-        workers = limited.workers()
-        for worker in workers:
-            os.kill(worker, signal.SIGKILL)
-    finally:
-        stream.close()
-
-    limited.all_answer(besides=workers)
-    assert limited.chat("And now?").status == 200

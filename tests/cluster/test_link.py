@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import time
 from collections.abc import AsyncIterator, Iterable
 
 import pytest
@@ -13,7 +12,8 @@ from hypothesis import strategies as st
 
 from inferway.cluster.bus import link as module
 from inferway.cluster.bus.link import Link, pair
-from inferway.cluster.bus.messages import AskWorker, IndexChanged, Message, PeerTold, Wanted
+from inferway.cluster.bus.messages import AskWorker, IndexChanged, Message, Wanted
+from inferway.cluster.bus.peer_messages import PeerTold
 from inferway.kv.index.changes import BlockChange, IndexChanges
 
 
@@ -135,35 +135,6 @@ async def test_what_comes_after_closing_is_not_heard() -> None:
 
     assert heard == [PeerTold(0)]
     one.link.close()
-
-
-async def test_a_cache_of_many_blocks_comes_while_others_have_their_turn(
-    ends: tuple[End, End],
-) -> None:
-    one, other = ends
-    turns = 0
-
-    def hear(message: Message) -> None:
-        end = time.perf_counter() + 0.0005  # as long as a thousand blocks take an index
-        while time.perf_counter() < end:
-            pass
-        other._hear(message)
-
-    other.link.listen(hear)
-
-    async def count() -> None:
-        nonlocal turns
-        while True:
-            await asyncio.sleep(0)
-            turns += 1
-
-    counting = asyncio.ensure_future(count())
-    for start in range(0, 200_000, 1000):
-        one.link.send(changed(range(start, start + 1000)))
-    await other.hears(200)
-    counting.cancel()
-
-    assert turns > 50
 
 
 async def test_an_end_that_does_not_read_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:

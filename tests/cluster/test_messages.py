@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from tests.cluster.gateways import Gateway
 
 from inferway.cluster.bus.inbox import Inbox
-from inferway.cluster.bus.messages import VERSION, Message, PeerMessage
+from inferway.cluster.bus.messages import Message
 from inferway.cluster.bus.peer import MOST_MESSAGES, MOST_WAITING, Peer
+from inferway.cluster.bus.peer_messages import VERSION, PeerMessage
 from inferway.cluster.bus.sound import MOST_BYTES, SENDER_BYTES
 from inferway.errors import PeerMessageError
 from inferway.scheduling.expected_ttft.sharing import Waits

@@ -7,7 +7,8 @@ import asyncio
 import numpy as np
 
 from inferway.cluster.bus.inbox import Inbox, shared
-from inferway.cluster.bus.messages import Message, PeerTold
+from inferway.cluster.bus.messages import Message
+from inferway.cluster.bus.peer_messages import PeerTold
 from inferway.cluster.bus.workers import TOGETHER_SECONDS, WorkerOutbox
 from inferway.model import Endpoint
 from inferway.scheduling.expected_ttft.backlog import QueuedRequest

@@ -40,15 +40,13 @@ from inferway.cluster.bus.messages import (
     Judged,
     LiveSample,
     Message,
-    PeerMessage,
-    PeerTold,
     PromptsOffered,
     Report,
     Subject,
     Wanted,
     WorkerAnswer,
-    encode,
 )
+from inferway.cluster.bus.peer_messages import PeerMessage, PeerTold, encode
 from inferway.cluster.bus.replicas import build_replicas, has_peers
 from inferway.cluster.hand_overs import WorkersHandOver
 from inferway.cluster.numbers import added_up, cache_worth, samples

@@ -308,8 +308,9 @@ class HubProber(Prober):
         done()
 
 
-class HubOrphans:
-    """Sends the hub prompts while it wants them (`telemetry.observers.WantsPrompts`)."""
+class HubReports:
+    """Sends the hub prompts while it wants them, and decisions, which it publishes: it has the
+    socket (`telemetry.observers.WantsPrompts`, `telemetry.publisher.Publisher`)."""
 
     def __init__(self, send: Send) -> None:
         self.wanted = False
@@ -325,13 +326,6 @@ class HubOrphans:
             for size, items in prompts.items()
         }
         self._send(Report(PromptsOffered(told, **of)))
-
-
-class HubPublisher:
-    """Has the hub publish, which has the socket (`telemetry.publisher.Publisher`)."""
-
-    def __init__(self, send: Send) -> None:
-        self._send = send
 
     def publish(self, topic: str, message: dict[str, Any]) -> None:
         self._send(Report(DecisionTold(topic, msgspec.msgpack.encode(message))))

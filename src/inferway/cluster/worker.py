@@ -29,19 +29,13 @@ from inferway.cluster.bus.messages import (
     IndexChanged,
     Judged,
     Message,
-    PeerTold,
     Subject,
     Wanted,
     WorkerAnswer,
 )
+from inferway.cluster.bus.peer_messages import PeerTold
 from inferway.cluster.bus.workers import WorkerOutbox
-from inferway.cluster.hub_watch import (
-    HubOrphans,
-    HubProber,
-    HubPublisher,
-    HubWatch,
-    heard_index,
-)
+from inferway.cluster.hub_watch import HubProber, HubReports, HubWatch, heard_index
 from inferway.cluster.numbers import told as numbers_told
 from inferway.config import ServeSettings
 from inferway.errors import ConfigError
@@ -53,7 +47,6 @@ from inferway.servers import Process
 from inferway.tasks import Tasks
 
 LINGER_SECONDS = 10.0
-
 
 log = logging.getLogger("inferway")
 
@@ -77,11 +70,11 @@ class Worker:
         self._outbox = outbox = WorkerOutbox(begin.place, send, next_turn)
         prober = partial(HubProber, send, columns)
         parts = FleetParts(index, columns, self._watched, prober, outbox.overlay)
-        self._orphans = HubOrphans(send)
+        self._reports = HubReports(send)
         process = Process(
             *(parts, begin.hub, False),
-            publisher=HubPublisher(send) if begin.publishes else None,
-            orphans=self._orphans,
+            publisher=self._reports if begin.publishes else None,
+            orphans=self._reports,
             on_outcome=lambda engine, failed: send(Judged(Subject.ENGINE, engine, failed)),
             on_suspect=lambda digest, engine, counts: send(
                 Judged(Subject.REQUEST, digest, counts, engine)
@@ -156,7 +149,7 @@ class Worker:
             case Judged():
                 self._judged(message)
             case HubTold():
-                self._orphans.heard(message.wants_prompts)
+                self._reports.heard(message.wants_prompts)
                 self.gateway.follow_rules(dict(message.objectives), list(message.rewrites))
                 if message.is_all:
                     watch.settled()

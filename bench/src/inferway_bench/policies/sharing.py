@@ -16,8 +16,8 @@ from functools import partial
 import msgspec
 import numpy as np
 
-from inferway.cluster.bus.messages import OnItsWay
-from inferway.cluster.bus.messages import Shared as Learned
+from inferway.cluster.bus.peer_messages import OnItsWay
+from inferway.cluster.bus.peer_messages import Shared as Learned
 from inferway.cluster.bus.workers import TOGETHER_SECONDS, ToldOverlay
 from inferway.kv.index.speculative import SpeculativeOverlay
 from inferway.model import Candidates

@@ -1,9 +1,10 @@
 """Processes of one gateway, and several gateways, tell each other what they do, so that each
 decides as if it had sent all requests.
 
-messages       all kinds of messages
+messages       what hub and workers tell each other
 link           between the hub and a worker: a socket that loses nothing
 workers        what a worker tells the others, through the hub
+peer_messages  the kind of message that workers and gateways tell each other
 inbox          takes over what others tell
 outbox         what this gateway tells others: changes at once, all that is so once a second
 sound          messages of other gateways as bytes, and what of them can be true

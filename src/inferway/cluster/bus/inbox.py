@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from inferway.cluster.bus.messages import (
+from inferway.cluster.bus.peer_messages import (
     KnownTold,
     PeerMessage,
     PeerTold,

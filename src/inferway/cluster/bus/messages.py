@@ -1,24 +1,21 @@
-"""Messages of twelve kinds are all that processes of one gateway, and several gateways, tell each
-other.
+"""Messages of eleven kinds are all that the processes of one gateway tell each other. What they and
+several gateways tell each other of requests is the twelfth (`peer_messages`).
 
 The hub tells a worker what to do (`Begin`), what the engines are and hold (`EnginesTold`,
 `IndexChanged`) and what else it knows (`HubTold`); it asks (`AskWorker`), and the worker answers
-(`WorkerAnswer`). A worker tells the hub what its requests have shown. What requests do and what is
-learned from them is a `PeerMessage`, which workers and gateways tell each other alike.
+(`WorkerAnswer`). A worker tells the hub what its requests have shown.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
-from typing import Annotated
 
 import msgspec
-from msgspec import Meta
 
+from inferway.cluster.bus.peer_messages import PeerTold
 from inferway.config import EngineSettings, ModelRewrite, ServeSettings
 from inferway.extension import Snapshot
-from inferway.fleet.elsewhere import Count
 from inferway.fleet.engine import ProbeState
 from inferway.fleet.engine_facts import EngineFacts
 from inferway.fleet.event_source import EventSource
@@ -28,8 +25,6 @@ from inferway.kv.events.stream import StreamState
 from inferway.kv.index.changes import IndexChanges
 from inferway.kv.index.protocol import Op
 from inferway.model import Adapters, BlockKey, Cut, Endpoint, HolderId
-from inferway.scheduling.expected_ttft.known import Known
-from inferway.scheduling.expected_ttft.sharing import Event
 
 
 class _Told(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -237,83 +232,7 @@ class Judged(_Told, frozen=True):
     engine: str = ""  # that a request was lost with; empty: all of them
 
 
-class PeerTold(_Told, frozen=True):
-    """A `PeerMessage` of the process in that place, or of another gateway, which the hub passes on
-    unread. Nothing: it has ended, and its requests with it."""
-
-    who: int
-    payload: bytes = b""
-
-
 _ToWorkers = Begin | EnginesTold | IndexChanged | HubTold | AskWorker | Drain
 _ToHub = WorkerAnswer | EngineNoted | Report
 _ToAll = Judged | PeerTold
 Message = _ToWorkers | _ToHub | _ToAll
-
-
-# what requests do, told by processes and by gateways
-
-VERSION = 2
-MOST_NAME = 128  # characters of a gateway's name
-MOST_PLUGINS = 16
-MOST_ITEMS = 4096  # of a list
-
-_Number = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-_Plugin = Annotated[int, Meta(ge=0, lt=MOST_PLUGINS)]
-
-
-class _PeerTold(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Fields are told by their places; new ones go to the end."""
-
-
-class Shared(_PeerTold, frozen=True, gc=False):
-    """A plugin that learns tells an event; it has a place among them. Between gateways, the `at` of
-    an event is seconds ago."""
-
-    plugin: _Plugin
-    event: Event
-
-
-class KnownTold(_PeerTold, frozen=True, gc=False):
-    """The sender has learned this of some engines, for those that do not know it yet."""
-
-    plugin: _Plugin
-    known: Known
-
-
-class OnItsWay(_PeerTold, frozen=True, gc=False):
-    """A prompt is on its way to a holder, and its blocks count as held there; without blocks: they
-    count no more. Processes of one gateway alone tell it, which have the same holders."""
-
-    number: _Number  # among those of its worker
-    holder: HolderId
-    keys: Sequence[BlockKey] = ()
-
-
-class PeerMessage(_PeerTold, frozen=True, gc=False):
-    """A message tells what has happened, is so, or was learned. The first three fields are those of
-    all versions: they name a gateway of another one. `begins`: all that is so follows, and whoever
-    has missed a message goes on from here."""
-
-    version: int
-    number: _Number
-    name: Annotated[str, Meta(max_length=MOST_NAME)]
-    begins: bool = False
-    shared: Annotated[list[Shared], Meta(max_length=MOST_ITEMS)] = []
-    counts: Annotated[list[Count], Meta(max_length=MOST_ITEMS)] = []  # as of now
-    known: Annotated[list[KnownTold], Meta(max_length=MOST_ITEMS)] = []
-    prompts: Annotated[list[OnItsWay], Meta(max_length=MOST_ITEMS)] = []
-
-
-encode = msgspec.msgpack.Encoder().encode
-decode_peer = msgspec.msgpack.Decoder(PeerMessage).decode
-
-
-def of_process(
-    shared: list[Shared] | None = None,
-    known: list[KnownTold] | None = None,
-    prompts: list[OnItsWay] | None = None,
-) -> bytes:
-    """Return a message between processes of one gateway, whose connection loses none."""
-    message = PeerMessage(VERSION, 0, "", False, shared or [], [], known or [], prompts or [])
-    return encode(message)

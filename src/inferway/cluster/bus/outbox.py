@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from inferway.cluster.bus.messages import VERSION, KnownTold, PeerMessage, Shared
+from inferway.cluster.bus.peer_messages import VERSION, KnownTold, PeerMessage, Shared
 from inferway.cluster.bus.sound import MOST_BYTES, written
 from inferway.fleet.elsewhere import OwnCounts
 from inferway.scheduling.expected_ttft.known import Known

@@ -15,11 +15,12 @@ from itertools import count
 from msgspec.structs import replace
 
 from inferway.cluster.bus.inbox import Inbox
-from inferway.cluster.bus.messages import VERSION, KnownTold, PeerMessage, Shared
+from inferway.cluster.bus.peer_messages import VERSION, KnownTold, PeerMessage, Shared
 from inferway.cluster.bus.sound import read, sender_of
 from inferway.errors import PeerMessageError
 from inferway.fleet.elsewhere import Claims
 from inferway.fleet.table import EndpointTable
+from inferway.scheduling.expected_ttft.known import Known
 from inferway.scheduling.expected_ttft.sharing import (
     Answered,
     Begins,
@@ -161,7 +162,7 @@ class Peer:
         for told in message.known:
             if told.plugin < num_plugins:
                 there = set(filter(self._knows, told.known.endpoints))
-                known.append(KnownTold(told.plugin, told.known.only(there)))
+                known.append(KnownTold(told.plugin, _only(told.known, there)))
         if shared or known:
             true = PeerMessage(VERSION, 0, "", shared=shared, known=known)  # and nothing else
             self.inbox.take(self._who, true, now)
@@ -199,3 +200,12 @@ def _begins(begins: Begins, waiting: dict[int, bool]) -> bool:
     else:
         del waiting[begins.number]
     return True
+
+
+def _only(known: Known, names: set[str]) -> Known:
+    """Return what of it is about these engines."""
+    costs = [
+        each and replace(each, engines={n: e for n, e in each.engines.items() if n in names})
+        for each in known.costs
+    ]
+    return Known(costs, {n: e for n, e in known.loads.items() if n in names}, known.means)

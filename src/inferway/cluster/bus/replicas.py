@@ -13,9 +13,9 @@ from itertools import count
 from typing import Any, Protocol
 
 from inferway.cluster.bus.inbox import Inbox, shared
-from inferway.cluster.bus.messages import MOST_NAME, PeerMessage
 from inferway.cluster.bus.outbox import Outbox
 from inferway.cluster.bus.peer import COUNTS, FIRST_NUMBER, Peer
+from inferway.cluster.bus.peer_messages import MOST_NAME, PeerMessage
 from inferway.cluster.bus.sockets import Heard, Lost, PeerSockets
 from inferway.cluster.bus.sound import sender_of
 from inferway.config import UNIX, ServeSettings, peers_port

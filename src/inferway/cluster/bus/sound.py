@@ -12,7 +12,7 @@ from typing import TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from inferway.cluster.bus.messages import (
+from inferway.cluster.bus.peer_messages import (
     MOST_NAME,
     VERSION,
     KnownTold,

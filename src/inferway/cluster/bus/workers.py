@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from itertools import count
 
-from inferway.cluster.bus.messages import Message, OnItsWay, PeerTold, Shared, of_process
+from inferway.cluster.bus.peer_messages import OnItsWay, PeerTold, Shared, of_process
 from inferway.kv.index.speculative import Speculation, SpeculativeOverlay
 from inferway.model import BlockKey, HolderId
 from inferway.scheduling.expected_ttft.sharing import Event
@@ -65,7 +65,7 @@ class WorkerOutbox:
     def __init__(
         self,
         place: int,
-        send: Callable[[Message], None],
+        send: Callable[[PeerTold], None],
         soon: Callable[[Callable[[], None]], object] | None = None,
     ) -> None:
         """`place`: of this worker. `soon`: as the overlay takes it."""

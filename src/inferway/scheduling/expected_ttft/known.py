@@ -5,12 +5,11 @@ Whoever has seen little takes it over; whoever knows an engine by itself goes on
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
-from msgspec.structs import replace
 
 from inferway.scheduling.per_endpoint import EndpointSlots
 
@@ -22,8 +21,6 @@ MOST_WEIGHT = 1000.0
 MOST_TIMES = 1e6  # as long as is usual
 MOST_COUNT = 1_000_000_000
 _TINY = 1e-6
-
-_T = TypeVar("_T")
 
 
 class KnownSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -132,15 +129,6 @@ class Known(msgspec.Struct, frozen=True, array_like=True, gc=False):
             if costs is not None:
                 found.update(costs.engines)
         return found
-
-    def only(self, names: Collection[str]) -> Known:
-        """Return what of it is about these engines."""
-
-        def those(told: dict[str, _T]) -> dict[str, _T]:
-            return {name: each for name, each in told.items() if name in names}
-
-        costs = [each and replace(each, engines=those(each.engines)) for each in self.costs]
-        return Known(costs, those(self.loads), self.means)
 
     def is_sound(self, sizes: Sequence[int]) -> bool:
         """Whether a gateway can have learned this. `sizes`: how many features each kind has."""

@@ -129,7 +129,7 @@ class Learning:
             waiting.number = self.sharing.next_number()
             self.sharing.tell(
                 Waits(
-                    self.sharing.name(waiting.slot),
+                    self.sharing.slots.name(waiting.slot),
                     waiting.number,
                     waiting.tokens,
                     waiting.alone_ms,
@@ -179,7 +179,7 @@ class Learning:
         they know it as well (`Sharing.is_due`)."""
         self.learn(kind, slot, features, ms, now)
         if self.sharing is not None and self.sharing.is_due(kind, slot, now):
-            self.sharing.tell(Took(kind, self.sharing.name(slot), features, ms, now))
+            self.sharing.tell(Took(kind, self.sharing.slots.name(slot), features, ms, now))
 
     def learn(
         self, kind: Kind, slot: int, features: Sequence[float], ms: float, now: float

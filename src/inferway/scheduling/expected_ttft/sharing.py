@@ -122,9 +122,6 @@ class Sharing:
         self.others_share -= self.others_share / RECENT_REQUESTS
         return next(self._numbers)
 
-    def name(self, slot: int) -> str:
-        return self.slots.name(slot)
-
     def is_due(self, kind: Kind, slot: int, now: float) -> bool:
         """Return whether others should be told of another time of the kind; then they are."""
         if now - self._told.get((kind, slot), -TOLD_SECONDS) < TOLD_SECONDS:
@@ -140,7 +137,9 @@ class Sharing:
                 if self.log is not None:
                     self.log.heard(who, event.number)
                 self.others_share += (1.0 - self.others_share) / RECENT_REQUESTS
-                self._forget_assumed(event.at)
+                # nobody tells that they have begun once they were taken for it
+                while self._assumed and self._assumed[0][0] <= event.at:
+                    self._waiting.pop(heappop(self._assumed)[1], None)
                 if len(self._waiting) < MOST_WAITING:
                     slot = self.slots.slot_of(event.endpoint, event.at)
                     waiting = QueuedRequest(slot, event.tokens, event.alone_ms)
@@ -163,26 +162,15 @@ class Sharing:
                 learning.marginal_cost.answered(event.tokens)
             case Comes():
                 slot = self.slots.slot_of(event.endpoint, learning.now)  # columns may grow
-                learning.coming[slot] += event.legs - self._set_coming(who, event)
+                key = (who, event.endpoint)
+                learning.coming[slot] += event.legs - self._coming.get(key, 0.0)
+                self._coming[key] = event.legs
 
     def comes(self, slot: int, by: float) -> None:
         """Tell that so many decode legs more of ours are to come there."""
-        name = self.name(slot)
-        told = Comes(name, max(self._coming.get((OWN, name), 0.0) + by, 0.0))
-        self._set_coming(OWN, told)
-        self.tell(told)
-
-    def _set_coming(self, who: int, event: Comes) -> float:
-        """Return how many there were before."""
-        before = self._coming.pop((who, event.endpoint), 0.0)
-        if event.legs:
-            self._coming[who, event.endpoint] = event.legs
-        return before
-
-    def _forget_assumed(self, now: float) -> None:
-        """Nobody tells that they have begun once they were taken for it."""
-        while self._assumed and self._assumed[0][0] <= now:
-            self._waiting.pop(heappop(self._assumed)[1], None)
+        key = OWN, self.slots.name(slot)
+        self._coming[key] = max(self._coming.get(key, 0.0) + by, 0.0)
+        self.tell(Comes(key[1], self._coming[key]))
 
     def known(self, names: Iterable[str], now: float) -> Known:
         """Return what was learned here of these endpoints."""
