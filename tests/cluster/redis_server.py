@@ -8,8 +8,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
@@ -28,26 +27,6 @@ def binary() -> str:
     done = subprocess.run([str(script)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
-
-
-@dataclass(frozen=True, slots=True)
-class Certificates:
-    """Files."""
-
-    ca: Path
-    server: Path
-    key: Path
-
-
-def make_certificates(folder: Path) -> Certificates:
-    """A CA of its own, and what it says of 127.0.0.1."""
-    ca = trustme.CA()
-    issued = ca.issue_cert("127.0.0.1")
-    made = Certificates(folder / "ca.pem", folder / "server.pem", folder / "server.key")
-    ca.cert_pem.write_to_path(str(made.ca))
-    issued.cert_chain_pems[0].write_to_path(str(made.server))
-    issued.private_key_pem.write_to_path(str(made.key))
-    return made
 
 
 class RedisServer:
@@ -105,23 +84,23 @@ def running_server(*options: str) -> Iterator[RedisServer]:
 
 
 @contextmanager
-def running_with_tls(tls: Certificates) -> Iterator[int]:
-    """A server on a TCP port that was free."""
+def running_with_tls(folder: Path) -> Iterator[str]:
+    """The URL of a server with TLS on a port that was free. `folder`: for its certificates."""
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(folder / "ca.pem"))
+    issued = authority.issue_cert("127.0.0.1")
+    issued.private_key_and_cert_chain_pem.write_to_path(str(folder / "server.pem"))
+    files = ["--tls-cert-file", str(folder / "server.pem"), "--tls-key-file"]
     with ExitStack() as stack:
-        yield _enter_on_a_port(stack, tls)
-
-
-def _enter_on_a_port(stack: ExitStack, tls: Certificates) -> int:
-    for _ in range(PORT_ATTEMPTS):
-        port = free_port()
-        files = ["--tls-cert-file", str(tls.server), "--tls-key-file", str(tls.key)]
-        at = ["--tls-port", str(port), *files, "--tls-auth-clients", "no"]
-        try:
-            stack.enter_context(running_server(*at))
-        except AssertionError:
-            continue
-        return port
-    raise AssertionError(f"no redis-server could take a free port in {PORT_ATTEMPTS} attempts")
+        for _ in range(PORT_ATTEMPTS):
+            port = free_port()
+            at = ["--tls-port", str(port), *files, str(folder / "server.pem")]
+            with suppress(AssertionError):
+                stack.enter_context(running_server(*at, "--tls-auth-clients", "no"))
+                break
+        else:
+            raise AssertionError(f"no redis-server took a free port in {PORT_ATTEMPTS} attempts")
+        yield f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={folder / 'ca.pem'}"
 
 
 def free_port() -> int:

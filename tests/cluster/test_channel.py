@@ -7,14 +7,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 import pytest
-from tests.cluster.redis_server import (
-    RedisServer,
-    make_certificates,
-    running_server,
-    running_with_tls,
-)
+from tests.cluster.redis_server import RedisServer, running_server, running_with_tls
 
 from inferway.cluster.bus.channel import PeerChannel
 from inferway.errors import ConfigError
@@ -87,10 +83,8 @@ async def test_a_server_that_was_lost_is_found_again(
 
 
 @pytest.mark.tools
-async def test_peers_hear_each_other_over_tls(tmp_path_factory: pytest.TempPathFactory) -> None:
-    certificates = make_certificates(tmp_path_factory.mktemp("tls"))
-    with running_with_tls(certificates) as port:
-        url = f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={certificates.ca}"
+async def test_peers_hear_each_other_over_tls(tmp_path: Path) -> None:
+    with running_with_tls(tmp_path) as url:
         async with AsyncExitStack() as stack:
             one, heard = await opened(stack, url)
 
