@@ -64,7 +64,10 @@ PURE = [
     *("metrics.py", "doctor/rules.py"),
     *(f"routing/{path.name}" for path in (SRC / "routing").glob("*.py")),
     *(f"routing/structured_gate/{name}.py" for name in ("costs", "counts", "quarantine")),
-    *(f"cluster/bus/{name}.py" for name in ("inbox", "messages", "outbox", "peer", "peer_messages", "sound")),
+    *(
+        f"cluster/bus/{name}.py"
+        for name in ("inbox", "messages", "outbox", "peer", "peer_messages", "sound")
+    ),
 ]
 FORBIDDEN_IN_PURE = {"asyncio", "socket", "threading", "time", "zmq", "aiohttp", "uvloop"}
 
