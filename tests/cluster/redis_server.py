@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -108,3 +109,11 @@ def free_port() -> int:
         found.bind(("127.0.0.1", 0))
         port: int = found.getsockname()[1]
         return port
+
+
+async def until(condition: Callable[[], bool], again: Callable[[], object] = lambda: None) -> None:
+    """Return when the condition holds; `again` is done before each look."""
+    async with asyncio.timeout(20):
+        while not condition():
+            again()
+            await asyncio.sleep(0.01)

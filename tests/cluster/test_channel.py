@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
-from tests.cluster.redis_server import RedisServer, running_server, running_with_tls
+from tests.cluster.redis_server import RedisServer, running_server, running_with_tls, until
 
 from inferway.cluster.bus.channel import PeerChannel
 from inferway.errors import ConfigError
@@ -23,13 +22,6 @@ OTHER = bytes(7) + b"\2 of the second"
 def server() -> Iterator[RedisServer]:
     with running_server() as running:
         yield running
-
-
-async def until(condition: Callable[[], bool], again: Callable[[], object] = lambda: None) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            again()
-            await asyncio.sleep(0.01)
 
 
 async def opened(

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
 
 import pytest
 from tests.cluster.gateways import NAMES, Gateway
-from tests.cluster.redis_server import free_port
+from tests.cluster.redis_server import free_port, until
 
 from inferway.cluster.bus.replicas import Replicas
 from inferway.cluster.bus.sockets import PeerSockets
@@ -18,12 +17,6 @@ from inferway.fleet.zmtp import COMMAND, GREETING, frame, ready
 
 LOOPBACK = "127.0.0.1"
 _numbers = count(1)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 def replicas(gateway: Gateway, sockets: PeerSockets) -> Replicas:
