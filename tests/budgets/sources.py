@@ -22,7 +22,7 @@ DOCS = ROOT / "docs"
 TESTS = (ROOT / "tests", ROOT / "structured" / "tests", ROOT / "bench" / "tests")
 WIRING = (
     *("inferway/app.py", "inferway/servers.py", "inferway/indexer.py"),
-    *("inferway/replicas", "inferway/workers", "inferway_console/records/records.py"),
+    *("inferway/cluster", "inferway_console/records/records.py"),
 )
 SMALL = 50  # lines
 # A reader of one of these must be ready to open what it imports.
