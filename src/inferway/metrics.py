@@ -36,6 +36,7 @@ Row = tuple[
 ]
 
 _FEW = 64  # values that numpy takes longer for than Python does
+_MANY = 512
 
 
 @dataclass(slots=True)
@@ -52,15 +53,18 @@ class Histogram:
         self.counts = [0] * (len(self.bounds) + 1)
 
     def observe(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
+        """Count a value, with others or when the buckets are read."""
+        self.waiting.append(value)
+        if len(self.waiting) >= _MANY:
+            self.settle()
 
     def settle(self) -> None:
         """Counts the values in `waiting`, and empties that list."""
         values = self.waiting
         if len(values) < _FEW:
             for value in values:
-                self.observe(value)
+                self.counts[bisect_left(self.bounds, value)] += 1
+            self.total += sum(values)
         else:
             found = np.fromiter(values, np.float64, len(values))
             numbers = np.bincount(np.searchsorted(self.bounds, found))
@@ -72,6 +76,7 @@ class Histogram:
     def buckets(self) -> list[tuple[str, int]]:
         """Return each bucket's upper bound and how many values are at most that, as Prometheus has
         it."""
+        self.settle()
         names = [*(str(bound) for bound in self.bounds), "+Inf"]
         return list(zip(names, accumulate(self.counts), strict=True))
 

@@ -30,7 +30,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
 from typing import Any
-from uuid import uuid4
 
 from inferway.errors import BodyTooLargeError, InferwayError, NoEndpointError
 from inferway.http.headers import ROUTING_HEADERS, ROUTING_PREFIXES, not_ours_alone
@@ -40,7 +39,7 @@ from inferway.routing.answer_plan import RequestLifecycle
 from inferway.telemetry.tracing import TRACESTATE
 from inferway_llmd.ext_proc import answers
 from inferway_llmd.ext_proc.messages import FULL_DUPLEX_STREAMED, NONE
-from inferway_llmd.ext_proc.noted import Noted, last_value
+from inferway_llmd.ext_proc.noted import Noted, new_request_id
 from inferway_llmd.ext_proc.questions import Ask, Pick, Rules
 from inferway_llmd.ext_proc.reading import (
     DESTINATION,
@@ -146,7 +145,8 @@ class ProcessingStream:
         if self._state is not _State.START:
             return ()
         received = message.request_headers
-        self.noted.head = request_head(headers_of(received.headers))
+        self.noted.head = head = request_head(headers_of(received.headers))
+        self.noted.fields = fields = dict(head.headers)
         self.noted.client = client_of(message)
         self._subset = subset_of(message) if self._rules.heed_subset else None
         bodiless = received.end_of_stream
@@ -160,11 +160,10 @@ class ProcessingStream:
             self._asks(None)
             return ()
         self._state = _State.BODY
-        headers = self.noted.head.headers
-        length = last_value(headers, b"content-length") or b""
+        length = fields.get(b"content-length", b"")
         self._length = int(length) if length.isdigit() else None
         if self._length is None and (
-            self.noted.head.method == "CONNECT" or last_value(headers, b"upgrade") is not None
+            head.method == "CONNECT" or b"upgrade" in fields
         ):
             self._asks_early(None)
         return ()
@@ -219,11 +218,11 @@ class ProcessingStream:
     def _asks(self, body: bytes | None) -> None:
         self._body.clear()
         self._state = _State.ASK
-        head = self.noted.head
-        given = (last_value(head.headers, b"x-request-id") or b"").decode("latin-1")
+        fields = self.noted.fields
+        given = fields.get(b"x-request-id", b"").decode("latin-1")
         self._names_request = not given
-        self.noted.request_id = given or str(uuid4())
-        chosen = last_value(head.headers, _CHOSEN) if self._rules.conformance else None
+        self.noted.request_id = given or new_request_id()
+        chosen = fields.get(_CHOSEN) if self._rules.conformance else None
         if chosen:
             self._conformance = True
             self._subset = frozenset(chosen.decode("latin-1").replace(" ", "").split(","))
@@ -255,7 +254,7 @@ class ProcessingStream:
         addresses = ",".join([target.endpoint.address for target in targets])
         body = None if asked.body is None else journey.body
         removed = _steering(asked.noted.head.headers) - {name for name, _ in told}
-        if body and asked.is_read and last_value(asked.noted.head.headers, CONTENT_ENCODING):
+        if body and asked.is_read and CONTENT_ENCODING in asked.noted.fields:
             removed.add(CONTENT_ENCODING)  # the picker has decoded it
         if self.noted.span is not None and self.noted.span.is_root:
             removed.add(TRACESTATE)  # it is of another trace, or of none

@@ -29,7 +29,6 @@ from inferway.routing.objectives import named_tenant
 from inferway.routing.record import Record
 from inferway.telemetry.request_counts import RequestCounts
 from inferway_llmd.ext_proc.counts import ModelCounts, PickerCounts
-from inferway_llmd.ext_proc.noted import last_value
 from inferway_llmd.ext_proc.questions import Ask, Pick, is_allowed
 
 _GENERATING = tuple(path.removeprefix("/v1") for path in GENERATING)
@@ -50,7 +49,7 @@ class EndpointPicker:
     async def pick(self, ask: Ask) -> Pick:
         """Return where the request goes. Raises InferwayError, with the journey closed; a pick that
         is cancelled leaves nothing behind."""
-        coding = last_value(ask.noted.head.headers, CONTENT_ENCODING)
+        coding = ask.noted.fields.get(CONTENT_ENCODING)
         if coding and ask.body and ask.is_read:
             ask = ask._replace(
                 body=await self.decoder.decoded(ask.body, coding, self.max_body_bytes)

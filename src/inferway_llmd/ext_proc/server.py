@@ -19,7 +19,7 @@ from inferway_llmd.ext_proc.counts import PickerCounts
 from inferway_llmd.ext_proc.exchange import ProcessingStream
 from inferway_llmd.ext_proc.health import Health
 from inferway_llmd.ext_proc.messages import METHOD, SERVICE, ProcessingRequest
-from inferway_llmd.ext_proc.noted import Noted, last_value
+from inferway_llmd.ext_proc.noted import Noted
 from inferway_llmd.ext_proc.picker import EndpointPicker
 from inferway_llmd.ext_proc.questions import Ask, Rules
 from inferway_llmd.ext_proc.wire.call import Call
@@ -164,11 +164,13 @@ class _Driver:
     def _begin(self, noted: Noted) -> None:
         """Note when the request was complete, and begin its span."""
         noted.asked_at = time.perf_counter()
-        tracing, path, headers = self._server.tracing, noted.head.path, noted.head.headers
-        user_agent = last_value(headers, b"user-agent") or b""
-        if tracing is not None and not is_probe(path, user_agent):
+        tracing = self._server.tracing
+        if tracing is None:
+            return
+        path, fields = noted.head.path, noted.fields
+        if not is_probe(path, fields.get(b"user-agent", b"")):
             noted.span = tracing.begin(
-                *(noted.head.method, path, noted.request_id, last_value(headers, TRACEPARENT), 0.0),
+                *(noted.head.method, path, noted.request_id, fields.get(TRACEPARENT), 0.0),
                 is_known=path in KINDS,
             )
 
