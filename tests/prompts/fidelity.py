@@ -28,11 +28,12 @@ from tests.prompts.texts import drawn_texts
 from tests.prompts.transformers_oracle import load_theirs, parts
 from tests.stored import TOKENIZERS, conversations, token_vectors, tokenizer_json
 
+from inferway.doctor.machine import cache_dir
 from inferway.prompts.files.model_files import read_model_files
-from inferway.prompts.files.prepare import cache_dir, prepare_smollm2
 from inferway.prompts.tokenizer.engine_tokenizer import build_engine_tokenizer
 from inferway.prompts.tokenizer.token_cache import GRID, SegmentCache, find_split_points
 from inferway.prompts.tokenizer.tokenizer import CHECK_TEXTS, Tokenizer, encode_all
+from inferway_sim.prepare import prepare_smollm2
 
 ROOT = Path(__file__).parents[2]
 NPM = ROOT / "tests" / "prompts" / "npm_tokenizers.json"

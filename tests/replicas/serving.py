@@ -20,11 +20,11 @@ from tests.engines.waiting import wait_until
 from tests.replicas.redis_server import free_port
 from tests.workers.serving import CHAT, MODEL
 
-from inferway.prompts.files.prepare import prepare_smollm2
 from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest
 from inferway.prompts.renderer import Renderer
 from inferway_sim.config import LatencyModel, SimulatorConfig
 from inferway_sim.engine import SimulatedEngine
+from inferway_sim.prepare import prepare_smollm2
 from inferway_sim.rendered import RenderedModel
 
 SLOW_ANSWERS = LatencyModel(inter_token_latency=0.1)  # 400 s for the longest

@@ -70,8 +70,8 @@ MAX_SECONDS_ON_LOOP = 0.001
 
 MAX_WAITERS = 16  # several times as many as may wait for one model's process
 
-# Model files of the package itself: they are not tried first.
-_OURS = Path(__file__).resolve().parent
+# The simulator's model comes with this distribution: it is not tried first.
+_OURS = Path(__file__).resolve().parents[2] / "inferway_sim"
 
 
 class _Written(NamedTuple):
