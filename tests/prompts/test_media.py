@@ -178,11 +178,8 @@ def tokenizer(
 
 
 def start(tokenizer: Tokenizer, known: KnownText) -> list[int]:
-    if known.whole:
-        end = tokenizer.boundaries.before(known.text, known.end)
-    else:
-        end = tokenizer.boundaries.of_open_text(known.text[: known.end])
-    found: list[int] = tokenizer.encode_start(known.text[:end], add_special_tokens=False).tolist()
+    text = known.text if known.whole else known.text[: known.end]
+    found: list[int] = tokenizer.encode_settled(text, known.end, add_special_tokens=False).tolist()
     return found
 
 

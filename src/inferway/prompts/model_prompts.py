@@ -227,12 +227,9 @@ class ModelPrompts:
         template, tokenizer = self._template(body), self._model.tokenizer
         wanted = content_format(template, self._rules.flags(self._flags, template))
         known = text_before_media(body, wanted, self._text)
-        if known.whole:
-            end = tokenizer.boundaries.before(known.text, known.end)
-        else:
-            end = tokenizer.boundaries.of_open_text(known.text[: known.end])
-        ids = tokenizer.encode_start(
-            known.text[:end], add_special_tokens=bool(body.add_special_tokens)
+        text = known.text if known.whole else known.text[: known.end]
+        ids = tokenizer.encode_settled(
+            text, known.end, add_special_tokens=bool(body.add_special_tokens)
         )
         if not len(ids):
             raise RenderError("nothing is known before the first media part", reason=Reason.MEDIA)
