@@ -30,12 +30,7 @@ from inferway.prompts.chat.conversation import (
     sees_tools,
     untrusted_template,
 )
-from inferway.prompts.chat.helper_templates import (
-    RequestTemplate,
-    RequestTemplates,
-    TemplateRendering,
-    prepare,
-)
+from inferway.prompts.chat.helper_templates import RequestTemplates
 from inferway.prompts.chat.media import text_before_media
 from inferway.prompts.chat.messages_input import (
     MessageRules,
@@ -43,6 +38,7 @@ from inferway.prompts.chat.messages_input import (
     disables_thinking,
     has_inline_system,
 )
+from inferway.prompts.chat.template_jobs import pack
 from inferway.prompts.fidelity.flag_diagnosis import other_flags
 from inferway.prompts.render_requests import (
     RenderChatRequest,
@@ -279,14 +275,13 @@ class ModelPrompts:
         """In the helper process, but for the tokens."""
         templates = self._request_templates
         assert templates is not None
-        template: TemplateFacts = await templates.template(source)
+        template = await templates.template(source)
         if not body.chat_template:
             template = self._as_argument(template, body)
 
-        def prepared() -> tuple[RenderChatRequest, TemplateRendering]:
+        def prepared() -> tuple[RenderChatRequest, bytes]:
             request = self._chat_request(body, template, max_tokens)
-            chat = chat_input(request, self._model.tokenizer.special_tokens)
-            return request, prepare(source, chat)
+            return request, pack(source, chat_input(request, self._model.tokenizer.special_tokens))
 
         size = _chat_size(body).to_render_and_encode + len(source)
         request, job = await self._renderer.off_loop_if_large(self._key, size, prepared)
@@ -342,7 +337,7 @@ class ModelPrompts:
             wanted = own.content_format, own.newer_format
         except RenderError:
             wanted = "string", "string"
-        return RequestTemplate(template.source, *wanted, template.knows_developer)
+        return TemplateFacts(template.source, *wanted, template.knows_developer)
 
     def _completion_ids(self, body: CompletionRequest, keep: int | None) -> list[TokenIds]:
         prompts = body.prompts
