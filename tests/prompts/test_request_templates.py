@@ -30,13 +30,12 @@ from inferway.model import Reason
 from inferway.openai_api.requests import ChatRequest
 from inferway.prompts import ModelPrompts, Renderer
 from inferway.prompts.chat.chat_template import ChatInput, ChatTemplate
-from inferway.prompts.chat.conversation import asked_template, chat_render_request
+from inferway.prompts.chat.conversation import asked_template, chat_input
 from inferway.prompts.chat.helper_templates import (
     MAX_TEMPLATE_CHARS,
     RequestTemplates,
 )
 from inferway.prompts.chat.template_jobs import pack
-from inferway.prompts.render_requests import chat_input
 from inferway_structured.sandbox.process import Limits
 
 Row = dict[str, Any]
@@ -312,11 +311,8 @@ async def test_integers_of_any_length_keep_their_digits(prompts: MakePrompts) ->
 
     made = await prompts(max_model_len=None).render_chat(body)
 
-    assert made.text == ChatTemplate(source).render(
-        chat_input(
-            chat_render_request(body, "key", ChatTemplate(source), trust_request_template=True), {}
-        )
-    )
+    template = ChatTemplate(source)
+    assert made.text == template.render(chat_input(body, template))
     assert f"[{2**64}, {-(2**70)}, {10**4000}]" in made.text
     assert f'{{"maximum": {2**64}}}}}, "const": {2**65}}}' in made.text
     assert made.text.endswith(str(2**64 + 1))

@@ -18,14 +18,13 @@ from inferway.openai_api.requests import (
     PromptBody,
 )
 from inferway.prompts.body_size import BodySize, body_size
-from inferway.prompts.chat.chat_template import ChatTemplate
-from inferway.prompts.chat.content_format import TemplateFacts
+from inferway.prompts.chat.chat_template import ChatInput, ChatTemplate
+from inferway.prompts.chat.content_format import ContentFormat, TemplateFacts
 from inferway.prompts.chat.conversation import (
     NO_FLAGS,
     asked_template,
     brings_template,
-    chat_render_request,
-    content_format,
+    chat_input,
     forwarded_ids,
     sees_tools,
     untrusted_template,
@@ -40,13 +39,8 @@ from inferway.prompts.chat.messages_input import (
 )
 from inferway.prompts.chat.template_jobs import pack
 from inferway.prompts.fidelity.flag_diagnosis import other_flags
-from inferway.prompts.render_requests import (
-    RenderChatRequest,
-    RenderRequest,
-    RenderResult,
-    chat_input,
-)
-from inferway.prompts.renderer import MAX_CHARS_ON_LOOP, Renderer
+from inferway.prompts.render_requests import Encoding, RenderResult
+from inferway.prompts.renderer import Renderer, Rendering, encode
 from inferway.prompts.served import PromptSource
 from inferway.prompts.tokenizer.token_rows import token_ids, truncated
 from inferway.prompts.version_rules import OLDER_RULES, VersionRules
@@ -71,7 +65,6 @@ class ModelPrompts:
         max_prompts: int | None = MAX_PROMPTS,
     ) -> None:
         self._renderer = renderer
-        self._key = key
         self._model = renderer.loaded(key)
         self.max_model_len = max_model_len
         self._least_model_len = max_model_len  # where engines differ, that of the least
@@ -194,13 +187,13 @@ class ModelPrompts:
         keep = self._kept_tokens(body, max_tokens)
         size = _completion_size(body)
         make = partial(self._completion_ids, body, keep)
-        return Tokenized(await self._renderer.off_loop_if_large(self._key, size, make))
+        return Tokenized(await self._renderer.off_loop_if_large(self._model, size, make))
 
     async def _tokenize_chat(self, body: ChatRequest) -> Tokenized:
         forwarded = forwarded_ids(body)
         if forwarded is not None:
             make = partial(_as_ids, forwarded, "kv_transfer_params.prompt_token_ids")
-            ids = await self._renderer.off_loop_if_large(self._key, len(forwarded), make)
+            ids = await self._renderer.off_loop_if_large(self._model, len(forwarded), make)
             self._check_length(len(ids), "messages")
             return Tokenized([ids])
         try:
@@ -212,7 +205,7 @@ class ModelPrompts:
             if e.reason != Reason.MEDIA or self._model.media_first or cut or brings_template(body):
                 raise
         start = await self._renderer.off_loop_if_large(
-            self._key,
+            self._model,
             _chat_size(body).to_render_and_encode,
             partial(self._start_before_media, body),
         )
@@ -220,11 +213,9 @@ class ModelPrompts:
 
     def _start_before_media(self, body: ChatRequest) -> TokenIds:
         """What is known of a chat with parts that are not text: at least one token."""
-        template, tokenizer = self._template(body), self._model.tokenizer
-        wanted = content_format(template, self._rules.flags(self._flags, template))
-        known = text_before_media(body, wanted, self._text)
+        known = text_before_media(body, self._wanted(body, *self._template(body)), self._text)
         text = known.text if known.whole else known.text[: known.end]
-        ids = tokenizer.encode_settled(
+        ids = self._model.tokenizer.encode_settled(
             text, known.end, add_special_tokens=bool(body.add_special_tokens)
         )
         if not len(ids):
@@ -237,26 +228,33 @@ class ModelPrompts:
         budget = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
         max_tokens = getattr(body, budget)
         self._check_max_tokens(budget, max_tokens)
-        brought = self._brought_template(body)
-        if brought is None:
-            make = partial(self._chat_request, body, self._template(body), max_tokens)
-            result = await self._renderer.render_chat_of(self._key, _chat_size(body), make)
+        source = self._brought_template(body)
+        if source is None:
+            make = partial(self._rendering, body, max_tokens)
+            result = await self._renderer.render_chat_of(self._model, _chat_size(body), make)
         else:
-            result = await self._render_brought(body, brought, max_tokens)
+            result = await self._render_brought(body, source, max_tokens)
         self._check_length(len(result.input_ids), "messages")
         return result
 
-    def _chat_request(
-        self, body: ChatRequest, template: TemplateFacts, max_tokens: int | None
-    ) -> RenderChatRequest:
-        return chat_render_request(
-            body,
-            self._key,
-            template,
-            flags=self._rules.flags(self._flags, template),
+    def _rendering(self, body: ChatRequest, max_tokens: int | None = None) -> Rendering:
+        template, is_argument = self._template(body)
+        chat = self._chat_input(body, template, is_argument=is_argument)
+        return Rendering(self._model, template, chat, self._encoding(body, max_tokens))
+
+    def _chat_input(
+        self, body: ChatRequest, template: TemplateFacts, *, is_argument: bool
+    ) -> ChatInput:
+        wanted = self._wanted(body, template, is_argument)
+        tokens = self._model.tokenizer.special_tokens
+        return chat_input(body, template, wanted, flags=self._flags, special_tokens=tokens)
+
+    def _encoding(self, body: ChatRequest, max_tokens: int | None) -> Encoding:
+        return Encoding(
+            add_special_tokens=bool(body.add_special_tokens),
             truncate_prompt_tokens=self._kept_tokens(body, max_tokens),
+            truncation_side=body.truncation_side,
             max_chars=self._max_chars,
-            trust_request_template=self._request_templates is not None,
         )
 
     def _brought_template(self, body: ChatRequest) -> str | None:
@@ -276,25 +274,21 @@ class ModelPrompts:
         templates = self._request_templates
         assert templates is not None
         template = await templates.template(source)
-        if not body.chat_template:
-            template = self._as_argument(template, body)
 
-        def prepared() -> tuple[RenderChatRequest, bytes]:
-            request = self._chat_request(body, template, max_tokens)
-            return request, pack(source, chat_input(request, self._model.tokenizer.special_tokens))
+        def prepared() -> tuple[Encoding, bytes]:
+            chat = self._chat_input(body, template, is_argument=not body.chat_template)
+            return self._encoding(body, max_tokens), pack(source, chat)
 
         size = _chat_size(body).to_render_and_encode + len(source)
-        request, job = await self._renderer.off_loop_if_large(self._key, size, prepared)
-        return await self._renderer.encode_chat_async(request, await templates.render(job))
+        encoding, job = await self._renderer.off_loop_if_large(self._model, size, prepared)
+        text = await templates.render(job)
+        return await self._renderer.encode_async(self._model, text, encoding)
 
     def rendered_text(self, body: ChatRequest) -> str | None:
         """The chat as its template writes it, for people to read; None if no template does, or
         if it is so large that others would have to wait for it."""
         size = _chat_size(body).to_render_and_encode
-        if (
-            self._model.own_renderer is not None
-            or size > MAX_CHARS_ON_LOOP[self._model.tokenizer.encoder]
-        ):
+        if self._model.own_renderer is not None or not self._model.tokenizer.is_quick(size):
             return None
         try:
             return self._text(body)
@@ -308,36 +302,35 @@ class ModelPrompts:
     def _text(self, body: ChatRequest) -> str:
         if self._brought_template(body) is not None:
             raise untrusted_template()
-        template = self._template(body)
-        flags = self._rules.flags(self._flags, template)
-        request = chat_render_request(body, self._key, template, flags=flags)
-        return self._renderer.chat_text(request)
+        return self._renderer.text_of(self._rendering(body))
 
-    def _template(self, body: ChatRequest) -> TemplateFacts:
+    def _template(self, body: ChatRequest) -> tuple[ChatTemplate, bool]:
         """The template for a chat that brings none: one that it names, one of the engine's, or the
-        model's own."""
+        model's own; and whether it is one of `chat_template_kwargs`."""
         named = asked_template(body, self._flags) if brings_template(body) else None
         if named is not None:
-            template = self._model.template(named)
-            return template if body.chat_template else self._as_argument(template, body)
+            return self._model.template(named), not body.chat_template
         if self._given_template is None and self._argument_template is not None:
-            return self._as_argument(self._argument_template, body)
-        return self._own_template(body)
+            return self._argument_template, True
+        return self._own_template(body), False
 
     def _own_template(self, body: ChatRequest) -> ChatTemplate:
         if self._given_template is not None:
             return self._given_template
         return self._model.template(with_tools=sees_tools(body, self._flags))
 
-    def _as_argument(self, template: TemplateFacts, body: ChatRequest) -> TemplateFacts:
-        """vLLM finds out what one in `chat_template_kwargs` wants from the model's own, and takes
-        it for text where there is none (`resolve_chat_template_content_format`)."""
-        try:
+    def _wanted(
+        self, body: ChatRequest, template: TemplateFacts, is_argument: bool
+    ) -> ContentFormat:
+        """The form of content that the template gets. vLLM finds out what one in
+        `chat_template_kwargs` wants from the model's own, and takes it for text where there is none
+        (`resolve_chat_template_content_format`)."""
+        if not is_argument:
+            return self._rules.content_format(self._flags, template)
+        own = None
+        with contextlib.suppress(RenderError):
             own = self._own_template(body)
-            wanted = own.content_format, own.newer_format
-        except RenderError:
-            wanted = "string", "string"
-        return TemplateFacts(template.source, *wanted, template.knows_developer)
+        return self._rules.content_format(self._flags, own)
 
     def _completion_ids(self, body: CompletionRequest, keep: int | None) -> list[TokenIds]:
         prompts = body.prompts
@@ -353,15 +346,13 @@ class ModelPrompts:
         self, body: CompletionRequest, prompt: str | list[int], keep: int | None
     ) -> TokenIds:
         if isinstance(prompt, str):
-            request = RenderRequest(
-                self._key,
-                prompt,
-                body.add_special_tokens is not False,
+            encoding = Encoding(
+                add_special_tokens=body.add_special_tokens is not False,
                 truncate_prompt_tokens=keep,
                 truncation_side=body.truncation_side,
                 max_chars=self._max_chars,
             )
-            ids = self._renderer.render(request).input_ids
+            ids = encode(self._model.tokenizer, prompt, encoding, param="prompt").input_ids
         else:
             ids = truncated(_as_ids(prompt, "prompt"), keep, body.truncation_side)
         self._check_length(len(ids), "prompt")

@@ -130,6 +130,10 @@ log = logging.getLogger("inferway")
 
 EncoderName = Literal["fastokens", "tokenizers"]
 
+# Above these many characters a request leaves the event loop. Measured on two shared cores:
+# fastokens takes 0.4-1.2 ms for 64,000 new characters, HF 1.5 ms for 4,000.
+MAX_CHARS_ON_LOOP = {"fastokens": 64_000, "tokenizers": 4_000}
+
 # For what is remembered of texts, per model, once it is there: the starts of 1,000 chats of 9,000
 # tokens, or of 70 of 128,000.
 CACHE_BYTES = 64 << 20
@@ -185,6 +189,10 @@ class Tokenizer:
         """Return how many characters of `text` a call of `encode` would encode, without the start
         that is remembered."""
         return self._starts.num_new_chars(text)
+
+    def is_quick(self, num_chars: int) -> bool:
+        """Return whether so many characters are encoded in a time that other requests can wait."""
+        return num_chars <= MAX_CHARS_ON_LOOP[self.encoder]
 
     @property
     def is_outside(self) -> bool:
