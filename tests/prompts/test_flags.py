@@ -90,7 +90,7 @@ def test_a_template_that_cannot_be_had_is_named(renderer: Renderer, smollm2_key:
         ModelPrompts(renderer, smollm2_key, flags=ModelSettings(chat_template="no.jinja"))
 
     assert e.value.reason == Reason.BAD_TEMPLATE
-    assert "chat_template: no.jinja: no such file" in str(e.value)
+    assert "chat_template 'no.jinja': no such file" in str(e.value)
     assert "the model's own templates are ['default']" in str(e.value)
 
 

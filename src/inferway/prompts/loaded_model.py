@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from functools import lru_cache, partial
-from pathlib import Path
 
 from inferway.errors import InferwayError, PanicError, RenderError, panic_as_error
 from inferway.model import Reason
 from inferway.prompts.chat.chat_template import ChatTemplate
 from inferway.prompts.files.model_files import GPT_OSS, ModelFiles, model_files
 from inferway.prompts.files.model_processes import OutsideEncoder
-from inferway.prompts.files.raw_files import RawFiles, read_template
+from inferway.prompts.files.raw_files import RawFiles, template_source
 from inferway.prompts.tokenizer.tokenizer import Tokenizer
 
 # Compiled templates that callers of the library have brought, kept for each model.
@@ -93,24 +92,17 @@ class LoadedModel:
                 found.append(self.template(with_tools=with_tools))
         return found
 
-    def keep(self, given: str) -> ChatTemplate:
-        """The template `given` by name or as Jinja, compiled once for all who give it. Whoever
-        configures it may name a single template, too."""
-        return self._compile(self._sources.get(given, given))
+    def named_template(self, name: str) -> ChatTemplate:
+        """One of the model's own. Whoever configures it may name a single template, too."""
+        return self._compile(self._sources[name])
 
     def engine_template(self, given: str) -> ChatTemplate:
-        """The template that an engine's --chat-template names: Jinja itself, if it has braces, else
-        a template of the model by its name, else a file."""
-        is_jinja = any(sign in given for sign in "{}\n")
-        if is_jinja or given in self._sources:
-            return self.keep(given)
+        """The template that an engine's --chat-template names, compiled once for all."""
         try:
-            return self.keep(read_template(Path(given).expanduser()))
+            source = template_source(given, self._sources)
         except RenderError as e:
-            raise RenderError(
-                f"chat_template: {e}; and the model's own templates are {self.template_names}",
-                reason=Reason.BAD_TEMPLATE,
-            ) from e
+            raise RenderError(f"chat_template {given!r}: {e}", reason=Reason.BAD_TEMPLATE) from e
+        return self._compile(source)
 
     def _compile(self, source: str) -> ChatTemplate:
         """Once: what does not compile, too, may take seconds."""

@@ -161,7 +161,9 @@ class ModelPrompts:
         found = []
         for name in (None, *self._model.template_names):
             with contextlib.suppress(RenderError):  # who uses it is told
-                found.append(self._model.template() if name is None else self._model.keep(name))
+                found.append(
+                    self._model.template() if name is None else self._model.named_template(name)
+                )
         return found
 
     async def chat_of(self, body: CountTokensRequest) -> ChatRequest:
@@ -282,7 +284,7 @@ class ModelPrompts:
         size = _chat_size(body).to_render_and_encode + len(source)
         encoding, job = await self._renderer.off_loop_if_large(self._model, size, prepared)
         text = await templates.render(job)
-        return await self._renderer.encode_async(self._model, text, encoding)
+        return await self._renderer.encode_async(self._model, encoding, text)
 
     def rendered_text(self, body: ChatRequest) -> str | None:
         """The chat as its template writes it, for people to read; None if no template does, or

@@ -84,23 +84,22 @@ class Rendering(NamedTuple):
     def written(self) -> tuple[str, list[Span] | None]:
         """Return the text, and the assistant's places in it for the mask. Raises TemplateError,
         RenderError or HeavyError."""
-        template = self._template()
+        self._check()
         if self.is_masked:
-            return template.render_with_spans(self.chat)
-        return template.render(self.chat), None
+            return self.template.render_with_spans(self.chat)
+        return self.template.render(self.chat), None
 
     def packed(self) -> bytes:
         """Return it for a helper process. Raises RenderError (`our-fault`) for what cannot be done
         elsewhere."""
-        template = self._template()
+        self._check()
         if self.is_masked:
             raise RenderError("a helper process makes no mask", reason=Reason.OUR_FAULT)
-        return pack(template.source, self.chat)
+        return pack(self.template.source, self.chat)
 
-    def _template(self) -> ChatTemplate:
+    def _check(self) -> None:
         if self.template.given_up is not None:
             raise RenderError(self.template.given_up, reason=Reason.BAD_TEMPLATE)
-        return self.template
 
     def encoded(self, text: str, spans: list[Span] | None = None) -> RenderResult:
         return encode(self.model.tokenizer, text, self.encoding, spans)
@@ -270,23 +269,18 @@ class Renderer:
                 rendering = make()
                 return rendering.encoded(*rendering.written())
             if model.render_time.foreseen(size.to_render) <= MAX_SECONDS_ON_LOOP:
-                rendering, (text, spans) = _timed(model, size, make)
-                return await self._encoded_async(rendering, text, spans)
+                rendering, written = _timed(model, size, make)
+                return await self.encode_async(model, rendering.encoding, *written)
             self.num_off_loop += 1
-            return await self._off_loop(partial(_encoded_timed, model, size, make), model)
+            return await self.in_thread(partial(_encoded_timed, model, size, make), model)
         except HeavyError as e:
-            return await self._render_heavy(make, e, mark=is_small)
-
-    async def _render_heavy(
-        self, make: Callable[[], Rendering], why: HeavyError, *, mark: bool
-    ) -> RenderResult:
-        """Render what took too much here in the helper process. `mark`: it was so little that the
-        template is to blame, and others of its chats are not tried here any more."""
-        rendering, job = await self._off_loop(partial(_with_job, make))
-        if mark and rendering.template.heavy is None:
-            rendering.template.heavy = str(why)
-        text = await self.large_chats.render(job, rendering.template)
-        return await self._encoded_async(rendering, text)
+            rendering, job = await self.in_thread(partial(_with_job, make))
+            # It was so little that the template is to blame: others of its chats are not tried
+            # here any more.
+            if is_small and rendering.template.heavy is None:
+                rendering.template.heavy = str(e)
+            text = await self.large_chats.render(job, rendering.template)
+            return await self.encode_async(model, rendering.encoding, text)
 
     async def _render_large_chat(
         self, model: LoadedModel, make: Callable[[], Rendering]
@@ -295,34 +289,27 @@ class Renderer:
         model's files."""
         self.num_off_loop += 1
         try:
-            rendering, job = await self._off_loop(partial(_with_job, make))
+            rendering, job = await self.in_thread(partial(_with_job, make))
             text = await self.large_chats.render(job)
         except RenderError as e:
             if e.reason != Reason.OUR_FAULT:
                 raise
-            return await self._off_loop(lambda: self.rendered(make()), model)
-        return await self._off_loop(partial(rendering.encoded, text), model)
+            return await self.in_thread(lambda: self.rendered(make()), model)
+        return await self.in_thread(partial(rendering.encoded, text), model)
 
     async def render_async(self, request: RenderRequest) -> RenderResult:
         return await self.off_loop_if_large(
             self.loaded(request.key), len(request.text), partial(self.render, request)
         )
 
-    async def _encoded_async(
-        self, rendering: Rendering, text: str, spans: list[Span] | None = None
+    async def encode_async(
+        self, model: LoadedModel, encoding: Encoding, text: str, spans: list[Span] | None = None
     ) -> RenderResult:
-        if spans is None:
-            return await self.encode_async(rendering.model, text, rendering.encoding)
-        work = partial(rendering.encoded, text, spans)
-        return await self.off_loop_if_large(rendering.model, len(text), work)
-
-    async def encode_async(self, model: LoadedModel, text: str, encoding: Encoding) -> RenderResult:
         """Return the result of a chat that has been rendered."""
         tokenizer = model.tokenizer
-        size = tokenizer.num_new_chars(text)
-        if encoding.return_offsets_mapping:
-            size = len(text)
-        work = partial(encode, tokenizer, text, encoding)
+        is_new = encoding.return_offsets_mapping or spans is not None
+        size = len(text) if is_new else tokenizer.num_new_chars(text)
+        work = partial(encode, tokenizer, text, encoding, spans)
         return await self.off_loop_if_large(model, size, work)
 
     async def off_loop_if_large(
@@ -333,14 +320,11 @@ class Renderer:
         if model.tokenizer.is_quick(size) and not model.tokenizer.is_outside:
             return work()
         self.num_off_loop += 1
-        return await self._off_loop(work, model)
+        return await self.in_thread(work, model)
 
-    async def in_thread(self, work: Callable[[], _Made]) -> _Made:
-        """Return the result of `work`, which encodes nothing, worked out in a thread."""
-        return await self._off_loop(work)
-
-    async def _off_loop(self, work: Callable[[], _Made], model: LoadedModel | None = None) -> _Made:
-        """`model`: the one with whose tokenizer `work` encodes, if it does."""
+    async def in_thread(self, work: Callable[[], _Made], model: LoadedModel | None = None) -> _Made:
+        """Return the result of `work`, worked out in a thread; `model`: the one with whose
+        tokenizer it encodes, if it does."""
         waits = model is not None and model.tokenizer.is_outside
         threads = self._waiters if waits else self._threads
         return await asyncio.get_running_loop().run_in_executor(threads, work)
