@@ -28,7 +28,7 @@ from inferway.openai_api.requests import (
     CountTokensRequest,
     PromptBody,
 )
-from inferway.prompts.fidelity.probe import BODIES, PROBES
+from inferway.prompts.fidelity import BODIES, PROBES
 from inferway.prompts.served import ServedModel
 
 AGREES, DIFFERS, UNPROVEN = ProofState.AGREES, ProofState.DIFFERS, ProofState.UNPROVEN

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferway.openai_api.token_ids_json import TokenIdsWriter
+from inferway.openai_api.tokens_once import TokenIdsWriter
 
 WRITER = TokenIdsWriter()
 

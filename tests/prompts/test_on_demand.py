@@ -16,7 +16,7 @@ from inferway.openai_api.requests import (
     MessagesRequest,
     PromptBody,
 )
-from inferway.prompts.load_prompts import OnDemandPrompts
+from inferway.prompts.model_prompts import OnDemandPrompts
 from inferway.prompts.served import NoPrompts, PromptSource
 
 BODY = CompletionRequest(model="m", prompt="hi")
