@@ -449,8 +449,12 @@ def _completion_size(body: CompletionRequest) -> int:
     return body_size([prompt]).to_render_and_encode
 
 
+_NO_OTHERS = (None, None, None)
+
+
 def _chat_size(body: ChatRequest) -> BodySize:
-    return body_size((body.messages, body.tools, body.documents, body.chat_template_kwargs))
+    others = body.tools, body.documents, body.chat_template_kwargs
+    return body_size((body.messages,) if others == _NO_OTHERS else (body.messages, *others))
 
 
 def _as_ids(prompt: list[int], param: str) -> TokenIds:

@@ -64,8 +64,9 @@ def template_arguments(body: ChatRequest, flags: ModelSettings) -> JsonObject:
     if shows_tools(body, flags):
         own["tools"] = _tools(body.tools)
     own.update((name, value) for name, value in given.items() if is_set(value))
-    _check_arguments(own, body)
-    own = {name: value for name, value in own.items() if name not in _NEVER_SEEN}
+    if len(own) > 2:
+        _check_arguments(own, body)
+        own = {name: value for name, value in own.items() if name not in _NEVER_SEEN}
     effort = flags.reasoning_effort_map.get(body.reasoning_effort or "", body.reasoning_effort)
     fields: JsonObject = {
         "add_generation_prompt": body.add_generation_prompt is not False,
