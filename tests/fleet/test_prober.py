@@ -58,9 +58,6 @@ class Lengths:
     async def chat_of(self, body: CountTokensRequest) -> ChatRequest:
         return ChatRequest(messages=body.messages)
 
-    def rendered_text(self, body: ChatRequest) -> str | None:  # noqa: ARG002
-        return None
-
 
 def ids_answer(path: str, body: dict[str, Any], more: int = 0) -> web.Response:
     """What an engine says that renders as `Lengths` does, give or take."""

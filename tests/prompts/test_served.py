@@ -48,9 +48,6 @@ class Elsewhere:
     async def chat_of(self, body: CountTokensRequest) -> ChatRequest:
         return ChatRequest(messages=body.messages)
 
-    def rendered_text(self, body: ChatRequest) -> str | None:  # noqa: ARG002
-        return None
-
 
 async def ids(source: PromptSource, body: Body) -> list[int]:
     tokenized = await body.tokenized_by(ServedModel("m", source))

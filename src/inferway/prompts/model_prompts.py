@@ -526,9 +526,6 @@ class OnDemandPrompts:
     def local(self) -> LocalPrompts | None:
         return self._loaded.local
 
-    def rendered_text(self, body: ChatRequest) -> str | None:
-        return self._loaded.rendered_text(body)
-
     async def chat_of(self, body: CountTokensRequest) -> ChatRequest:
         """Raises RenderError."""
         await self._load_once()
