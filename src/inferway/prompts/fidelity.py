@@ -232,12 +232,8 @@ async def our_count(prompts: CountsMessages, body: Mapping[str, Any]) -> int | N
 # to the last probe are the engine's. Only if none do is the flag guessed, from which probes differ.
 
 
-@dataclass(frozen=True, slots=True)
-class Cause:
-    """The likeliest flag of the engine, and the setting of ours that mirrors it."""
-
-    flag: str
-    cure: str
+# The likeliest flag of the engine, and the setting of ours that mirrors it.
+Cause = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,14 +256,15 @@ async def find(
     cause = await _proven_cause(model, prompts, answers, differences) if prompts else None
     if cause is None:
         cause = _guess(model, differences, reads_clock=prompts is not None and prompts.reads_clock)
+    flag, cure = cause
     names = ", ".join(differences)
     name, first = next(iter(differences.items()))
     where = "refused by one side" if first.position is None else f"from token {first.position} on"
     return FlagFinding(
-        kind=f"{cause.flag}|{cause.cure}|{names}",
+        kind=f"{flag}|{cure}|{names}",
         words=(
             f"{len(differences)} of {len(answers)} probes differ ({names}), {name!r} {where}; "
-            f"likely flag of the engine: {cause.flag}; fix: {cause.cure}"
+            f"likely flag of the engine: {flag}; fix: {cure}"
         ),
         evidence=_evidence(name, first, prompts),
     )
@@ -284,7 +281,7 @@ async def _proven_cause(
     probes = [probe for probe in order if probe.name in answers]
     for flag, cure, alternative in prompts.alternatives(model):
         if await _all_agree(alternative, probes, answers):
-            return Cause(flag, cure)
+            return flag, cure
     return None
 
 
@@ -305,15 +302,15 @@ def _guess(model: str, differences: Mapping[str, Difference], *, reads_clock: bo
             what = "--tokenizer, whose files add other special tokens around a text"
         else:
             what = "--tokenizer"
-        return Cause(what, f"give what it was given: --tokenizer {model}=DIR")
+        return (what, f"give what it was given: --tokenizer {model}=DIR")
     cure = f"give what it was given: --chat-template {model}=FILE"
     if set(differences) == {"tools"}:
-        return Cause("--chat-template, in what it makes of tools", cure)
+        return ("--chat-template, in what it makes of tools", cure)
     if set(differences) == {"reasoning"}:
-        return Cause("--chat-template, or a vLLM that shows reasoning otherwise", cure)
+        return ("--chat-template, or a vLLM that shows reasoning otherwise", cure)
     if reads_clock:
         cure += "; the template shows the time: do clocks and time zones agree?"
-    return Cause("--chat-template", cure)
+    return ("--chat-template", cure)
 
 
 def _differ_in_edges(difference: Difference) -> bool:
@@ -336,9 +333,11 @@ def _evidence(name: str, difference: Difference, prompts: LocalPrompts | None) -
     """Texts of a probe may be shown: they are ours, and the model's template."""
     ours, theirs = difference.ours, difference.theirs
     if isinstance(ours, NotRendered) or isinstance(theirs, NotRendered):
-        here = f"refused here ({ours.why})" if isinstance(ours, NotRendered) else "rendered here"
-        there = (
-            f"refused there ({theirs.why})" if isinstance(theirs, NotRendered) else "rendered there"
+        here, there = (
+            f"refused {where} ({made.why})"
+            if isinstance(made, NotRendered)
+            else f"rendered {where}"
+            for made, where in ((ours, "here"), (theirs, "there"))
         )
         return f"{name!r} is {here} and {there}"
     if difference.position is None:
