@@ -64,6 +64,8 @@ from inferway.upstream.pool import Pool
 
 log = logging.getLogger("inferway")
 
+_NEW_OBJECTS = 20_000  # beyond those that went, until the collector looks: 2 MB
+
 # Threads that render or parse large bodies must not keep the GIL from the event loop for
 # CPython's default 5 ms at a time (DESIGN.md, decision 4).
 SWITCH_INTERVAL_SECONDS = 0.0005
@@ -303,6 +305,8 @@ class Gateway:
         # Tokenizers and templates live as long as we do: the collector need not look at them.
         gc.collect()
         gc.freeze()
+        # Nothing on a request's way makes cycles: what waits to be logged is no garbage.
+        gc.set_threshold(_NEW_OBJECTS, 10, 10)
         self._started.set()
         if self._process is None:
             log.info("%s", self.told_of(server.url))

@@ -247,8 +247,13 @@ class ByPrompt(msgspec.Struct):
         decision = Decision(targets, weighed.reason, headers, prefill, choice.profile)
         journey.tells_its_reuse = tells_its_reuse(request.body)
         journey.routed = Routed(
-            *(request, weighed.model, journey.matched, decision, candidates),
-            *(journey.record, journey.tells_its_reuse),
+            request,
+            weighed.model,
+            journey.matched,
+            decision,
+            candidates,
+            journey.record,
+            journey.tells_its_reuse,
         )
         for plugin in director.scheduling.following:
             follower = plugin.follow(request, candidates, choice)
@@ -276,10 +281,12 @@ class ByPrompt(msgspec.Struct):
         journey.record.known_model = director.rewrites.known(asked, target)
         candidates = director.candidates(model.name, within)
         director.scheduling.admit(request, candidates)
-        asker = Asker(self.tenant, request.objectives.priority)
-        journey.shape = shape = await shape_of(
-            *(director.gate, self.head.path, request.body, len(raw), candidates.endpoints, asker)
-        )
+        shape = None
+        if director.gate is not None and shape_fields(request.body):
+            asker = Asker(self.tenant, request.objectives.priority)
+            endpoints, path = candidates.endpoints, self.head.path
+            shape = await shape_of(director.gate, path, request.body, len(raw), endpoints, asker)
+            journey.shape = shape
         request = director.scheduling.named(request)
         waited = slot is not None and await slot.enter(
             model.name, request.headers, request.objectives.priority
@@ -417,10 +424,8 @@ async def shape_of(
     """Return the shape that the body, or the members of one that is not read, asks of its answer;
     None for most requests, after a microsecond. Raises SpecError for a shape that cannot be kept,
     and ChecksBusyError or SaturatedError where too many wait to be checked."""
-    if gate is None:
-        return None
-    fields = shape_fields(body)
-    if not fields:
+    fields = None if gate is None else shape_fields(body)
+    if gate is None or not fields:
         return None
     is_echoed = bool(getattr(body, "echo", None))
     return await gate.check(path, fields, num_bytes, endpoints, is_echoed=is_echoed, asker=asker)

@@ -355,6 +355,12 @@ class Journey:
         self._usage.feed(chunk)
         return chunk if self._names is None else self._names.feed(chunk)
 
+    def further_pieces(self) -> Callable[[bytes], None] | None:
+        """Return what takes the pieces behind the first one, which reach the client as they are;
+        None if `on_chunk` must be called with them."""
+        is_plain = self._sent is None and self._names is None and not self.is_encoded
+        return self._usage.feed if is_plain else None
+
     def on_end(self) -> bytes:
         """The answer has come to its end; return what of it was kept back."""
         return b"" if self._names is None or self.is_encoded else self._names.end()
