@@ -128,11 +128,11 @@ def serve(number: int) -> None:
     import asyncio
 
     from inferway.prompts.chat.conversation import NO_FLAGS
-    from inferway.prompts.files.prepare import prepare_smollm2
     from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest
     from inferway.prompts.renderer import Renderer
     from inferway_sim.config import SimulatorConfig
     from inferway_sim.engine import SimulatedEngine
+    from inferway_sim.prepare import prepare_smollm2
     from inferway_sim.rendered import RenderedModel
 
     async def run() -> None:

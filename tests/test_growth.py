@@ -17,12 +17,12 @@ from tests.routing.test_director import CHAT, COMPLETION, TwoEngines, director, 
 
 from inferway.kv.index.protocol import Store
 from inferway.model import TokenIds
-from inferway.prompts.files.prepare import prepare_smollm2
 from inferway.prompts.model_prompts import ModelPrompts
 from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest
 from inferway.prompts.renderer import Renderer
 from inferway.routing.director import Director
 from inferway.routing.journey import Journey
+from inferway_sim.prepare import prepare_smollm2
 
 BLOCK = 16
 SYSTEM = {"role": "system", "content": "You are brief, and you never guess. " * 8}

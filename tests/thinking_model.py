@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from inferway.prompts.files.prepare import TOKENIZER_FILES, prepare_smollm2
+from inferway_sim.prepare import TOKENIZER_FILES, prepare_smollm2
 
 # Tokens of source code, which no chat has. The vocabulary stays as large as the weights.
 _RENAMED = {"<repo_name>": "<think>", "<file_sep>": "</think>"}

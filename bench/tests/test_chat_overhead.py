@@ -9,7 +9,6 @@ import pytest
 from bench.tests.loading.made import failed, sample
 from bench.tests.runs import a_run, unseen
 
-from inferway.prompts.files.prepare import prepare_smollm2
 from inferway_bench.chat_overhead import (
     CHAT_OVERHEAD,
     ChatOverheadPlan,
@@ -24,6 +23,7 @@ from inferway_bench.loading.samples import Sample
 from inferway_bench.processes import BenchError
 from inferway_bench.rows import Run
 from inferway_bench.spread import Interval
+from inferway_sim.prepare import prepare_smollm2
 
 PROMPT = Prompt([{"role": "user", "content": "Hi"}], "<user>Hi", [1, 2, 3], max_tokens=7)
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from inferway.prompts.files.prepare import prepare_smollm2
 from inferway_bench.chats import (
     Turns,
     chat_of,
@@ -20,6 +19,7 @@ from inferway_bench.chats import (
     sizes,
 )
 from inferway_bench.processes import BenchError
+from inferway_sim.prepare import prepare_smollm2
 
 
 def count_words(text: str) -> int:

@@ -11,7 +11,6 @@ import uvloop
 from bench.tests.runs import a_run
 from click.testing import CliRunner
 
-from inferway.prompts.files.prepare import prepare_smollm2
 from inferway_bench.chats import Turns, default_data_dir, load_conversations
 from inferway_bench.cli import bench
 from inferway_bench.director import (
@@ -25,6 +24,7 @@ from inferway_bench.director import (
     slope,
 )
 from inferway_bench.rows import Findings, Run
+from inferway_sim.prepare import prepare_smollm2
 
 MINIATURE = DirectorPlan(
     chats=1,

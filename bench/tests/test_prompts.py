@@ -12,7 +12,6 @@ import pytest
 from bench.tests.runs import a_run, unseen
 from click.testing import CliRunner
 
-from inferway.prompts.files.prepare import prepare_smollm2
 from inferway_bench.cli import bench
 from inferway_bench.processes import BenchError
 from inferway_bench.prompts import (
@@ -31,6 +30,7 @@ from inferway_bench.prompts import (
     measure,
 )
 from inferway_bench.rows import Findings, Key, Run
+from inferway_sim.prepare import prepare_smollm2
 
 HERE = Path(sys.executable)
 MINIATURE = PromptsPlan(

@@ -44,7 +44,7 @@ from inferway.kv.index.speculative import SpeculativeOverlay
 from inferway.model import Endpoint, TokenIds, Tokenized
 from inferway.openai_api.requests import Body, parse_chat, parse_completion
 from inferway.prompts.chat.helper_templates import RequestTemplates
-from inferway.prompts.load_prompts import OnDemandPrompts, load_prompts
+from inferway.prompts.model_prompts import OnDemandPrompts, load_prompts
 from inferway.prompts.renderer import Renderer
 from inferway.prompts.served import ModelSource, PromptSource
 from inferway.prompts.tokenizer.token_rows import checked_token_ids

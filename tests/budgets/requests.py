@@ -47,7 +47,6 @@ from inferway.fleet.subscriber import Subscription
 from inferway.fleet.zmq_subscriber import ZmqSubscriber
 from inferway.fleet.zmtp import ZmtpConnection
 from inferway.kv.index.memory import MemoryIndex
-from inferway.prompts.files.prepare import prepare_smollm2
 from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest
 from inferway.prompts.renderer import Renderer
 from inferway_llmd.ext_proc.messages import METHOD, SERVICE
@@ -65,6 +64,7 @@ from inferway_llmd.ext_proc.wire.frames import (
 from inferway_llmd.extension import picker_of
 from inferway_sim.config import SimulatorConfig
 from inferway_sim.engine import SimulatedEngine
+from inferway_sim.prepare import prepare_smollm2
 from inferway_sim.rendered import RenderedModel
 
 LOOP = str(Path(asyncio.__file__).parent)

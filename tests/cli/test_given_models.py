@@ -13,7 +13,7 @@ from tests.fork_server import INFERWAY
 from inferway.config import ModelSettings
 from inferway.errors import ConfigError
 from inferway.prompts.files.given_files import check_given
-from inferway.prompts.files.prepare import prepare_smollm2
+from inferway_sim.prepare import prepare_smollm2
 
 CURE = "correct the value, or leave it out: then the engine's own is taken\n"
 

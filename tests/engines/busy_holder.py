@@ -40,7 +40,7 @@ from tests.engines.engine import MODEL, wait_until_ready
 from tests.engines.nixl import NixlEngine
 from tests.engines.waiting import wait_until
 
-from inferway.prompts.files.prepare import prepare_smollm2
+from inferway_sim.prepare import prepare_smollm2
 
 RESULTS = ROOT / "docs" / "results" / "busy_holder.json"
 REPEATS, STREAMS = 5, 8

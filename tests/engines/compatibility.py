@@ -32,7 +32,6 @@ from inferway.errors import RenderError
 from inferway.fleet.engine_facts import NEWEST_VLLM, EngineFacts, ModelCard
 from inferway.fleet.tokens_once import OLDEST_FOLLOWED
 from inferway.prompts.chat.chat_template import ChatTemplate
-from inferway.prompts.chat.conversation import content_format
 from inferway.prompts.version_rules import VersionRules
 
 RESULT = ROOT / "docs" / "results" / "compatibility.json"
@@ -207,13 +206,16 @@ def namespace_cells(codes: Mapping[str, VllmCode]) -> Cells:
     for version, code in codes.items():
         printed = code.run(["-c", _DETECT], given=json.dumps(_IN_NAMESPACES))
         rules = VersionRules.of([_number(version)])
-        ours = [content_format(each, rules.flags(ModelSettings(), each)) for each in templates]
+        ours = [rules.content_format(ModelSettings(), each) for each in templates]
         theirs = json.loads(printed.splitlines()[-1])
         differ = sum(a != b for a, b in zip(ours, theirs, strict=True))
         cells[version] = f"differs in {differ} of {len(ours)}" if differ else "exact"
     mixed = VersionRules.of([*map(_number, codes)])
     [either, *_] = templates
-    return {**cells, MIXED: _followed(lambda rules: rules.flags(ModelSettings(), either), mixed)}
+    return {
+        **cells,
+        MIXED: _followed(lambda rules: rules.content_format(ModelSettings(), either), mixed),
+    }
 
 
 def _recorded(group: str, name: str, recorder: str, pattern: str, *, model: bool = True) -> Row:

@@ -19,8 +19,8 @@ from tests.engines.small_model import first_layers
 from tests.engines.vllm_code import INSTALLED, SOURCES, VllmCode, code_of
 from tests.engines.waiting import wait_until
 
-from inferway.prompts.files.prepare import prepare_smollm2
 from inferway_bench.templates import FOLDER
+from inferway_sim.prepare import prepare_smollm2
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

@@ -37,7 +37,7 @@ from tests.engines.conftest import ROOT, serve
 from tests.engines.engine import MODEL, RealEngine, wait_until_ready
 from tests.engines.small_model import first_layers
 
-from inferway.prompts.files.prepare import prepare_smollm2
+from inferway_sim.prepare import prepare_smollm2
 
 RESULTS = ROOT / "docs" / "results" / "continued.json"
 MINUTES = 30

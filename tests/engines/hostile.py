@@ -25,7 +25,7 @@ from tests.engines.chats import CHAT
 from tests.engines.engine import RealEngine, wait_until_ready
 from tests.engines.shaped import chat, schema_form
 
-from inferway.prompts.files.prepare import prepare_smollm2
+from inferway_sim.prepare import prepare_smollm2
 from inferway_structured.spec import Kind, Spec
 
 ROOT = Path(__file__).parents[2]

@@ -34,10 +34,10 @@ from tests.engines.nixl import NixlEngine, fetched
 from tests.engines.small_model import first_layers
 from tests.engines.waiting import wait_until
 
-from inferway.prompts.files.prepare import prepare_smollm2
 from inferway_bench.dataplane.legs import TwoLegVllmRouter
 from inferway_bench.processes import running
 from inferway_bench.routers import EngineAddress, Place, VllmRouter, all_routers
+from inferway_sim.prepare import prepare_smollm2
 
 RESULTS = ROOT / "docs" / "results" / "killed_prefill.json"
 REQUESTS = 500

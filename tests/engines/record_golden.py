@@ -23,7 +23,7 @@ from tests.engines import client
 from tests.engines.engine import BLOCK_SIZE, MODEL, RealEngine, wait_until_ready
 from tests.engines.kv_events import EventListener, Frames
 
-from inferway.prompts.files.prepare import prepare_smollm2
+from inferway_sim.prepare import prepare_smollm2
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "vllm"

@@ -22,7 +22,7 @@ from tests.engines.nixl import ASKS_FOR_REFERENCE, DECODE, PREFILL, NixlEngine
 from tests.engines.small_model import first_layers
 from tests.engines.waiting import wait_until
 
-from inferway.prompts.files.prepare import prepare_smollm2
+from inferway_sim.prepare import prepare_smollm2
 
 FOLDER = Path(__file__).parents[1] / "data" / "kv_transfer"
 

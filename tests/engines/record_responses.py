@@ -14,7 +14,7 @@ from tests.engines import client
 from tests.engines.conftest import CACHE
 from tests.engines.engine import MODEL, RealEngine, wait_until_ready
 
-from inferway.prompts.files.prepare import prepare_smollm2
+from inferway_sim.prepare import prepare_smollm2
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "vllm" / "responses.json"
 

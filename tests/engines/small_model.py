@@ -12,7 +12,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from inferway.prompts.files.prepare import WEIGHTS_FILE
+from inferway_sim.prepare import WEIGHTS_FILE
 
 NUM_LAYERS = 4
 

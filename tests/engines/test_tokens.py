@@ -25,10 +25,10 @@ from tests.engines.varied import KINDS, TEMPLATES, kind_of, spread, varied_reque
 from inferway.errors import RequestError
 from inferway.openai_api.requests import parse_chat, parse_completion
 from inferway.prompts.chat.helper_templates import RequestTemplates
-from inferway.prompts.files.prepare import prepare_smollm2
 from inferway.prompts.model_prompts import ModelPrompts
 from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest
 from inferway.prompts.renderer import Renderer
+from inferway_sim.prepare import prepare_smollm2
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results" / "fleet_tokens.json"

@@ -33,7 +33,7 @@ from inferway.kv.events.stream import StreamState
 from inferway.kv.index.memory import MemoryIndex
 from inferway.kv.index.reuse import FULL, MAMBA
 from inferway.model import Prompt
-from inferway.prompts.fidelity.probe import CACHE_SALT
+from inferway.prompts.fidelity import CACHE_SALT
 
 SIZE = 4
 HOLDER = 0

@@ -20,7 +20,7 @@ from inferway.model import Reason, Tokenized
 from inferway.openai_api.kinds import COUNT_TOKENS
 from inferway.openai_api.requests import ChatRequest, CountTokensRequest, PromptBody
 from inferway.prompts.chat.messages_input import as_chat
-from inferway.prompts.fidelity.probe import BODIES
+from inferway.prompts.fidelity import BODIES
 
 AGREES, DIFFERS, UNPROVEN = ProofState.AGREES, ProofState.DIFFERS, ProofState.UNPROVEN
 

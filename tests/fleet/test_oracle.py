@@ -12,7 +12,7 @@ from aiohttp import web
 from inferway.errors import UpstreamError
 from inferway.fleet.engine_token_ids import NoTokenIdsError, ask, parse_answer
 from inferway.openai_api.requests import CHAT, COMPLETION
-from inferway.prompts.fidelity.probe import NotRendered, Outcome
+from inferway.prompts.fidelity import NotRendered, Outcome
 
 Ask = Callable[[int, str], Awaitable[Outcome]]
 

@@ -28,7 +28,7 @@ from inferway.openai_api.requests import (
     CountTokensRequest,
     PromptBody,
 )
-from inferway.prompts.fidelity.probe import BODIES, PROBES
+from inferway.prompts.fidelity import BODIES, PROBES
 from inferway.prompts.served import ServedModel
 
 AGREES, DIFFERS, UNPROVEN = ProofState.AGREES, ProofState.DIFFERS, ProofState.UNPROVEN
@@ -57,9 +57,6 @@ class Lengths:
 
     async def chat_of(self, body: CountTokensRequest) -> ChatRequest:
         return ChatRequest(messages=body.messages)
-
-    def rendered_text(self, body: ChatRequest) -> str | None:  # noqa: ARG002
-        return None
 
 
 def ids_answer(path: str, body: dict[str, Any], more: int = 0) -> web.Response:

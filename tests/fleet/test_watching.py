@@ -22,9 +22,9 @@ from inferway.fleet.watch import EngineWatch
 from inferway.kv.index.memory import MemoryIndex
 from inferway.model import Adapters, Candidates, Endpoint, KvConnector, Reason
 from inferway.prompts import GetOrCreateTokenizerKeyRequest, Renderer
-from inferway.prompts.files.prepare import prepare_smollm2
 from inferway.prompts.model_prompts import ModelPrompts
 from inferway.prompts.served import ModelSource, NoPrompts, PromptSource
+from inferway_sim.prepare import prepare_smollm2
 
 INTERVAL = 0.02
 

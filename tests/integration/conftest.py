@@ -16,12 +16,12 @@ from tests.integration.program import Program, Start
 from inferway.app import Gateway
 from inferway.config import EngineSettings, ModelSettings, ServeSettings
 from inferway.prompts.chat.conversation import NO_FLAGS
-from inferway.prompts.files.prepare import prepare_smollm2
 from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest
 from inferway.prompts.renderer import Renderer
 from inferway.scheduling.load import CONFIGURATIONS
 from inferway_sim.config import SimulatorConfig
 from inferway_sim.engine import SimulatedEngine
+from inferway_sim.prepare import prepare_smollm2
 from inferway_sim.rendered import RenderedModel
 
 LONG = "You answer in one sentence, you never guess, and you say so when you do not know. " * 4

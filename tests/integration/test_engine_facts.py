@@ -14,11 +14,11 @@ import pytest
 from tests.integration.conftest import Fleet, StartFleet, simulated, until
 from tests.stored import tokenizer_json
 
-from inferway.prompts.files.prepare import prepare_smollm2
 from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest
 from inferway.prompts.renderer import Renderer
 from inferway_sim.config import SimulatorConfig
 from inferway_sim.engine import SimulatedEngine
+from inferway_sim.prepare import prepare_smollm2
 from inferway_sim.rendered import RenderedModel
 
 SHORT, LONG = "one two three", "word " * 1000

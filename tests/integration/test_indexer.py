@@ -25,11 +25,11 @@ from inferway.errors import (
 from inferway.fleet.scores import Scores
 from inferway.indexer import Indexer
 from inferway.model import Reason, Tokenized
-from inferway.prompts.files.prepare import prepare_smollm2
 from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest
 from inferway.prompts.renderer import Renderer
 from inferway_sim.config import SimulatorConfig
 from inferway_sim.engine import SimulatedEngine
+from inferway_sim.prepare import prepare_smollm2
 from inferway_sim.rendered import RenderedModel
 
 BLOCK = 16

@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.integration.conftest import LONG, StartFleet, until
 
 from inferway.config import ModelSettings, ProbeSettings
-from inferway.prompts.files.prepare import prepare_smollm2
+from inferway_sim.prepare import prepare_smollm2
 
 # Onig gives up on the one after so many tries of the other, and `tokenizers` panics then.
 BACKTRACKS, TRIES = "(a+)+$", "a" * 40 + "b"

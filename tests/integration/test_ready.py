@@ -15,9 +15,9 @@ from tests.integration.conftest import Fleet, StartFleet, simulated, until
 
 from inferway.app import Gateway
 from inferway.config import EngineSettings, ServeSettings
-from inferway.prompts.files.prepare import prepare_smollm2
 from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest
 from inferway.prompts.renderer import Renderer
+from inferway_sim.prepare import prepare_smollm2
 
 
 class SlowRenderer(Renderer):

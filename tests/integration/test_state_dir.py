@@ -25,8 +25,8 @@ from inferway.config import EngineSettings, ProbeSettings
 from inferway.errors import ConfigError
 from inferway.fleet.snapshot_file import read_sections
 from inferway.kv.events.stream import StreamState
-from inferway.prompts.files.prepare import prepare_smollm2
 from inferway_sim.config import EventsConfig
+from inferway_sim.prepare import prepare_smollm2
 
 SMALL = EventsConfig(buffer_steps=1)  # a replay can bring the last batch only
 NO_PROBE = ProbeSettings(join=False, one_in=0)  # it would leave blocks in the engines

@@ -60,7 +60,7 @@ def ours(row: Row) -> Any:
     parse = PARSERS.get(row["path"])
     body: Any = read_unread(raw, b"application/json").members if parse is None else parse(raw)
     if isinstance(body, ChatRequest):
-        template_arguments(body, {}, NO_FLAGS)
+        template_arguments(body, NO_FLAGS)
     parse_constraints(row["path"], shape_fields(body))
     return body
 
@@ -77,7 +77,7 @@ def values(body: Any, names: list[str]) -> dict[str, Any]:
     """Of those fields that we type."""
     found = {name: getattr(body, name) for name in names if name in body.__struct_fields__}
     if isinstance(body, ChatRequest) and "tools" in found:
-        found["tools"] = template_arguments(body, {}, NO_FLAGS)["tools"]
+        found["tools"] = template_arguments(body, NO_FLAGS)["tools"]
     return found
 
 

@@ -16,7 +16,7 @@ from tests.stored import Row, template_goldens, templates, tokenizer_json
 
 from inferway.prompts import GetOrCreateTokenizerKeyRequest, Renderer
 from inferway.prompts.chat.chat_template import ChatTemplate
-from inferway.prompts.files.prepare import prepare_smollm2
+from inferway_sim.prepare import prepare_smollm2
 
 MakeModel = Callable[..., Path]
 

@@ -23,16 +23,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tokenizers
 from tests.prompts.texts import drawn_texts
 from tests.prompts.transformers_oracle import load_theirs, parts
 from tests.stored import TOKENIZERS, conversations, token_vectors, tokenizer_json
 
+from inferway.doctor.machine import cache_dir
 from inferway.prompts.files.model_files import read_model_files
-from inferway.prompts.files.prepare import cache_dir, prepare_smollm2
 from inferway.prompts.tokenizer.engine_tokenizer import build_engine_tokenizer
-from inferway.prompts.tokenizer.token_cache import GRID, SegmentCache, find_split_points
-from inferway.prompts.tokenizer.tokenizer import CHECK_TEXTS, Tokenizer, encode_all
+from inferway.prompts.tokenizer.token_cache import GRID
+from inferway.prompts.tokenizer.tokenizer import CHECK_TEXTS, Tokenizer
+from inferway_sim.prepare import prepare_smollm2
 
 ROOT = Path(__file__).parents[2]
 NPM = ROOT / "tests" / "prompts" / "npm_tokenizers.json"
@@ -67,7 +67,6 @@ class Compared:
     offsets_differ: int
     recorded: int  # llama.cpp's vectors for this tokenizer
     recorded_differ: int
-    pieces_differ: int  # texts that differ when encoded piece by piece from the cache
     growing_differ: int  # as a text grows whose start is remembered
 
 
@@ -141,7 +140,6 @@ def compare(name: str, directory: Path, texts: list[str], num_drawn: int) -> Com
             ours.encode(row["text"], add_special_tokens=False).tolist() != row["ids"]
             for row in recorded
         ),
-        pieces_differ=num_pieces_differ(built.tokenizer, texts),
         growing_differ=num_growing_differ(ours, theirs, texts),
     )
 
@@ -159,19 +157,6 @@ def same_offsets(ours: Tokenizer, theirs: Any, text: str) -> bool:
     expected = theirs(text, add_special_tokens=True, return_offsets_mapping=True)
     expected_offsets = np.array(expected["offset_mapping"]).reshape(-1, 2).tolist()
     return bool(ids.tolist() == expected["input_ids"] and offsets.tolist() == expected_offsets)
-
-
-def num_pieces_differ(tokenizer: tokenizers.Tokenizer, texts: list[str]) -> int:
-    cuts = find_split_points(tokenizer)
-    if not cuts.cuts:
-        return 0
-    # So small that pieces are forgotten all the time.
-    cache = SegmentCache(lambda missing: encode_all(tokenizer, missing), cuts, 100_000)
-    expected = encode_all(tokenizer, texts)
-    return sum(
-        not np.array_equal(cache.encode(text), ids)
-        for text, ids in zip(texts, expected, strict=True)
-    )
 
 
 def num_growing_differ(ours: Tokenizer, theirs: Any, texts: list[str]) -> int:
@@ -200,7 +185,7 @@ def main() -> int:
         for name, directory in model_directories(Path(work), set(arguments.only)):
             rows.append(row := compare(name, directory, texts, arguments.texts))
             differ = row.ids_differ + row.offsets_differ + row.recorded_differ
-            differ += row.pieces_differ + row.growing_differ
+            differ += row.growing_differ
             exact = row.same_parts and not differ
             print(
                 f"{name:32} {row.tokenizer_class:18} {row.encoder:10} {row.texts} texts"
@@ -208,9 +193,7 @@ def main() -> int:
                 flush=True,
             )
     missed = [row.name for row in rows if not row.same_parts or row.ids_differ]
-    missed += [
-        row.name for row in rows if row.offsets_differ or row.pieces_differ or row.growing_differ
-    ]
+    missed += [row.name for row in rows if row.offsets_differ or row.growing_differ]
     if not arguments.only:
         packages = ("transformers", "tokenizers", "fastokens")
         results = {

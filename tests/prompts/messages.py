@@ -10,14 +10,13 @@ import msgspec
 from inferway.errors import InferwayError, TemplateError
 from inferway.openai_api.requests import ChatRequest, parse_messages
 from inferway.prompts.chat.chat_template import ChatTemplate
-from inferway.prompts.chat.conversation import chat_render_request
+from inferway.prompts.chat.conversation import chat_input
 from inferway.prompts.chat.messages_input import MessageRules, as_chat
-from inferway.prompts.render_requests import chat_input
 
 
 def text_of(chat: ChatRequest, template: ChatTemplate, tokens: Mapping[str, str]) -> str:
     """Raises InferwayError."""
-    return template.render(chat_input(chat_render_request(chat, "key", template), tokens))
+    return template.render(chat_input(chat, template, special_tokens=tokens))
 
 
 def found_in(template: ChatTemplate, tokens: Mapping[str, str]) -> tuple[bool | None, str]:

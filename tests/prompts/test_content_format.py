@@ -12,8 +12,7 @@ from inferway.config import ModelSettings
 from inferway.errors import RenderError
 from inferway.openai_api.requests import ChatRequest
 from inferway.prompts.chat.chat_template import ChatTemplate
-from inferway.prompts.chat.conversation import NO_FLAGS, chat_render_request
-from inferway.prompts.render_requests import chat_input
+from inferway.prompts.chat.conversation import NO_FLAGS, chat_input
 from inferway.prompts.version_rules import VersionRules
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "prompts" / "vllm_formats.json"
@@ -96,11 +95,10 @@ def test_a_chat_is_rendered_by_the_rules_of_its_engines_version(
     versions: list[tuple[int, int] | None], shown: str
 ) -> None:
     template = ChatTemplate(IN_NAMESPACES[0] + "[{{ messages[0].content | string }}]")
-    flags = VersionRules.of(versions).flags(NO_FLAGS, template)
+    wanted = VersionRules.of(versions).content_format(NO_FLAGS, template)
     chat = ChatRequest(messages=[{"role": "user", "content": "hi"}])
-    request = chat_render_request(chat, "key", template, flags=flags)
 
-    assert shown in template.render(chat_input(request, {}))
+    assert shown in template.render(chat_input(chat, template, wanted))
 
 
 def test_engines_of_both_versions_have_no_one_prompt_of_such_a_template() -> None:
@@ -108,5 +106,5 @@ def test_engines_of_both_versions_have_no_one_prompt_of_such_a_template() -> Non
     given = ModelSettings(chat_template_content_format="openai")
 
     with pytest.raises(RenderError, match="give it as chat_template_content_format"):
-        rules.flags(NO_FLAGS, template)
-    assert rules.flags(given, template) is given
+        rules.content_format(NO_FLAGS, template)
+    assert rules.content_format(given, template) == "openai"

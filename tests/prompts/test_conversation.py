@@ -13,15 +13,14 @@ from tests.prompts.conftest import RealTemplates
 from inferway.config import ModelSettings
 from inferway.errors import InferwayError, InvalidRequestError, RenderError
 from inferway.openai_api.requests import ChatRequest, parse_chat
-from inferway.prompts.chat.chat_template import ChatTemplate
+from inferway.prompts.chat.chat_template import ChatInput, ChatTemplate
 from inferway.prompts.chat.conversation import (
-    chat_render_request,
+    chat_input,
     conversation,
     forwarded_ids,
     sees_tools,
     template_arguments,
 )
-from inferway.prompts.render_requests import RenderChatRequest, chat_input
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "prompts" / "vllm_chats.jsonl.gz"
 NUM_DRAWN = 160
@@ -40,8 +39,8 @@ def user(content: Any = "Hi", **fields: Any) -> dict[str, Any]:
     return {"role": "user", "content": content, **fields}
 
 
-def request(*messages: dict[str, Any], **fields: Any) -> RenderChatRequest:
-    return chat_render_request(body(*messages or (user(),), **fields), "key", TEXT)
+def request(*messages: dict[str, Any], **fields: Any) -> ChatInput:
+    return chat_input(body(*messages or (user(),), **fields), TEXT)
 
 
 @pytest.fixture(scope="module")
@@ -82,8 +81,7 @@ def rendered(fields: dict[str, Any], template: ChatTemplate, tokens: dict[str, s
     if asked.chat_template is not None:
         template = ChatTemplate(asked.chat_template)
     try:
-        request = chat_render_request(asked, "key", template, trust_request_template=True)
-        return template.render(chat_input(request, tokens))
+        return template.render(chat_input(asked, template, special_tokens=tokens))
     except InferwayError:
         return None
 
@@ -206,7 +204,7 @@ def test_a_bodys_own_fields_win_over_chat_template_kwargs() -> None:
     )
 
     assert asked.add_generation_prompt is True
-    assert asked.chat_template_kwargs == {
+    assert asked.variables == {
         "reasoning_effort": "low", "x": 1, "enable_thinking": True
     }  # fmt: skip
 
@@ -215,7 +213,7 @@ def test_a_bodys_own_fields_win_over_chat_template_kwargs() -> None:
 def test_reasoning_effort_turns_thinking_on(effort: str, thinks: bool) -> None:
     asked = request(reasoning_effort=effort)
 
-    assert asked.chat_template_kwargs == {"reasoning_effort": effort, "enable_thinking": thinks}
+    assert asked.variables == {"reasoning_effort": effort, "enable_thinking": thinks}
 
 
 def test_tools_stay_with_tool_choice_none() -> None:
@@ -252,7 +250,7 @@ def test_an_effort_is_the_one_that_the_engine_makes_of_it(
     effort: str, mapped: str, thinks: bool
 ) -> None:
     flags = ModelSettings(reasoning_effort_map={"medium": "low", "high": "none"})
-    arguments = template_arguments(ChatRequest(messages=[], reasoning_effort=effort), {}, flags)
+    arguments = template_arguments(ChatRequest(messages=[], reasoning_effort=effort), flags)
 
     assert (arguments["reasoning_effort"], arguments["enable_thinking"]) == (mapped, thinks)
 
@@ -262,24 +260,6 @@ def test_a_tool_without_a_name_is_refused_by_its_place() -> None:
         request(tools=[{"type": "function", "function": {}}])
 
     assert e.value.param == "tools[0].function.name"
-
-
-@pytest.mark.parametrize(
-    "fields", [{"chat_template": "x"}, {"chat_template_kwargs": {"chat_template": "x"}}]
-)
-def test_a_template_in_the_request_is_not_run(fields: dict[str, Any]) -> None:
-    with pytest.raises(RenderError) as e:
-        request(**fields)
-
-    assert e.value.reason == "request-template"
-
-
-def test_a_trusted_template_in_the_request_decides_over_the_content_format() -> None:
-    asked = chat_render_request(
-        body(user("a"), chat_template=PARTS.source), "key", PARTS, trust_request_template=True
-    )
-
-    assert asked.conversation == [user([{"type": "text", "text": "a"}])]
 
 
 def test_claude_codes_changing_header_is_dropped() -> None:

@@ -17,8 +17,7 @@ from inferway.model import Reason
 from inferway.openai_api.requests import ChatRequest, CompletionRequest
 from inferway.prompts import ModelPrompts, Renderer
 from inferway.prompts.chat.chat_template import ChatTemplate
-from inferway.prompts.chat.conversation import asked_template, chat_render_request
-from inferway.prompts.render_requests import chat_input
+from inferway.prompts.chat.conversation import asked_template, chat_input
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "prompts" / "vllm_flags.jsonl.gz"
 
@@ -49,8 +48,7 @@ def rendered(
 ) -> str | None:
     template = compiled(flags.chat_template or source)
     try:
-        asked = chat_render_request(body, "key", template, flags=flags)
-        return template.render(chat_input(asked, tokens))
+        return template.render(chat_input(body, template, flags=flags, special_tokens=tokens))
     except InferwayError:
         return None
 
@@ -92,7 +90,7 @@ def test_a_template_that_cannot_be_had_is_named(renderer: Renderer, smollm2_key:
         ModelPrompts(renderer, smollm2_key, flags=ModelSettings(chat_template="no.jinja"))
 
     assert e.value.reason == Reason.BAD_TEMPLATE
-    assert "chat_template: no.jinja: no such file" in str(e.value)
+    assert "chat_template 'no.jinja': no such file" in str(e.value)
     assert "the model's own templates are ['default']" in str(e.value)
 
 

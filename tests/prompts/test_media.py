@@ -22,9 +22,8 @@ from inferway.model import Reason, Tokenized
 from inferway.openai_api.requests import ChatRequest
 from inferway.prompts import GetOrCreateTokenizerKeyRequest, ModelPrompts, Renderer
 from inferway.prompts.chat.chat_template import ChatInput, ChatTemplate
-from inferway.prompts.chat.conversation import chat_render_request
+from inferway.prompts.chat.conversation import chat_input
 from inferway.prompts.chat.media import KnownText, text_before_media
-from inferway.prompts.render_requests import chat_input
 from inferway.prompts.tokenizer.tokenizer import Tokenizer
 
 MakePrompts = Callable[..., ModelPrompts]
@@ -76,9 +75,7 @@ CHATS: dict[str, list[dict[str, Any]]] = {
 
 
 def render_with(template: ChatTemplate) -> Callable[[ChatRequest], str]:
-    return lambda body: template.render(
-        chat_input(chat_render_request(body, "key", template), SPECIAL)
-    )
+    return lambda body: template.render(chat_input(body, template, special_tokens=SPECIAL))
 
 
 def known(template: ChatTemplate, messages: list[dict[str, Any]]) -> KnownText:
@@ -178,11 +175,8 @@ def tokenizer(
 
 
 def start(tokenizer: Tokenizer, known: KnownText) -> list[int]:
-    if known.whole:
-        end = tokenizer.boundaries.before(known.text, known.end)
-    else:
-        end = tokenizer.boundaries.of_open_text(known.text[: known.end])
-    found: list[int] = tokenizer.encode_start(known.text[:end], add_special_tokens=False).tolist()
+    text = known.text if known.whole else known.text[: known.end]
+    found: list[int] = tokenizer.encode_settled(text, known.end, add_special_tokens=False).tolist()
     return found
 
 

@@ -16,7 +16,7 @@ from inferway.openai_api.requests import (
     MessagesRequest,
     PromptBody,
 )
-from inferway.prompts.load_prompts import OnDemandPrompts
+from inferway.prompts.model_prompts import OnDemandPrompts
 from inferway.prompts.served import NoPrompts, PromptSource
 
 BODY = CompletionRequest(model="m", prompt="hi")
@@ -36,9 +36,6 @@ class Seven:
     async def chat_of(self, body: CountTokensRequest) -> ChatRequest:
         return ChatRequest(messages=body.messages)
 
-    def rendered_text(self, body: ChatRequest) -> str | None:  # noqa: ARG002
-        return "seven"
-
 
 class Loading:
     """Answers with what it was given, one after the other."""
@@ -56,7 +53,6 @@ async def test_nothing_is_loaded_before_somebody_asks() -> None:
     prompts = OnDemandPrompts(loading)
 
     assert prompts.local is None
-    assert prompts.rendered_text(ChatRequest(model="m", messages=[])) is None
     assert len(loading.sources) == 1
 
 
@@ -66,7 +62,6 @@ async def test_who_asks_together_waits_for_one_loading() -> None:
     found = await asyncio.gather(*(prompts.tokenize(BODY) for _ in range(3)))
 
     assert [each.token_ids[0].tolist() for each in found] == [[7]] * 3
-    assert prompts.rendered_text(ChatRequest(model="m", messages=[])) == "seven"
 
 
 async def test_what_could_not_be_had_is_tried_again() -> None:

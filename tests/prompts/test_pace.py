@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inferway.prompts.renderer import RenderTime
+from inferway.prompts.loaded_model import RenderTime
 
 
 def test_nothing_is_foreseen_before_the_first() -> None:

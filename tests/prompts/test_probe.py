@@ -21,13 +21,14 @@ from inferway.model import Reason, TokenIds, Tokenized
 from inferway.openai_api.requests import CHAT, COMPLETION, PromptBody
 from inferway.prompts import GetOrCreateTokenizerKeyRequest, ModelPrompts, Renderer
 from inferway.prompts.chat.conversation import NO_FLAGS
-from inferway.prompts.fidelity.flag_diagnosis import FlagFinding, find
-from inferway.prompts.fidelity.probe import (
+from inferway.prompts.fidelity import (
     PROBES,
     Difference,
+    FlagFinding,
     NotRendered,
     Outcome,
     compare,
+    find,
     live_copy,
     live_kind,
     live_words,

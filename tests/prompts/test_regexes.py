@@ -10,9 +10,9 @@ from tests.stored import TOKENIZERS
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from inferway.prompts.files.model_files import read_model_files
-from inferway.prompts.files.prepare import PACKAGED_SMOLLM2
 from inferway.prompts.tokenizer.engine_tokenizer import build_engine_tokenizer
 from inferway.prompts.tokenizer.tokenizer_bounds import is_bounded, unbounded_regex
+from inferway_sim.prepare import PACKAGED_SMOLLM2
 
 MakeModel = Callable[..., Path]
 

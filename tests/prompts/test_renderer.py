@@ -23,8 +23,8 @@ from inferway.prompts import (
     Renderer,
     RenderRequest,
 )
-from inferway.prompts.load_prompts import load_prompts
 from inferway.prompts.loaded_model import MAX_GIVEN_TEMPLATES
+from inferway.prompts.model_prompts import load_prompts
 from inferway.prompts.served import ModelSource, NoPrompts
 
 MakeModel = Callable[..., Path]

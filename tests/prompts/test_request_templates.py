@@ -30,15 +30,12 @@ from inferway.model import Reason
 from inferway.openai_api.requests import ChatRequest
 from inferway.prompts import ModelPrompts, Renderer
 from inferway.prompts.chat.chat_template import ChatInput, ChatTemplate
-from inferway.prompts.chat.conversation import asked_template, chat_render_request
+from inferway.prompts.chat.conversation import asked_template, chat_input
 from inferway.prompts.chat.helper_templates import (
     MAX_TEMPLATE_CHARS,
     RequestTemplates,
-    TemplateRendering,
-    _Texts,
-    prepare,
 )
-from inferway.prompts.render_requests import chat_input
+from inferway.prompts.chat.template_jobs import pack
 from inferway_structured.sandbox.process import Limits
 
 Row = dict[str, Any]
@@ -59,7 +56,7 @@ async def templates() -> AsyncIterator[RequestTemplates]:
 
 async def render(templates: RequestTemplates, source: str, **variables: Any) -> str:
     template = await templates.template(source)
-    return await templates.render(prepare(template.source, ChatInput(HI, variables=variables)))
+    return await templates.render(pack(template.source, ChatInput(HI, variables=variables)))
 
 
 # The limit that each passes, or what it fails with.
@@ -202,7 +199,7 @@ def test_what_the_sandbox_allows_gets_nothing_it_should_not(source: str, text: s
 async def test_what_a_template_changes_is_its_own_copy(templates: RequestTemplates) -> None:
     messages = copy.deepcopy(HI)
     for source in CHANGING.values():
-        await templates.render(prepare(source, ChatInput(messages)))
+        await templates.render(pack(source, ChatInput(messages)))
 
     assert messages == HI
 
@@ -293,43 +290,9 @@ async def test_the_helper_knows_our_time_zone(
     assert (int(there) - int(here)) % 60 in (45, 46, 15, 16, 44, 14), source
 
 
-async def test_a_client_who_repeats_itself_is_answered_from_the_cache(
-    templates: RequestTemplates,
-) -> None:
-    texts = [await render(templates, "{{ messages[0].content }}{{ x }}", x=x) for x in (1, 1, 2)]
-
-    assert texts == ["Hi1", "Hi1", "Hi2"]
-    # what the template wants, and two texts
-    assert (templates.num_cache_hits, templates.helper.stats.jobs - 1) == (1, 3)
-
-
-async def test_a_template_that_looks_at_the_clock_is_rendered_anew(
-    templates: RequestTemplates,
-) -> None:
-    source = "{{ strftime_now('%f') }}"
-
-    texts = {await render(templates, source) for _ in range(5)}
-
-    assert (templates.num_cache_hits, len(texts) > 1) == (0, True)
-
-
-def test_no_more_texts_are_kept_than_fit() -> None:
-    texts = _Texts(10_000)
-    for i in range(100):
-        texts.put(bytes([i]), "x" * 1_000)
-        texts.get(b"\0")
-    texts.put(b"too long", "x" * 5_000)
-
-    kept = [i for i in range(100) if texts.get(bytes([i])) is not None]
-
-    assert (kept[0], kept[-1], len(kept)) == (0, 99, 8)
-    assert texts.get(b"too long") is None
-    assert texts.num_bytes <= 10_000
-
-
 async def test_a_chat_that_cannot_be_sent_goes_by_load_only() -> None:
     with pytest.raises(RenderError, match="TypeError"):
-        prepare("x", ChatInput([{"role": "user", "content": object()}]))
+        pack("x", ChatInput([{"role": "user", "content": object()}]))
 
 
 async def test_integers_of_any_length_keep_their_digits(prompts: MakePrompts) -> None:
@@ -348,11 +311,8 @@ async def test_integers_of_any_length_keep_their_digits(prompts: MakePrompts) ->
 
     made = await prompts(max_model_len=None).render_chat(body)
 
-    assert made.text == ChatTemplate(source).render(
-        chat_input(
-            chat_render_request(body, "key", ChatTemplate(source), trust_request_template=True), {}
-        )
-    )
+    template = ChatTemplate(source)
+    assert made.text == template.render(chat_input(body, template))
     assert f"[{2**64}, {-(2**70)}, {10**4000}]" in made.text
     assert f'{{"maximum": {2**64}}}}}, "const": {2**65}}}' in made.text
     assert made.text.endswith(str(2**64 + 1))
@@ -518,11 +478,3 @@ async def test_many_hostile_templates_leave_the_event_loop_alone(
     assert answered > 20
     assert all(isinstance(error, TemplateError | RenderError) for error in errors)
     assert templates.helper.stats.refused > 0
-
-
-def test_a_job_says_what_it_is_kept_by() -> None:
-    same = [prepare("x", ChatInput(HI)), prepare("x", ChatInput(copy.deepcopy(HI)))]
-    other: list[TemplateRendering] = [prepare("y", ChatInput(HI)), prepare("x", ChatInput(HI * 2))]
-
-    assert len({job.key for job in same}) == 1
-    assert len({job.key for job in [*same, *other]}) == 3

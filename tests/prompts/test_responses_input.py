@@ -14,9 +14,8 @@ from inferway.errors import InferwayError, PromptTooLongError, RenderError, Temp
 from inferway.model import Reason
 from inferway.openai_api.requests import parse_responses
 from inferway.prompts.chat.chat_template import ChatTemplate
-from inferway.prompts.chat.conversation import chat_render_request
+from inferway.prompts.chat.conversation import chat_input
 from inferway.prompts.chat.responses_input import as_chat, in_its_fields
-from inferway.prompts.render_requests import chat_input
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "prompts" / "vllm_responses.jsonl.gz"
 RENDERED = [rule for rule in RULES if rule != "engine"]
@@ -34,8 +33,7 @@ def chat_of(fields: dict[str, Any]) -> Any:
 
 def rendered(fields: dict[str, Any], template: ChatTemplate, tokens: dict[str, str]) -> str | None:
     try:
-        request = chat_render_request(chat_of(fields), "key", template)
-        return template.render(chat_input(request, tokens))
+        return template.render(chat_input(chat_of(fields), template, special_tokens=tokens))
     except InferwayError:
         return None
 

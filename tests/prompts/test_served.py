@@ -19,11 +19,11 @@ from inferway.openai_api.requests import (
     MessagesRequest,
     ResponsesRequest,
 )
-from inferway.prompts.files.prepare import prepare_smollm2
 from inferway.prompts.model_prompts import ModelPrompts
 from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest
 from inferway.prompts.renderer import Renderer
 from inferway.prompts.served import NoPrompts, PromptSource, ServedModel
+from inferway_sim.prepare import prepare_smollm2
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +47,6 @@ class Elsewhere:
 
     async def chat_of(self, body: CountTokensRequest) -> ChatRequest:
         return ChatRequest(messages=body.messages)
-
-    def rendered_text(self, body: ChatRequest) -> str | None:  # noqa: ARG002
-        return None
 
 
 async def ids(source: PromptSource, body: Body) -> list[int]:

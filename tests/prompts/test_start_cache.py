@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import accumulate
 from random import Random
 
@@ -11,22 +12,67 @@ import fastokens
 import numpy as np
 import pytest
 import tokenizers
-from tests.prompts.test_piece_cache import TRICKY, as_llama, load, small, with_tricky
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.prompts.texts import drawn_texts
-from tokenizers import AddedToken
+from tests.stored import tokenizer_json
+from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 
 from inferway.model import TokenIds
 from inferway.prompts.tokenizer.token_cache import (
     EncodeAll,
     PrefixTokenCache,
     apart,
-    find_split_points,
+    find_cuts,
 )
 from inferway.prompts.tokenizer.tokenizer import encode_all
 
 Change = Callable[[tokenizers.Tokenizer], tokenizers.Tokenizer]
 
 GRID = 32
+
+
+def load(name: str) -> tokenizers.Tokenizer:
+    return tokenizers.Tokenizer.from_str(tokenizer_json(name))
+
+
+def as_llama(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """Without normaliser, with a pre-tokenizer that asks where a text begins."""
+    tokenizer.normalizer = None
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    return tokenizer
+
+
+def as_prefix_space(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    return tokenizer
+
+
+# Tokens that reach into each other, into spaces, into words.
+TRICKY = [
+    AddedToken("<a>", special=True),
+    AddedToken("<a>b", special=True),
+    AddedToken("a><", special=True),
+    AddedToken(">>T<<", special=True),
+    AddedToken("<left>", lstrip=True, special=True),
+    AddedToken("<right>", rstrip=True, special=True),
+    AddedToken(" spaced ", special=True),
+    AddedToken("\n\n", special=True),
+    AddedToken("<N>", normalized=True),
+    AddedToken("N><", normalized=True),
+    AddedToken("<both>", lstrip=True, rstrip=True, normalized=True),
+]
+
+
+def with_tricky(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    tokenizer.add_tokens(TRICKY)
+    return tokenizer
+
+
+def small(*tokens: AddedToken) -> tokenizers.Tokenizer:
+    tokenizer = tokenizers.Tokenizer(models.WordLevel({"a": 0, "?": 1}, unk_token="?"))
+    tokenizer.add_tokens(list(tokens))
+    return tokenizer
 
 
 def same(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
@@ -65,7 +111,7 @@ def fast_encoder(tokenizer: tokenizers.Tokenizer) -> EncodeAll:
 
 
 def num_differing(encode: EncodeAll, tokenizer: tokenizers.Tokenizer, seed: int) -> int:
-    cuts = find_split_points(tokenizer).apart
+    cuts = find_cuts(tokenizer)
     assert cuts
     added = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
     cache = PrefixTokenCache(encode, cuts, 200_000, grid=GRID)
@@ -193,7 +239,7 @@ def test_the_cache_never_holds_more_than_its_limit() -> None:
 
 def test_many_threads_get_the_same_ids() -> None:
     tokenizer = load("bert-bge")
-    cuts = find_split_points(tokenizer).apart
+    cuts = find_cuts(tokenizer)
     cache = PrefixTokenCache(lambda t: encode_all(tokenizer, t), cuts, 30_000, grid=GRID)
     texts = growing_texts(3, ["[SEP]", "[CLS]"])[:120]
     expected = encode_all(tokenizer, texts)
@@ -224,15 +270,134 @@ def test_tokens_that_share_no_beginning_with_an_end_are_apart() -> None:
     assert apart(contents, contents) == contents
 
 
-def test_what_may_not_be_a_cut_is_not_looked_for_either() -> None:
-    tokens = (AddedToken("<l>", lstrip=True, special=True), AddedToken("<r>", special=True))
+def lowering(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    tokenizer.normalizer = normalizers.Lowercase()
+    return tokenizer
 
-    assert find_split_points(small(*tokens)).apart == {"<r>": 3}
+
+def splitting(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """Its special tokens count as text."""
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+R = AddedToken("<r>", special=True)
+
+
+@pytest.mark.parametrize(
+    ("other", "change", "cuts"),
+    [
+        (AddedToken("<l>", lstrip=True, special=True), same, {"<r>"}),
+        (AddedToken(" <s>", special=True), same, {"<r>"}),
+        (AddedToken("w", single_word=True), same, set()),
+        (AddedToken("<n>", normalized=True), same, {"<n>", "<r>"}),
+        (AddedToken("<n>", normalized=True), lowering, {"<r>"}),
+        (AddedToken("<x>", special=True), splitting, set()),
+    ],
+    ids=["takes spaces", "begins with one", "is a word", "plain", "normalised", "is text"],
+)
+def test_a_text_is_cut_only_at_tokens_that_are_certain_to_be_found(
+    other: AddedToken, change: Change, cuts: set[str]
+) -> None:
+    assert find_cuts(change(small(other, R))).keys() == cuts
 
 
 def test_no_token_is_apart_where_one_begins_as_another_ends() -> None:
-    assert find_split_points(with_tricky(load("gpt-2"))).apart == {}
+    assert find_cuts(with_tricky(load("gpt-2"))) == {}
 
 
 def test_llamas_own_tokens_are_apart() -> None:
-    assert {"<|assistant|>", "<|end|>"} <= find_split_points(load("phi-3")).apart.keys()
+    assert {"<|assistant|>", "<|end|>"} <= find_cuts(load("phi-3")).keys()
+
+
+def test_a_token_is_used_however_many_the_tokenizer_has() -> None:
+    encoder = Encoder()
+    cuts = {f"<{i}>": 0xF0000 + i for i in range(1000)} | CUTS
+    cache = PrefixTokenCache(encoder, cuts, 100_000, grid=GRID)
+    cache.encode(chat_of(40))
+    encoder.asked.clear()
+
+    cache.encode(chat_of(41))
+
+    assert len("".join(encoder.asked)) < 4 * GRID
+
+
+# What is settled of a text.
+
+PIECES = ["<u>", "<u", "<end>", "<end", ">", "\n", "\n\n", " ", "  ", "<lstrip>", "<l", "<", "mild"]
+PIECES += ["mil", "hello", " world", "é", "ＷＯＲＤ", "1"]
+TOKENS = [
+    *[AddedToken(text, normalized=False) for text in ("<u>", "\n\n")],
+    AddedToken("<end>", rstrip=True, normalized=False),
+    AddedToken("<lstrip>", lstrip=True, normalized=False),
+    AddedToken("mild", normalized=True),
+]
+pieces = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
+KINDS = ["gpt-2", "starcoder", "falcon", "phi-3", "t5-small", "bert-bge"]
+
+
+class Settling(dict[str, tuple[EncodeAll, PrefixTokenCache]]):
+    def __repr__(self) -> str:
+        """Short: hypothesis shows it beside the texts that were drawn."""
+        return "Settling()"
+
+
+@pytest.fixture(scope="module")
+def settling() -> Settling:
+    found = Settling()
+    for kind in KINDS:
+        tokenizer = load(kind)
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        tokenizer.add_tokens(TOKENS)
+        encode = partial(encode_all, tokenizer)
+        found[kind] = (encode, PrefixTokenCache(encode, find_cuts(tokenizer), 100_000))
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(known=pieces, rest=pieces)
+def test_settled_ids_of_an_open_text_hold_whatever_follows(
+    settling: Settling, kind: str, known: str, rest: str
+) -> None:
+    encode, cache = settling[kind]
+    start = cache.encode_settled(known, len(known))
+
+    assert encode([known + rest])[0][: len(start)].tolist() == start.tolist()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(text=pieces, share=st.floats(0, 1))
+def test_settled_ids_of_a_whole_text_are_the_start_of_its_ids(
+    settling: Settling, kind: str, text: str, share: float
+) -> None:
+    encode, cache = settling[kind]
+    place = round(share * len(text))
+    start = cache.encode_settled(text, place).tolist()
+
+    assert encode([text])[0][: len(start)].tolist() == start
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "settled"),
+    [
+        ("", 0, ""),
+        ("hello", 5, ""),
+        ("hello<u>", 8, "hello<u>"),
+        ("hello<u> and more", 17, "hello<u>"),
+        ("hello<u", 7, ""),
+        ("x<end>  y", 9, "x<end>"),
+        ("hello<u>c", 9, "hello<u>"),
+        ("hello<u>c", 7, "hello"),
+        ("hello<u>c", 5, "hello"),
+        ("hello<u>c", 4, ""),
+    ],
+)
+def test_a_text_is_settled_up_to_either_end_of_a_cut(
+    settling: Settling, text: str, place: int, settled: str
+) -> None:
+    encode, cache = settling["gpt-2"]
+
+    ids = cache.encode_settled(text, place)
+
+    assert ids.tolist() == encode([settled])[0].tolist()

@@ -13,7 +13,6 @@ from tests.integration.conftest import LONG, simulated, until
 from tests.integration.test_ranks import RanksInFront
 
 from inferway.model import Reason
-from inferway.prompts.files.prepare import prepare_smollm2
 from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest
 from inferway.prompts.renderer import Renderer
 from inferway_ray.announced import AnnouncedReplica, announced
@@ -21,6 +20,7 @@ from inferway_ray.asked import AskedRequest, asked_of
 from inferway_ray.journeys import Choice, Journeys
 from inferway_ray.settings import router_settings
 from inferway_sim.engine import SimulatedEngine
+from inferway_sim.prepare import prepare_smollm2
 from inferway_sim.rendered import RenderedModel
 
 MODEL = "smollm2"

@@ -11,7 +11,7 @@ import pytest
 from tests.ray.conftest import MODEL, Served, StartApp, process_at, text, until
 from tests.ray.inside import EngineInside
 
-from inferway.prompts.files.prepare import prepare_smollm2
+from inferway_sim.prepare import prepare_smollm2
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
 

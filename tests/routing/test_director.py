@@ -80,9 +80,6 @@ class Letters:
     async def chat_of(self, body: CountTokensRequest) -> ChatRequest:
         return ChatRequest(messages=body.messages)
 
-    def rendered_text(self, body: ChatRequest) -> str | None:  # noqa: ARG002
-        return None
-
 
 class PanicException(BaseException):
     """As pyo3 has it, anew in every library written in Rust."""
@@ -104,9 +101,6 @@ class Broken:
 
     async def chat_of(self, body: CountTokensRequest) -> ChatRequest:
         return ChatRequest(messages=body.messages)
-
-    def rendered_text(self, body: ChatRequest) -> str | None:  # noqa: ARG002
-        return None
 
 
 @dataclass

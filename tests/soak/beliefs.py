@@ -33,9 +33,9 @@ import zmq.asyncio
 from tests.fork_server import INFERWAY
 from tests.soak.engines import MODEL, EngineProcess, Wire
 
-from inferway.prompts.files.prepare import prepare_smollm2
 from inferway_bench.processes import free_port
 from inferway_bench.routers import read_metrics, total
+from inferway_sim.prepare import prepare_smollm2
 from inferway_sim.publisher import END_OF_REPLAY
 
 TROUBLE_SECONDS = 9.0

@@ -21,8 +21,8 @@ from tests.soak.waits import Yardstick, longest_beyond
 from tests.soak.witness import witness
 from tests.soak.world import Taken, World, more_than, with_probes, world
 
-from inferway.prompts.files.prepare import prepare_smollm2
 from inferway_bench.routers import total
+from inferway_sim.prepare import prepare_smollm2
 
 OnProgress = Callable[[str], None]
 _LEAST_WHOLE = 0.3  # of those that did not leave: a soak in which all fails proves nothing

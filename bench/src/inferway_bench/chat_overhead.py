@@ -15,7 +15,6 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 import numpy as np
 
-from inferway.prompts.files.prepare import prepare_smollm2
 from inferway_bench.chat_pairs import (
     ARMS,
     KINDS,
@@ -44,6 +43,7 @@ from inferway_bench.report import Better, Column, Table
 from inferway_bench.routers import Inferway, Place, place_for, running_router
 from inferway_bench.rows import Findings, Goal, Key, Row, Run, Value
 from inferway_bench.spread import Interval, mean_interval, three_digits
+from inferway_sim.prepare import prepare_smollm2
 
 SEED: Mapping[str, Value] = {  # 000, "Overhead Analysis", ms
     "TTFT completion": "111", "TTFT chat": "122", "TTFT added": "+11, +10 %",

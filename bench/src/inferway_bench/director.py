@@ -26,7 +26,6 @@ from inferway.model import BlockKey, Candidates, Places, RequestHead, Scheduling
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.requests import PromptBody, parse_chat
 from inferway.prompts.chat.chat_template import ChatInput
-from inferway.prompts.files.prepare import prepare_smollm2
 from inferway.prompts.model_prompts import ModelPrompts
 from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest
 from inferway.prompts.renderer import Renderer
@@ -40,6 +39,7 @@ from inferway_bench.progress import OnStep
 from inferway_bench.report import Column, Table
 from inferway_bench.rows import Findings, Goal, Row, Run, Value, goal
 from inferway_bench.spread import Interval, median_interval, quartiles
+from inferway_sim.prepare import prepare_smollm2
 
 STEPS = ("parse", "render", "encode", "match", "schedule", "rest", "whole")
 _HEAD = RequestHead("POST", "/v1/chat/completions", "", ())

@@ -19,7 +19,6 @@ from typing import Annotated
 
 import msgspec
 
-from inferway.prompts.files.prepare import prepare_smollm2
 from inferway_bench import conversations
 from inferway_bench.cpu import cpu_seconds
 from inferway_bench.dataplane.testbed import CHATS, Repeat, in_turns, set_pace, trivial_engine
@@ -34,6 +33,7 @@ from inferway_bench.routers import Counters, EngineAddress
 from inferway_bench.rows import Findings, Goal, Row, Run, Value
 from inferway_bench.spread import Interval, median_interval
 from inferway_bench.templates import JsonTemplates
+from inferway_sim.prepare import prepare_smollm2
 
 PICKERS = ECHO, OURS = "echo", "ours"
 MOST_TIMES_A_CHUNK = 1.3  # of echo

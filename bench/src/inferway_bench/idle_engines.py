@@ -46,9 +46,6 @@ class GivenTokens:
     async def chat_of(self, body: CountTokensRequest) -> ChatRequest:
         return ChatRequest(messages=body.messages)
 
-    def rendered_text(self, body: ChatRequest) -> str | None:  # noqa: ARG002
-        return None
-
     @property
     def local(self) -> None:
         return None

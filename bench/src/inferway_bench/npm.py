@@ -9,8 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from inferway.prompts.files.prepare import cache_dir, move_into_place
+from inferway.doctor.machine import cache_dir
 from inferway_bench.processes import BenchError
+from inferway_sim.prepare import move_into_place
 
 VERSION = "3.7.2"
 

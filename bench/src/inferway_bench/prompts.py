@@ -21,7 +21,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 
 from inferway import __version__
-from inferway.prompts.files.prepare import cache_dir, prepare_smollm2
+from inferway.doctor.machine import cache_dir
 from inferway_bench import chats, prompts_worker
 from inferway_bench.chats import Message, Turns
 from inferway_bench.flags import data_flag, flag
@@ -35,6 +35,7 @@ from inferway_bench.rows import Findings, Goal, Key, Row, Run, goal
 from inferway_bench.spread import ratio_of_medians, three_digits
 from inferway_bench.venvs import install_venv
 from inferway_bench.workers import JsonWorker, in_turn
+from inferway_sim.prepare import prepare_smollm2
 
 SYSTEMS = OURS, THEIRS = "Inferway", "transformers"
 TRANSFORMERS = "5.19.0"  # what vLLM 0.32 has

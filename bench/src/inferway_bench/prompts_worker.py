@@ -51,7 +51,7 @@ class InferwayRenderer:
         request = self._library.RenderChatRequest(self._key, chat)
         model = self._renderer.loaded(self._key)
         special_tokens = model.tokenizer.special_tokens
-        return model.template().render(self._library.chat_input(request, special_tokens))
+        return model.template().render(self._library.seen_by_template(request, special_tokens))
 
     def fetch(self) -> object:
         return self._renderer.loaded(self._renderer.get_or_create_tokenizer_key(self._wanted))

@@ -19,8 +19,8 @@ from typing import Annotated, Any, ClassVar, Protocol
 import msgspec
 
 from inferway import __version__
+from inferway.doctor.machine import cache_dir
 from inferway.kv.events.stream import StreamState
-from inferway.prompts.files.prepare import cache_dir
 from inferway_bench.flags import flag
 from inferway_bench.processes import (
     BenchError,

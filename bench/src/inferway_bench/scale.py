@@ -27,7 +27,6 @@ from inferway.fleet.engine_facts import discover
 from inferway.fleet.load import parse_load
 from inferway.fleet.scraper import MetricsClient
 from inferway.openai_api.requests import parse_chat
-from inferway.prompts.files.prepare import prepare_smollm2
 from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest, RenderChatRequest
 from inferway.prompts.renderer import Renderer
 from inferway_bench import conversations
@@ -46,6 +45,7 @@ from inferway_bench.report import Column, Table
 from inferway_bench.rows import Findings, Goal, Row, Run, goal, load_run
 from inferway_bench.scale_worker import EVENT_BLOCKS, Filling, Grown
 from inferway_bench.workers import result_of
+from inferway_sim.prepare import prepare_smollm2
 
 
 class ScalePlan(msgspec.Struct, frozen=True):

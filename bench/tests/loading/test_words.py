@@ -6,8 +6,8 @@ import pytest
 from tests.stored import tokenizer_json
 from tokenizers import Tokenizer
 
-from inferway.prompts.files.prepare import prepare_smollm2
 from inferway_bench.loading.generated import text
+from inferway_sim.prepare import prepare_smollm2
 
 
 def tokenizer(name: str) -> Tokenizer:

@@ -17,7 +17,6 @@ from bench.tests.runs import a_run, unseen
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferway.prompts.files.prepare import prepare_smollm2
 from inferway_bench.engine_prompts import EnginePrompts
 from inferway_bench.loading.samples import Sample
 from inferway_bench.peers.fleets import simulated_fleet
@@ -49,6 +48,7 @@ from inferway_bench.simulate.validate import (
     findings,
     router_row,
 )
+from inferway_sim.prepare import prepare_smollm2
 
 TRUE = EngineSpec(
     step_seconds=0.02,

@@ -11,11 +11,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from inferway.prompts.files.prepare import PACKAGED_SMOLLM2
 from inferway_bench.processes import BenchError
 from inferway_bench.structured.benchmark import StructuredPlan, judge, rows_of
 from inferway_bench.structured.sample import read
 from inferway_bench.structured.systems import vocabulary_of
+from inferway_sim.prepare import PACKAGED_SMOLLM2
 
 MODEL = PACKAGED_SMOLLM2
 AB = {"properties": {"a": {"type": "integer"}, "b": {}}, "required": ["a"]}

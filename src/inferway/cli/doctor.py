@@ -13,9 +13,9 @@ from inferway.cli.serve_options import ENGINE_URLS, listed
 from inferway.cli.setting_options import option_of
 from inferway.config import ServeSettings, check_engines
 from inferway.doctor.examination import examine
+from inferway.doctor.machine import cache_dir
 from inferway.doctor.rules import CheckResult, Level
 from inferway.errors import ConfigError
-from inferway.prompts.files.prepare import cache_dir
 
 LOCAL_GATEWAY = "http://127.0.0.1:8080"
 COLORS = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "red"}

@@ -27,7 +27,7 @@ COMMANDS = {
     "epp": ("inferway_llmd.cli", "epp", "Pick endpoints for Envoy and the Gateway API."),
     "explain": ("inferway_console.cli.explain", "explain", "Say why a request went where it went."),
     "keys": ("inferway.cli.keys", "keys", "Make API keys for the gateway's callers."),
-    "model": ("inferway.cli.model", "model", "Fetch and prepare a small real model."),
+    "model": ("inferway_sim.cli.model", "model", "Fetch and prepare a small real model."),
     "record": ("inferway_console.cli.record", "record", "Read the records of requests."),
     "serve": ("inferway.cli.serve", "serve", "Route OpenAI requests to a fleet of vLLM engines."),
     "simulate": ("inferway_sim.cli.simulate", "simulate", "Run a simulated vLLM engine."),

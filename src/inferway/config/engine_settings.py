@@ -90,7 +90,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The settings of one model's prompts: flags of its engines that cannot be seen from outside.
-    The probe (prompts/fidelity/probe.py) says when one of them is missing."""
+    The probe (prompts/fidelity.py) says when one of them is missing."""
 
     tokenizer: Annotated[str | None, Flag("--tokenizer MODEL=PATH", PROMPTS),
         "Use this tokenizer for the model's prompts: a directory, a tokenizer.json or a hub id."

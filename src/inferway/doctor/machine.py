@@ -20,6 +20,13 @@ MODULES = {"pyzmq": "zmq", "pyyaml": "yaml"}
 DEFAULT_PORT = "8080"
 
 
+def cache_dir() -> Path:
+    """Return the directory of downloads and prepared models: `INFERWAY_CACHE`, or
+    ~/.cache/inferway."""
+    configured = os.environ.get("INFERWAY_CACHE")
+    return Path(configured) if configured else Path.home() / ".cache" / "inferway"
+
+
 def look_at_interpreter() -> Interpreter:
     major, minor, micro = sys.version_info[:3]
     return Interpreter((major, minor, micro), sys.executable)

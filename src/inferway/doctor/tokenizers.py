@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from inferway.doctor.facts import EngineReport, TokenizerReport
 from inferway.errors import InferwayError, RenderError, TemplateError
 from inferway.openai_api.requests import ChatRequest
-from inferway.prompts.chat.conversation import chat_render_request
-from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest
-from inferway.prompts.renderer import Renderer
+from inferway.prompts.chat.conversation import chat_input
+from inferway.prompts.render_requests import Encoding, GetOrCreateTokenizerKeyRequest
+from inferway.prompts.renderer import Renderer, Rendering
 
 
 def sources(engines: Sequence[EngineReport]) -> dict[str, str]:
@@ -46,10 +46,12 @@ def _inline_system(renderer: Renderer, key: str) -> str | None:
     roles = (("system", first), ("user", turn), ("system", late), ("user", "another question"))
     chat = ChatRequest(messages=[{"role": role, "content": text} for role, text in roles])
     try:
-        template = renderer.loaded(key).template()
+        model = renderer.loaded(key)
+        template = model.template()
         if template.refuses_inline_system:  # as engines try it
             return "refuses"
-        text = renderer.chat_text(chat_render_request(chat, key, template))
+        seen = chat_input(chat, template, special_tokens=model.tokenizer.special_tokens)
+        text = renderer.text_of(Rendering(model, template, seen, Encoding()))
     except TemplateError:
         return "refuses"
     except InferwayError:

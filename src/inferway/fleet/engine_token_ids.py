@@ -19,7 +19,7 @@ from inferway.errors import UpstreamError
 from inferway.fleet.http_client import StatusError, post
 from inferway.model import TokenIds
 from inferway.openai_api.requests import CHAT, PromptBody
-from inferway.prompts.fidelity.probe import NotRendered, Outcome
+from inferway.prompts.fidelity import NotRendered, Outcome
 from inferway.prompts.remote_render_cache import RenderKey, as_ids
 from inferway_structured.decoding import UNREADABLE
 

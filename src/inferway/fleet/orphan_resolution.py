@@ -29,7 +29,7 @@ from inferway.kv.events.event import BlockStored
 from inferway.kv.events.hidden_places import Beside
 from inferway.kv.events.stream import StreamState
 from inferway.model import BlockKey, Cut, Prompt, TokenIds, block_size_of, lookahead_of
-from inferway.prompts.fidelity.probe import CACHE_SALT
+from inferway.prompts.fidelity import CACHE_SALT
 from inferway.tasks import Tasks, TimeSlice, next_multiple
 
 log = logging.getLogger("inferway.events")

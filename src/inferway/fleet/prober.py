@@ -1,4 +1,4 @@
-"""Proves that engines render what we render, by asking them (prompts/fidelity/probe.py: what, why).
+"""Proves that engines render what we render, by asking them (prompts/fidelity.py: what, why).
 
 an engine joins, or is back     every probe, one after the other; a few engines at a time
 its ids differ                  its models go by load only; asked again every RECHECK_SECONDS
@@ -31,16 +31,17 @@ from inferway.fleet.http_client import post
 from inferway.model import Endpoint, TokenIds
 from inferway.openai_api.kinds import COUNT_TOKENS
 from inferway.openai_api.requests import CountsMessages
-from inferway.prompts.fidelity.flag_diagnosis import FlagFinding, find
-from inferway.prompts.fidelity.probe import (
+from inferway.prompts.fidelity import (
     BODIES,
     PROBES,
     Difference,
+    FlagFinding,
     JsonObject,
     NotRendered,
     Outcome,
     Probe,
     compare,
+    find,
     live_copy,
     live_kind,
     live_words,

@@ -15,7 +15,7 @@ from inferway.http.auth import Auth
 from inferway.http.message import Request
 from inferway.http.responder import JSON, Responder
 from inferway.openai_api.requests import CountTokensRequest, parse_count_tokens
-from inferway.prompts.fidelity.probe import count
+from inferway.prompts.fidelity import count
 from inferway.prompts.served import ServedModel
 from inferway.routing.director import Director
 from inferway.routing.limits.callers import ApiCaller

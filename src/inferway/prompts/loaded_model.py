@@ -1,18 +1,17 @@
-"""What a `Renderer` keeps of one model."""
+"""A model as a `Renderer` keeps it: its tokenizer and templates, and how long they take."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
 from functools import lru_cache, partial
-from pathlib import Path
 
 from inferway.errors import InferwayError, PanicError, RenderError, panic_as_error
 from inferway.model import Reason
 from inferway.prompts.chat.chat_template import ChatTemplate
 from inferway.prompts.files.model_files import GPT_OSS, ModelFiles, model_files
 from inferway.prompts.files.model_processes import OutsideEncoder
-from inferway.prompts.files.raw_files import RawFiles, read_template
+from inferway.prompts.files.raw_files import RawFiles, template_source
 from inferway.prompts.tokenizer.tokenizer import Tokenizer
 
 # Compiled templates that callers of the library have brought, kept for each model.
@@ -46,6 +45,7 @@ class LoadedModel:
         self.own_renderer = files.own_renderer
         self.media_first = files.media_first
         self.tokenizer = Tokenizer(files.tokenizer, outside)
+        self.render_time = RenderTime()
         self._sources = files.templates
         self._named = files.templates if files.names_templates else {}
         self._processor_source = files.processor_template
@@ -92,24 +92,17 @@ class LoadedModel:
                 found.append(self.template(with_tools=with_tools))
         return found
 
-    def keep(self, given: str) -> ChatTemplate:
-        """The template `given` by name or as Jinja, compiled once for all who give it. Whoever
-        configures it may name a single template, too."""
-        return self._compile(self._sources.get(given, given))
+    def named_template(self, name: str) -> ChatTemplate:
+        """One of the model's own. Whoever configures it may name a single template, too."""
+        return self._compile(self._sources[name])
 
     def engine_template(self, given: str) -> ChatTemplate:
-        """The template that an engine's --chat-template names: Jinja itself, if it has braces, else
-        a template of the model by its name, else a file."""
-        is_jinja = any(sign in given for sign in "{}\n")
-        if is_jinja or given in self._sources:
-            return self.keep(given)
+        """The template that an engine's --chat-template names, compiled once for all."""
         try:
-            return self.keep(read_template(Path(given).expanduser()))
+            source = template_source(given, self._sources)
         except RenderError as e:
-            raise RenderError(
-                f"chat_template: {e}; and the model's own templates are {self.template_names}",
-                reason=Reason.BAD_TEMPLATE,
-            ) from e
+            raise RenderError(f"chat_template {given!r}: {e}", reason=Reason.BAD_TEMPLATE) from e
+        return self._compile(source)
 
     def _compile(self, source: str) -> ChatTemplate:
         """Once: what does not compile, too, may take seconds."""
@@ -123,3 +116,32 @@ class LoadedModel:
         if isinstance(found, RenderError):
             raise RenderError(str(found), reason=found.reason)
         return found
+
+
+# A moment ago counts more than an hour ago: of what was seen, so much is left with each new chat.
+_KEPT = 0.9
+# A template may take four times as long for twice as much; nothing is foreseen beyond that.
+_TIMES_LARGER = 2
+
+
+class RenderTime:
+    """Predicts how long one model's chats take to render from how long earlier ones took. Any
+    thread may call it; of two reports at the same time one may be lost."""
+
+    __slots__ = ("_largest", "_seconds_each")
+
+    def __init__(self) -> None:
+        self._largest = 0  # of what was told
+        self._seconds_each = 0.0  # the slowest of late
+
+    def took(self, size: int, seconds: float) -> None:
+        """A chat of that size, in any unit, has taken so long."""
+        self._largest = max(self._largest, size)
+        self._seconds_each = max(seconds / size, self._seconds_each * _KEPT)
+
+    def foreseen(self, size: int) -> float:
+        """Return the seconds that a chat of this size will take; infinity if it is more than twice
+        as large as any chat before."""
+        if size > _TIMES_LARGER * self._largest:
+            return float("inf")
+        return size * self._seconds_each

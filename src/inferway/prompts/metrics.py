@@ -44,17 +44,9 @@ def prompt_families(renderer: Renderer, templates: RequestTemplates | None) -> I
         "model-files": renderer.trials.stats,
         "texts": renderer.outside_stats,
     }
-    hits = {}
     if templates is not None:
         stats["request-templates"] = templates.helper.stats
-        hits["request-templates",] = float(templates.num_cache_hits)
     yield from helper_families(stats)
-    yield counter(
-        "helper_cache_hits",
-        "Jobs that no helper process had to do because their result was known, by kind of work.",
-        ["work"],
-        hits,
-    )
 
 
 def helper_families(stats: Mapping[str, SandboxStats]) -> Iterator[Family]:

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import copy
-from collections.abc import Iterator, Sequence
+import logging
+import os
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 
 from inferway.config import ModelSettings
-from inferway.errors import InvalidRequestError, PromptTooLongError, RenderError
+from inferway.errors import (
+    InferwayError,
+    InvalidRequestError,
+    PromptTooLongError,
+    RenderError,
+    crash_report,
+    panic_as_error,
+)
 from inferway.model import ContextLengths, Reason, TokenIds, Tokenized
 from inferway.openai_api.requests import (
     COMPLETION_TOKENS,
@@ -18,24 +28,18 @@ from inferway.openai_api.requests import (
     PromptBody,
 )
 from inferway.prompts.body_size import BodySize, body_size
-from inferway.prompts.chat.chat_template import ChatTemplate
-from inferway.prompts.chat.content_format import TemplateFacts
+from inferway.prompts.chat.chat_template import ChatInput, ChatTemplate
+from inferway.prompts.chat.content_format import ContentFormat, TemplateFacts
 from inferway.prompts.chat.conversation import (
     NO_FLAGS,
     asked_template,
     brings_template,
-    chat_render_request,
-    content_format,
+    chat_input,
     forwarded_ids,
     sees_tools,
     untrusted_template,
 )
-from inferway.prompts.chat.helper_templates import (
-    RequestTemplate,
-    RequestTemplates,
-    TemplateRendering,
-    prepare,
-)
+from inferway.prompts.chat.helper_templates import RequestTemplates
 from inferway.prompts.chat.media import text_before_media
 from inferway.prompts.chat.messages_input import (
     MessageRules,
@@ -43,17 +47,19 @@ from inferway.prompts.chat.messages_input import (
     disables_thinking,
     has_inline_system,
 )
-from inferway.prompts.fidelity.flag_diagnosis import other_flags
+from inferway.prompts.chat.template_jobs import pack
+from inferway.prompts.fidelity import other_flags
 from inferway.prompts.render_requests import (
-    RenderChatRequest,
-    RenderRequest,
+    Encoding,
+    GetOrCreateTokenizerKeyRequest,
     RenderResult,
-    chat_input,
 )
-from inferway.prompts.renderer import MAX_CHARS_ON_LOOP, Renderer
-from inferway.prompts.served import PromptSource
+from inferway.prompts.renderer import Renderer, Rendering, encode
+from inferway.prompts.served import LocalPrompts, ModelSource, NoPrompts, PromptSource
 from inferway.prompts.tokenizer.token_rows import token_ids, truncated
 from inferway.prompts.version_rules import OLDER_RULES, VersionRules
+
+log = logging.getLogger("inferway")
 
 # Of one request: keys and matches are made on the event loop, about 10 µs for each prompt.
 MAX_PROMPTS = 256
@@ -75,7 +81,6 @@ class ModelPrompts:
         max_prompts: int | None = MAX_PROMPTS,
     ) -> None:
         self._renderer = renderer
-        self._key = key
         self._model = renderer.loaded(key)
         self.max_model_len = max_model_len
         self._least_model_len = max_model_len  # where engines differ, that of the least
@@ -172,7 +177,9 @@ class ModelPrompts:
         found = []
         for name in (None, *self._model.template_names):
             with contextlib.suppress(RenderError):  # who uses it is told
-                found.append(self._model.template() if name is None else self._model.keep(name))
+                found.append(
+                    self._model.template() if name is None else self._model.named_template(name)
+                )
         return found
 
     async def chat_of(self, body: CountTokensRequest) -> ChatRequest:
@@ -198,13 +205,13 @@ class ModelPrompts:
         keep = self._kept_tokens(body, max_tokens)
         size = _completion_size(body)
         make = partial(self._completion_ids, body, keep)
-        return Tokenized(await self._renderer.off_loop_if_large(self._key, size, make))
+        return Tokenized(await self._renderer.off_loop_if_large(self._model, size, make))
 
     async def _tokenize_chat(self, body: ChatRequest) -> Tokenized:
         forwarded = forwarded_ids(body)
         if forwarded is not None:
             make = partial(_as_ids, forwarded, "kv_transfer_params.prompt_token_ids")
-            ids = await self._renderer.off_loop_if_large(self._key, len(forwarded), make)
+            ids = await self._renderer.off_loop_if_large(self._model, len(forwarded), make)
             self._check_length(len(ids), "messages")
             return Tokenized([ids])
         try:
@@ -216,7 +223,7 @@ class ModelPrompts:
             if e.reason != Reason.MEDIA or self._model.media_first or cut or brings_template(body):
                 raise
         start = await self._renderer.off_loop_if_large(
-            self._key,
+            self._model,
             _chat_size(body).to_render_and_encode,
             partial(self._start_before_media, body),
         )
@@ -224,15 +231,10 @@ class ModelPrompts:
 
     def _start_before_media(self, body: ChatRequest) -> TokenIds:
         """What is known of a chat with parts that are not text: at least one token."""
-        template, tokenizer = self._template(body), self._model.tokenizer
-        wanted = content_format(template, self._rules.flags(self._flags, template))
-        known = text_before_media(body, wanted, self._text)
-        if known.whole:
-            end = tokenizer.boundaries.before(known.text, known.end)
-        else:
-            end = tokenizer.boundaries.of_open_text(known.text[: known.end])
-        ids = tokenizer.encode_start(
-            known.text[:end], add_special_tokens=bool(body.add_special_tokens)
+        known = text_before_media(body, self._wanted(body, *self._template(body)), self._text)
+        text = known.text if known.whole else known.text[: known.end]
+        ids = self._model.tokenizer.encode_settled(
+            text, known.end, add_special_tokens=bool(body.add_special_tokens)
         )
         if not len(ids):
             raise RenderError("nothing is known before the first media part", reason=Reason.MEDIA)
@@ -244,26 +246,33 @@ class ModelPrompts:
         budget = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
         max_tokens = getattr(body, budget)
         self._check_max_tokens(budget, max_tokens)
-        brought = self._brought_template(body)
-        if brought is None:
-            make = partial(self._chat_request, body, self._template(body), max_tokens)
-            result = await self._renderer.render_chat_of(self._key, _chat_size(body), make)
+        source = self._brought_template(body)
+        if source is None:
+            make = partial(self._rendering, body, max_tokens)
+            result = await self._renderer.render_chat_of(self._model, _chat_size(body), make)
         else:
-            result = await self._render_brought(body, brought, max_tokens)
+            result = await self._render_brought(body, source, max_tokens)
         self._check_length(len(result.input_ids), "messages")
         return result
 
-    def _chat_request(
-        self, body: ChatRequest, template: TemplateFacts, max_tokens: int | None
-    ) -> RenderChatRequest:
-        return chat_render_request(
-            body,
-            self._key,
-            template,
-            flags=self._rules.flags(self._flags, template),
+    def _rendering(self, body: ChatRequest, max_tokens: int | None = None) -> Rendering:
+        template, is_argument = self._template(body)
+        chat = self._chat_input(body, template, is_argument=is_argument)
+        return Rendering(self._model, template, chat, self._encoding(body, max_tokens))
+
+    def _chat_input(
+        self, body: ChatRequest, template: TemplateFacts, *, is_argument: bool
+    ) -> ChatInput:
+        wanted = self._wanted(body, template, is_argument)
+        tokens = self._model.tokenizer.special_tokens
+        return chat_input(body, template, wanted, flags=self._flags, special_tokens=tokens)
+
+    def _encoding(self, body: ChatRequest, max_tokens: int | None) -> Encoding:
+        return Encoding(
+            add_special_tokens=bool(body.add_special_tokens),
             truncate_prompt_tokens=self._kept_tokens(body, max_tokens),
+            truncation_side=body.truncation_side,
             max_chars=self._max_chars,
-            trust_request_template=self._request_templates is not None,
         )
 
     def _brought_template(self, body: ChatRequest) -> str | None:
@@ -282,27 +291,22 @@ class ModelPrompts:
         """In the helper process, but for the tokens."""
         templates = self._request_templates
         assert templates is not None
-        template: TemplateFacts = await templates.template(source)
-        if not body.chat_template:
-            template = self._as_argument(template, body)
+        template = await templates.template(source)
 
-        def prepared() -> tuple[RenderChatRequest, TemplateRendering]:
-            request = self._chat_request(body, template, max_tokens)
-            chat = chat_input(request, self._model.tokenizer.special_tokens)
-            return request, prepare(source, chat)
+        def prepared() -> tuple[Encoding, bytes]:
+            chat = self._chat_input(body, template, is_argument=not body.chat_template)
+            return self._encoding(body, max_tokens), pack(source, chat)
 
         size = _chat_size(body).to_render_and_encode + len(source)
-        request, job = await self._renderer.off_loop_if_large(self._key, size, prepared)
-        return await self._renderer.encode_chat_async(request, await templates.render(job))
+        encoding, job = await self._renderer.off_loop_if_large(self._model, size, prepared)
+        text = await templates.render(job)
+        return await self._renderer.encode_async(self._model, encoding, text)
 
     def rendered_text(self, body: ChatRequest) -> str | None:
         """The chat as its template writes it, for people to read; None if no template does, or
         if it is so large that others would have to wait for it."""
         size = _chat_size(body).to_render_and_encode
-        if (
-            self._model.own_renderer is not None
-            or size > MAX_CHARS_ON_LOOP[self._model.tokenizer.encoder]
-        ):
+        if self._model.own_renderer is not None or not self._model.tokenizer.is_quick(size):
             return None
         try:
             return self._text(body)
@@ -316,36 +320,35 @@ class ModelPrompts:
     def _text(self, body: ChatRequest) -> str:
         if self._brought_template(body) is not None:
             raise untrusted_template()
-        template = self._template(body)
-        flags = self._rules.flags(self._flags, template)
-        request = chat_render_request(body, self._key, template, flags=flags)
-        return self._renderer.chat_text(request)
+        return self._renderer.text_of(self._rendering(body))
 
-    def _template(self, body: ChatRequest) -> TemplateFacts:
+    def _template(self, body: ChatRequest) -> tuple[ChatTemplate, bool]:
         """The template for a chat that brings none: one that it names, one of the engine's, or the
-        model's own."""
+        model's own; and whether it is one of `chat_template_kwargs`."""
         named = asked_template(body, self._flags) if brings_template(body) else None
         if named is not None:
-            template = self._model.template(named)
-            return template if body.chat_template else self._as_argument(template, body)
+            return self._model.template(named), not body.chat_template
         if self._given_template is None and self._argument_template is not None:
-            return self._as_argument(self._argument_template, body)
-        return self._own_template(body)
+            return self._argument_template, True
+        return self._own_template(body), False
 
     def _own_template(self, body: ChatRequest) -> ChatTemplate:
         if self._given_template is not None:
             return self._given_template
         return self._model.template(with_tools=sees_tools(body, self._flags))
 
-    def _as_argument(self, template: TemplateFacts, body: ChatRequest) -> TemplateFacts:
-        """vLLM finds out what one in `chat_template_kwargs` wants from the model's own, and takes
-        it for text where there is none (`resolve_chat_template_content_format`)."""
-        try:
+    def _wanted(
+        self, body: ChatRequest, template: TemplateFacts, is_argument: bool
+    ) -> ContentFormat:
+        """The form of content that the template gets. vLLM finds out what one in
+        `chat_template_kwargs` wants from the model's own, and takes it for text where there is none
+        (`resolve_chat_template_content_format`)."""
+        if not is_argument:
+            return self._rules.content_format(self._flags, template)
+        own = None
+        with contextlib.suppress(RenderError):
             own = self._own_template(body)
-            wanted = own.content_format, own.newer_format
-        except RenderError:
-            wanted = "string", "string"
-        return RequestTemplate(template.source, *wanted, template.knows_developer)
+        return self._rules.content_format(self._flags, own)
 
     def _completion_ids(self, body: CompletionRequest, keep: int | None) -> list[TokenIds]:
         prompts = body.prompts
@@ -361,15 +364,13 @@ class ModelPrompts:
         self, body: CompletionRequest, prompt: str | list[int], keep: int | None
     ) -> TokenIds:
         if isinstance(prompt, str):
-            request = RenderRequest(
-                self._key,
-                prompt,
-                body.add_special_tokens is not False,
+            encoding = Encoding(
+                add_special_tokens=body.add_special_tokens is not False,
                 truncate_prompt_tokens=keep,
                 truncation_side=body.truncation_side,
                 max_chars=self._max_chars,
             )
-            ids = self._renderer.render(request).input_ids
+            ids = encode(self._model.tokenizer, prompt, encoding, param="prompt").input_ids
         else:
             ids = truncated(_as_ids(prompt, "prompt"), keep, body.truncation_side)
         self._check_length(len(ids), "prompt")
@@ -448,8 +449,12 @@ def _completion_size(body: CompletionRequest) -> int:
     return body_size([prompt]).to_render_and_encode
 
 
+_NO_OTHERS = (None, None, None)
+
+
 def _chat_size(body: ChatRequest) -> BodySize:
-    return body_size((body.messages, body.tools, body.documents, body.chat_template_kwargs))
+    others = body.tools, body.documents, body.chat_template_kwargs
+    return body_size((body.messages,) if others == _NO_OTHERS else (body.messages, *others))
 
 
 def _as_ids(prompt: list[int], param: str) -> TokenIds:
@@ -459,3 +464,80 @@ def _as_ids(prompt: list[int], param: str) -> TokenIds:
         raise InvalidRequestError(
             f"{param}: token ids must be integers from 0 to 4294967295", param=param
         ) from e
+
+
+async def load_prompts(
+    renderer: Renderer, request_templates: RequestTemplates | None, source: ModelSource
+) -> PromptSource:
+    """Load the model's tokenizer and template. Returns NoPrompts with the reason if they cannot be
+    had; the model's requests are then routed by load only."""
+    name, root = source.model, source.root
+    request = GetOrCreateTokenizerKeyRequest(
+        root,
+        token=os.environ.get("HF_TOKEN") or None,
+        follows_links=source.flags.tokenizer is not None,
+    )
+    try:
+        key = await renderer.get_or_create_tokenizer_key_async(request)
+        prompts = ModelPrompts(
+            renderer,
+            key,
+            flags=source.flags,
+            request_templates=request_templates,
+        )
+    except BaseException as raised:  # whatever it is: it is this model's, and others are served
+        e = panic_as_error(raised)
+        if not isinstance(e, InferwayError):
+            log.error("the prompts of model %r could not be set up: %s", name, crash_report(e))
+        reason = Reason(e.reason) if isinstance(e, RenderError) else Reason.NO_TOKENIZER
+        if reason is Reason.BAD_TEMPLATE:
+            return NoPrompts(reason, f"model {name!r}: {e}")
+        cure = f"give --tokenizer {name}=PATH"
+        return NoPrompts(reason, f"model {name!r}: no tokenizer from {root!r}: {e}; {cure}")
+    log.info(
+        "model %s has its tokenizer from %s, and the encoder %s (%s)",
+        name,
+        root,
+        *prompts.encoder,
+    )
+    return prompts
+
+
+_NOT_YET = NoPrompts(Reason.TOKENIZER_LOADING, "scoring is switched off: no tokenizer is loaded")
+
+
+class OnDemandPrompts:
+    """A PromptSource that loads its model when somebody asks for tokens, where scoring is switched
+    off: hardly anybody does, and a tokenizer takes 50 MiB. One that could not be had is tried again
+    with the next request."""
+
+    def __init__(self, load: Callable[[], Awaitable[PromptSource]]) -> None:
+        self._load = load
+        self._loading = asyncio.Lock()
+        self._loaded: PromptSource = _NOT_YET
+
+    def within(self, contexts: ContextLengths, rules: VersionRules) -> OnDemandPrompts:
+        async def load() -> PromptSource:
+            return (await self._load()).within(contexts, rules)
+
+        return OnDemandPrompts(load)
+
+    @property
+    def local(self) -> LocalPrompts | None:
+        return self._loaded.local
+
+    async def chat_of(self, body: CountTokensRequest) -> ChatRequest:
+        """Raises RenderError."""
+        await self._load_once()
+        return await self._loaded.chat_of(body)
+
+    async def tokenize(self, body: PromptBody) -> Tokenized:
+        """Raises RequestError, or RenderError for reasons of ours."""
+        await self._load_once()
+        return await self._loaded.tokenize(body)
+
+    async def _load_once(self) -> None:
+        if isinstance(self._loaded, NoPrompts):
+            async with self._loading:
+                if isinstance(self._loaded, NoPrompts):
+                    self._loaded = await self._load()

@@ -31,7 +31,7 @@ import numpy as np
 from inferway.errors import RenderError
 from inferway.model import Reason, TokenIds
 from inferway.openai_api.requests import PromptBody
-from inferway.prompts.fidelity.probe import first_difference
+from inferway.prompts.fidelity import first_difference
 
 QUARTER_SECONDS = 900
 BORDER_SECONDS = 5  # by how much an engine's clock may be wrong

@@ -32,15 +32,26 @@ class GetOrCreateTokenizerKeyRequest:
         return f"{self.model}:{self.revision or 'main'}:{self.is_local}"
 
 
-class RenderChatRequest(msgspec.Struct, frozen=True):
-    """`conversation` is what the template sees; `chat_template` is a template's name, or Jinja.
-
-    Jinja that is given here is compiled in this process. Never give one that came from outside
-    (RequestTemplates is for those).
+class Encoding(msgspec.Struct, frozen=True, kw_only=True):
+    """How a text becomes tokens.
 
     `truncation_side` is where tokens are dropped. None is on the left, too, but special tokens
     that were added stay; with a side, they are tokens like others. A text of more than
     `max_chars` characters is refused; or cut on that side before anything else, if there is one.
+    """
+
+    add_special_tokens: bool = False  # the template writes them
+    truncate_prompt_tokens: int | None = None  # keep so many
+    truncation_side: TruncationSide | None = None
+    max_chars: int | None = None
+    return_offsets_mapping: bool = False
+
+
+class RenderChatRequest(Encoding, frozen=True):
+    """`conversation` is what the template sees; `chat_template` is a template's name, or Jinja.
+
+    Jinja that is given here is compiled in this process. Never give one that came from outside
+    (RequestTemplates is for those).
     """
 
     key: str
@@ -52,18 +63,15 @@ class RenderChatRequest(msgspec.Struct, frozen=True):
     continue_final_message: bool = False
     add_generation_prompt: bool | None = None  # None: true, unless the final message is continued
     chat_template_kwargs: Mapping[str, Any] | None = None
-    truncate_prompt_tokens: int | None = None  # keep so many
-    truncation_side: TruncationSide | None = None
-    add_special_tokens: bool = False  # the template writes them
-    max_chars: int | None = None
-    return_offsets_mapping: bool = False
 
 
 class RenderRequest(msgspec.Struct, frozen=True):
+    """A text to tokenize as it is; the other fields are those of an Encoding."""
+
     key: str
     text: str
     add_special_tokens: bool = True
-    truncate_prompt_tokens: int | None = None  # keep so many
+    truncate_prompt_tokens: int | None = None
     truncation_side: TruncationSide | None = None
     max_chars: int | None = None
     return_offsets_mapping: bool = False
@@ -97,7 +105,7 @@ def check_truncation(truncate_prompt_tokens: int | None) -> None:
         )
 
 
-def chat_input(request: RenderChatRequest, special_tokens: Mapping[str, str]) -> ChatInput:
+def seen_by_template(request: RenderChatRequest, special_tokens: Mapping[str, str]) -> ChatInput:
     """Return the variables of the template. Variables of the request win over special tokens."""
     add_generation_prompt = request.add_generation_prompt
     if add_generation_prompt is None:

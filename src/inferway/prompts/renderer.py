@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -22,6 +21,8 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from weakref import WeakSet
+
+import msgspec
 
 from inferway.errors import (
     HeavyError,
@@ -44,13 +45,14 @@ from inferway.prompts.files.raw_files import (
 )
 from inferway.prompts.freed_memory import give_back_memory
 from inferway.prompts.render_requests import (
+    Encoding,
     GetOrCreateTokenizerKeyRequest,
     RenderChatRequest,
     RenderRequest,
     RenderResult,
-    chat_input,
     check_chat,
     check_truncation,
+    seen_by_template,
 )
 from inferway.prompts.tokenizer.token_rows import assistant_mask, truncated
 from inferway_structured.sandbox.sandbox import SandboxStats
@@ -59,27 +61,48 @@ if TYPE_CHECKING:
     from inferway.prompts.loaded_model import LoadedModel
     from inferway.prompts.tokenizer.tokenizer import Tokenizer
 
-# Above these many characters a request leaves the event loop. Measured on two shared cores:
-# fastokens takes 0.4-1.2 ms for 64,000 new characters, HF 1.5 ms for 4,000.
-MAX_CHARS_ON_LOOP = {"fastokens": 64_000, "tokenizers": 4_000}
-
-# But of a growing chat most of the tokens are known, and the way to a thread and back costs 60 to
+# Of a growing chat most of the tokens are known, and the way to a thread and back costs 60 to
 # 300 µs of CPU: what should be rendered in this time is, and leaves the event loop only if much of
 # its text is new.
 MAX_SECONDS_ON_LOOP = 0.001
 
 MAX_WAITERS = 16  # several times as many as may wait for one model's process
 
-# Model files of the package itself: they are not tried first.
-_OURS = Path(__file__).resolve().parent
+# The simulator's model comes with this distribution: it is not tried first.
+_OURS = Path(__file__).resolve().parents[2] / "inferway_sim"
 
 
-class _Written(NamedTuple):
-    """A chat as its template has written it; `spans` if an assistant mask is asked for."""
+class Rendering(NamedTuple):
+    """A chat, the template that writes it, and how its text becomes a model's tokens."""
 
-    request: RenderChatRequest
-    text: str
-    spans: list[Span] | None = None
+    model: LoadedModel
+    template: ChatTemplate
+    chat: ChatInput
+    encoding: Encoding
+    is_masked: bool = False  # a mask of what the assistant has written is asked for
+
+    def written(self) -> tuple[str, list[Span] | None]:
+        """Return the text, and the assistant's places in it for the mask. Raises TemplateError,
+        RenderError or HeavyError."""
+        self._check()
+        if self.is_masked:
+            return self.template.render_with_spans(self.chat)
+        return self.template.render(self.chat), None
+
+    def packed(self) -> bytes:
+        """Return it for a helper process. Raises RenderError (`our-fault`) for what cannot be done
+        elsewhere."""
+        self._check()
+        if self.is_masked:
+            raise RenderError("a helper process makes no mask", reason=Reason.OUR_FAULT)
+        return pack(self.template.source, self.chat)
+
+    def _check(self) -> None:
+        if self.template.given_up is not None:
+            raise RenderError(self.template.given_up, reason=Reason.BAD_TEMPLATE)
+
+    def encoded(self, text: str, spans: list[Span] | None = None) -> RenderResult:
+        return encode(self.model.tokenizer, text, self.encoding, spans)
 
 
 _Made = TypeVar("_Made")
@@ -101,7 +124,6 @@ class Renderer:
         # Who waits for a process that encodes; many, so that one model's texts hold up no other's.
         self._waiters = ThreadPoolExecutor(MAX_WAITERS, thread_name_prefix="outside")
         self._outside: WeakSet[OutsideEncoder] = WeakSet()
-        self._paces: defaultdict[str, RenderTime] = defaultdict(RenderTime)  # by key
         self.num_off_loop = 0  # requests that were too large for the event loop
         self.large_chats = LargeChats()
         self.trials = TrialLoads()
@@ -193,158 +215,142 @@ class Renderer:
 
     def render_chat(self, request: RenderChatRequest) -> RenderResult:
         """Raises InvalidRequestError, TemplateError (naming the field) or RenderError."""
-        try:
-            return self._encoded(self._written(request))
-        except HeavyError:
-            return self._encoded(_Written(request, self._heavy_text(request)))
+        return self.rendered(self._rendering(request))
 
-    def _written(self, request: RenderChatRequest) -> _Written:
-        _, template, chat = self._looked_up(request)
-        if request.return_assistant_tokens_mask:
-            return _Written(request, *template.render_with_spans(chat))
-        return _Written(request, template.render(chat))
-
-    def _encoded(self, written: _Written) -> RenderResult:
-        request = written.request
-        tokenizer = self.loaded(request.key).tokenizer
-        return _encode(tokenizer, written.text, request, written.spans)
-
-    def chat_text(self, request: RenderChatRequest) -> str:
-        """The text alone. Raises as `render_chat` does."""
-        _, template, chat = self._looked_up(request)
-        try:
-            return template.render(chat)
-        except HeavyError:
-            return self._heavy_text(request)
-
-    def _heavy_text(self, request: RenderChatRequest) -> str:
-        """Return what a helper process renders, for which the thread waits."""
-        template, job = self._job(request)
-        return self.large_chats.render_now(job, template)
-
-    def _job(self, request: RenderChatRequest) -> tuple[ChatTemplate, bytes]:
-        """Raises RenderError (`our-fault`) for what cannot be done elsewhere."""
-        _, template, chat = self._looked_up(request)
-        if request.return_assistant_tokens_mask:
-            raise RenderError("a helper process makes no mask", reason=Reason.OUR_FAULT)
-        return template, pack(template.source, chat)
-
-    def _looked_up(self, request: RenderChatRequest) -> tuple[LoadedModel, ChatTemplate, ChatInput]:
+    def _rendering(self, request: RenderChatRequest) -> Rendering:
         model = self.loaded(request.key)
         check_chat(request)
         template = model.template(request.chat_template, with_tools=request.tools is not None)
-        if template.given_up is not None:
-            raise RenderError(template.given_up, reason=Reason.BAD_TEMPLATE)
-        return model, template, chat_input(request, model.tokenizer.special_tokens)
+        chat = seen_by_template(request, model.tokenizer.special_tokens)
+        return Rendering(model, template, chat, request, request.return_assistant_tokens_mask)
+
+    def rendered(self, rendering: Rendering) -> RenderResult:
+        """Render here; for a chat that takes too much here, wait for a helper process. Raises as
+        `render_chat` does."""
+        try:
+            return rendering.encoded(*rendering.written())
+        except HeavyError:
+            return rendering.encoded(self._heavy_text(rendering))
+
+    def text_of(self, rendering: Rendering) -> str:
+        """Return the text alone. Raises as `render_chat` does."""
+        try:
+            return rendering.written()[0]
+        except HeavyError:
+            return self._heavy_text(rendering)
+
+    def _heavy_text(self, rendering: Rendering) -> str:
+        """Return what a helper process renders, for which the thread waits."""
+        return self.large_chats.render_now(rendering.packed(), rendering.template)
 
     def render(self, request: RenderRequest) -> RenderResult:
         """Render and tokenize the request. Raises InvalidRequestError."""
         model = self.loaded(request.key)
         check_truncation(request.truncate_prompt_tokens)
-        return _encode(model.tokenizer, request.text, request, None)
+        encoding = msgspec.convert(request, Encoding, from_attributes=True)
+        return encode(model.tokenizer, request.text, encoding, param="prompt")
 
     async def render_chat_async(self, request: RenderChatRequest) -> RenderResult:
         size = body_size((request.conversation, request.tools, request.documents))
-        return await self.render_chat_of(request.key, size, lambda: request)
+        make = partial(self._rendering, request)
+        return await self.render_chat_of(self.loaded(request.key), size, make)
 
     async def render_chat_of(
-        self, key: str, size: BodySize, make: Callable[[], RenderChatRequest]
+        self, model: LoadedModel, size: BodySize, make: Callable[[], Rendering]
     ) -> RenderResult:
         """Render the chat that `make` makes of a body of this size, on the event loop, in a thread
         or in a process, whichever keeps other requests from waiting. Returns and raises as
         `render_chat_async`."""
         if size.to_render > MAX_TO_RENDER_HERE:
-            return await self._render_large_chat(key, make)
-        is_small = self._is_small(key, size.to_render_and_encode)
+            return await self._render_large_chat(model, make)
+        is_small = model.tokenizer.is_quick(size.to_render_and_encode)
         try:
-            if is_small and not self._is_outside(key):
-                return self._encoded(self._written(make()))
-            if self._paces[key].foreseen(size.to_render) <= MAX_SECONDS_ON_LOOP:
-                return await self._encoded_async(self._timed(key, size, make))
+            if is_small and not model.tokenizer.is_outside:
+                rendering = make()
+                return rendering.encoded(*rendering.written())
+            if model.render_time.foreseen(size.to_render) <= MAX_SECONDS_ON_LOOP:
+                rendering, written = _timed(model, size, make)
+                return await self.encode_async(model, rendering.encoding, *written)
             self.num_off_loop += 1
-            return await self._off_loop(lambda: self._encoded(self._timed(key, size, make)), key)
+            return await self.in_thread(partial(_encoded_timed, model, size, make), model)
         except HeavyError as e:
-            return await self._render_heavy(make, e, mark=is_small)
-
-    def _timed(self, key: str, size: BodySize, make: Callable[[], RenderChatRequest]) -> _Written:
-        started = time.thread_time()
-        try:
-            return self._written(make())
-        finally:
-            self._paces[key].took(size.to_render, time.thread_time() - started)
-
-    async def _render_heavy(
-        self, make: Callable[[], RenderChatRequest], why: HeavyError, *, mark: bool
-    ) -> RenderResult:
-        """What took too much here, in the helper process. `mark`: it was so little that the
-        template is to blame, and others of its chats are not tried here any more."""
-        request, (template, job) = await self._off_loop(lambda: self._with_job(make()))
-        if mark and template.heavy is None:
-            template.heavy = str(why)
-        text = await self.large_chats.render(job, template)
-        return await self._encoded_async(_Written(request, text))
+            rendering, job = await self.in_thread(partial(_with_job, make))
+            # It was so little that the template is to blame: others of its chats are not tried
+            # here any more.
+            if is_small and rendering.template.heavy is None:
+                rendering.template.heavy = str(e)
+            text = await self.large_chats.render(job, rendering.template)
+            return await self.encode_async(model, rendering.encoding, text)
 
     async def _render_large_chat(
-        self, key: str, make: Callable[[], RenderChatRequest]
+        self, model: LoadedModel, make: Callable[[], Rendering]
     ) -> RenderResult:
-        """In the helper process; in a thread what cannot be done there, and what needs the model's
-        files."""
+        """Render in the helper process; in a thread what cannot be done there, and what needs the
+        model's files."""
         self.num_off_loop += 1
         try:
-            request, (_, job) = await self._off_loop(lambda: self._with_job(make()))
+            rendering, job = await self.in_thread(partial(_with_job, make))
             text = await self.large_chats.render(job)
         except RenderError as e:
             if e.reason != Reason.OUR_FAULT:
                 raise
-            return await self._off_loop(lambda: self.render_chat(make()), key)
-        return await self._off_loop(partial(self._encoded, _Written(request, text)), key)
-
-    def _with_job(
-        self, request: RenderChatRequest
-    ) -> tuple[RenderChatRequest, tuple[ChatTemplate, bytes]]:
-        return request, self._job(request)
+            return await self.in_thread(lambda: self.rendered(make()), model)
+        return await self.in_thread(partial(rendering.encoded, text), model)
 
     async def render_async(self, request: RenderRequest) -> RenderResult:
         return await self.off_loop_if_large(
-            request.key, len(request.text), partial(self.render, request)
+            self.loaded(request.key), len(request.text), partial(self.render, request)
         )
 
-    async def encode_chat_async(self, request: RenderChatRequest, text: str) -> RenderResult:
-        """The result of a chat that was rendered elsewhere."""
-        return await self._encoded_async(_Written(request, text))
+    async def encode_async(
+        self, model: LoadedModel, encoding: Encoding, text: str, spans: list[Span] | None = None
+    ) -> RenderResult:
+        """Return the result of a chat that has been rendered."""
+        tokenizer = model.tokenizer
+        is_new = encoding.return_offsets_mapping or spans is not None
+        size = len(text) if is_new else tokenizer.num_new_chars(text)
+        work = partial(encode, tokenizer, text, encoding, spans)
+        return await self.off_loop_if_large(model, size, work)
 
-    async def _encoded_async(self, written: _Written) -> RenderResult:
-        request, text = written.request, written.text
-        if request.return_offsets_mapping or written.spans is not None:
-            size = len(text)
-        else:
-            size = self.loaded(request.key).tokenizer.num_new_chars(text)
-        return await self.off_loop_if_large(request.key, size, partial(self._encoded, written))
-
-    async def off_loop_if_large(self, key: str, size: int, work: Callable[[], _Made]) -> _Made:
-        """Return the result of `work`, which reads `size` characters for the model `key`; it runs
-        in a thread if that takes long."""
-        if self._is_small(key, size) and not self._is_outside(key):
+    async def off_loop_if_large(
+        self, model: LoadedModel, size: int, work: Callable[[], _Made]
+    ) -> _Made:
+        """Return the result of `work`, which reads `size` characters for the model; it runs in a
+        thread if that takes long."""
+        if model.tokenizer.is_quick(size) and not model.tokenizer.is_outside:
             return work()
         self.num_off_loop += 1
-        return await self._off_loop(work, key)
+        return await self.in_thread(work, model)
 
-    def _is_small(self, key: str, size: int) -> bool:
-        return size <= MAX_CHARS_ON_LOOP[self.loaded(key).tokenizer.encoder]
-
-    def _is_outside(self, key: str) -> bool:
-        """Return whether to encode is to wait."""
-        return self.loaded(key).tokenizer.is_outside
-
-    async def in_thread(self, work: Callable[[], _Made]) -> _Made:
-        """Return the result of `work`, which encodes nothing, worked out in a thread."""
-        return await self._off_loop(work)
-
-    async def _off_loop(self, work: Callable[[], _Made], key: str | None = None) -> _Made:
-        """`key`: of the model with which `work` encodes, if it does."""
-        waits = key is not None and self._is_outside(key)
+    async def in_thread(self, work: Callable[[], _Made], model: LoadedModel | None = None) -> _Made:
+        """Return the result of `work`, worked out in a thread; `model`: the one with whose
+        tokenizer it encodes, if it does."""
+        waits = model is not None and model.tokenizer.is_outside
         threads = self._waiters if waits else self._threads
         return await asyncio.get_running_loop().run_in_executor(threads, work)
+
+
+def _timed(
+    model: LoadedModel, size: BodySize, make: Callable[[], Rendering]
+) -> tuple[Rendering, tuple[str, list[Span] | None]]:
+    started = time.thread_time()
+    try:
+        rendering = make()
+        return rendering, rendering.written()
+    finally:
+        model.render_time.took(size.to_render, time.thread_time() - started)
+
+
+def _encoded_timed(
+    model: LoadedModel, size: BodySize, make: Callable[[], Rendering]
+) -> RenderResult:
+    rendering, written = _timed(model, size, make)
+    return rendering.encoded(*written)
+
+
+def _with_job(make: Callable[[], Rendering]) -> tuple[Rendering, bytes]:
+    rendering = make()
+    return rendering, rendering.packed()
 
 
 def _locate(request: GetOrCreateTokenizerKeyRequest, hub: str | None) -> Path:
@@ -362,16 +368,19 @@ def _locate(request: GetOrCreateTokenizerKeyRequest, hub: str | None) -> Path:
     )
 
 
-def _encode(
+def encode(
     tokenizer: Tokenizer,
     text: str,
-    request: RenderChatRequest | RenderRequest,
-    spans: list[Span] | None,
+    encoding: Encoding,
+    spans: list[Span] | None = None,
+    *,
+    param: str = "messages",
 ) -> RenderResult:
-    text = _fitting(text, request)
-    add_special = request.add_special_tokens
-    keep, side = request.truncate_prompt_tokens, request.truncation_side
-    if not request.return_offsets_mapping and spans is None:
+    """Return a text's tokens. Raises InvalidRequestError for `param`, the field with the text."""
+    text = _fitting(text, encoding, param)
+    add_special = encoding.add_special_tokens
+    keep, side = encoding.truncate_prompt_tokens, encoding.truncation_side
+    if not encoding.return_offsets_mapping and spans is None:
         keep_last = keep if side is None else None
         ids = tokenizer.encode(text, add_special_tokens=add_special, keep_last=keep_last)
         return RenderResult(ids if side is None else truncated(ids, keep, side), text)
@@ -380,50 +389,21 @@ def _encode(
     ids = truncated(ids, keep, side, num_before)
     offsets = truncated(offsets, keep, side, num_before)
     mask = None if spans is None else assistant_mask(offsets, spans)
-    return RenderResult(ids, text, offsets if request.return_offsets_mapping else None, mask)
+    return RenderResult(ids, text, offsets if encoding.return_offsets_mapping else None, mask)
 
 
-def _fitting(text: str, request: RenderChatRequest | RenderRequest) -> str:
+def _fitting(text: str, encoding: Encoding, param: str) -> str:
     """The text to encode, as vLLM cuts or refuses it before it does (renderers/params.py)."""
-    longest = request.max_chars
+    longest = encoding.max_chars
     if longest is None or len(text) <= longest:
         return text
-    if request.truncate_prompt_tokens is None:
+    if encoding.truncate_prompt_tokens is None:
         raise PromptTooLongError(
             f"This model's maximum context length is exceeded: your prompt contains {len(text)}"
             f" characters (more than {longest} characters, which is the upper bound for its"
             " tokens). Please reduce the length of the input prompt.",
-            param="prompt" if isinstance(request, RenderRequest) else "messages",
+            param=param,
         )
-    if request.truncation_side is None:
+    if encoding.truncation_side is None:
         return text
-    return text[:longest] if request.truncation_side == "right" else text[len(text) - longest :]
-
-
-# A moment ago counts more than an hour ago: of what was seen, so much is left with each new chat.
-_KEPT = 0.9
-# A template may take four times as long for twice as much; nothing is foreseen beyond that.
-_TIMES_LARGER = 2
-
-
-class RenderTime:
-    """Predicts how long one model's chats take to render from how long earlier ones took. Any
-    thread may call it; of two reports at the same time one may be lost."""
-
-    __slots__ = ("_largest", "_seconds_each")
-
-    def __init__(self) -> None:
-        self._largest = 0  # of what was told
-        self._seconds_each = 0.0  # the slowest of late
-
-    def took(self, size: int, seconds: float) -> None:
-        """A chat of that size, in any unit, has taken so long."""
-        self._largest = max(self._largest, size)
-        self._seconds_each = max(seconds / size, self._seconds_each * _KEPT)
-
-    def foreseen(self, size: int) -> float:
-        """Return the seconds that a chat of this size will take; infinity if it is more than twice
-        as large as any chat before."""
-        if size > _TIMES_LARGER * self._largest:
-            return float("inf")
-        return size * self._seconds_each
+    return text[:longest] if encoding.truncation_side == "right" else text[len(text) - longest :]

@@ -39,9 +39,6 @@ class ModelSource:
 class PromptSource(CountsMessages, Protocol):
     """Turns the requests for one model into token ids."""
 
-    def rendered_text(self, body: ChatRequest) -> str | None:
-        """The chat as its template writes it, for people to read; None if there is none."""
-
     def within(self, contexts: ContextLengths, rules: VersionRules) -> PromptSource:
         """The same for engines with these context lengths, and the rules of their version."""
 
@@ -68,6 +65,9 @@ class LocalPrompts(PromptSource, Protocol):
         self, ids: TokenIds | Sequence[int], *, skip_special_tokens: bool = False
     ) -> str: ...
     def encode(self, text: str) -> TokenIds: ...
+    def rendered_text(self, body: ChatRequest) -> str | None:
+        """The chat as its template writes it, for people to read; None if there is none."""
+
     def alternatives(self, model: str) -> Iterable[tuple[str, str, PromptSource]]: ...
 
 
@@ -83,9 +83,6 @@ class NoPrompts:
 
     async def chat_of(self, body: CountTokensRequest) -> ChatRequest:  # noqa: ARG002
         raise RenderError(self.why, reason=self.reason)
-
-    def rendered_text(self, body: ChatRequest) -> str | None:  # noqa: ARG002
-        return None
 
     def within(self, contexts: ContextLengths, rules: VersionRules) -> NoPrompts:  # noqa: ARG002
         return self

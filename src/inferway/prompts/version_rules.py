@@ -14,12 +14,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import msgspec
-
 from inferway.config import ModelSettings
 from inferway.errors import RenderError
 from inferway.model import Reason
-from inferway.prompts.chat.content_format import TemplateFacts
+from inferway.prompts.chat.content_format import ContentFormat, TemplateFacts
 
 Version = tuple[int, int]
 
@@ -40,19 +38,24 @@ class VersionRules:
         kinds = {version >= _CHANGED for version in versions if version is not None}
         return cls(None if len(kinds) > 1 else True in kinds)
 
-    def flags(self, given: ModelSettings, template: TemplateFacts) -> ModelSettings:
-        """Return the flags with the form of content that the engines detect for this template, if
-        it depends on their version. Raises RenderError if they do not agree."""
-        is_same = template.newer_format == template.content_format
-        if is_same or given.chat_template_content_format != "auto" or self.since_0_33 is False:
+    def content_format(self, flags: ModelSettings, template: TemplateFacts | None) -> ContentFormat:
+        """Return the form of content that the template gets with these flags; of no template, that
+        is text. Raises RenderError if the engines do not agree."""
+        given = flags.chat_template_content_format
+        if given != "auto":
             return given
+        if template is None:
+            return "string"
+        is_same = template.newer_format == template.content_format
+        if is_same or self.since_0_33 is False:
+            return template.content_format
         if self.since_0_33 is None:
             raise RenderError(
                 "the model's engines have vLLM before 0.33 and since, which give this chat template"
                 " another form of content each; give it as chat_template_content_format",
                 reason=Reason.UNFAITHFUL,
             )
-        return msgspec.structs.replace(given, chat_template_content_format=template.newer_format)
+        return template.newer_format
 
     def leaves_room(self, max_tokens: int | None) -> bool:
         """Return whether truncation to the whole context leaves one token of it for the answer, of

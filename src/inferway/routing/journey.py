@@ -17,8 +17,8 @@ from typing import Protocol
 import msgspec
 
 from inferway.model import Candidates, Decision, Endpoint, Headers, Reason, Target, TokenIds
+from inferway.openai_api.edits import ModelRenamer
 from inferway.openai_api.llm_request import LLMRequest
-from inferway.openai_api.model_name import ModelRenamer
 from inferway.openai_api.requests import asks_for_report
 from inferway.openai_api.sent_messages import SentMessages
 from inferway.openai_api.sent_stream import SentStream

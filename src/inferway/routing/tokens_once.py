@@ -12,8 +12,7 @@ from typing import Protocol
 
 from inferway.metrics import Family, counter
 from inferway.model import Endpoint, TokenIds
-from inferway.openai_api.token_ids_json import TokenIdsWriter
-from inferway.openai_api.tokens_once import why_text, with_ids
+from inferway.openai_api.tokens_once import TokenIdsWriter, why_text, with_ids
 from inferway.prompts.served import ServedModel
 from inferway.routing.journey import Routed
 

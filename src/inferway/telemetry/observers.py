@@ -84,7 +84,8 @@ class DecisionPublisher(Extension):
         )
         if self._with_text:
             message["messages"] = chat.messages
-            message["rendered_template"] = routed.model.prompts.rendered_text(chat)
+            local = routed.model.prompts.local
+            message["rendered_template"] = None if local is None else local.rendered_text(chat)
         self._publisher.publish(f"kv.chat.{topic_name(model)}", message)
 
     def _common(self, routed: Routed) -> dict[str, Any]:

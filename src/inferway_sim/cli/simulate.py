@@ -16,13 +16,13 @@ from inferway.cli.logs import refuse, set_up
 from inferway.config import ModelSettings
 from inferway.errors import ConfigError, InferwayError
 from inferway.kv.blocks.dialects import DEFAULT_SEED
-from inferway.prompts.files.prepare import prepare_smollm2
 from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest
 from inferway.prompts.renderer import Renderer
 from inferway.signals import ENDING, listen
 from inferway_sim.cli.kv_groups import groups_section, make_groups
 from inferway_sim.config import EventsConfig, LatencyModel, SimulatorConfig, TransferConfig
 from inferway_sim.engine import SimulatedEngine
+from inferway_sim.prepare import prepare_smollm2
 from inferway_sim.rendered import RenderedModel
 
 log = logging.getLogger("inferway.simulate")

@@ -12,13 +12,13 @@ from rich.console import Console
 
 from inferway.config import EngineSettings, RecordSettings, ServeSettings
 from inferway.errors import InferwayError
-from inferway.prompts.files.prepare import prepare_smollm2
 from inferway.prompts.model_prompts import ModelPrompts
 from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest
 from inferway.prompts.renderer import Renderer
 from inferway_sim.config import LatencyModel, SimulatorConfig
 from inferway_sim.demo.settings import DemoSettings
 from inferway_sim.engine import SimulatedEngine
+from inferway_sim.prepare import prepare_smollm2
 from inferway_sim.rendered import RenderedModel
 from inferway_sim.replies import SimRequest
 

@@ -15,7 +15,6 @@ from inferway.kv.index.protocol import MatchResult
 from inferway.model import Decision, Endpoint, Prompt, Reason, TokenIds
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.requests import ChatRequest, parse_chat
-from inferway.prompts.files.prepare import prepare_smollm2
 from inferway.prompts.model_prompts import ModelPrompts
 from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest
 from inferway.prompts.renderer import Renderer
@@ -23,6 +22,7 @@ from inferway.prompts.served import ServedModel
 from inferway.routing.journey import Routed
 from inferway.routing.match import Matched
 from inferway.scheduling.idle import idle
+from inferway_sim.prepare import prepare_smollm2
 
 Messages = list[dict[str, Any]]
 

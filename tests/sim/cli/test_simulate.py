@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from inferway.prompts.files.prepare import PACKAGED_SMOLLM2
 from inferway_sim.cli.simulate import DEFAULT_NAME, make_config, simulate
 from inferway_sim.config import TransferConfig
 from inferway_sim.kv_groups.spec import KvGroup, KvGroups, SpeculativeDecoding
+from inferway_sim.prepare import PACKAGED_SMOLLM2
 
 
 def transfer(*words: str) -> TransferConfig | None:

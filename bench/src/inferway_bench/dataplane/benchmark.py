@@ -16,7 +16,6 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from inferway.prompts.files.prepare import prepare_smollm2
 from inferway_bench import conversations
 from inferway_bench.cpu import resident_bytes
 from inferway_bench.dataplane.latency import CLIENT_SHARE, DIRECT, latencies
@@ -47,6 +46,7 @@ from inferway_bench.routers import (
 )
 from inferway_bench.rows import Findings, Goal, Key, Row, Run, Value
 from inferway_bench.spread import mean_interval, ratio_of_medians
+from inferway_sim.prepare import prepare_smollm2
 
 PLAIN, SCORING = "inferway serve --no-scoring", "inferway serve"
 VLLM, VLLM_CACHE = "vllm-router round_robin", "vllm-router cache_aware"

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import msgspec
 
-from inferway.prompts.files.prepare import prepare_smollm2
 from inferway_bench import conversations
 from inferway_bench.dataplane.benchmark import LONG, SHORT, RoutersPlan
 from inferway_bench.dataplane.testbed import Repeat, in_turns, publish_events, started_routers
@@ -35,6 +34,7 @@ from inferway_bench.routers import (
 from inferway_bench.rows import Findings, Goal, Row, Run
 from inferway_bench.spread import ratio_of_medians
 from inferway_bench.templates import FOLDER
+from inferway_sim.prepare import prepare_smollm2
 
 PLAIN, CACHE_AWARE = "inferway serve --no-scoring", "inferway serve, cache-aware"
 VLLM, VLLM_CACHE = "vllm-router round_robin", "vllm-router cache_aware"

@@ -16,7 +16,6 @@ from typing import Annotated
 
 import msgspec
 
-from inferway.prompts.files.prepare import prepare_smollm2
 from inferway_bench import conversations
 from inferway_bench.cpu import process_tree
 from inferway_bench.dataplane.benchmark import LONG, SHORT
@@ -29,6 +28,7 @@ from inferway_bench.report import Column, Table
 from inferway_bench.routers import Counters, Inferway, Place, Router, RunningRouter
 from inferway_bench.rows import Findings, Goal, Row, Run
 from inferway_bench.spread import ratio_of_medians
+from inferway_sim.prepare import prepare_smollm2
 
 _HUB = "hub"
 _CORES = 2  # of which the requirement speaks

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import field
 
-from inferway.prompts.files.prepare import cache_dir
+from inferway.doctor.machine import cache_dir
 from inferway_bench.flags import flag
 from inferway_bench.harness import Benchmark
 from inferway_bench.index.worker import OURS, PEER, PEER_ON_ONE, SHAPES

@@ -15,10 +15,10 @@ from typing import Literal, get_args
 
 import msgspec
 
-from inferway.prompts.files.prepare import prepare_smollm2
 from inferway_bench.hosts import OwnHost, own_host
 from inferway_bench.processes import BenchError, get, request, running, wait_until
 from inferway_bench.routers import EngineAddress
+from inferway_sim.prepare import prepare_smollm2
 
 MODEL = "smollm2"  # as clients call it
 SLOWER = 30

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import msgspec
 
-from inferway.prompts.files.prepare import prepare_smollm2
 from inferway_bench.machine import CPUINFO, vllm_dtype
 from inferway_bench.peers.plan import RealEngines, SimulatedEngines
 from inferway_bench.processes import (
@@ -28,6 +27,7 @@ from inferway_bench.processes import (
 )
 from inferway_bench.progress import OnStep
 from inferway_bench.routers import EngineAddress, read_metrics, total
+from inferway_sim.prepare import prepare_smollm2
 
 MODEL = "smollm2"  # as clients call it
 _START_SECONDS = 240.0  # a real engine takes 35 on two idle cores

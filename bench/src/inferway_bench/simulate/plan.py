@@ -10,7 +10,6 @@ from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import msgspec
 
-from inferway.prompts.files.prepare import prepare_smollm2
 from inferway_bench.chats import default_data_dir
 from inferway_bench.engine_prompts import EnginePrompts
 from inferway_bench.flags import data_flag, flag
@@ -25,6 +24,7 @@ from inferway_bench.policies.traces import FILES, read_trace, stored
 from inferway_bench.processes import BenchError
 from inferway_bench.rows import load_run
 from inferway_bench.simulate.compared import as_workload
+from inferway_sim.prepare import prepare_smollm2
 
 CHATS = "chats"
 PEERS_CHATS = "peers-chats"

@@ -17,7 +17,6 @@ from typing import Annotated
 
 import msgspec
 
-from inferway.prompts.files.prepare import prepare_smollm2
 from inferway_bench.engine_prompts import EnginePrompts
 from inferway_bench.flags import flag
 from inferway_bench.harness import Benchmark
@@ -45,6 +44,7 @@ from inferway_bench.simulate.compared import DRAWS, Sent, as_workload, compared
 from inferway_bench.simulate.constants import division, measure_engine
 from inferway_bench.simulate.fitting import Measured, fit, fit_beside
 from inferway_bench.simulate.run import round_robins_rate
+from inferway_sim.prepare import prepare_smollm2
 
 TTFT_PERCENT, CACHED_POINTS = 15.0, 2.0  # how far off a simulation may be
 _FITTED_SEED = 3_000  # of chats that are not judged, and above

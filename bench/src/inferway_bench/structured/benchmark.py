@@ -19,7 +19,6 @@ from typing import Annotated, Any
 import msgspec
 
 from inferway.errors import SpecError
-from inferway.prompts.files.prepare import PACKAGED_SMOLLM2
 from inferway_bench.flags import flag
 from inferway_bench.harness import Benchmark
 from inferway_bench.plotting import Chart, Plot
@@ -30,6 +29,7 @@ from inferway_bench.rows import Findings, Goal, Row, Run, Value, goal
 from inferway_bench.structured.sample import Case, read
 from inferway_bench.structured.systems import BESIDE_ENGINE, OURS, SYSTEMS, VLLM, vocabulary_of
 from inferway_bench.workers import JsonWorker, in_turn
+from inferway_sim.prepare import PACKAGED_SMOLLM2
 from inferway_structured.validate.json_schema_drafts import validator_of
 from inferway_structured.validate.schema_walk import pointer
 

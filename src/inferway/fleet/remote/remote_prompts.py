@@ -194,9 +194,6 @@ class RemotePrompts:
         other.own = self.own.within(contexts, rules)
         return other
 
-    def rendered_text(self, body: ChatRequest) -> str | None:
-        return self.own.rendered_text(body)
-
     async def chat_of(self, body: CountTokensRequest) -> ChatRequest:
         """Return the chat that engines make of messages, as they take it. Raises RenderError."""
         local = self.own.local

@@ -4,7 +4,7 @@ The engines that serve it take turns, by what each can do:
 
 render     POST …/render (vLLM with --enable-scale-out): the code that renders its own requests
 tokenize   POST /tokenize, once its ids were those of the engine's own prompts for the chats of
-           prompts/fidelity/probe.py; and only for requests of which it looks at every field
+           prompts/fidelity.py; and only for requests of which it looks at every field
 nothing    else; looked at again after `RECHECK_SECONDS`, like `tokenize`: engines are started
            anew with other flags
 
@@ -29,7 +29,7 @@ from inferway.fleet.engine import Engine
 from inferway.fleet.engine_token_ids import NoSuchServiceError, RenderClient, ask, known_to_tokenize
 from inferway.model import TokenIds
 from inferway.openai_api.requests import CHAT, parse_chat, parse_completion
-from inferway.prompts.fidelity.probe import PROBES, NotRendered, compare
+from inferway.prompts.fidelity import PROBES, NotRendered, compare
 from inferway.prompts.remote_render_cache import RenderKey, asked_for
 
 log = logging.getLogger("inferway.remote")

@@ -3,8 +3,7 @@ stands in it, and what a template may use at all is in the tables here."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any
 
 from jinja2 import nodes
@@ -126,6 +125,8 @@ class BoundedCompiler(CodeGenerator):
 
     def visit(self, node: nodes.Node, *args: Any, **kwargs: Any) -> Any:
         before, after = self._around.pop(id(node), ("", ""))
+        if _is_made(node):
+            before, after = f"{before}context.made(", f"){after}"
         if before:
             self.write(before)
         super().visit(node, *args, **kwargs)
@@ -266,25 +267,6 @@ class BoundedCompiler(CodeGenerator):
             self.write(between if place else "")
             self.visit(each, frame)
 
-    def visit_List(self, node: nodes.List, frame: Frame) -> None:
-        with self._made(node.items):
-            super().visit_List(node, frame)
-
-    def visit_Dict(self, node: nodes.Dict, frame: Frame) -> None:
-        with self._made([part for pair in node.items for part in (pair.key, pair.value)]):
-            super().visit_Dict(node, frame)
-
-    def visit_Tuple(self, node: nodes.Tuple, frame: Frame) -> None:
-        with self._made(node.items if node.ctx == "load" else []):
-            super().visit_Tuple(node, frame)
-
-    @contextmanager
-    def _made(self, parts: Iterable[nodes.Expr]) -> Iterator[None]:
-        is_made = any(not isinstance(part, nodes.Const) for part in parts)
-        self.write("context.made(" if is_made else "")
-        yield
-        self.write(")" if is_made else "")
-
     def _output_child_to_const(self, node: nodes.Expr, frame: Frame, finalize: Any) -> str:
         """Evaluate nothing: Jinja's own would make the text of `{{ 'x' * 10**9 }}`."""
         if not isinstance(node, nodes.TemplateData | nodes.Const):
@@ -296,6 +278,16 @@ class BoundedCompiler(CodeGenerator):
 
     def _output_child_post(self, node: nodes.Expr, frame: Frame, finalize: Any) -> None:  # noqa: ARG002
         self.write(") is str else context.text(_out))")
+
+
+def _is_made(node: nodes.Node) -> bool:
+    """Return whether it makes a list, a tuple or a dict of other things than stand there."""
+    parts: list[nodes.Expr] = []
+    if isinstance(node, nodes.Dict):
+        parts = [part for pair in node.items for part in (pair.key, pair.value)]
+    elif isinstance(node, nodes.List | nodes.Tuple) and getattr(node, "ctx", "load") == "load":
+        parts = node.items
+    return any(not isinstance(part, nodes.Const) for part in parts)
 
 
 def _num_nodes(node: nodes.Node) -> int:

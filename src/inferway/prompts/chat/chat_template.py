@@ -23,7 +23,7 @@ from inferway.prompts.chat.bounded_templates import (
     bare_environment,
     bounded_environment,
 )
-from inferway.prompts.chat.content_format import detect_content_format
+from inferway.prompts.chat.content_format import TemplateFacts, detect_content_format
 from inferway.prompts.chat.template_environment import (
     CLOCK,
     GenerationSpans,
@@ -65,7 +65,7 @@ class ChatInput(msgspec.Struct, frozen=True):
     variables: Mapping[str, Any] = {}  # special tokens, kwargs
 
 
-class ChatTemplate:
+class ChatTemplate(TemplateFacts):
     """A compiled chat template. Raises RenderError if the source is no template.
 
     `names` are the variables that it may read; only these are handed to it. `reads_clock` tells
@@ -76,15 +76,13 @@ class ChatTemplate:
     def __init__(
         self, source: str, *, now: Callable[[], datetime] = datetime.now, bounded: bool = True
     ) -> None:
-        self.source = source
         self._bounded = bounded
         environment = self._environment = (
             bounded_environment(now) if bounded else template_environment(now)
         )
         try:
             tree = environment.parse(source)
-            self.content_format = detect_content_format(tree, in_namespaces=False)
-            self.newer_format = detect_content_format(tree, in_namespaces=True)
+            older, newer = (detect_content_format(tree, in_namespaces=n) for n in (False, True))
             self.names = frozenset(names_read(tree))
             self.heavy = why_heavy(source, tree) if bounded else None
             self.given_up: str | None = None
@@ -97,7 +95,8 @@ class ChatTemplate:
         self._globals = {n: v for n, v in environment.globals.items() if n in self.names}
         self._variables = tuple(self.names - _ARGUMENTS)
         # vLLM's own test; where it fails, developer messages become system messages.
-        self.knows_developer = '"developer"' in source or "'developer'" in source
+        knows_developer = '"developer"' in source or "'developer'" in source
+        super().__init__(source, older, newer, knows_developer)
         self.reads_clock = CLOCK in self.names
 
     @cached_property

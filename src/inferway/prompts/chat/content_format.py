@@ -9,29 +9,23 @@ Since 0.33 it also follows messages that are kept in a namespace.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal, Protocol
+from dataclasses import dataclass
+from typing import Literal
 
 from jinja2 import nodes
 
 ContentFormat = Literal["string", "openai"]
 
 
-class TemplateFacts(Protocol):
-    """The facts about a template that decide how a conversation is read: of a ChatTemplate, or of a
-    template that is rendered in another process."""
+@dataclass(eq=False)
+class TemplateFacts:
+    """The facts about a template that decide how a conversation is read. It may be one that another
+    process renders."""
 
-    @property
-    def source(self) -> str: ...
-    @property
-    def content_format(self) -> ContentFormat:
-        """As vLLM detects it before 0.33."""
-
-    @property
-    def newer_format(self) -> ContentFormat:
-        """As vLLM detects it since 0.33."""
-
-    @property
-    def knows_developer(self) -> bool: ...
+    source: str
+    content_format: ContentFormat  # as vLLM detects it before 0.33
+    newer_format: ContentFormat  # as vLLM detects it since 0.33
+    knows_developer: bool
 
 
 class _NotASimpleNameError(Exception):

@@ -20,9 +20,9 @@ from inferway.errors import InvalidRequestError, RenderError
 from inferway.model import Reason
 from inferway.openai_api.lenient import json_type
 from inferway.openai_api.requests import BILLING_HEADER, ChatRequest, PromptBody
-from inferway.prompts.chat.chat_template import Message
+from inferway.prompts.chat.chat_template import ChatInput, Message
 from inferway.prompts.chat.content_format import ContentFormat, TemplateFacts
-from inferway.prompts.render_requests import RenderChatRequest
+from inferway.prompts.version_rules import OLDER_RULES
 from inferway_structured.lax import lax_bool
 
 JsonObject = dict[str, Any]
@@ -55,16 +55,18 @@ def sees_tools(body: ChatRequest, flags: ModelSettings) -> bool:
     return others is not None or shows_tools(body, flags)
 
 
-def template_arguments(body: ChatRequest, given: JsonObject, flags: ModelSettings) -> JsonObject:
+def template_arguments(body: ChatRequest, flags: ModelSettings) -> JsonObject:
     """Arguments of the template: the body's fields win over `chat_template_kwargs`, which win
     over what vLLM sets, which wins over the engine's defaults; null and "auto" count as not
     given."""
+    given = body.chat_template_kwargs or {}
     own: JsonObject = {"tools": None, "documents": None, **flags.chat_template_kwargs}
     if shows_tools(body, flags):
         own["tools"] = _tools(body.tools)
     own.update((name, value) for name, value in given.items() if is_set(value))
-    _check_arguments(own, body)
-    own = {name: value for name, value in own.items() if name not in _NEVER_SEEN}
+    if len(own) > 2:
+        _check_arguments(own, body)
+        own = {name: value for name, value in own.items() if name not in _NEVER_SEEN}
     effort = flags.reasoning_effort_map.get(body.reasoning_effort or "", body.reasoning_effort)
     fields: JsonObject = {
         "add_generation_prompt": body.add_generation_prompt is not False,
@@ -153,42 +155,31 @@ def _flag(fields: JsonObject, name: str) -> JsonObject:
 
 
 NO_FLAGS = ModelSettings()
+NO_TOKENS: Mapping[str, str] = {}
 
 _SPEAKERS = {"user", "assistant"}
 
 
-def chat_render_request(
+def chat_input(
     body: ChatRequest,
-    key: str,
     template: TemplateFacts,
+    wanted: ContentFormat | None = None,
     *,
     flags: ModelSettings = NO_FLAGS,
-    truncate_prompt_tokens: int | None = None,
-    max_chars: int | None = None,
-    trust_request_template: bool = False,
-) -> RenderChatRequest:
-    """Raises InvalidRequestError for what vLLM refuses, RenderError for what we cannot follow
-    (`media`, `request_template`). `template` is the model's for this body (`flags` may name it),
-    or, with `trust_request_template`, whichever the request decides for;
-    `truncate_prompt_tokens` the body's, -1 resolved."""
-    given = dict(body.chat_template_kwargs or {})
-    if brings_template(body) and not trust_request_template:
-        raise untrusted_template()
-    settings = template_arguments(body, given, flags)
-    messages = conversation(body.messages, template, content_format(template, flags))
-    return RenderChatRequest(
-        key=key,
-        conversation=messages,
+    special_tokens: Mapping[str, str] = NO_TOKENS,
+) -> ChatInput:
+    """Return what the template gets to see; `wanted` is the form of content, None: as vLLM finds it
+    before 0.33. Raises InvalidRequestError for what vLLM refuses, RenderError (`media`) for what we
+    cannot follow."""
+    settings = template_arguments(body, flags)
+    wanted = wanted or OLDER_RULES.content_format(flags, template)
+    return ChatInput(
+        messages=conversation(body.messages, template, wanted),
         tools=settings.pop("tools"),
         documents=settings.pop("documents"),
-        chat_template=template.source,
-        continue_final_message=settings.pop("continue_final_message"),
         add_generation_prompt=settings.pop("add_generation_prompt"),
-        chat_template_kwargs=settings,
-        truncate_prompt_tokens=truncate_prompt_tokens,
-        truncation_side=body.truncation_side,
-        max_chars=max_chars,
-        add_special_tokens=bool(body.add_special_tokens),
+        continue_final_message=settings.pop("continue_final_message"),
+        variables={**special_tokens, **settings},
     )
 
 
@@ -243,12 +234,6 @@ def untrusted_template() -> RenderError:
         "chat_template: the request brings its own, which is not trusted",
         reason=Reason.REQUEST_TEMPLATE,
     )
-
-
-def content_format(template: TemplateFacts, flags: ModelSettings) -> ContentFormat:
-    """Return the form of content that the template gets with these flags."""
-    given = flags.chat_template_content_format
-    return template.content_format if given == "auto" else given
 
 
 def conversation(

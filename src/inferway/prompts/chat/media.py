@@ -10,7 +10,7 @@ common does not depend on them. vLLM 0.32 (renderers/chat_utils.py) gives a temp
           the parts were: so the renderings have markers at either place.
 
 The processor then replaces the first placeholders that it finds: text that looks like one ends
-what is known, too. `boundaries` says how much of it makes tokens of its own.
+what is known, too. `Tokenizer.encode_settled` says how much of it makes tokens of its own.
 """
 
 from __future__ import annotations

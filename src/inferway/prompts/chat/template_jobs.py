@@ -40,19 +40,7 @@ _MAX_KEPT, _MAX_KEPT_CHARS = 16, 64 << 10
 _MAX_WHY_CHARS = 400
 
 
-class Facts(msgspec.Struct, frozen=True, tag=True):
-    """The facts about a template that the helper process has found out by compiling it."""
-
-    content_format: ContentFormat
-    newer_format: ContentFormat
-    knows_developer: bool
-
-
-class Written(msgspec.Struct, frozen=True, tag=True):
-    text: str
-
-
-class TemplateRefused(msgspec.Struct, frozen=True, tag=True):
+class TemplateRefused(msgspec.Struct, frozen=True):
     """The reason why there is no text. `param` is the field of the request, or None if the template
     does not compile."""
 
@@ -60,7 +48,9 @@ class TemplateRefused(msgspec.Struct, frozen=True, tag=True):
     param: str | None = None
 
 
-Answer = Facts | Written | TemplateRefused
+# What a TemplateFacts has besides the source; or the text that was written.
+Facts = tuple[ContentFormat, ContentFormat, bool]
+Answer = Facts | str | TemplateRefused
 
 _ANSWERS: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
 
@@ -96,11 +86,10 @@ def unpack(answer: bytes) -> Answer:
 def inspect(source: bytearray) -> bytes:
     """The Facts of a template."""
     try:
-        template = _compiled(source.decode())
+        found = _compiled(source.decode())
     except InferwayError as e:
         return _encode(_refused(e))
-    formats = template.content_format, template.newer_format
-    return _encode(Facts(*formats, template.knows_developer))
+    return _encode((found.content_format, found.newer_format, found.knows_developer))
 
 
 def render(argument: bytearray) -> bytes:
@@ -108,7 +97,7 @@ def render(argument: bytearray) -> bytes:
     is_json = argument.startswith(_JSON)
     source, *seen = json.loads(argument) if is_json else msgspec.msgpack.decode(argument)
     try:
-        return _encode(Written(_compiled(source).render(ChatInput(*seen))))
+        return _encode(_compiled(source).render(ChatInput(*seen)))
     except UnicodeEncodeError:
         return _encode(
             TemplateRefused("writes a lone surrogate, which no encoder accepts", "messages")

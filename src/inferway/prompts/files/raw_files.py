@@ -14,7 +14,7 @@ import stat
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -116,12 +116,24 @@ def _home(directory: Path) -> Path:
     return real.parents[1] if real.parent.name == "snapshots" else real
 
 
-def read_template(path: Path) -> str:
-    """Return the text of a template file that the operator has named. Raises RenderError."""
-    content = _read(path, MAX_TEMPLATE_BYTES, None)
+def template_source(given: str, templates: Mapping[str, str]) -> str:
+    """Return the template that an engine's --chat-template names: Jinja itself, if it has braces,
+    else one of the model's `templates` by its name, else a file. Raises RenderError."""
+    if is_jinja(given):
+        return given
+    if given in templates:
+        return templates[given]
+    content = _read(Path(given).expanduser(), MAX_TEMPLATE_BYTES, None)
     if content is None:
-        raise RenderError(f"{path}: no such file", reason=Reason.BAD_TEMPLATE)
-    return as_text(content, str(path), Reason.BAD_TEMPLATE)
+        raise RenderError(
+            f"no such file, and the model's own templates are {sorted(templates)}",
+            reason=Reason.BAD_TEMPLATE,
+        )
+    return as_text(content, given, Reason.BAD_TEMPLATE)
+
+
+def is_jinja(given: str) -> bool:
+    return any(sign in given for sign in "{}\n")
 
 
 def as_text(content: bytes, path: str, reason: Reason = Reason.BAD_TOKENIZER) -> str:
@@ -148,8 +160,8 @@ def _read(path: Path, most: int, within: Path | None) -> bytes | None:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 return None
             content = file.read(most + 1)
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-        return None
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError):
+        return None  # ValueError: the name has a null character
     except RuntimeError as e:
         raise _unusable(path, "it is a link to itself") from e
     except OSError as e:

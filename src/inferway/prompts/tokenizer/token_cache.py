@@ -1,15 +1,15 @@
-"""What was encoded before is not encoded again: pieces of a text, and the start of a growing chat.
+"""What was encoded before is not encoded again: the start of a growing chat.
 
-A text may be cut so that its pieces have the ids that they have in the whole where an added token
+A text may be cut so that both sides have the ids that they have in the whole where an added token
 begins. `tokenizers` (0.23, src/tokenizer/added_vocabulary.rs) makes it exact:
 
 1. It cuts a text at its added tokens before it does anything else. Normaliser, pre-tokenizer and
    model then see one segment between two added tokens at a time, never its neighbours.
-2. Added tokens are found from left to right, the longest at each place: as by a pattern of
-   alternatives, the longest first. So a piece that begins with one is cut as it was in the text.
+2. Added tokens are found from left to right, the longest at each place. So a token whose letters
+   can share no character with another token's, or with its own once more, is found wherever its
+   letters stand, whatever is around them: only such tokens are used (`apart`).
 3. Tokens with `normalized` are looked for later, in what the normaliser has made of a segment.
-   Without a normaliser that is the text itself; then they are cuts too, if no token, in either
-   round, can overlap them.
+   Without a normaliser that is the text itself; then they are cuts too.
 4. `lstrip`, `rstrip` and `single_word` look at the characters next to a token. At a cut these are
    the first of the token that begins there, and the last of the token before: no spaces.
    (`single_word` also asks for words: then a text is not cut at all.)
@@ -21,13 +21,10 @@ begins. `tokenizers` (0.23, src/tokenizer/added_vocabulary.rs) makes it exact:
 
 from __future__ import annotations
 
-import re
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from threading import Lock
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -36,37 +33,24 @@ import tokenizers
 from inferway.model import TokenIds
 
 
-@dataclass(frozen=True, slots=True)
-class SplitPoints:
-    found: list[str]  # all that a pattern must find, going from left to right
-    cuts: frozenset[str]  # those of them at which a text may be cut
-    apart: dict[str, int]  # those again which may be looked for by themselves, and their ids
-
-
-def find_split_points(tokenizer: tokenizers.Tokenizer) -> SplitPoints:
-    """Return where texts may be cut for this tokenizer, by points 2 to 4 of the module's docstring.
-    The result is empty if no cut is certain to be exact."""
+def find_cuts(tokenizer: tokenizers.Tokenizer) -> dict[str, int]:
+    """Return the tokens at whose every occurrence a text may be cut, and their ids, by points 2 to
+    4 of the module's docstring; none if no cut is certain to be exact."""
     by_id = tokenizer.get_added_tokens_decoder()
-    tokens = list(by_id.values())
     if (
         tokenizer.encode_special_tokens  # then some of them are ordinary text
-        or any(token.single_word for token in tokens)
+        or any(token.single_word for token in by_id.values())
         or getattr(tokenizer.model, "dropout", None)  # no two encodings are alike
     ):
-        return SplitPoints([], frozenset(), {})
-    contents = [token.content for token in tokens]
-    usable = [token for token in tokens if not token.normalized]
-    if tokenizer.normalizer is None:
-        late = set(apart([token.content for token in tokens if token.normalized], contents))
-        usable += [token for token in tokens if token.content in late]
-    cuts = [
-        token.content
-        for token in usable
-        if not token.lstrip and not token.content[0].isspace() and not token.content[-1].isspace()
-    ]
-    ids = {token.content: token_id for token_id, token in by_id.items()}
-    found = [token.content for token in usable]
-    return SplitPoints(found, frozenset(cuts), {cut: ids[cut] for cut in apart(cuts, contents)})
+        return {}
+    ids = {
+        token.content: token_id
+        for token_id, token in by_id.items()
+        if not (token.normalized and tokenizer.normalizer is not None)
+        and not (token.lstrip or token.content[0].isspace() or token.content[-1].isspace())
+    }
+    contents = [token.content for token in by_id.values()]
+    return {content: ids[content] for content in apart(ids, contents)}
 
 
 def apart(candidates: Iterable[str], contents: Collection[str]) -> list[str]:
@@ -97,75 +81,18 @@ EncodeAll = Callable[[Sequence[str]], list[TokenIds]]
 # Of an entry, besides text and ids: dict slots, links, the objects' heads.
 _ENTRY_BYTES = 500
 
-
-class SegmentCache:
-    """Encodes texts piece by piece and remembers the ids of each piece: an added token and what
-    follows it. Any thread may encode. It holds at most `max_bytes` and drops the least recently
-    used pieces first. Long text without added tokens gains nothing."""
-
-    def __init__(self, encode_all: EncodeAll, cuts: SplitPoints, max_bytes: int) -> None:
-        self.num_bytes = 0
-        self._encode_all = encode_all
-        by_length = sorted(cuts.found, key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, by_length)))
-        self._cuts = cuts.cuts
-        self._max_bytes = max_bytes
-        self._pieces: OrderedDict[str, TokenIds] = OrderedDict()
-        self._lock = Lock()
-
-    def encode(self, text: str) -> TokenIds:
-        pieces = list(self._cut(text))
-        if len(pieces) < 2:
-            return self._encode_all([text])[0]
-        return np.concatenate(self._encode_pieces(pieces))
-
-    def _cut(self, text: str) -> Iterator[str]:
-        start = 0
-        for match in self._pattern.finditer(text):
-            if match.start() > start and match.group() in self._cuts:
-                yield text[start : match.start()]
-                start = match.start()
-        yield text[start:]
-
-    def _encode_pieces(self, pieces: list[str]) -> list[TokenIds]:
-        with self._lock:
-            known = {p: ids for p in pieces if (ids := self._get(p)) is not None}
-        missing = [piece for piece in dict.fromkeys(pieces) if piece not in known]
-        if missing:
-            found = dict(zip(missing, self._encode_all(missing), strict=True))
-            with self._lock:
-                for piece, ids in found.items():
-                    self._keep(piece, ids)
-            known |= found
-        return [known[piece] for piece in pieces]
-
-    def _get(self, piece: str) -> TokenIds | None:
-        ids = self._pieces.get(piece)
-        if ids is not None:
-            self._pieces.move_to_end(piece)
-        return ids
-
-    def _keep(self, piece: str, ids: TokenIds) -> None:
-        if piece not in self._pieces:
-            self._pieces[piece] = ids
-            self.num_bytes += _num_bytes(piece, ids)
-        while self.num_bytes > self._max_bytes:
-            self.num_bytes -= _num_bytes(*self._pieces.popitem(last=False))
-
-
-def _num_bytes(piece: str, ids: TokenIds) -> int:
-    # Ids of a start are a view; what lies behind them, a turn or two, is not counted.
-    return sys.getsizeof(piece) + ids.nbytes + _ENTRY_BYTES
-
-
 # Characters. A text that has grown is encoded from up to so far before the growth: 30 µs.
 GRID = 8192
 
 _POINT_CHARS = 128  # of two starts that end alike the later one is kept
-_MAX_CUTS = 64  # tokens looked for from a text's end; templates use a handful
 
 # Where a start ends, and with what.
 Point = tuple[int, str]
+
+
+def _num_bytes(text: str, ids: TokenIds) -> int:
+    # Ids of a start are a view; what lies behind them, a turn or two, is not counted.
+    return sys.getsizeof(text) + ids.nbytes + _ENTRY_BYTES
 
 
 class _Start(msgspec.Struct, frozen=True):
@@ -175,20 +102,13 @@ class _Start(msgspec.Struct, frozen=True):
     ids: TokenIds  # ... and these come before
 
 
-class _Cut(NamedTuple):
-    place: int  # in the text
-    token: str
-    token_id: int
-
-
 class PrefixTokenCache:
     """Encodes growing texts and remembers the ids of their starts, up to a late cut. Any thread may
     encode. It holds at most `max_bytes` and drops the least recently used starts first.
 
-    Only tokens that can share no character with another one's occurrence are used as cuts: then
-    every place where such a token's letters stand is a cut, whatever comes behind it, and the last
-    one is found from the text's end. Each such place is one id, so where a cut lies among the ids
-    is counted; to encode both sides by themselves takes a fifth longer.
+    Each place where a cut's letters stand is a cut, whatever comes behind it, so the last one is
+    found from the text's end. It is one id, so where it lies among the ids is counted; to encode
+    both sides by themselves takes a fifth longer.
 
     Starts are found by their last characters before a grid point; the last point in a text is
     remembered, so that a chat leaves one entry however long it grows. Then all of it is
@@ -201,10 +121,12 @@ class PrefixTokenCache:
         max_bytes: int,
         grid: int = GRID,
     ) -> None:
-        """`cuts`: tokens whose every occurrence is a cut, and their ids (`SplitPoints.apart`)."""
+        """`cuts` as `find_cuts` returns them."""
         self.num_bytes = 0
         self._encode_all = encode_all
-        self._cuts = list(cuts.items())[:_MAX_CUTS]
+        self._cuts = cuts
+        self._tokens = {token_id: token for token, token_id in cuts.items()}
+        self._last_found = ""
         self._max_bytes = max_bytes
         self._grid = grid
         self._starts: OrderedDict[Point, _Start] = OrderedDict()
@@ -217,14 +139,28 @@ class PrefixTokenCache:
         begin = known.cut if known else 0
         [ids] = self._encode_all([text[begin:]])
         end = len(text) - len(text) % self._grid
-        cut = self._last_cut(text, begin, end)
-        num_before = _num_ids_before(cut, text, begin, ids) if cut else 0
+        place, token = self._last_cut(text, begin, end, ids)
+        num_before = self._num_ids_before(place, token, text, begin, ids) if token else None
         if known:
             ids = np.concatenate([known.ids, ids])
-        if cut and num_before:
+        if num_before:
             num_before += len(known.ids) if known else 0
-            self._keep(_Start(_point(text, end), text[:end], cut.place, ids[:num_before]), known)
+            self._keep(_Start(_point(text, end), text[:end], place, ids[:num_before]), known)
         return ids
+
+    def encode_settled(self, text: str, place: int) -> TokenIds:
+        """Return the ids of `text` up to its last cut that does not begin behind `place`: of a text
+        that ends there, the ids that are the same whatever follows."""
+        longest = max(map(len, self._cuts), default=0)
+        text = text[: place + longest]
+        ids = self.encode(text)
+        settled = 0
+        for token in self._tokens_in(ids):
+            at = text.rfind(token, 0, place + len(token))
+            before = self._num_ids_before(at, token, text, 0, ids) if at >= 0 else None
+            if before is not None:
+                settled = max(settled, before + (at + len(token) <= place))
+        return ids[:settled]
 
     def num_new_chars(self, text: str) -> int:
         """Return how many characters of `text` follow the start that is remembered."""
@@ -240,16 +176,34 @@ class PrefixTokenCache:
                     return start
         return None
 
-    def _last_cut(self, text: str, begin: int, end: int) -> _Cut | None:
-        """Between the two. Which of several tokens' is not important: the one that was found last
-        time is looked for first."""
-        for i, (token, token_id) in enumerate(self._cuts):
+    def _last_cut(self, text: str, begin: int, end: int, ids: TokenIds) -> tuple[int, str]:
+        """Return the last cut between the two, and its token, which is empty if there is none.
+        Which of several tokens' is not important: the one that was found last time is looked for
+        first, then those that `ids` have."""
+        if self._last_found:
+            place = text.rfind(self._last_found, begin + 1, end)
+            if place >= 0:
+                return place, self._last_found
+        for token in self._tokens_in(ids):
             place = text.rfind(token, begin + 1, end)
             if place >= 0:
-                if i:
-                    self._cuts = [self._cuts[i], *self._cuts[:i], *self._cuts[i + 1 :]]
-                return _Cut(place, token, token_id)
-        return None
+                self._last_found = token
+                return place, token
+        return 0, ""
+
+    def _tokens_in(self, ids: TokenIds) -> Iterator[str]:
+        """Yield the cuts that may be among the ids."""
+        return filter(None, map(self._tokens.get, set(ids.tolist())))
+
+    def _num_ids_before(
+        self, place: int, token: str, text: str, begin: int, ids: TokenIds
+    ) -> int | None:
+        """Return how many of `ids`, those of `text` from `begin` on, come before the token at
+        `place`; None if its id also stands for something else."""
+        places = np.flatnonzero(ids == self._cuts[token])
+        before = text.count(token, begin, place)
+        is_clear = before + text.count(token, place) == len(places)
+        return int(places[before]) if is_clear else None
 
     def _keep(self, start: _Start, grown_from: _Start | None) -> None:
         with self._lock:
@@ -265,16 +219,6 @@ class PrefixTokenCache:
         start = self._starts.pop(point, None)
         if start is not None:
             self.num_bytes -= _num_bytes(start.compared, start.ids)
-
-
-def _num_ids_before(cut: _Cut, text: str, begin: int, ids: TokenIds) -> int:
-    """How many of `ids`, those of `text` from `begin` on, come before the cut; 0 if the token's id
-    also stands for something else."""
-    places = np.flatnonzero(ids == cut.token_id)
-    before = text.count(cut.token, begin, cut.place)
-    if before + text.count(cut.token, cut.place) != len(places):
-        return 0
-    return int(places[before])
 
 
 def _point(text: str, end: int) -> Point:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from inferway.errors import ConfigError
-from inferway.prompts.files.prepare import GgufFile
+from inferway_sim.prepare import GgufFile
 
 
 def string(text: str) -> bytes:

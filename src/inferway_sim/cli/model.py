@@ -10,7 +10,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from inferway.cli.command import Command, section
 from inferway.cli.flag import OneOf, option
 from inferway.errors import ConfigError
-from inferway.prompts.files.prepare import (
+from inferway_sim.prepare import (
     PACKAGED_SMOLLM2,
     is_prepared,
     prepare_smollm2,

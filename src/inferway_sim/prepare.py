@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from inferway.doctor.machine import cache_dir
 from inferway.errors import ConfigError
 
 Floats = NDArray[np.float32]
@@ -171,12 +172,6 @@ WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "config.json", "ORIGIN.txt")
 WEIGHTS_FILE = "model.safetensors"
 PACKAGED_SMOLLM2 = Path(__file__).parent / "smollm2"  # TOKENIZER_FILES, no weights
-
-
-def cache_dir() -> Path:
-    """Return the directory of prepared models: `INFERWAY_CACHE`, or ~/.cache/inferway."""
-    configured = os.environ.get("INFERWAY_CACHE")
-    return Path(configured) if configured else Path.home() / ".cache" / "inferway"
 
 
 def prepared_model_dir(name: str) -> Path:

@@ -8,7 +8,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferway.openai_api.model_name import ModelRenamer
+from inferway.openai_api.edits import ModelRenamer
 
 DELTA = rb'{"id":"1","model":"m","choices":[{"delta":{"content":"\"model\":"}}]}'
 EVENTS = (

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-import inferway
-from inferway.cli.model import model
-from inferway.prompts.files.prepare import (
+import inferway_sim
+from inferway_sim.cli.model import model
+from inferway_sim.prepare import (
     TOKENIZER_FILES,
     attention_rows,
     hf_tensor_name,
@@ -32,9 +32,11 @@ def made(tmp_path: Path) -> Path:
     return directory
 
 
-def test_a_prepared_model_is_complete(smollm2: Path) -> None:
-    assert is_prepared(smollm2)
-    assert json.loads((smollm2 / "config.json").read_text())["rope_theta"] == 100000
+def test_a_prepared_model_is_complete() -> None:
+    directory = prepare_smollm2()
+
+    assert is_prepared(directory)
+    assert json.loads((directory / "config.json").read_text())["rope_theta"] == 100000
 
 
 def test_the_tokenizer_comes_with_the_package_and_needs_no_directory_of_the_users(
@@ -44,7 +46,7 @@ def test_the_tokenizer_comes_with_the_package_and_needs_no_directory_of_the_user
 
     directory = prepare_smollm2()
 
-    assert directory.is_relative_to(Path(inferway.__file__).parent)
+    assert directory.is_relative_to(Path(inferway_sim.__file__).parent)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -58,7 +60,8 @@ def test_a_directory_that_is_asked_for_gets_the_packaged_files(tmp_path: Path) -
         assert (tmp_path / "made" / name).read_bytes() == (packaged / name).read_bytes()
 
 
-def test_preparing_twice_does_nothing(smollm2: Path) -> None:
+def test_preparing_twice_does_nothing() -> None:
+    smollm2 = prepare_smollm2()
     before = {path: path.stat().st_mtime_ns for path in smollm2.iterdir()}
 
     prepare_smollm2(directory=smollm2)
@@ -66,7 +69,8 @@ def test_preparing_twice_does_nothing(smollm2: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in smollm2.iterdir()} == before
 
 
-def test_the_command_says_that_a_model_is_there(smollm2: Path) -> None:
+def test_the_command_says_that_a_model_is_there() -> None:
+    smollm2 = prepare_smollm2()
     result = CliRunner().invoke(model, ["prepare", "smollm2", "--dir", str(smollm2)])
 
     assert (result.exit_code, result.output) == (0, f"smollm2 is already there: {smollm2}\n")

@@ -5,24 +5,23 @@ An engine's flags cannot be seen from outside, and some change its prompts: `--c
 `--exclude-tools-when-tool-choice-none`. So an engine is asked for the ids of a few chats and
 texts of ours (`return_token_ids`, vLLM's own answer is the oracle), each of which goes another
 way through templates and tokenizers; and, later, for those of single live prompts.
-
-Which flag it is that makes a difference, likely_flag.py finds out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from inferway.config import ModelSettings
 from inferway.errors import RenderError, RequestError
 from inferway.model import Reason, TokenIds
 from inferway.openai_api.requests import (
     CHAT,
-    COMPLETION,
     CountsMessages,
     CountTokensRequest,
     PromptBody,
@@ -31,6 +30,7 @@ from inferway.openai_api.requests import (
     parse_completion,
     parse_count_tokens,
 )
+from inferway.prompts.served import LocalPrompts
 
 JsonObject = dict[str, Any]
 
@@ -57,89 +57,18 @@ class Probe:
 
 _CHEAP: JsonObject = {"max_tokens": 1, "stream": False, "return_token_ids": True}
 
-# Whitespace at both ends, in rows and before digits; several scripts; a sequence of joined
-# signs; what several models use as special tokens.
-_RICH = (
-    "  Where's the 2nd  café?\n\n\tΩ привет 北京 👩‍👩‍👧 12345 x=f(y)\n<|im_end|><|im_start|>user"
-    "</s><s>[INST]<|eot_id|><bos><end_of_turn><think>\n \n"
-)
-_SYSTEM = {"role": "system", "content": "You are terse. \n"}
-_USER = {"role": "user", "content": _RICH}
-_ASSISTANT = {"role": "assistant", "content": " Here:\n\n```py\nx = 1\n```\n"}
-_AGAIN = {"role": "user", "content": "And then?"}
-_TOOL = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "description": "What is the weather?",
-        "parameters": {
-            "type": "object",
-            "properties": {
-                "city": {"type": "string", "description": "Whose 'weather'?"},
-                "unit": {"type": "string", "enum": ["C", "F"]},
-            },
-            "required": ["city"],
-        },
-    },
-}
-_CALL = {
-    "id": "call12345",
-    "type": "function",
-    "function": {"name": "get_weather", "arguments": '{"city": "Zürich", "unit": "C"}'},
-}
 
-PROBES = (
-    Probe("chat", CHAT, {"messages": [_SYSTEM, _USER, _ASSISTANT, _AGAIN]}),
-    Probe("no system message", CHAT, {"messages": [_AGAIN]}),
-    Probe(
-        "parts",
-        CHAT,
-        {
-            "messages": [
-                {
-                    "role": "user",
-                    "content": [{"type": "text", "text": "One, "}, {"type": "text", "text": "two"}],
-                }
-            ]
-        },
-    ),
-    Probe(
-        "tools",
-        CHAT,
-        {
-            "messages": [
-                _AGAIN,
-                {"role": "assistant", "content": None, "tool_calls": [_CALL]},
-                {"role": "tool", "tool_call_id": "call12345", "content": '{"degrees": 21}'},
-            ],
-            "tools": [_TOOL],
-            "tool_choice": "none",  # another choice needs flags that not every engine has
-        },
-    ),
-    Probe(
-        "reasoning",
-        CHAT,
-        {
-            "messages": [
-                _AGAIN,
-                {"role": "assistant", "reasoning_content": "Hm.", "content": "Four."},
-                _AGAIN,
-                {"role": "assistant", "content": "<think>\nHm.\n</think>\n\nFive."},
-                _AGAIN,
-            ]
-        },
-    ),
-    Probe(
-        "open end",
-        CHAT,
-        {
-            "messages": [_AGAIN, {"role": "assistant", "content": "Then we"}],
-            "add_generation_prompt": False,
-            "continue_final_message": True,
-        },
-    ),
-    Probe("texts", COMPLETION, {"prompt": [_RICH, " x"]}),
-)
+class _Probes(msgspec.Struct):
+    """probes.json. Its texts have whitespace at both ends, in rows and before digits; several
+    scripts; a sequence of joined signs; what several models use as special tokens. Choices of tools
+    other than "none" need flags that not every engine has."""
+
+    probes: tuple[Probe, ...]
+    messages: tuple[JsonObject, ...]
+
+
+_READ = msgspec.json.decode(Path(__file__).with_name("probes.json").read_bytes(), type=_Probes)
+PROBES = _READ.probes
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,50 +207,9 @@ def _id_at(ids: TokenIds, position: int) -> str:
 # Do we make of messages the chat that an engine makes of them? No engine tells the ids of their
 # prompts, but vLLM counts their tokens. Versions of vLLM differ in what they make of a block, and
 # an engine may have been started with another effort for no thinking
-# (--anthropic-disabled-thinking-effort). So each of `BODIES` has parts whose texts would be missed,
-# or stand twice, in another count.
-
-_BILLING = {"type": "text", "text": "x-anthropic-billing-header: cc_version=2; cch=0f1e2;"}
-_TERSE = {"type": "text", "text": "You are terse, and read files before you change them."}
-_REMINDER = {"role": "system", "content": "One file has been opened since: it is b.py."}
-_ASKED = {"role": "user", "content": [{"type": "text", "text": "Why does a.py fail?"}]}
-_READS = {
-    "role": "assistant",
-    "content": [
-        {"type": "thinking", "thinking": "The file must be read first.", "signature": "c2ln"},
-        {"type": "text", "text": "I read it."},
-        {"type": "tool_use", "id": "toolu_01ab", "name": "read", "input": {"path": "a.py"}},
-    ],
-}
-_FILE = {
-    "role": "user",
-    "content": [
-        {
-            "type": "tool_result",
-            "tool_use_id": "toolu_01ab",
-            "content": [{"type": "text", "text": "def f():"}, {"type": "text", "text": "  1/0"}],
-        },
-        {"type": "text", "text": "Be quick."},
-    ],
-}
-_READ = {
-    "name": "read",
-    "description": "Reads one file of the project.",
-    "input_schema": {"properties": {"path": {"type": "string"}}, "required": ["path"]},
-}
-
-BODIES: tuple[JsonObject, ...] = (
-    {"messages": [_ASKED], "system": [_BILLING, _TERSE]},
-    {
-        "messages": [_ASKED, _READS, _FILE],
-        "system": [_TERSE],
-        "tools": [_READ],
-        "tool_choice": {"type": "none"},  # another choice needs flags that not every engine has
-    },
-    {"messages": [_ASKED, _REMINDER, _ASKED], "system": [_TERSE]},
-    {"messages": [_ASKED], "thinking": {"type": "disabled"}},
-    {"messages": [_ASKED], "output_config": {"effort": "high"}},
-)
+# (--anthropic-disabled-thinking-effort). So each of these has parts whose texts would be missed, or
+# stand twice, in another count.
+BODIES = _READ.messages
 
 
 async def count(prompts: CountsMessages, body: CountTokensRequest) -> int | None:
@@ -337,3 +225,181 @@ async def count(prompts: CountsMessages, body: CountTokensRequest) -> int | None
 async def our_count(prompts: CountsMessages, body: Mapping[str, Any]) -> int | None:
     """The same for a body that is sent to an engine."""
     return await count(prompts, parse_count_tokens(msgspec.json.encode(body)))
+
+
+# Which of the engine's flags is missing here, and what would mirror it, is found by trying: the
+# probes are rendered anew under other flags, one apart at a time; those that give the engine's ids
+# to the last probe are the engine's. Only if none do is the flag guessed, from which probes differ.
+
+
+# The likeliest flag of the engine, and the setting of ours that mirrors it.
+Cause = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class FlagFinding:
+    """Some probes gave other ids. `words` has no text of a prompt, `evidence` has."""
+
+    kind: str  # the same for the same cause, seen in the same probes
+    words: str
+    evidence: str
+
+
+async def find(
+    model: str,
+    prompts: LocalPrompts | None,
+    answers: Mapping[str, Outcome],
+    differences: Mapping[str, Difference],
+) -> FlagFinding:
+    """Return what differs from the engine and the most likely cause. `answers` are the engine's
+    outcomes by probe, `differences` those of them that are not ours, by probe: at least one."""
+    cause = await _proven_cause(model, prompts, answers, differences) if prompts else None
+    if cause is None:
+        cause = _guess(model, differences, reads_clock=prompts is not None and prompts.reads_clock)
+    flag, cure = cause
+    names = ", ".join(differences)
+    name, first = next(iter(differences.items()))
+    where = "refused by one side" if first.position is None else f"from token {first.position} on"
+    return FlagFinding(
+        kind=f"{flag}|{cure}|{names}",
+        words=(
+            f"{len(differences)} of {len(answers)} probes differ ({names}), {name!r} {where}; "
+            f"likely flag of the engine: {flag}; fix: {cure}"
+        ),
+        evidence=_evidence(name, first, prompts),
+    )
+
+
+async def _proven_cause(
+    model: str,
+    prompts: LocalPrompts,
+    answers: Mapping[str, Outcome],
+    differences: Mapping[str, Difference],
+) -> Cause | None:
+    """The first flag under which every probe gives the engine's ids."""
+    order = sorted(PROBES, key=lambda probe: probe.name not in differences)
+    probes = [probe for probe in order if probe.name in answers]
+    for flag, cure, alternative in prompts.alternatives(model):
+        if await _all_agree(alternative, probes, answers):
+            return flag, cure
+    return None
+
+
+async def _all_agree(
+    prompts: Tokenizes, probes: Iterable[Probe], answers: Mapping[str, Outcome]
+) -> bool:
+    for probe in probes:
+        ours = await our_outcome(prompts, probe.path, probe.body("-"))
+        if ours is None or compare(ours, answers[probe.name]) is not None:
+            return False
+    return True
+
+
+def _guess(model: str, differences: Mapping[str, Difference], *, reads_clock: bool) -> Cause:
+    texts = differences.get("texts")
+    if texts is not None:
+        if _differ_in_edges(texts):
+            what = "--tokenizer, whose files add other special tokens around a text"
+        else:
+            what = "--tokenizer"
+        return (what, f"give what it was given: --tokenizer {model}=DIR")
+    cure = f"give what it was given: --chat-template {model}=FILE"
+    if set(differences) == {"tools"}:
+        return ("--chat-template, in what it makes of tools", cure)
+    if set(differences) == {"reasoning"}:
+        return ("--chat-template, or a vLLM that shows reasoning otherwise", cure)
+    if reads_clock:
+        cure += "; the template shows the time: do clocks and time zones agree?"
+    return ("--chat-template", cure)
+
+
+def _differ_in_edges(difference: Difference) -> bool:
+    """Return whether one side's ids are the other's with one more at either end."""
+    if isinstance(difference.ours, NotRendered) or isinstance(difference.theirs, NotRendered):
+        return False
+    return all(
+        len(short) + 1 == len(long)
+        and (np.array_equal(long[1:], short) or np.array_equal(long[:-1], short))
+        for short, long in (
+            sorted(pair, key=len) for pair in zip(difference.ours, difference.theirs, strict=False)
+        )
+    )
+
+
+_TOKENS_SHOWN = 8
+
+
+def _evidence(name: str, difference: Difference, prompts: LocalPrompts | None) -> str:
+    """Texts of a probe may be shown: they are ours, and the model's template."""
+    ours, theirs = difference.ours, difference.theirs
+    if isinstance(ours, NotRendered) or isinstance(theirs, NotRendered):
+        here, there = (
+            f"refused {where} ({made.why})"
+            if isinstance(made, NotRendered)
+            else f"rendered {where}"
+            for made, where in ((ours, "here"), (theirs, "there"))
+        )
+        return f"{name!r} is {here} and {there}"
+    if difference.position is None:
+        return f"{name!r} has {len(ours)} prompts here and {len(theirs)} there"
+    start, end = difference.position, difference.position + _TOKENS_SHOWN
+    a, b = ours[difference.prompt], theirs[difference.prompt]
+    before = a[max(0, start - _TOKENS_SHOWN) : start]
+    return (
+        f"{name!r}, token {start}, after {_shown(before, prompts)}: "
+        f"here {_shown(a[start:end], prompts)}, there {_shown(b[start:end], prompts)}"
+    )
+
+
+def _shown(ids: TokenIds, prompts: LocalPrompts | None) -> str:
+    if not len(ids):
+        return "nothing"
+    text = "" if prompts is None else f"{prompts.decode(ids)!r} "
+    return f"{text}{ids.tolist()}"
+
+
+def other_flags(
+    model: str, flags: ModelSettings, variables: Iterable[str], template_names: Iterable[str]
+) -> Iterator[tuple[str, str, ModelSettings]]:
+    """Yield flags that an engine may have been started with instead of `flags`: their name, how to
+    mirror them, and the settings. `variables`: what the template reads of its keyword arguments."""
+    for name in flags.__struct_fields__:
+        default = getattr(ModelSettings(), name)
+        if getattr(flags, name) != default and name != "tokenizer":
+            settings = msgspec.structs.replace(flags, **{name: default})
+            flag = f"none; the engine was started without {_ENGINE_FLAGS[name]}"
+            yield flag, f"remove {name} of models: {model}", settings
+    for name, value in _others(flags, variables, template_names):
+        if getattr(flags, name) != value:
+            mirror = msgspec.json.encode({model: {name: value}}).decode()
+            settings = msgspec.structs.replace(flags, **{name: value})
+            yield _ENGINE_FLAGS[name], f"set models: {mirror}", settings
+
+
+_ENGINE_FLAGS = {
+    "chat_template": "--chat-template",
+    "chat_template_content_format": "--chat-template-content-format",
+    "chat_template_kwargs": "--default-chat-template-kwargs",
+    "exclude_tools_when_tool_choice_none": "--exclude-tools-when-tool-choice-none",
+    "reasoning_effort_map": "--reasoning-effort-map",
+}
+
+# Always given to a template, by the request or by the tokenizer.
+_NOT_KWARGS = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"}
+
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "max")
+
+
+def _others(
+    flags: ModelSettings, variables: Iterable[str], template_names: Iterable[str]
+) -> Iterator[tuple[str, Any]]:
+    for content_format in ("string", "openai"):
+        yield "chat_template_content_format", content_format
+    yield "exclude_tools_when_tool_choice_none", True
+    for variable in sorted(set(variables) - _NOT_KWARGS):
+        if variable.endswith("_token"):
+            continue
+        for value in _EFFORTS if "effort" in variable else (False, True):
+            yield "chat_template_kwargs", {**flags.chat_template_kwargs, variable: value}
+    for name in sorted(set(template_names) - {"default"}):
+        yield "chat_template", name
