@@ -26,8 +26,8 @@ from typing import Any
 import aiohttp
 
 from inferway.errors import ConfigError, UpstreamError
-from inferway.fleet.http_client import EngineConnector
 from inferway.model import Headers
+from inferway.upstream.pool import IDLE_KEEP_ALIVE_SECONDS
 from inferway_ray.announced import ENGINE
 from inferway_ray.observed import AnswerHead
 
@@ -72,7 +72,8 @@ class RunningProgram:
         """The connections to it; made in the event loop that asks first."""
         if self._session is None:
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=2.0)
-            self._session = aiohttp.ClientSession(timeout=timeout, connector=EngineConnector(None))
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_KEEP_ALIVE_SECONDS)
+            self._session = aiohttp.ClientSession(timeout=timeout, connector=connector)
         return self._session
 
     async def answers(self) -> None:

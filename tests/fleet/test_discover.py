@@ -5,18 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
-from typing import cast
 
-import aiohttp
 import pytest
 from aiohttp import web
 from tests.fleet.servers import serving
-from yarl import URL
 
 from inferway.errors import UpstreamError, UpstreamTimeoutError
-from inferway.fleet.engine_facts import EngineFacts, ModelCard, discover, fetch_metrics
+from inferway.fleet.engine_client import MAX_PAGE_BYTES, EngineClient, StatusError
+from inferway.fleet.engine_facts import EngineFacts, ModelCard, discover
 from inferway.fleet.event_source import EventSource
-from inferway.fleet.http_client import MAX_ANSWER_BYTES, MAX_PAGE_BYTES, StatusError, read_answer
 
 MODELS = '{"data": [{"id": "m", "root": "/m", "max_model_len": 4096}]}'
 HEALTHY = {
@@ -68,9 +65,8 @@ def ask(serve: Serve) -> Ask:
         says: Mapping[str, str], status: Mapping[str, int] | None = None, silent: str = ""
     ) -> EngineFacts:
         url = await serve(says, status, silent)
-        timeout = aiohttp.ClientTimeout(total=0.3 if silent else 10)
-        async with aiohttp.ClientSession(timeout=timeout) as session:
-            return (await discover(session, url, {}))[0]
+        async with EngineClient(seconds=0.3 if silent else 10.0) as client:
+            return (await discover(client, url, []))[0]
 
     return asking
 
@@ -85,48 +81,6 @@ async def test_an_engine_tells_models_sockets_and_block_size(ask: Ask) -> None:
     )
 
 
-async def test_nobody_is_asked_where_an_engine_sends_us(serve: Serve) -> None:
-    asked: list[str] = []
-    elsewhere = await serve(HEALTHY, asked=asked)
-
-    async def redirect(request: web.Request) -> web.Response:
-        raise web.HTTPFound(elsewhere + request.path)
-
-    async with serving(redirect) as url, aiohttp.ClientSession() as session:
-        with pytest.raises(StatusError, match="answered 302"):
-            await discover(session, url, {})
-
-    assert asked == []
-
-
-class Endless:
-    """An answer whose body does not end."""
-
-    url = URL("http://engine/health")
-
-    def __init__(self) -> None:
-        self.content = self
-        self.num_bytes = 0
-
-    async def iter_any(self) -> AsyncIterator[bytes]:
-        while True:
-            self.num_bytes += 2**20
-            yield bytes(2**20)
-
-
-async def test_an_answer_without_end_is_not_kept() -> None:
-    answer = Endless()
-
-    with pytest.raises(UpstreamError) as refused:
-        await read_answer(cast(aiohttp.ClientResponse, answer))
-
-    place, _, words = str(refused.value).partition(": ")
-    assert place == "/health"
-    assert f"more than {MAX_ANSWER_BYTES} bytes" in words
-    assert "give the URL of an inference engine" in words
-    assert answer.num_bytes == MAX_ANSWER_BYTES + 2**20
-
-
 async def test_an_engine_with_our_plugin_has_a_path_that_wants_another_method(ask: Ask) -> None:
     path = "/v1/structured/warm"
 
@@ -139,8 +93,8 @@ async def test_its_metrics_are_read_once_and_given_along(serve: Serve) -> None:
     asked: list[str] = []
     url = await serve(HEALTHY, asked=asked)
 
-    async with aiohttp.ClientSession() as session:
-        _, metrics = await discover(session, url, {})
+    async with EngineClient() as client:
+        _, metrics = await discover(client, url, [])
 
     assert metrics == HEALTHY["/metrics"]
     assert sorted(asked) == sorted([*HEALTHY, "/v1/structured/warm", "/server_info"])
@@ -173,13 +127,6 @@ async def test_its_load_is_asked_for_alone_where_that_tells_as_much(
     facts = await ask({**HEALTHY, "/metrics": page, **behind_the_slash})
 
     assert facts.load_path == path
-
-
-async def test_an_engine_may_have_no_metrics(serve: Serve) -> None:
-    url = await serve({"/v1/models": MODELS})
-
-    async with aiohttp.ClientSession() as session:
-        assert await fetch_metrics(session, url, {}) == ""
 
 
 async def test_an_engine_that_says_it_is_not_well_is_as_good_as_gone(ask: Ask) -> None:

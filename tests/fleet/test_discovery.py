@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from inferway.fleet.engine_client import MAX_PAGE_BYTES
 from inferway.fleet.engine_facts import (
     MAX_BASE_MODELS,
     MAX_CARD_FINDINGS,
@@ -19,7 +20,6 @@ from inferway.fleet.engine_facts import (
     resolve_sources,
 )
 from inferway.fleet.event_source import EventSource
-from inferway.fleet.http_client import MAX_PAGE_BYTES
 
 
 def sources(endpoint: str, replay: str | None = None, rank: int = 0) -> bytes:

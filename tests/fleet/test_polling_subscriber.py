@@ -112,7 +112,7 @@ async def polling(engine: Engine, **options: Any) -> AsyncIterator[Gateway]:
 
 async def test_events_reach_the_index() -> None:
     engine = Engine()
-    async with polling(engine, headers={"authorization": "Bearer key"}) as gateway:
+    async with polling(engine, headers=[(b"authorization", b"Bearer key")]) as gateway:
         engine.happen({"type": "created", "num_blocks_per_cache_level": [100, 0]}, stored(0, 2))
         await gateway.has(2, StreamState.EXACT)
         engine.happen(stored(2, 5), removed(4))

@@ -9,7 +9,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-import aiohttp
 import msgspec
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ from aiohttp import web
 
 from inferway.config import EngineSettings, ProbeSettings
 from inferway.fleet.engine import Engine, ProofState
+from inferway.fleet.engine_client import EngineClient
 from inferway.fleet.load import Load
 from inferway.fleet.prober import ATTEMPTS, ENGINES_AT_ONCE, LivePrompt, Prober
 from inferway.model import Endpoint, Tokenized
@@ -163,17 +163,18 @@ async def start() -> AsyncIterator[Start]:
             engines = [
                 Engine(EngineSettings(url=url, name=f"e{i}"), (), healthy=True) for i in range(num)
             ]
+            client = await stack.enter_async_context(EngineClient())
             prober = Prober(
                 ProbeSettings(**settings),
                 {engine.name: engine for engine in engines},
+                client,
                 lambda _, model: model,
                 bench.changed,
                 retry_seconds=pause,
                 recheck_seconds=pause,
                 sends_ids=sends_ids,
             )
-            session = await stack.enter_async_context(aiohttp.ClientSession())
-            prober.open(session)
+            prober.open()
             stack.push_async_callback(prober.close)
             return Asked(bench, prober, engines)
 

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
-import aiohttp
 import msgspec
 import pytest
 from tests.fleet.render_servers import RenderServer, chat_ids, running, text_ids
@@ -15,6 +14,7 @@ from tests.fleet.render_servers import RenderServer, chat_ids, running, text_ids
 from inferway.config import ModelSettings
 from inferway.errors import RenderError
 from inferway.fleet.engine import Engine
+from inferway.fleet.engine_client import EngineClient
 from inferway.fleet.remote.remote_prompts import RemotePrompts, RemoteRenderers
 from inferway.fleet.remote.render_sites import MAX_ASKING, MISSES
 from inferway.model import Reason, Tokenized
@@ -68,9 +68,8 @@ class Remote:
         for server in servers:
             await self._stack.enter_async_context(running(server))
         engines = [server.engine for server in servers]
-        renderers = RemoteRenderers(engines, names, budget, wall_clock=self.clock)
-        session = await self._stack.enter_async_context(aiohttp.ClientSession())
-        renderers.open(session)
+        client = await self._stack.enter_async_context(EngineClient())
+        renderers = RemoteRenderers(engines, client, names, budget, wall_clock=self.clock)
         self._stack.push_async_callback(renderers.close)
         own = own or NoPrompts(Reason.NO_TOKENIZER, "no tokenizer")
         prompts = renderers.around(SOURCE, own)
@@ -147,7 +146,7 @@ async def test_nor_for_what_is_no_engines_affair(remote: Remote, reason: Reason)
 async def test_with_no_budget_no_engine_is_ever_asked() -> None:
     own = NoPrompts(Reason.NO_TOKENIZER, "no tokenizer")
 
-    assert RemoteRenderers([], lambda _: {}, 0.0).around(SOURCE, own) is own
+    assert RemoteRenderers([], EngineClient(), lambda _: {}, 0.0).around(SOURCE, own) is own
 
 
 async def test_texts_are_rendered_too(remote: Remote) -> None:
@@ -425,9 +424,8 @@ async def test_an_engine_that_is_gone_costs_no_answer() -> None:
     gone = RenderServer()
     async with running(gone):
         pass
-    renderers = RemoteRenderers([gone.engine], lambda _: {SOURCE.key: "m"}, LONG)
-    async with aiohttp.ClientSession() as session:
-        renderers.open(session)
+    async with EngineClient() as client:
+        renderers = RemoteRenderers([gone.engine], client, lambda _: {SOURCE.key: "m"}, LONG)
         prompts = renderers.around(SOURCE, NoPrompts(Reason.NO_TOKENIZER, "none"))
         assert isinstance(prompts, RemotePrompts)
 
@@ -581,7 +579,8 @@ async def test_what_was_learned_stays_when_our_own_prompts_are_loaded_anew(
 ) -> None:
     server = RenderServer()
     await remote._stack.enter_async_context(running(server))
-    renderers = RemoteRenderers([server.engine], lambda _: {SOURCE.key: "m"}, LONG)
+    client = EngineClient()
+    renderers = RemoteRenderers([server.engine], client, lambda _: {SOURCE.key: "m"}, LONG)
 
     first = renderers.around(SOURCE, NoPrompts(Reason.NO_TOKENIZER, "a"))
     second = renderers.around(SOURCE, NoPrompts(Reason.NO_TOKENIZER, "b"))
@@ -597,6 +596,7 @@ async def test_closing_gives_up_what_is_on_its_way(remote: Remote) -> None:
     server.may_answer.clear()
     await refusal(prompts, chat("Hi"))
 
+    await prompts.engines.client.close()
     await prompts.engines.close()
 
     assert await refusal(prompts, chat("Ho")) == Reason.REMOTE_FAILED

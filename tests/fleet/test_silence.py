@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
-import aiohttp
 from aiohttp import web
 from tests.fleet.servers import serving
 
@@ -97,7 +96,6 @@ class World:
 @asynccontextmanager
 async def world(*cores: Core) -> AsyncIterator[World]:
     async with AsyncExitStack() as stack:
-        session = await stack.enter_async_context(aiohttp.ClientSession())
         for core in cores:
             core.url = await stack.enter_async_context(serving(core.answer))
         settings = ServeSettings(
@@ -109,8 +107,7 @@ async def world(*cores: Core) -> AsyncIterator[World]:
         fleet.expected_seconds = lambda _: 0.0
         await fleet.start()
         asked: list[str] = []
-        silence = SilenceWatch(fleet, lambda engine: asked.append(engine.name))
-        silence.open(session)
+        silence = SilenceWatch(fleet, fleet.client, lambda engine: asked.append(engine.name))
         try:
             yield World(fleet, silence, asyncio.get_running_loop().time(), asked)
         finally:

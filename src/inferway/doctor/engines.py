@@ -9,16 +9,21 @@ import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import aiohttp
 import msgspec
-from yarl import URL
 
 from inferway.config import EngineSettings
 from inferway.doctor.facts import EngineReport, Socket, SparseCaches
 from inferway.errors import ConfigError, UpstreamError
-from inferway.fleet.engine_facts import EngineFacts, discover, given_source, parse_cache_labels
-from inferway.fleet.http_client import EngineConnector, post, upstream_errors
+from inferway.fleet.engine_client import EngineClient, StatusError
+from inferway.fleet.engine_facts import (
+    HEALTH,
+    EngineFacts,
+    discover,
+    given_source,
+    parse_cache_labels,
+)
 from inferway.fleet.zmtp import CONNECT_SECONDS, ZmtpConnection, ZmtpError, connect
+from inferway.model import Headers
 from inferway.openai_api.requests import CHAT
 
 ENGINE_SECONDS = 10.0  # an engine that computes on the CPU leaves us waiting for a while
@@ -43,18 +48,16 @@ async def ask_engines(
 ) -> list[EngineReport]:
     """Ask all engines side by side. `tls` says who is trusted to be an https engine; else whom the
     system trusts."""
-    timeout = aiohttp.ClientTimeout(total=ENGINE_SECONDS)
-    connector = EngineConnector(tls)
-    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
-        return await asyncio.gather(*(_ask_engine(session, engine) for engine in engines))
+    async with EngineClient(tls, seconds=ENGINE_SECONDS) as client:
+        return await asyncio.gather(*(_ask_engine(client, engine) for engine in engines))
 
 
-async def _ask_engine(session: aiohttp.ClientSession, settings: EngineSettings) -> EngineReport:
+async def _ask_engine(client: EngineClient, settings: EngineSettings) -> EngineReport:
     url = settings.http_url
     try:
-        headers = {name.decode(): value.decode() for name, value in settings.authorization()}
-        health = await _status(session, f"{url}/health", headers)
-        told, metrics = await discover(session, url, headers)
+        headers = settings.authorization()
+        health = await _health(client, url, headers)
+        told, metrics = await discover(client, url, headers)
     except (ConfigError, UpstreamError) as e:
         return EngineReport(settings, error=str(e))
     caching = _PREFIX_CACHING.search(metrics)
@@ -63,7 +66,7 @@ async def _ask_engine(session: aiohttp.ClientSession, settings: EngineSettings) 
         health=health,
         told=told,
         prefix_caching=caching[1] == "True" if caching else None,
-        takes_tools=await _takes_tools(session, url, headers, told),
+        takes_tools=await _takes_tools(client, url, headers, told),
         offloads=_OFFLOADING.search(metrics) is not None,
         sparse=sparse_caches(parse_cache_labels(metrics)),
         sockets=await asyncio.gather(*(_knock(s) for s in _sockets_of(settings, told))),
@@ -90,7 +93,7 @@ def _number(labels: Mapping[str, str], name: str) -> int | None:
 
 
 async def _takes_tools(
-    session: aiohttp.ClientSession, url: str, headers: Mapping[str, str], told: EngineFacts
+    client: EngineClient, url: str, headers: Headers, told: EngineFacts
 ) -> bool | None:
     """Return whether a chat may have tools, by one that asks for a single token. None: it cannot be
     said."""
@@ -98,7 +101,7 @@ async def _takes_tools(
         return None
     body = msgspec.json.encode({"model": told.models[0].name, **_WITH_TOOLS})
     try:
-        status, said = await post(session, url, CHAT, body, headers=headers, seconds=ENGINE_SECONDS)
+        status, said = await client.post(url, CHAT, body, headers, ENGINE_SECONDS)
     except UpstreamError:
         return None
     if status == 200:
@@ -106,12 +109,12 @@ async def _takes_tools(
     return False if status == 400 and _NO_TOOLS in said else None
 
 
-async def _status(session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> int:
-    with upstream_errors(url):
-        async with session.get(
-            URL(url, encoded=True), headers=headers, allow_redirects=False
-        ) as response:
-            return response.status
+async def _health(client: EngineClient, url: str, headers: Headers) -> int:
+    try:
+        await client.get(url, HEALTH, headers)
+    except StatusError as e:
+        return e.answered
+    return 200
 
 
 def _sockets_of(settings: EngineSettings, told: EngineFacts) -> list[Socket]:

@@ -21,7 +21,7 @@ from inferway.doctor.facts import (
     SparseCaches,
     TokenizerReport,
 )
-from inferway.fleet.http_client import PLAIN_HTTP
+from inferway.fleet.engine_client import PLAIN_HTTP
 
 OLDEST_PYTHON = (3, 11)
 

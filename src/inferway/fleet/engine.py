@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -185,10 +185,6 @@ class Engine:
     @property
     def url(self) -> str:
         return self.settings.http_url
-
-    @property
-    def http_headers(self) -> Mapping[str, str]:
-        return {name.decode(): value.decode() for name, value in self.headers}
 
     @property
     def block_size(self) -> int | None:

@@ -16,15 +16,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
-import aiohttp
-
 from inferway.config import EngineSettings, ServeSettings
 from inferway.errors import NoEndpointError, UnknownModelError
 from inferway.fleet.columns import EndpointColumns
 from inferway.fleet.engine import Engine, Subscriber, cache_tokens
+from inferway.fleet.engine_client import EngineClient
 from inferway.fleet.engine_facts import EngineFacts
 from inferway.fleet.event_source import EventSource
-from inferway.fleet.http_client import EngineConnector
 from inferway.fleet.kv_transfer import kv_transfer_of, warn_of_legs
 from inferway.fleet.load import parse_load
 from inferway.fleet.outage import Outage
@@ -34,7 +32,7 @@ from inferway.fleet.served_models import LoadPrompts, ServedModels, version_rule
 from inferway.fleet.silent_zero import StreamEvidence
 from inferway.fleet.table import EndpointTable
 from inferway.fleet.up_log import UpLog
-from inferway.fleet.watch import ANSWER_SECONDS, EngineWatch, Watch, needs_events
+from inferway.fleet.watch import EngineWatch, Watch, needs_events
 from inferway.kv.index.protocol import Clear, Index
 from inferway.model import ContextLengths, Endpoint, HolderId, Reason
 from inferway.prompts.served import ModelSource, NoPrompts, PromptSource, ServedModel
@@ -84,18 +82,19 @@ class Fleet:
         self.cut, self.book, self.release = table.cut, table.book, table.release
         self.in_flight, self.state = table.in_flight, table.state
         self._tasks = Tasks(log, "a task of the fleet ended")
-        self._session: aiohttp.ClientSession | None = None
+        # what asks the engines all that is no request of a client's
+        self.client = EngineClient(settings.engine_tls(), on_closed=self._cut_off)
         self._by_name = {engine.name: engine for engine in self.engines}
         self._served = ServedModels(
             settings.models, load_prompts, self._wrap, self._tasks.spawn, self._prompts_came
         )
         self.models = self._served.by_name
         self.prober = prober(
-            *(settings.probe, self._by_name, self._served.subject, self._refresh),
+            *(settings.probe, self._by_name, self.client, self._served.subject, self._refresh),
             sends_ids=settings.tokens_once != "off",
         )
         budget = settings.remote_render_ms / 1000
-        self.remote = RemoteRenderers(self.engines, self._served.subjects, budget)
+        self.remote = RemoteRenderers(self.engines, self.client, self._served.subjects, budget)
         self.healer = FullReporter(settings.heal)
         self.watch = watch(self, settings)
         table.on_sent = self.watch.stir
@@ -104,12 +103,7 @@ class Fleet:
 
     async def start(self) -> None:
         """Hear once of every engine, then go on watching them. Raises ConfigError."""
-        timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS)
-        connector = EngineConnector(self._settings.engine_tls())
-        self._session = session = aiohttp.ClientSession(timeout=timeout, connector=connector)
-        if self._settings.scoring:
-            self.remote.open(session)
-        await self.watch.start(session)
+        await self.watch.start()
         with suppress(TimeoutError):  # what comes before tokenizers would go by load only
             async with asyncio.timeout(TOKENIZER_SECONDS):
                 while (tasks := self._tasks.running) and self._served.is_loading:
@@ -121,14 +115,13 @@ class Fleet:
         """Stop watching, and close every subscriber."""
         self._up_log.close()
         await self.prober.close()
-        await self.remote.close()
         await self.watch.close()
+        await self.client.close()
+        await self.remote.close()
         await self._tasks.close()
         for engine in self.engines:
             for subscriber in engine.subscribers:
                 await subscriber.close()
-        if self._session is not None:
-            await self._session.close()
 
     def cache_tokens(self, engines: Collection[str]) -> dict[str, float]:
         """Return the tokens that these engines' caches hold, as `engine.cache_tokens` does."""
@@ -240,6 +233,9 @@ class Fleet:
         """Return whether other engines that answer serve a model that this one serves."""
         names = {engine.name}
         return any(self.table.engines_of(model) - names for model in engine.model_names)
+
+    def _cut_off(self, url: str) -> None:
+        self.watch.cut_off(url)
 
     def look_soon(self, engine: Engine) -> None:
         """Ask the engine at once what it is, because it is something else than it has told."""

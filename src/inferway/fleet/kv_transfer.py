@@ -20,14 +20,13 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-import aiohttp
 import msgspec
 
 from inferway.config import EngineSettings, unix_path
 from inferway.errors import UpstreamError
-from inferway.fleet.http_client import StatusError, fetch
+from inferway.fleet.engine_client import EngineClient, StatusError
 from inferway.fleet.load import samples
-from inferway.model import DECODE_ROLES, PREFILL_ROLES, ROLE, KvConnector, KvTransfer
+from inferway.model import DECODE_ROLES, PREFILL_ROLES, ROLE, Headers, KvConnector, KvTransfer
 from inferway_structured.decoding import UNREADABLE
 
 if TYPE_CHECKING:
@@ -115,9 +114,9 @@ class _ServerInfo(msgspec.Struct):
 
 
 async def ask_kv_transfer(
-    session: aiohttp.ClientSession,
+    client: EngineClient,
     url: str,
-    headers: Mapping[str, str],
+    headers: Headers,
     metrics: str,
     version: tuple[int, int] | None,
     before: KvTransferFacts | None,
@@ -128,7 +127,7 @@ async def ask_kv_transfer(
     need not have the page."""
     told = None
     try:
-        told = parse_server_info(await fetch(session, f"{url}{_SERVER_INFO}", headers))
+        told = parse_server_info(await client.get(url, _SERVER_INFO, headers))
     except StatusError:
         pass
     except UpstreamError:

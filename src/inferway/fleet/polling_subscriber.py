@@ -12,15 +12,14 @@ Whoever asks gets the events, and nobody else does: one gateway may ask an engin
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from functools import partial
-
-import aiohttp
+from urllib.parse import urlsplit
 
 from inferway.errors import UpstreamError, UpstreamTimeoutError
-from inferway.fleet.http_client import EngineConnector, post
+from inferway.fleet.engine_client import EngineClient
 from inferway.fleet.subscriber import EventSubscriber, Subscription, log
 from inferway.kv.events.adapters.tensorrt_llm import TensorRTEvents, split_answer
+from inferway.model import Headers
 from inferway_structured.decoding import UNREADABLE
 
 POLL_SECONDS = 0.1
@@ -35,37 +34,37 @@ class PollingSubscriber(EventSubscriber):
         self,
         subscription: Subscription,
         *,
-        headers: Mapping[str, str] | None = None,  # its API key
+        headers: Headers = (),  # its API key
         poll_seconds: float = POLL_SECONDS,
         away_seconds: float = AWAY_SECONDS,
     ) -> None:
         adapter = TensorRTEvents(subscription.block_size).open_batch
         super().__init__(subscription, adapter=adapter)
-        self._headers = headers or {}
+        self._headers = headers
         self._poll_seconds = poll_seconds
         self._away_seconds = away_seconds
-        self._session: aiohttp.ClientSession | None = None
+        self._client: EngineClient | None = None
         self._is_reached: bool | None = None  # None: it has not been asked yet
 
     @property
     def _is_open(self) -> bool:
-        return self._session is not None
+        return self._client is not None
 
     def _open(self) -> None:
-        self._session = aiohttp.ClientSession(connector=EngineConnector(None))
-        self._tasks.spawn(self._poll(self._session))
+        self._client = client = EngineClient()
+        self._tasks.spawn(self._poll(client))
 
     async def close(self) -> None:
         """Stop asking, and close the connection. It may be called twice."""
         await super().close()
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        if self._client is not None:
+            await self._client.close()
+            self._client = None
 
-    async def _poll(self, session: aiohttp.ClientSession) -> None:
+    async def _poll(self, client: EngineClient) -> None:
         while True:
             try:
-                body = await self._ask(session)
+                body = await self._ask(client)
             except UpstreamTimeoutError:
                 continue
             except UpstreamError as e:
@@ -80,12 +79,12 @@ class PollingSubscriber(EventSubscriber):
             await self._idle.wait()
             await asyncio.sleep(self._poll_seconds)
 
-    async def _ask(self, session: aiohttp.ClientSession) -> bytes:
+    async def _ask(self, client: EngineClient) -> bytes:
         """Raises UpstreamError where no events can be had."""
         url = self.source.endpoint
-        status, body = await post(
-            session, url, "", b"", headers=self._headers, seconds=ANSWER_SECONDS
-        )
+        origin = f"http://{urlsplit(url).netloc}"
+        path = url.removeprefix(origin) or "/"
+        status, body = await client.post(origin, path, b"", self._headers, ANSWER_SECONDS)
         if status != 200:
             raise UpstreamError(f"{url} answered {status}")
         return body

@@ -20,15 +20,14 @@ from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import aiohttp
 import msgspec
 
 from inferway.config import ProbeSettings
 from inferway.errors import UpstreamError, crash_report
 from inferway.fleet.engine import Engine, ProbeState, ProofState
+from inferway.fleet.engine_client import EngineClient
 from inferway.fleet.engine_token_ids import PROBE_SECONDS, NoTokenIdsError, ask
-from inferway.fleet.http_client import post
-from inferway.model import Endpoint, TokenIds
+from inferway.model import Endpoint, Headers, TokenIds
 from inferway.openai_api.kinds import COUNT_TOKENS
 from inferway.openai_api.requests import CountsMessages
 from inferway.prompts.fidelity.flag_diagnosis import FlagFinding, find
@@ -81,6 +80,7 @@ class Prober:
         self,
         settings: ProbeSettings,
         engines: Mapping[str, Engine],
+        client: EngineClient,
         subject: Callable[[Engine, str], str],
         changed: Callable[[], None],
         *,
@@ -98,18 +98,19 @@ class Prober:
         self._changed = changed
         self._retry_seconds = retry_seconds
         self._recheck_seconds = recheck_seconds
-        self._session: aiohttp.ClientSession | None = None
+        self._client = client
+        self._is_open = False
         self._free = asyncio.Semaphore(ENGINES_AT_ONCE)
         self._strays: set[tuple[str, str]] = set()  # (engine, model) where a live prompt differed
         self._running: dict[tuple[str, str], asyncio.Task[None]] = {}
         self.asking: set[asyncio.Task[None]] = set()
 
-    def open(self, session: aiohttp.ClientSession) -> None:
-        self._session = session
+    def open(self) -> None:
+        self._is_open = True
 
     def stop(self) -> None:
         """Ask no more, not even for the end of what is being asked."""
-        self._session = None
+        self._is_open = False
         for task in self.asking:
             task.cancel()
 
@@ -123,7 +124,7 @@ class Prober:
         """Probe an engine that is there, or there again: it may have been started with other
         flags."""
         self.leave(engine, model)
-        if self._session is None or not self._joins:
+        if not (self._is_open and self._joins):
             return
         proof = engine.proofs.setdefault(model, ProbeState())
         if proof.state is not ProofState.DIFFERS:
@@ -193,11 +194,11 @@ class Prober:
     async def _prove_messages(
         self, engine: Engine, model: str, prompts: PromptSource, proof: ProbeState
     ) -> None:
-        if self._session is None or prompts.local is None:
+        if prompts.local is None:
             return
         before = proof.messages
         proof.messages, proof.messages_why = await prove_messages(
-            self._session, engine, model, prompts.local
+            self._client, engine, model, prompts.local
         )
         if proof.messages is before:
             return
@@ -276,19 +277,17 @@ class Prober:
             ours = await our_outcome(prompts, probe.path, body)
             if ours is None:
                 return None
-            theirs = await self._ask(engine, engine.http_headers, probe.path, body)
+            theirs = await self._ask(engine.url, engine.headers, probe.path, body)
             if not isinstance(theirs, NotRendered):
                 engine.probed.extend(theirs)  # it holds them now
             difference = compare(ours, theirs)
             if difference is None or not attempts:
                 return theirs, difference
 
-    async def _ask(
-        self, engine: Engine, headers: Mapping[str, str], path: str, body: JsonObject
-    ) -> Outcome:
-        if self._session is None:
-            raise UpstreamError("we are shutting down")
-        return await ask(self._session, engine.url, headers, path, body)
+    async def _ask(self, url: str, headers: Headers, path: str, body: JsonObject) -> Outcome:
+        if not self._is_open:
+            raise UpstreamError("the gateway is shutting down")
+        return await ask(self._client, url, headers, path, body)
 
     # live prompts
 
@@ -296,7 +295,7 @@ class Prober:
         """Return whether a live prompt may be sent there a second time, because nobody has to wait
         for it."""
         engine = self._engines[endpoint.engine]
-        return self._session is not None and engine.healthy and engine.load["waiting"] == 0
+        return self._is_open and engine.healthy and engine.load["waiting"] == 0
 
     @property
     def any_stray(self) -> bool:
@@ -330,7 +329,6 @@ class Prober:
 
     async def _compare_live(self, engine: Engine, live: LivePrompt) -> Difference | None:
         """Raises UpstreamError if there is no verdict."""
-        headers = {name.decode(): value.decode() for name, value in live.endpoint.headers}
         body = live_copy(live.fields)
         if body is None:
             raise NoTokenIdsError("a copy would tell nothing")
@@ -342,7 +340,7 @@ class Prober:
                 ours = await our_outcome(live.model.prompts, live.path, body)
             if ours is None or isinstance(ours, NotRendered):
                 raise NoTokenIdsError("not rendered here")
-            theirs = await self._ask(engine, headers, live.path, body)
+            theirs = await self._ask(engine.url, live.endpoint.headers, live.path, body)
             if isinstance(theirs, NotRendered):
                 raise NoTokenIdsError("refused there")
             difference = compare(ours, theirs)
@@ -437,7 +435,7 @@ class _Count(msgspec.Struct):
 
 
 async def prove_messages(
-    session: aiohttp.ClientSession, engine: Engine, model: str, prompts: CountsMessages
+    client: EngineClient, engine: Engine, model: str, prompts: CountsMessages
 ) -> tuple[ProofState, str]:
     """Return whether all counts are the same, and if not, the first difference. An engine that does
     not count, or refuses what is asked, proves nothing."""
@@ -445,7 +443,7 @@ async def prove_messages(
     for i, fields in enumerate(BODIES):
         body = {"model": model, **fields}
         try:
-            ours, theirs = await _counts(session, engine, prompts, body)
+            ours, theirs = await _counts(client, engine, prompts, body)
         except UpstreamError:
             return ProofState.UNPROVEN, ""
         if ours is None or theirs is None:
@@ -457,7 +455,7 @@ async def prove_messages(
 
 
 async def _counts(
-    session: aiohttp.ClientSession,
+    client: EngineClient,
     engine: Engine,
     prompts: CountsMessages,
     body: Mapping[str, Any],
@@ -465,19 +463,17 @@ async def _counts(
     """Ours and the engine's, asked again if they differ."""
     for _ in range(ATTEMPTS):
         ours = await our_count(prompts, body)
-        theirs = None if ours is None else await _asked(session, engine, body)
+        theirs = None if ours is None else await _asked(client, engine, body)
         if ours is None or theirs is None or ours == theirs:
             break
     return ours, theirs
 
 
-async def _asked(
-    session: aiohttp.ClientSession, engine: Engine, body: Mapping[str, Any]
-) -> int | None:
+async def _asked(client: EngineClient, engine: Engine, body: Mapping[str, Any]) -> int | None:
     """None if the engine refuses it. Raises UpstreamError."""
-    raw_body, headers = msgspec.json.encode(body), engine.http_headers
-    status, raw = await post(
-        session, engine.url, COUNT_TOKENS, raw_body, headers=headers, seconds=PROBE_SECONDS
+    raw_body = msgspec.json.encode(body)
+    status, raw = await client.post(
+        engine.url, COUNT_TOKENS, raw_body, engine.headers, PROBE_SECONDS
     )
     if status in (400, 422):
         return None

@@ -61,7 +61,7 @@ class Subscribing:
             on_drop=engine.drops_last_block,
         )
         if source.is_polled:
-            return PollingSubscriber(subscription, headers=engine.http_headers)
+            return PollingSubscriber(subscription, headers=engine.headers)
         return ZmqSubscriber(subscription, replays=self._replays, turns=self._turns)
 
     def _snapshot(

@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-import aiohttp
-
 from inferway.config import IndexSettings
 from inferway.errors import ConfigError
 from inferway.fleet.engine import Engine, ProbeState
@@ -16,12 +14,12 @@ from inferway.fleet.event_source import EventSource
 from inferway.fleet.fleet import Fleet
 from inferway.fleet.load import Load
 from inferway.fleet.silent_zero import StreamEvidence
+from inferway.fleet.watch import Watch
 from inferway.kv.events.removals import Removals
 from inferway.kv.events.stream import StreamState
 from inferway.kv.index.copied import CopiedIndex
 from inferway.kv.index.prefix_lengths import different_lengths
 from inferway.kv.index.protocol import TIER_WEIGHTS, Clear, MatchResult, Op, Remove
-from inferway.metrics import Family
 from inferway.model import BlockKey, Cut, HolderId, Places, block_size_of
 from inferway.workers.messages import (
     Doubt,
@@ -143,8 +141,8 @@ class FollowedStream:
         self.send(StreamNoted(self.engine, self.holder, StreamFinding.REPORTS))
 
 
-class HubWatch:
-    """Tells the fleet what the hub tells (`fleet.watch.Watch`)."""
+class HubWatch(Watch):
+    """Tells the fleet what the hub tells, which finds the engines and looks at them."""
 
     def __init__(
         self,
@@ -167,8 +165,7 @@ class HubWatch:
 
     # what the fleet asks
 
-    async def start(self, session: aiohttp.ClientSession) -> None:
-        del session
+    async def start(self) -> None:
         self._settled = asyncio.get_running_loop().create_future()
         self._listening()
         await self._settled
@@ -182,20 +179,8 @@ class HubWatch:
         if self._timer is not None:
             self._timer.cancel()
 
-    async def come(self, engines: Sequence[Engine]) -> None:
-        """Nothing: the hub finds the engines."""
-
-    def leave(self, engine: Engine) -> None:
-        """Nothing: the hub finds the engines."""
-
     def suspect(self, name: str) -> None:
         self._send(Suspect(name))
-
-    def stir(self) -> None:
-        """Nothing: the hub looks for it."""
-
-    def families(self) -> Iterable[Family]:
-        return ()
 
     # what the hub tells
 

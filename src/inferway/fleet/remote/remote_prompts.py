@@ -21,12 +21,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-import aiohttp
 import msgspec
 import numpy as np
 
 from inferway.errors import RenderError, UpstreamError, crash_report
 from inferway.fleet.engine import Engine
+from inferway.fleet.engine_client import EngineClient
 from inferway.fleet.engine_token_ids import NoSuchServiceError, RefusedError
 from inferway.fleet.remote.render_sites import (
     Names,
@@ -111,24 +111,22 @@ class _Flight:
 
 
 class RemoteRenderers:
-    """The remote prompts of all models. `open` it, then `close`. A request waits for
+    """The remote prompts of all models; `close` it at the end. A request waits for
     `budget_seconds`; at 0 nobody is asked at all."""
 
     def __init__(
         self,
         engines: Sequence[Engine],
+        client: EngineClient,
         names: Names,
         budget_seconds: float,
         *,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.models: dict[str, RemotePrompts] = {}
-        self.engines = RenderingEngines(engines, names)
+        self.engines = RenderingEngines(engines, client, names)
         self.budget_seconds = budget_seconds
         self._wall_clock = wall_clock
-
-    def open(self, session: aiohttp.ClientSession) -> None:
-        self.engines.open(session)
 
     async def close(self) -> None:
         await self.engines.close()

@@ -21,11 +21,11 @@ from enum import StrEnum
 from itertools import count
 from typing import Any
 
-import aiohttp
 import msgspec
 
 from inferway.errors import UpstreamError, crash_report
 from inferway.fleet.engine import Engine
+from inferway.fleet.engine_client import EngineClient
 from inferway.fleet.engine_token_ids import NoSuchServiceError, RenderClient, ask, known_to_tokenize
 from inferway.model import TokenIds
 from inferway.openai_api.requests import CHAT, parse_chat, parse_completion
@@ -105,30 +105,19 @@ class Site:
 
 
 class RenderingEngines:
-    """The connections, breakers and tasks that the models share. `open` it, then `close`."""
+    """The connections, breakers and tasks that the models share; then `close` it."""
 
-    def __init__(self, engines: Sequence[Engine], names: Names) -> None:
+    def __init__(self, engines: Sequence[Engine], client: EngineClient, names: Names) -> None:
         self.engines = engines
+        self.client = client
         self.names = names
-        self._session: aiohttp.ClientSession | None = None
         self._breakers: dict[str, RenderBreaker] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    def open(self, session: aiohttp.ClientSession) -> None:
-        self._session = session
-
     async def close(self) -> None:
-        self._session = None
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    @property
-    def session(self) -> aiohttp.ClientSession:
-        """The session to ask with. Raises UpstreamError when nobody is asked any more."""
-        if self._session is None:
-            raise UpstreamError("we are shutting down")
-        return self._session
 
     def breaker(self, engine: Engine) -> RenderBreaker:
         return self._breakers.setdefault(engine.name, RenderBreaker())
@@ -191,7 +180,7 @@ class RenderSites:
     async def call(self, site: Site, asked: RenderKey) -> Sequence[TokenIds]:
         """Ask an engine for the token ids. Raises UpstreamError; after NoSuchServiceError the
         engine's /tokenize is put to the proof."""
-        caller = RenderClient(self._engines.session, site.engine.url, site.engine.http_headers)
+        caller = RenderClient(self._engines.client, site.engine.url, site.engine.headers)
         if site.way is Way.TOKENIZE:
             return await caller.tokenize(asked, site.model)
         try:
@@ -232,12 +221,12 @@ class RenderSites:
 
     async def _tokenize_fault(self, site: Site) -> str | None:
         """What is wrong with the engine's /tokenize; None if nothing is. Raises UpstreamError."""
-        session, engine, agreeing = self._engines.session, site.engine, 0
-        caller = RenderClient(session, engine.url, engine.http_headers)
+        client, engine, agreeing = self._engines.client, site.engine, 0
+        caller = RenderClient(client, engine.url, engine.headers)
         for probe in PROBES:
             # /tokenize does not know of choices; no choice is "auto", which changes nothing
             body = {k: v for k, v in probe.body(site.model).items() if k != "tool_choice"}
-            theirs = await ask(session, engine.url, engine.http_headers, probe.path, body)
+            theirs = await ask(client, engine.url, engine.headers, probe.path, body)
             if isinstance(theirs, NotRendered):
                 continue
             raw = msgspec.json.encode(body)
