@@ -49,7 +49,7 @@ async def ask_gateway(url: str | None, admin_key: str | None = None) -> GatewayR
             traffic,
             await _prefill_legs(client, url, headers),
             breakers=await told("/admin/cache-breakers", BreakersReport),
-            events=(await told("/admin/engines", _Engines, _Engines())).kv_events,
+            events=(await told("/admin/engines", _FollowedEngines, _FollowedEngines())).kv_events,
             alarms=(await told("/admin/alarms", _Alarms, _Alarms())).alarms,
         )
     except StatusError as e:
@@ -66,7 +66,7 @@ class _Alarms(msgspec.Struct):
     alarms: list[Alarm] | None = None  # of its page
 
 
-class _Engines(msgspec.Struct):
+class _FollowedEngines(msgspec.Struct):
     kv_events: EventsReport = EventsReport()  # which older gateways follow always
 
 

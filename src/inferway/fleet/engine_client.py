@@ -123,7 +123,7 @@ class EngineClient:
                 on_closed=self._on_closed,
             )
         name = _name(url, path)
-        answer = _Answer(name, limit, cut=cut)
+        answer = _AnswerBody(name, limit, cut=cut)
         timer = self._pool.loop.call_later(seconds, answer.is_late, seconds)
         block = header_block(headers)
         exchange = self._pool.send(url, method, path.encode(), block, body, answer)
@@ -154,7 +154,7 @@ def _why(cause: BaseException | None) -> str | None:
     return os.strerror(number) if number and number > 0 else cause.strerror or str(cause)
 
 
-class _Answer:
+class _AnswerBody:
     """Takes one answer, of `limit` bytes and a little more where it may be `cut`."""
 
     __slots__ = ("_cut", "_limit", "_name", "_pieces", "_size", "body", "status")
