@@ -14,12 +14,12 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from inferway.config import EngineSettings, ServeSettings
 from inferway.errors import NoEndpointError, UnknownModelError
 from inferway.fleet.columns import EndpointColumns
-from inferway.fleet.engine import Engine, Subscriber, cache_tokens
+from inferway.fleet.engine import Engine, cache_tokens
 from inferway.fleet.engine_client import EngineClient
 from inferway.fleet.engine_facts import EngineFacts
 from inferway.fleet.event_source import EventSource
@@ -30,9 +30,11 @@ from inferway.fleet.prober import Prober
 from inferway.fleet.remote.remote_prompts import RemoteRenderers
 from inferway.fleet.served_models import LoadPrompts, ServedModels, version_rules
 from inferway.fleet.silent_zero import StreamEvidence
+from inferway.fleet.subscriber import EventSubscriber
 from inferway.fleet.table import EndpointTable
 from inferway.fleet.up_log import UpLog
 from inferway.fleet.watch import EngineWatch, Watch, needs_events
+from inferway.kv.events.apply import EngineBlocks
 from inferway.kv.index.protocol import Clear, Index
 from inferway.model import ContextLengths, Endpoint, HolderId, Reason
 from inferway.prompts.served import ModelSource, NoPrompts, PromptSource, ServedModel
@@ -44,7 +46,7 @@ MAX_SHOWN = 200  # characters of a name that a client made up
 TOKENIZER_SECONDS = 15.0  # how long the start waits for tokenizers
 MAX_KEPT_PAGE = 16 * 1024  # characters: of the load alone. Others change with every look
 
-Subscribe = Callable[[Engine, EventSource, Endpoint], Subscriber]
+Subscribe = Callable[[Engine, EventSource, Endpoint], EventSubscriber]
 
 
 class Fleet:
@@ -451,12 +453,6 @@ FIRST_VERSION = (0, 26)  # of vLLM; its 0.25.0 does not know the mode (pull requ
 _VERSION = re.compile(r"(\d+)\.(\d+)")
 
 
-class CountsCopies(Protocol):
-    """An event stream, or its `EngineBlocks`."""
-
-    def count_no_copies(self) -> None: ...
-
-
 class FullReporter:
     """`--heal`: engines whose caches are known in part are asked to report what they reuse.
 
@@ -483,7 +479,7 @@ class FullReporter:
         self._credit: dict[HolderId, float] = {}
         self._asked: set[HolderId] = set()  # a request is on its way
 
-    def attend(self, stream: CountsCopies) -> None:
+    def attend(self, stream: EventSubscriber | EngineBlocks) -> None:
         """Prepare an engine's stream, before anything of it is applied."""
         if self._share:
             stream.count_no_copies()

@@ -31,28 +31,24 @@ class Subscribing:
 
     def __init__(
         self,
+        index: Index,
         state_dir: StateDir | None,
         on_batch: OnEngineBatch | None = None,
     ) -> None:
         """`on_batch` sees each batch of events that was applied."""
+        self._index = index
         self._state_dir = state_dir
         self._on_batch = on_batch
         self._replays = asyncio.Semaphore(REPLAYS_AT_ONCE)
         self._turns = LoopTurns()
 
-    def subscriber(
-        self,
-        engine: Engine,
-        source: EventSource,
-        endpoint: Endpoint,
-        index: Index,
-    ) -> EventSubscriber:
+    def __call__(self, engine: Engine, source: EventSource, endpoint: Endpoint) -> EventSubscriber:
         """Return who keeps the index true for the endpoint, not started yet."""
         subscription = Subscription(
             source,
             endpoint.holder,
             engine.block_size_told or ASSUMED_BLOCK_SIZE,
-            index,
+            self._index,
             name=engine.name,
             on_batch=partial(self._on_batch, engine) if self._on_batch else None,
             snapshot=self._snapshot(engine, source, endpoint),

@@ -28,8 +28,8 @@ from inferway.config import UNIX, ModelRewrite, ServeSettings
 from inferway.config.setting import without_once
 from inferway.errors import ConfigError
 from inferway.extension import merge
-from inferway.fleet.engine import Subscriber
 from inferway.fleet.shared_columns import SharedColumns, shared_memory
+from inferway.fleet.subscriber import EventSubscriber
 from inferway.indexer import FleetParts
 from inferway.kv.index.build import build_index
 from inferway.metrics import Family
@@ -83,7 +83,7 @@ _OF_ENGINES = ("/admin/engines", "/admin/drain", "/admin/alarms")
 _ADMIN = "/admin/"
 
 # What is done about what a worker has noted of a stream.
-_DONE: Mapping[StreamFinding, Callable[[Subscriber], None]] = {
+_DONE: Mapping[StreamFinding, Callable[[EventSubscriber], None]] = {
     StreamFinding.ADDS_NOT_UP: lambda stream: stream.recheck(),
     StreamFinding.DROPS_LAST_BLOCK: lambda stream: stream.drops_last_block(),
     StreamFinding.REPORTS: lambda stream: stream.count_no_copies(),
