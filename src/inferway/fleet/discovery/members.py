@@ -10,11 +10,9 @@ from pathlib import Path
 
 from inferway.config import DiscoverySettings, EngineSettings, KubernetesSettings, ModelRewrite
 from inferway.errors import crash_report
-from inferway.fleet.discovery.kubernetes.api import Access, ApiServer, own_namespace
-from inferway.fleet.discovery.kubernetes.objects import PodSelection, selector_of
-from inferway.fleet.discovery.kubernetes.pool import PoolPods, SelectedPods
-from inferway.fleet.discovery.ray_replicas import RayReplicas
-from inferway.fleet.discovery.sources import DnsName, EnginesFile, EngineSource
+from inferway.fleet.discovery.kubernetes import PodSelection, PoolPods, SelectedPods, selector_of
+from inferway.fleet.discovery.list_watch import Access, ApiServer, own_namespace
+from inferway.fleet.discovery.sources import DnsName, EnginesFile, EngineSource, RayReplicas
 
 log = logging.getLogger("inferway.discovery")
 
