@@ -7,8 +7,6 @@ import pytest
 from inferway.fleet.outage import (
     Outage,
     OutageKind,
-    back_words,
-    cache_words,
     down_words,
     effect,
     outage_words,
@@ -60,14 +58,3 @@ def test_the_log_says_what_to_do_when_an_engine_goes_out() -> None:
 
     assert line.startswith("engine e does not answer: no answer for 4.1 s; it gets no requests")
     assert "curl -m 5 http://e:1/health" in line
-
-
-def test_the_log_says_for_how_long_an_engine_was_out_and_what_is_left_of_its_cache() -> None:
-    empty = cache_words(0, is_certain=True)
-
-    assert back_words("e", FROZEN, 1211.0, empty) == (
-        "engine e answers again after 3 min 31 s, cache empty"
-    )
-    assert cache_words(1021, is_certain=True) == ", its cache is as it was: 1,021 blocks"
-    assert cache_words(7, is_certain=False) == "; what its cache holds is being found out"
-    assert cache_words(None, is_certain=True) == ""

@@ -6,8 +6,7 @@ from typing import Any
 
 from inferway.config import EjectionSettings, EngineSettings
 from inferway.fleet.engine import Engine
-from inferway.fleet.outage import Outage, OutageKind
-from inferway.fleet.standing import EngineStanding, count_states, since, state_of
+from inferway.fleet.outage import EngineStanding, Outage, OutageKind, count_states, since, state_of
 from inferway.routing.limits.outlier_detection import OutlierDetection
 
 

@@ -12,8 +12,7 @@ import pytest
 from inferway.config import EngineSettings
 from inferway.fleet.engine import Engine
 from inferway.fleet.engine_facts import NEWEST_VLLM, EngineFacts, ModelCard
-from inferway.fleet.outage import Outage, OutageKind
-from inferway.fleet.up_log import UpLog
+from inferway.fleet.outage import Outage, OutageKind, UpLog
 from inferway.kv.events.stream import StreamState
 
 

@@ -25,14 +25,13 @@ from inferway.fleet.engine_facts import EngineFacts
 from inferway.fleet.event_source import EventSource
 from inferway.fleet.kv_transfer import kv_transfer_of, warn_of_legs
 from inferway.fleet.load import parse_load
-from inferway.fleet.outage import Outage
+from inferway.fleet.outage import Outage, UpLog
 from inferway.fleet.prober import Prober
 from inferway.fleet.remote.remote_prompts import RemoteRenderers
 from inferway.fleet.served_models import LoadPrompts, ServedModels, version_rules
 from inferway.fleet.silent_zero import StreamEvidence
 from inferway.fleet.subscriber import EventSubscriber
 from inferway.fleet.table import EndpointTable
-from inferway.fleet.up_log import UpLog
 from inferway.fleet.watch import EngineWatch, Watch, needs_events
 from inferway.kv.events.apply import EngineBlocks
 from inferway.kv.index.protocol import Clear, Index
