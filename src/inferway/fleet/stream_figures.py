@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 from msgspec import Struct
 
-from inferway.fleet.stream_snapshot import SnapshotFigures
 from inferway.kv.events.event_applier import EventApplierStats
 from inferway.kv.events.holder_state import ApplyStats
 from inferway.kv.events.stream import StreamStats
+
+
+class SnapshotProof(StrEnum):
+    """What is known of whether the engine is still the process that a snapshot was taken of."""
+
+    NONE = "none"  # there was no snapshot
+    PENDING = "pending"
+    PROVEN = "proven"
+    DROPPED = "dropped"
+
+
+class SnapshotFigures(Struct, frozen=True):
+    """What is shown of the snapshot that a stream began with."""
+
+    proof: SnapshotProof = SnapshotProof.NONE
+    loaded_blocks: int = 0
+    load_seconds: float = 0.0
 
 
 class StreamFigures(Struct, frozen=True, array_like=True):
