@@ -21,7 +21,7 @@ from inferway.errors import RenderError
 from inferway.fleet.engine import Engine
 from inferway.fleet.engine_client import EngineClient
 from inferway.fleet.engine_facts import discover
-from inferway.fleet.remote.remote_prompts import RemotePrompts, RemoteRenderers
+from inferway.fleet.remote_prompts import RemotePrompts, RemoteRenderers
 from inferway.model import Reason
 from inferway.openai_api.requests import parse_chat, parse_completion
 from inferway.prompts.served import ModelSource, NoPrompts

@@ -15,8 +15,7 @@ from inferway.config import ModelSettings
 from inferway.errors import RenderError
 from inferway.fleet.engine import Engine
 from inferway.fleet.engine_client import EngineClient
-from inferway.fleet.remote.remote_prompts import RemotePrompts, RemoteRenderers
-from inferway.fleet.remote.render_sites import MAX_ASKING, MISSES
+from inferway.fleet.remote_prompts import MAX_ASKING, MISSES, RemotePrompts, RemoteRenderers
 from inferway.model import Reason, Tokenized
 from inferway.openai_api.requests import (
     ChatRequest,
@@ -326,7 +325,7 @@ async def test_a_question_holds_no_more_places_than_there_are(remote: Remote) ->
 async def test_a_saturated_service_is_not_waited_for(remote: Remote) -> None:
     server = RenderServer()
     prompts = await remote.start(server, budget=LONG)
-    breaker = prompts.engines.breaker(server.engine)
+    breaker = prompts.renderers.breaker(server.engine)
     breaker.misses = MISSES
     server.may_answer.clear()
 
@@ -348,7 +347,7 @@ async def test_so_many_late_answers_open_the_breaker(remote: Remote) -> None:
         server.may_answer.set()
         await until(lambda: not prompts._flights)
 
-    assert not prompts.engines.breaker(server.engine).closed
+    assert not prompts.renderers.breaker(server.engine).closed
 
 
 async def test_engines_take_turns(remote: Remote) -> None:
@@ -596,8 +595,8 @@ async def test_closing_gives_up_what_is_on_its_way(remote: Remote) -> None:
     server.may_answer.clear()
     await refusal(prompts, chat("Hi"))
 
-    await prompts.engines.client.close()
-    await prompts.engines.close()
+    await prompts.renderers.client.close()
+    await prompts.renderers.close()
 
     assert await refusal(prompts, chat("Ho")) == Reason.REMOTE_FAILED
 

@@ -27,7 +27,7 @@ from inferway.fleet.kv_transfer import kv_transfer_of, warn_of_legs
 from inferway.fleet.load import parse_load
 from inferway.fleet.outage import Outage, UpLog
 from inferway.fleet.prober import Prober
-from inferway.fleet.remote.remote_prompts import RemoteRenderers
+from inferway.fleet.remote_prompts import RemoteRenderers
 from inferway.fleet.served_models import LoadPrompts, ServedModels, version_rules
 from inferway.fleet.silent_zero import StreamEvidence
 from inferway.fleet.subscriber import EventSubscriber

@@ -23,7 +23,7 @@ from typing import Any, TypeGuard
 from inferway.config import ModelSettings
 from inferway.fleet.engine import Engine, ProbeState, ProofState
 from inferway.fleet.engine_facts import ModelCard
-from inferway.fleet.remote.remote_prompts import RemotePrompts
+from inferway.fleet.remote_prompts import RemotePrompts
 from inferway.model import ContextLengths, HolderId, Reason
 from inferway.prompts.served import (
     ModelSource,
