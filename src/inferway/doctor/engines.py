@@ -20,6 +20,7 @@ from inferway.fleet.engine_facts import (
     EngineFacts,
     discover,
     given_source,
+    number_in,
     parse_cache_labels,
 )
 from inferway.fleet.zmtp import CONNECT_SECONDS, ZmtpConnection, ZmtpError, connect
@@ -40,7 +41,6 @@ _WITH_TOOLS = {
     "tools": [{"type": "function", "function": _NOOP}],
     "max_tokens": 1,
 }
-_PREFIX_CACHING = re.compile(r'^vllm:cache_config_info\{.*\benable_prefix_caching="(\w+)"', re.M)
 
 
 async def ask_engines(
@@ -60,15 +60,16 @@ async def _ask_engine(client: EngineClient, settings: EngineSettings) -> EngineR
         told, metrics = await discover(client, url, headers)
     except (ConfigError, UpstreamError) as e:
         return EngineReport(settings, error=str(e))
-    caching = _PREFIX_CACHING.search(metrics)
+    labels = parse_cache_labels(metrics)
+    caching = labels.get("enable_prefix_caching")
     return EngineReport(
         settings,
         health=health,
         told=told,
-        prefix_caching=caching[1] == "True" if caching else None,
+        prefix_caching=caching == "True" if caching else None,
         takes_tools=await _takes_tools(client, url, headers, told),
         offloads=_OFFLOADING.search(metrics) is not None,
-        sparse=sparse_caches(parse_cache_labels(metrics)),
+        sparse=sparse_caches(labels),
         sockets=await asyncio.gather(*(_knock(s) for s in _sockets_of(settings, told))),
     )
 
@@ -79,17 +80,12 @@ def sparse_caches(labels: Mapping[str, str]) -> SparseCaches | None:
     has_states = labels.get("mamba_cache_mode", "none") != "none"
     if not has_states and labels.get("sliding_window", "None") == "None":
         return None
-    size = max(_number(labels, name) or 0 for name in ("block_size", "mamba_block_size"))
+    size = max(number_in(labels, name) or 0 for name in ("block_size", "mamba_block_size"))
     if not size:
         return None
-    unit = _number(labels, "cache_hit_alignment_tokens") or _number(labels, "hash_block_size")
-    kept_every = _number(labels, "prefix_cache_retention_interval")
+    unit = number_in(labels, "cache_hit_alignment_tokens") or number_in(labels, "hash_block_size")
+    kept_every = number_in(labels, "prefix_cache_retention_interval")
     return SparseCaches(has_states, size, unit or size, kept_every)
-
-
-def _number(labels: Mapping[str, str], name: str) -> int | None:
-    value = labels.get(name, "")
-    return int(value) if value.isascii() and value.isdigit() else None
 
 
 async def _takes_tools(

@@ -35,7 +35,7 @@ from inferway.fleet.table import EndpointTable
 from inferway.fleet.watch import EngineWatch, Watch, needs_events
 from inferway.kv.events.apply import EngineBlocks
 from inferway.kv.index.protocol import Clear, Index
-from inferway.model import ContextLengths, Endpoint, HolderId, Reason
+from inferway.model import ContextLengths, Endpoint, HolderId
 from inferway.prompts.served import ModelSource, NoPrompts, PromptSource, ServedModel
 from inferway.tasks import Tasks
 
@@ -256,7 +256,7 @@ class Fleet:
         """Return engines and models as /ready shows them, with what is wrong in words."""
         return {
             "engines": [engine.report() for engine in self.engines],
-            "models": self._served.report(self._why_none_is_matched()),
+            "models": self._served.report(by_load=not self._settings.scoring),
         }
 
     def num_engines(self) -> dict[str, int]:
@@ -279,9 +279,6 @@ class Fleet:
     def loading(self) -> str | None:
         """The tokenizer that is still being loaded since the start, if prompts are looked at."""
         return self._served.first_load if self._settings.scoring else None
-
-    def _why_none_is_matched(self) -> Reason | None:
-        return None if self._settings.scoring else Reason.LOAD_ONLY
 
     # what the watch has heard
 

@@ -43,8 +43,3 @@ class StreamFigures(Struct, frozen=True, array_like=True):
     caches: tuple[str, ...] = ()  # the kinds of its groups of KV caches, if there are several
     unplaced: tuple[str, ...] = ()  # the kinds that hold blocks of which it is not known where
     snapshot: SnapshotFigures | None = None
-
-
-def no_figures() -> StreamFigures:
-    """Return the figures of a stream that has brought nothing."""
-    return StreamFigures(EventApplierStats(), StreamStats(), ApplyStats())
