@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from inferway.fleet.state_dir import StateDir, StreamSnapshot
+from inferway.fleet.state_dir import StateDir
+from inferway.fleet.stream_figures import StreamSnapshot
 from inferway.kv.blocks.keys import BlockHasher
 from inferway.kv.events.apply import EngineBlocks
 from inferway.kv.events.event_applier import EventApplier, Steps
@@ -68,7 +69,7 @@ def removed(block: int, prompt: int = 0) -> dict[str, Any]:
 
 
 class Life:
-    """One run of a gateway, as far as it concerns one engine (`state_dir.Stream`)."""
+    """One run of a gateway, as far as it concerns one engine (`stream_figures.Stream`)."""
 
     def __init__(self, snapshot: StreamSnapshot | None = None) -> None:
         self.snapshot = snapshot

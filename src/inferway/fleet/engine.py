@@ -20,7 +20,7 @@ from inferway.fleet.kv_transfer import side_channel_finding
 from inferway.fleet.liveness import Liveness
 from inferway.fleet.load import Load
 from inferway.fleet.outage import Outage, OutageKind, outage_words
-from inferway.fleet.silent_zero import StreamEvidence
+from inferway.fleet.stream_figures import StreamEvidence
 from inferway.kv.events.groups import DROPPING, NO_FACTS, CacheFacts
 from inferway.kv.events.removals import Removals
 from inferway.kv.events.stream import StreamState

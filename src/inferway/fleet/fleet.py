@@ -29,7 +29,7 @@ from inferway.fleet.outage import Outage, UpLog
 from inferway.fleet.prober import Prober
 from inferway.fleet.remote_prompts import RemoteRenderers
 from inferway.fleet.served_models import LoadPrompts, ServedModels, version_rules
-from inferway.fleet.silent_zero import StreamEvidence
+from inferway.fleet.stream_figures import StreamEvidence
 from inferway.fleet.subscriber import EventSubscriber
 from inferway.fleet.table import EndpointTable
 from inferway.fleet.watch import EngineWatch, Watch, needs_events

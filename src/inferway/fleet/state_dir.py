@@ -25,12 +25,11 @@ import logging
 import os
 import struct
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 from urllib.parse import quote
 
 import msgspec
@@ -38,7 +37,7 @@ import numpy as np
 import xxhash
 
 from inferway.errors import ConfigError, SnapshotError
-from inferway.fleet.stream_figures import SnapshotFigures, SnapshotProof
+from inferway.fleet.stream_figures import SnapshotFigures, SnapshotProof, Stream, StreamSnapshot
 from inferway.kv.blocks.keys import BlockHasher
 from inferway.kv.events.holder_snapshot import BlockParents, HolderSnapshot, SavedHolder
 from inferway.metrics import Family, counter, gauge
@@ -60,55 +59,6 @@ class Identity(msgspec.Struct, frozen=True):
 
     model: str  # what its engine says it serves
     keys: str  # a key that changes when keys are made in another way, or with another seed
-
-
-class Stream(Protocol):
-    """An event stream of which snapshots are taken (`subscriber.EventSubscriber`)."""
-
-    @property
-    def num_changes(self) -> int:
-        """A number that is another one once there is something new to keep."""
-
-    @property
-    def losses(self) -> tuple[int, int]:
-        """How often all that was believed was dropped, and how many blocks the index has dropped
-        for want of room: what the engine's replay does not tell."""
-
-    async def take_snapshot(self) -> HolderSnapshot | None:
-        """Return a snapshot as of the last batch; None if there is nothing to keep."""
-
-    async def restore(self, saved: SavedHolder) -> int:
-        """Have what a snapshot has, and return how many blocks that are."""
-
-    def count_no_copies(self) -> None:
-        """Let any removal remove a block from here on."""
-
-
-class StreamSnapshot:
-    """The part of the directory that one stream sees: `load`, then the directory asks the stream
-    for snapshots until `close`."""
-
-    def __init__(
-        self,
-        load: Callable[[Stream], Awaitable[SnapshotFigures]],
-        close: Callable[[Stream], object],
-        count_no_copies: Callable[[], None],
-    ) -> None:
-        """`load` has the stream begin with what was kept of its holder, before the link is up.
-        `close` may be called twice. `count_no_copies` tells the next start that copies of the
-        holder's blocks are not counted."""
-        self.figures = SnapshotFigures()
-        self.close = close
-        self.count_no_copies = count_no_copies
-        self._load = load
-
-    async def load(self, stream: Stream) -> None:
-        self.figures = await self._load(stream)
-
-    def ended_in(self, proof: SnapshotProof) -> None:
-        """Take note of what became of the blocks that were loaded."""
-        if self.figures.proof is SnapshotProof.PENDING:
-            self.figures = msgspec.structs.replace(self.figures, proof=proof)
 
 
 @dataclass(slots=True)

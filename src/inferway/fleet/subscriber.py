@@ -17,11 +17,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 from inferway.fleet.event_source import EventSource
-from inferway.fleet.silent_zero import StreamEvidence
-from inferway.fleet.stream_figures import SnapshotProof, StreamFigures
+from inferway.fleet.stream_figures import (
+    SnapshotProof,
+    StreamEvidence,
+    StreamFigures,
+    StreamSnapshot,
+)
 from inferway.kv.events.adapters import sglang
 from inferway.kv.events.apply import EngineBlocks
 from inferway.kv.events.event import Batch, EventAdapter
@@ -35,9 +38,6 @@ from inferway.kv.index.protocol import Index
 from inferway.loop_turns import SlicedProtocol
 from inferway.model import BlockKey, Cut, HolderId, TokenIds
 from inferway.tasks import Tasks, TimeSlice
-
-if TYPE_CHECKING:
-    from inferway.fleet.state_dir import StreamSnapshot
 
 log = logging.getLogger("inferway.events")
 
@@ -253,7 +253,7 @@ class EventSubscriber(ABC):
         self._feed(lambda: self.blocks.expect_prompt(token_ids, keys, beside))
         await self._idle.wait()
 
-    # a restart of the gateway: as `state_dir.Stream` has it
+    # a restart of the gateway: as `stream_figures.Stream` has it
 
     @property
     def num_changes(self) -> int:

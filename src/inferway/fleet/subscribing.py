@@ -9,7 +9,8 @@ from functools import partial
 from inferway.fleet.engine import Engine
 from inferway.fleet.event_source import EventSource
 from inferway.fleet.polling_subscriber import PollingSubscriber
-from inferway.fleet.state_dir import StateDir, StreamSnapshot
+from inferway.fleet.state_dir import StateDir
+from inferway.fleet.stream_figures import StreamSnapshot
 from inferway.fleet.subscriber import EventSubscriber, Subscription
 from inferway.fleet.zmq_subscriber import REPLAYS_AT_ONCE, ZmqSubscriber
 from inferway.kv.events.event import Batch

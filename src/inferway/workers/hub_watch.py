@@ -13,7 +13,7 @@ from inferway.fleet.engine import Engine, ProbeState
 from inferway.fleet.event_source import EventSource
 from inferway.fleet.fleet import Fleet
 from inferway.fleet.load import Load
-from inferway.fleet.silent_zero import StreamEvidence
+from inferway.fleet.stream_figures import StreamEvidence
 from inferway.fleet.watch import Watch
 from inferway.kv.events.removals import Removals
 from inferway.kv.events.stream import StreamState

@@ -120,7 +120,7 @@ class EnginesFile:
 # a name
 
 
-async def resolve(host: str, port: int) -> list[str]:
+async def resolve(host: str, port: int = 0) -> list[str]:
     """Return all addresses of a host, in order. Raises OSError."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return sorted({str(address[0]) for *_, address in found})
