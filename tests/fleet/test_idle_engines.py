@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from tests.fleet.servers import until
 from tests.fleet.test_watching import TellingEngine, busy, no_events, no_prompts
 
 from inferway.config import EngineSettings, ProbeSettings, ServeSettings
@@ -43,12 +44,6 @@ async def watched(
         yield fleet
     finally:
         await fleet.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(INTERVAL / 4)
 
 
 async def until_seldom(fleet: Fleet) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.fleet.render_servers import RenderServer, chat_ids, running, text_ids
+from tests.fleet.servers import until
 
 from inferway.config import ModelSettings
 from inferway.errors import RenderError
@@ -102,12 +103,6 @@ async def refusal(prompts: RemotePrompts, body: PromptBody) -> str:
     with pytest.raises(RenderError) as e:
         await prompts.tokenize(body)
     return e.value.reason
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def test_an_engine_renders_what_we_cannot(remote: Remote) -> None:

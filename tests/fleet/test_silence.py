@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
 from aiohttp import web
-from tests.fleet.servers import serving
+from tests.fleet.servers import serving, until
 
 from inferway.config import EngineSettings, ProbeSettings, ServeSettings
 from inferway.fleet.engine import Engine
@@ -115,12 +115,6 @@ async def world(*cores: Core) -> AsyncIterator[World]:
                 core.goes_on.set()
             await silence.close()
             await fleet.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 async def test_an_engine_that_owes_an_answer_is_silent_where_another_one_answers() -> None:
