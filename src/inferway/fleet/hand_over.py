@@ -173,7 +173,7 @@ class HandOver:
     director: Director
     ask: AskEngine
     progress: Progress
-    lease_margin: float = 5.0  # seconds before its end in which a lease is not used
+    lease_margin: float  # seconds before its end in which a lease is not used
     _queue: deque[WarmPrefix] = field(default_factory=deque)
     _tried_again: set[WarmPrefix] = field(default_factory=set)
     _moving: Counter[HolderId] = field(default_factory=Counter)  # to each
