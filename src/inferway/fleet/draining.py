@@ -108,9 +108,9 @@ class Draining:
         log.info(
             "engine %s is drained; it hands over its warm prefixes for %g s at most", name, given
         )
-        given = engine, self._director, self._ask, progress
         tasks = self._tasks[name] = Tasks(log, f"engine {name} hands over no more, by our fault")
-        tasks.spawn(HandOver(*given, self._margin).run(self._warm.prefixes()))
+        handing = HandOver(engine, self._director, self._ask, progress, self._margin)
+        tasks.spawn(handing.run(self._warm.prefixes()))
 
     async def _ask(self, endpoint: Endpoint, body: bytes, request_id: str) -> tuple[int, bytes]:
         headers = [*endpoint.headers, (b"x-request-id", request_id.encode())]
