@@ -103,22 +103,16 @@ async def each_turn(wire: Wire, flood: Callable[[], None], units: Callable[[], i
     return found
 
 
-class Heard:
-    """A `zmtp.Owner`: counts."""
+class Heard(zmtp.Owner):
+    """Counts what it is told."""
 
     def __init__(self) -> None:
         self.messages = 0
         self.faults: list[str] = []
 
-    def connected(self, connection: ZmtpConnection) -> None:
-        pass
-
     def received(self, connection: ZmtpConnection, messages: list[list[bytes]]) -> None:
         del connection
         self.messages += len(messages)
-
-    def disconnected(self, connection: ZmtpConnection) -> None:
-        pass
 
     def refused(self, fault: str) -> None:
         self.faults.append(fault)

@@ -24,8 +24,8 @@ from inferway.fleet.zmtp import GREETING, ZmtpConnection, ZmtpError, encoded, fr
 READY = zmtp.ready("PUB")
 
 
-class Heard:
-    """An `Owner`: keeps what it is told."""
+class Heard(zmtp.Owner):
+    """Keeps what it is told."""
 
     def __init__(self) -> None:
         self.up: list[ZmtpConnection] = []

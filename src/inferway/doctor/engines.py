@@ -23,7 +23,7 @@ from inferway.fleet.engine_facts import (
     number_in,
     parse_cache_labels,
 )
-from inferway.fleet.zmtp import CONNECT_SECONDS, ZmtpConnection, ZmtpError, connect
+from inferway.fleet.zmtp import CONNECT_SECONDS, Owner, ZmtpConnection, ZmtpError, connect
 from inferway.model import Headers
 from inferway.openai_api.requests import CHAT
 
@@ -134,7 +134,7 @@ async def _knock(socket: Socket) -> Socket:
 
 async def _fault(socket: Socket) -> str | None:
     """What is wrong with a ZMQ socket; None if nothing is."""
-    connection = ZmtpConnection(_CONNECTS_AS[socket.what], _Visitor())
+    connection = ZmtpConnection(_CONNECTS_AS[socket.what], Owner())
     try:
         await connect(socket.endpoint, connection)
     except TimeoutError:
@@ -146,19 +146,3 @@ async def _fault(socket: Socket) -> str | None:
     finally:
         connection.close()
     return None
-
-
-class _Visitor:
-    """Wants to know no more than whether a connection comes about (`zmtp.Owner`)."""
-
-    def connected(self, connection: ZmtpConnection) -> None:
-        pass
-
-    def received(self, connection: ZmtpConnection, messages: list[list[bytes]]) -> None:
-        pass
-
-    def disconnected(self, connection: ZmtpConnection) -> None:
-        pass
-
-    def refused(self, fault: str) -> None:
-        pass

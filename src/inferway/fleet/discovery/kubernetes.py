@@ -129,7 +129,12 @@ class SelectedPods:
 
     async def run(self, tell: Tell) -> None:
         """Tell the engines of the selected pods, whenever they change."""
-        self._pods = _watch_pods(self.server, self.namespace, self.pool, tell)
+
+        def changed(pods: Sequence[Object]) -> None:
+            tell([engine for pod in pods for engine in engines_of(pod, self.pool.ports)])
+
+        path = f"/api/v1/namespaces/{self.namespace}/pods"
+        self._pods = ListWatch(self.server, path, changed, self.pool.selector)
         await self._pods.run()
 
     @property
@@ -148,7 +153,7 @@ class PoolPods:
     group: str = POOL_GROUP
     rules: Callable[[dict[str, int], list[ModelRewrite]], None] | None = None
     _pool: PodSelection | None = None
-    _pods: ListWatch | None = None
+    _pods: SelectedPods | None = None
     _following: asyncio.Task[None] | None = None
     _known: bool = False  # whether the pool has been looked for
     _said: dict[tuple[str, str], list[Object]] = field(default_factory=dict)  # kind, group
@@ -166,7 +171,9 @@ class PoolPods:
                 for watch in (pools, *self._rule_watches()):
                     tasks.create_task(watch.run())
         finally:
-            await self._stop()
+            if self._following is not None:
+                self._following.cancel()
+                await asyncio.gather(self._following, return_exceptions=True)
 
     @property
     def synced(self) -> bool:
@@ -198,8 +205,8 @@ class PoolPods:
             *(self.namespace, self.name, pool.selector),
             ", ".join(map(str, pool.ports)),
         )
-        self._pods = _watch_pods(self.server, self.namespace, pool, tell)
-        self._following = asyncio.get_running_loop().create_task(self._pods.run())
+        self._pods = SelectedPods(self.server, self.namespace, pool)
+        self._following = asyncio.get_running_loop().create_task(self._pods.run(tell))
 
     def _rule_watches(self) -> list[ListWatch]:
         if self.rules is None:
@@ -216,23 +223,9 @@ class PoolPods:
         return [watch(kind, group) for kind in (_OBJECTIVES, _REWRITES) for group in _RULE_GROUPS]
 
     def _tell_rules(self) -> None:
-        assert self.rules is not None
-        self.rules(
-            priorities_of(self._all_said(_OBJECTIVES), self.name),
-            rewrites_of(self._all_said(_REWRITES), self.name),
+        objectives, rewrites = (
+            [each for group in _RULE_GROUPS for each in self._said.get((kind, group), ())]
+            for kind in (_OBJECTIVES, _REWRITES)
         )
-
-    def _all_said(self, kind: str) -> list[Object]:
-        return [each for group in _RULE_GROUPS for each in self._said.get((kind, group), ())]
-
-    async def _stop(self) -> None:
-        if self._following is not None:
-            self._following.cancel()
-            await asyncio.gather(self._following, return_exceptions=True)
-
-
-def _watch_pods(server: ApiServer, namespace: str, pool: PodSelection, tell: Tell) -> ListWatch:
-    def changed(pods: Sequence[Object]) -> None:
-        tell([engine for pod in pods for engine in engines_of(pod, pool.ports)])
-
-    return ListWatch(server, f"/api/v1/namespaces/{namespace}/pods", changed, pool.selector)
+        assert self.rules is not None
+        self.rules(priorities_of(objectives, self.name), rewrites_of(rewrites, self.name))
