@@ -27,7 +27,6 @@ import aiohttp
 
 from inferway.errors import ConfigError, UpstreamError
 from inferway.model import Headers
-from inferway.upstream.pool import IDLE_KEEP_ALIVE_SECONDS
 from inferway_ray.announced import ENGINE
 from inferway_ray.observed import AnswerHead
 
@@ -72,7 +71,7 @@ class RunningProgram:
         """The connections to it; made in the event loop that asks first."""
         if self._session is None:
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=2.0)
-            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_KEEP_ALIVE_SECONDS)
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=4.0)  # theirs: 5 s
             self._session = aiohttp.ClientSession(timeout=timeout, connector=connector)
         return self._session
 
