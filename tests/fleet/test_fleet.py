@@ -5,25 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.fleet.worlds import no_events, no_prompts
 
 from inferway.config import EngineSettings, ServeSettings
 from inferway.errors import NoEndpointError
-from inferway.fleet.engine import Engine
-from inferway.fleet.event_source import EventSource
 from inferway.fleet.fleet import Fleet
-from inferway.fleet.subscriber import EventSubscriber
 from inferway.fleet.watch import needs_events
 from inferway.kv.index.memory import MemoryIndex
-from inferway.model import Endpoint, Reason
-from inferway.prompts.served import ModelSource, NoPrompts, PromptSource
-
-
-async def no_prompts(source: ModelSource) -> PromptSource:  # noqa: ARG001
-    return NoPrompts(Reason.NO_TOKENIZER, "not in this test")
-
-
-def no_events(engine: Engine, source: EventSource, endpoint: Endpoint) -> EventSubscriber:
-    raise AssertionError(f"nobody subscribes here: {engine.name} {source} {endpoint}")
+from inferway.model import Endpoint
 
 
 @pytest.fixture

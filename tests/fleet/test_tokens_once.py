@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import cast
 
 import pytest
-from tests.fleet.test_fleet import no_events, no_prompts
+from tests.fleet.worlds import no_events, no_prompts
 
 from inferway.config import EngineSettings, PickerSettings, ProbeSettings, ServeSettings
 from inferway.fleet.engine import Engine, ProbeState, ProofState
