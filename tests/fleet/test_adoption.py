@@ -19,8 +19,8 @@ from inferway.fleet.engine import Engine
 from inferway.fleet.engine_facts import EngineFacts, ModelCard
 from inferway.fleet.event_source import EventSource
 from inferway.fleet.orphan_resolution import MAX_PROMPTS, MAX_TOKENS, OrphanResolver
-from inferway.fleet.polling_subscriber import PollingSubscriber
 from inferway.fleet.subscriber import Subscription
+from inferway.fleet.subscribing import PollingSubscriber
 from inferway.fleet.zmq_subscriber import ZmqSubscriber
 from inferway.kv.blocks.dialects import Dialect, LoraAdapter, hash_extras, wire_hash
 from inferway.kv.blocks.extra_keys import request_extras

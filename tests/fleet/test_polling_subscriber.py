@@ -13,8 +13,8 @@ from aiohttp import web
 from tests.fleet.servers import serving, until
 
 from inferway.fleet.event_source import EventSource
-from inferway.fleet.polling_subscriber import PollingSubscriber
 from inferway.fleet.subscriber import Subscription
+from inferway.fleet.subscribing import PollingSubscriber
 from inferway.kv.blocks.keys import BlockHasher
 from inferway.kv.events.stream import StreamState
 from inferway.kv.index.memory import MemoryIndex

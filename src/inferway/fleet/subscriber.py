@@ -1,7 +1,7 @@
 """What keeps the index true for one engine's event stream, or one data-parallel rank of it.
 
 The follower (`kv.events.event_applier`) knows what to do; a subclass brings what the engine says:
-`zmq_subscriber` by ZeroMQ, `polling_subscriber` by asking again and again. The follower's steps are
+`zmq_subscriber` by ZeroMQ, `subscribing` by asking again and again. The follower's steps are
 done in order, one thing at a time, and at once: for most batches, waking a task would take as long
 as what there is to do. What takes longer is done in slices, and others have the event loop between
 them.
