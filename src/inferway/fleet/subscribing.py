@@ -1,8 +1,8 @@
 """Makes those who follow the engines' event streams in this process.
 
 vLLM and SGLang publish by ZeroMQ (`zmq_subscriber`), and so does TensorRT-LLM if it is set up for
-that. Else it is asked by HTTP: POST /kv_cache_events of `trtllm-serve` takes what has happened since
-the last time out of the engine's queue.
+that. Else it is asked by HTTP: POST /kv_cache_events of `trtllm-serve` takes what has happened
+since the last time out of the engine's queue.
 
 Each event is a batch of the stream, under its own number, so that a lost event is a gap and a
 restart of the engine a step back, which the stream sees. There is no replay: then what was believed

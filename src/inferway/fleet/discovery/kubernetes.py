@@ -10,12 +10,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from inferway.config import EngineSettings, ModelRewrite, RewriteTarget
-from inferway.fleet.discovery.list_watch import ApiServer, ListWatch, Object
-from inferway.fleet.discovery.sources import Tell
+from inferway.config import EngineSettings, KubernetesSettings, ModelRewrite, RewriteTarget
+from inferway.fleet.discovery.list_watch import (
+    Access,
+    ApiServer,
+    ListWatch,
+    Object,
+    own_namespace,
+)
+from inferway.fleet.discovery.sources import EngineSource, Rules, Tell
 
 log = logging.getLogger("inferway.kubernetes")
 
@@ -151,7 +157,7 @@ class PoolPods:
     namespace: str
     name: str
     group: str = POOL_GROUP
-    rules: Callable[[dict[str, int], list[ModelRewrite]], None] | None = None
+    rules: Rules | None = None
     _pool: PodSelection | None = None
     _pods: SelectedPods | None = None
     _following: asyncio.Task[None] | None = None
@@ -229,3 +235,15 @@ class PoolPods:
         )
         assert self.rules is not None
         self.rules(priorities_of(objectives, self.name), rewrites_of(rewrites, self.name))
+
+
+def pods(settings: KubernetesSettings, rules: Rules | None) -> tuple[EngineSource, ApiServer]:
+    """Return the source that the settings name, and the server to close with it. Raises
+    ConfigError."""
+    api, namespace = settings.api, settings.namespace or own_namespace()
+    server = ApiServer(Access.in_cluster() if api is None else Access(api.rstrip("/")))
+    if settings.pool is not None:
+        return PoolPods(server, namespace, settings.pool, settings.group, rules), server
+    given = settings.selector
+    selector = given if isinstance(given, str) else selector_of(given)
+    return SelectedPods(server, namespace, PodSelection(selector, settings.ports)), server

@@ -7,16 +7,16 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from inferway.config import DiscoverySettings, EngineSettings, KubernetesSettings, ModelRewrite
+from inferway.config import DiscoverySettings, EngineSettings
 from inferway.errors import crash_report
-from inferway.fleet.discovery.kubernetes import PodSelection, PoolPods, SelectedPods, selector_of
-from inferway.fleet.discovery.list_watch import Access, ApiServer, own_namespace
-from inferway.fleet.discovery.sources import DnsName, EnginesFile, EngineSource, RayReplicas
+from inferway.fleet.discovery.sources import DnsName, EnginesFile, EngineSource, RayReplicas, Rules
+
+if TYPE_CHECKING:
+    from inferway.fleet.discovery.list_watch import ApiServer
 
 log = logging.getLogger("inferway.discovery")
-
-Rules = Callable[[dict[str, int], list[ModelRewrite]], None]  # objectives, rewrites
 
 
 @dataclass(slots=True)
@@ -96,19 +96,10 @@ def build_members(
     sources += [RayReplicas(deployment) for deployment in settings.ray]
     servers: list[ApiServer] = []
     if settings.kubernetes is not None:
-        servers.append(ApiServer(_access(settings.kubernetes)))
-        sources.append(_pods(settings.kubernetes, servers[0], rules))
+        # It brings aiohttp, which nothing else of a gateway needs.
+        from inferway.fleet.discovery.kubernetes import pods
+
+        source, server = pods(settings.kubernetes, rules)
+        sources.append(source)
+        servers.append(server)
     return Members(listed, sources, changed, servers)
-
-
-def _access(settings: KubernetesSettings) -> Access:
-    return Access.in_cluster() if settings.api is None else Access(settings.api.rstrip("/"))
-
-
-def _pods(settings: KubernetesSettings, server: ApiServer, rules: Rules | None) -> EngineSource:
-    namespace = settings.namespace or own_namespace()
-    if settings.pool is None:
-        given = settings.selector
-        selector = given if isinstance(given, str) else selector_of(given)
-        return SelectedPods(server, namespace, PodSelection(selector, settings.ports))
-    return PoolPods(server, namespace, settings.pool, settings.group, rules)

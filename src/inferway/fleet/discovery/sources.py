@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from inferway.config import EngineSettings, check_engines, converted
+from inferway.config import EngineSettings, ModelRewrite, check_engines, converted
 from inferway.errors import ConfigError
 from inferway_structured.decoding import UNREADABLE
 
@@ -33,6 +33,7 @@ _NAME = re.compile(r"[^/\s]+/[^/\s]+")
 
 Sleep = Callable[[float], Awaitable[object]]
 Tell = Callable[[Sequence[EngineSettings]], None]
+Rules = Callable[[dict[str, int], list[ModelRewrite]], None]  # objectives, rewrites
 Resolve = Callable[[str, int], Awaitable[list[str]]]  # host, port -> addresses
 
 
