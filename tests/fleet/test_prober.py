@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 from aiohttp import web
+from tests.fleet.servers import serving
 
 from inferway.config import EngineSettings, ProbeSettings
 from inferway.fleet.engine import Engine, ProofState
@@ -81,6 +82,10 @@ async def like_us(path: str, body: dict[str, Any]) -> web.Response:
 
 async def unlike_us(path: str, body: dict[str, Any]) -> web.Response:
     return ids_answer(path, body, more=1)
+
+
+async def busy(path: str, body: dict[str, Any]) -> web.Response:  # noqa: ARG001
+    return web.Response(status=503)
 
 
 @dataclass
@@ -153,13 +158,7 @@ async def start() -> AsyncIterator[Start]:
             **settings: Any,
         ) -> Asked:
             bench = Bench(reply)
-            app = web.Application()
-            app.router.add_post("/{path:.*}", bench.answer)
-            runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
-            await runner.setup()
-            stack.push_async_callback(runner.cleanup)
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
-            url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+            url = await stack.enter_async_context(serving(bench.answer))
             engines = [
                 Engine(EngineSettings(url=url, name=f"e{i}"), (), healthy=True) for i in range(num)
             ]
@@ -303,9 +302,6 @@ class TestJoining:
         assert caplog.messages[-1] == "model 'm' is rendered by engine e0 as by the gateway, now"
 
     async def test_no_verdict_is_asked_for_again(self, start: Start) -> None:
-        async def busy(path: str, body: dict[str, Any]) -> web.Response:  # noqa: ARG001
-            return web.Response(status=503)
-
         asked = await start(reply=busy)
         asked.prober.join(asked.engine, "m", Lengths())
         await asked.until(UNPROVEN, times=2)
@@ -319,9 +315,6 @@ class TestJoining:
     async def test_that_an_engine_differs_stands_until_there_is_another_verdict(
         self, start: Start
     ) -> None:
-        async def busy(path: str, body: dict[str, Any]) -> web.Response:  # noqa: ARG001
-            return web.Response(status=503)
-
         asked = await start(reply=unlike_us)
         asked.prober.join(asked.engine, "m", Lengths())
         await asked.until(DIFFERS)
