@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from inferway.config import DiscoverySettings, EngineSettings
 from inferway.errors import crash_report
 from inferway.fleet.discovery.sources import DnsName, EnginesFile, EngineSource, RayReplicas, Rules
+from inferway.tasks import Tasks
 
 if TYPE_CHECKING:
     from inferway.fleet.discovery.list_watch import ApiServer
@@ -29,7 +30,9 @@ class Members:
     changed: Callable[[Sequence[EngineSettings]], Awaitable[None]]
     servers: Sequence[ApiServer] = ()  # closed with it
     _told: dict[int, Sequence[EngineSettings]] = field(default_factory=dict)
-    _tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    _tasks: Tasks = field(
+        default_factory=lambda: Tasks(log, "engines are no longer found, by a fault of the gateway")
+    )
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -39,14 +42,12 @@ class Members:
 
     def start(self) -> None:
         for number, source in enumerate(self.sources):
-            self._tasks.append(asyncio.ensure_future(self._follow(number, source)))
+            self._tasks.spawn(self._follow(number, source))
         if self.sources:
-            self._tasks.append(asyncio.ensure_future(self._apply()))
+            self._tasks.spawn(self._apply())
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
         for server in self.servers:
             await server.close()
 
@@ -69,10 +70,8 @@ class Members:
             try:
                 await self.changed(self._all())
             except Exception as e:
-                log.error(
-                    "the list of engines could not be changed, and stays as it was: %s",
-                    crash_report(e),
-                )
+                words = "the list of engines could not be changed, and stays as it was: %s"
+                log.error(words, crash_report(e))
 
     def _all(self) -> list[EngineSettings]:
         found = [*self.listed, *(e for told in self._told.values() for e in told)]
