@@ -24,6 +24,7 @@ MAX_ANSWER_BYTES = 64 * 1024 * 1024
 MAX_PAGE_BYTES = 8 * 1024 * 1024  # vLLM has 50 KB of metrics a rank, half a KB of a model
 PLAIN_HTTP = "it speaks plain http; write http:// in its URL"
 _JSON = (b"content-type", b"application/json")
+_PLAIN = (b"accept-encoding", b"identity")  # nothing here decompresses
 _PATIENT = TimeoutSettings(connect=3600.0, first_byte=3600.0, idle_stream=3600.0)
 # How a handshake fails because what came back was no TLS at all; the second is newer OpenSSL's.
 _NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
@@ -125,7 +126,7 @@ class EngineClient:
         name = _name(url, path)
         answer = _AnswerBody(name, limit, cut=cut)
         timer = self._pool.loop.call_later(seconds, answer.is_late, seconds)
-        block = header_block(headers)
+        block = header_block([*headers, _PLAIN])
         exchange = self._pool.send(url, method, path.encode(), block, body, answer)
         try:
             body = await answer.body
