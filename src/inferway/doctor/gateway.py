@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from inferway.doctor.facts import BreakersReport, EventsReport, GatewayReport, TrafficReport
-from inferway.errors import UpstreamError
+from inferway.errors import ConfigError, UpstreamError
 from inferway.fleet.engine_client import EngineClient, StatusError
 from inferway.model import Alarm, Headers
 
@@ -56,6 +56,8 @@ async def ask_gateway(url: str | None, admin_key: str | None = None) -> GatewayR
         return GatewayReport(url, error=f"{e}; {_CURES.get(e.answered, 'its log may say why')}")
     except UpstreamError as e:
         return GatewayReport(url, error=str(e))
+    except ConfigError:
+        return GatewayReport(url, error=f"{url!r}: expected http://HOST:PORT or https://HOST:PORT")
     except (msgspec.DecodeError, ValueError) as e:
         return GatewayReport(url, error=f"{url}{_PATH}: no answer of a gateway: {e}")
     finally:
