@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
@@ -446,8 +445,6 @@ def _nothing(*_: Engine) -> None:
 
 FIRST_VERSION = (0, 26)  # of vLLM; its 0.25.0 does not know the mode (pull request 45261)
 
-_VERSION = re.compile(r"(\d+)\.(\d+)")
-
 
 class FullReporter:
     """`--heal`: engines whose caches are known in part are asked to report what they reuse.
@@ -486,8 +483,11 @@ class FullReporter:
         holder = endpoint.holder
         if not self._share or holder in self._asked:
             return False
-        stream, version = engine.stream(endpoint), engine.facts.version if engine.facts else None
-        if stream is None or not stream.may_report or not knows_the_mode(version):
+        version = None if engine.facts is None else engine.facts.vllm_version
+        stream = engine.stream(endpoint)
+        if version is None or version < FIRST_VERSION:
+            return False
+        if stream is None or not stream.may_report:
             return False
         credit = self._credit.get(holder, 1 - self._share) + self._share
         is_due = credit > 1 - 1e-9
@@ -500,9 +500,3 @@ class FullReporter:
 
     def asked(self, endpoint: Endpoint) -> None:
         self._asked.discard(endpoint.holder)
-
-
-def knows_the_mode(version: str | None) -> bool:
-    """Return whether an engine of this version, as its /version says, has the report mode."""
-    match = _VERSION.match(version or "")
-    return match is not None and (int(match[1]), int(match[2])) >= FIRST_VERSION
