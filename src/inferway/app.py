@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 
+from inferway.cluster.bus.replicas import Replicas, has_peers, own_replicas
 from inferway.config import EngineSettings, ModelRewrite, ServeSettings
 from inferway.doctor.traffic_rules import traffic_alarms
 from inferway.extension import Core, Extension, Snapshot, Tap, installed, methods, snapshots
@@ -37,8 +38,6 @@ from inferway.kv.events.event import Batch
 from inferway.model import Alarm, HolderId
 from inferway.prompts.freed_memory import give_back_large
 from inferway.prompts.renderer import Renderer
-from inferway.replicas.build import has_peers, own_replicas
-from inferway.replicas.replicas import Replicas
 from inferway.routing.director import EVENT_SECONDS, Director
 from inferway.routing.journey import OnRequest
 from inferway.routing.kv_legs import build_legs
@@ -63,6 +62,8 @@ from inferway.telemetry.traffic_counts import TrafficCounts
 from inferway.upstream.pool import Pool
 
 log = logging.getLogger("inferway")
+
+_NEW_OBJECTS = 20_000  # beyond those that went, until the collector looks: 2 MB
 
 # Threads that render or parse large bodies must not keep the GIL from the event loop for
 # CPython's default 5 ms at a time (DESIGN.md, decision 4).
@@ -304,6 +305,8 @@ class Gateway:
         # Tokenizers and templates live as long as we do: the collector need not look at them.
         gc.collect()
         gc.freeze()
+        # Nothing on a request's way makes cycles: what waits to be logged is no garbage.
+        gc.set_threshold(_NEW_OBJECTS, 10, 10)
         self._started.set()
         if self._process is None:
             log.info("%s", self.told_of(server.url))
@@ -319,7 +322,6 @@ class Gateway:
             *(AlarmPages(rows, self._alarms), auth.control.num_waiting, self._is_ready),
             has_tls=self._servers is not None and self._servers.certificate is not None,
             requests=self._requests,
-            decided_in=self.metrics.decided_in,
             tap=self.tap,
             tracing=tracing,
         )

@@ -178,6 +178,9 @@ class Trip:
     def on_chunk(self, chunk: bytes) -> bytes:
         return chunk
 
+    def further_pieces(self) -> None:
+        return None
+
     def on_end(self) -> bytes:
         return b""
 

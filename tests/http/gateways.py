@@ -71,6 +71,9 @@ class Trip:
         self.chunks.append(chunk)
         return chunk
 
+    def further_pieces(self) -> None:
+        return None
+
     def on_end(self) -> bytes:
         return self.last
 

@@ -10,6 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.http.clients import connected, echo, get, post, serving
 from tests.upstream.engines import in_loop
@@ -40,7 +41,7 @@ def record(model: str = "m") -> Record:
     )
 
 
-def told_of(one: Record) -> Any:
+def told_of(one: Record | None) -> Any:
     async def answer(_: Request, responder: Responder) -> None:
         responder.record = one
         responder.send(200, JSON, b"{}")
@@ -130,6 +131,35 @@ async def test_a_routed_request_s_line_says_how_it_was_decided_and_what_it_took(
     }
     assert json.loads(encoded).items() >= expected.items()
     assert words(text).items() >= {key: str(value) for key, value in expected.items()}.items()
+
+
+RECORDS: dict[str, Record | None] = {
+    "none": None,
+    "undecided": Record(1.0, model="m"),
+    "sent as another model": msgspec.structs.replace(record("a b"), target_model='c"d'),
+    "a model of an adapter, and no usage": msgspec.structs.replace(
+        record(), usage=None, begun_at=0.0
+    ),
+    "an engine that tells no cached tokens": msgspec.structs.replace(record(), usage=Usage(1, 2)),
+    "gone on elsewhere, with the blocks of another": msgspec.structs.replace(
+        record(), continued=2, prefill_seconds=0.25, prefill_target=record().target
+    ),
+    "a prefill that nobody has answered": msgspec.structs.replace(record(), prefill_seconds=0.125),
+}
+
+
+@pytest.mark.parametrize("one", RECORDS.values(), ids=RECORDS)
+@in_loop
+async def test_both_forms_have_the_same_fields_in_the_same_order(
+    one: Record | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    await lines(told_of(one), post())
+
+    text, encoded = caplog.messages
+    told = json.loads(encoded)
+    names = [name for name in told if name not in ("time", "level", "logger")]
+    assert [*words(text)] == names
+    assert words(text) == {name: str(told[name]) for name in names}
 
 
 @in_loop

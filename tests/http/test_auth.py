@@ -36,7 +36,7 @@ def auth(*, admin_key: bool = False, keys: bool = False) -> Auth:
 
 
 def bearing(key: str | None) -> Request:
-    request = Request("POST", b"/v1/chat/completions", 0.0)
+    request = Request.to("POST", b"/v1/chat/completions", 0.0)
     request.headers = [(b"host", b"h")]
     if key is not None:
         request.headers.append((b"authorization", b"Bearer " + key.encode()))

@@ -10,7 +10,7 @@ from inferway.http.message import Request
 
 
 def request(**fields: str) -> Request:
-    made = Request("POST", b"/admin/engines/e0/drain", 0.0)
+    made = Request.to("POST", b"/admin/engines/e0/drain", 0.0)
     made.headers = [
         (name.replace("_", "-").encode(), value.encode()) for name, value in fields.items()
     ]

@@ -165,13 +165,13 @@ def test_a_long_answer_is_read_from_its_end(spaces: int) -> None:
         assert read(answer) == TOLD
 
 
-def test_it_keeps_no_more_than_the_end() -> None:
+def test_it_keeps_no_more_than_twice_the_end_that_it_reads() -> None:
     reader = UsageReader()
 
     for _ in range(10_000):
         reader.feed(b"data: " + DELTA + b"\n\n")
 
-    assert sum(map(len, reader._pieces)) < 33 * 1024
+    assert sum(map(len, reader._pieces)) <= 64 * 1024
 
 
 def test_an_engine_may_not_tell_what_was_cached() -> None:

@@ -63,7 +63,7 @@ class Subscription:
 
 
 class EventSubscriber(ABC):
-    """Keeps the index true for one holder (`fleet.engine.Subscriber`)."""
+    """Keeps the index true for one holder."""
 
     def __init__(
         self,

@@ -120,7 +120,9 @@ class ClientConnection(SlicedProtocol):
             return len(data)
         has_to_answer = self._queue and self._responder is None and self.writable
         if not has_to_answer:  # else that comes first
-            if len(data) - start > SLICE_BYTES:
+            if not start and self._reader.take_known(data):
+                start = len(data)
+            elif len(data) - start > SLICE_BYTES:
                 start = self._parse_slice(data, start)
             else:
                 start = self._feed(data, start, len(data))
@@ -249,7 +251,7 @@ class ClientConnection(SlicedProtocol):
             self.server.serve(item, self._responder)
             return
         self.closing = True
-        request = Request("-", b"/-", time.perf_counter())
+        request = Request.to("-", b"/-", time.perf_counter())
         request.id = self.server.new_request_id()
         self._responder = Responder(self, request)
         self.server.stats.answering += 1

@@ -23,6 +23,9 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Callable
+
+import msgspec
 
 from inferway.errors import (
     InferwayError,
@@ -47,10 +50,11 @@ from inferway.routing.answer_plan import (
     Continuation,
     Incident,
     PlannedLeg,
+    PlannedRequest,
     State,
     What,
 )
-from inferway.routing.record import LegOutcome
+from inferway.routing.record import LegOutcome, Passed, Record
 from inferway.upstream.exchange import UpstreamRequest
 from inferway.upstream.headers import header_block
 from inferway.upstream.pool import STOOD_STILL_SECONDS, Pool
@@ -70,33 +74,32 @@ def forward(request: Request, responder: Client, plan: AnswerPlan, pool: Pool) -
     if responder.ended:
         plan.over("client_gone")
         return
-    forwarding = Forwarding(request, responder, plan, pool)
+    journey = plan.journey
+    forwarding = Forwarding(request, responder, plan, pool, journey, journey.record, plan.passed)
     responder.attach(forwarding)
     forwarding.begin()
 
 
-class Forwarding:
+class Forwarding(msgspec.Struct, eq=False):
     """Sink of the engine's answer, source of the client's (see the module)."""
 
-    __slots__ = ("_begun", "_collected", "_events", "_exchange", "_head", "_held", "_journey",
-                 "_passed", "_paused", "_plan", "_pool", "_record", "_request", "_responder",
-                 "_rest", "_timer")  # fmt: skip
-
-    def __init__(self, request: Request, responder: Client, plan: AnswerPlan, pool: Pool) -> None:
-        self._request = request
-        self._responder = responder
-        self._plan = plan
-        self._pool = pool
-        self._journey = plan.journey
-        self._passed = plan.passed
-        if plan.passed is not None:
-            self._record = plan.journey.record  # of the whole answer
-        self._exchange: UpstreamRequest | None = None  # with the engine that is to answer
-        self._collected: CollectedAnswer | None = None  # of the prefill engine, until it has come
-        self._rest: Continuation | None = None  # None: the client's engine is still the first
-        self._events: WholeEvents | None = None  # None: the answer is no SSE stream
-        self._timer: asyncio.TimerHandle | None = None
-        self._paused = False
+    _request: Request
+    _responder: Client
+    _plan: AnswerPlan
+    _pool: Pool
+    _journey: PlannedRequest
+    _record: Record  # of the whole answer
+    _passed: Passed | None
+    _exchange: UpstreamRequest | None = None  # with the engine that is to answer
+    _collected: CollectedAnswer | None = None  # of the prefill engine, until it has come
+    _rest: Continuation | None = None  # None: the client's engine is still the first
+    _events: WholeEvents | None = None  # None: the answer is no SSE stream
+    _takes: Callable[[bytes], None] | None = None  # of events that pass as they are
+    _timer: asyncio.TimerHandle | None = None
+    _paused: bool = False
+    _begun: bool = False  # the engine has begun to answer
+    _head: tuple[int, Headers, int | None] | None = None  # that is held back
+    _held: bytes | None = None  # events that wait for content; None: none has to
 
     @property
     def sent_at(self) -> float:
@@ -144,18 +147,20 @@ class Forwarding:
     def _send(self) -> None:
         """Send the request to the engine that is to answer."""
         plan, request, pool = self._plan, self._request, self._pool
-        self._head: tuple[int, Headers, int | None] | None = None  # held back
-        self._events = None
-        self._held: bytes | None = None  # events that wait for content; None: they need not wait
-        self._begun = False  # the first event has come
+        self._head = self._events = self._held = self._takes = None
+        self._begun = False
         extra = plan.sending(pool.time())
         if extra:
             lines = request_lines(request, {name for name, _ in extra}) + header_block(extra)
         else:
             lines = request_lines(request)
         self._exchange = exchange = pool.send(
-            *(plan.attempts.target.endpoint.url, request.method, request.target, lines),
-            *(self._journey.body, self),
+            plan.attempts.target.endpoint.url,
+            request.method,
+            request.target,
+            lines,
+            self._journey.body,
+            self,
             once=plan.state is State.FETCHING,  # references serve once, whoever has lost them
         )
         if self._paused:
@@ -257,10 +262,15 @@ class Forwarding:
                     return
             if self._passed is not None:
                 self._passed(self._record, chunk)
+            if self._takes is not None:
+                self._takes(chunk)
+                self._responder.write(chunk)
+                return
         if not self._begun:
             chunk = self._first(chunk)
             if not self._begun:
                 return
+            self._takes = self._journey.further_pieces()
         journey = self._journey
         chunk = journey.on_chunk(chunk)
         if journey.is_cut_off:
@@ -402,6 +412,7 @@ class Forwarding:
             plan.over("client_gone")
             return
         self._plan, self._journey = plan, plan.journey
+        self._takes = None
         self._paused = False
         self._responder.attach(self)
         self.begin()

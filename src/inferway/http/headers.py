@@ -52,6 +52,17 @@ _DROPPED = HOP_BY_HOP | REWRITTEN | ROUTING_HEADERS | {
 
 def request_lines(request: Request, replaced: set[bytes] | frozenset[bytes] = frozenset()) -> bytes:
     """The header lines that travel on to the engine."""
+    known, headers = request.known, request.headers
+    if known is None or replaced or known.headers is not headers:
+        lines = _lines(request, replaced)
+    else:
+        if known.lines is None:
+            known.lines = _lines(request, replaced)
+        lines = known.lines
+    return b"%baccept-encoding: identity\r\nx-request-id: %b\r\n" % (lines, request.id)
+
+
+def _lines(request: Request, replaced: set[bytes] | frozenset[bytes]) -> bytes:
     dropped = _DROPPED | replaced if replaced else _DROPPED
     headers = request.headers
     if request.fields.get(b"connection", b"close") not in PLAIN_CONNECTION:
@@ -60,7 +71,7 @@ def request_lines(request: Request, replaced: set[bytes] | frozenset[bytes] = fr
     if _ROUTING_HINT.search(lines):
         headers = [h for h in headers if not h[0].startswith(ROUTING_PREFIXES)]
         lines = header_block(headers, dropped)
-    return b"%baccept-encoding: identity\r\nx-request-id: %b\r\n" % (lines, request.id)
+    return lines
 
 
 def not_ours_alone(told: Headers) -> Headers:

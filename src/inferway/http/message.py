@@ -6,6 +6,8 @@ import re
 from functools import lru_cache
 from http import HTTPStatus
 
+import msgspec
+
 from inferway.errors import BadHttpError, BodiesFullError
 from inferway.model import Headers, RequestHead
 
@@ -39,7 +41,6 @@ _MAX_HOST_BYTES = 300
 _MAX_KEPT_TARGET_BYTES = 256
 _REQUEST_ID = re.compile(rb"[!-~]{1,128}")
 _ASTERISK = (b"*", "*", "")
-_NO_FIELDS: dict[bytes, bytes] = {}
 
 
 CONTENT_ENCODING = b"content-encoding"
@@ -66,44 +67,46 @@ class BodyMemory:
         self.limit = limit
 
 
-class Request:
+class KnownHead(msgspec.Struct, eq=False):
+    """A request's head that many requests have: what has been read of it, and what an engine gets.
+    Only the length of the body differs."""
+
+    method: str
+    target: bytes
+    path: str
+    query: str
+    headers: Headers
+    fields: dict[bytes, bytes]
+    lines: bytes | None = None  # that travel on, as http.headers has them; None: not made yet
+
+
+class Request(msgspec.Struct, eq=False):
     """A complete request: head and whole body. Header names are in lower case."""
 
-    __slots__ = (
-        "body",
-        "client",
-        "fields",
-        "headers",
-        "http11",
-        "id",
-        "keep_alive",
-        "memory",
-        "method",
-        "path",
-        "query",
-        "started",
-        "target",
-        "upgrade",
-    )
+    method: str
+    target: bytes  # that the engine gets
+    path: str
+    query: str
+    started: float  # time.perf_counter() when the request was complete
+    headers: Headers = ()
+    fields: dict[bytes, bytes] = {}  # the last value of each name
+    body: bytes = b""
+    memory: BodyMemory | None = None  # that counts the body; None: nobody does
+    client: str = UNIX_CLIENT  # its address, without its port
+    id: bytes = b""  # x-request-id: the client's, or ours
+    keep_alive: bool = False
+    known: KnownHead | None = None  # that has the same headers, but for the body's length
+    http11: bool = True
+    upgrade: bytes = b""  # the protocol that the connection is to be switched to
 
-    def __init__(self, method: str, target: bytes, started: float) -> None:
-        """`target` is as it came; raises BadHttpError if it is none for us."""
+    @classmethod
+    def to(cls, method: str, target: bytes, started: float) -> Request:
+        """Return a request whose target is as it came. Raises BadHttpError if it is none for us."""
         read = read_target if len(target) <= _MAX_KEPT_TARGET_BYTES else read_target.__wrapped__
-        parts = read(target)
-        if parts[1] == "*" and method != "OPTIONS":
+        target, path, query = read(target)
+        if path == "*" and method != "OPTIONS":
             raise _not_a_path(target)
-        self.method = method
-        self.target, self.path, self.query = parts
-        self.started = started  # time.perf_counter() when the request was complete
-        self.headers: Headers = ()
-        self.fields = _NO_FIELDS  # the last value of each name
-        self.body = b""
-        self.memory: BodyMemory | None = None  # that counts the body; None: nobody does
-        self.http11 = True
-        self.keep_alive = False
-        self.upgrade = b""  # the protocol that the connection is to be switched to
-        self.id = b""  # x-request-id: the client's, or ours
-        self.client = UNIX_CLIENT  # its address, without its port
+        return cls(method, target, path, query, started)
 
     def forget_body(self) -> None:
         """Release the body, which is not needed again."""

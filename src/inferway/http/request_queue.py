@@ -230,7 +230,7 @@ class Ticket:
 
     def move(self, engine: str) -> None:
         control, place = self._control, self._place
-        if engine == place:
+        if engine == place or not (place or control.limiter.limits_engines):
             return
         control.limiter.move(place, engine)
         self._place = engine

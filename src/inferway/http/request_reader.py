@@ -19,6 +19,7 @@ from inferway.http.message import (
     REALTIME,
     SMALL_BODY_BYTES,
     UNIX_CLIENT,
+    KnownHead,
     Request,
     bodies_full,
     is_host,
@@ -34,6 +35,10 @@ _ONCE = (b"content-length", b"transfer-encoding", b"host", b"content-type")
 _UPGRADE = frozenset({b"upgrade"})
 _OTHER_HTTP = re.compile(rb"(?:(?:h2c?|http/\d\.\d|tls/\d\.\d)(?:\s*,\s*|$))+")
 _NO_HEADERS: list[tuple[bytes, bytes]] = []
+# Fields that are another's in each request, or that make it another one than it seems.
+_NOT_KNOWN = frozenset(
+    {b"x-request-id", b"traceparent", b"expect", b"transfer-encoding", b"upgrade"}
+)
 _MAX_FRAMING = 16  # bytes around each byte of a chunked body, beyond what a head may have
 
 
@@ -53,7 +58,9 @@ class RequestReader:
         "_expects",
         "_first",
         "_headers",
+        "_key",
         "_length",
+        "_most_known",
         "_parser",
         "_partial",
         "_read",
@@ -79,10 +86,42 @@ class RequestReader:
         self._read: bytes | memoryview = b""  # what is being parsed
         self._first = False  # it began with the request that is being parsed
         self._again = b""  # a head whose upgrade is ignored
+        self._key = b""  # of the head that is being parsed, if it may be known from then on
+        self._most_known = min(SMALL_BODY_BYTES, server.limits.body_bytes)
         self.behind: bytes | None = None  # what has come behind a head whose upgrade is not
         self._expects = False
         self.on_message_begin()
         self.receiving = False  # a request has begun to arrive and is not complete
+
+    def take_known(self, data: bytes) -> bool:
+        """Return whether `data` is one whole request whose head has been read before, and take it:
+        clients send the same head again and again, but for the length of the body."""
+        if self.receiving:
+            return False
+        known, key, end = self._server.heads.find(data)
+        if known is None or len(data) - end > self._most_known:
+            self._key = key
+            return False
+        bodies = self._bodies
+        bodies.held += len(data) - end
+        self.complete.append(
+            Request(
+                *(known.method, known.target, known.path, known.query, time.perf_counter()),
+                *(known.headers, known.fields.copy(), data[end:], bodies, self.client),
+                *(self._server.new_request_id(), True, known),
+            )
+        )
+        return True
+
+    def _remember(self, request: Request) -> None:
+        """Know the head of a plain request, which came in one piece, from now on."""
+        fields = request.fields
+        if request.keep_alive and request.http11 and not (_NOT_KNOWN & fields.keys()):
+            request.known = KnownHead(
+                *(request.method, request.target, request.path, request.query),
+                *(request.headers, fields.copy()),
+            )
+            self._server.heads.add(self._key, request.known)
 
     def feed(self, data: bytes | memoryview) -> bool:
         """Return whether more may be fed. If not, the last one in `complete` is an error, or a
@@ -219,7 +258,7 @@ class RequestReader:
             _merge_repeated(headers, fields)
         parser = self._parser
         method = parser.get_method().decode()
-        self._request = request = Request(method, self._target, 0.0)
+        self._request = request = Request.to(method, self._target, 0.0)
         request.headers = headers
         request.fields = fields
         request.client = self.client
@@ -282,6 +321,10 @@ class RequestReader:
         given = request.fields.get(b"x-request-id")
         request.id = given if given and is_request_id(given) else self._server.new_request_id()
         self._headers, self._request = _NO_HEADERS, None  # an idle connection keeps nothing
+        if self._key:
+            if not given:
+                self._remember(request)
+            self._key = b""
         self.complete.append(request)
 
     # ----------------------------------------------------------------------------- the checks

@@ -61,54 +61,31 @@ _STREAM: Headers = (
 JSON: Headers = ((b"content-type", b"application/json"),)
 
 
-class Responder:
+class Responder(msgspec.Struct, eq=False):
     """Answers one request: `send`, or `start`, `write`..., `end`. `abort` breaks the answer off.
 
     Writing to a client who has gone is not an error, it does nothing.
     """
 
-    __slots__ = (
-        "_as_event",
-        "_connection",
-        "_framing",
-        "_head",
-        "_headers",
-        "_last",
-        "_remaining",
-        "_said",
-        "body_bytes",
-        "cut",
-        "ended",
-        "extra",
-        "peer",
-        "record",
-        "request",
-        "source",
-        "span",
-        "started",
-        "status",
-    )
-
-    def __init__(self, connection: ClientConnection, request: Request) -> None:
-        self._connection = connection
-        self._framing = _NONE
-        self._head = b""  # goes out with the first piece: one system call less
-        self._headers: Headers = ()
-        self._remaining = 0
-        self._last = b""  # piece of the body
-        self._said = -1  # `body_bytes` when it was last looked whether the client hears anything
-        self._as_event: bytearray | None = None  # a stream has been begun by `keep_alive`
-        self.request = request
-        self.source: BodySource | None = None
-        self.status = 0
-        self.body_bytes = 0
-        self.started = False
-        self.ended = False  # also when the client has gone, or after `abort`
-        self.record: Record | None = None  # None: no journey has begun
-        self.span: RequestSpan | None = None  # None: no span has begun
-        self.cut = ""  # the outcome of an answer that is not whole
-        self.peer = ""  # the client's address, if another process has its connection
-        self.extra: Headers = ()  # that any answer gets, whoever answers
+    _connection: ClientConnection
+    request: Request
+    source: BodySource | None = None
+    status: int = 0
+    body_bytes: int = 0
+    started: bool = False
+    ended: bool = False  # also when the client has gone, or after `abort`
+    record: Record | None = None  # None: no journey has begun
+    span: RequestSpan | None = None  # None: no span has begun
+    cut: str = ""  # the outcome of an answer that is not whole
+    peer: str = ""  # the client's address, if another process has its connection
+    extra: Headers = ()  # that any answer gets, whoever answers
+    _framing: int = 0  # _NONE, until the answer has begun
+    _head: bytes = b""  # goes out with the first piece: one system call less
+    _headers: Headers = ()
+    _remaining: int = 0
+    _last: bytes = b""  # piece of the body
+    _said: int = -1  # `body_bytes` when it was last looked whether the client hears anything
+    _as_event: bytearray | None = None  # a stream has been begun by `keep_alive`
 
     def attach(self, source: BodySource) -> None:
         """Let `source` answer from now on, whenever it can; the handler may return."""
@@ -183,8 +160,15 @@ class Responder:
 
     def write(self, chunk: bytes) -> None:
         """Send a piece of the body. A piece beyond the length is a RuntimeError, and an abort."""
-        if not self.ended and chunk:
+        if self.ended or not chunk:
+            return
+        size = len(chunk)
+        if self._framing != _CHUNKED or self._head or size > _COPY_LIMIT:
             self._put(chunk, b"")
+            return
+        self._last = chunk
+        self.body_bytes += size
+        self._connection.transport.write(b"%x\r\n%b\r\n" % (size, chunk))
 
     def end(self, chunk: bytes = b"") -> None:
         """End the body, with `chunk` as its last piece. One that is short of its length is aborted

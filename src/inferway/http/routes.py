@@ -155,12 +155,20 @@ class Routes:
         self._asked_later = frozenset(  # whose it is, by _infer
             path for path in self._inference if admin_apart or not _is_for_admins(path)
         )
+        self._straight = {  # paths that need nothing but `_infer`, and their methods
+            path: methods
+            for path in self._asked_later
+            if (methods := self._table[path]) == dict.fromkeys(methods, self._infer)
+        }
         self._admin_table: Table = {**state.for_admins, **for_admins}
         for table in (self._table, self._admin_table):
             table["/"] = {"GET": PathsPage(table)}
 
     async def __call__(self, request: Request, responder: Responder) -> None:
         """Raises what goes wrong before an answer has begun; the server answers with it."""
+        if request.method in self._straight.get(request.path, ()):
+            await self._infer(request, responder)
+            return
         if request.path not in self._asked_later:
             self._check(request)
         if request.path == _METRICS or request.path.startswith(_ADMIN_PREFIX):
@@ -291,7 +299,6 @@ class Routes:
         try:
             responder.check_client()
             decision = await journey.decide(slot)
-            self._metrics.decided_in(journey.record.decided_in)
             if responder.span is not None:
                 responder.span.follow(journey)
         except BaseException as e:
@@ -313,7 +320,10 @@ class Routes:
                 is_admin=caller.admin,
             )
         plan = AnswerPlan(
-            *(journey, decision, auth.failover, slot),
+            journey,
+            decision,
+            auth.failover,
+            slot,
             explain=caller.admin,
             passed=self._requests.follow(record) if request.path in GENERATING else None,
             continues=continues,

@@ -25,11 +25,12 @@ from inferway.http.content_coding import BodyDecoder
 from inferway.http.eager import resumed
 from inferway.http.ends import BodySource
 from inferway.http.listening import Certificate, Listener
-from inferway.http.message import CONTENT_ENCODING, REALTIME, BodyMemory, Request
+from inferway.http.message import CONTENT_ENCODING, REALTIME, BodyMemory, KnownHead, Request
 from inferway.http.responder import Responder
 from inferway.loop_turns import LoopTurns
 from inferway.metrics import Family, Row, counter, gauge, table
 from inferway.tasks import next_multiple
+from inferway.upstream.headers import KnownHeads
 
 # Answers, or attaches a source to the Responder and returns. What it raises is answered: an
 # InferwayError as what it is, the rest as 500. It is called in the reader's callback and runs
@@ -108,6 +109,7 @@ class HttpServer:
         self.limits = limits or LimitSettings()
         self.timeouts = timeouts or TimeoutSettings()
         self.bodies = BodyMemory(self.limits.bodies_bytes)
+        self.heads = KnownHeads[KnownHead]()
         self._decoder = BodyDecoder()
         self.awaits_body = awaits_body
         self.turns = LoopTurns()

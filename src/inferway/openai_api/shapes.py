@@ -5,7 +5,9 @@ Values are as they came: what they ask for is `structured.requests`' to read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -32,22 +34,25 @@ _ASKING = frozenset({*Guided.__struct_fields__, "tools", "text", "output_config"
 _READ = _ASKING | {"guided_whitespace_pattern", "tool_choice", "use_beam_search"}
 
 _NOTHING: Mapping[str, Any] = {}
-_names: dict[type, tuple[list[str], list[str]]] = {}  # struct -> its fields: asking, read
 
 
 def shape_fields(body: msgspec.Struct) -> Mapping[str, Any]:
     """Return the fields of `body` that may ask for the shape of its answer, and those they are read
     with; empty, within a microsecond, if there are none."""
-    names = _names.get(type(body))
-    if names is None:
-        fields = type(body).__struct_fields__
-        names = _names[type(body)] = (
-            [name for name in fields if name in _ASKING],
-            [name for name in fields if name in _READ],
-        )
-    for name in names[0]:
-        if getattr(body, name) is not None:
-            break
-    else:
+    asking, absent, read = _fields_of(type(body))
+    if asking(body) == absent:
         return _NOTHING
-    return {name: value for name in names[1] if (value := getattr(body, name)) is not None}
+    return {name: value for name in read if (value := getattr(body, name)) is not None}
+
+
+@cache
+def _fields_of(
+    kind: type[msgspec.Struct],
+) -> tuple[Callable[[Any], Sequence[Any]], Sequence[None], Sequence[str]]:
+    """Return what takes the fields of `_ASKING` from a struct, these without values, and the names
+    of those of `_READ`."""
+    fields = kind.__struct_fields__
+    names = [name for name in fields if name in _ASKING]
+    names += names[:1]  # attrgetter returns a tuple for two names and more
+    asking: Callable[[Any], Sequence[Any]] = attrgetter(*names) if names else lambda _: ()
+    return asking, (None,) * len(names), [name for name in fields if name in _READ]

@@ -15,6 +15,10 @@ length as it does text, and would refuse them in other words, so that none may b
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
+from operator import attrgetter
+
 from inferway.openai_api.edits import with_prompt, with_prompt_token_ids
 from inferway.openai_api.requests import Body, CompletionRequest, ResponsesRequest
 
@@ -40,12 +44,15 @@ _STAYS: dict[str, str] = {
 def why_text(body: Body) -> str | None:
     """Return why this request must be tokenized by the engine; None if its answer to the prompt's
     token ids is the same."""
-    if not hasattr(body, "kv_transfer_params"):
+    asked = _asked_of(type(body))
+    if asked is None:
         return "is of a kind that takes no token ids"
-    for field, why in _STAYS.items():
-        value = getattr(body, field, None)
-        if value is not None and value is not False:
-            return why
+    values = asked(body)
+    if values.count(None) != len(values):
+        for field, why in _STAYS.items():
+            value = getattr(body, field, None)
+            if value is not None and value is not False:
+                return why
     if isinstance(body, CompletionRequest):
         return None if isinstance(body.prompt, str) else "has no single text"
     if (getattr(body, "chat_template_kwargs", None) or {}).get("chat_template") is not None:
@@ -53,6 +60,13 @@ def why_text(body: Body) -> str | None:
     if isinstance(body, ResponsesRequest) and not body.cuts_nothing:
         return "may be cut"
     return None
+
+
+@cache
+def _asked_of(kind: type[Body]) -> Callable[[Body], tuple[object, ...]] | None:
+    """Return what takes the fields of `_STAYS` from a body; None if it takes no token ids."""
+    fields = kind.__struct_fields__
+    return attrgetter(*_STAYS.keys() & fields) if "kv_transfer_params" in fields else None
 
 
 def with_ids(raw: bytes, body: Body, ids: bytes) -> bytes | None:

@@ -243,12 +243,19 @@ class ByPrompt(msgspec.Struct):
         director, choice, shape = self.director, weighed.choice, weighed.shape
         request, candidates = weighed.request, weighed.candidates
         targets = choice.targets if shape is None else choice.targets[: shape.may_try]
-        headers, prefill = director.legs.split(choice, request.body)
+        headers, prefill = choice.headers, choice.prefill
+        if prefill:
+            headers, prefill = director.legs.split(choice, request.body)
         decision = Decision(targets, weighed.reason, headers, prefill, choice.profile)
         journey.tells_its_reuse = tells_its_reuse(request.body)
         journey.routed = Routed(
-            *(request, weighed.model, journey.matched, decision, candidates),
-            *(journey.record, journey.tells_its_reuse),
+            request,
+            weighed.model,
+            journey.matched,
+            decision,
+            candidates,
+            journey.record,
+            journey.tells_its_reuse,
         )
         for plugin in director.scheduling.following:
             follower = plugin.follow(request, candidates, choice)
@@ -276,10 +283,12 @@ class ByPrompt(msgspec.Struct):
         journey.record.known_model = director.rewrites.known(asked, target)
         candidates = director.candidates(model.name, within)
         director.scheduling.admit(request, candidates)
-        asker = Asker(self.tenant, request.objectives.priority)
-        journey.shape = shape = await shape_of(
-            *(director.gate, self.head.path, request.body, len(raw), candidates.endpoints, asker)
-        )
+        shape = None
+        if director.gate is not None and shape_fields(request.body):
+            asker = Asker(self.tenant, request.objectives.priority)
+            endpoints, path = candidates.endpoints, self.head.path
+            shape = await shape_of(director.gate, path, request.body, len(raw), endpoints, asker)
+            journey.shape = shape
         request = director.scheduling.named(request)
         waited = slot is not None and await slot.enter(
             model.name, request.headers, request.objectives.priority
@@ -296,7 +305,8 @@ class ByPrompt(msgspec.Struct):
         if slot is not None and slot.limits_engines:
             candidates = director.eligible.with_room(candidates, slot)
         candidates.now = director.clock()
-        director.matcher.fill(candidates, journey.matched)
+        if journey.matched:
+            director.matcher.fill(candidates, journey.matched)
         if shape is not None:
             shape.produce(request, candidates)
         for producer in director.scheduling.producers:
@@ -417,10 +427,8 @@ async def shape_of(
     """Return the shape that the body, or the members of one that is not read, asks of its answer;
     None for most requests, after a microsecond. Raises SpecError for a shape that cannot be kept,
     and ChecksBusyError or SaturatedError where too many wait to be checked."""
-    if gate is None:
-        return None
-    fields = shape_fields(body)
-    if not fields:
+    fields = None if gate is None else shape_fields(body)
+    if gate is None or not fields:
         return None
     is_echoed = bool(getattr(body, "echo", None))
     return await gate.check(path, fields, num_bytes, endpoints, is_echoed=is_echoed, asker=asker)

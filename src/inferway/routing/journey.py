@@ -201,7 +201,7 @@ class Journey:
             record.waited = slot.waited
         record.decided_in = host.clock() - record.opened_at - record.waited
         record.reason = decision.reason
-        host.stats.decided(decision.reason)
+        host.stats.decided(decision.reason, record.decided_in)
         if self.routed is not None:
             for on_request in host.on_request:
                 listener = on_request(self.routed, record.decided_in)
@@ -354,6 +354,12 @@ class Journey:
             self.is_cut_off = sent.is_broken
         self._usage.feed(chunk)
         return chunk if self._names is None else self._names.feed(chunk)
+
+    def further_pieces(self) -> Callable[[bytes], None] | None:
+        """Return what takes the pieces behind the first one, which reach the client as they are;
+        None if `on_chunk` must be called with them."""
+        is_plain = self._sent is None and self._names is None and not self.is_encoded
+        return self._usage.feed if is_plain else None
 
     def on_end(self) -> bytes:
         """The answer has come to its end; return what of it was kept back."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from hashlib import blake2b
 from math import isfinite
+from operator import itemgetter
 
 from inferway.errors import InvalidRequestError
 from inferway.model import Headers
@@ -17,7 +18,9 @@ _TPOT = (b"x-slo-tpot-ms", b"x-llm-d-slo-tpot-ms")
 _SESSION = b"x-session-id"
 _ALL = frozenset({*_OBJECTIVE, *TTFT, *_TPOT, _SESSION})
 
-_TENANT = (b"x-gateway-inference-fairness-id", b"x-llm-d-inference-fairness-id")  # llm-d's word
+# llm-d's word
+_TENANT = frozenset({b"x-gateway-inference-fairness-id", b"x-llm-d-inference-fairness-id"})
+_NAME = itemgetter(0)  # of a header
 _MAX_TENANT_BYTES = 128
 
 _NONE = Objectives()
@@ -29,9 +32,9 @@ def objectives(
     """Return what the headers tell. `priorities`: objective -> priority; one that is unknown, or
     not named, has 0. `given`: the priority, whatever the headers say. Raises InvalidRequestError
     for a time that is no positive number."""
-    asked = {name: value for name, value in headers if name in _ALL}
-    if not asked:
+    if _ALL.isdisjoint(map(_NAME, headers)):
         return Objectives(given) if given else _NONE
+    asked = {name: value for name, value in headers if name in _ALL}
     _, objective = _first(asked, _OBJECTIVE)
     return Objectives(
         priority=priorities.get(objective or "", 0) if given is None else given,
@@ -43,7 +46,9 @@ def objectives(
 
 def named_tenant(headers: Headers) -> str:
     """Return the tenant that the headers name."""
-    return tenant_name(next((value for key, value in reversed(headers) if key in _TENANT), b""))
+    if _TENANT.isdisjoint(map(_NAME, headers)):
+        return ""
+    return tenant_name(next(value for key, value in reversed(headers) if key in _TENANT))
 
 
 def tenant_name(name: bytes) -> str:

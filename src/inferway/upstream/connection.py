@@ -36,6 +36,7 @@ import httptools
 
 from inferway.errors import EngineLostError, UpstreamError, UpstreamTimeoutError
 from inferway.loop_turns import SLICE_BYTES, SlicedProtocol
+from inferway.model import Headers
 from inferway.upstream.headers import HOP_BY_HOP, PLAIN_CONNECTION, named_by_connection
 
 if TYPE_CHECKING:
@@ -52,6 +53,9 @@ _INTERIM = frozenset({100, 102, 103})  # whose body llhttp does not read, whatev
 _FEW_PIECES = 64  # of a body in a slice: then it is no flood of tiny ones, and may be larger
 _NO_CODING = frozenset({b"identity", b""})
 _FRAMING = frozenset({b"connection", b"content-length", b"transfer-encoding"})
+_MOST_SHORT = 2048  # bytes of an event of a stream; nearly each is a chunk, and comes alone
+# The first line of a chunk as servers write it -> bytes of the whole chunk.
+_SHORT_CHUNKS = {b"%x\r\n" % n: len(b"%x\r\n\r\n" % n) + n for n in range(1, _MOST_SHORT)}
 
 
 class EngineConnection(SlicedProtocol):
@@ -61,12 +65,14 @@ class EngineConnection(SlicedProtocol):
     __slots__ = (
         "_answers",
         "_awaited",
+        "_between_chunks",
         "_complete",
         "_exchange",
         "_flowing",
         "_head",
         "_headers",
         "_in_body",
+        "_key",
         "_parser",
         "_pieces",
         "_pool",
@@ -93,13 +99,15 @@ class EngineConnection(SlicedProtocol):
 
     def _forget_answer(self) -> None:
         self._headers: list[tuple[bytes, bytes]] = []
-        self._head: tuple[int, list[tuple[bytes, bytes]], int | None] | None = None
+        self._head: tuple[int, Headers, int | None] | None = None
         self._pieces: list[bytes] = []
+        self._key = b""  # of the head that is being parsed, if it may be known from then on
         self._received = 0  # bytes of this exchange's answer before its body began
         self._slice_bytes = SLICE_BYTES  # that are parsed in a turn
         self._awaited = 0  # bytes of the body that are still to come, if its head says how many
         self._in_body = False  # the head is complete
         self._flowing = False  # a piece of the body has been handed on
+        self._between_chunks = False  # the parser has read a chunk, and nothing behind it
         self._complete = False
         self._reusable = True
         self._until_close = False
@@ -164,6 +172,33 @@ class EngineConnection(SlicedProtocol):
         self.transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
         self.origin.opened(self)
 
+    def data_received(self, data: bytes) -> None:
+        # A whole chunk that follows another one leaves the parser as it is, and needs none.
+        if self._between_chunks and not (self.is_held or self.has_unread):
+            start = data.find(b"\n", 0, 6) + 1
+            if _SHORT_CHUNKS.get(data[:start]) == len(data) and data.endswith(b"\r\n"):
+                self._deliver_chunk(data[start:-2])
+                return
+        elif self._received == 0 and self._take_known(data):
+            return
+        super().data_received(data)
+
+    def _take_known(self, data: bytes) -> bool:
+        """Return whether `data` is one whole answer whose head has been read before, and take
+        it."""
+        exchange = self._exchange
+        if exchange is None or exchange.is_head or self._in_body:
+            return False
+        if self.is_held or self.has_unread:
+            return False
+        known, self._key, start = self._pool.heads.find(data)
+        if known is None:
+            return False
+        self._in_body = self._complete = True
+        self._head, self._pieces = (*known, len(data) - start), [data[start:]]
+        self._deliver_safely(exchange, start)
+        return True
+
     def parse(self, data: bytes, start: int) -> int:
         exchange, all_of_it = self._exchange, len(data)
         if exchange is None:
@@ -184,15 +219,13 @@ class EngineConnection(SlicedProtocol):
         if not self._in_body:
             self._wait_for_head(end - start)
             return end
+        if self._between_chunks and not (end == all_of_it and data.endswith(b"\r\n")):
+            self._between_chunks = False  # a part of the next one has come
         if end < all_of_it or self.has_unread:
             self._reusable = self._reusable and not self._complete
             is_coarse = len(self._pieces) < _FEW_PIECES
             self._slice_bytes = 2 * self._slice_bytes if is_coarse else SLICE_BYTES
-        try:
-            self._deliver(exchange, end - start)
-        except Exception as error:
-            self.drop()
-            exchange.crashed(error)
+        self._deliver_safely(exchange, end - start)
         return end
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -251,6 +284,7 @@ class EngineConnection(SlicedProtocol):
             # else it is HTTP/1.1: the others are kept alive only if they say so
             self._check_line(status)
             if status < 200:
+                self._key = b""
                 self._check_bodiless(status, fields)
                 return
         if len(fields) != len(headers) or len(fields) > MAX_HEADERS:
@@ -277,6 +311,14 @@ class EngineConnection(SlicedProtocol):
         if self._exchange.is_head:
             self._until_close = False
             self._complete = True
+        elif (
+            self._key
+            and keep_alive
+            and not (
+                status in _BODILESS or b"transfer-encoding" in fields or self._exchange.is_encoded
+            )
+        ):
+            self._pool.heads.add(self._key, self._head[:2])
 
     def on_body(self, body: bytes) -> None:
         if self._complete:
@@ -285,7 +327,14 @@ class EngineConnection(SlicedProtocol):
             self._pieces.append(body)
             self._awaited -= len(body)
 
+    def on_chunk_header(self) -> None:
+        self._between_chunks = False
+
+    def on_chunk_complete(self) -> None:
+        self._between_chunks = True
+
     def on_message_complete(self) -> None:
+        self._between_chunks = False
         if self._in_body:
             self._complete = True
 
@@ -317,6 +366,13 @@ class EngineConnection(SlicedProtocol):
         if self._received > MAX_HEAD_BYTES:
             self._garbage(ValueError(f"a head over {MAX_HEAD_BYTES} bytes"))
 
+    def _deliver_safely(self, exchange: UpstreamRequest, size: int) -> None:
+        try:
+            self._deliver(exchange, size)
+        except Exception as error:
+            self.drop()
+            exchange.crashed(error)
+
     def _deliver(self, exchange: UpstreamRequest, size: int) -> None:
         if self._head is not None:
             self._received += size
@@ -331,10 +387,23 @@ class EngineConnection(SlicedProtocol):
         elif pieces:
             self._pieces = []
             self._flowing = True
-            exchange.is_waiting = False
-            exchange.sink.on_chunk(pieces[0] if len(pieces) == 1 else b"".join(pieces))
-            if self._exchange is exchange and not (exchange.paused or exchange.is_waiting):
-                self.deadline = self._pool.time() + self._pool.timeouts.idle_stream
+            self._hand_on(exchange, pieces[0] if len(pieces) == 1 else b"".join(pieces))
+
+    def _hand_on(self, exchange: UpstreamRequest, piece: bytes) -> None:
+        exchange.is_waiting = False
+        exchange.sink.on_chunk(piece)
+        if self._exchange is exchange and not (exchange.paused or exchange.is_waiting):
+            self.deadline = self._pool.time() + self._pool.timeouts.idle_stream
+
+    def _deliver_chunk(self, chunk: bytes) -> None:
+        """Hand on a chunk that was not the first."""
+        exchange = self._exchange
+        assert exchange is not None
+        try:
+            self._hand_on(exchange, chunk)
+        except Exception as error:
+            self.drop()
+            exchange.crashed(error)
 
     def _release(self, exchange: UpstreamRequest, pieces: list[bytes]) -> None:
         """The answer is complete: idle again, or closed, and only then the sink is told."""

@@ -7,6 +7,8 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
+
 from inferway.errors import OurFaultError, UpstreamError, crash_report
 from inferway.model import Headers
 
@@ -37,27 +39,21 @@ class Sink(Protocol):
 Switch = Callable[["EngineConnection", Headers, bytes], asyncio.Protocol]
 
 
-class UpstreamRequest:
+class UpstreamRequest(msgspec.Struct, eq=False):
     """The sender's handle on a request under way. Its methods do nothing once it is over."""
 
-    __slots__ = ("connection", "is_encoded", "is_head", "is_waiting", "origin", "over", "paused",
-                 "pieces", "retried", "sink", "switch", "was_read")  # fmt: skip
-
-    def __init__(
-        self, origin: Origin, pieces: tuple[bytes, ...], sink: Sink, *, is_head: bool
-    ) -> None:
-        self.origin = origin
-        self.pieces = pieces  # head and body; kept until it is answered: it may be sent once more
-        self.sink = sink
-        self.is_head = is_head
-        self.connection: EngineConnection | None = None
-        self.over = False
-        self.paused = False
-        self.retried = False
-        self.is_encoded = False  # the answer has a content coding, as gzip; known from its head on
-        self.switch: Switch | None = None  # None: no other protocol is asked for
-        self.was_read = False  # maybe, by the engine, on a connection that it closed then
-        self.is_waiting = False  # the sink says so of a piece that tells nothing, as a comment
+    origin: Origin
+    pieces: tuple[bytes, ...]  # head and body; kept until it is answered: it may be sent once more
+    sink: Sink
+    is_head: bool
+    retried: bool = False
+    connection: EngineConnection | None = None
+    over: bool = False
+    paused: bool = False
+    is_encoded: bool = False  # the answer has a content coding, as gzip; known from its head on
+    switch: Switch | None = None  # None: no other protocol is asked for
+    was_read: bool = False  # maybe, by the engine, on a connection that it closed then
+    is_waiting: bool = False  # the sink says so of a piece that tells nothing, as a comment
 
     @property
     def hosts(self) -> tuple[str, ...]:

@@ -6,7 +6,9 @@ and end here. Framing (Content-Length, Transfer-Encoding) and Host are written a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Set
+from typing import Generic, TypeVar
 
 from inferway.model import Headers
 
@@ -29,6 +31,48 @@ REWRITTEN: frozenset[bytes] = frozenset({b"host", b"content-length", b"expect"})
 PLAIN_CONNECTION = frozenset({b"keep-alive", b"Keep-Alive", b"close", b"Close"})
 _LINE = b": ".join
 _OPTIONS = frozenset({b"keep-alive", b"close"})
+
+
+MAX_KNOWN_HEADS, MAX_KNOWN_HEAD_BYTES = 128, 4096
+_HEAD_END = b"\r\n\r\n"
+_LENGTH_LINE = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ([1-9][0-9]{0,8})\r\n")
+
+_Head = TypeVar("_Head")
+
+
+class KnownHeads(Generic[_Head]):
+    """What has been read of heads, by their bytes without the digits of Content-Length. Clients and
+    engines send the same head again and again, and to parse it takes most of the time that a
+    request's bytes take."""
+
+    __slots__ = ("_heads",)
+
+    def __init__(self) -> None:
+        self._heads: dict[bytes, _Head] = {}
+
+    def find(self, data: bytes) -> tuple[_Head | None, bytes, int]:
+        """Return what is known of the head that `data` begins with, its key, and where its body
+        begins, if `data` is one whole message; else None, an empty key, and 0. The head of a
+        message with a key may be added once it is parsed."""
+        end = data.find(_HEAD_END, 0, MAX_KNOWN_HEAD_BYTES) + 4
+        found = _LENGTH_LINE.search(data, 0, end)
+        if found is None or int(found[1]) != len(data) - end:
+            return None, b"", 0
+        start, stop = found.span(1)
+        key = data[:start] + data[stop:end]
+        return self._heads.get(key), key, end
+
+    def add(self, key: bytes, head: _Head) -> None:
+        """Know a head, unless its lines have other ends than they should: where they end is then
+        a matter of views."""
+        lines = key.count(b"\r\n")
+        if key.count(b"\n") == lines == key.count(b"\r"):
+            if len(self._heads) >= MAX_KNOWN_HEADS:
+                self._heads.clear()
+            self._heads[key] = head
+
+    def __len__(self) -> int:
+        return len(self._heads)
 
 
 def named_by_connection(headers: Headers) -> frozenset[bytes]:

@@ -19,9 +19,11 @@ from inferway.config import TimeoutSettings, engine_address, unix_path
 from inferway.errors import ConfigError, EngineLostError, UpstreamError
 from inferway.loop_turns import LoopTurns
 from inferway.metrics import Family, Row, counter, table
+from inferway.model import Headers
 from inferway.tasks import next_multiple
 from inferway.upstream.connection import NEVER, EngineConnection
 from inferway.upstream.exchange import Sink, UpstreamRequest
+from inferway.upstream.headers import KnownHeads
 
 log = logging.getLogger("inferway.upstream")
 
@@ -110,6 +112,7 @@ class Pool:
         self._tls = tls
         self.on_closed = on_closed
         self.turns = LoopTurns()
+        self.heads = KnownHeads[tuple[int, Headers]]()
         self._origins: dict[str, Origin] = {}
         self._encoding: set[str] = set()  # engines whose answers have a content coding
         self._sweep_seconds = min(
@@ -153,8 +156,7 @@ class Pool:
             )  # fmt: skip
         pieces = (head + body,) if len(body) <= _COPY_LIMIT else (head, body)
         self.stats.sent += 1
-        exchange = UpstreamRequest(origin, pieces, sink, is_head=method == "HEAD")
-        exchange.retried = once
+        exchange = UpstreamRequest(origin, pieces, sink, method == "HEAD", once)
         origin.send(exchange)
         return exchange
 

@@ -113,6 +113,11 @@ class ConcurrencyLimiter:
         self.full = self._full if others is None or most is None else others.full(most)
 
     @property
+    def limits_engines(self) -> bool:
+        """Whether each engine has a limit; else requests hold no place at engines."""
+        return self.settings.engine_in_flight is not None
+
+    @property
     def num_waiting(self) -> int:
         """How many requests wait, in all processes."""
         return self.queue.size + (0 if self.others is None else self.others.others_waiting)
