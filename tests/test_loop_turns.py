@@ -9,17 +9,15 @@ from contextlib import AsyncExitStack
 from functools import partial
 from itertools import count
 
-import aiohttp
 import msgspec
 from tests.http.clients import connected, echo, get, serving
 from tests.llmd.ext_proc.wire.peer import Peer, Wire
-from tests.upstream.engines import CHUNKED_HEAD, LAST_CHUNK, in_loop, raw, running
+from tests.upstream.engines import CHUNKED_HEAD, in_loop
 from tests.upstream.sinks import Collected
 
 from inferway.cluster.bus.link import Link
 from inferway.cluster.bus.messages import AskWorker, Message, Wanted
 from inferway.fleet import zmtp
-from inferway.fleet.http_client import EngineConnector
 from inferway.fleet.zmtp import GREETING, TURN_FRAMES, ZmtpConnection
 from inferway.http.connection import MAX_QUEUED, ClientConnection
 from inferway.http.server import HttpServer
@@ -105,22 +103,16 @@ async def each_turn(wire: Wire, flood: Callable[[], None], units: Callable[[], i
     return found
 
 
-class Heard:
-    """A `zmtp.Owner`: counts."""
+class Heard(zmtp.Owner):
+    """Counts what it is told."""
 
     def __init__(self) -> None:
         self.messages = 0
         self.faults: list[str] = []
 
-    def connected(self, connection: ZmtpConnection) -> None:
-        pass
-
     def received(self, connection: ZmtpConnection, messages: list[list[bytes]]) -> None:
         del connection
         self.messages += len(messages)
-
-    def disconnected(self, connection: ZmtpConnection) -> None:
-        pass
 
     def refused(self, fault: str) -> None:
         self.faults.append(fault)
@@ -259,26 +251,6 @@ async def test_chunks_of_one_byte_from_an_engine_are_read_a_slice_in_a_turn() ->
     connection.drop()
     connection.connection_lost(None)
     await pool.close()
-
-
-@in_loop
-async def test_chunks_of_one_byte_of_an_engine_s_page_are_read_a_few_in_a_turn() -> None:
-    number = 50_000
-    async with (
-        running(raw(CHUNKED_HEAD, CHUNK * number, LAST_CHUNK)) as engine,
-        aiohttp.ClientSession(connector=EngineConnector(None)) as session,
-        session.get(f"{engine.url}/metrics") as answer,
-    ):
-        page = answer.content
-        each = [page.total_bytes]  # came with the head
-        while not page.at_eof():
-            before = page.total_bytes
-            await asyncio.sleep(0)  # the next turn
-            each.append(page.total_bytes - before)
-            page.read_nowait()
-
-    assert sum(each) == number
-    assert max(each) <= 1000
 
 
 class LinkWire(Wire):

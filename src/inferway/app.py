@@ -20,7 +20,7 @@ from inferway.fleet.discovery.members import Members, build_members
 from inferway.fleet.draining import Draining
 from inferway.fleet.engine import Engine
 from inferway.fleet.orphan_resolution import OrphanResolver
-from inferway.fleet.structured_gate import FleetGate
+from inferway.fleet.structured_gate import fleet_gate
 from inferway.fleet.tokens_once import build_continuing, build_tokens_once
 from inferway.http.admin import AlarmPages
 from inferway.http.auth import Auth, build_auth, read_keys
@@ -264,7 +264,8 @@ class Gateway:
         self._closes("engine connections", pool.close)
         self.director = director = self._open_director()
         self.draining = draining = Draining(
-            *(settings, director, self._auth.failover.standing, self._warm, self.worth.of),
+            *(settings, director, self.fleet.client, self._auth.failover.standing),
+            *(self._warm, self.worth.of),
             on_change=None if self._process is None else self._process.on_drained,
             others=None if self._process is None else self._process.hands_over,
         )
@@ -434,8 +435,9 @@ class Gateway:
         """Raises ConfigError for a gate that cannot be had."""
         settings = self.settings
         on_judged = None if self._process is None else self._process.on_judged
-        gate = FleetGate(settings, self.fleet, self._is_busy, on_judged)
-        self._closes("checks of structured output", gate.close)
+        gate = fleet_gate(settings, self.fleet, self._is_busy, on_judged)
+        if gate is not None:
+            self._closes("checks of structured output", gate.close)
         for note in self.scheduling.notes:
             log.info("%s", note)
         once = build_tokens_once(settings, self.fleet, picks=self._picks)
@@ -447,7 +449,7 @@ class Gateway:
             behind_proxy=self._picks,
             off_loop=asyncio.to_thread,
             later=Later(EVENT_SECONDS),
-            gate=gate.gate,
+            gate=gate,
             standing=self._auth.failover.standing,
             on_request=self._on_request(),
             tokens_once=once,

@@ -28,8 +28,6 @@ from inferway.errors import (
     PromptTooLongError,
     SandboxError,
 )
-from inferway.fleet.engine import Engine, Subscriber
-from inferway.fleet.event_source import EventSource
 from inferway.fleet.fleet import Fleet
 from inferway.fleet.prober import Prober
 from inferway.fleet.scores import Scores, scores_of, served_model
@@ -41,7 +39,7 @@ from inferway.kv.index.build import build_index
 from inferway.kv.index.memory import MemoryIndex
 from inferway.kv.index.protocol import Index
 from inferway.kv.index.speculative import SpeculativeOverlay
-from inferway.model import Endpoint, TokenIds, Tokenized
+from inferway.model import TokenIds, Tokenized
 from inferway.openai_api.requests import Body, parse_chat, parse_completion
 from inferway.prompts.chat.helper_templates import RequestTemplates
 from inferway.prompts.model_prompts import OnDemandPrompts, load_prompts
@@ -95,14 +93,13 @@ class Indexer:
         self.renderer = renderer or Renderer()
         trusted = self.settings.trust_request_chat_template
         self.request_templates = RequestTemplates() if trusted else None
-        self._subscribing = Subscribing(self.state_dir, on_batch)
         self._closed = False
         self._first_scores = asyncio.Lock()
         self.fleet = Fleet(
             self.settings,
             self.index,
             self._load_prompts,
-            self._subscribe,
+            Subscribing(self.index, self.state_dir, on_batch),
             columns=None if parts is None else parts.columns,
             watch=EngineWatch if parts is None else parts.watch,
             prober=Prober if parts is None else parts.prober,
@@ -250,9 +247,6 @@ class Indexer:
     async def _load_prompts(self, source: ModelSource) -> PromptSource:
         load = partial(load_prompts, self.renderer, self.request_templates, source)
         return await load() if self.settings.scoring else OnDemandPrompts(load)
-
-    def _subscribe(self, engine: Engine, source: EventSource, endpoint: Endpoint) -> Subscriber:
-        return self._subscribing.subscriber(engine, source, endpoint, self.index)
 
 
 def _settings(engines: Iterable[str | EngineSettings]) -> ServeSettings:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from inferway.config import ServeSettings
 from inferway.extension import Tap
-from inferway.fleet.discovery.members import Rules
+from inferway.fleet.discovery.sources import Rules
 from inferway.fleet.draining import HandsOver
 from inferway.fleet.engine import Engine
 from inferway.fleet.fleet import Fleet

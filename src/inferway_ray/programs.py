@@ -26,7 +26,6 @@ from typing import Any
 import aiohttp
 
 from inferway.errors import ConfigError, UpstreamError
-from inferway.fleet.http_client import EngineConnector
 from inferway.model import Headers
 from inferway_ray.announced import ENGINE
 from inferway_ray.observed import AnswerHead
@@ -72,7 +71,8 @@ class RunningProgram:
         """The connections to it; made in the event loop that asks first."""
         if self._session is None:
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=2.0)
-            self._session = aiohttp.ClientSession(timeout=timeout, connector=EngineConnector(None))
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=4.0)  # theirs: 5 s
+            self._session = aiohttp.ClientSession(timeout=timeout, connector=connector)
         return self._session
 
     async def answers(self) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from inferway.doctor.alarm_rules import judge_alarms
 from inferway.doctor.facts import GatewayReport
 from inferway.doctor.rules import Level
+from inferway.doctor.traffic_rules import judge_alarms
 from inferway.model import Alarm
 
 NOW = 1_795_957_062.0  # 2026-11-29 12:57:42 UTC

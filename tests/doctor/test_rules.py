@@ -7,12 +7,7 @@ import pytest
 from inferway.config import EngineSettings
 from inferway.doctor.engines import sparse_caches
 from inferway.doctor.facts import (
-    Cache,
     EngineReport,
-    Hub,
-    Interpreter,
-    Packages,
-    Port,
     Socket,
     SparseCaches,
     TokenizerReport,
@@ -20,13 +15,8 @@ from inferway.doctor.facts import (
 from inferway.doctor.rules import (
     CheckResult,
     Level,
-    judge_cache,
     judge_engine,
     judge_fleet,
-    judge_hub,
-    judge_interpreter,
-    judge_packages,
-    judge_port,
     judge_tokenizer,
 )
 from inferway.fleet.engine_facts import NEWEST_VLLM, EngineFacts, ModelCard
@@ -65,77 +55,6 @@ def engine(
 
 def trouble(found: EngineReport) -> list[CheckResult]:
     return [finding for finding in judge_engine(found) if finding.level is not Level.OK]
-
-
-def test_an_interpreter_that_is_new_enough_is_ok() -> None:
-    assert judge_interpreter(Interpreter((3, 11, 0), "/usr/bin/python3")).level is Level.OK
-
-
-def test_an_old_interpreter_fails_and_detect_python_is_named() -> None:
-    finding = judge_interpreter(Interpreter((3, 10, 12), "/usr/bin/python3"))
-
-    assert finding.level is Level.FAIL
-    assert "3.10.12 (/usr/bin/python3) is older than 3.11" in finding.evidence
-    assert "make detect-python" in finding.cure
-
-
-def test_packages_that_import_are_one_line() -> None:
-    findings = list(judge_packages(Packages({"msgspec": "0.22.0", "pyzmq": "27"}, {})))
-
-    assert findings == [CheckResult(Level.OK, "packages", "msgspec 0.22.0, pyzmq 27")]
-
-
-def test_each_package_that_does_not_import_fails_by_name() -> None:
-    (finding,) = judge_packages(Packages({}, {"uvloop": "No module named 'uvloop'"}))
-
-    assert finding.level is Level.FAIL
-    assert finding.evidence == "uvloop: No module named 'uvloop'"
-
-
-def test_a_cache_that_cannot_be_written_fails() -> None:
-    finding = judge_cache(Cache("/cache", "Permission denied"))
-
-    assert finding.level is Level.FAIL
-    assert "INFERWAY_CACHE" in finding.cure
-
-
-def test_a_cache_that_can_be_written_is_ok() -> None:
-    assert judge_cache(Cache("/cache", None)).level is Level.OK
-
-
-def test_a_hub_that_answers_is_ok() -> None:
-    assert judge_hub(Hub("https://hub", status=200)).level is Level.OK
-
-
-def test_a_hub_out_of_reach_only_warns() -> None:
-    finding = judge_hub(Hub("https://hub", error="no answer in 3 s"))
-
-    assert finding.level is Level.WARN
-    assert finding.evidence == "https://hub does not answer: no answer in 3 s"
-    assert "--tokenizer MODEL=PATH" in finding.cure
-
-
-def test_offline_by_choice_is_said() -> None:
-    assert "HF_HUB_OFFLINE" in judge_hub(Hub("https://hub", offline=True)).evidence
-
-
-def test_a_refused_token_warns() -> None:
-    finding = judge_hub(Hub("https://hub", has_token=True, status=401))
-
-    assert finding.level is Level.WARN
-    assert "refuses HF_TOKEN" in finding.evidence
-
-
-def test_a_status_without_a_token_proves_that_the_hub_is_there() -> None:
-    assert judge_hub(Hub("https://hub", status=403)).level is Level.OK
-
-
-def test_an_occupied_port_fails_and_names_http_port() -> None:
-    finding = judge_port(Port("8080", "in use by another program"))
-
-    assert finding.level is Level.FAIL
-    assert "lsof -i :8080" in finding.cure
-    assert "HTTP_PORT=" in finding.cure
 
 
 def test_a_sound_engine_has_no_trouble() -> None:

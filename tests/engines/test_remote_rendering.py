@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-import aiohttp
 import pytest
 from tests.engines import client
 from tests.engines.chats import CHAT, Request, assistant, chat, requests_by_hand, user
@@ -20,8 +19,9 @@ from tests.engines.waiting import wait_until
 from inferway.config import EngineSettings, ModelSettings
 from inferway.errors import RenderError
 from inferway.fleet.engine import Engine
+from inferway.fleet.engine_client import EngineClient
 from inferway.fleet.engine_facts import discover
-from inferway.fleet.remote.remote_prompts import RemotePrompts, RemoteRenderers
+from inferway.fleet.remote_prompts import RemotePrompts, RemoteRenderers
 from inferway.model import Reason
 from inferway.openai_api.requests import parse_chat, parse_completion
 from inferway.prompts.served import ModelSource, NoPrompts
@@ -45,12 +45,12 @@ async def rendered(prompts: RemotePrompts, request: Request) -> Ids:
 
 
 async def render_all(engine: RealEngine) -> dict[str, Ids]:
-    async with aiohttp.ClientSession() as session:
+    async with EngineClient() as asking:
         known = Engine(EngineSettings(url=engine.url), ())
-        known.facts, _ = await discover(session, engine.url, {})
+        known.facts, _ = await discover(asking, engine.url, [])
         known.healthy = True
-        renderers = RemoteRenderers([known], lambda _: {SOURCE.key: MODEL}, BUDGET_SECONDS)
-        renderers.open(session)
+        names = {SOURCE.key: MODEL}
+        renderers = RemoteRenderers([known], asking, lambda _: names, BUDGET_SECONDS)
         prompts = renderers.around(SOURCE, NOTHING)
         assert isinstance(prompts, RemotePrompts)
         await rendered(prompts, REQUESTS[0])  # finds out what the engine can

@@ -14,7 +14,7 @@ from pathlib import Path
 from random import Random
 
 import msgspec
-from tests.fleet.lives import Life, life, removed, stored
+from tests.fleet.lives import FILE, Life, life, removed, stored
 
 from inferway.kv.events.event_applier import Steps
 from inferway.kv.events.stream import Replay, StreamState, digest_of
@@ -88,11 +88,11 @@ async def follow(path: Path) -> None:
     async with life(path, seconds=SNAPSHOT_SECONDS) as run:
         begin = num_loaded(run)
         link(run, begin)
-        written = number_of_file(path / "snapshot")
+        written = number_of_file(path / FILE)
         for seq, payload in enumerate(islice(batches(), begin, None), begin):
             apply(run, seq, payload)
             await asyncio.sleep(0.001)
-            if written != (written := number_of_file(path / "snapshot")):
+            if written != (written := number_of_file(path / FILE)):
                 print(seq, flush=True)
 
 

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from inferway.fleet.state_dir import StateDir
-from inferway.fleet.stream_snapshot import StreamSnapshot
+from inferway.fleet.stream_figures import StreamSnapshot
 from inferway.kv.blocks.keys import BlockHasher
 from inferway.kv.events.apply import EngineBlocks
 from inferway.kv.events.event_applier import EventApplier, Steps
@@ -24,6 +24,7 @@ from inferway.kv.index.memory import MemoryIndex
 HOLDER = 0
 SIZE = 2
 NAME = "10.0.0.1:8000"
+FILE = "10.0.0.1%3A8000.snapshot"
 MODEL = "/models/one"
 
 
@@ -68,7 +69,7 @@ def removed(block: int, prompt: int = 0) -> dict[str, Any]:
 
 
 class Life:
-    """One run of a gateway, as far as it concerns one engine (`stream_snapshot.Stream`)."""
+    """One run of a gateway, as far as it concerns one engine (`stream_figures.Stream`)."""
 
     def __init__(self, snapshot: StreamSnapshot | None = None) -> None:
         self.snapshot = snapshot

@@ -1,7 +1,8 @@
-"""Real servers on free ports."""
+"""Real servers on free ports, and waiting for what comes of them."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -24,3 +25,10 @@ async def serving(answer: Answer) -> AsyncIterator[str]:
         yield f"http://{host}:{port}"
     finally:
         await runner.cleanup()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Return when the condition holds; raises TimeoutError."""
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.002)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -19,8 +19,8 @@ from inferway.fleet.engine import Engine
 from inferway.fleet.engine_facts import EngineFacts, ModelCard
 from inferway.fleet.event_source import EventSource
 from inferway.fleet.orphan_resolution import MAX_PROMPTS, MAX_TOKENS, OrphanResolver
-from inferway.fleet.polling_subscriber import PollingSubscriber
 from inferway.fleet.subscriber import Subscription
+from inferway.fleet.subscribing import PollingSubscriber
 from inferway.fleet.zmq_subscriber import ZmqSubscriber
 from inferway.kv.blocks.dialects import Dialect, LoraAdapter, hash_extras, wire_hash
 from inferway.kv.blocks.extra_keys import request_extras
@@ -170,324 +170,259 @@ async def setup(
         await subscriber.close()
 
 
-def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(20):
-            await scenario()
+async def test_an_engine_that_is_polled_hashes_in_no_way_that_we_know() -> None:
+    async with setup() as it:
+        source = EventSource(0, "http://127.0.0.1:1/kv_cache_events", None)
+        polled = PollingSubscriber(Subscription(source, HOLDER, SIZE, it.index))
+        it.engine.subscribers[:] = [polled]
+        await it.adopter.look()
 
-    asyncio.run(bounded())
-
-
-def test_an_engine_that_is_polled_hashes_in_no_way_that_we_know() -> None:
-    async def scenario() -> None:
-        async with setup() as it:
-            source = EventSource(0, "http://127.0.0.1:1/kv_cache_events", None)
-            polled = PollingSubscriber(Subscription(source, HOLDER, SIZE, it.index))
-            it.engine.subscribers[:] = [polled]
-            await it.adopter.look()
-
-            assert it.engine.dialects == {}
-            assert not it.adopter.wanted
-
-    run(scenario)
+        assert it.engine.dialects == {}
+        assert not it.adopter.wanted
 
 
-def test_an_orphan_is_adopted_when_its_prompt_was_routed_before_it_came() -> None:
-    async def scenario() -> None:
-        async with setup() as it:
-            it.stored(prompt(1, 1))  # tells the dialect
-            it.routed(prompt(2))
-            await it.adopter.look()
-            it.stored(prompt(2), first=4)
-            assert it.matched(prompt(2)) == 0
+async def test_an_orphan_is_adopted_when_its_prompt_was_routed_before_it_came() -> None:
+    async with setup() as it:
+        it.stored(prompt(1, 1))  # tells the dialect
+        it.routed(prompt(2))
+        await it.adopter.look()
+        it.stored(prompt(2), first=4)
+        assert it.matched(prompt(2)) == 0
 
-            await it.adopter.look()
+        await it.adopter.look()
 
-            assert it.matched(prompt(2)) == 6
-            assert it.subscriber.blocks.num_orphans == 0
-
-    run(scenario)
+        assert it.matched(prompt(2)) == 6
+        assert it.subscriber.blocks.num_orphans == 0
 
 
 @pytest.mark.parametrize(("salt", "known", "waiting"), [(None, 6, 0), ("tenant", 0, 6)])
-def test_unseen_blocks_of_another_tier_count_if_tokens_alone_make_their_hashes(
+async def test_unseen_blocks_of_another_tier_count_if_tokens_alone_make_their_hashes(
     salt: str | None, known: int, waiting: int
 ) -> None:
-    async def scenario() -> None:
-        async with setup() as it:
-            it.stored(prompt(1, 1))  # tells the dialect
-            await it.adopter.look()
+    async with setup() as it:
+        it.stored(prompt(1, 1))  # tells the dialect
+        await it.adopter.look()
 
-            it.stored(prompt(2), salt=salt, medium="CPU")
+        it.stored(prompt(2), salt=salt, medium="CPU")
 
-            assert it.matched(prompt(2)) == known
-            assert it.subscriber.blocks.num_orphans == waiting
-
-    run(scenario)
+        assert it.matched(prompt(2)) == known
+        assert it.subscriber.blocks.num_orphans == waiting
 
 
-def test_a_salted_prompt_gives_unseen_blocks_of_another_tier_their_keys() -> None:
-    async def scenario() -> None:
-        async with setup() as it:
-            it.stored(prompt(1, 1))
-            it.stored(prompt(2), salt="tenant", medium="CPU")
-            await it.adopter.look()
-            it.routed(prompt(2), salt="tenant")
-            it.routed(prompt(2))
+async def test_a_salted_prompt_gives_unseen_blocks_of_another_tier_their_keys() -> None:
+    async with setup() as it:
+        it.stored(prompt(1, 1))
+        it.stored(prompt(2), salt="tenant", medium="CPU")
+        await it.adopter.look()
+        it.routed(prompt(2), salt="tenant")
+        it.routed(prompt(2))
 
-            await it.adopter.look()
+        await it.adopter.look()
 
-            assert (it.matched(prompt(2), salt="tenant"), it.matched(prompt(2))) == (6, 0)
-
-    run(scenario)
+        assert (it.matched(prompt(2), salt="tenant"), it.matched(prompt(2))) == (6, 0)
 
 
-def test_an_orphan_is_adopted_when_its_prompt_comes_later() -> None:
-    async def scenario() -> None:
-        async with setup() as it:
-            it.stored(prompt(1, 1))
-            it.stored(prompt(2), first=4)
-            await it.adopter.look()
-            assert it.subscriber.blocks.num_orphans == 2
+async def test_an_orphan_is_adopted_when_its_prompt_comes_later() -> None:
+    async with setup() as it:
+        it.stored(prompt(1, 1))
+        it.stored(prompt(2), first=4)
+        await it.adopter.look()
+        assert it.subscriber.blocks.num_orphans == 2
 
-            it.routed(prompt(2) + prompt(3))
-            await it.adopter.look()
+        it.routed(prompt(2) + prompt(3))
+        await it.adopter.look()
 
-            assert it.matched(prompt(2) + prompt(3)) == 6
-
-    run(scenario)
+        assert it.matched(prompt(2) + prompt(3)) == 6
 
 
-def test_prompts_tell_the_dialect_if_no_prompts_start_has() -> None:
+async def test_prompts_tell_the_dialect_if_no_prompts_start_has() -> None:
     """The usual case: all chats begin with a block that the engine has already."""
 
-    async def scenario() -> None:
-        async with setup(Dialect("sha256_cbor", "42")) as it:
-            it.stored(prompt(3), first=4)
-            it.stored(prompt(2), first=4)
-            it.routed(prompt(2) + prompt(4))
+    async with setup(Dialect("sha256_cbor", "42")) as it:
+        it.stored(prompt(3), first=4)
+        it.stored(prompt(2), first=4)
+        it.routed(prompt(2) + prompt(4))
 
-            await it.adopter.look()
+        await it.adopter.look()
 
-            assert it.matched(prompt(2)) == 6
-            assert it.matched(prompt(3)) == 0
-            assert it.engine.dialects[0].name == "sha256_cbor, seed '42'"
-
-    run(scenario)
+        assert it.matched(prompt(2)) == 6
+        assert it.matched(prompt(3)) == 0
+        assert it.engine.dialects[0].name == "sha256_cbor, seed '42'"
 
 
 @pytest.mark.parametrize("tagged", [True, False])
-def test_adapters_and_salts_are_hashed_as_the_engine_does(tagged: bool) -> None:
-    async def scenario() -> None:
-        async with setup(Dialect(tagged=tagged)) as it:
-            it.stored(prompt(1, 1))
-            it.stored(prompt(2), first=4, lora=LORA, salt="s")
-            it.routed(prompt(2))  # the same tokens for the base model: other blocks
-            it.routed(prompt(2), lora=LORA.name, salt="other")
-            await it.adopter.look()
-            assert it.subscriber.blocks.num_orphans == 2
+async def test_adapters_and_salts_are_hashed_as_the_engine_does(tagged: bool) -> None:
+    async with setup(Dialect(tagged=tagged)) as it:
+        it.stored(prompt(1, 1))
+        it.stored(prompt(2), first=4, lora=LORA, salt="s")
+        it.routed(prompt(2))  # the same tokens for the base model: other blocks
+        it.routed(prompt(2), lora=LORA.name, salt="other")
+        await it.adopter.look()
+        assert it.subscriber.blocks.num_orphans == 2
 
-            it.routed(prompt(2), lora=LORA.name, salt="s")
-            await it.adopter.look()
+        it.routed(prompt(2), lora=LORA.name, salt="s")
+        await it.adopter.look()
 
-            assert it.matched(prompt(2), LORA.name, "s") == 6
-            assert it.matched(prompt(2)) == it.matched(prompt(2), LORA.name, "other") == 0
-
-    run(scenario)
+        assert it.matched(prompt(2), LORA.name, "s") == 6
+        assert it.matched(prompt(2)) == it.matched(prompt(2), LORA.name, "other") == 0
 
 
-def test_nothing_is_adopted_in_a_dialect_that_is_not_verified() -> None:
-    async def scenario() -> None:
-        async with setup(Dialect("xxhash", "random")) as it:
-            it.stored(prompt(1, 1))
-            it.stored(prompt(20), first=4)
-            it.routed(prompt(20))
+async def test_nothing_is_adopted_in_a_dialect_that_is_not_verified() -> None:
+    async with setup(Dialect("xxhash", "random")) as it:
+        it.stored(prompt(1, 1))
+        it.stored(prompt(20), first=4)
+        it.routed(prompt(20))
 
-            await it.adopter.look()
+        await it.adopter.look()
 
-            assert it.engine.dialects[0].state is DialectState.NONE
-            assert it.matched(prompt(20)) == 0
-
-    run(scenario)
+        assert it.engine.dialects[0].state is DialectState.NONE
+        assert it.matched(prompt(20)) == 0
 
 
-def test_a_finding_is_logged_once_and_is_one_of_the_engines_problems(
+async def test_a_finding_is_logged_once_and_is_one_of_the_engines_problems(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def scenario() -> None:
-        async with setup(Dialect("xxhash", "random")) as it:
-            it.stored(prompt(1, 1))
-            await it.adopter.look()
-            await it.adopter.look()
+    caplog.set_level(logging.WARNING, logger="inferway.events")
+    async with setup(Dialect("xxhash", "random")) as it:
+        it.stored(prompt(1, 1))
+        await it.adopter.look()
+        await it.adopter.look()
 
-            [problem] = [text for text in it.engine.problems() if "PYTHONHASHSEED" in text]
-            assert [r.message for r in caplog.records] == [f"engine one:1: {problem}"]
-
-    with caplog.at_level(logging.WARNING, logger="inferway.events"):
-        run(scenario)
+        [problem] = [text for text in it.engine.problems() if "PYTHONHASHSEED" in text]
+        assert [r.message for r in caplog.records] == [f"engine one:1: {problem}"]
 
 
-def test_an_engine_that_began_anew_may_hash_otherwise() -> None:
-    async def scenario() -> None:
-        async with setup() as it:
-            it.stored(prompt(1, 1))
-            await it.adopter.look()
-            it.index.apply(it.subscriber.blocks.forget())
-            it.subscriber.stats.forgotten += 1
-            await it.adopter.look()
+async def test_an_engine_that_began_anew_may_hash_otherwise() -> None:
+    async with setup() as it:
+        it.stored(prompt(1, 1))
+        await it.adopter.look()
+        it.index.apply(it.subscriber.blocks.forget())
+        it.subscriber.stats.forgotten += 1
+        await it.adopter.look()
 
-            it.dialect = Dialect("sha256_cbor")
-            it.stored(prompt(1, 1))
-            await it.adopter.look()
+        it.dialect = Dialect("sha256_cbor")
+        it.stored(prompt(1, 1))
+        await it.adopter.look()
 
-            assert it.engine.dialects[0].state is DialectState.FOUND
-            assert it.engine.dialects[0].name == "sha256_cbor, seed 'vllm-none-hash'"
-
-    run(scenario)
+        assert it.engine.dialects[0].state is DialectState.FOUND
+        assert it.engine.dialects[0].name == "sha256_cbor, seed 'vllm-none-hash'"
 
 
-def test_prompts_in_blocks_of_another_size_are_left_alone() -> None:
-    async def scenario() -> None:
-        async with setup() as it:
-            it.stored(prompt(1, 1))
-            it.stored(prompt(2), first=4)
-            ids = np.array(prompt(2), dtype=np.uint32)
-            it.adopter.offer({2: [Prompt(ids, BlockHasher(2).keys(ids))]})
+async def test_prompts_in_blocks_of_another_size_are_left_alone() -> None:
+    async with setup() as it:
+        it.stored(prompt(1, 1))
+        it.stored(prompt(2), first=4)
+        ids = np.array(prompt(2), dtype=np.uint32)
+        it.adopter.offer({2: [Prompt(ids, BlockHasher(2).keys(ids))]})
 
-            await it.adopter.look()
+        await it.adopter.look()
 
-            assert it.subscriber.blocks.num_orphans == 2
-
-    run(scenario)
+        assert it.subscriber.blocks.num_orphans == 2
 
 
-def test_what_is_cleared_is_not_adopted() -> None:
-    async def scenario() -> None:
-        async with setup() as it:
-            it.stored(prompt(1, 1))
-            it.stored(prompt(2), first=4)
-            it.index.apply(it.subscriber.blocks.apply(AllBlocksCleared()))
-            it.routed(prompt(2))
+async def test_what_is_cleared_is_not_adopted() -> None:
+    async with setup() as it:
+        it.stored(prompt(1, 1))
+        it.stored(prompt(2), first=4)
+        it.index.apply(it.subscriber.blocks.apply(AllBlocksCleared()))
+        it.routed(prompt(2))
 
-            await it.adopter.look()
+        await it.adopter.look()
 
-            assert it.matched(prompt(2)) == 0
-
-    run(scenario)
+        assert it.matched(prompt(2)) == 0
 
 
-def test_prompts_are_wanted_until_an_engine_has_told_whether_it_publishes_events() -> None:
+async def test_prompts_are_wanted_until_an_engine_has_told_whether_it_publishes_events() -> None:
     """The events of the first prompts may come before the resolver's next round."""
-
-    async def scenario() -> None:
-        async with setup() as it:
-            it.engine.subscribers.clear()
-            it.engine.facts, told = None, it.engine.facts
-            await it.adopter.look()
-            assert it.adopter.wanted
-
-            it.engine.facts = told
-            await it.adopter.look()
-            assert not it.adopter.wanted
-
     assert OrphanResolver([]).wanted
-    run(scenario)
+    async with setup() as it:
+        it.engine.subscribers.clear()
+        it.engine.facts, told = None, it.engine.facts
+        await it.adopter.look()
+        assert it.adopter.wanted
+
+        it.engine.facts = told
+        await it.adopter.look()
+        assert not it.adopter.wanted
 
 
-def test_prompts_are_wanted_while_an_engine_has_orphans_or_may_have() -> None:
+async def test_prompts_are_wanted_while_an_engine_has_orphans_or_may_have() -> None:
     """Of this one nothing is known yet."""
 
-    async def scenario() -> None:
-        async with setup() as it:
-            assert it.adopter.wanted
-            it.engine.subscribers.clear()
+    async with setup() as it:
+        assert it.adopter.wanted
+        it.engine.subscribers.clear()
 
-            await it.adopter.look()
+        await it.adopter.look()
 
-            assert not it.adopter.wanted
-            assert it.engine.dialects == {}
-
-    run(scenario)
+        assert not it.adopter.wanted
+        assert it.engine.dialects == {}
 
 
 @pytest.mark.parametrize("has_parts", [True, False], ids=["short-prompt-before", "first-prompt"])
-def test_a_prompts_end_within_a_block_is_known_of_a_prompt_before_the_dialect_was(
+async def test_a_prompts_end_within_a_block_is_known_of_a_prompt_before_the_dialect_was(
     has_parts: bool,
 ) -> None:
     """The prompt is routed while nothing is known of the engine, or only its groups, from the
     parts of a prompt that is shorter than a block."""
     tokens, end = prompt(2, 2)[: SIZE + 3], SIZE + 2
+    async with setup(cache=CacheFacts(hash_size=1, block_size=SIZE)) as it:
+        for _ in it.subscriber.follower.live(0, msgspec.msgpack.encode([0.0, []])):
+            pass
+        assert it.subscriber.state is StreamState.EXACT
+        if has_parts:
+            it.stored_part(prompt(3, 1), 1)
+        it.routed(tokens)
+        await it.adopter.look()
 
-    async def scenario() -> None:
-        async with setup(cache=CacheFacts(hash_size=1, block_size=SIZE)) as it:
-            for _ in it.subscriber.follower.live(0, msgspec.msgpack.encode([0.0, []])):
-                pass
-            assert it.subscriber.state is StreamState.EXACT
-            if has_parts:
-                it.stored_part(prompt(3, 1), 1)
-            it.routed(tokens)
-            await it.adopter.look()
+        it.stored_whole(tokens, 1)
+        it.stored_part(tokens, end)
+        await it.adopter.look()
 
-            it.stored_whole(tokens, 1)
-            it.stored_part(tokens, end)
-            await it.adopter.look()
-
-            assert it.reused(tokens) == end
-
-    run(scenario)
+        assert it.reused(tokens) == end
 
 
-def test_a_probes_end_within_a_block_is_known() -> None:
+async def test_a_probes_end_within_a_block_is_known() -> None:
     tokens, end = prompt(2, 2)[: SIZE + 3], SIZE + 2
+    async with setup(cache=CacheFacts(hash_size=1, block_size=SIZE)) as it:
+        it.stored_whole(tokens, 1, CACHE_SALT)
+        it.stored_part(tokens, end, CACHE_SALT)
+        it.engine.probed.append(np.array(tokens, np.uint32))
 
-    async def scenario() -> None:
-        async with setup(cache=CacheFacts(hash_size=1, block_size=SIZE)) as it:
-            it.stored_whole(tokens, 1, CACHE_SALT)
-            it.stored_part(tokens, end, CACHE_SALT)
-            it.engine.probed.append(np.array(tokens, np.uint32))
+        await it.adopter.look()
 
-            await it.adopter.look()
-
-            assert it.reused(tokens, CACHE_SALT) == end
-            assert not it.subscriber.blocks.has_waiting
-            assert not it.engine.probed
-
-    run(scenario)
+        assert it.reused(tokens, CACHE_SALT) == end
+        assert not it.subscriber.blocks.has_waiting
+        assert not it.engine.probed
 
 
-def test_no_more_prompts_are_kept_than_there_is_room_for() -> None:
+async def test_no_more_prompts_are_kept_than_there_is_room_for() -> None:
     """The first has made room for others; the last is there."""
 
-    async def scenario() -> None:
-        async with setup() as it:
-            it.stored(prompt(1, 1))
-            for seed in (2, MAX_PROMPTS + 3):
-                it.stored(prompt(seed), first=4)
-            for seed in range(2, MAX_PROMPTS + 4):
-                it.routed(prompt(seed))
-            huge = np.zeros(MAX_TOKENS + SIZE, dtype=np.uint32)
-            it.adopter.offer({SIZE: [Prompt(huge, [1])]})
+    async with setup() as it:
+        it.stored(prompt(1, 1))
+        for seed in (2, MAX_PROMPTS + 3):
+            it.stored(prompt(seed), first=4)
+        for seed in range(2, MAX_PROMPTS + 4):
+            it.routed(prompt(seed))
+        huge = np.zeros(MAX_TOKENS + SIZE, dtype=np.uint32)
+        it.adopter.offer({SIZE: [Prompt(huge, [1])]})
 
-            await it.adopter.look()
+        await it.adopter.look()
 
-            assert it.matched(prompt(2)) == 0
-            assert it.matched(prompt(MAX_PROMPTS + 3)) == 6
-
-    run(scenario)
+        assert it.matched(prompt(2)) == 0
+        assert it.matched(prompt(MAX_PROMPTS + 3)) == 6
 
 
-def test_it_looks_by_itself_once_started() -> None:
-    async def scenario() -> None:
-        async with setup() as it:
-            it.stored(prompt(1, 1))
-            it.stored(prompt(2), first=4)
-            it.routed(prompt(2))
+async def test_it_looks_by_itself_once_started() -> None:
+    async with setup() as it:
+        it.stored(prompt(1, 1))
+        it.stored(prompt(2), first=4)
+        it.routed(prompt(2))
 
-            it.adopter.start()
-            while it.matched(prompt(2)) != 6:
-                await asyncio.sleep(0.01)
+        it.adopter.start()
+        while it.matched(prompt(2)) != 6:
+            await asyncio.sleep(0.01)
 
-            await it.adopter.close()
-            await it.adopter.close()
-
-    run(scenario)
+        await it.adopter.close()
+        await it.adopter.close()

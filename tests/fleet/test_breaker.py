@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inferway.fleet.remote.render_sites import (
+from inferway.fleet.remote_prompts import (
     MAX_ASKING,
     MAX_PAUSE_SECONDS,
     MISSES,

@@ -1,26 +1,18 @@
-"""The fleet as the director meets it, before any engine has answered."""
+"""The fleet as the director meets it, and which settings have KV events followed."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from tests.fleet.worlds import no_events, no_prompts
 
 from inferway.config import EngineSettings, ServeSettings
 from inferway.errors import NoEndpointError
-from inferway.fleet.engine import Engine
-from inferway.fleet.event_source import EventSource
 from inferway.fleet.fleet import Fleet
-from inferway.fleet.subscriber import EventSubscriber
+from inferway.fleet.watch import needs_events
 from inferway.kv.index.memory import MemoryIndex
-from inferway.model import Endpoint, Reason
-from inferway.prompts.served import ModelSource, NoPrompts, PromptSource
-
-
-async def no_prompts(source: ModelSource) -> PromptSource:  # noqa: ARG001
-    return NoPrompts(Reason.NO_TOKENIZER, "not in this test")
-
-
-def no_events(engine: Engine, source: EventSource, endpoint: Endpoint) -> EventSubscriber:
-    raise AssertionError(f"nobody subscribes here: {engine.name} {source} {endpoint}")
+from inferway.model import Endpoint
 
 
 @pytest.fixture
@@ -44,3 +36,21 @@ def test_a_model_is_not_unknown_before_an_engine_has_answered(fleet: Fleet) -> N
 
 async def test_a_fleet_that_was_never_started_can_be_closed(fleet: Fleet) -> None:
     await fleet.close()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"scoring": True},
+        {"follow_events": "always"},
+        {"publish": "tcp://*:5600"},
+        {"state_dir": "/tmp/x"},
+        {"heal": 0.1},
+    ],
+)
+def test_events_are_followed_where_something_needs_them(settings: dict[str, Any]) -> None:
+    assert needs_events(ServeSettings(engines=[], **{"scoring": False, **settings}))
+
+
+def test_events_are_not_followed_where_nothing_does() -> None:
+    assert not needs_events(ServeSettings(engines=[], scoring=False))

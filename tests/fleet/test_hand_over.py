@@ -204,7 +204,7 @@ class World:
 
     async def hand_over(self, seconds: float = 1e6) -> Progress:
         progress = Progress(HandOverState.RUNNING, ends_at=self.director.clock() + seconds)
-        await HandOver(self.drained, self.director, self.engines, progress).run(self.kept)
+        await HandOver(self.drained, self.director, self.engines, progress, 5.0).run(self.kept)
         assert self.fleet.at_once.total() == 0
         assert not self.director.matcher.overlay._bits
         return progress
@@ -615,7 +615,7 @@ async def test_one_that_is_stopped_gives_everything_back() -> None:
     world.engines.pause = asyncio.Event()
     progress = Progress(HandOverState.RUNNING, ends_at=1e6)
     handing = asyncio.ensure_future(
-        HandOver(world.drained, world.director, world.engines, progress).run(world.kept)
+        HandOver(world.drained, world.director, world.engines, progress, 5.0).run(world.kept)
     )
     while not world.engines.asked:
         await asyncio.sleep(0)

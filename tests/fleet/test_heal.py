@@ -10,9 +10,9 @@ import pytest
 
 from inferway.config import EngineSettings
 from inferway.fleet.engine import Engine
-from inferway.fleet.engine_facts import EngineFacts
+from inferway.fleet.engine_facts import EngineFacts, ModelCard
 from inferway.fleet.event_source import EventSource
-from inferway.fleet.fleet import FullReporter, knows_the_mode
+from inferway.fleet.fleet import FullReporter
 from inferway.fleet.subscriber import Subscription
 from inferway.fleet.zmq_subscriber import ZmqSubscriber
 from inferway.kv.events.stream import StreamState
@@ -38,7 +38,8 @@ class OneEngine:
         self.healer = healer
         self.index = MemoryIndex()
         self.engine = Engine(EngineSettings(url="http://e"), ())
-        self.engine.facts = EngineFacts((), (), 2, (), version)
+        card = ModelCard("m", None, None, None, "vllm")
+        self.engine.facts = EngineFacts((card,), (), 2, (), version)
         self.engine.endpoints = [THERE]
         source = EventSource(0, "tcp://127.0.0.1:1", "tcp://127.0.0.1:2")
         self.stream = ZmqSubscriber(Subscription(source, 0, 2, self.index))
@@ -181,4 +182,7 @@ def test_an_engine_that_was_started_anew_is_known_from_its_start(late: OneEngine
     ],
 )
 def test_the_mode_is_vllm_0_26s_and_later(version: str | None, knows: bool) -> None:
-    assert knows_the_mode(version) is knows
+    one = OneEngine(FullReporter(1.0), version)
+    one.replay((7, batch(stored(11))))
+
+    assert one.asks() is knows

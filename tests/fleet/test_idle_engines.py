@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from tests.fleet.test_watching import TellingEngine, busy, no_events, no_prompts
+from tests.fleet.servers import until
+from tests.fleet.worlds import INTERVAL, TellingEngine, busy, fleet_of, started
 
-from inferway.config import EngineSettings, ProbeSettings, ServeSettings
+from inferway.config import EngineSettings
 from inferway.fleet.engine import Engine
 from inferway.fleet.fleet import Fleet
 from inferway.fleet.scraper import Scraper
 from inferway.fleet.watch import EngineWatch
-from inferway.kv.index.memory import MemoryIndex
 
-INTERVAL = 0.02
 LONG_PAUSE = 0.5  # much longer than all that is waited for below
 
 
@@ -27,28 +25,12 @@ def scraper_of(fleet: Fleet) -> Scraper:
     return fleet.watch.scraper
 
 
-@asynccontextmanager
-async def watched(
+def watched(
     *engines: TellingEngine, scrape_seconds: float | None = None
-) -> AsyncIterator[Fleet]:
-    settings = ServeSettings(
-        engines=[EngineSettings(url=each.url, name=f"e{n}") for n, each in enumerate(engines)],
-        probe=ProbeSettings(join=False, one_in=0),
-        scrape_seconds=scrape_seconds,
-    )
-    fleet = Fleet(settings, MemoryIndex(), no_prompts, no_events)
+) -> AbstractAsyncContextManager[Fleet]:
+    fleet = fleet_of(*engines, scrape_seconds=scrape_seconds)
     scraper_of(fleet).given_interval = INTERVAL  # so that rounds are short
-    await fleet.start()
-    try:
-        yield fleet
-    finally:
-        await fleet.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(INTERVAL / 4)
+    return started(fleet)
 
 
 async def until_seldom(fleet: Fleet) -> None:

@@ -6,13 +6,13 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import aiohttp
 import msgspec
 import pytest
 from aiohttp import web
 from tests.fleet.servers import serving
 
 from inferway.config import EngineSettings
+from inferway.fleet.engine_client import EngineClient
 from inferway.fleet.engine_facts import EngineFacts, ModelCard
 from inferway.fleet.kv_transfer import (
     KvTransferFacts,
@@ -311,8 +311,8 @@ async def asked(
             request.transport.close()
         return web.Response(status=status or 200, body=page)
 
-    async with serving(answer) as url, aiohttp.ClientSession() as session:
-        return await ask_kv_transfer(session, url, {}, metrics, V32, before)
+    async with serving(answer) as url, EngineClient() as client:
+        return await ask_kv_transfer(client, url, [], metrics, V32, before)
 
 
 LOCAL = ("127.0.0.1", "::1", "localhost")

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
-import aiohttp
 import numpy as np
 import pytest
 from aiohttp import web
@@ -15,6 +14,7 @@ from tests.integration.conftest import answering
 from inferway.config import EngineSettings
 from inferway.errors import RenderError
 from inferway.fleet.engine import Engine, ProofState
+from inferway.fleet.engine_client import EngineClient
 from inferway.fleet.prober import ATTEMPTS, prove_messages
 from inferway.model import Reason, Tokenized
 from inferway.openai_api.kinds import COUNT_TOKENS
@@ -71,9 +71,9 @@ async def prove() -> AsyncIterator[Prove]:
                 return reply(await request.json())
 
             url = await stack.enter_async_context(answering(engine))
-            session = await stack.enter_async_context(aiohttp.ClientSession())
+            client = await stack.enter_async_context(EngineClient())
             asked = Engine(EngineSettings(url=url), ())
-            return await prove_messages(session, asked, "m", prompts or Lengths())
+            return await prove_messages(client, asked, "m", prompts or Lengths())
 
         yield proving
 

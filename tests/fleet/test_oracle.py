@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-import aiohttp
 import msgspec
 import pytest
 from aiohttp import web
 
 from inferway.errors import UpstreamError
+from inferway.fleet.engine_client import EngineClient
 from inferway.fleet.engine_token_ids import NoTokenIdsError, ask, parse_answer
 from inferway.openai_api.requests import CHAT, COMPLETION
 from inferway.prompts.fidelity import NotRendered, Outcome
@@ -39,9 +39,9 @@ async def ask_engine() -> AsyncIterator[Ask]:
         await runners[-1].setup()
         await web.TCPSite(runners[-1], "127.0.0.1", 0).start()
         url = f"http://127.0.0.1:{runners[-1].addresses[0][1]}"
-        headers = {"authorization": "Bearer key"}
-        async with aiohttp.ClientSession() as session:
-            return await ask(session, url, headers, CHAT, {"model": "m"})
+        headers = [(b"authorization", b"Bearer key")]
+        async with EngineClient() as client:
+            return await ask(client, url, headers, CHAT, {"model": "m"})
 
     yield asking
     for runner in runners:
@@ -101,6 +101,6 @@ async def test_what_may_pass_is_no_verdict(ask_engine: Ask, status: int) -> None
 
 
 async def test_an_engine_that_is_gone_is_no_verdict() -> None:
-    async with aiohttp.ClientSession() as session:
+    async with EngineClient() as client:
         with pytest.raises(UpstreamError, match="/v1/chat/completions: "):
-            await ask(session, "http://127.0.0.1:9", {}, CHAT, {})
+            await ask(client, "http://127.0.0.1:9", [], CHAT, {})

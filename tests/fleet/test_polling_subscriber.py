@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 from aiohttp import web
-from tests.fleet.servers import serving
+from tests.fleet.servers import serving, until
 
 from inferway.fleet.event_source import EventSource
-from inferway.fleet.polling_subscriber import PollingSubscriber
 from inferway.fleet.subscriber import Subscription
+from inferway.fleet.subscribing import PollingSubscriber
 from inferway.kv.blocks.keys import BlockHasher
 from inferway.kv.events.stream import StreamState
 from inferway.kv.index.memory import MemoryIndex
@@ -83,13 +82,7 @@ class Gateway:
         return self.subscriber.state
 
     async def has(self, matched: int, state: StreamState) -> None:
-        await wait_until(lambda: (self.matched, self.state) == (matched, state))
-
-
-async def wait_until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.002)
+        await until(lambda: (self.matched, self.state) == (matched, state))
 
 
 @asynccontextmanager
@@ -112,7 +105,7 @@ async def polling(engine: Engine, **options: Any) -> AsyncIterator[Gateway]:
 
 async def test_events_reach_the_index() -> None:
     engine = Engine()
-    async with polling(engine, headers={"authorization": "Bearer key"}) as gateway:
+    async with polling(engine, headers=[(b"authorization", b"Bearer key")]) as gateway:
         engine.happen({"type": "created", "num_blocks_per_cache_level": [100, 0]}, stored(0, 2))
         await gateway.has(2, StreamState.EXACT)
         engine.happen(stored(2, 5), removed(4))
@@ -160,9 +153,9 @@ async def test_an_engine_that_is_away_is_asked_until_it_is_back(
         engine.happen(stored(0, 4))
         await gateway.has(4, StreamState.EXACT)
         engine.status = 503
-        await wait_until(lambda: gateway.state is StreamState.STALE)
+        await until(lambda: gateway.state is StreamState.STALE)
         polls = engine.polls
-        await wait_until(lambda: engine.polls > polls + 2)
+        await until(lambda: engine.polls > polls + 2)
         engine.status = 200
         engine.happen(stored(0, 1))
         await gateway.has(1, StreamState.PARTIAL)
@@ -180,7 +173,7 @@ async def test_of_several_attention_ranks_the_first_counts(
         engine.happen(stored(0, 2), attention_dp_rank=0)
         engine.next_id = 0
         engine.happen(stored(2, 4), attention_dp_rank=1)
-        await wait_until(lambda: gateway.subscriber.stats.skipped == {"attention_dp_rank": 1})
+        await until(lambda: gateway.subscriber.stats.skipped == {"attention_dp_rank": 1})
         await gateway.has(2, StreamState.EXACT)
 
     assert "kv_events_config" in caplog.text
@@ -196,5 +189,5 @@ async def test_an_answer_that_cannot_be_read_is_counted() -> None:
         subscription = Subscription(source, 1, SIZE, gateway.index)
         other = PollingSubscriber(subscription, poll_seconds=0.001)
         other.start()
-        await wait_until(lambda: other.stats.skipped.get("malformed", 0) > 1)
+        await until(lambda: other.stats.skipped.get("malformed", 0) > 1)
         await other.close()

@@ -9,14 +9,15 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-import aiohttp
 import msgspec
 import numpy as np
 import pytest
 from aiohttp import web
+from tests.fleet.servers import serving
 
 from inferway.config import EngineSettings, ProbeSettings
 from inferway.fleet.engine import Engine, ProofState
+from inferway.fleet.engine_client import EngineClient
 from inferway.fleet.load import Load
 from inferway.fleet.prober import ATTEMPTS, ENGINES_AT_ONCE, LivePrompt, Prober
 from inferway.model import Endpoint, Tokenized
@@ -78,6 +79,10 @@ async def like_us(path: str, body: dict[str, Any]) -> web.Response:
 
 async def unlike_us(path: str, body: dict[str, Any]) -> web.Response:
     return ids_answer(path, body, more=1)
+
+
+async def busy(path: str, body: dict[str, Any]) -> web.Response:  # noqa: ARG001
+    return web.Response(status=503)
 
 
 @dataclass
@@ -150,27 +155,22 @@ async def start() -> AsyncIterator[Start]:
             **settings: Any,
         ) -> Asked:
             bench = Bench(reply)
-            app = web.Application()
-            app.router.add_post("/{path:.*}", bench.answer)
-            runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
-            await runner.setup()
-            stack.push_async_callback(runner.cleanup)
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
-            url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+            url = await stack.enter_async_context(serving(bench.answer))
             engines = [
                 Engine(EngineSettings(url=url, name=f"e{i}"), (), healthy=True) for i in range(num)
             ]
+            client = await stack.enter_async_context(EngineClient())
             prober = Prober(
                 ProbeSettings(**settings),
                 {engine.name: engine for engine in engines},
+                client,
                 lambda _, model: model,
                 bench.changed,
                 retry_seconds=pause,
                 recheck_seconds=pause,
                 sends_ids=sends_ids,
             )
-            session = await stack.enter_async_context(aiohttp.ClientSession())
-            prober.open(session)
+            prober.open()
             stack.push_async_callback(prober.close)
             return Asked(bench, prober, engines)
 
@@ -299,9 +299,6 @@ class TestJoining:
         assert caplog.messages[-1] == "model 'm' is rendered by engine e0 as by the gateway, now"
 
     async def test_no_verdict_is_asked_for_again(self, start: Start) -> None:
-        async def busy(path: str, body: dict[str, Any]) -> web.Response:  # noqa: ARG001
-            return web.Response(status=503)
-
         asked = await start(reply=busy)
         asked.prober.join(asked.engine, "m", Lengths())
         await asked.until(UNPROVEN, times=2)
@@ -315,9 +312,6 @@ class TestJoining:
     async def test_that_an_engine_differs_stands_until_there_is_another_verdict(
         self, start: Start
     ) -> None:
-        async def busy(path: str, body: dict[str, Any]) -> web.Response:  # noqa: ARG001
-            return web.Response(status=503)
-
         asked = await start(reply=unlike_us)
         asked.prober.join(asked.engine, "m", Lengths())
         await asked.until(DIFFERS)

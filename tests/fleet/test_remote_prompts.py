@@ -7,16 +7,16 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
-import aiohttp
 import msgspec
 import pytest
 from tests.fleet.render_servers import RenderServer, chat_ids, running, text_ids
+from tests.fleet.servers import until
 
 from inferway.config import ModelSettings
 from inferway.errors import RenderError
 from inferway.fleet.engine import Engine
-from inferway.fleet.remote.remote_prompts import RemotePrompts, RemoteRenderers
-from inferway.fleet.remote.render_sites import MAX_ASKING, MISSES
+from inferway.fleet.engine_client import EngineClient
+from inferway.fleet.remote_prompts import MAX_ASKING, MISSES, RemotePrompts, RemoteRenderers
 from inferway.model import Reason, Tokenized
 from inferway.openai_api.requests import (
     ChatRequest,
@@ -68,9 +68,8 @@ class Remote:
         for server in servers:
             await self._stack.enter_async_context(running(server))
         engines = [server.engine for server in servers]
-        renderers = RemoteRenderers(engines, names, budget, wall_clock=self.clock)
-        session = await self._stack.enter_async_context(aiohttp.ClientSession())
-        renderers.open(session)
+        client = await self._stack.enter_async_context(EngineClient())
+        renderers = RemoteRenderers(engines, client, names, budget, wall_clock=self.clock)
         self._stack.push_async_callback(renderers.close)
         own = own or NoPrompts(Reason.NO_TOKENIZER, "no tokenizer")
         prompts = renderers.around(SOURCE, own)
@@ -104,12 +103,6 @@ async def refusal(prompts: RemotePrompts, body: PromptBody) -> str:
     with pytest.raises(RenderError) as e:
         await prompts.tokenize(body)
     return e.value.reason
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def test_an_engine_renders_what_we_cannot(remote: Remote) -> None:
@@ -147,7 +140,7 @@ async def test_nor_for_what_is_no_engines_affair(remote: Remote, reason: Reason)
 async def test_with_no_budget_no_engine_is_ever_asked() -> None:
     own = NoPrompts(Reason.NO_TOKENIZER, "no tokenizer")
 
-    assert RemoteRenderers([], lambda _: {}, 0.0).around(SOURCE, own) is own
+    assert RemoteRenderers([], EngineClient(), lambda _: {}, 0.0).around(SOURCE, own) is own
 
 
 async def test_texts_are_rendered_too(remote: Remote) -> None:
@@ -327,7 +320,7 @@ async def test_a_question_holds_no_more_places_than_there_are(remote: Remote) ->
 async def test_a_saturated_service_is_not_waited_for(remote: Remote) -> None:
     server = RenderServer()
     prompts = await remote.start(server, budget=LONG)
-    breaker = prompts.engines.breaker(server.engine)
+    breaker = prompts.renderers.breaker(server.engine)
     breaker.misses = MISSES
     server.may_answer.clear()
 
@@ -349,7 +342,7 @@ async def test_so_many_late_answers_open_the_breaker(remote: Remote) -> None:
         server.may_answer.set()
         await until(lambda: not prompts._flights)
 
-    assert not prompts.engines.breaker(server.engine).closed
+    assert not prompts.renderers.breaker(server.engine).closed
 
 
 async def test_engines_take_turns(remote: Remote) -> None:
@@ -425,9 +418,8 @@ async def test_an_engine_that_is_gone_costs_no_answer() -> None:
     gone = RenderServer()
     async with running(gone):
         pass
-    renderers = RemoteRenderers([gone.engine], lambda _: {SOURCE.key: "m"}, LONG)
-    async with aiohttp.ClientSession() as session:
-        renderers.open(session)
+    async with EngineClient() as client:
+        renderers = RemoteRenderers([gone.engine], client, lambda _: {SOURCE.key: "m"}, LONG)
         prompts = renderers.around(SOURCE, NoPrompts(Reason.NO_TOKENIZER, "none"))
         assert isinstance(prompts, RemotePrompts)
 
@@ -581,7 +573,8 @@ async def test_what_was_learned_stays_when_our_own_prompts_are_loaded_anew(
 ) -> None:
     server = RenderServer()
     await remote._stack.enter_async_context(running(server))
-    renderers = RemoteRenderers([server.engine], lambda _: {SOURCE.key: "m"}, LONG)
+    client = EngineClient()
+    renderers = RemoteRenderers([server.engine], client, lambda _: {SOURCE.key: "m"}, LONG)
 
     first = renderers.around(SOURCE, NoPrompts(Reason.NO_TOKENIZER, "a"))
     second = renderers.around(SOURCE, NoPrompts(Reason.NO_TOKENIZER, "b"))
@@ -597,7 +590,8 @@ async def test_closing_gives_up_what_is_on_its_way(remote: Remote) -> None:
     server.may_answer.clear()
     await refusal(prompts, chat("Hi"))
 
-    await prompts.engines.close()
+    await prompts.renderers.client.close()
+    await prompts.renderers.close()
 
     assert await refusal(prompts, chat("Ho")) == Reason.REMOTE_FAILED
 

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
-import aiohttp
 from aiohttp import web
-from tests.fleet.servers import serving
+from tests.fleet.servers import serving, until
+from tests.fleet.worlds import fleet_of, started
 
-from inferway.config import EngineSettings, ProbeSettings, ServeSettings
 from inferway.fleet.engine import Engine
-from inferway.fleet.event_source import EventSource
 from inferway.fleet.fleet import Fleet
 from inferway.fleet.load import Load, parse_load
 from inferway.fleet.outage import OutageKind
-from inferway.fleet.subscriber import EventSubscriber
 from inferway.fleet.watch import EngineWatch, SilenceWatch
-from inferway.kv.index.memory import MemoryIndex
-from inferway.model import Endpoint, Reason
-from inferway.prompts.served import ModelSource, NoPrompts, PromptSource
 
 LOAD = "vllm:num_requests_running {}\nvllm:generation_tokens_total {}\n"
 
@@ -44,14 +38,6 @@ class Core:
         if self.status is None:
             await self.goes_on.wait()
         return web.Response(status=self.status or 200)
-
-
-async def no_prompts(_: ModelSource) -> PromptSource:
-    return NoPrompts(Reason.NO_TOKENIZER, "not in this test")
-
-
-def no_events(engine: Engine, source: EventSource, endpoint: Endpoint) -> EventSubscriber:
-    raise AssertionError(f"nobody subscribes here: {engine.name} {source} {endpoint}")
 
 
 class AsksOnce(EngineWatch):
@@ -97,33 +83,19 @@ class World:
 @asynccontextmanager
 async def world(*cores: Core) -> AsyncIterator[World]:
     async with AsyncExitStack() as stack:
-        session = await stack.enter_async_context(aiohttp.ClientSession())
         for core in cores:
             core.url = await stack.enter_async_context(serving(core.answer))
-        settings = ServeSettings(
-            engines=[EngineSettings(url=core.url, name=f"e{n}") for n, core in enumerate(cores)],
-            probe=ProbeSettings(join=False, one_in=0),
-            scrape_seconds=3600,
-        )
-        fleet = Fleet(settings, MemoryIndex(), no_prompts, no_events, watch=AsksOnce)
+        fleet = fleet_of(*cores, watch=AsksOnce, scrape_seconds=3600)
         fleet.expected_seconds = lambda _: 0.0
-        await fleet.start()
+        await stack.enter_async_context(started(fleet))
         asked: list[str] = []
-        silence = SilenceWatch(fleet, lambda engine: asked.append(engine.name))
-        silence.open(session)
+        silence = SilenceWatch(fleet, fleet.client, lambda engine: asked.append(engine.name))
         try:
             yield World(fleet, silence, asyncio.get_running_loop().time(), asked)
         finally:
             for core in cores:
                 core.goes_on.set()
             await silence.close()
-            await fleet.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 async def test_an_engine_that_owes_an_answer_is_silent_where_another_one_answers() -> None:

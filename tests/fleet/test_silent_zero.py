@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from inferway.fleet.silent_zero import PATIENCE, SilentZeroAlarm, StreamEvidence
+from inferway.fleet.silent_zero import PATIENCE, SilentZeroAlarm
+from inferway.fleet.stream_figures import StreamEvidence
 
 OURS = np.arange(32, dtype=np.uint32)
 THEIRS = np.concatenate([np.arange(5), np.arange(100, 111)]).astype(np.uint32)

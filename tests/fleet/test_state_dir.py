@@ -9,12 +9,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.fleet.lives import NAME, Life, Publisher, life, opened, removed, stored
+from tests.fleet.lives import FILE, NAME, Life, Publisher, life, opened, removed, stored
 
 from inferway.errors import ConfigError
-from inferway.fleet.snapshot_file import MAGIC, read_sections
-from inferway.fleet.state_dir import KEEP_SECONDS, StateDir
-from inferway.fleet.stream_snapshot import SnapshotProof
+from inferway.fleet.state_dir import KEEP_SECONDS, MAGIC, StateDir
+from inferway.fleet.stream_figures import SnapshotProof
 from inferway.kv.events.holder_snapshot import HolderSnapshot
 from inferway.kv.events.stream import StreamState
 from inferway.kv.index.memory import MemoryIndex
@@ -126,7 +125,7 @@ async def test_a_killed_gateway_loses_nothing_that_the_replay_does_not_bring(
     publisher = Publisher()
     async with life(tmp_path / "a", seconds=0.001) as first:
         followed(first, publisher, [stored(0, 5)], [stored(5, 7)])
-        while not (tmp_path / "a" / "snapshot").exists():
+        while not (tmp_path / "a" / FILE).exists():
             await asyncio.sleep(0.001)
         left = shutil.copytree(tmp_path / "a", tmp_path / "b")
         followed(first, publisher, [stored(7, 9)])
@@ -149,7 +148,7 @@ async def written(path: Path) -> Publisher:
 
 async def test_a_file_torn_at_any_byte_is_not_used(tmp_path: Path) -> None:
     publisher = await written(tmp_path)
-    path = tmp_path / "snapshot"
+    path = tmp_path / FILE
     whole = path.read_bytes()
 
     for length in range(len(whole)):
@@ -159,7 +158,7 @@ async def test_a_file_torn_at_any_byte_is_not_used(tmp_path: Path) -> None:
 
 async def test_a_file_changed_at_any_byte_is_not_used(tmp_path: Path) -> None:
     publisher = await written(tmp_path)
-    path = tmp_path / "snapshot"
+    path = tmp_path / FILE
     whole = path.read_bytes()
 
     for place in range(len(whole)):
@@ -187,7 +186,7 @@ async def test_what_does_not_fit_is_refused_in_one_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, other: str
 ) -> None:
     await written(tmp_path)
-    path = tmp_path / "snapshot"
+    path = tmp_path / FILE
     whole = path.read_bytes()
     if other == "format":
         path.write_bytes(whole.replace(MAGIC, b"inferway-state-9"))
@@ -202,14 +201,14 @@ async def test_what_does_not_fit_is_refused_in_one_line(
     [line] = caplog.messages
     assert {
         "model": "10.0.0.1:8000: its snapshot is not used: it was taken for model '/models/one'",
-        "format": "no snapshot is used: ",
-        "torn": "no snapshot is used: ",
+        "format": "10.0.0.1:8000: its snapshot is not used: ",
+        "torn": "10.0.0.1:8000: its snapshot is not used: ",
     }[other] in line
 
 
 async def test_a_snapshot_that_is_not_used_is_replaced_by_the_next(tmp_path: Path) -> None:
     publisher = await written(tmp_path)
-    (tmp_path / "snapshot").write_bytes(b"of another program")
+    (tmp_path / FILE).write_bytes(b"of another program")
     async with life(tmp_path) as second:
         second.link(publisher)
 
@@ -221,7 +220,7 @@ async def test_that_copies_count_no_more_is_kept_at_once(tmp_path: Path) -> None
     publisher = Publisher()
     async with life(tmp_path / "a", seconds=0.001) as first:
         followed(first, publisher, [stored(0, 3)])
-        while not (tmp_path / "a" / "snapshot").exists():
+        while not (tmp_path / "a" / FILE).exists():
             await asyncio.sleep(0.001)
         first.count_no_copies()
         left = shutil.copytree(tmp_path / "a", tmp_path / "b")
@@ -290,7 +289,7 @@ async def test_a_disk_that_takes_no_snapshot_is_logged_once_and_asked_again(
 ) -> None:
     publisher = Publisher()
     index = MemoryIndex()
-    in_the_way = tmp_path / "snapshot.tmp"
+    in_the_way = (tmp_path / FILE).with_suffix(".tmp")
     async with opened(tmp_path, index, seconds=0.001) as state_dir:
         run = Life(state_dir.stream(NAME, "/models/one"))
         run.index = index
@@ -306,7 +305,11 @@ async def test_a_disk_that_takes_no_snapshot_is_logged_once_and_asked_again(
         assert figure(state_dir, "snapshot_failing") == 0
     [line] = [r.getMessage() for r in caplog.records if r.name == "inferway.snapshot"]
     assert "the snapshot cannot be written: " in line
-    assert list(read_sections(tmp_path / "snapshot")) == [NAME]
+    assert kept(tmp_path) == [FILE]
+
+
+def kept(path: Path) -> list[str]:
+    return sorted(file.name for file in path.glob("*.snapshot"))
 
 
 def figure(state_dir: StateDir, name: str, **labels: str) -> float:
@@ -324,12 +327,12 @@ async def test_nothing_is_written_where_nothing_is_new(tmp_path: Path) -> None:
     publisher = Publisher()
     async with life(tmp_path) as first:
         followed(first, publisher, [stored(0, 3)])
-    before = (tmp_path / "snapshot").stat().st_ino
+    before = (tmp_path / FILE).stat().st_ino
 
     async with opened(tmp_path):
         pass
 
-    assert (tmp_path / "snapshot").stat().st_ino == before
+    assert (tmp_path / FILE).stat().st_ino == before
 
 
 async def test_an_engine_that_is_not_there_is_remembered_for_an_hour(tmp_path: Path) -> None:
@@ -343,7 +346,7 @@ async def test_an_engine_that_is_not_there_is_remembered_for_an_hour(tmp_path: P
     async with life(tmp_path, name="another", later=KEEP_SECONDS + 60) as fourth:
         followed(fourth, other, [stored(3, 4)])
 
-    assert list(read_sections(tmp_path / "snapshot")) == ["another"]
+    assert kept(tmp_path) == ["another.snapshot"]
 
 
 async def test_no_snapshot_is_kept_of_an_engine_whose_blocks_are_forgotten_meanwhile(
@@ -370,32 +373,13 @@ async def test_no_snapshot_is_kept_of_an_engine_whose_blocks_are_forgotten_meanw
         assert third.matched() == 5
 
 
-async def test_journals_of_an_older_version_are_removed(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    of_engine = tmp_path / "10_0_0_1%3A8000-6f0d"
-    (tmp_path / "mine").mkdir()
-    of_engine.mkdir()
-    others = tmp_path / "mine" / "notes.journal"
-    for path in (of_engine / "00000001.snapshot", of_engine / "00000002.journal", others):
-        path.write_bytes(b"x")
-
-    with caplog.at_level(logging.INFO, "inferway.snapshot"):
-        async with opened(tmp_path):
-            pass
-
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["lock", "mine"]
-    assert others.exists()
-    assert caplog.messages == ["state_dir: removed 2 journals that an older version had written"]
-
-
 async def test_the_files_are_the_users_alone(tmp_path: Path) -> None:
     async with life(tmp_path / "state", heal=True) as run:
         followed(run, Publisher(), [stored(0, 3)])
 
     assert (tmp_path / "state").stat().st_mode & 0o777 == 0o700
     modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "state").iterdir()}
-    assert modes == {"lock": 0o600, "snapshot": 0o600, "uncounted": 0o600}
+    assert modes == {"lock": 0o600, FILE: 0o600, "uncounted": 0o600}
 
 
 async def test_a_directory_has_one_gateway(tmp_path: Path) -> None:

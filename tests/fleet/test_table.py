@@ -1,4 +1,4 @@
-"""The rows of endpoints, as engines come, tell of themselves and go, and as requests pass."""
+"""The table of endpoints, their numbers, and requests that have not begun to answer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ from inferway.fleet.engine import Engine
 from inferway.fleet.engine_facts import EngineFacts, ModelCard
 from inferway.fleet.event_source import EventSource
 from inferway.fleet.load import Load
-from inferway.fleet.table import REST_SECONDS, EndpointTable
+from inferway.fleet.table import (
+    REST_SECONDS,
+    WINDOW_SCRAPES,
+    EndpointTable,
+    FirstTokenCounter,
+    HolderIds,
+)
 from inferway.kv.events.stream import StreamState
 from inferway.kv.index.memory import MemoryIndex
 from inferway.kv.index.protocol import Store
@@ -254,3 +260,86 @@ def test_blocks_of_another_size_than_the_rows_have_are_seen() -> None:
     serve(made, one)
     assert made.cut(one.endpoints[0].holder) == 32
     assert made.candidates("m").block_sizes.tolist() == [32]
+
+
+@pytest.fixture
+def known() -> FirstTokenCounter:
+    """An engine that had nothing to do when it was looked at first."""
+    awaiting_first_token = FirstTokenCounter()
+    awaiting_first_token.told(0, 0, 20)  # twenty ended without being counted
+    return awaiting_first_token
+
+
+def test_an_engine_without_counters_tells_nothing() -> None:
+    assert FirstTokenCounter().told(3, 1, None) == -1
+
+
+def test_a_prompt_that_is_computed_has_not_begun(known: FirstTokenCounter) -> None:
+    assert known.told(1, 0, 20) == 1
+    assert known.told(1, 0, 21) == 0
+    assert known.told(0, 0, 20) == 0
+
+
+def test_those_that_wait_have_not_begun(known: FirstTokenCounter) -> None:
+    assert known.told(2, 3, 21) == 4
+
+
+def test_of_an_engine_that_is_busy_all_that_run_are_taken_to_answer_at_first() -> None:
+    awaiting_first_token = FirstTokenCounter()
+
+    assert awaiting_first_token.told(4, 2, 10) == 2
+    assert awaiting_first_token.told(5, 2, 10) == 3
+
+
+def test_a_request_that_ends_uncounted_is_made_up_for(known: FirstTokenCounter) -> None:
+    known.told(2, 0, 22)
+
+    assert known.told(1, 0, 22) == 0  # one was aborted while it answered
+    assert known.told(2, 0, 22) == 1
+
+
+def test_a_request_that_ends_without_a_token_is_made_up_for_when_nothing_is_left(
+    known: FirstTokenCounter,
+) -> None:
+    known.told(1, 0, 20)
+    known.told(0, 0, 19)
+
+    assert known.told(1, 0, 20) == 0
+
+
+def test_what_is_there_all_the_time_was_counted_wrong(known: FirstTokenCounter) -> None:
+    known.told(2, 0, 20)
+    for _ in range(2 * WINDOW_SCRAPES):
+        known.told(2, 0, 20)
+
+    assert known.told(2, 0, 20) == 0
+
+
+def test_numbers_are_given_in_order() -> None:
+    numbers = HolderIds()
+
+    assert [numbers.take() for _ in range(3)] == [0, 1, 2]
+
+
+def test_one_that_was_given_back_rests_until_it_is_idle() -> None:
+    numbers = HolderIds()
+    for _ in range(3):
+        numbers.take()
+    numbers.give_back(1, now=10.0)
+
+    assert numbers.rested(10.0 + REST_SECONDS / 2, lambda _: True) == []
+    assert numbers.rested(10.0 + REST_SECONDS, lambda _: False) == []
+    assert numbers.take() == 3
+    assert numbers.rested(10.0 + REST_SECONDS, lambda _: True) == [1]
+    assert numbers.take() == 1
+    assert numbers.take() == 4
+
+
+def test_pods_that_come_and_go_for_ever_need_no_more_numbers() -> None:
+    numbers, now = HolderIds(), 0.0
+    for _ in range(1000):
+        numbers.give_back(numbers.take(), now)
+        now += REST_SECONDS
+        numbers.rested(now, lambda _: True)
+
+    assert numbers.given == 1

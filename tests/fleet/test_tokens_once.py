@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import cast
 
 import pytest
-from tests.fleet.test_fleet import no_events, no_prompts
+from tests.fleet.worlds import no_events, no_prompts
 
 from inferway.config import EngineSettings, PickerSettings, ProbeSettings, ServeSettings
 from inferway.fleet.engine import Engine, ProbeState, ProofState
+from inferway.fleet.engine_client import EngineClient
 from inferway.fleet.engine_facts import EngineFacts, ModelCard
 from inferway.fleet.fleet import Fleet
 from inferway.fleet.prober import Prober
@@ -48,7 +49,7 @@ def engine(known: EngineFacts | None = None, proof: ProbeState | None = None) ->
 
 
 def prober(*differed: str) -> Prober:
-    made = Prober(ProbeSettings(), {}, lambda _, name: name, lambda: None)
+    made = Prober(ProbeSettings(), {}, EngineClient(), lambda _, name: name, lambda: None)
     made.differed.update(differed)
     return made
 

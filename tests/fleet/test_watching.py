@@ -3,107 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, closing
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, closing
+from typing import Any
 
 import pytest
-from aiohttp import web
-from tests.fleet.servers import serving
+from tests.fleet.worlds import INTERVAL, TellingEngine, busy, fleet_of, started
 
-from inferway.config import EngineSettings, KvTransferSettings, ProbeSettings, ServeSettings
-from inferway.fleet.engine import Engine
-from inferway.fleet.event_source import EventSource
+from inferway.config import KvTransferSettings
 from inferway.fleet.fleet import Fleet
-from inferway.fleet.served_models import LoadPrompts
-from inferway.fleet.subscriber import EventSubscriber
 from inferway.fleet.watch import EngineWatch
-from inferway.kv.index.memory import MemoryIndex
-from inferway.model import Adapters, Candidates, Endpoint, KvConnector, Reason
+from inferway.model import Adapters, Candidates, KvConnector
 from inferway.prompts import GetOrCreateTokenizerKeyRequest, Renderer
 from inferway.prompts.model_prompts import ModelPrompts
-from inferway.prompts.served import ModelSource, NoPrompts, PromptSource
+from inferway.prompts.served import ModelSource, PromptSource
 from inferway_sim.prepare import prepare_smollm2
 
-INTERVAL = 0.02
 
-
-@dataclass
-class TellingEngine:
-    """An engine's answers to who asks how it is. `hang`: none any more. `narrows`: behind
-    /metrics/ it has those that are named alone."""
-
-    metrics: str = ""
-    narrows: bool = False
-    sources: str = "{}"
-    models: str = '{"data": [{"id": "m"}]}'
-    hang: bool = False
-    is_unwell: bool = False
-    url: str = ""
-    asked: list[str] = field(default_factory=list)
-    _answered: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def answer(self, request: web.Request) -> web.Response:
-        if self.hang:
-            await asyncio.Event().wait()
-        says = {
-            "/health": "",
-            "/v1/models": self.models,
-            "/kv_event_sources": self.sources,
-            "/metrics": self.metrics,
-        }
-        if self.narrows:
-            says["/metrics/"] = self.named(request.query.getall("name[]", []))
-        if request.path not in says:
-            raise web.HTTPNotFound
-        self.asked.append(request.path)
-        if self.is_unwell and request.path == "/health":
-            raise web.HTTPServiceUnavailable
-        return web.Response(text=says[request.path])
-
-    def named(self, names: Sequence[str]) -> str:
-        lines = self.metrics.splitlines(keepends=True)
-        return "".join(line for line in lines if line.split()[0] in names)
-
-    @asynccontextmanager
-    async def serving(self) -> AsyncIterator[None]:
-        async with serving(self.answer) as self.url:
-            yield
-
-
-async def no_prompts(_: ModelSource) -> PromptSource:
-    return NoPrompts(Reason.NO_TOKENIZER, "not in this test")
-
-
-def no_events(engine: Engine, source: EventSource, endpoint: Endpoint) -> EventSubscriber:
-    raise AssertionError(f"nobody subscribes here: {engine.name} {source} {endpoint}")
-
-
-@asynccontextmanager
-async def watched(
-    *engines: TellingEngine,
-    prompts: LoadPrompts = no_prompts,
-    scoring: bool = True,
-    legs: Literal["auto", "gateway"] = "auto",
-    **labels: str,
-) -> AsyncIterator[Fleet]:
-    settings = ServeSettings(
-        engines=[
-            EngineSettings(url=engine.url, name=f"e{n}", labels=labels)
-            for n, engine in enumerate(engines)
-        ],
-        probe=ProbeSettings(join=False, one_in=0),
-        scrape_seconds=INTERVAL,
-        scoring=scoring,
-        kv_transfer=KvTransferSettings(legs=legs),
-    )
-    fleet = Fleet(settings, MemoryIndex(), prompts, no_events)
-    await fleet.start()
-    try:
-        yield fleet
-    finally:
-        await fleet.close()
+def watched(*engines: TellingEngine, **more: Any) -> AbstractAsyncContextManager[Fleet]:
+    return started(fleet_of(*engines, scrape_seconds=INTERVAL, **more))
 
 
 async def until(fleet: Fleet, condition: Callable[[Candidates], bool]) -> Candidates:
@@ -111,10 +29,6 @@ async def until(fleet: Fleet, condition: Callable[[Candidates], bool]) -> Candid
         while not condition(candidates := fleet.candidates("m")):
             await asyncio.sleep(INTERVAL)
     return candidates
-
-
-def busy(running: int, waiting: int) -> str:
-    return f"vllm:num_requests_running {running}\nvllm:num_requests_waiting {waiting}\n"
 
 
 async def test_an_engine_that_can_is_asked_for_its_load_alone() -> None:
@@ -144,7 +58,7 @@ async def test_figures_follow_what_engines_tell() -> None:
 
 async def test_endpoints_carry_their_engines_labels() -> None:
     one = TellingEngine()
-    async with one.serving(), watched(one, role="decode") as fleet:
+    async with one.serving(), watched(one, labels={"role": "decode"}) as fleet:
         endpoints = fleet.candidates("m").endpoints
 
     assert [endpoint.labels for endpoint in endpoints] == [{"role": "decode"}]
@@ -183,7 +97,7 @@ async def test_an_engine_that_comes_back_with_a_connector_is_known_to_have_one()
 
 async def test_legs_that_nobody_can_have_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
     one = TellingEngine()
-    async with one.serving(), watched(one, legs="gateway"):
+    async with one.serving(), watched(one, kv_transfer=KvTransferSettings(legs="gateway")):
         pass
 
     said = [line for line in caplog.messages if "--prefill-legs" in line]

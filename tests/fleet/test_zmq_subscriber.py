@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from itertools import count
 from typing import Any
@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-import uvloop
 import zmq
 import zmq.asyncio
+from tests.upstream.engines import in_loop, wait_until
 
 from inferway.fleet.event_source import EventSource
 from inferway.fleet.subscriber import OnBatch, Subscription
@@ -157,12 +157,6 @@ def subscriber(
     return ZmqSubscriber(subscription, **{"limits": QUICK, "audit_seconds": None, **options})
 
 
-async def wait_until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.002)
-
-
 Setup = tuple[Publisher, ZmqSubscriber, MemoryIndex]
 
 
@@ -183,271 +177,229 @@ async def running(
         await publisher.close()
 
 
-def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(60):
-            await scenario()
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(bounded())
-
-
 async def settled(follower: ZmqSubscriber, state: StreamState) -> None:
     await wait_until(lambda: follower.state is state)
 
 
-def test_live_events_reach_the_index() -> None:
-    async def scenario() -> None:
-        async with running() as (publisher, follower, index):
-            await publisher.publish(stored(0, 2))
-            await publisher.publish(stored(2, 5), removed(4))
-            await wait_until(lambda: matched(index) == 4)
-            await settled(follower, StreamState.EXACT)
-
-    run(scenario)
+@in_loop
+async def test_live_events_reach_the_index() -> None:
+    async with running() as (publisher, follower, index):
+        await publisher.publish(stored(0, 2))
+        await publisher.publish(stored(2, 5), removed(4))
+        await wait_until(lambda: matched(index) == 4)
+        await settled(follower, StreamState.EXACT)
 
 
-def test_who_wants_to_know_is_told_that_batches_have_come() -> None:
-    async def scenario() -> None:
-        told = asyncio.Event()
-        async with running(on_told=told.set) as (publisher, follower, _):
-            assert not told.is_set()
-            await publisher.publish(stored(0, 2))
-            await told.wait()
-            assert follower.last_batch_at is not None
-
-    run(scenario)
+@in_loop
+async def test_who_wants_to_know_is_told_that_batches_have_come() -> None:
+    told = asyncio.Event()
+    async with running(on_told=told.set) as (publisher, follower, _):
+        assert not told.is_set()
+        await publisher.publish(stored(0, 2))
+        await told.wait()
+        assert follower.last_batch_at is not None
 
 
-def test_it_runs_on_the_standard_event_loop_too() -> None:
-    async def scenario() -> None:
-        async with running() as (publisher, _, index):
-            await publisher.publish(stored(0, 2))
-            await wait_until(lambda: matched(index) == 2)
-
-    asyncio.run(scenario())
+async def test_it_runs_on_the_standard_event_loop_too() -> None:
+    async with running() as (publisher, _, index):
+        await publisher.publish(stored(0, 2))
+        await wait_until(lambda: matched(index) == 2)
 
 
 @pytest.mark.parametrize("with_topic", [True, False])
-def test_what_was_published_before_we_came_is_replayed(with_topic: bool) -> None:
+@in_loop
+async def test_what_was_published_before_we_came_is_replayed(with_topic: bool) -> None:
     """Answers of five frames as of vLLM since #45177, and of four as before it."""
 
-    async def scenario() -> None:
-        publisher, index = Publisher(), MemoryIndex()
-        publisher.with_topic = with_topic
-        for block in range(5):
-            await publisher.publish(stored(block, block + 1), lost=True)
-        follower = subscriber(publisher.source, index)
-        follower.start()
+    publisher, index = Publisher(), MemoryIndex()
+    publisher.with_topic = with_topic
+    for block in range(5):
+        await publisher.publish(stored(block, block + 1), lost=True)
+    follower = subscriber(publisher.source, index)
+    follower.start()
+    await settled(follower, StreamState.EXACT)
+
+    assert matched(index) == 5
+    assert publisher.requests == [0]
+
+    await follower.close()
+    await publisher.close()
+
+
+@in_loop
+async def test_a_gap_is_repaired() -> None:
+    async with running() as (publisher, follower, index):
+        await publisher.publish(stored(0, 1))
+        await settled(follower, StreamState.EXACT)
+        await publisher.publish(stored(1, 2), lost=True)
+        await publisher.publish(stored(2, 3))
+        await wait_until(lambda: matched(index) == 3)
         await settled(follower, StreamState.EXACT)
 
-        assert matched(index) == 5
-        assert publisher.requests == [0]
 
-        await follower.close()
-        await publisher.close()
-
-    run(scenario)
-
-
-def test_a_gap_is_repaired() -> None:
-    async def scenario() -> None:
-        async with running() as (publisher, follower, index):
-            await publisher.publish(stored(0, 1))
-            await settled(follower, StreamState.EXACT)
-            await publisher.publish(stored(1, 2), lost=True)
-            await publisher.publish(stored(2, 3))
-            await wait_until(lambda: matched(index) == 3)
-            await settled(follower, StreamState.EXACT)
-
-    run(scenario)
+@in_loop
+async def test_a_hole_inside_a_replay_is_repaired() -> None:
+    async with running() as (publisher, follower, index):
+        await publisher.publish(stored(0, 1))
+        await settled(follower, StreamState.EXACT)
+        publisher.dropped = {2}
+        for block in (1, 2):
+            await publisher.publish(stored(block, block + 1), lost=True)
+        await publisher.publish(stored(3, 4))
+        await wait_until(lambda: matched(index) == 4)
+        await settled(follower, StreamState.EXACT)
 
 
-def test_a_hole_inside_a_replay_is_repaired() -> None:
-    async def scenario() -> None:
-        async with running() as (publisher, follower, index):
-            await publisher.publish(stored(0, 1))
-            await settled(follower, StreamState.EXACT)
-            publisher.dropped = {2}
-            for block in (1, 2):
-                await publisher.publish(stored(block, block + 1), lost=True)
-            await publisher.publish(stored(3, 4))
-            await wait_until(lambda: matched(index) == 4)
-            await settled(follower, StreamState.EXACT)
-
-    run(scenario)
+@in_loop
+async def test_a_replay_without_an_end_comes_to_an_end() -> None:
+    async with running() as (publisher, follower, index):
+        publisher.with_end = False
+        await publisher.publish(stored(0, 3))
+        await wait_until(lambda: matched(index) == 3)
+        await settled(follower, StreamState.EXACT)
 
 
-def test_a_replay_without_an_end_comes_to_an_end() -> None:
-    async def scenario() -> None:
-        async with running() as (publisher, follower, index):
-            publisher.with_end = False
-            await publisher.publish(stored(0, 3))
-            await wait_until(lambda: matched(index) == 3)
-            await settled(follower, StreamState.EXACT)
-
-    run(scenario)
-
-
-def test_a_dead_replay_socket_leaves_the_live_events() -> None:
-    async def scenario() -> None:
-        async with running() as (publisher, follower, index):
-            publisher.serving.cancel()
-            publisher.router.close(linger=0)
-            follower.resync()
-            await publisher.publish(stored(0, 3))
-            await wait_until(lambda: matched(index) == 3)
-
-    run(scenario)
+@in_loop
+async def test_a_dead_replay_socket_leaves_the_live_events() -> None:
+    async with running() as (publisher, follower, index):
+        publisher.serving.cancel()
+        publisher.router.close(linger=0)
+        follower.resync()
+        await publisher.publish(stored(0, 3))
+        await wait_until(lambda: matched(index) == 3)
 
 
-def test_a_restarted_engine_is_forgotten_and_learnt_anew() -> None:
-    async def scenario() -> None:
-        async with running() as (publisher, follower, index):
-            await publisher.publish(stored(0, 3))
-            await wait_until(lambda: matched(index) == 3)
-            await publisher.restart()
-            await publisher.publish(stored(0, 1), lost=True)
-            await wait_until(lambda: matched(index) == 1)
-            await settled(follower, StreamState.EXACT)
+@in_loop
+async def test_a_restarted_engine_is_forgotten_and_learnt_anew() -> None:
+    async with running() as (publisher, follower, index):
+        await publisher.publish(stored(0, 3))
+        await wait_until(lambda: matched(index) == 3)
+        await publisher.restart()
+        await publisher.publish(stored(0, 1), lost=True)
+        await wait_until(lambda: matched(index) == 1)
+        await settled(follower, StreamState.EXACT)
 
-            assert follower.stream.stats.restarts == 1
-
-    run(scenario)
+        assert follower.stream.stats.restarts == 1
 
 
-def test_an_engine_that_is_gone_is_stale() -> None:
-    async def scenario() -> None:
-        async with running() as (publisher, follower, index):
-            await publisher.publish(stored(0, 3))
-            await settled(follower, StreamState.EXACT)
-            publisher.pub.close(linger=0)
-            await settled(follower, StreamState.STALE)
+@in_loop
+async def test_an_engine_that_is_gone_is_stale() -> None:
+    async with running() as (publisher, follower, index):
+        await publisher.publish(stored(0, 3))
+        await settled(follower, StreamState.EXACT)
+        publisher.pub.close(linger=0)
+        await settled(follower, StreamState.STALE)
 
-            assert matched(index) == 3
-
-    run(scenario)
+        assert matched(index) == 3
 
 
-def test_what_came_before_a_link_was_lost_counts_and_proves_nothing_more() -> None:
+@in_loop
+async def test_what_came_before_a_link_was_lost_counts_and_proves_nothing_more() -> None:
     """The replay socket lives: what it brings is not all that the engine will publish before the
     link is back."""
 
-    async def scenario() -> None:
-        async with running() as (publisher, follower, index):
-            await publisher.publish(stored(0, 3))
-            await settled(follower, StreamState.EXACT)
-            num_asked = len(publisher.requests)
-            await publisher.publish(stored(3, 4))
-            publisher.pub.close(linger=1000)
-            await settled(follower, StreamState.STALE)
-            await publisher.publish(removed(2), lost=True)
-            follower.resync()
-            await publisher.served()
+    async with running() as (publisher, follower, index):
+        await publisher.publish(stored(0, 3))
+        await settled(follower, StreamState.EXACT)
+        num_asked = len(publisher.requests)
+        await publisher.publish(stored(3, 4))
+        publisher.pub.close(linger=1000)
+        await settled(follower, StreamState.STALE)
+        await publisher.publish(removed(2), lost=True)
+        follower.resync()
+        await publisher.served()
 
-            assert len(publisher.requests) == num_asked
-            assert follower.state is StreamState.STALE
-            assert matched(index) == 4
-
-    run(scenario)
+        assert len(publisher.requests) == num_asked
+        assert follower.state is StreamState.STALE
+        assert matched(index) == 4
 
 
-def test_what_another_life_of_the_engine_has_left_is_not_believed() -> None:
+@in_loop
+async def test_what_another_life_of_the_engine_has_left_is_not_believed() -> None:
     """The new one has begun with the same batch, and what the old one has published after it comes
     when the new one is there already."""
 
-    async def scenario() -> None:
-        batches: list[Batch] = []
+    batches: list[Batch] = []
 
-        def on_batch(_: int, batch: Batch) -> None:
-            batches.append(batch)
-            if len(batches) == 1:
-                publisher.restart_behind(stored(3, 4), stored(4, 5))
+    def on_batch(_: int, batch: Batch) -> None:
+        batches.append(batch)
+        if len(batches) == 1:
+            publisher.restart_behind(stored(3, 4), stored(4, 5))
 
-        publisher, index = Publisher(), MemoryIndex()
-        follower = subscriber(publisher.source, index, on_batch=on_batch)
-        follower.start()
-        await publisher.subscribed()
-        await settled(follower, StreamState.EXACT)
-        await publisher.publish(stored(0, 3))
-        await wait_until(lambda: len(publisher.requests) >= 2)
-        await settled(follower, StreamState.EXACT)
+    publisher, index = Publisher(), MemoryIndex()
+    follower = subscriber(publisher.source, index, on_batch=on_batch)
+    follower.start()
+    await publisher.subscribed()
+    await settled(follower, StreamState.EXACT)
+    await publisher.publish(stored(0, 3))
+    await wait_until(lambda: len(publisher.requests) >= 2)
+    await settled(follower, StreamState.EXACT)
 
-        assert matched(index) == 3
-        assert follower.last_seq == 0
+    assert matched(index) == 3
+    assert follower.last_seq == 0
 
-        await follower.close()
-        await publisher.close()
-
-    run(scenario)
+    await follower.close()
+    await publisher.close()
 
 
-def test_a_replay_alone_makes_nobody_exact() -> None:
+@in_loop
+async def test_a_replay_alone_makes_nobody_exact() -> None:
     """The port of events cannot be reached, that of replays can."""
 
-    async def scenario() -> None:
-        publisher, index = Publisher(), MemoryIndex()
-        await publisher.publish(stored(0, 3), lost=True)
-        source = EventSource(0, "tcp://127.0.0.1:1", publisher.replay_endpoint)
-        follower = subscriber(source, index)
-        follower.start()
-        follower.resync()  # as when the engine's HTTP server answers
-        await publisher.served()
+    publisher, index = Publisher(), MemoryIndex()
+    await publisher.publish(stored(0, 3), lost=True)
+    source = EventSource(0, "tcp://127.0.0.1:1", publisher.replay_endpoint)
+    follower = subscriber(source, index)
+    follower.start()
+    follower.resync()  # as when the engine's HTTP server answers
+    await publisher.served()
 
-        assert follower.state is StreamState.BLIND
-        assert follower._replay is None, "none is asked for; the request itself would come later"
+    assert follower.state is StreamState.BLIND
+    assert follower._replay is None, "none is asked for; the request itself would come later"
 
-        await follower.close()
-        await publisher.close()
-
-    run(scenario)
+    await follower.close()
+    await publisher.close()
 
 
-def test_without_a_replay_socket_a_gap_is_forgotten() -> None:
-    async def scenario() -> None:
-        async with running(replay=False) as (publisher, follower, index):
-            await publisher.publish(stored(0, 3))
-            await settled(follower, StreamState.EXACT)
-            await publisher.publish(removed(2), lost=True)
-            await publisher.publish(stored(0, 1))
-            await settled(follower, StreamState.PARTIAL)
-            await wait_until(lambda: matched(index) == 1)  # heavy batches are applied in slices
-
-    run(scenario)
+@in_loop
+async def test_without_a_replay_socket_a_gap_is_forgotten() -> None:
+    async with running(replay=False) as (publisher, follower, index):
+        await publisher.publish(stored(0, 3))
+        await settled(follower, StreamState.EXACT)
+        await publisher.publish(removed(2), lost=True)
+        await publisher.publish(stored(0, 1))
+        await settled(follower, StreamState.PARTIAL)
+        await wait_until(lambda: matched(index) == 1)  # heavy batches are applied in slices
 
 
-def test_an_engine_that_connects_finds_us_bound() -> None:
-    async def scenario() -> None:
-        index = MemoryIndex()
-        source = EventSource(0, "tcp://127.0.0.1:*", None, bind=True)
-        follower = subscriber(source, index)
-        follower.start()
-        publisher = Publisher(connect=follower.endpoint)
-        await publisher.subscribed()
-        await publisher.publish(stored(0, 2))
-        await wait_until(lambda: matched(index) == 2)
-        await follower.close()
-        await publisher.close()
-
-    run(scenario)
+@in_loop
+async def test_an_engine_that_connects_finds_us_bound() -> None:
+    index = MemoryIndex()
+    source = EventSource(0, "tcp://127.0.0.1:*", None, bind=True)
+    follower = subscriber(source, index)
+    follower.start()
+    publisher = Publisher(connect=follower.endpoint)
+    await publisher.subscribed()
+    await publisher.publish(stored(0, 2))
+    await wait_until(lambda: matched(index) == 2)
+    await follower.close()
+    await publisher.close()
 
 
-def test_a_port_that_is_taken_leaves_us_blind_and_says_so(
+@in_loop
+async def test_a_port_that_is_taken_leaves_us_blind_and_says_so(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def scenario() -> None:
-        publisher = Publisher()
-        source = EventSource(0, publisher.endpoint, None, bind=True)
-        follower = subscriber(source, MemoryIndex())
-        follower.start()
+    caplog.set_level(logging.ERROR)
+    publisher = Publisher()
+    source = EventSource(0, publisher.endpoint, None, bind=True)
+    follower = subscriber(source, MemoryIndex())
+    follower.start()
 
-        assert follower.state is StreamState.BLIND
+    assert follower.state is StreamState.BLIND
 
-        await follower.close()
-        await publisher.close()
-
-    with caplog.at_level(logging.ERROR):
-        run(scenario)
+    await follower.close()
+    await publisher.close()
 
     assert "engine e1: the gateway cannot bind tcp://127.0.0.1:" in caplog.text
 
@@ -459,73 +411,67 @@ def test_a_port_that_is_taken_leaves_us_blind_and_says_so(
         ("tcp://nobody.invalid:1", "cannot be read at tcp://nobody.invalid:1: [Errno -"),
     ],
 )
-def test_an_address_that_cannot_be_used_leaves_us_blind_and_says_so(
+@in_loop
+async def test_an_address_that_cannot_be_used_leaves_us_blind_and_says_so(
     endpoint: str, says: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario() -> None:
-        follower = subscriber(EventSource(0, endpoint, None), MemoryIndex())
-        follower.start()
-        await wait_until(lambda: bool(caplog.messages))
+    caplog.set_level(logging.WARNING)
+    follower = subscriber(EventSource(0, endpoint, None), MemoryIndex())
+    follower.start()
+    await wait_until(lambda: bool(caplog.messages))
 
-        assert follower.state is StreamState.BLIND
+    assert follower.state is StreamState.BLIND
 
-        await follower.close()
-
-    with caplog.at_level(logging.WARNING):
-        run(scenario)
+    await follower.close()
 
     assert says in caplog.text
 
 
-def test_a_socket_that_is_no_publisher_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+@in_loop
+async def test_a_socket_that_is_no_publisher_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     """The two ports of an engine are easily taken for each other."""
 
-    async def scenario() -> None:
-        publisher = Publisher()
-        source = EventSource(0, publisher.replay_endpoint, None)
-        follower = subscriber(source, MemoryIndex(), answer_seconds=2.0)
-        follower.start()
-        await wait_until(lambda: bool(caplog.messages))
-        assert follower.state is StreamState.BLIND
-        await wait_until(lambda: len(follower._tasks.running) == 2)  # nobody waits for it any more
+    caplog.set_level(logging.WARNING)
+    publisher = Publisher()
+    source = EventSource(0, publisher.replay_endpoint, None)
+    follower = subscriber(source, MemoryIndex(), answer_seconds=2.0)
+    follower.start()
+    await wait_until(lambda: bool(caplog.messages))
+    assert follower.state is StreamState.BLIND
+    await wait_until(lambda: len(follower._tasks.running) == 2)  # nobody waits for it any more
 
-        await follower.close()
-        await publisher.close()
-
-    with caplog.at_level(logging.WARNING):
-        run(scenario)
+    await follower.close()
+    await publisher.close()
 
     [message] = caplog.messages
     assert message.startswith("engine e1: its KV events cannot be read at tcp://127.0.0.1:")
     assert message.endswith("what answers is a ROUTER socket; expected PUB or XPUB")
 
 
-def test_an_engine_that_connects_again_is_another_life_of_it() -> None:
+@in_loop
+async def test_an_engine_that_connects_again_is_another_life_of_it() -> None:
     """Its old connection may not have ended yet: nothing that comes by it is believed then."""
 
-    async def scenario() -> None:
-        index, source = MemoryIndex(), EventSource(0, "tcp://127.0.0.1:*", None, bind=True)
-        follower = subscriber(source, index)
-        follower.start()
-        old = Publisher(connect=follower.endpoint)
-        await old.subscribed()
-        await old.publish(stored(0, 2))
-        await wait_until(lambda: matched(index) == 2)
-        new = Publisher(connect=follower.endpoint)
-        await new.subscribed()
-        await old.publish(stored(2, 4))
-        await new.publish(stored(0, 1))
-        await wait_until(lambda: matched(index) == 1)
-        await old.close()
-        await new.publish(stored(1, 3))
-        await wait_until(lambda: matched(index) == 3)
+    index, source = MemoryIndex(), EventSource(0, "tcp://127.0.0.1:*", None, bind=True)
+    follower = subscriber(source, index)
+    follower.start()
+    old = Publisher(connect=follower.endpoint)
+    await old.subscribed()
+    await old.publish(stored(0, 2))
+    await wait_until(lambda: matched(index) == 2)
+    new = Publisher(connect=follower.endpoint)
+    await new.subscribed()
+    await old.publish(stored(2, 4))
+    await new.publish(stored(0, 1))
+    await wait_until(lambda: matched(index) == 1)
+    await old.close()
+    await new.publish(stored(1, 3))
+    await wait_until(lambda: matched(index) == 3)
 
-        assert follower.state is StreamState.EXACT
+    assert follower.state is StreamState.EXACT
 
-        await follower.close()
-        await new.close()
-
-    run(scenario)
+    await follower.close()
+    await new.close()
 
 
 @asynccontextmanager
@@ -550,90 +496,82 @@ async def bound_with(*, replay: bool) -> AsyncIterator[Setup]:
 
 
 @pytest.mark.parametrize("replay", [True, False])
-def test_a_silent_stranger_does_not_take_the_place_of_an_engine_that_has_connected(
+@in_loop
+async def test_a_silent_stranger_does_not_take_the_place_of_an_engine_that_has_connected(
     replay: bool,
 ) -> None:
-    async def scenario() -> None:
-        async with bound_with(replay=replay) as (publisher, follower, index):
-            stranger = Publisher(connect=follower.endpoint)
-            await stranger.subscribed()
-            await publisher.publish(stored(2, 4))
-            await wait_until(lambda: matched(index) == 4)
-            await settled(follower, StreamState.EXACT)
-
-            await stranger.close()
-            await publisher.publish(stored(4, 5))
-            await wait_until(lambda: matched(index) == 5)
-            await settled(follower, StreamState.EXACT)
-
-    run(scenario)
-
-
-def test_an_engine_takes_the_place_of_a_silent_stranger_that_was_there_before() -> None:
-    async def scenario() -> None:
-        index = MemoryIndex()
-        follower = subscriber(EventSource(0, "tcp://127.0.0.1:*", None, bind=True), index)
-        follower.start()
+    async with bound_with(replay=replay) as (publisher, follower, index):
         stranger = Publisher(connect=follower.endpoint)
         await stranger.subscribed()
-        engine = Publisher(connect=follower.endpoint)
-        await engine.subscribed()
-        await engine.publish(stored(0, 2))
-        await wait_until(lambda: matched(index) == 2)
+        await publisher.publish(stored(2, 4))
+        await wait_until(lambda: matched(index) == 4)
         await settled(follower, StreamState.EXACT)
 
-        await follower.close()
-        await engine.close()
         await stranger.close()
+        await publisher.publish(stored(4, 5))
+        await wait_until(lambda: matched(index) == 5)
+        await settled(follower, StreamState.EXACT)
 
-    run(scenario)
+
+@in_loop
+async def test_an_engine_takes_the_place_of_a_silent_stranger_that_was_there_before() -> None:
+    index = MemoryIndex()
+    follower = subscriber(EventSource(0, "tcp://127.0.0.1:*", None, bind=True), index)
+    follower.start()
+    stranger = Publisher(connect=follower.endpoint)
+    await stranger.subscribed()
+    engine = Publisher(connect=follower.endpoint)
+    await engine.subscribed()
+    await engine.publish(stored(0, 2))
+    await wait_until(lambda: matched(index) == 2)
+    await settled(follower, StreamState.EXACT)
+
+    await follower.close()
+    await engine.close()
+    await stranger.close()
 
 
 @pytest.mark.parametrize("replay", [True, False])
-def test_where_two_publish_as_one_engine_nothing_is_exact_until_one_has_gone(
+@in_loop
+async def test_where_two_publish_as_one_engine_nothing_is_exact_until_one_has_gone(
     replay: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario() -> None:
-        async with bound_with(replay=replay) as (publisher, follower, index):
-            other = Publisher(connect=follower.endpoint)
-            await other.subscribed()
-            await other.publish(stored(0, 1))
-            await wait_until(lambda: len(follower._links._heard) == 2)
-            await publisher.publish(stored(2, 4))
-            await settled(follower, StreamState.STALE)
+    async with bound_with(replay=replay) as (publisher, follower, index):
+        other = Publisher(connect=follower.endpoint)
+        await other.subscribed()
+        await other.publish(stored(0, 1))
+        await wait_until(lambda: len(follower._links._heard) == 2)
+        await publisher.publish(stored(2, 4))
+        await settled(follower, StreamState.STALE)
 
-            await other.close()
-            await wait_until(lambda: follower.state is not StreamState.STALE)
-            await publisher.publish(stored(4, 5))
-            if replay:
-                await wait_until(lambda: matched(index) == 5)
-                await settled(follower, StreamState.EXACT)
-
-    run(scenario)
+        await other.close()
+        await wait_until(lambda: follower.state is not StreamState.STALE)
+        await publisher.publish(stored(4, 5))
+        if replay:
+            await wait_until(lambda: matched(index) == 5)
+            await settled(follower, StreamState.EXACT)
 
     assert caplog.text.count("several connections publish KV events") == 1
 
 
-def test_while_something_waits_no_more_is_read_from_the_engine() -> None:
-    async def scenario() -> None:
-        ticks = count()  # a fifth of a millisecond passes between two looks at the clock
-        async with running(clock=lambda: next(ticks) / 5000) as (publisher, follower, index):
-            await settled(follower, StreamState.EXACT)
-            link = follower._links.believed
-            assert link is not None
-            again = [list(batch(0, stored(0, 1)))] * 99  # of which 98 are known already
-            follower.received(link, again)
+@in_loop
+async def test_while_something_waits_no_more_is_read_from_the_engine() -> None:
+    ticks = count()  # a fifth of a millisecond passes between two looks at the clock
+    async with running(clock=lambda: next(ticks) / 5000) as (publisher, follower, index):
+        await settled(follower, StreamState.EXACT)
+        link = follower._links.believed
+        assert link is not None
+        again = [list(batch(0, stored(0, 1)))] * 99  # of which 98 are known already
+        follower.received(link, again)
 
-            assert link.is_held
-            assert follower.stream.stats.applied + follower.stream.stats.duplicates < 10
+        assert link.is_held
+        assert follower.stream.stats.applied + follower.stream.stats.duplicates < 10
 
-            await wait_until(lambda: not link.is_held)
-            assert follower.stream.stats.duplicates == 98
-            publisher.batches.append((0, batch(0, stored(0, 1))[2]))
-            await publisher.publish(stored(1, 2))
-            await wait_until(lambda: matched(index) == 2)
-
-    run(scenario)
+        await wait_until(lambda: not link.is_held)
+        assert follower.stream.stats.duplicates == 98
+        publisher.batches.append((0, batch(0, stored(0, 1))[2]))
+        await publisher.publish(stored(1, 2))
+        await wait_until(lambda: matched(index) == 2)
 
 
 @pytest.mark.parametrize(
@@ -643,42 +581,36 @@ def test_while_something_waits_no_more_is_read_from_the_engine() -> None:
         (EventSource(0, "tcp://127.0.0.1:*", None, bind=True), "nobody connects to tcp://"),
     ],
 )
-def test_an_address_that_nobody_is_at_is_told_once(
+@in_loop
+async def test_an_address_that_nobody_is_at_is_told_once(
     source: EventSource, says: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario() -> None:
-        follower = subscriber(source, MemoryIndex(), answer_seconds=0.0)
-        follower.start()
-        await wait_until(lambda: bool(caplog.messages))
-        await follower.close()
-
-    with caplog.at_level(logging.WARNING):
-        run(scenario)
+    caplog.set_level(logging.WARNING)
+    follower = subscriber(source, MemoryIndex(), answer_seconds=0.0)
+    follower.start()
+    await wait_until(lambda: bool(caplog.messages))
+    await follower.close()
 
     [message] = caplog.messages
     assert message.startswith(f"engine e1: {says}")
 
 
-def test_a_last_batch_lost_before_a_silence_is_found_by_the_audit() -> None:
-    async def scenario() -> None:
-        async with running(audit_seconds=0.05) as (publisher, _, index):
-            await publisher.publish(stored(0, 3))
-            await publisher.publish(removed(2), lost=True)
-            await wait_until(lambda: matched(index) == 2)
-
-    run(scenario)
+@in_loop
+async def test_a_last_batch_lost_before_a_silence_is_found_by_the_audit() -> None:
+    async with running(audit_seconds=0.05) as (publisher, _, index):
+        await publisher.publish(stored(0, 3))
+        await publisher.publish(removed(2), lost=True)
+        await wait_until(lambda: matched(index) == 2)
 
 
-def test_a_resync_finds_what_was_lost() -> None:
-    async def scenario() -> None:
-        async with running() as (publisher, follower, index):
-            await publisher.publish(stored(0, 3))
-            await settled(follower, StreamState.EXACT)
-            await publisher.publish(removed(2), lost=True)
-            follower.resync()
-            await wait_until(lambda: matched(index) == 2)
-
-    run(scenario)
+@in_loop
+async def test_a_resync_finds_what_was_lost() -> None:
+    async with running() as (publisher, follower, index):
+        await publisher.publish(stored(0, 3))
+        await settled(follower, StreamState.EXACT)
+        await publisher.publish(removed(2), lost=True)
+        follower.resync()
+        await wait_until(lambda: matched(index) == 2)
 
 
 @pytest.mark.parametrize(
@@ -689,59 +621,50 @@ def test_a_resync_finds_what_was_lost() -> None:
         [b"topic", b"\0" * 8, b"payload", b"more"],
     ],
 )
-def test_malformed_messages_are_skipped_counted_and_told_once(
+@in_loop
+async def test_malformed_messages_are_skipped_counted_and_told_once(
     frames: list[bytes], caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario() -> None:
-        async with running() as (publisher, follower, index):
-            for _ in range(3):
-                await publisher.pub.send_multipart(frames)
-            await publisher.publish(stored(0, 2))
-            await wait_until(lambda: matched(index) == 2)
+    caplog.set_level(logging.WARNING)
+    async with running() as (publisher, follower, index):
+        for _ in range(3):
+            await publisher.pub.send_multipart(frames)
+        await publisher.publish(stored(0, 2))
+        await wait_until(lambda: matched(index) == 2)
 
-            assert follower.stats.skipped == {"frames": 3}
-
-    with caplog.at_level(logging.WARNING):
-        run(scenario)
+        assert follower.stats.skipped == {"frames": 3}
 
     assert len(caplog.records) == 1
     assert "engine e1 sent what we cannot use (frames)" in caplog.messages[0]
 
 
-def test_one_bad_event_does_not_drop_its_batch() -> None:
-    async def scenario() -> None:
-        async with running() as (publisher, follower, index):
-            await publisher.publish(stored(0, 1), {"type": "BlockStored"}, stored(1, 2))
-            await wait_until(lambda: matched(index) == 2)
+@in_loop
+async def test_one_bad_event_does_not_drop_its_batch() -> None:
+    async with running() as (publisher, follower, index):
+        await publisher.publish(stored(0, 1), {"type": "BlockStored"}, stored(1, 2))
+        await wait_until(lambda: matched(index) == 2)
 
-            assert follower.stats.skipped == {"malformed": 1}
-            assert follower.stats.events == 2
-
-    run(scenario)
+        assert follower.stats.skipped == {"malformed": 1}
+        assert follower.stats.events == 2
 
 
-def test_a_batch_of_garbage_does_not_stop_the_stream() -> None:
-    async def scenario() -> None:
-        async with running() as (publisher, follower, index):
-            await settled(follower, StreamState.EXACT)
-            publisher.batches.append((0, b"\xc1garbage"))
-            await publisher.pub.send_multipart([b"", bytes(8), b"\xc1garbage"])
-            await publisher.publish(stored(0, 2))
-            await wait_until(lambda: matched(index) == 2)
-            await settled(follower, StreamState.PARTIAL)
-
-    run(scenario)
+@in_loop
+async def test_a_batch_of_garbage_does_not_stop_the_stream() -> None:
+    async with running() as (publisher, follower, index):
+        await settled(follower, StreamState.EXACT)
+        publisher.batches.append((0, b"\xc1garbage"))
+        await publisher.pub.send_multipart([b"", bytes(8), b"\xc1garbage"])
+        await publisher.publish(stored(0, 2))
+        await wait_until(lambda: matched(index) == 2)
+        await settled(follower, StreamState.PARTIAL)
 
 
-def test_batches_are_handed_on() -> None:
+@in_loop
+async def test_batches_are_handed_on() -> None:
     seen: list[tuple[int, Batch]] = []
-
-    async def scenario() -> None:
-        async with running(on_batch=lambda *args: seen.append(args)) as (publisher, _, _):
-            await publisher.publish(stored(0, 2), ["BlockPinned"])
-            await wait_until(lambda: bool(seen))
-
-    run(scenario)
+    async with running(on_batch=lambda *args: seen.append(args)) as (publisher, _, _):
+        await publisher.publish(stored(0, 2), ["BlockPinned"])
+        await wait_until(lambda: bool(seen))
     (holder, batch) = seen[0]
 
     assert (holder, batch.ts, batch.rank) == (HOLDER, 1.5, 0)
@@ -749,57 +672,52 @@ def test_batches_are_handed_on() -> None:
     assert [error.reason for error in batch.errors] == ["unknown_type"]
 
 
-def test_a_heavy_batch_leaves_others_the_event_loop() -> None:
+@in_loop
+async def test_a_heavy_batch_leaves_others_the_event_loop() -> None:
     """One batch of 20,000 events takes a tenth of a second or more."""
 
-    async def scenario() -> None:
-        turns = 0
-        async with running() as (publisher, follower, index):
-            await publisher.publish(*[stored(0, 2)] * 20_000)
-            await wait_until(lambda: matched(index) > 0)
-            while follower.stats.batches == 0:
-                await asyncio.sleep(0)
-                turns += 1
+    turns = 0
+    async with running() as (publisher, follower, index):
+        await publisher.publish(*[stored(0, 2)] * 20_000)
+        await wait_until(lambda: matched(index) > 0)
+        while follower.stats.batches == 0:
+            await asyncio.sleep(0)
+            turns += 1
 
-        assert turns >= 10
-
-    run(scenario)
+    assert turns >= 10
 
 
-def test_many_small_batches_that_come_together_leave_others_the_event_loop() -> None:
-    async def scenario() -> None:
-        ticks = count()  # a fifth of a millisecond passes between two looks at the clock
-        async with running(clock=lambda: next(ticks) / 5000) as (_, follower, index):
-            await settled(follower, StreamState.EXACT)
-            assert follower._links.believed is not None
-            come = [list(batch(number, stored(number, number + 1))) for number in range(99)]
-            follower.received(follower._links.believed, come)
+@in_loop
+async def test_many_small_batches_that_come_together_leave_others_the_event_loop() -> None:
+    ticks = count()  # a fifth of a millisecond passes between two looks at the clock
+    async with running(clock=lambda: next(ticks) / 5000) as (_, follower, index):
+        await settled(follower, StreamState.EXACT)
+        assert follower._links.believed is not None
+        come = [list(batch(number, stored(number, number + 1))) for number in range(99)]
+        follower.received(follower._links.believed, come)
 
-            assert 0 < follower.stats.batches < 10
+        assert 0 < follower.stats.batches < 10
 
-            await wait_until(lambda: matched(index) == 99)
-
-    run(scenario)
+        await wait_until(lambda: matched(index) == 99)
 
 
-def test_a_fault_of_the_gateway_leaves_its_picture_stale_and_is_told(
+@in_loop
+async def test_a_fault_of_the_gateway_leaves_its_picture_stale_and_is_told(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def scenario() -> None:
-        def on_batch(_: int, batch: Batch) -> None:
-            raise RuntimeError(f"no good: {len(batch.events)} events")
+    caplog.set_level(logging.ERROR)
 
-        async with running(on_batch=on_batch) as (publisher, follower, _):
-            await settled(follower, StreamState.EXACT)
-            await publisher.publish(stored(0, 2))
-            await settled(follower, StreamState.STALE)
-            await publisher.publish(stored(2, 3))
-            await publisher.served()
+    def on_batch(_: int, batch: Batch) -> None:
+        raise RuntimeError(f"no good: {len(batch.events)} events")
 
-            assert follower.state is StreamState.STALE
+    async with running(on_batch=on_batch) as (publisher, follower, _):
+        await settled(follower, StreamState.EXACT)
+        await publisher.publish(stored(0, 2))
+        await settled(follower, StreamState.STALE)
+        await publisher.publish(stored(2, 3))
+        await publisher.served()
 
-    with caplog.at_level(logging.ERROR):
-        run(scenario)
+        assert follower.state is StreamState.STALE
 
     [message] = caplog.messages
     assert message == "engine e1: its event stream is no longer read"
@@ -841,64 +759,56 @@ class Stalled:
         self.context.destroy(linger=0)
 
 
-def test_no_more_replays_are_read_at_once_than_there_are_slots() -> None:
-    async def scenario() -> None:
-        engines, slots = Stalled(5), asyncio.Semaphore(2)
-        limits = ReplayLimits(idle=30.0, total=60.0, retry=0.01)
-        followers = [
-            ZmqSubscriber(
-                Subscription(source, holder, SIZE, MemoryIndex()),
-                limits=limits,
-                audit_seconds=None,
-                replays=slots,
-            )
-            for holder, source in enumerate(engines.sources)
-        ]
-        for follower in followers:
-            follower.start()
-        await wait_until(lambda: engines.requests == 2)
+@in_loop
+async def test_no_more_replays_are_read_at_once_than_there_are_slots() -> None:
+    engines, slots = Stalled(5), asyncio.Semaphore(2)
+    limits = ReplayLimits(idle=30.0, total=60.0, retry=0.01)
+    followers = [
+        ZmqSubscriber(
+            Subscription(source, holder, SIZE, MemoryIndex()),
+            limits=limits,
+            audit_seconds=None,
+            replays=slots,
+        )
+        for holder, source in enumerate(engines.sources)
+    ]
+    for follower in followers:
+        follower.start()
+    await wait_until(lambda: engines.requests == 2)
+    await wait_until(slots.locked)
+    for _ in range(200):
+        await asyncio.sleep(0)
+
+    assert engines.requests == 2
+
+    engines.release.set()
+    await wait_until(lambda: all(f.state is StreamState.EXACT for f in followers))
+
+    assert engines.requests == 5
+
+    for follower in followers:
+        await follower.close()
+    await engines.close()
+
+
+@in_loop
+async def test_a_replay_socket_that_does_not_answer_gives_its_slot_back() -> None:
+    slots = asyncio.Semaphore(1)
+    limits = ReplayLimits(idle=30.0, total=60.0, slot=0.01)
+    async with running(limits=limits, replays=slots) as (publisher, follower, _):
+        publisher.serving.cancel()
+        follower.resync()
         await wait_until(slots.locked)
-        for _ in range(200):
-            await asyncio.sleep(0)
-
-        assert engines.requests == 2
-
-        engines.release.set()
-        await wait_until(lambda: all(f.state is StreamState.EXACT for f in followers))
-
-        assert engines.requests == 5
-
-        for follower in followers:
-            await follower.close()
-        await engines.close()
-
-    run(scenario)
+        await wait_until(lambda: not slots.locked())
 
 
-def test_a_replay_socket_that_does_not_answer_gives_its_slot_back() -> None:
-    async def scenario() -> None:
-        slots = asyncio.Semaphore(1)
-        limits = ReplayLimits(idle=30.0, total=60.0, slot=0.01)
-        async with running(limits=limits, replays=slots) as (publisher, follower, _):
-            publisher.serving.cancel()
-            follower.resync()
-            await wait_until(slots.locked)
-            await wait_until(lambda: not slots.locked())
-
-    run(scenario)
+@in_loop
+async def test_closing_twice_is_closing_once() -> None:
+    async with running() as (_, follower, _):
+        await follower.close()
+        await follower.close()
 
 
-def test_closing_twice_is_closing_once() -> None:
-    async def scenario() -> None:
-        async with running() as (_, follower, _):
-            await follower.close()
-            await follower.close()
-
-    run(scenario)
-
-
-def test_one_that_was_never_started_can_be_closed() -> None:
-    async def scenario() -> None:
-        await subscriber(EventSource(0, "tcp://127.0.0.1:1", None), MemoryIndex()).close()
-
-    run(scenario)
+@in_loop
+async def test_one_that_was_never_started_can_be_closed() -> None:
+    await subscriber(EventSource(0, "tcp://127.0.0.1:1", None), MemoryIndex()).close()

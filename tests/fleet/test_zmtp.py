@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from itertools import pairwise
@@ -16,6 +16,7 @@ import zmq
 import zmq.asyncio
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.fleet.servers import until
 
 from inferway.fleet import zmtp
 from inferway.fleet.zmtp import GREETING, ZmtpConnection, ZmtpError, encoded, frame
@@ -23,8 +24,8 @@ from inferway.fleet.zmtp import GREETING, ZmtpConnection, ZmtpError, encoded, fr
 READY = zmtp.ready("PUB")
 
 
-class Heard:
-    """An `Owner`: keeps what it is told."""
+class Heard(zmtp.Owner):
+    """Keeps what it is told."""
 
     def __init__(self) -> None:
         self.up: list[ZmtpConnection] = []
@@ -44,12 +45,6 @@ class Heard:
 
     def refused(self, fault: str) -> None:
         self.faults.append(fault)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.002)
 
 
 @asynccontextmanager

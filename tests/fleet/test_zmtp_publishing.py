@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import zmq
 import zmq.asyncio
-from tests.fleet.test_zmtp import until
+from tests.fleet.servers import until
 
 from inferway.fleet.zmtp import COMMAND, GREETING, bound, endpoint_of, frame, ready
 from inferway.fleet.zmtp_publishing import (

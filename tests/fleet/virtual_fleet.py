@@ -13,13 +13,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, cast
-from urllib.parse import urlsplit
 
-import aiohttp
 from tests.fleet.virtual_time import VirtualLoop
 
 from inferway.config import EngineSettings, ProbeSettings, ServeSettings
+from inferway.errors import UpstreamTimeoutError
 from inferway.fleet.engine import Engine
+from inferway.fleet.engine_client import EngineClient
 from inferway.fleet.fleet import Fleet
 from inferway.fleet.load import Load
 from inferway.fleet.outage import Outage
@@ -161,26 +161,18 @@ class VirtualFleet:
 
 
 class _Tries:
-    """In place of an HTTP session: a POST is a request of one token."""
+    """In place of an EngineClient: a POST is a request of one token."""
 
     def __init__(self, engines: Sequence[VirtualEngine]) -> None:
         self._engines = engines
 
-    @asynccontextmanager
-    async def post(self, url: Any, timeout: aiohttp.ClientTimeout, **_: Any) -> AsyncIterator[Any]:
-        host = urlsplit(str(url)).hostname or ""
-        async with asyncio.timeout(timeout.total):
-            await self._engines[int(host.removeprefix("e"))].request(1, 1)
-        yield self
-
-    status = 200
-
-    @property
-    def content(self) -> Any:
-        return self
-
-    async def iter_any(self) -> AsyncIterator[bytes]:
-        yield b"{}"
+    async def post(self, url: str, *_: Any, seconds: float) -> tuple[int, bytes]:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._engines[int(url.removeprefix("http://e"))].request(1, 1)
+        except TimeoutError as e:
+            raise UpstreamTimeoutError from e
+        return 200, b"{}"
 
 
 @asynccontextmanager
@@ -198,8 +190,7 @@ async def virtual_fleet(
     fleet.on_outage, fleet.expected_seconds = one.note_outage, one.expected
     cores = [asyncio.create_task(engine.core.run()) for engine in engines]
     scraper = Scraper(fleet.engines, one.ask, lambda now: silence.look(now, scraper.pace))
-    silence = SilenceWatch(fleet, scraper.ask_soon)
-    silence.open(cast("aiohttp.ClientSession", _Tries(engines)))
+    silence = SilenceWatch(fleet, cast("EngineClient", _Tries(engines)), scraper.ask_soon)
     for engine in fleet.engines:
         engine.healthy = True
     scraper.start()

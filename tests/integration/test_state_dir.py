@@ -23,7 +23,6 @@ from tests.integration.test_ranks import RanksInFront
 from inferway.app import Gateway
 from inferway.config import EngineSettings, ProbeSettings
 from inferway.errors import ConfigError
-from inferway.fleet.snapshot_file import read_sections
 from inferway.kv.events.stream import StreamState
 from inferway_sim.config import EventsConfig
 from inferway_sim.prepare import prepare_smollm2
@@ -190,7 +189,10 @@ async def test_each_rank_has_a_snapshot_of_its_own(start_fleet: StartFleet, tmp_
                 assert await second.metric("inferway_snapshot_proof", **proven) == 1
                 loaded = await second.metric("inferway_snapshot_loaded_blocks", rank=rank)
                 assert loaded == blocks > 0
-    assert sorted(read_sections(tmp_path / "snapshot")) == ["dp/0", "dp/1"]
+    assert sorted(each.name for each in tmp_path.glob("*.snapshot")) == [
+        "dp%2F0.snapshot",
+        "dp%2F1.snapshot",
+    ]
 
 
 async def test_what_was_reported_to_the_gateway_before_is_no_second_copy(

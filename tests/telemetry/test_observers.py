@@ -11,6 +11,7 @@ import pytest
 
 from inferway.config import EngineSettings, ProbeSettings
 from inferway.fleet.engine import Engine
+from inferway.fleet.engine_client import EngineClient
 from inferway.fleet.load import Load
 from inferway.fleet.prober import LivePrompt, Prober
 from inferway.kv.index.protocol import MatchResult
@@ -34,7 +35,8 @@ class Noting(Prober):
     def __init__(self, one_in: int) -> None:
         self.engine = Engine(EngineSettings(url="http://e0", name="e0"), (), healthy=True)
         engines = {"e0": self.engine}
-        super().__init__(ProbeSettings(one_in=one_in), engines, lambda _, m: m, lambda: None)
+        settings = ProbeSettings(one_in=one_in)
+        super().__init__(settings, engines, EngineClient(), lambda _, m: m, lambda: None)
         self.samples: list[LivePrompt] = []
         self._done: list[Callable[[], None]] = []
         self.stray = False

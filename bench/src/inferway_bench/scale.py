@@ -18,14 +18,13 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Annotated, NamedTuple
 
-import aiohttp
 import msgspec
 import numpy as np
 import uvloop
 
+from inferway.fleet.engine_client import EngineClient
 from inferway.fleet.engine_facts import discover
 from inferway.fleet.load import parse_load
-from inferway.fleet.scraper import MetricsClient
 from inferway.openai_api.requests import parse_chat
 from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest, RenderChatRequest
 from inferway.prompts.renderer import Renderer
@@ -284,22 +283,17 @@ def _scrapes(plan: ScalePlan) -> tuple[list[float], int]:
 
 async def _scrape(url: str, plan: ScalePlan) -> tuple[list[float], int]:
     """Scrape as the fleet does: an engine's load alone, over connections that are kept."""
-    async with aiohttp.ClientSession() as session:
-        facts, _ = await discover(session, url, {})
-    pages = MetricsClient(None, seconds=5.0)
-    pages.open()
     found, size = [], 0
-    try:
+    async with EngineClient() as client:
+        facts, _ = await discover(client, url, [])
         for _ in range(plan.repeats):
             began = time.process_time()
             for _ in range(plan.scrapes // plan.repeats):
-                page = await pages.get(url, facts.load_path, [])
+                page = await client.metrics(url, facts.load_path, [])
                 parse_load(page)
             took = time.process_time() - began
             found.append(round(took * 1e6 / (plan.scrapes // plan.repeats), 1))
             size = len(page)
-    finally:
-        await pages.close()
     return found, size
 
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from inferway.cli.fleet_state import EngineState, FleetState, ModelState
-from inferway.doctor.alarm_rules import TRAFFIC
+from inferway.doctor.traffic_rules import TRAFFIC
 from inferway.fleet.outage import duration
 from inferway.model import Alarm, Reason
 

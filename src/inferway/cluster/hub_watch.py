@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import aiohttp
 import msgspec
 
 from inferway.cluster.bus.messages import (
@@ -35,7 +34,8 @@ from inferway.fleet.event_source import EventSource
 from inferway.fleet.fleet import Fleet
 from inferway.fleet.load import Load
 from inferway.fleet.prober import LivePrompt, Prober
-from inferway.fleet.silent_zero import StreamEvidence
+from inferway.fleet.stream_figures import StreamEvidence
+from inferway.fleet.watch import Watch
 from inferway.kv.events.removals import Removals
 from inferway.kv.events.stream import StreamState
 from inferway.kv.index.copied import CopiedIndex
@@ -134,8 +134,8 @@ class FollowedStream:
         self.send(EngineNoted(Finding.REPORTS, self.engine, self.holder))
 
 
-class HubWatch:
-    """Tells the fleet what the hub tells (`fleet.watch.Watch`)."""
+class HubWatch(Watch):
+    """Tells the fleet what the hub tells, which finds the engines and looks at them."""
 
     def __init__(
         self,
@@ -158,8 +158,7 @@ class HubWatch:
 
     # what the fleet asks
 
-    async def start(self, session: aiohttp.ClientSession) -> None:
-        del session
+    async def start(self) -> None:
         self._settled = asyncio.get_running_loop().create_future()
         self._listening()
         await self._settled
@@ -173,20 +172,8 @@ class HubWatch:
         if self._timer is not None:
             self._timer.cancel()
 
-    async def come(self, engines: Sequence[Engine]) -> None:
-        """Do nothing: the hub finds the engines."""
-
-    def leave(self, engine: Engine) -> None:
-        """Do nothing: the hub finds the engines."""
-
     def suspect(self, name: str) -> None:
         self._send(EngineNoted(Finding.HAS_FAILED, name))
-
-    def stir(self) -> None:
-        """Do nothing: the hub looks for it."""
-
-    def families(self) -> Iterable[Family]:
-        return ()
 
     # what the hub tells
 

@@ -14,8 +14,9 @@ from inferway.cluster.bus.messages import (
     Message,
     StreamTold,
 )
-from inferway.fleet.engine import Engine, ProbeState, Subscriber
+from inferway.fleet.engine import Engine, ProbeState
 from inferway.fleet.fleet import Fleet
+from inferway.fleet.subscriber import EventSubscriber
 from inferway.kv.index.changes import ChangeLog, IndexChanges
 from inferway.kv.index.memory import MemoryIndex
 from inferway.kv.index.protocol import MatchResult, Op
@@ -84,7 +85,7 @@ class FleetTeller:
         self._send = send
         self._told: dict[str, EngineTold] = {}
         self._differed: list[str] = []
-        self._subscribers: dict[HolderId, Subscriber] = {}
+        self._subscribers: dict[HolderId, EventSubscriber] = {}
         self._timer: asyncio.TimerHandle | None = None
         index.tell_to(self._changed)
 
@@ -147,7 +148,7 @@ class FleetTeller:
         )
 
 
-def _stream(subscriber: Subscriber) -> StreamTold:
+def _stream(subscriber: EventSubscriber) -> StreamTold:
     figures = subscriber.figures
     return StreamTold(
         subscriber.source,

@@ -9,16 +9,22 @@ import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import aiohttp
 import msgspec
-from yarl import URL
 
 from inferway.config import EngineSettings
 from inferway.doctor.facts import EngineReport, Socket, SparseCaches
 from inferway.errors import ConfigError, UpstreamError
-from inferway.fleet.engine_facts import EngineFacts, discover, given_source, parse_cache_labels
-from inferway.fleet.http_client import EngineConnector, post, upstream_errors
-from inferway.fleet.zmtp import CONNECT_SECONDS, ZmtpConnection, ZmtpError, connect
+from inferway.fleet.engine_client import EngineClient, StatusError
+from inferway.fleet.engine_facts import (
+    HEALTH,
+    EngineFacts,
+    discover,
+    given_source,
+    number_in,
+    parse_cache_labels,
+)
+from inferway.fleet.zmtp import CONNECT_SECONDS, Owner, ZmtpConnection, ZmtpError, connect
+from inferway.model import Headers
 from inferway.openai_api.requests import CHAT
 
 ENGINE_SECONDS = 10.0  # an engine that computes on the CPU leaves us waiting for a while
@@ -35,7 +41,6 @@ _WITH_TOOLS = {
     "tools": [{"type": "function", "function": _NOOP}],
     "max_tokens": 1,
 }
-_PREFIX_CACHING = re.compile(r'^vllm:cache_config_info\{.*\benable_prefix_caching="(\w+)"', re.M)
 
 
 async def ask_engines(
@@ -43,29 +48,28 @@ async def ask_engines(
 ) -> list[EngineReport]:
     """Ask all engines side by side. `tls` says who is trusted to be an https engine; else whom the
     system trusts."""
-    timeout = aiohttp.ClientTimeout(total=ENGINE_SECONDS)
-    connector = EngineConnector(tls)
-    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
-        return await asyncio.gather(*(_ask_engine(session, engine) for engine in engines))
+    async with EngineClient(tls, seconds=ENGINE_SECONDS) as client:
+        return await asyncio.gather(*(_ask_engine(client, engine) for engine in engines))
 
 
-async def _ask_engine(session: aiohttp.ClientSession, settings: EngineSettings) -> EngineReport:
+async def _ask_engine(client: EngineClient, settings: EngineSettings) -> EngineReport:
     url = settings.http_url
     try:
-        headers = {name.decode(): value.decode() for name, value in settings.authorization()}
-        health = await _status(session, f"{url}/health", headers)
-        told, metrics = await discover(session, url, headers)
+        headers = settings.authorization()
+        health = await _health(client, url, headers)
+        told, metrics = await discover(client, url, headers)
     except (ConfigError, UpstreamError) as e:
         return EngineReport(settings, error=str(e))
-    caching = _PREFIX_CACHING.search(metrics)
+    labels = parse_cache_labels(metrics)
+    caching = labels.get("enable_prefix_caching")
     return EngineReport(
         settings,
         health=health,
         told=told,
-        prefix_caching=caching[1] == "True" if caching else None,
-        takes_tools=await _takes_tools(session, url, headers, told),
+        prefix_caching=caching == "True" if caching else None,
+        takes_tools=await _takes_tools(client, url, headers, told),
         offloads=_OFFLOADING.search(metrics) is not None,
-        sparse=sparse_caches(parse_cache_labels(metrics)),
+        sparse=sparse_caches(labels),
         sockets=await asyncio.gather(*(_knock(s) for s in _sockets_of(settings, told))),
     )
 
@@ -76,21 +80,16 @@ def sparse_caches(labels: Mapping[str, str]) -> SparseCaches | None:
     has_states = labels.get("mamba_cache_mode", "none") != "none"
     if not has_states and labels.get("sliding_window", "None") == "None":
         return None
-    size = max(_number(labels, name) or 0 for name in ("block_size", "mamba_block_size"))
+    size = max(number_in(labels, name) or 0 for name in ("block_size", "mamba_block_size"))
     if not size:
         return None
-    unit = _number(labels, "cache_hit_alignment_tokens") or _number(labels, "hash_block_size")
-    kept_every = _number(labels, "prefix_cache_retention_interval")
+    unit = number_in(labels, "cache_hit_alignment_tokens") or number_in(labels, "hash_block_size")
+    kept_every = number_in(labels, "prefix_cache_retention_interval")
     return SparseCaches(has_states, size, unit or size, kept_every)
 
 
-def _number(labels: Mapping[str, str], name: str) -> int | None:
-    value = labels.get(name, "")
-    return int(value) if value.isascii() and value.isdigit() else None
-
-
 async def _takes_tools(
-    session: aiohttp.ClientSession, url: str, headers: Mapping[str, str], told: EngineFacts
+    client: EngineClient, url: str, headers: Headers, told: EngineFacts
 ) -> bool | None:
     """Return whether a chat may have tools, by one that asks for a single token. None: it cannot be
     said."""
@@ -98,7 +97,7 @@ async def _takes_tools(
         return None
     body = msgspec.json.encode({"model": told.models[0].name, **_WITH_TOOLS})
     try:
-        status, said = await post(session, url, CHAT, body, headers=headers, seconds=ENGINE_SECONDS)
+        status, said = await client.post(url, CHAT, body, headers, ENGINE_SECONDS)
     except UpstreamError:
         return None
     if status == 200:
@@ -106,12 +105,12 @@ async def _takes_tools(
     return False if status == 400 and _NO_TOOLS in said else None
 
 
-async def _status(session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> int:
-    with upstream_errors(url):
-        async with session.get(
-            URL(url, encoded=True), headers=headers, allow_redirects=False
-        ) as response:
-            return response.status
+async def _health(client: EngineClient, url: str, headers: Headers) -> int:
+    try:
+        await client.get(url, HEALTH, headers)
+    except StatusError as e:
+        return e.answered
+    return 200
 
 
 def _sockets_of(settings: EngineSettings, told: EngineFacts) -> list[Socket]:
@@ -135,7 +134,7 @@ async def _knock(socket: Socket) -> Socket:
 
 async def _fault(socket: Socket) -> str | None:
     """What is wrong with a ZMQ socket; None if nothing is."""
-    connection = ZmtpConnection(_CONNECTS_AS[socket.what], _Visitor())
+    connection = ZmtpConnection(_CONNECTS_AS[socket.what], Owner())
     try:
         await connect(socket.endpoint, connection)
     except TimeoutError:
@@ -147,19 +146,3 @@ async def _fault(socket: Socket) -> str | None:
     finally:
         connection.close()
     return None
-
-
-class _Visitor:
-    """Wants to know no more than whether a connection comes about (`zmtp.Owner`)."""
-
-    def connected(self, connection: ZmtpConnection) -> None:
-        pass
-
-    def received(self, connection: ZmtpConnection, messages: list[list[bytes]]) -> None:
-        pass
-
-    def disconnected(self, connection: ZmtpConnection) -> None:
-        pass
-
-    def refused(self, fault: str) -> None:
-        pass

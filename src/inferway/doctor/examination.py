@@ -9,10 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from inferway.config import EngineSettings
-from inferway.doctor import alarm_rules, machine, rules, tokenizers, traffic_rules, transfer_rules
+from inferway.doctor import machine, rules, tokenizers, traffic_rules, transfer_rules
 from inferway.doctor.engines import ask_engines
 from inferway.doctor.gateway import ask_gateway
-from inferway.doctor.hub import ask_hub
 from inferway.doctor.rules import CheckResult
 
 
@@ -28,7 +27,7 @@ async def examine(
     traffic of a running `gateway` (a URL), if one is given. `tls` names who is trusted to be an
     https engine; without it, the system's authorities are."""
     hub, asked, told = await asyncio.gather(
-        asyncio.to_thread(ask_hub, environment),
+        asyncio.to_thread(machine.check_hub, environment),
         ask_engines(engines, tls),
         ask_gateway(gateway, admin_key),
     )
@@ -37,12 +36,12 @@ async def examine(
     wanted, token = tokenizers.sources(asked), environment.get("HF_TOKEN") or None
     tried = await asyncio.to_thread(tokenizers.try_tokenizers, wanted, token)
     return [
-        rules.judge_interpreter(machine.look_at_interpreter()),
-        *rules.judge_packages(machine.look_at_packages(machine.core_dependencies())),
-        rules.judge_cache(machine.look_at_cache(cache)),
-        rules.judge_hub(hub),
+        machine.check_interpreter(),
+        *machine.check_packages(machine.core_dependencies()),
+        machine.check_cache(cache),
+        hub,
         # a gateway that runs has its port, and needs no other
-        *(() if gateway else (rules.judge_port(machine.look_at_port(environment)),)),
+        *(() if gateway else (machine.check_port(environment),)),
         *(finding for engine in asked for finding in rules.judge_engine(engine, tools_come)),
         *rules.judge_fleet(asked),
         *transfer_rules.judge_transfers(asked),
@@ -51,7 +50,7 @@ async def examine(
             for tokenizer in tried
             for finding in rules.judge_tokenizer(tokenizer, inline_system_comes)
         ),
-        *(alarm_rules.judge_alarms(told, time.time()) if told is not None else ()),
+        *(traffic_rules.judge_alarms(told, time.time()) if told is not None else ()),
         *(traffic_rules.judge_gateway(told) if told is not None else ()),
         *(transfer_rules.judge_legs(told) if told is not None else ()),
     ]

@@ -13,49 +13,6 @@ from inferway.model import Alarm
 
 
 @dataclass(frozen=True, slots=True)
-class Interpreter:
-    """The Python interpreter that runs us."""
-
-    version: tuple[int, int, int]
-    executable: str
-
-
-@dataclass(frozen=True, slots=True)
-class Packages:
-    """Our dependencies: version by name of those that import, the error of those that do not."""
-
-    versions: Mapping[str, str]
-    errors: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Cache:
-    """The directory that prepared models are in."""
-
-    directory: str
-    write_error: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Hub:
-    """The hub that tokenizers and templates come from."""
-
-    url: str
-    offline: bool = False  # HF_HUB_OFFLINE is set; the hub was not asked
-    has_token: bool = False
-    status: int | None = None  # of the answer: /api/whoami-v2 if there is a token
-    error: str | None = None  # why there was no answer
-
-
-@dataclass(frozen=True, slots=True)
-class Port:
-    """The port that the gateway would listen on."""
-
-    wanted: str  # as HTTP_PORT has it
-    error: str | None
-
-
-@dataclass(frozen=True, slots=True)
 class Socket:
     """One of an engine's ZMQ sockets, tried once."""
 

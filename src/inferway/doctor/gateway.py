@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
-import aiohttp
 import msgspec
 
 from inferway.doctor.facts import BreakersReport, EventsReport, GatewayReport, TrafficReport
-from inferway.errors import UpstreamError
-from inferway.fleet.http_client import StatusError, fetch
-from inferway.model import Alarm
+from inferway.errors import ConfigError, UpstreamError
+from inferway.fleet.engine_client import EngineClient, StatusError
+from inferway.model import Alarm, Headers
 
 _SECONDS = 5.0
 _PATH = "/admin/traffic"
-_BREAKERS = "/admin/cache-breakers"
-_ENGINES = "/admin/engines"
-_ALARMS = "/admin/alarms"
 _PREFILL_LEGS = re.compile(
     r'^inferway_prefill_legs_total\{engine="([^"\n]+)",outcome="([\w-]+)"\}'
     r" ([\d.]+(?:e\+\d+)?)$",
@@ -35,76 +32,53 @@ async def ask_gateway(url: str | None, admin_key: str | None = None) -> GatewayR
     if url is None:
         return None
     url = url.rstrip("/")
-    headers = {} if admin_key is None else {"authorization": f"Bearer {admin_key}"}
-    timeout = aiohttp.ClientTimeout(total=_SECONDS)
-    async with aiohttp.ClientSession(timeout=timeout) as session:
+    headers = [] if admin_key is None else [(b"authorization", f"Bearer {admin_key}".encode())]
+    client = EngineClient(seconds=_SECONDS)
+
+    async def told(path: str, kind: Any, otherwise: Any = None) -> Any:
+        """Return its answer, or `otherwise` of a gateway that does not have the page."""
         try:
-            said = await fetch(session, url + _PATH, headers)
-            traffic = msgspec.json.decode(said, type=TrafficReport)
-            legs = await _prefill_legs(session, url, headers)
-            breakers = await _breakers(session, url, headers)
-            events = await _events(session, url, headers)
-            alarms = await _alarms(session, url, headers)
-            return GatewayReport(url, traffic, legs, None, breakers, events, alarms)
-        except StatusError as e:
-            return GatewayReport(url, error=f"{e}; {_CURES.get(e.answered, 'its log may say why')}")
-        except UpstreamError as e:
-            return GatewayReport(url, error=str(e))
-        except (msgspec.DecodeError, ValueError) as e:
-            return GatewayReport(url, error=f"{url}{_PATH}: no answer of a gateway: {e}")
+            return msgspec.json.decode(await client.get(url, path, headers), type=kind)
+        except UpstreamError:
+            return otherwise
 
-
-async def _breakers(
-    session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]
-) -> BreakersReport | None:
-    """Return what breaks caches there; None of a gateway that does not look for it."""
     try:
-        return msgspec.json.decode(
-            await fetch(session, url + _BREAKERS, headers), type=BreakersReport
+        traffic = msgspec.json.decode(await client.get(url, _PATH, headers), type=TrafficReport)
+        return GatewayReport(
+            url,
+            traffic,
+            await _prefill_legs(client, url, headers),
+            breakers=await told("/admin/cache-breakers", BreakersReport),
+            events=(await told("/admin/engines", _FollowedEngines, _FollowedEngines())).kv_events,
+            alarms=(await told("/admin/alarms", _Alarms, _Alarms())).alarms,
         )
-    except UpstreamError:
-        return None
+    except StatusError as e:
+        return GatewayReport(url, error=f"{e}; {_CURES.get(e.answered, 'its log may say why')}")
+    except UpstreamError as e:
+        return GatewayReport(url, error=str(e))
+    except ConfigError:
+        return GatewayReport(url, error=f"{url!r}: expected http://HOST:PORT or https://HOST:PORT")
+    except (msgspec.DecodeError, ValueError) as e:
+        return GatewayReport(url, error=f"{url}{_PATH}: no answer of a gateway: {e}")
+    finally:
+        await client.close()
 
 
 class _Alarms(msgspec.Struct):
-    alarms: list[Alarm]
-
-
-async def _alarms(
-    session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]
-) -> list[Alarm] | None:
-    """Return the alarms of its page; None of a gateway that does not tell them."""
-    try:
-        return msgspec.json.decode(
-            await fetch(session, url + _ALARMS, headers), type=_Alarms
-        ).alarms
-    except UpstreamError:
-        return None
+    alarms: list[Alarm] | None = None  # of its page
 
 
 class _FollowedEngines(msgspec.Struct):
     kv_events: EventsReport = EventsReport()  # which older gateways follow always
 
 
-async def _events(
-    session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]
-) -> EventsReport:
-    try:
-        told = msgspec.json.decode(
-            await fetch(session, url + _ENGINES, headers), type=_FollowedEngines
-        )
-        return told.kv_events
-    except UpstreamError:
-        return EventsReport()
-
-
 async def _prefill_legs(
-    session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]
+    client: EngineClient, url: str, headers: Headers
 ) -> Mapping[tuple[str, str], int]:
     """Return how many prompts each engine was to compute for another, by outcome; none if it does
     not count them."""
     try:
-        page = await fetch(session, f"{url}/metrics", headers)
+        page = await client.get(url, "/metrics", headers)
     except UpstreamError:
         return {}
     found = _PREFILL_LEGS.findall(page.decode(errors="replace"))

@@ -1,4 +1,4 @@
-"""Facts -> findings. Every rule is here; none of them looks at anything itself.
+"""What engines and models have shown -> findings. None of the rules looks at anything itself.
 
 A *fail* stops `inferway serve` or `inferway demo` from working; a *warn* costs cache hits or
 works with less. Both say the cure.
@@ -10,20 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from inferway.doctor.facts import (
-    Cache,
-    EngineReport,
-    Hub,
-    Interpreter,
-    Packages,
-    Port,
-    Socket,
-    SparseCaches,
-    TokenizerReport,
-)
-from inferway.fleet.http_client import PLAIN_HTTP
-
-OLDEST_PYTHON = (3, 11)
+from inferway.doctor.facts import EngineReport, Socket, SparseCaches, TokenizerReport
+from inferway.fleet.engine_client import PLAIN_HTTP
 
 # tokens; a question without a system prompt is shorter (vLLM's default on CPUs is 128)
 LARGE_BLOCK = 128
@@ -66,72 +54,6 @@ class CheckResult:
     subject: str
     evidence: str
     cure: str = ""  # empty when all is well, or when the evidence holds it
-
-
-def judge_interpreter(found: Interpreter) -> CheckResult:
-    version = ".".join(map(str, found.version))
-    if found.version[:2] < OLDEST_PYTHON:
-        oldest = ".".join(map(str, OLDEST_PYTHON))
-        return CheckResult(
-            Level.FAIL,
-            "interpreter",
-            f"Python {version} ({found.executable}) is older than {oldest}",
-            f"make PYTHON=/path/to/python{oldest} demo; `make detect-python` shows what there is",
-        )
-    return CheckResult(Level.OK, "interpreter", f"Python {version} ({found.executable})")
-
-
-def judge_packages(found: Packages) -> Iterator[CheckResult]:
-    for name, error in found.errors.items():
-        cure = f"pip install --force-reinstall {name}, or remove .venv and run make demo"
-        yield CheckResult(Level.FAIL, "packages", f"{name}: {error}", cure)
-    if found.versions:
-        evidence = ", ".join(f"{name} {version}" for name, version in found.versions.items())
-        yield CheckResult(Level.OK, "packages", evidence)
-
-
-def judge_cache(found: Cache) -> CheckResult:
-    if found.write_error is not None:
-        return CheckResult(
-            Level.FAIL,
-            "cache",
-            f"{found.directory} cannot be written: {found.write_error}",
-            "give the directory to this user, or set INFERWAY_CACHE to another",
-        )
-    return CheckResult(Level.OK, "cache", f"{found.directory} can be written")
-
-
-def judge_hub(found: Hub) -> CheckResult:
-    local = "give tokenizers by hand: --tokenizer MODEL=PATH"
-    if found.offline:
-        evidence = "HF_HUB_OFFLINE is set; only models in its cache or given by hand"
-        return CheckResult(Level.WARN, "hub", evidence, f"unset HF_HUB_OFFLINE, or {local}")
-    if found.error is not None:
-        evidence = f"{found.url} does not answer: {found.error}"
-        return CheckResult(
-            Level.WARN, "hub", evidence, f"set HTTPS_PROXY or HF_ENDPOINT, or {local}"
-        )
-    if found.has_token and found.status in (401, 403):
-        evidence = f"{found.url} refuses HF_TOKEN (status {found.status})"
-        return CheckResult(
-            Level.WARN, "hub", evidence, "make a new one, or unset it: public models"
-        )
-    if found.status is not None and found.status >= 500:
-        return CheckResult(Level.WARN, "hub", f"{found.url} answered {found.status}", local)
-    token = "HF_TOKEN is accepted" if found.has_token else "no HF_TOKEN: public models only"
-    return CheckResult(Level.OK, "hub", f"{found.url} answers; {token}")
-
-
-def judge_port(found: Port) -> CheckResult:
-    if found.error is None:
-        return CheckResult(Level.OK, "port", f"{found.wanted} is free")
-    return CheckResult(
-        Level.FAIL,
-        "port",
-        f"{found.wanted}: {found.error}",
-        f"stop what listens there (lsof -i :{found.wanted}), or choose another: "
-        "HTTP_PORT=9080 make demo, inferway serve --port 9080",
-    )
 
 
 def judge_engine(found: EngineReport, tools_come: bool = False) -> Iterator[CheckResult]:

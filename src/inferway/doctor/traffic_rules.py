@@ -16,10 +16,13 @@ from inferway.doctor.facts import (
     TrafficReport,
 )
 from inferway.doctor.rules import CheckResult, Level
+from inferway.fleet.outage import since_words
 from inferway.model import Alarm
 from inferway.openai_api.kinds import GENERATING
 from inferway.telemetry.traffic_counts import TrafficCounts
 
+TRAFFIC = "traffic"  # the subject of alarms that are judged here
+_LEVELS = {"fail": Level.FAIL, "warn": Level.WARN, "info": Level.OK}
 _MOST_BREAKERS = 10
 _MOST_LINES = 8  # of one kind: what comes most often is first
 
@@ -77,7 +80,22 @@ def traffic_alarms(traffic: TrafficCounts) -> Iterator[Alarm]:
     told = msgspec.convert(traffic.told(), TrafficReport)
     for found in judge_gateway(GatewayReport("", told)):
         if found.level is not Level.OK:
-            yield Alarm(found.level, "traffic", found.evidence, found.cure)
+            yield Alarm(found.level, TRAFFIC, found.evidence, found.cure)
+
+
+def judge_alarms(found: GatewayReport, now: float) -> Iterator[CheckResult]:
+    """Yield the gateway's alarms, or that it has none. `now`: Unix time."""
+    if found.alarms is None:
+        return
+    alarms = [alarm for alarm in found.alarms if alarm.subject != TRAFFIC]
+    for alarm in alarms:
+        evidence = alarm.said(lambda since: since_words(since, now))
+        cure = "; ".join(filter(None, [alarm.cure, alarm.see and f"see {alarm.see}"]))
+        level = _LEVELS.get(alarm.level, Level.WARN)
+        yield CheckResult(level, f"{found.url}: {alarm.subject}", evidence, cure)
+    if not alarms:
+        evidence = "its page has no alarm: all engines answer, and none is slow"
+        yield CheckResult(Level.OK, f"gateway {found.url}", evidence)
 
 
 def judge_gateway(found: GatewayReport) -> Iterator[CheckResult]:

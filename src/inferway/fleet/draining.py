@@ -10,12 +10,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Protocol
 
-import aiohttp
-
 from inferway.config import ServeSettings
 from inferway.fleet.engine import Engine
+from inferway.fleet.engine_client import EngineClient
 from inferway.fleet.hand_over import HandOver, HandOverState, Progress, why_none
-from inferway.fleet.http_client import EngineConnector, post
 from inferway.metrics import Family, counter, gauge
 from inferway.model import Endpoint
 from inferway.openai_api.requests import COMPLETION
@@ -29,28 +27,6 @@ LEG_SECONDS = 30.0  # that one leg of a move may take
 _TOKENS = "tokens"
 
 log = logging.getLogger("inferway.admin")
-
-
-class EngineClient:
-    """Asks engines, by hand_over.AskEngine. Nothing is open before it is asked first."""
-
-    def __init__(self, settings: ServeSettings) -> None:
-        self._settings = settings
-        self._session: aiohttp.ClientSession | None = None
-
-    async def __call__(self, endpoint: Endpoint, body: bytes, request_id: str) -> tuple[int, bytes]:
-        if self._session is None:
-            connector = EngineConnector(self._settings.engine_tls())
-            self._session = aiohttp.ClientSession(connector=connector)
-        headers = {name.decode(): value.decode() for name, value in endpoint.headers}
-        headers["x-request-id"] = request_id
-        return await post(
-            *(self._session, endpoint.url, COMPLETION, body), headers=headers, seconds=LEG_SECONDS
-        )
-
-    async def close(self) -> None:
-        if self._session is not None:
-            await self._session.close()
 
 
 class HandsOver(Protocol):
@@ -76,6 +52,7 @@ class Draining:
         self,
         settings: ServeSettings,
         director: Director,
+        client: EngineClient,
         standing: OutlierDetection,
         warm: WarmPrefixes,
         worth: Callable[[str], float],
@@ -94,8 +71,8 @@ class Draining:
         self.since: dict[str, float] = {}  # by drained engine, by `time.monotonic`
         self._moving: dict[str, asyncio.TimerHandle] = {}  # by engine
         self._director = director
+        self._client = client
         self._warm = warm
-        self._client = EngineClient(settings)
         self._seconds = settings.kv_transfer.hand_over_seconds  # 0: no prompts are kept
         self._margin = settings.kv_transfer.lease_margin_seconds
         self._of: dict[str, Progress] = {}  # by engine, of the last time
@@ -132,9 +109,12 @@ class Draining:
             "engine %s is drained; it hands over its warm prefixes for %g s at most", name, given
         )
         tasks = self._tasks[name] = Tasks(log, f"engine {name} hands over no more, by our fault")
-        tasks.spawn(
-            HandOver(engine, self._director, self._client, progress).run(self._warm.prefixes())
-        )
+        handing = HandOver(engine, self._director, self._ask, progress, self._margin)
+        tasks.spawn(handing.run(self._warm.prefixes()))
+
+    async def _ask(self, endpoint: Endpoint, body: bytes, request_id: str) -> tuple[int, bytes]:
+        headers = [*endpoint.headers, (b"x-request-id", request_id.encode())]
+        return await self._client.post(endpoint.url, COMPLETION, body, headers, LEG_SECONDS)
 
     async def resume(self, engine: Engine) -> None:
         """Give the engine new requests; what it was handing over stays with it."""
@@ -201,7 +181,6 @@ class Draining:
             timer.cancel()
         for tasks in self._tasks.values():
             await tasks.close()
-        await self._client.close()
 
     def families(self) -> Iterator[Family]:
         """Yield what /metrics shows of it."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -20,14 +20,16 @@ from inferway.fleet.kv_transfer import side_channel_finding
 from inferway.fleet.liveness import Liveness
 from inferway.fleet.load import Load
 from inferway.fleet.outage import Outage, OutageKind, outage_words
-from inferway.fleet.silent_zero import StreamEvidence
-from inferway.fleet.stream_figures import StreamFigures
-from inferway.kv.events.dialect_finder import DialectState
+from inferway.fleet.stream_figures import StreamEvidence
 from inferway.kv.events.groups import DROPPING, NO_FACTS, CacheFacts
 from inferway.kv.events.removals import Removals
 from inferway.kv.events.stream import StreamState
 from inferway.model import Cut, Endpoint, Headers, HolderId, KvTransfer, TokenIds, block_size_of
 from inferway.prompts.served import ModelSource
+
+if TYPE_CHECKING:
+    from inferway.fleet.subscriber import EventSubscriber
+    from inferway.kv.events.dialect_finder import DialectFinder
 
 
 class ProofState(StrEnum):
@@ -58,7 +60,8 @@ class ProbeState:
 
 
 class StreamView(Protocol):
-    """An event stream, as those see it who do not follow it themselves."""
+    """An event stream, as those see it who do not follow it themselves: in one process it is the
+    `subscriber.EventSubscriber`, in a worker what the hub tells of that."""
 
     removals: Removals  # that the engine has told of, of late
 
@@ -95,61 +98,6 @@ class StreamView(Protocol):
         """Let any removal remove a block from here on (`EngineBlocks.count_no_copies`)."""
 
 
-class Subscriber(StreamView, Protocol):
-    """An event stream that this gateway follows, in this process or in one beside it. `start` on
-    the event loop, `close` at the end."""
-
-    last_batch_at: float | None  # by the loop's clock
-
-    @property
-    def endpoint(self) -> str | None:
-        """The address that the engine's events come from; None if it cannot be used."""
-
-    @property
-    def last_seq(self) -> int | None:
-        """The number of the last batch that was applied."""
-
-    @property
-    def figures(self) -> StreamFigures:
-        """What it has brought so far."""
-
-    def start(
-        self,
-        on_state: Callable[[], None] | None = None,
-        on_told: Callable[[], None] | None = None,
-    ) -> None:
-        """Begin to listen. `on_state` is called when `state` has changed, `on_told` when batches
-        have come."""
-
-    async def close(self) -> None:
-        """Stop listening. What the index believes stays: who removes the engine clears its
-        holder. It may be called twice."""
-
-    async def give_back(self) -> None:
-        """Free what was remembered of the engine's blocks, after `close`, in slices."""
-
-    def restarted(self) -> None:
-        """Believe nothing of what the engine held before its process ended."""
-
-    def resync(self) -> None:
-        """Compare with the engine now: it was away, or something does not add up."""
-
-
-class DialectView(Protocol):
-    """How the engine hashes its blocks, as far as it is known (`dialect_finder`)."""
-
-    @property
-    def state(self) -> DialectState: ...
-
-    @property
-    def name(self) -> str | None:
-        """The name of the dialect found; None if none is known."""
-
-    @property
-    def finding(self) -> str | None:
-        """A sentence that says what is wrong, and the cure; None if nothing is."""
-
-
 @dataclass(slots=True)
 class Engine:
     """An engine of the fleet, as it was configured, as it tells, and as it is."""
@@ -168,11 +116,11 @@ class Engine:
     load: Load = field(default_factory=Load)
     load_page: str | None = None  # that `load` was read from, if it is short
     endpoints: list[Endpoint] = field(default_factory=list)
-    subscribers: list[Subscriber] = field(default_factory=list)
+    subscribers: list[EventSubscriber] = field(default_factory=list)
     followed: list[StreamView] = field(default_factory=list)  # of streams that the hub follows
     offers: dict[str, ModelSource] = field(default_factory=dict)  # by model; `served_models` writes
     proofs: dict[str, ProbeState] = field(default_factory=dict)  # by base model
-    dialects: dict[int, DialectView] = field(default_factory=dict)  # by rank
+    dialects: dict[int, DialectFinder] = field(default_factory=dict)  # by rank
     # prompts that the prober has sent there; the orphans' resolver takes them
     probed: deque[TokenIds] = field(default_factory=lambda: deque(maxlen=64))
     _cache_facts: CacheFacts = NO_FACTS
@@ -185,10 +133,6 @@ class Engine:
     @property
     def url(self) -> str:
         return self.settings.http_url
-
-    @property
-    def http_headers(self) -> Mapping[str, str]:
-        return {name.decode(): value.decode() for name, value in self.headers}
 
     @property
     def block_size(self) -> int | None:
@@ -341,7 +285,7 @@ class Engine:
         """Return the stream that tells of this endpoint; None if none does."""
         return next((each for each in self.streams if each.holder == endpoint.holder), None)
 
-    def subscriber(self, endpoint: Endpoint) -> Subscriber | None:
+    def subscriber(self, endpoint: Endpoint) -> EventSubscriber | None:
         """Return who follows the stream that tells of this endpoint; None if nobody does here."""
         return next((each for each in self.subscribers if each.holder == endpoint.holder), None)
 

@@ -4,7 +4,7 @@
     GET /v1/models          names, the model's directory or hub id, adapters and their parents
     GET /kv_event_sources   vLLM's publisher per data-parallel rank, with `*` for its own host
     GET /metrics            `vllm:cache_config_info{block_size=…}`, nowhere else to be had
-    GET /metrics/?name[]=…  the load alone, where that is cheaper (`_load_path`)
+    GET /metrics/?name[]=…  the load alone, where that is cheaper (`narrow_path`)
     GET /server_info        how it hands KV blocks to others (`kv_transfer`)
     GET /v1/structured/warm 405 of engines with our plugin: there is such a path, for POST
 
@@ -19,16 +19,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-import aiohttp
 import msgspec
 
 from inferway.config import EngineSettings
 from inferway.errors import UpstreamError
+from inferway.fleet.engine_client import EngineClient, StatusError
 from inferway.fleet.event_source import EventSource
-from inferway.fleet.http_client import MAX_PAGE_BYTES, StatusError, fetch
 from inferway.fleet.kv_transfer import LOOPBACK, KvTransferFacts, ask_kv_transfer, host_of
 from inferway.fleet.load import load_names, samples
 from inferway.kv.events.groups import NO_FACTS, CacheFacts
+from inferway.model import Headers
 from inferway_structured.decoding import UNREADABLE
 
 HEALTH = "/health"
@@ -119,9 +119,9 @@ class NoEngineError(UpstreamError):
 
 
 async def discover(
-    session: aiohttp.ClientSession,
+    client: EngineClient,
     url: str,
-    headers: Mapping[str, str],
+    headers: Headers,
     before: EngineFacts | None = None,
     heard: Callable[[], None] = lambda: None,
 ) -> tuple[EngineFacts, str]:
@@ -130,32 +130,36 @@ async def discover(
     well: an engine whose core has died still lists its models. A path that it does not have is a
     finding, a question without an answer never is. `before`: what it has told earlier. `heard` is
     called when it has answered, again and again, for each answer may take its time."""
-    try:
-        await fetch(session, f"{url}{HEALTH}", headers)
-    except StatusError as e:
-        if e.answered != 404:  # not everything that speaks OpenAI's API has it
-            raise
-    heard()
-    models, card_findings = parse_models(await fetch(session, f"{url}{MODELS}", headers))
-    heard()
-    findings = list(card_findings)
-    try:
-        raw_sources = await fetch(session, f"{url}/kv_event_sources", headers)
-    except StatusError as e:
+
+    async def ask(path: str) -> bytes | int:
+        """Return the answer, or the status of one that is not 200."""
+        answer: bytes | int
+        try:
+            answer = await client.get(url, path, headers)
+        except StatusError as e:
+            answer = e.answered
+        heard()
+        return answer
+
+    models, findings = await ask_models(client, url, headers, heard)
+    raw_sources = await ask("/kv_event_sources")
+    if isinstance(raw_sources, int):
+        findings += (
+            f"{url}/kv_event_sources answered {raw_sources}; its KV events cannot be discovered"
+            " (vLLM >= 0.16 has this path)",
+        )
         raw_sources = b"{}"
-        findings.append(f"{e}; its KV events cannot be discovered (vLLM >= 0.16 has this path)")
     sources, source_findings = resolve_sources(host_of(url), raw_sources)
-    heard()
-    metrics = await fetch_metrics(session, url, headers)
+    metrics = await client.metrics(url, METRICS, headers)
     heard()
     if not metrics:
-        findings.append(f"{url}{METRICS} has nothing to say; give block_size=N by hand")
-    version = await _version(session, url, headers)
-    heard()
-    has_plugin = await _has_plugin(session, url, headers)
-    heard()
-    load_path = await _load_path(session, url, headers, metrics)
-    heard()
+        findings += (f"{url}{METRICS} has nothing to say; give block_size=N by hand",)
+    version = _version(await ask("/version"))
+    # Asked without a question: /v1/structured/stats would wait for the engine's core, which may be
+    # in a long step.
+    has_plugin = await ask("/v1/structured/warm") == 405
+    narrow = narrow_path(metrics)
+    load_path = narrow if narrow and tells_as_much(await ask(narrow), metrics) else METRICS
     cache = parse_cache_labels(metrics)
     facts = EngineFacts(
         *(models, sources, number_in(cache, "block_size"), (*findings, *source_findings)),
@@ -167,73 +171,55 @@ async def discover(
         ),
     )
     told = before.kv_transfer if before is not None else None
-    transfer = await ask_kv_transfer(session, url, headers, metrics, facts.vllm_version, told)
+    transfer = await ask_kv_transfer(client, url, headers, metrics, facts.vllm_version, told)
     return replace(facts, kv_transfer=transfer), metrics
 
 
-async def _load_path(
-    session: aiohttp.ClientSession, url: str, headers: Mapping[str, str], metrics: str
-) -> str:
-    """Where the engine tells its load and no more, if it does. vLLM and SGLang have
-    prometheus_client's own app, which knows `name[]`, behind `/metrics/`; vLLM's `/metrics` is
+async def ask_models(
+    client: EngineClient, url: str, headers: Headers, heard: Callable[[], None]
+) -> tuple[tuple[ModelCard, ...], tuple[str, ...]]:
+    """Ask the engine whether it is well, and what it serves, as `parse_models` returns it. Raises
+    UpstreamError, also if it is not well."""
+    try:
+        await client.get(url, HEALTH, headers)
+    except StatusError as e:
+        if e.answered != 404:  # not everything that speaks OpenAI's API has it
+            raise
+    heard()
+    models = parse_models(await client.get(url, MODELS, headers))
+    heard()
+    return models
+
+
+def narrow_path(metrics: str) -> str | None:
+    """Return where the engine may tell its load and no more; None if it tells none. vLLM and SGLang
+    have prometheus_client's own app, which knows `name[]`, behind `/metrics/`; vLLM's `/metrics` is
     another, which always gives all: 61 KB, for which its API server takes 13 ms of CPU instead of
-    1.1 (0.32, a core of Zen 3, 2026-11-22). With several API servers, whose metrics are in files,
-    `name[]` finds nothing: then all is asked for."""
+    1.1 (0.32, a core of Zen 3, 2026-11-22)."""
     names = load_names(metrics)
-    if not names:
-        return METRICS
-    path = f"{METRICS}/?" + "&".join(f"name%5B%5D={name}" for name in names)
-    try:
-        narrow = (await fetch(session, f"{url}{path}", headers)).decode(errors="replace")
-    except StatusError:
-        return METRICS
-    is_less = 2 * len(narrow) < len(metrics)  # else it was redirected, or the names were ignored
-    return path if is_less and load_names(narrow) == names else METRICS
+    return f"{METRICS}/?" + "&".join(f"name%5B%5D={name}" for name in names) if names else None
 
 
-async def _version(
-    session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]
-) -> str | None:
-    try:
-        raw = await fetch(session, f"{url}/version", headers)
-        return msgspec.json.decode(raw, type=_Version).version
-    except (StatusError, *UNREADABLE):
-        return None
+def tells_as_much(narrow: bytes | int, metrics: str) -> bool:
+    """Return whether the answer there has all that is read of the whole page, in less than half of
+    it: else it was redirected, or the names were ignored. With several API servers, whose metrics
+    are in files, `name[]` finds nothing."""
+    if isinstance(narrow, int) or 2 * len(narrow) >= len(metrics):
+        return False
+    return load_names(narrow.decode(errors="replace")) == load_names(metrics)
 
 
 class _Version(msgspec.Struct):
     version: str
 
 
-async def _has_plugin(session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> bool:
-    """Asked without a question: /v1/structured/stats would wait for the engine's core, which may
-    be in a long step."""
+def _version(answer: bytes | int) -> str | None:
     try:
-        await fetch(session, f"{url}/v1/structured/warm", headers)
-    except StatusError as e:
-        return e.answered == 405
-    return False
-
-
-async def fetch_metrics(
-    session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]
-) -> str:
-    """Return the engine's metrics page, cut after MAX_PAGE_BYTES; empty if it has none. Raises
-    UpstreamError as `fetch` does."""
-    try:
-        page = await fetch(session, f"{url}{METRICS}", headers, cut=True)
-        return whole_lines(page).decode(errors="replace")
-    except StatusError as e:
-        if e.answered != 404:
-            raise
-        return ""
-
-
-def whole_lines(page: bytes) -> bytes:
-    """Return a page of metrics as it came, without the line that was cut if it was too long. vLLM
-    adds a sample for each set of adapters that it has ever run together: with many adapters its
-    page grows for weeks."""
-    return page if len(page) <= MAX_PAGE_BYTES else page[: page.rfind(b"\n", 0, MAX_PAGE_BYTES) + 1]
+        return (
+            None if isinstance(answer, int) else msgspec.json.decode(answer, type=_Version).version
+        )
+    except UNREADABLE:
+        return None
 
 
 class _Card(msgspec.Struct):

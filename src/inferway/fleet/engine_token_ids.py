@@ -11,13 +11,12 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
-import aiohttp
 import msgspec
 import numpy as np
 
 from inferway.errors import UpstreamError
-from inferway.fleet.http_client import StatusError, post
-from inferway.model import TokenIds
+from inferway.fleet.engine_client import EngineClient, StatusError
+from inferway.model import Headers, TokenIds
 from inferway.openai_api.requests import CHAT, PromptBody
 from inferway.prompts.fidelity import NotRendered, Outcome
 from inferway.prompts.remote_render_cache import RenderKey, as_ids
@@ -37,18 +36,16 @@ class NoTokenIdsError(UpstreamError):
 
 
 async def ask(
-    session: aiohttp.ClientSession,
+    client: EngineClient,
     engine_url: str,
-    headers: Mapping[str, str],
+    headers: Headers,
     path: str,
     body: Mapping[str, Any],
 ) -> Outcome:
     """Return what the engine makes of `body`, which asks for `return_token_ids`. Raises
     UpstreamError for an answer that is no verdict, NoOracleError where there will never be one."""
     raw_body = msgspec.json.encode(body)
-    status, raw = await post(
-        session, engine_url, path, raw_body, headers=headers, seconds=PROBE_SECONDS
-    )
+    status, raw = await client.post(engine_url, path, raw_body, headers, PROBE_SECONDS)
     if status in (400, 422):
         return NotRendered(_error_message(raw))
     if status in (404, 405):
@@ -139,10 +136,8 @@ _MAX_TEXTS = 8  # of one completion request: /tokenize takes one at a time
 class RenderClient:
     """Asks one engine to render prompts."""
 
-    def __init__(
-        self, session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]
-    ) -> None:
-        self._session = session
+    def __init__(self, client: EngineClient, url: str, headers: Headers) -> None:
+        self._client = client
         self._url = url
         self._headers = headers
 
@@ -161,9 +156,7 @@ class RenderClient:
         return [as_ids((await _decoded(_TOKENS, raw)).tokens) for raw in answers]
 
     async def _post(self, path: str, body: bytes) -> bytes:
-        status, raw = await post(
-            self._session, self._url, path, body, headers=self._headers, seconds=RENDER_SECONDS
-        )
+        status, raw = await self._client.post(self._url, path, body, self._headers, RENDER_SECONDS)
         if status == 200:
             return raw
         # 403 is vLLM's answer without --enable-scale-out, 404 that of older ones.

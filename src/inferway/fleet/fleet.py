@@ -8,35 +8,33 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
-
-import aiohttp
+from typing import Any
 
 from inferway.config import EngineSettings, ServeSettings
 from inferway.errors import NoEndpointError, UnknownModelError
 from inferway.fleet.columns import EndpointColumns
-from inferway.fleet.engine import Engine, Subscriber, cache_tokens
+from inferway.fleet.engine import Engine, cache_tokens
+from inferway.fleet.engine_client import EngineClient
 from inferway.fleet.engine_facts import EngineFacts
 from inferway.fleet.event_source import EventSource
-from inferway.fleet.http_client import EngineConnector
 from inferway.fleet.kv_transfer import kv_transfer_of, warn_of_legs
 from inferway.fleet.load import parse_load
-from inferway.fleet.outage import Outage
+from inferway.fleet.outage import Outage, UpLog
 from inferway.fleet.prober import Prober
-from inferway.fleet.remote.remote_prompts import RemoteRenderers
+from inferway.fleet.remote_prompts import RemoteRenderers
 from inferway.fleet.served_models import LoadPrompts, ServedModels, version_rules
-from inferway.fleet.silent_zero import StreamEvidence
+from inferway.fleet.stream_figures import StreamEvidence
+from inferway.fleet.subscriber import EventSubscriber
 from inferway.fleet.table import EndpointTable
-from inferway.fleet.up_log import UpLog
-from inferway.fleet.watch import ANSWER_SECONDS, EngineWatch, Watch, needs_events
+from inferway.fleet.watch import EngineWatch, Watch, needs_events
+from inferway.kv.events.apply import EngineBlocks
 from inferway.kv.index.protocol import Clear, Index
-from inferway.model import ContextLengths, Endpoint, HolderId, Reason
+from inferway.model import ContextLengths, Endpoint, HolderId
 from inferway.prompts.served import ModelSource, NoPrompts, PromptSource, ServedModel
 from inferway.tasks import Tasks
 
@@ -46,7 +44,7 @@ MAX_SHOWN = 200  # characters of a name that a client made up
 TOKENIZER_SECONDS = 15.0  # how long the start waits for tokenizers
 MAX_KEPT_PAGE = 16 * 1024  # characters: of the load alone. Others change with every look
 
-Subscribe = Callable[[Engine, EventSource, Endpoint], Subscriber]
+Subscribe = Callable[[Engine, EventSource, Endpoint], EventSubscriber]
 
 
 class Fleet:
@@ -84,18 +82,19 @@ class Fleet:
         self.cut, self.book, self.release = table.cut, table.book, table.release
         self.in_flight, self.state = table.in_flight, table.state
         self._tasks = Tasks(log, "a task of the fleet ended")
-        self._session: aiohttp.ClientSession | None = None
+        # what asks the engines all that is no request of a client's
+        self.client = EngineClient(settings.engine_tls(), on_closed=self._cut_off)
         self._by_name = {engine.name: engine for engine in self.engines}
         self._served = ServedModels(
             settings.models, load_prompts, self._wrap, self._tasks.spawn, self._prompts_came
         )
         self.models = self._served.by_name
         self.prober = prober(
-            *(settings.probe, self._by_name, self._served.subject, self._refresh),
+            *(settings.probe, self._by_name, self.client, self._served.subject, self._refresh),
             sends_ids=settings.tokens_once != "off",
         )
         budget = settings.remote_render_ms / 1000
-        self.remote = RemoteRenderers(self.engines, self._served.subjects, budget)
+        self.remote = RemoteRenderers(self.engines, self.client, self._served.subjects, budget)
         self.healer = FullReporter(settings.heal)
         self.watch = watch(self, settings)
         table.on_sent = self.watch.stir
@@ -104,12 +103,7 @@ class Fleet:
 
     async def start(self) -> None:
         """Hear once of every engine, then go on watching them. Raises ConfigError."""
-        timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS)
-        connector = EngineConnector(self._settings.engine_tls())
-        self._session = session = aiohttp.ClientSession(timeout=timeout, connector=connector)
-        if self._settings.scoring:
-            self.remote.open(session)
-        await self.watch.start(session)
+        await self.watch.start()
         with suppress(TimeoutError):  # what comes before tokenizers would go by load only
             async with asyncio.timeout(TOKENIZER_SECONDS):
                 while (tasks := self._tasks.running) and self._served.is_loading:
@@ -121,14 +115,13 @@ class Fleet:
         """Stop watching, and close every subscriber."""
         self._up_log.close()
         await self.prober.close()
-        await self.remote.close()
         await self.watch.close()
+        await self.client.close()
+        await self.remote.close()
         await self._tasks.close()
         for engine in self.engines:
             for subscriber in engine.subscribers:
                 await subscriber.close()
-        if self._session is not None:
-            await self._session.close()
 
     def cache_tokens(self, engines: Collection[str]) -> dict[str, float]:
         """Return the tokens that these engines' caches hold, as `engine.cache_tokens` does."""
@@ -241,6 +234,9 @@ class Fleet:
         names = {engine.name}
         return any(self.table.engines_of(model) - names for model in engine.model_names)
 
+    def _cut_off(self, url: str) -> None:
+        self.watch.cut_off(url)
+
     def look_soon(self, engine: Engine) -> None:
         """Ask the engine at once what it is, because it is something else than it has told."""
         self.watch.suspect(engine.name)
@@ -259,7 +255,7 @@ class Fleet:
         """Return engines and models as /ready shows them, with what is wrong in words."""
         return {
             "engines": [engine.report() for engine in self.engines],
-            "models": self._served.report(self._why_none_is_matched()),
+            "models": self._served.report(by_load=not self._settings.scoring),
         }
 
     def num_engines(self) -> dict[str, int]:
@@ -282,9 +278,6 @@ class Fleet:
     def loading(self) -> str | None:
         """The tokenizer that is still being loaded since the start, if prompts are looked at."""
         return self._served.first_load if self._settings.scoring else None
-
-    def _why_none_is_matched(self) -> Reason | None:
-        return None if self._settings.scoring else Reason.LOAD_ONLY
 
     # what the watch has heard
 
@@ -452,14 +445,6 @@ def _nothing(*_: Engine) -> None:
 
 FIRST_VERSION = (0, 26)  # of vLLM; its 0.25.0 does not know the mode (pull request 45261)
 
-_VERSION = re.compile(r"(\d+)\.(\d+)")
-
-
-class CountsCopies(Protocol):
-    """An event stream, or its `EngineBlocks`."""
-
-    def count_no_copies(self) -> None: ...
-
 
 class FullReporter:
     """`--heal`: engines whose caches are known in part are asked to report what they reuse.
@@ -487,7 +472,7 @@ class FullReporter:
         self._credit: dict[HolderId, float] = {}
         self._asked: set[HolderId] = set()  # a request is on its way
 
-    def attend(self, stream: CountsCopies) -> None:
+    def attend(self, stream: EventSubscriber | EngineBlocks) -> None:
         """Prepare an engine's stream, before anything of it is applied."""
         if self._share:
             stream.count_no_copies()
@@ -498,8 +483,11 @@ class FullReporter:
         holder = endpoint.holder
         if not self._share or holder in self._asked:
             return False
-        stream, version = engine.stream(endpoint), engine.facts.version if engine.facts else None
-        if stream is None or not stream.may_report or not knows_the_mode(version):
+        version = None if engine.facts is None else engine.facts.vllm_version
+        stream = engine.stream(endpoint)
+        if version is None or version < FIRST_VERSION:
+            return False
+        if stream is None or not stream.may_report:
             return False
         credit = self._credit.get(holder, 1 - self._share) + self._share
         is_due = credit > 1 - 1e-9
@@ -512,9 +500,3 @@ class FullReporter:
 
     def asked(self, endpoint: Endpoint) -> None:
         self._asked.discard(endpoint.holder)
-
-
-def knows_the_mode(version: str | None) -> bool:
-    """Return whether an engine of this version, as its /version says, has the report mode."""
-    match = _VERSION.match(version or "")
-    return match is not None and (int(match[1]), int(match[2])) >= FIRST_VERSION

@@ -24,11 +24,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any
 from uuid import uuid4
 
 import msgspec
@@ -100,13 +100,9 @@ class Progress:
         return self.state is HandOverState.RUNNING
 
 
-class AskEngine(Protocol):
-    """POSTs a body to an endpoint's /v1/completions; returns status and body of the answer. Raises
-    UpstreamError."""
-
-    def __call__(
-        self, endpoint: Endpoint, body: bytes, request_id: str
-    ) -> Awaitable[tuple[int, bytes]]: ...
+# POSTs a body to an endpoint's /v1/completions, with the id of the request; returns status and body
+# of the answer. Raises UpstreamError.
+AskEngine = Callable[[Endpoint, bytes, str], Awaitable[tuple[int, bytes]]]
 
 
 class _Held(msgspec.Struct, frozen=True):
@@ -177,7 +173,7 @@ class HandOver:
     director: Director
     ask: AskEngine
     progress: Progress
-    lease_margin: float = 5.0  # seconds before its end in which a lease is not used
+    lease_margin: float  # seconds before its end in which a lease is not used
     _queue: deque[WarmPrefix] = field(default_factory=deque)
     _tried_again: set[WarmPrefix] = field(default_factory=set)
     _moving: Counter[HolderId] = field(default_factory=Counter)  # to each

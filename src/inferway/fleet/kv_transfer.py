@@ -12,22 +12,19 @@ Mooncake, a kv_producer asserts that it only gives, and a kv_consumer that it on
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import socket
 from collections.abc import Mapping, Sequence
-from ipaddress import ip_address
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-import aiohttp
 import msgspec
 
 from inferway.config import EngineSettings, unix_path
 from inferway.errors import UpstreamError
-from inferway.fleet.http_client import StatusError, fetch
+from inferway.fleet.discovery.sources import resolve
+from inferway.fleet.engine_client import EngineClient, StatusError
 from inferway.fleet.load import samples
-from inferway.model import DECODE_ROLES, PREFILL_ROLES, ROLE, KvConnector, KvTransfer
+from inferway.model import DECODE_ROLES, PREFILL_ROLES, ROLE, Headers, KvConnector, KvTransfer
 from inferway_structured.decoding import UNREADABLE
 
 if TYPE_CHECKING:
@@ -115,9 +112,9 @@ class _ServerInfo(msgspec.Struct):
 
 
 async def ask_kv_transfer(
-    session: aiohttp.ClientSession,
+    client: EngineClient,
     url: str,
-    headers: Mapping[str, str],
+    headers: Headers,
     metrics: str,
     version: tuple[int, int] | None,
     before: KvTransferFacts | None,
@@ -128,7 +125,7 @@ async def ask_kv_transfer(
     need not have the page."""
     told = None
     try:
-        told = parse_server_info(await fetch(session, f"{url}{_SERVER_INFO}", headers))
+        told = parse_server_info(await client.get(url, _SERVER_INFO, headers))
     except StatusError:
         pass
     except UpstreamError:
@@ -222,18 +219,11 @@ async def names_of(host: str) -> tuple[str, ...]:
     if host in LOOPBACK:
         return tuple(sorted(LOOPBACK))
     try:
-        ip_address(host)
-    except ValueError:
-        pass
-    else:
-        return (host,)
-    try:
-        loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        addresses = set(await resolve(host))
     except (OSError, UnicodeError):
         return (host,)
-    addresses = {str(address[0]) for *_, address in found}
-    return (host, *sorted(addresses | (LOOPBACK if addresses & LOOPBACK else frozenset())))
+    others = sorted(addresses | (LOOPBACK if addresses & LOOPBACK else frozenset()))
+    return tuple(dict.fromkeys((host, *others)))
 
 
 def kv_transfer_of(

@@ -9,8 +9,7 @@ from collections.abc import Iterator, Mapping
 
 from inferway.fleet.engine import ProofState
 from inferway.fleet.fleet import Fleet
-from inferway.fleet.stream_figures import StreamFigures
-from inferway.fleet.stream_snapshot import SnapshotFigures, SnapshotProof
+from inferway.fleet.stream_figures import SnapshotFigures, SnapshotProof, StreamFigures
 from inferway.kv.events.stream import StreamState
 from inferway.metrics import Family, Row, counter, gauge, table
 from inferway.model import SCRAPED, Endpoint

@@ -18,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from inferway.fleet.engine import Engine
 from inferway.fleet.subscriber import EventSubscriber
@@ -25,7 +26,6 @@ from inferway.kv.blocks.dialects import Dialect, LoraAdapter, wire_hash
 from inferway.kv.blocks.extra_keys import request_extras
 from inferway.kv.blocks.keys import BlockHasher
 from inferway.kv.events.dialect_finder import SEEDS, DialectFinder
-from inferway.kv.events.event import BlockStored
 from inferway.kv.events.hidden_places import Beside
 from inferway.kv.events.stream import StreamState
 from inferway.model import BlockKey, Cut, Prompt, TokenIds, block_size_of, lookahead_of
@@ -57,37 +57,15 @@ class _Recent:
 
 @dataclass(slots=True, eq=False)
 class _OrphanWatch:
-    """One event stream, and what has been tried for its orphans. It verifies the stream's hashes
-    (`kv.events.apply.HashVerifier`)."""
+    """One event stream, and what has been tried for its orphans."""
 
     engine: Engine
     subscriber: EventSubscriber
     finder: DialectFinder
-    on_moved: Callable[[Engine], None]
     forgotten: int  # how often its blocks had been forgotten when `finder` began
     orphans: int = 0  # how many had come when all prompts were last tried
     expected: int = -1  # the last prompt that was expected
     serial: int = -1  # of the last prompt tried
-    moved: set[tuple[str, str | None]] = field(default_factory=set)  # that `on_moved` was told of
-
-    def see(self, event: BlockStored) -> None:
-        self.finder.see(event)
-
-    def dialect(self) -> Dialect | None:
-        return self.finder.dialect()
-
-    def confirms(self, event: BlockStored) -> bool:
-        return self.finder.confirms(event)
-
-    def is_moved(self, event: BlockStored) -> bool:
-        """Its blocks wait: soon it is known where the adapter is from, and prompts meet them."""
-        if event.lora_name is None or not self.finder.is_moved(event):
-            return False
-        known = event.lora_name, self.engine.adapter_path(event.lora_name)
-        if known not in self.moved:
-            self.moved.add(known)
-            self.on_moved(self.engine)
-        return True
 
 
 class OrphanResolver:
@@ -110,6 +88,7 @@ class OrphanResolver:
         self._engines = engines
         self._seeds = seeds
         self._on_moved = on_moved
+        self._moved: set[tuple[str, str, str | None]] = set()  # adapters that it was told of
         self._slice = TimeSlice(clock)
         self._watches: dict[EventSubscriber, _OrphanWatch] = {}
         self._recent: deque[_Recent] = deque()
@@ -210,12 +189,18 @@ class OrphanResolver:
             self._seeds,
             lora_path=engine.adapter_path,
             hash_size=lambda: subscriber.blocks.hash_size,
+            on_moved=partial(self._is_moved, engine),
         )
-        forgotten = subscriber.stats.forgotten
-        watch = _OrphanWatch(engine, subscriber, finder, self._on_moved, forgotten)
-        subscriber.blocks.verify_hashes(watch)
+        subscriber.blocks.verify_hashes(finder)
         engine.dialects[subscriber.source.rank] = finder
-        return watch
+        return _OrphanWatch(engine, subscriber, finder, subscriber.stats.forgotten)
+
+    def _is_moved(self, engine: Engine, adapter: str) -> None:
+        """Blocks of the adapter wait: soon it is known where it is from, and prompts meet them."""
+        known = engine.name, adapter, engine.adapter_path(adapter)
+        if known not in self._moved:
+            self._moved.add(known)
+            self._on_moved(engine)
 
     async def _verify(self, watch: _OrphanWatch) -> None:
         finder = watch.finder

@@ -16,19 +16,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-import aiohttp
 import msgspec
 
 from inferway.config import ProbeSettings
 from inferway.errors import UpstreamError, crash_report
 from inferway.fleet.engine import Engine, ProbeState, ProofState
+from inferway.fleet.engine_client import EngineClient
 from inferway.fleet.engine_token_ids import PROBE_SECONDS, NoTokenIdsError, ask
-from inferway.fleet.http_client import post
-from inferway.model import Endpoint, TokenIds
+from inferway.model import Endpoint, Headers, TokenIds
 from inferway.openai_api.kinds import COUNT_TOKENS
 from inferway.openai_api.requests import CountsMessages
 from inferway.prompts.fidelity import (
@@ -72,6 +72,14 @@ class LivePrompt:
     ids: Sequence[TokenIds] | None
 
 
+class _Subject(NamedTuple):
+    """A model of an engine, and what was found out about it."""
+
+    engine: Engine
+    model: str
+    proof: ProbeState
+
+
 class Prober:
     """Writes `engine.proofs`. `subject(engine, model)` is the base model under whose name the
     engine is asked for `model`; `changed` is called when engines' faults have come or gone;
@@ -82,6 +90,7 @@ class Prober:
         self,
         settings: ProbeSettings,
         engines: Mapping[str, Engine],
+        client: EngineClient,
         subject: Callable[[Engine, str], str],
         changed: Callable[[], None],
         *,
@@ -89,7 +98,7 @@ class Prober:
         recheck_seconds: float = RECHECK_SECONDS,
         sends_ids: bool = False,
     ) -> None:
-        self.counts: dict[tuple[str, ...], int] = {}  # (join or live, state) -> how often
+        self.counts: Counter[tuple[str, ...]] = Counter()  # (join or live, state) -> how often
         self.one_in = settings.one_in
         self._joins = settings.join
         self._engines = engines
@@ -99,18 +108,19 @@ class Prober:
         self._changed = changed
         self._retry_seconds = retry_seconds
         self._recheck_seconds = recheck_seconds
-        self._session: aiohttp.ClientSession | None = None
+        self._client = client
+        self._is_open = False
         self._free = asyncio.Semaphore(ENGINES_AT_ONCE)
         self._strays: set[tuple[str, str]] = set()  # (engine, model) where a live prompt differed
         self._running: dict[tuple[str, str], asyncio.Task[None]] = {}
         self.asking: set[asyncio.Task[None]] = set()
 
-    def open(self, session: aiohttp.ClientSession) -> None:
-        self._session = session
+    def open(self) -> None:
+        self._is_open = True
 
     def stop(self) -> None:
         """Ask no more, not even for the end of what is being asked."""
-        self._session = None
+        self._is_open = False
         for task in self.asking:
             task.cancel()
 
@@ -124,13 +134,12 @@ class Prober:
         """Probe an engine that is there, or there again: it may have been started with other
         flags."""
         self.leave(engine, model)
-        if self._session is None or not self._joins:
+        if not (self._is_open and self._joins):
             return
-        proof = engine.proofs.setdefault(model, ProbeState())
-        if proof.state is not ProofState.DIFFERS:
-            proof.state, proof.why = ProofState.UNPROVEN, "it is being asked"
-        work = self._prove_until_told(engine, model, prompts, proof)
-        self._running[engine.name, model] = self._spawn(work)
+        subject = _Subject(engine, model, engine.proofs.setdefault(model, ProbeState()))
+        if subject.proof.state is not ProofState.DIFFERS:
+            subject.proof.state, subject.proof.why = ProofState.UNPROVEN, "it is being asked"
+        self._running[engine.name, model] = self._spawn(self._prove_until_told(subject, prompts))
 
     def leave(self, engine: Engine, model: str) -> None:
         """Stop probing an engine that is gone."""
@@ -145,82 +154,68 @@ class Prober:
             del engine.proofs[model]
             self._strays.discard((engine.name, model))
 
-    async def _prove_until_told(
-        self, engine: Engine, model: str, prompts: PromptSource, proof: ProbeState
-    ) -> None:
-        retry = self._retry_seconds
+    async def _prove_until_told(self, subject: _Subject, prompts: PromptSource) -> None:
+        retry, proof = self._retry_seconds, subject.proof
         while True:
             async with self._free:
-                may_change = await self._prove(engine, model, prompts, proof)
+                may_change = await self._prove(subject, prompts)
             differs = ProofState.DIFFERS in (proof.state, proof.messages)
             if not may_change or (proof.state is ProofState.AGREES and not differs):
                 return
-            if differs:
-                await asyncio.sleep(self._recheck_seconds)
-            else:
-                await asyncio.sleep(retry)
-                retry = min(2 * retry, MAX_RETRY_SECONDS)
+            await asyncio.sleep(self._recheck_seconds if differs else retry)
+            retry = retry if differs else min(2 * retry, MAX_RETRY_SECONDS)
 
-    async def _prove(
-        self, engine: Engine, model: str, prompts: PromptSource, proof: ProbeState
-    ) -> bool:
-        """Asks once. Whether it makes sense to ask again."""
+    async def _prove(self, subject: _Subject, prompts: PromptSource) -> bool:
+        """Ask once. Return whether it makes sense to ask again."""
         try:
-            answers, differences = await self._ask_all(engine, model, prompts)
+            answers, differences = await self._ask_all(subject, prompts)
             finding = None
             if differences:
-                finding = await find(model, prompts.local, answers, differences)
+                finding = await find(subject.model, prompts.local, answers, differences)
         except UpstreamError as e:
-            self._unproven(engine, model, proof, str(e))
+            self._unproven(subject, str(e))
             return not isinstance(e, NoTokenIdsError)
         except Exception as e:
-            log.error(
-                "engine %s could not be probed, by a fault of the gateway: %s",
-                engine.name,
-                crash_report(e),
-            )
-            self._unproven(engine, model, proof, "a fault of ours; it is in the log")
+            words = "engine %s could not be probed, by a fault of the gateway: %s"
+            log.error(words, subject.engine.name, crash_report(e))
+            self._unproven(subject, "a fault of ours; it is in the log")
             return False
-        before = proof.fault
-        if finding is None:
-            self._agrees(engine, model, proof)
-        else:
-            self._differs(engine, model, proof, finding)
-        self._settle(engine, model, proof, before)
-        if finding is None:
-            await self._prove_messages(engine, model, prompts, proof)
+        before = subject.proof.fault
+        if finding is not None:
+            self._differs(subject, finding)
+            self._settle(subject, before)
+            return True
+        self._agrees(subject)
+        self._settle(subject, before)
+        if prompts.local is not None:
+            await self._prove_messages(subject, prompts.local)
         return True
 
-    async def _prove_messages(
-        self, engine: Engine, model: str, prompts: PromptSource, proof: ProbeState
-    ) -> None:
-        if self._session is None or prompts.local is None:
-            return
-        before = proof.messages
-        proof.messages, proof.messages_why = await prove_messages(
-            self._session, engine, model, prompts.local
-        )
+    async def _prove_messages(self, subject: _Subject, prompts: CountsMessages) -> None:
+        (engine, model, proof), before = subject, subject.proof.messages
+        found = await prove_messages(self._client, engine, model, prompts)
+        proof.messages, proof.messages_why = found
         if proof.messages is before:
             return
         if proof.messages is ProofState.DIFFERS:
             log.warning(
                 "messages to model %r go by load only: engine %s renders others than we do: %s;"
                 " start it with vLLM 0.32, and without --anthropic-disabled-thinking-effort",
-                model,
-                engine.name,
-                proof.messages_why,
+                *(model, engine.name, proof.messages_why),
             )
         self._changed()
 
-    def _agrees(self, engine: Engine, model: str, proof: ProbeState) -> None:
-        self._count("join", ProofState.AGREES)
+    def _agrees(self, subject: _Subject) -> None:
+        engine, model, proof = subject
+        self.counts["join", ProofState.AGREES] += 1
         if proof.fault is not None:
             log.info("model %r is rendered by engine %s as by the gateway, now", model, engine.name)
         proof.state, proof.why, proof.live = ProofState.AGREES, "", None
         proof.told = set()
 
-    def _differs(self, engine: Engine, model: str, proof: ProbeState, finding: FlagFinding) -> None:
-        self._count("join", ProofState.DIFFERS)
+    def _differs(self, subject: _Subject, finding: FlagFinding) -> None:
+        engine, model, proof = subject
+        self.counts["join", ProofState.DIFFERS] += 1
         proof.state, proof.why, proof.live = ProofState.DIFFERS, finding.words, None
         if finding.kind in proof.told:
             return
@@ -228,32 +223,30 @@ class Prober:
         log.warning(
             "model %r goes by load only: engine %s renders other prompts than we do. %s. "
             "First difference: %s",
-            model,
-            engine.name,
-            finding.words,
-            finding.evidence,
+            *(model, engine.name, finding.words, finding.evidence),
         )
 
-    def _unproven(self, engine: Engine, model: str, proof: ProbeState, why: str) -> None:
-        """No verdict; one that it differs stands until another comes."""
-        self._count("join", ProofState.UNPROVEN)
+    def _unproven(self, subject: _Subject, why: str) -> None:
+        """There is no verdict; one that it differs stands until another comes."""
+        engine, model, proof = subject
+        self.counts["join", ProofState.UNPROVEN] += 1
         if proof.state is ProofState.DIFFERS:
             return
         proof.state, proof.why = ProofState.UNPROVEN, why
         if why not in proof.told:
             proof.told = {why}
-            log.info(
-                "of model %r it is unproven how engine %s renders: %s", model, engine.name, why
-            )
+            words = "of model %r it is unproven how engine %s renders: %s"
+            log.info(words, model, engine.name, why)
 
     async def _ask_all(
-        self, engine: Engine, model: str, prompts: PromptSource
+        self, subject: _Subject, prompts: PromptSource
     ) -> tuple[dict[str, Outcome], dict[str, Difference]]:
-        """The engine's answers by probe, and which of them are not ours. Raises UpstreamError."""
+        """Return the engine's answers by probe, and which of them are not ours. Raises
+        UpstreamError."""
         answers: dict[str, Outcome] = {}
         differences: dict[str, Difference] = {}
         for probe in PROBES:
-            answer = await self._ask_one(engine, model, prompts, probe)
+            answer = await self._ask_one(subject, prompts, probe)
             if answer is None:
                 continue
             answers[probe.name], difference = answer
@@ -267,29 +260,27 @@ class Prober:
         return answers, differences
 
     async def _ask_one(
-        self, engine: Engine, model: str, prompts: PromptSource, probe: Probe
+        self, subject: _Subject, prompts: PromptSource, probe: Probe
     ) -> tuple[Outcome, Difference | None] | None:
-        """None if the probe is not ours to render."""
-        body = probe.body(model)
+        """Return None if the probe is not ours to render."""
+        engine, body = subject.engine, probe.body(subject.model)
         attempts = ATTEMPTS
         while True:
             attempts -= 1
             ours = await our_outcome(prompts, probe.path, body)
             if ours is None:
                 return None
-            theirs = await self._ask(engine, engine.http_headers, probe.path, body)
+            theirs = await self._ask(engine.url, engine.headers, probe.path, body)
             if not isinstance(theirs, NotRendered):
                 engine.probed.extend(theirs)  # it holds them now
             difference = compare(ours, theirs)
             if difference is None or not attempts:
                 return theirs, difference
 
-    async def _ask(
-        self, engine: Engine, headers: Mapping[str, str], path: str, body: JsonObject
-    ) -> Outcome:
-        if self._session is None:
-            raise UpstreamError("we are shutting down")
-        return await ask(self._session, engine.url, headers, path, body)
+    async def _ask(self, url: str, headers: Headers, path: str, body: JsonObject) -> Outcome:
+        if not self._is_open:
+            raise UpstreamError("the gateway is shutting down")
+        return await ask(self._client, url, headers, path, body)
 
     # live prompts
 
@@ -297,7 +288,7 @@ class Prober:
         """Return whether a live prompt may be sent there a second time, because nobody has to wait
         for it."""
         engine = self._engines[endpoint.engine]
-        return self._session is not None and engine.healthy and engine.load["waiting"] == 0
+        return self._is_open and engine.healthy and engine.load["waiting"] == 0
 
     @property
     def any_stray(self) -> bool:
@@ -319,19 +310,18 @@ class Prober:
         try:
             difference = await self._compare_live(engine, live)
         except UpstreamError:
-            self._count("live", ProofState.UNPROVEN)
+            self.counts["live", ProofState.UNPROVEN] += 1
             return
-        proof = engine.proofs.setdefault(model, ProbeState())
-        before = proof.fault
+        subject = _Subject(engine, model, engine.proofs.setdefault(model, ProbeState()))
+        before = subject.proof.fault
         if difference is None:
-            self._live_agrees(engine, model, proof)
+            self._live_agrees(subject)
         else:
-            self._live_differs(engine, model, proof, live, difference)
-        self._settle(engine, model, proof, before)
+            self._live_differs(subject, live, difference)
+        self._settle(subject, before)
 
     async def _compare_live(self, engine: Engine, live: LivePrompt) -> Difference | None:
         """Raises UpstreamError if there is no verdict."""
-        headers = {name.decode(): value.decode() for name, value in live.endpoint.headers}
         body = live_copy(live.fields)
         if body is None:
             raise NoTokenIdsError("a copy would tell nothing")
@@ -343,7 +333,7 @@ class Prober:
                 ours = await our_outcome(live.model.prompts, live.path, body)
             if ours is None or isinstance(ours, NotRendered):
                 raise NoTokenIdsError("not rendered here")
-            theirs = await self._ask(engine, headers, live.path, body)
+            theirs = await self._ask(engine.url, live.endpoint.headers, live.path, body)
             if isinstance(theirs, NotRendered):
                 raise NoTokenIdsError("refused there")
             difference = compare(ours, theirs)
@@ -351,16 +341,16 @@ class Prober:
                 return difference
             ours = None  # rendered anew: it may be the clock
 
-    def _live_differs(
-        self,
-        engine: Engine,
-        model: str,
-        proof: ProbeState,
-        live: LivePrompt,
-        difference: Difference,
-    ) -> None:
-        self._count("live", ProofState.DIFFERS)
-        self._send_no_more_ids(engine, model)
+    def _live_differs(self, subject: _Subject, live: LivePrompt, difference: Difference) -> None:
+        engine, model, proof = subject
+        self.counts["live", ProofState.DIFFERS] += 1
+        if self._sends_ids and model not in self.differed:  # ids not the engine's: another prompt
+            log.warning(
+                "model %r: engines get no token ids of its prompts until the gateway is started"
+                " anew, because engine %s has rendered a live one otherwise (tokens_once)",
+                *(model, engine.name),
+            )
+        self.differed.add(model)
         words = live_words(live.path, live.fields, difference)
         proof.live, proof.live_left = f"a live prompt differs: {words}", LIVE_AGREEMENTS
         kind = live_kind(live.path, live.fields)
@@ -370,53 +360,31 @@ class Prober:
         log.warning(
             "model %r goes by load only until %d live prompts in a row agree: engine %s has "
             "rendered one otherwise than we did: %s",
-            model,
-            LIVE_AGREEMENTS,
-            engine.name,
-            words,
+            *(model, LIVE_AGREEMENTS, engine.name, words),
         )
 
-    def _send_no_more_ids(self, engine: Engine, model: str) -> None:
-        """Ids that are not the engine's are another prompt: once is enough."""
-        if self._sends_ids and model not in self.differed:
-            log.warning(
-                "model %r: engines get no token ids of its prompts until the gateway is started"
-                " anew, because engine %s has rendered a live one otherwise (tokens_once)",
-                model,
-                engine.name,
-            )
-        self.differed.add(model)
-
-    def _live_agrees(self, engine: Engine, model: str, proof: ProbeState) -> None:
-        self._count("live", ProofState.AGREES)
+    def _live_agrees(self, subject: _Subject) -> None:
+        engine, model, proof = subject
+        self.counts["live", ProofState.AGREES] += 1
         if proof.live is None:
             return
         proof.live_left -= 1
         if proof.live_left == 0:
             proof.live = None
-            log.info(
-                "live prompts of model %r are rendered by engine %s as by the gateway",
-                model,
-                engine.name,
-            )
+            words = "live prompts of model %r are rendered by engine %s as by the gateway"
+            log.info(words, model, engine.name)
 
     # both
 
     def _subject_at(self, endpoint: Endpoint, model: ServedModel) -> str:
         return self.subject(self._engines[endpoint.engine], model.name)
 
-    def _settle(self, engine: Engine, model: str, proof: ProbeState, before: str | None) -> None:
+    def _settle(self, subject: _Subject, before: str | None) -> None:
         """A verdict is in; what was known before may hold no longer."""
-        if proof.live is None:
-            self._strays.discard((engine.name, model))
-        else:
-            self._strays.add((engine.name, model))
-        if proof.fault != before:
+        key = subject.engine.name, subject.model
+        (self._strays.discard if subject.proof.live is None else self._strays.add)(key)
+        if subject.proof.fault != before:
             self._changed()
-
-    def _count(self, occasion: str, state: ProofState) -> None:
-        key = (occasion, state.value)
-        self.counts[key] = self.counts.get(key, 0) + 1
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.ensure_future(work)
@@ -438,7 +406,7 @@ class _Count(msgspec.Struct):
 
 
 async def prove_messages(
-    session: aiohttp.ClientSession, engine: Engine, model: str, prompts: CountsMessages
+    client: EngineClient, engine: Engine, model: str, prompts: CountsMessages
 ) -> tuple[ProofState, str]:
     """Return whether all counts are the same, and if not, the first difference. An engine that does
     not count, or refuses what is asked, proves nothing."""
@@ -446,7 +414,7 @@ async def prove_messages(
     for i, fields in enumerate(BODIES):
         body = {"model": model, **fields}
         try:
-            ours, theirs = await _counts(session, engine, prompts, body)
+            ours, theirs = await _counts(client, engine, prompts, body)
         except UpstreamError:
             return ProofState.UNPROVEN, ""
         if ours is None or theirs is None:
@@ -458,7 +426,7 @@ async def prove_messages(
 
 
 async def _counts(
-    session: aiohttp.ClientSession,
+    client: EngineClient,
     engine: Engine,
     prompts: CountsMessages,
     body: Mapping[str, Any],
@@ -466,19 +434,17 @@ async def _counts(
     """Ours and the engine's, asked again if they differ."""
     for _ in range(ATTEMPTS):
         ours = await our_count(prompts, body)
-        theirs = None if ours is None else await _asked(session, engine, body)
+        theirs = None if ours is None else await _asked(client, engine, body)
         if ours is None or theirs is None or ours == theirs:
             break
     return ours, theirs
 
 
-async def _asked(
-    session: aiohttp.ClientSession, engine: Engine, body: Mapping[str, Any]
-) -> int | None:
+async def _asked(client: EngineClient, engine: Engine, body: Mapping[str, Any]) -> int | None:
     """None if the engine refuses it. Raises UpstreamError."""
-    raw_body, headers = msgspec.json.encode(body), engine.http_headers
-    status, raw = await post(
-        session, engine.url, COUNT_TOKENS, raw_body, headers=headers, seconds=PROBE_SECONDS
+    raw_body = msgspec.json.encode(body)
+    status, raw = await client.post(
+        engine.url, COUNT_TOKENS, raw_body, engine.headers, PROBE_SECONDS
     )
     if status in (400, 422):
         return None

@@ -23,7 +23,7 @@ from typing import Any, TypeGuard
 from inferway.config import ModelSettings
 from inferway.fleet.engine import Engine, ProbeState, ProofState
 from inferway.fleet.engine_facts import ModelCard
-from inferway.fleet.remote.remote_prompts import RemotePrompts
+from inferway.fleet.remote_prompts import RemotePrompts
 from inferway.model import ContextLengths, HolderId, Reason
 from inferway.prompts.served import (
     ModelSource,
@@ -145,11 +145,13 @@ class ServedModels:
         """Return the name under which the engine is asked for a model's prompts."""
         return self.subjects(engine).get(self._sources[model].key, model)
 
-    def report(self, for_all: Reason | None = None) -> dict[str, Any]:
+    def report(self, *, by_load: bool) -> dict[str, Any]:
         """Return what /ready shows: the reason that each model's requests are counted under, and
-        why. `for_all`: why none can be matched, whatever is known of its prompts."""
+        why. `by_load`: none is matched, whatever is known of its prompts."""
         return {
-            name: _routed_by(served, for_all) if name in self._live else _NOT_SERVED
+            name: (_BY_LOAD if by_load else _routed_by(served))
+            if name in self._live
+            else _NOT_SERVED
             for name, served in sorted(self.by_name.items())
         }
 
@@ -311,23 +313,14 @@ def _contexts(engines: Sequence[Engine]) -> ContextLengths:
 # of a model whose requests are a 503: no reason that one is routed by
 _NOT_SERVED = {"reason": "no-engine", "why": "no engine that serves it answers"}
 
-_WHY_NONE = {
-    Reason.LOAD_ONLY: "scoring is switched off",
-}
+_BY_LOAD = {"reason": Reason.LOAD_ONLY, "why": "scoring is switched off"}
 
 
 def _is_loading(prompts: PromptSource) -> TypeGuard[NoPrompts]:
     return isinstance(prompts, NoPrompts) and prompts.reason is Reason.TOKENIZER_LOADING
 
 
-def _routed_by(served: ServedModel, for_all: Reason | None) -> dict[str, Any]:
-    found = _prompts_by(served)
-    if for_all is None or (for_all != Reason.LOAD_ONLY and found["reason"] != Reason.KV_AWARE):
-        return found
-    return {"reason": for_all, "why": _WHY_NONE[for_all]}
-
-
-def _prompts_by(served: ServedModel) -> dict[str, Any]:
+def _routed_by(served: ServedModel) -> dict[str, Any]:
     if not served.cuts:
         why = "its engines have not told their block size; give --engine URL,block_size=N"
         return {"reason": Reason.NO_BLOCK_SIZE, "why": why}

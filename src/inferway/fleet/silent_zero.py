@@ -14,25 +14,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from inferway.fleet.stream_figures import StreamEvidence
 from inferway.model import TokenIds
 
 PATIENCE = 50  # requests in a row
 REMEMBERED_FIRST_KEYS = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class StreamEvidence:
-    """What one engine's event stream has brought so far."""
-
-    engine: str = ""
-    connected: bool = False  # an event socket is known and open
-    batches: int = 0
-    stored_blocks: int = 0
-    skipped: int = 0  # events that could not be used
-    block_size: int | None = None  # by hand or from its metrics
-    block_size_seen: int | None = None  # in the engine's own events
-    topic: str | None = None  # of its last message
-    first_tokens: TokenIds | None = None  # of a block without a parent, as an event carried it
 
 
 @dataclass(slots=True)

@@ -1,13 +1,17 @@
 """`--state-dir`: what is known of the engines' caches outlives the gateway.
 
-    DIR/lock         locked by the gateway that uses the directory
-    DIR/snapshot     the snapshots of all holders (`snapshot_file`)
-    DIR/uncounted    holders whose copies are not counted, one a line
+    DIR/lock             locked by the gateway that uses the directory
+    DIR/NAME.snapshot    what a holder has
+    DIR/uncounted        holders whose copies are not counted, one a line
 
-Once a minute, and at the end, each event stream makes a snapshot between two batches, in slices of
-a millisecond; a thread writes them all to a new file. A stream that is followed anew has its
-holder's snapshot first. It is stale then: the stream's resume asks for a replay from the snapshot's
-last batch on, and only if the engine brings that batch unchanged is it still the same process.
+    snapshot = MAGIC | checksum of the rest | length of the identity | identity | HolderSnapshot
+
+Once a minute, and at the end, each event stream with something new makes a snapshot between two
+batches, in slices of a millisecond; a thread writes it to a new file, which gets the name when it
+is complete. The checksum tells a file that is torn all the same, or was changed. A stream that is
+followed anew has its holder's snapshot first. It is stale then: the stream's resume asks for a
+replay from the snapshot's last batch on, and only if the engine brings that batch unchanged is it
+still the same process.
 
 That copies are not counted any more is written at once, because the reports that follow would count
 as copies for whoever goes on from an older snapshot (`EngineBlocks.count_no_copies`).
@@ -19,9 +23,9 @@ import asyncio
 import fcntl
 import logging
 import os
-import re
+import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -30,16 +34,10 @@ from urllib.parse import quote
 
 import msgspec
 import numpy as np
+import xxhash
 
 from inferway.errors import ConfigError, SnapshotError
-from inferway.fleet.snapshot_file import (
-    Identity,
-    Sections,
-    read_section,
-    read_sections,
-    write_snapshots,
-)
-from inferway.fleet.stream_snapshot import SnapshotFigures, SnapshotProof, Stream, StreamSnapshot
+from inferway.fleet.stream_figures import SnapshotFigures, SnapshotProof, Stream, StreamSnapshot
 from inferway.kv.blocks.keys import BlockHasher
 from inferway.kv.events.holder_snapshot import BlockParents, HolderSnapshot, SavedHolder
 from inferway.metrics import Family, counter, gauge
@@ -51,7 +49,16 @@ SNAPSHOT_SECONDS = 60.0
 PAUSE_FACTOR = 30  # so many times what a snapshot took, if that is longer
 KEEP_SECONDS = 3600.0  # for a holder that is not there, since its snapshot was taken
 CLOSE_SECONDS = 20.0  # for the last snapshot
-_JOURNAL = re.compile(r"\d{8}\.(journal|snapshot)(\.tmp)?")  # of versions before this one
+MAGIC = b"inferway-state-4"  # the number is that of the format
+_HEAD = struct.Struct("<16sQ")
+_LENGTH = struct.Struct("<I")
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """What must be the same for a holder's snapshot to be of use."""
+
+    model: str  # what its engine says it serves
+    keys: str  # a key that changes when keys are made in another way, or with another seed
 
 
 @dataclass(slots=True)
@@ -87,7 +94,6 @@ class StateDir:
         self._clock = clock
         self._stats = _Stats()
         self._lock: int | None = None
-        self._sections: Sections = {}
         self._uncounted: set[str] = set()
         self._kept: dict[Stream, int] = {}  # the changes that the file has
         self._writing = asyncio.Lock()
@@ -103,8 +109,6 @@ class StateDir:
             if not os.access(self._path, os.W_OK | os.X_OK):
                 raise PermissionError(13, "permission denied")
             self._lock = _locked(self._path / "lock")
-            _remove_journals(self._path)
-            self._sections = self._read()
             with suppress(FileNotFoundError):
                 self._uncounted = set((self._path / "uncounted").read_text().split())
         except OSError as e:
@@ -144,8 +148,7 @@ class StateDir:
             if self._is_uncounted(name):
                 stream.count_no_copies()
             began = time.monotonic()
-            async with self._writing:  # meanwhile the file may become another one
-                saved = await self._saved(name, identity)
+            saved = await self._saved(name, identity)
             if saved is not None:
                 num_blocks = await stream.restore(saved)
                 seconds = time.monotonic() - began
@@ -159,25 +162,29 @@ class StateDir:
 
     def _no_longer(self, stream: Stream) -> None:
         self._followed.pop(stream, None)
+        self._kept.pop(stream, None)
 
     async def _saved(self, name: str, identity: Identity) -> SavedHolder | None:
         """What was kept of a holder; None if that is nothing, or of no use."""
-        section = self._sections.get(name)
-        if section is None or self._path is None:
+        try:
+            told, saved = await asyncio.to_thread(_read, self._file_of(name))
+        except FileNotFoundError:
             return None
-        was, now = (msgspec.structs.asdict(each) for each in (section.identity, identity))
+        except (OSError, SnapshotError, ValueError) as e:
+            log.error("engine %s: its snapshot is not used: %s", name, e)
+            return None
+        was, now = msgspec.structs.asdict(told), msgspec.structs.asdict(identity)
         for key in (key for key in now if was[key] != now[key]):
             log.warning(
                 "engine %s: its snapshot is not used: it was taken for %s %r, and now it is %r",
                 *(name, key, was[key], now[key]),
             )
             return None
-        path = self._path / "snapshot"
-        try:
-            return await asyncio.to_thread(lambda: SavedHolder(read_section(path, section)))
-        except (OSError, SnapshotError, ValueError) as e:
-            log.error("engine %s: its snapshot is not used: %s", name, e)
-            return None
+        return saved
+
+    def _file_of(self, name: str) -> Path:
+        assert self._path is not None
+        return self._path / f"{quote(name, safe='')}.snapshot"
 
     def _is_uncounted(self, name: str) -> bool:
         """Whether copies of a holder's blocks are not counted."""
@@ -196,14 +203,6 @@ class StateDir:
         except OSError as e:
             log.error("state_dir: it cannot be kept that copies of %s are not counted: %s", name, e)
 
-    def _read(self) -> Sections:
-        assert self._path is not None
-        try:
-            return read_sections(self._path / "snapshot")
-        except (OSError, SnapshotError) as e:
-            log.error("no snapshot is used: %s", e)
-            return {}
-
     # what is kept
 
     async def _write_again_and_again(self) -> None:
@@ -213,24 +212,19 @@ class StateDir:
                 await self._write()
 
     async def _write(self) -> None:
-        """Take and write snapshots of all streams, if there is something new to keep."""
-        changes = {stream: stream.num_changes for stream in self._followed}
-        if self._path is None or changes == self._kept:
-            return
-        began = time.monotonic()
-        taken, links = await self._take()
-        names, now = {name for name, _, _ in taken}, self._clock()
-        others = {
-            name: section
-            for name, section in self._sections.items()
-            if name not in names and section.written_at > now - KEEP_SECONDS
+        """Take and write the snapshots of the streams with something new to keep."""
+        changes = {
+            stream: number
+            for stream in self._followed
+            if self._kept.get(stream) != (number := stream.num_changes)
         }
-        path, stats = self._path / "snapshot", self._stats
+        if not changes:
+            return
+        began, stats = time.monotonic(), self._stats
+        taken, links = await self._take(changes)
         try:
-            self._sections = await asyncio.to_thread(
-                lambda: write_snapshots(path, taken, now, BlockParents(links).added_to, others)
-            )
-            stats.num_bytes = path.stat().st_size
+            there = {self._file_of(name) for name, _ in self._followed.values()}
+            stats.num_bytes = await asyncio.to_thread(self._write_files, taken, links, there)
         except OSError as e:
             if not stats.is_failing:
                 log.error("the snapshot cannot be written: %s; the one before it stays", e)
@@ -240,12 +234,36 @@ class StateDir:
         stats.written += 1
         stats.is_failing = False
         stats.seconds = time.monotonic() - began
-        self._kept = changes
+        followed = self._followed
+        self._kept |= {each: number for each, number in changes.items() if each in followed}
 
-    async def _take(self) -> tuple[list[tuple[str, Identity, HolderSnapshot]], bytes]:
-        """Snapshots of all streams, and the links of their blocks. A stream that has dropped blocks
-        meanwhile, as no replay will tell, is left out: their links are gone."""
-        taken, losses = {}, {stream: stream.losses for stream in self._followed}
+    def _write_files(
+        self,
+        taken: Sequence[tuple[str, Identity, HolderSnapshot]],
+        links: bytes,
+        there: Set[Path],
+    ) -> int:
+        """Write the snapshots, each completed first, and remove old ones of holders that are not
+        `there` any more. Return the bytes of all. Raises OSError."""
+        assert self._path is not None
+        parents = BlockParents(links)
+        for name, identity, snapshot in taken:
+            _write(self._file_of(name), identity, parents.added_to(snapshot))
+        size, oldest = 0, self._clock() - KEEP_SECONDS
+        for file in self._path.glob("*.snapshot"):
+            status = file.stat()
+            if file not in there and status.st_mtime < oldest:
+                file.unlink()
+            else:
+                size += status.st_size
+        return size
+
+    async def _take(
+        self, streams: Iterable[Stream]
+    ) -> tuple[list[tuple[str, Identity, HolderSnapshot]], bytes]:
+        """Return the snapshots of streams, and the links of all blocks. A stream that has dropped
+        blocks meanwhile, as no replay will tell, is left out: their links are gone."""
+        taken, losses = {}, {stream: stream.losses for stream in streams}
         for stream in losses:
             snapshot = await stream.take_snapshot()
             if snapshot is not None:
@@ -285,7 +303,7 @@ class StateDir:
         )
         yield gauge(
             "snapshot_bytes",
-            "Bytes of the snapshot file.",
+            "Bytes of the snapshot of all engines' caches.",
             values={(): stats.num_bytes} if is_open else {},
         )
         yield gauge(
@@ -295,17 +313,34 @@ class StateDir:
         )
 
 
-def _remove_journals(path: Path) -> None:
-    """Remove what versions before this one kept."""
-    removed = 0
-    for journal in path.glob("*/*"):
-        if _JOURNAL.fullmatch(journal.name):
-            journal.unlink()
-            removed += 1
-            with suppress(OSError):  # it has other files
-                journal.parent.rmdir()
-    if removed:
-        log.info("state_dir: removed %d journals that an older version had written", removed)
+def _read(path: Path) -> tuple[Identity, SavedHolder]:
+    """Raises SnapshotError for a file that is not whole or of another format, OSError."""
+    whole = memoryview(path.read_bytes())
+    head, body = whole[: _HEAD.size], whole[_HEAD.size :]
+    if head != _HEAD.pack(MAGIC, xxhash.xxh3_64_intdigest(body)):
+        raise SnapshotError(f"{path}: it is not whole, was changed, or is not of format {MAGIC!r}")
+    begin = _LENGTH.size + _LENGTH.unpack_from(body)[0]
+    identity = msgspec.msgpack.decode(body[_LENGTH.size : begin], type=Identity)
+    return identity, SavedHolder(bytes(body[begin:]))
+
+
+def _write(path: Path, identity: Identity, snapshot: HolderSnapshot) -> None:
+    """Raises OSError; then the old file is there as it was."""
+    told = msgspec.msgpack.encode(identity)
+    pieces = (_LENGTH.pack(len(told)), told, msgspec.msgpack.encode(snapshot))
+    checksum = xxhash.xxh3_64()
+    for piece in pieces:
+        checksum.update(piece)
+    new = path.with_suffix(".tmp")
+    new.unlink(missing_ok=True)
+    file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with open(file, "wb") as opened:
+            opened.writelines([_HEAD.pack(MAGIC, checksum.intdigest()), *pieces])
+        new.rename(path)
+    except BaseException:
+        new.unlink(missing_ok=True)
+        raise
 
 
 def _locked(path: Path) -> int:

@@ -1,7 +1,7 @@
 """What keeps the index true for one engine's event stream, or one data-parallel rank of it.
 
 The follower (`kv.events.event_applier`) knows what to do; a subclass brings what the engine says:
-`zmq_subscriber` by ZeroMQ, `polling_subscriber` by asking again and again. The follower's steps are
+`zmq_subscriber` by ZeroMQ, `subscribing` by asking again and again. The follower's steps are
 done in order, one thing at a time, and at once: for most batches, waking a task would take as long
 as what there is to do. What takes longer is done in slices, and others have the event loop between
 them.
@@ -19,9 +19,12 @@ from dataclasses import dataclass
 from functools import partial
 
 from inferway.fleet.event_source import EventSource
-from inferway.fleet.silent_zero import StreamEvidence
-from inferway.fleet.stream_figures import StreamFigures
-from inferway.fleet.stream_snapshot import SnapshotProof, StreamSnapshot
+from inferway.fleet.stream_figures import (
+    SnapshotProof,
+    StreamEvidence,
+    StreamFigures,
+    StreamSnapshot,
+)
 from inferway.kv.events.adapters import sglang
 from inferway.kv.events.apply import EngineBlocks
 from inferway.kv.events.event import Batch, EventAdapter
@@ -60,7 +63,7 @@ class Subscription:
 
 
 class EventSubscriber(ABC):
-    """Keeps the index true for one holder (`fleet.engine.Subscriber`)."""
+    """Keeps the index true for one holder."""
 
     def __init__(
         self,
@@ -250,7 +253,7 @@ class EventSubscriber(ABC):
         self._feed(lambda: self.blocks.expect_prompt(token_ids, keys, beside))
         await self._idle.wait()
 
-    # a restart of the gateway: as `stream_snapshot.Stream` has it
+    # a restart of the gateway: as `stream_figures.Stream` has it
 
     @property
     def num_changes(self) -> int:

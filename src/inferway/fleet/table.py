@@ -111,10 +111,6 @@ class EndpointTable:
         self._columns.release(endpoint.holder)
         self.on_counted()
 
-    def num_waiting(self, endpoint: Endpoint) -> float:
-        """Return how many requests wait there, as last scraped."""
-        return float(self._columns.waiting[endpoint.holder])
-
     def in_flight(self, engine: Engine) -> int:
         """Return how many requests are on their way there, those of other gateways included."""
         self._columns.add_up()

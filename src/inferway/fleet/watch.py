@@ -10,26 +10,23 @@ import errno
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-import aiohttp
 import msgspec
 
 from inferway.config import ServeSettings
 from inferway.errors import UpstreamError, UpstreamTimeoutError
 from inferway.fleet.engine import Engine
+from inferway.fleet.engine_client import EngineClient, StatusError
 from inferway.fleet.engine_facts import (
-    HEALTH,
     METRICS,
-    MODELS,
     NoEngineError,
+    ask_models,
     discover,
-    parse_models,
 )
-from inferway.fleet.http_client import StatusError, post
 from inferway.fleet.liveness import PATIENT_SECONDS
 from inferway.fleet.outage import Outage, OutageKind, down_words, duration
-from inferway.fleet.scraper import MetricsClient, Scraper, Work
+from inferway.fleet.scraper import Scraper, Work
 from inferway.metrics import Family
 from inferway.openai_api.requests import COMPLETION
 from inferway.tasks import Tasks
@@ -41,20 +38,21 @@ log = logging.getLogger("inferway.fleet")
 
 STOOD_STILL_SECONDS = 1.0  # that this process was away for, between two looks at the engines
 TRY_SECONDS = 60.0  # that the answer to a try is waited for
-ANSWER_SECONDS = 5.0  # that an engine may take to answer
 REDISCOVER_SECONDS = 10.0  # how often an engine is asked for its models again
 
 
-class Watch(Protocol):
-    """Tells the fleet what it hears of the engines (`Fleet.told`, `is_down`, `loaded`)."""
+class Watch:
+    """Tells the fleet what it hears of the engines (`Fleet.told`, `is_down`, `loaded`). By default
+    it need not be told who comes and goes, and is not asked to look at anybody."""
 
-    async def start(self, session: aiohttp.ClientSession) -> None:
+    async def start(self) -> None:
         """Hear once of every engine. Raises ConfigError."""
 
     def go_on(self) -> None:
         """Hear of them from now on."""
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Hear no more."""
 
     async def come(self, engines: Sequence[Engine]) -> None:
         """Hear of these as well; once, before it returns."""
@@ -68,17 +66,21 @@ class Watch(Protocol):
     def stir(self) -> None:
         """Look at the engines soon: one of them may have got something to do."""
 
+    def cut_off(self, url: str) -> None:
+        """Take note that the engine there has closed a connection: it may have ended."""
+
     def families(self) -> Iterable[Family]:
         """Return what /metrics shows of how they are heard of."""
+        return ()
 
 
-class EngineWatch:
+class EngineWatch(Watch):
     """Asks the engines themselves."""
 
     def __init__(self, fleet: Fleet, settings: ServeSettings) -> None:
         self._fleet = fleet
+        self._client = fleet.client
         self._settings = settings
-        self._session: aiohttp.ClientSession | None = None
         self.scraper = Scraper(
             fleet.engines,
             self._ask,
@@ -87,16 +89,11 @@ class EngineWatch:
             work_of=self._work_of if settings.scrape_seconds is None else None,
             is_stirred=fleet.table.hears_of_all,
         )
-        self.stir = self.scraper.stir  # which each request calls
-        self._pages = MetricsClient(settings.engine_tls(), ANSWER_SECONDS, self._cut_off)
-        self._silence = SilenceWatch(fleet, self.scraper.ask_soon)
+        self._silence = SilenceWatch(fleet, fleet.client, self.scraper.ask_soon)
 
-    async def start(self, session: aiohttp.ClientSession) -> None:
-        self._session = session
-        self._pages.open()
-        self._silence.open(session)
+    async def start(self) -> None:
         if self._settings.scoring:
-            self._fleet.prober.open(session)
+            self._fleet.prober.open()
         await asyncio.gather(*(self._rediscover(engine) for engine in self._fleet.engines))
 
     def go_on(self) -> None:
@@ -106,7 +103,6 @@ class EngineWatch:
     async def close(self) -> None:
         await self.scraper.close()
         await self._silence.close()
-        await self._pages.close()
 
     async def come(self, engines: Sequence[Engine]) -> None:
         await asyncio.gather(*(self._rediscover(engine) for engine in engines))
@@ -118,6 +114,15 @@ class EngineWatch:
 
     def suspect(self, name: str) -> None:
         self.scraper.suspect(name)
+
+    def stir(self) -> None:
+        self.scraper.stir()
+
+    def cut_off(self, url: str) -> None:
+        for engine in self._fleet.engines:
+            if engine.url == url:
+                engine.facts_age.asked = None
+        self.scraper.hurry(url)
 
     def families(self) -> Iterable[Family]:
         return self.scraper.families()
@@ -154,11 +159,10 @@ class EngineWatch:
 
     async def _rediscover(self, engine: Engine) -> bool:
         """Asks what the engine is. Returns whether it answered."""
-        assert self._session is not None
         asked = asyncio.get_running_loop().time()
         try:
             facts, metrics = await discover(
-                *(self._session, engine.url, engine.http_headers, engine.facts),
+                *(self._client, engine.url, engine.headers, engine.facts),
                 heard=partial(self._heard, engine),
             )
         except UpstreamError as e:
@@ -175,11 +179,9 @@ class EngineWatch:
         """Asks the engine whether it is well, and serves what it did. Returns whether it
         answered."""
         try:
-            await self._pages.get(engine.url, HEALTH, engine.headers)
-            self._heard(engine)
-            page = await self._pages.get(engine.url, MODELS, engine.headers)
-            self._heard(engine)
-            models, findings = parse_models(page.encode())
+            models, findings = await ask_models(
+                *(self._client, engine.url, engine.headers), partial(self._heard, engine)
+            )
         except UpstreamError as e:
             self._unanswered(engine, e)
             return False
@@ -189,7 +191,7 @@ class EngineWatch:
     async def _scrape(self, engine: Engine) -> bool:
         path = METRICS if engine.facts is None else engine.facts.load_path
         try:
-            metrics = await self._pages.get(engine.url, path, engine.headers)
+            metrics = await self._client.metrics(engine.url, path, engine.headers)
         except UpstreamError as e:
             self._unanswered(engine, e)
             return False
@@ -224,13 +226,6 @@ class EngineWatch:
         if kind is not OutageKind.SILENT:
             live.asked = None  # it owes no answer: the host has said that there is nobody
         self._fleet.is_down(engine, outage)
-
-    def _cut_off(self, url: str) -> None:
-        """An engine has closed the connection that it is asked by: it may have ended."""
-        for engine in self._fleet.engines:
-            if engine.url == url:
-                engine.facts_age.asked = None
-        self.scraper.hurry(url)
 
     def _work_of(self, engine: Engine, since: float) -> Work:
         """As `Scraper` has it. Blocks that it stores or drops are work, whoever has sent it."""
@@ -295,14 +290,14 @@ def needs_events(settings: ServeSettings) -> bool:
 
 class SilenceWatch:
     """Finds the engines that say nothing any more, by the rules of `liveness`. One whose core
-    computes nothing is asked for a token, once at a time, until one comes. `open` it, then `look`
-    again and again, `close` it when done."""
+    computes nothing is asked for a token, once at a time, until one comes. `look` again and again,
+    `close` it when done."""
 
-    def __init__(self, fleet: Fleet, ask: Callable[[Engine], None]) -> None:
+    def __init__(self, fleet: Fleet, client: EngineClient, ask: Callable[[Engine], None]) -> None:
         """`ask` has an engine asked at once how it is: whether others answer, too."""
         self._fleet = fleet
+        self._client = client
         self._ask = ask
-        self._session: aiohttp.ClientSession | None = None
         self._looked = self._awake = 0.0
         self._tries = Tasks(log, "an engine was not tried, by a fault of the gateway")
 
@@ -310,10 +305,6 @@ class SilenceWatch:
     def awake(self) -> float:
         """Since when this process goes on, by the loop's clock."""
         return self._awake
-
-    def open(self, session: aiohttp.ClientSession) -> None:
-        self._session = session
-        self._looked = self._awake = asyncio.get_running_loop().time()
 
     async def close(self) -> None:
         await self._tries.close()
@@ -424,9 +415,7 @@ class SilenceWatch:
     async def _token_status(self, engine: Engine) -> int:
         model = next((card.name for card in engine.base_models), "")
         body = msgspec.json.encode({"model": model, "prompt": "1", "max_tokens": 1})
-        assert self._session is not None
-        headers = engine.http_headers
-        status, _ = await post(
-            *(self._session, engine.url, COMPLETION, body), headers=headers, seconds=TRY_SECONDS
+        status, _ = await self._client.post(
+            *(engine.url, COMPLETION, body, engine.headers), seconds=TRY_SECONDS
         )
         return status

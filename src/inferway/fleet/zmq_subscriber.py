@@ -41,7 +41,7 @@ class ReplayLimits:
     slot: float = 0.3  # a slot is given back when no answer has come for so long
 
 
-class _ReplayAnswers:
+class _ReplayAnswers(zmtp.Owner):
     """What comes by the connection of a replay: messages, and None when it has ended. The
     connection is not read while messages wait."""
 
@@ -54,9 +54,6 @@ class _ReplayAnswers:
             self._held.release()
         return await self._queue.get()
 
-    def connected(self, connection: ZmtpConnection) -> None:
-        """Nothing: who made the connection waits for that."""
-
     def received(self, connection: ZmtpConnection, messages: list[list[bytes]]) -> None:
         for frames in messages:
             self._queue.put_nowait(frames)
@@ -66,9 +63,6 @@ class _ReplayAnswers:
     def disconnected(self, connection: ZmtpConnection) -> None:
         del connection
         self._queue.put_nowait(None)
-
-    def refused(self, fault: str) -> None:
-        """Nothing: whoever connects hears of it, or waits in vain."""
 
 
 class Published(Enum):
@@ -129,7 +123,7 @@ class EventLinks:
         return self._up.index(one) > self._up.index(other)
 
 
-class ZmqSubscriber(EventSubscriber):
+class ZmqSubscriber(EventSubscriber, zmtp.Owner):
     """Reads one engine's ZeroMQ publisher, and its replay socket if it has one."""
 
     def __init__(

@@ -22,7 +22,7 @@ import socket
 import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol, cast
+from typing import cast
 
 from inferway.kv.events.event import MAX_PAYLOAD_BYTES
 from inferway.loop_turns import LoopTurns, SlicedProtocol
@@ -57,8 +57,8 @@ class ZmtpError(Exception):
     """The peer is not what it should be, or breaks the protocol."""
 
 
-class Owner(Protocol):
-    """Whom connections tell what happens."""
+class Owner:
+    """Whom connections tell what happens. By default it does nothing about it."""
 
     def connected(self, connection: ZmtpConnection) -> None:
         """The handshake is done."""

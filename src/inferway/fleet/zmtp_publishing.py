@@ -16,7 +16,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from inferway.fleet.zmtp import MOST_ACCEPTED, ZmtpConnection, accept, encoded, keep_connected
+from inferway.fleet.zmtp import (
+    MOST_ACCEPTED,
+    Owner,
+    ZmtpConnection,
+    accept,
+    encoded,
+    keep_connected,
+)
 from inferway.loop_turns import LoopTurns
 from inferway.tasks import Tasks
 
@@ -37,8 +44,8 @@ class _Subscriber:
     wanted: tuple[bytes, ...] = ()  # the same, as `bytes.startswith` takes them
 
 
-class PubSocket:
-    """`bind` or `connect` it, then `send`; `close` ends it. An `Owner` of its connections."""
+class PubSocket(Owner):
+    """`bind` or `connect` it, then `send`; `close` ends it."""
 
     def __init__(
         self,
@@ -103,7 +110,7 @@ class PubSocket:
             turns=self._turns,
         )
 
-    # zmtp.Owner
+    # what its connections tell
 
     def connected(self, connection: ZmtpConnection) -> None:
         self._subscribers[connection] = _Subscriber()

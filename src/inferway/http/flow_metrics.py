@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from inferway.fleet.fleet import Fleet
-from inferway.fleet.standing import count_states
+from inferway.fleet.outage import count_states
 from inferway.http.auth import Auth
 from inferway.metrics import Family, counter, gauge
 from inferway.routing.limits.circuit_breaker import BreakerState

@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from inferway.fleet.outage import ALERTS, WORDS, OutageKind, effect, page_of, steps
-from inferway.fleet.standing import EngineStanding
+from inferway.fleet.outage import ALERTS, WORDS, EngineStanding, OutageKind, effect, page_of, steps
 from inferway.model import Alarm
 from inferway.routing.limits.outlier_detection import Affected
 from inferway.telemetry.engine_rows import EngineRow

@@ -12,7 +12,7 @@ import msgspec
 from inferway.fleet.draining import Draining
 from inferway.fleet.engine import Engine
 from inferway.fleet.fleet import Fleet
-from inferway.fleet.standing import since, state_of
+from inferway.fleet.outage import since, state_of
 from inferway.kv.index.protocol import Index
 from inferway.model import ROLE, HolderId
 from inferway.routing.limits.failover import FailoverPolicy
@@ -37,7 +37,7 @@ class EngineRow(msgspec.Struct, frozen=True):
     name: str
     url: str
     up: bool
-    state: str  # fleet.standing.EngineStanding
+    state: str  # fleet.outage.EngineStanding
     since: float | None  # Unix time at which it came into that state
     outage: OutageRow | None
     moved: int  # requests that others took over, of its last outage

@@ -16,7 +16,8 @@ from inferway.config import ServeSettings
 from inferway.extension import Extension
 from inferway.fleet.fleet import Fleet
 from inferway.fleet.prober import LivePrompt, Prober
-from inferway.fleet.silent_zero import SilentZeroAlarm, StreamEvidence
+from inferway.fleet.silent_zero import SilentZeroAlarm
+from inferway.fleet.stream_figures import StreamEvidence
 from inferway.model import Candidates, Endpoint, Headers, Prompt, Reason, Target
 from inferway.openai_api.requests import standard_fields
 from inferway.routing.journey import Routed

@@ -13,7 +13,7 @@ from tests.fleet.discovery.told import running
 
 from inferway.config import load_settings
 from inferway.errors import ConfigError
-from inferway.fleet.discovery.ray_replicas import RayReplicas, watching
+from inferway.fleet.discovery.sources import RayReplicas, watching
 
 A, B = '[{"url":"http://10.0.0.1:1","name":"a"}]', '[{"url":"http://10.0.0.2:2","name":"b"}]'
 # Copies a file to standard output, then waits until its own standard input ends.

@@ -12,6 +12,7 @@ from inferway.fleet.zmtp import (
     COMMAND,
     GREETING,
     MORE,
+    Owner,
     ZmtpConnection,
     frame,
     keep_connected,
@@ -21,7 +22,7 @@ from inferway.fleet.zmtp import (
 _SKIPPED = 3  # rounds that warm up
 
 
-class _Counting:
+class _Counting(Owner):
     """An owner of connections that does nothing with what they bring."""
 
     def __init__(self) -> None:
@@ -35,9 +36,6 @@ class _Counting:
     def received(self, connection: ZmtpConnection, messages: list[list[bytes]]) -> None:
         del connection
         self.messages += len(messages)
-
-    def disconnected(self, connection: ZmtpConnection) -> None:
-        """Nothing: it is over."""
 
     def refused(self, fault: str) -> None:
         raise ConnectionError(fault)

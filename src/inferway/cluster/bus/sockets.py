@@ -17,7 +17,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from inferway.cluster.bus.sound import MOST_BYTES
 from inferway.errors import ConfigError
 from inferway.fleet.discovery.sources import Resolve, resolve
-from inferway.fleet.zmtp import ZmtpConnection, bound, endpoint_of, keep_connected
+from inferway.fleet.zmtp import Owner, ZmtpConnection, bound, endpoint_of, keep_connected
 from inferway.fleet.zmtp_publishing import PubSocket
 from inferway.loop_turns import LoopTurns
 from inferway.tasks import Tasks
@@ -161,8 +161,8 @@ class PeerSockets:
         return False
 
 
-class _Link:
-    """A connection to one peer, made again whenever it ends, until `close`. A `zmtp.Owner`."""
+class _Link(Owner):
+    """A connection to one peer, made again whenever it ends, until `close`."""
 
     def __init__(self, address: str, heard: Heard, turns: LoopTurns) -> None:
         self._address = address

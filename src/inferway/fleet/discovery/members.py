@@ -7,18 +7,17 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from inferway.config import DiscoverySettings, EngineSettings, KubernetesSettings, ModelRewrite
+from inferway.config import DiscoverySettings, EngineSettings
 from inferway.errors import crash_report
-from inferway.fleet.discovery.kubernetes.api import Access, ApiServer, own_namespace
-from inferway.fleet.discovery.kubernetes.objects import PodSelection, selector_of
-from inferway.fleet.discovery.kubernetes.pool import PoolPods, SelectedPods
-from inferway.fleet.discovery.ray_replicas import RayReplicas
-from inferway.fleet.discovery.sources import DnsName, EnginesFile, EngineSource
+from inferway.fleet.discovery.sources import DnsName, EnginesFile, EngineSource, RayReplicas, Rules
+from inferway.tasks import Tasks
+
+if TYPE_CHECKING:
+    from inferway.fleet.discovery.list_watch import ApiServer
 
 log = logging.getLogger("inferway.discovery")
-
-Rules = Callable[[dict[str, int], list[ModelRewrite]], None]  # objectives, rewrites
 
 
 @dataclass(slots=True)
@@ -31,7 +30,9 @@ class Members:
     changed: Callable[[Sequence[EngineSettings]], Awaitable[None]]
     servers: Sequence[ApiServer] = ()  # closed with it
     _told: dict[int, Sequence[EngineSettings]] = field(default_factory=dict)
-    _tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    _tasks: Tasks = field(
+        default_factory=lambda: Tasks(log, "engines are no longer found, by a fault of the gateway")
+    )
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -41,14 +42,12 @@ class Members:
 
     def start(self) -> None:
         for number, source in enumerate(self.sources):
-            self._tasks.append(asyncio.ensure_future(self._follow(number, source)))
+            self._tasks.spawn(self._follow(number, source))
         if self.sources:
-            self._tasks.append(asyncio.ensure_future(self._apply()))
+            self._tasks.spawn(self._apply())
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
         for server in self.servers:
             await server.close()
 
@@ -71,10 +70,8 @@ class Members:
             try:
                 await self.changed(self._all())
             except Exception as e:
-                log.error(
-                    "the list of engines could not be changed, and stays as it was: %s",
-                    crash_report(e),
-                )
+                words = "the list of engines could not be changed, and stays as it was: %s"
+                log.error(words, crash_report(e))
 
     def _all(self) -> list[EngineSettings]:
         found = [*self.listed, *(e for told in self._told.values() for e in told)]
@@ -98,19 +95,10 @@ def build_members(
     sources += [RayReplicas(deployment) for deployment in settings.ray]
     servers: list[ApiServer] = []
     if settings.kubernetes is not None:
-        servers.append(ApiServer(_access(settings.kubernetes)))
-        sources.append(_pods(settings.kubernetes, servers[0], rules))
+        # It brings aiohttp, which nothing else of a gateway needs.
+        from inferway.fleet.discovery.kubernetes import pods
+
+        source, server = pods(settings.kubernetes, rules)
+        sources.append(source)
+        servers.append(server)
     return Members(listed, sources, changed, servers)
-
-
-def _access(settings: KubernetesSettings) -> Access:
-    return Access.in_cluster() if settings.api is None else Access(settings.api.rstrip("/"))
-
-
-def _pods(settings: KubernetesSettings, server: ApiServer, rules: Rules | None) -> EngineSource:
-    namespace = settings.namespace or own_namespace()
-    if settings.pool is None:
-        given = settings.selector
-        selector = given if isinstance(given, str) else selector_of(given)
-        return SelectedPods(server, namespace, PodSelection(selector, settings.ports))
-    return PoolPods(server, namespace, settings.pool, settings.group, rules)

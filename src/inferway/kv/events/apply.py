@@ -61,20 +61,13 @@ _hasher_of = lru_cache(maxsize=64)(BlockHasher)
 
 
 class HashVerifier(Protocol):
-    """What knows how the engine hashes its blocks: a `dialect_finder.DialectFinder`."""
+    """What knows how the engine hashes its blocks: `dialect_finder.DialectFinder`, which says what
+    each of these is."""
 
-    def see(self, event: BlockStored) -> None:
-        """Take note of stored blocks of full attention in GPU memory, with tokens."""
-
-    def confirms(self, event: BlockStored) -> bool:
-        """Return whether tokens and adapter alone make an event's hashes."""
-
-    def dialect(self) -> Dialect | None:
-        """Return how the engine hashes; None if that is not known."""
-
-    def is_moved(self, event: BlockStored) -> bool:
-        """Return whether an adapter's event that begins a prompt is of another path than the one
-        that is known."""
+    def see(self, event: BlockStored) -> None: ...
+    def confirms(self, event: BlockStored) -> bool: ...
+    def dialect(self) -> Dialect | None: ...
+    def is_moved(self, event: BlockStored) -> bool: ...
 
 
 class EngineBlocks:

@@ -74,13 +74,16 @@ class DialectFinder:
         *,
         lora_path: Callable[[str], str | None] = lambda _: None,
         hash_size: Callable[[], int | None] = lambda: None,
+        on_moved: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`hash_size` says how many tokens a hash has where that is fewer than a block."""
+        """`hash_size` says how many tokens a hash has where that is fewer than a block. `on_moved`
+        is told of an adapter that is found to be from elsewhere (`is_moved`)."""
         self.state = DialectState.UNKNOWN
         self.num_checked = 0  # blocks that the found dialect hashes as the engine does
         self._seeds = tuple(dict.fromkeys(seeds))
         self._lora_path = lora_path
         self._hash_size = hash_size
+        self._on_moved = on_moved
         self._fitting = [
             Dialect(algorithm, seed, tagged=tagged)
             for seed in self._seeds
@@ -173,12 +176,16 @@ class DialectFinder:
         the one that is known; False if that cannot be told."""
         if self.state is not DialectState.FOUND or event.parent_hash is not None:
             return False
-        extras = self._extras(event) if event.lora_name and event.block_hashes else None
+        if not event.lora_name or not event.block_hashes:
+            return False
+        extras = self._extras(event)
         if extras is None:
             return False
-        said = event.block_hashes[0]
         hashes = [self._hash(each, None, event, 0, extras[0]) for each in self._fitting]
-        return all(wire_hash(each) != said for each in hashes)
+        if event.block_hashes[0] in map(wire_hash, hashes):
+            return False
+        self._on_moved(event.lora_name)
+        return True
 
     @property
     def has_work(self) -> bool:

@@ -7,7 +7,15 @@ request -> our own prompts           what they can do stays with them
         -> Renderings                its earlier turns: their start, `remote-prefix`
         -> RenderError               by load only: `remote-late`, `remote-failed`
 
-Which engine is asked, and how, is in render_sites.py; for how long and how often as well.
+The engines that serve the model take turns, by what each can do:
+
+render     POST …/render (vLLM with --enable-scale-out): the code that renders its own requests
+tokenize   POST /tokenize, once its ids were those of the engine's own prompts for the chats of
+           prompts/fidelity.py; and only for requests of which it looks at every field
+nothing    else; looked at again after `RECHECK_SECONDS`, like `tokenize`: engines are started
+           anew with other flags
+
+All engines of a model are taken to render alike, as everywhere; the probe tells if they do not.
 """
 
 from __future__ import annotations
@@ -16,28 +24,35 @@ import asyncio
 import copy
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import count
 from typing import Any
 
-import aiohttp
 import msgspec
 import numpy as np
 
 from inferway.errors import RenderError, UpstreamError, crash_report
 from inferway.fleet.engine import Engine
-from inferway.fleet.engine_token_ids import NoSuchServiceError, RefusedError
-from inferway.fleet.remote.render_sites import (
-    Names,
-    RenderBreaker,
-    RenderingEngines,
-    RenderSites,
-    Site,
-    Way,
+from inferway.fleet.engine_client import EngineClient
+from inferway.fleet.engine_token_ids import (
+    NoSuchServiceError,
+    RefusedError,
+    RenderClient,
+    ask,
+    known_to_tokenize,
 )
 from inferway.model import ContextLengths, Reason, TokenIds, Tokenized
-from inferway.openai_api.requests import ChatRequest, CountTokensRequest, PromptBody
+from inferway.openai_api.requests import (
+    CHAT,
+    ChatRequest,
+    CountTokensRequest,
+    PromptBody,
+    parse_chat,
+    parse_completion,
+)
 from inferway.prompts.body_size import body_size
 from inferway.prompts.chat.conversation import carries_media, forwarded_ids
 from inferway.prompts.chat.messages_input import (
@@ -46,6 +61,7 @@ from inferway.prompts.chat.messages_input import (
     has_inline_system,
     with_written_arguments,
 )
+from inferway.prompts.fidelity import PROBES, NotRendered, compare
 from inferway.prompts.remote_render_cache import (
     RemoteRenderCache,
     RenderKey,
@@ -60,6 +76,14 @@ log = logging.getLogger("inferway.remote")
 
 CACHE_BYTES = 64 << 20  # per model; a chat of 128,000 tokens takes half a megabyte a turn
 MAX_CHARS_ON_LOOP = 256 * 1024  # a larger body is taken apart in a thread
+RECHECK_SECONDS = 300.0
+MIN_AGREEING = 3  # probes, for /tokenize to be believed
+MISSES = 5
+MAX_ASKING = 4
+PAUSE_SECONDS, MAX_PAUSE_SECONDS = 1.0, 30.0
+
+# What an engine calls each model, by the key of the model's source.
+Names = Callable[[Engine], Mapping[str, str]]
 
 # What an engine may be able to do although we are not.
 REMOTE_REASONS = {
@@ -87,17 +111,180 @@ class Outcome(StrEnum):
 class RemoteStats:
     """Counts of one model's prompts and questions."""
 
-    prompts: dict[Outcome, int] = field(default_factory=dict)
-    questions: dict[tuple[str, Outcome], int] = field(default_factory=dict)  # by engine
+    prompts: Counter[Outcome] = field(default_factory=Counter)
+    questions: Counter[tuple[str, Outcome]] = field(default_factory=Counter)  # by engine
     right_prefixes: int = 0
     wrong_prefixes: int = 0
 
-    def prompt(self, outcome: Outcome) -> None:
-        self.prompts[outcome] = self.prompts.get(outcome, 0) + 1
 
-    def question(self, engine: str, outcome: Outcome) -> None:
-        key = engine, outcome
-        self.questions[key] = self.questions.get(key, 0) + 1
+class Way(StrEnum):
+    """The way in which an engine renders one model."""
+
+    UNKNOWN = "unknown"  # it is asked to render, and then we know
+    RENDER = "render"
+    PROVING = "proving"
+    TOKENIZE = "tokenize"
+    NOTHING = "nothing"
+
+
+@dataclass(slots=True)
+class RenderBreaker:
+    """Whether one engine is asked to render, and whether anybody waits for it.
+
+    closed                       up to `MAX_ASKING` questions at once, each is waited for
+    `MISSES` misses in a row     open: a question only when no other is on its way, and nobody waits
+    an answer in time            closed
+
+    A miss is an answer that is late or fails. After a failure the next question has to wait, twice
+    as long each time. What is late has cost its caller the budget; so a service that is slow, or
+    that takes questions and never answers, costs a few requests that much, and nobody after them.
+    """
+
+    asking: int = 0  # questions on their way
+    misses: int = 0  # in a row
+    _pause: float = 0.0
+    _retry_at: float = 0.0
+
+    @property
+    def closed(self) -> bool:
+        return self.misses < MISSES
+
+    def may_ask(self, now: float) -> bool:
+        if self.closed:
+            return self.asking < MAX_ASKING
+        return self.asking == 0 and now >= self._retry_at
+
+    def in_time(self) -> None:
+        self.misses, self._pause, self._retry_at = 0, 0.0, 0.0
+
+    def late(self) -> None:
+        self.misses += 1
+
+    def failed(self, now: float) -> None:
+        self.misses += 1
+        self._pause = min(max(2 * self._pause, PAUSE_SECONDS), MAX_PAUSE_SECONDS)
+        self._retry_at = now + self._pause
+
+
+@dataclass(slots=True)
+class Site:
+    """An engine, and how it renders one model."""
+
+    engine: Engine
+    model: str  # as this engine calls it
+    breaker: RenderBreaker
+    way: Way = Way.UNKNOWN
+    until: float = 0.0  # when the way is looked at again
+
+
+class RenderSites:
+    """The engines that render one model's prompts."""
+
+    def __init__(self, renderers: RemoteRenderers, source: ModelSource) -> None:
+        self._renderers = renderers
+        self._key = source.key
+        self._model = source.model
+        self._sites: dict[str, Site] = {}
+        self._turn = count()
+
+    def forget(self, engine: Engine) -> None:
+        """Forget how an engine renders; it is found out anew."""
+        self._sites.pop(engine.name, None)
+
+    @property
+    def ways(self) -> Mapping[str, Way]:
+        """The ways by engine; those that have not been asked are not among them."""
+        return {name: site.way for name, site in sorted(self._sites.items())}
+
+    def next(self, asked: RenderKey) -> Site | None:
+        """Return the next engine in turn that may be asked for this; None if none may."""
+        now = asyncio.get_running_loop().time()
+        sites = self._live(now)
+        first = next(self._turn)
+        for i in range(len(sites)):
+            site = sites[(first + i) % len(sites)]
+            able = site.way in (Way.UNKNOWN, Way.RENDER) or (
+                site.way is Way.TOKENIZE and known_to_tokenize(asked)
+            )
+            if able and site.breaker.may_ask(now):
+                return site
+        return None
+
+    def _live(self, now: float) -> list[Site]:
+        live = []
+        for engine in self._renderers.engines:
+            model = self._renderers.names(engine).get(self._key) if engine.healthy else None
+            if model is None:
+                continue
+            site = self._sites.get(engine.name)
+            if site is None or site.model != model:
+                site = self._sites[engine.name] = Site(
+                    engine, model, self._renderers.breaker(engine)
+                )
+            if site.way in (Way.TOKENIZE, Way.NOTHING) and now >= site.until:
+                site.way = Way.UNKNOWN
+            live.append(site)
+        return live
+
+    async def call(self, site: Site, asked: RenderKey) -> Sequence[TokenIds]:
+        """Ask an engine for the token ids. Raises UpstreamError; after NoSuchServiceError the
+        engine's /tokenize is put to the proof."""
+        caller = RenderClient(self._renderers.client, site.engine.url, site.engine.headers)
+        if site.way is Way.TOKENIZE:
+            return await caller.tokenize(asked, site.model)
+        try:
+            prompts = await caller.render(asked, site.model)
+        except NoSuchServiceError as e:
+            if site.way is not Way.PROVING:
+                site.way = Way.PROVING
+                self._renderers.spawn(self._prove(site, str(e)))
+            raise
+        if site.way is not Way.RENDER:
+            site.way = Way.RENDER
+            log.info(
+                "the prompts of model %r are rendered by engine %s", self._model, site.engine.name
+            )
+        return prompts
+
+    async def _prove(self, site: Site, why: str) -> None:
+        try:
+            fault = await self._tokenize_fault(site)
+        except UpstreamError as e:
+            fault = str(e)
+        except Exception as e:
+            log.error(
+                "the gateway could not prove /tokenize of engine %s: %s",
+                site.engine.name,
+                crash_report(e),
+            )
+            fault = "a fault of ours"
+        site.way = Way.TOKENIZE if fault is None else Way.NOTHING
+        site.until = asyncio.get_running_loop().time() + RECHECK_SECONDS
+        log.info(
+            "model %r: engine %s does not render (%s), and its /tokenize %s",
+            self._model,
+            site.engine.name,
+            why,
+            "gives the ids of its prompts" if fault is None else f"is of no use: {fault}",
+        )
+
+    async def _tokenize_fault(self, site: Site) -> str | None:
+        """What is wrong with the engine's /tokenize; None if nothing is. Raises UpstreamError."""
+        client, engine, agreeing = self._renderers.client, site.engine, 0
+        caller = RenderClient(client, engine.url, engine.headers)
+        for probe in PROBES:
+            # /tokenize does not know of choices; no choice is "auto", which changes nothing
+            body = {k: v for k, v in probe.body(site.model).items() if k != "tool_choice"}
+            theirs = await ask(client, engine.url, engine.headers, probe.path, body)
+            if isinstance(theirs, NotRendered):
+                continue
+            raw = msgspec.json.encode(body)
+            parsed = parse_chat(raw) if probe.path == CHAT else parse_completion(raw)
+            ids = await caller.tokenize(asked_for(parsed, 0.0), site.model)
+            if compare(ids, theirs) is not None:
+                return f"it differs for the probe {probe.name!r}"
+            agreeing += 1
+        return None if agreeing >= MIN_AGREEING else f"only {agreeing} probes are answered there"
 
 
 @dataclass(slots=True)
@@ -111,27 +298,40 @@ class _Flight:
 
 
 class RemoteRenderers:
-    """The remote prompts of all models. `open` it, then `close`. A request waits for
-    `budget_seconds`; at 0 nobody is asked at all."""
+    """The remote prompts of all models, and the breakers and tasks that they share; `close` it at
+    the end. A request waits for `budget_seconds`; at 0 nobody is asked at all."""
 
     def __init__(
         self,
         engines: Sequence[Engine],
+        client: EngineClient,
         names: Names,
         budget_seconds: float,
         *,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.models: dict[str, RemotePrompts] = {}
-        self.engines = RenderingEngines(engines, names)
+        self.engines = engines
+        self.client = client
+        self.names = names
         self.budget_seconds = budget_seconds
-        self._wall_clock = wall_clock
-
-    def open(self, session: aiohttp.ClientSession) -> None:
-        self.engines.open(session)
+        self.wall_clock = wall_clock
+        self._breakers: dict[str, RenderBreaker] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     async def close(self) -> None:
-        await self.engines.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def breaker(self, engine: Engine) -> RenderBreaker:
+        return self._breakers.setdefault(engine.name, RenderBreaker())
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     def forget_others(self, keys: Collection[str]) -> None:
         """Forget the models of other sources than these, which engines serve now."""
@@ -140,7 +340,7 @@ class RemoteRenderers:
 
     def look_again(self, engine: Engine) -> None:
         """Forget how an engine renders that has been away, and may render otherwise now."""
-        for key in self.engines.names(engine):
+        for key in self.names(engine):
             if key in self.models:
                 self.models[key].forget(engine)
 
@@ -151,9 +351,7 @@ class RemoteRenderers:
             return own
         found = self.models.get(source.key)
         if found is None:
-            found = self.models[source.key] = RemotePrompts(
-                self.engines, source, own, self.budget_seconds, self._wall_clock
-            )
+            found = self.models[source.key] = RemotePrompts(self, source, own)
         found.own = own
         return found
 
@@ -161,22 +359,15 @@ class RemoteRenderers:
 class RemotePrompts:
     """A PromptSource: one model's. `own` is what we can do ourselves."""
 
-    def __init__(
-        self,
-        engines: RenderingEngines,
-        source: ModelSource,
-        own: PromptSource,
-        budget_seconds: float,
-        wall_clock: Callable[[], float],
-    ) -> None:
+    def __init__(self, renderers: RemoteRenderers, source: ModelSource, own: PromptSource) -> None:
         self.model = source.model
         self.own = own
         self.stats = RemoteStats()
         self.renderings = RemoteRenderCache(CACHE_BYTES)
-        self.engines = engines
-        self._sites = RenderSites(engines, source.key, source.model)
-        self.budget_seconds = budget_seconds
-        self._wall_clock = wall_clock
+        self.renderers = renderers
+        self._sites = RenderSites(renderers, source)
+        self.budget_seconds = renderers.budget_seconds
+        self._wall_clock = renderers.wall_clock
         self._flights: dict[bytes, _Flight] = {}
 
     def forget(self, engine: Engine) -> None:
@@ -227,13 +418,13 @@ class RemotePrompts:
         asked = await self._asked(body)
         prompts, outcome, flight = await self._obtained(asked)
         if prompts is not None:
-            self.stats.prompt(outcome)
+            self.stats.prompts[outcome] += 1
             return Tokenized(list(prompts), Reason.REMOTE)
         start = self.renderings.start_of(asked)
         if start is None:
-            self.stats.prompt(outcome)
+            self.stats.prompts[outcome] += 1
             raise self._nothing(outcome)
-        self.stats.prompt(Outcome.PREFIX)
+        self.stats.prompts[Outcome.PREFIX] += 1
         if flight is not None:
             flight.starts.append(start)
         return Tokenized([start], Reason.REMOTE_PREFIX)
@@ -251,7 +442,7 @@ class RemotePrompts:
         asked = await self._asked(msgspec.structs.replace(body, messages=turns[:place]))
         _, outcome, _ = await self._obtained(asked)
         start = self.renderings.start_of(asked, roles)
-        self.stats.prompt(outcome if start is None else Outcome.PREFIX)
+        self.stats.prompts[outcome if start is None else Outcome.PREFIX] += 1
         if start is None:
             raise nothing
         return Tokenized([start], Reason.MEDIA_PREFIX)
@@ -305,7 +496,7 @@ class RemotePrompts:
             return None
         deadline = asyncio.get_running_loop().time() + self.budget_seconds
         patient = site.breaker.closed
-        task = self.engines.spawn(self._ask(site, asked, deadline))
+        task = self.renderers.spawn(self._ask(site, asked, deadline))
         flight = self._flights[asked.key] = _Flight(task, deadline, patient)
         site.breaker.asking += 1
         task.add_done_callback(lambda _: self._landed(site, asked.key, flight))
@@ -342,7 +533,7 @@ class RemotePrompts:
         try:
             prompts = await self._sites.call(site, asked)
         except UpstreamError as e:
-            self.stats.question(engine, _outcome(e))
+            self.stats.questions[engine, _outcome(e)] += 1
             if loop.time() < deadline:
                 _tell(breaker, e, loop.time())
             raise
@@ -351,7 +542,7 @@ class RemotePrompts:
         in_time = loop.time() < deadline
         if in_time:
             breaker.in_time()
-        self.stats.question(engine, Outcome.RENDERED if in_time else Outcome.LATE)
+        self.stats.questions[engine, Outcome.RENDERED if in_time else Outcome.LATE] += 1
         self.renderings.put(asked, prompts, keep=may_be_kept(asked_at))
         return prompts
 

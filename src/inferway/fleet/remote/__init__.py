@@ -1,1 +1,0 @@
-"""Prompts that cannot be made here: engines render them."""
