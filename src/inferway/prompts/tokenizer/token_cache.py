@@ -180,10 +180,11 @@ class PrefixTokenCache:
         """Return the last cut between the two, and its token, which is empty if there is none.
         Which of several tokens' is not important: the one that was found last time is looked for
         first, then those that `ids` have."""
-        if self._last_found:
-            place = text.rfind(self._last_found, begin + 1, end)
+        last_found = self._last_found  # other threads write it
+        if last_found:
+            place = text.rfind(last_found, begin + 1, end)
             if place >= 0:
-                return place, self._last_found
+                return place, last_found
         for token in self._tokens_in(ids):
             place = text.rfind(token, begin + 1, end)
             if place >= 0:
