@@ -169,7 +169,8 @@ class MethodNotAllowedError(RequestError):
 
 
 class ConflictError(RequestError):
-    """It cannot be done as things are; the message says what would have to be otherwise."""
+    """A request that cannot be done as things are; the message says what would have to be
+    otherwise."""
 
     status = 409
     code = "conflict"

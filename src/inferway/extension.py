@@ -122,7 +122,7 @@ class Core:
 
     @property
     def is_worker(self) -> bool:
-        """Whether another process answers admins, and writes files."""
+        """True if another process answers admins, and writes files."""
         return self.process == "worker"
 
 
@@ -149,8 +149,8 @@ class Extension:
         """Called once the gateway knows its engines: open ports of its own. Raises ConfigError."""
 
     async def stop(self) -> None:
-        """Called first when the gateway stops: end the answers that would not end by themselves,
-        and close ports of its own."""
+        """End the answers that would not end by themselves, and close ports of its own; called
+        first when the gateway stops."""
 
     async def close(self) -> None:
         """Called once the last answer has ended, if `start` was."""

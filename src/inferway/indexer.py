@@ -1,4 +1,4 @@
-"""What the engines' caches hold of a prompt: the library's front door.
+"""The library's front door: an indexer knows what the engines' caches hold of a prompt.
 
     async with Indexer(["http://10.0.0.5:8000", "http://10.0.0.6:8000"]) as indexer:
         scores = await indexer.score_chat(messages, model="org/model")
@@ -61,7 +61,7 @@ _Parsed = TypeVar("_Parsed")
 
 @dataclass(frozen=True, slots=True)
 class FleetParts:
-    """What an indexer is given that is one of several processes which share a fleet."""
+    """The parts that an indexer shares with other processes of the same fleet."""
 
     index: Index
     columns: SharedColumns

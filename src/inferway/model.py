@@ -87,7 +87,7 @@ class KvConnector(StrEnum):
 
 
 class KvTransfer(msgspec.Struct, frozen=True):
-    """How an endpoint hands KV blocks to others, and takes theirs."""
+    """The ways in which an endpoint hands KV blocks to others, and takes theirs."""
 
     connector: KvConnector
     # Endpoints with the same connector and group can hand blocks to each other. It is made of what
@@ -101,7 +101,7 @@ class KvTransfer(msgspec.Struct, frozen=True):
 
     @property
     def role(self) -> str:
-        """Which legs of a request it may have: prefill, decode, both or none."""
+        """The legs of a request that it may have: prefill, decode, both or none."""
         if self.gives:
             return "both" if self.takes else "prefill"
         return "decode" if self.takes else "none"
@@ -135,7 +135,7 @@ class Endpoint:
 
     @property
     def host_port(self) -> bytes:
-        """What of the URL llm-d's headers name."""
+        """The part of the URL that llm-d's headers name."""
         return self.url.partition("://")[2].encode()
 
     @property
@@ -178,12 +178,12 @@ class Reason(StrEnum):
 
     @property
     def is_whole(self) -> bool:
-        """Whether the known prompts are everything that the engine will see."""
+        """True if the known prompts are everything that the engine will see."""
         return self not in (Reason.MEDIA_PREFIX, Reason.REMOTE_PREFIX)
 
     @property
     def is_by_load(self) -> bool:
-        """Whether nothing of the prompt was known, so that load alone decided."""
+        """True if nothing of the prompt was known, so that load alone decided."""
         return self not in (
             *(Reason.KV_AWARE, Reason.MEDIA_PREFIX),
             *(Reason.REMOTE, Reason.REMOTE_PREFIX),
@@ -191,7 +191,7 @@ class Reason(StrEnum):
 
     @property
     def is_of_request(self) -> bool:
-        """Whether it follows from what the client sent, and tells nothing of the fleet."""
+        """True if the reason follows from what the client sent, and tells nothing of the fleet."""
         return self in (
             *(Reason.MANY_PROMPTS, Reason.RESPONSE_ITEMS, Reason.MESSAGE_BLOCKS),
             *(Reason.EMBEDDINGS, Reason.UNREAD),
@@ -277,8 +277,9 @@ class ColumnKey(msgspec.Struct, Generic[_ArrayT], frozen=True):
 
 
 class Figure(msgspec.Struct, frozen=True):
-    """How a column of `Candidates` comes to its values. One with `metrics` is scraped, from the
-    first of them that the engine has; its ranks add up, but a share's (`is_share`) are averaged."""
+    """A column of `Candidates`: the source of its values, and their type. One with `metrics` is
+    scraped, from the first of them that the engine has; its ranks add up, but a share's
+    (`is_share`) are averaged."""
 
     unknown: float = 0.0  # the value for an endpoint of which nothing is known
     kind: str = "f8"  # numpy's word for its type

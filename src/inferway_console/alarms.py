@@ -1,5 +1,4 @@
-"""What the console adds to the alarms: cache breakers that cost much, and a recording that has
-stopped."""
+"""Alarms of the console: cache breakers that cost much, and a recording that has stopped."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def console(core: Core) -> Sequence[Extension]:
 
 
 class Console(Extension):
-    """What admins and browsers see of the records."""
+    """An extension that shows the records to admins and browsers."""
 
     name = "console"
 

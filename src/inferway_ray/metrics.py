@@ -1,4 +1,4 @@
-"""What a router has decided, as a metric of Ray's: `ray_inferway_router_decisions_total`."""
+"""The decisions of a router, as a metric of Ray's: `ray_inferway_router_decisions_total`."""
 
 from __future__ import annotations
 

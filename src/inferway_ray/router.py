@@ -54,8 +54,8 @@ class InferwayRouter(LocalityMixin, MultiplexMixin, RequestRouter):  # type: ign
     """See the module. Ray calls all of it on one event loop."""
 
     def initialize_state(self, **kwargs: Any) -> None:
-        """Take `request_router_kwargs`. Bad ones are an error in the log, and everything is routed
-        by Ray's default."""
+        """Take the settings in `request_router_kwargs`. Bad ones are an error in the log, and
+        everything is routed by Ray's default."""
         self._told: set[str] = set()
         self._random = Random()
         self._tasks = Tasks(log, "the router's view of its replicas is not up to date")

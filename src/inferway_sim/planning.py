@@ -61,7 +61,7 @@ class Options(_Bootstrap, frozen=True):
 
     @property
     def report_all(self) -> bool:
-        """Whether reused blocks are to be reported as stored."""
+        """True if reused blocks are to be reported as stored."""
         return (self.vllm_xargs or {}).get("kv_cache_report_mode") == "full"
 
 

@@ -1,4 +1,4 @@
-"""Which request runs when: continuous batching without I/O. Time is an argument, in seconds.
+"""A scheduler of requests: continuous batching without I/O. Time is an argument, in seconds.
 
 A step, as vLLM's (v1/core/sched/scheduler.py), has two halves: first the tokens that are due come
 out, requests that end give their blocks back, and the events so far are taken; then the requests
@@ -56,7 +56,7 @@ class RunningRequest:
 
     @property
     def num_missing_blocks(self) -> int:
-        """How many of its blocks wait for their content."""
+        """The number of its blocks that wait for their content."""
         return len(self.run.blocks) - self.run.num_reused
 
 

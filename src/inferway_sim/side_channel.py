@@ -1,5 +1,5 @@
-"""How simulated engines reach each other: a port of its own for each, where others read blocks and
-say what they have read. It stands for NIXL's handshake, reads and notifications, for Mooncake's
+"""The side channel between simulated engines: a port of its own for each, where others read blocks
+and say what they have read. It stands for NIXL's handshake, reads and notifications, for Mooncake's
 bootstrap server (`GET /query`) and for SGLang's.
 """
 
@@ -24,7 +24,7 @@ _HEARTBEATS_A_LEASE = 6
 
 
 class BlockRequest(msgspec.Struct):
-    """What a decode engine asks for."""
+    """The request of a decode engine for blocks."""
 
     compatibility: str  # of the two engines' caches: they must say the same
     engine_id: str | None
@@ -55,7 +55,8 @@ class SideChannel:
         self._client: aiohttp.ClientSession | None = None
 
     async def start(self) -> None:
-        """Listen. Raises ConfigError naming a port that cannot be had."""
+        """Listen at the side channel's port. Raises ConfigError naming a port that cannot be
+        had."""
         transfer = self._transfer
         app = web.Application()
         app.add_routes(

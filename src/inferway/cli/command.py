@@ -99,7 +99,7 @@ class ServerCommand(Command):
 
 
 def warnings_of(ctx: click.Context) -> Iterator[str]:
-    """Variables with our prefix that no command reads."""
+    """Yield the variables with our prefix that no command reads."""
     from inferway.cli.main import variables  # it imports commands, and so this module
 
     if ctx.command.params and all(

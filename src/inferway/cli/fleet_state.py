@@ -1,4 +1,4 @@
-"""What a running gateway says of its fleet: /ready, /admin/engines and /metrics, put together."""
+"""The state of a running gateway's fleet: /ready, /admin/engines and /metrics, put together."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class CannotAskError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TransferState:
-    """How an engine hands KV blocks to others."""
+    """The way in which an engine hands KV blocks to others."""
 
     connector: str
     role: str  # prefill, decode, both, none

@@ -1,4 +1,5 @@
-"""How commands log, as text or as JSON: to standard error, and the access log to its own place."""
+"""The log of commands, as text or as JSON: to standard error, and the access log to its own
+place."""
 
 from __future__ import annotations
 

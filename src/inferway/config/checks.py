@@ -1,4 +1,4 @@
-"""What no key's own type and bounds can say: keys that go together, and texts of a form."""
+"""Checks beyond a key's own type and bounds: keys that go together, and texts of a form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Who is let in: by an API key, by the admin key, or everybody; and what their requests may take.
+"""Authentication: requests are let in by an API key, by the admin key, or without one; a key says
+what its requests may take.
 
 configured        a request without a key      an admin is
 nothing           is anybody's                 everybody
@@ -108,12 +109,12 @@ class Auth:
 
     @property
     def is_guarded(self) -> bool:
-        """Whether all paths for requests want a key."""
+        """True if all paths for requests want a key."""
         return self.callers is not None
 
     @property
     def knows_admins(self) -> bool:
-        """Whether anybody can show to be one; else everybody counts as one."""
+        """True if a key can show that a client is an admin; else every client counts as one."""
         return self.admin_key is not None or self.callers is not None
 
     def caller(self, request: Request) -> ApiCaller:
@@ -147,7 +148,7 @@ class Auth:
 
     @property
     def keys(self) -> tuple[object, object]:
-        """What admins are known by now: a session goes on as long as this is the same."""
+        """The keys that admins are known by now: a session goes on as long as they are the same."""
         return (self.admin_key, self.callers)
 
     def is_admins_key(self, key: str) -> bool:
@@ -342,7 +343,8 @@ def admins_are_local(settings: ServeSettings) -> bool:
 
 
 def check_no_web_page(request: Request, *, is_local: bool) -> None:
-    """Raises ForbiddenError. `is_local`: the gateway listens on loopback alone."""
+    """Raises ForbiddenError if a page of another site has sent the request. `is_local`: the gateway
+    listens on loopback alone."""
     fields = request.fields
     host, origin = fields.get(b"host", b""), fields.get(b"origin")
     if origin is not None and origin.partition(b"://")[2].lower() != host.lower():

@@ -103,7 +103,8 @@ class Forwarding(msgspec.Struct, eq=False):
 
     @property
     def sent_at(self) -> float:
-        """When the request was last sent to an engine that is to answer it, by the loop's clock."""
+        """The time, by the loop's clock, when the request was last sent to an engine that is to
+        answer it."""
         return self._plan.sent_at
 
     def begin(self) -> None:

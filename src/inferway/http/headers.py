@@ -1,4 +1,5 @@
-"""Which header lines of a client travel on to an engine, and which of ours go back to it."""
+"""Header lines that travel on from a client to an engine, and those of ours that go back to the
+client."""
 
 from __future__ import annotations
 
@@ -51,7 +52,7 @@ _DROPPED = HOP_BY_HOP | REWRITTEN | ROUTING_HEADERS | {
 
 
 def request_lines(request: Request, replaced: set[bytes] | frozenset[bytes] = frozenset()) -> bytes:
-    """The header lines that travel on to the engine."""
+    """Return the header lines that travel on to the engine."""
     known, headers = request.known, request.headers
     if known is None or replaced or known.headers is not headers:
         lines = _lines(request, replaced)

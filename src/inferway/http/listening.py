@@ -1,4 +1,5 @@
-"""Where a server listens: a port, or a Unix socket's path; and its side of TLS with clients."""
+"""Listening sockets of a server, at a port or a Unix socket's path; and its side of TLS with
+clients."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ class Listener:
 
     @property
     def url(self) -> str:
-        """As a client writes it."""
+        """The server's address as a client writes it."""
         if self._path is not None:
             return self.host
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -185,7 +186,7 @@ class Certificate:
 
 
 def no_password() -> str:
-    """Instead of a question on the terminal."""
+    """Raise ValueError, where OpenSSL would ask for a password on the terminal."""
     raise ValueError("the key has a password")
 
 

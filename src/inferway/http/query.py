@@ -117,8 +117,8 @@ def query_answer(query: Query, scores: Scores) -> dict[str, Any]:
 
 
 def in_our_fields(error: RequestError) -> RequestError:
-    """An error of `Indexer.score_tokens`, in the names of this request. Both its text and `param`
-    begin with the argument's."""
+    """Return an error of `Indexer.score_tokens` in the names of this request. Both its text and
+    `param` begin with the argument's."""
     name, bracket, rest = (error.param or "").partition("[")
     if name not in _FIELDS:
         return error

@@ -1,4 +1,4 @@
-"""Where requests wait for their turn: futures and a timer around
+"""The queue of requests that wait for their turn: futures and a timer around
 routing.limits.concurrency_limiter.
 
 Nothing is taken from a request while it waits but its memory. It leaves the queue when its turn

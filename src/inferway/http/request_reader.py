@@ -170,8 +170,8 @@ class RequestReader:
         request.keep_alive = False
 
     def awaited_bytes(self) -> int:
-        """The number of bytes that the body under way still lacks, if its head has said how long it
-        is."""
+        """Return the number of bytes that the body under way still lacks, if its head has said how
+        long it is."""
         return 0 if self._request is None else max(0, self._length - self._body_bytes)
 
     def takes_continue(self) -> bool:

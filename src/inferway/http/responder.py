@@ -237,7 +237,7 @@ class Responder(msgspec.Struct, eq=False):
 
     @property
     def is_kept_alive(self) -> bool:
-        """Whether the client waits for a stream, and is sent comments while nothing else comes."""
+        """True if the client waits for a stream, and is sent comments while nothing else comes."""
         record = self.record
         return (
             record is not None
@@ -287,11 +287,11 @@ class Responder(msgspec.Struct, eq=False):
 
     @property
     def can_say_more(self) -> bool:
-        """Whether bytes that were not announced may still follow."""
+        """True if bytes that were not announced may still follow."""
         return self.started and not self.ended and self._framing in (_CHUNKED, _UNTIL_CLOSE)
 
     def abort(self) -> None:
-        """Breaks the connection, so that the client sees that the answer is not whole."""
+        """Break the connection, so that the client sees that the answer is not whole."""
         if self.ended:
             return
         self.request.keep_alive = False

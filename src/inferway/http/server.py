@@ -138,7 +138,7 @@ class HttpServer:
         yield from table(_FIGURES, [], {(): self.stats})
 
     async def start(self) -> None:
-        """Listens. Raises ConfigError when the address cannot be had."""
+        """Listen at the server's address. Raises ConfigError when the address cannot be had."""
         self.loop = asyncio.get_running_loop()
         self.time = self.loop.time
         await self._listener.open(lambda: ClientConnection(self))
@@ -199,7 +199,7 @@ class HttpServer:
             self._tap.flush()
 
     def buffered_bytes(self) -> int:
-        """The number of bytes of answers that wait here for clients to read them."""
+        """Return the number of bytes of answers that wait here for clients to read them."""
         return sum([connection.buffered_bytes for connection in self._connections])
 
     def sources(self) -> list[BodySource]:
@@ -260,7 +260,7 @@ class HttpServer:
             self._empty.set()
 
     def new_request_id(self) -> bytes:
-        """Unique; sorts in order of arrival within one process."""
+        """Return a unique id, which sorts in order of arrival within one process."""
         return b"%b-%x" % (self._id_prefix, next(self._id_numbers))
 
     def carries(self, request: Request) -> bool:

@@ -1,4 +1,4 @@
-"""Where new sessions wait until caches have room for them: futures and a timer around
+"""The queue of new sessions that wait until caches have room for them: futures and a timer around
 routing.limits.session_gate.
 
 A client waits for as long as its headers say (http.request_queue); without them, until its turn.

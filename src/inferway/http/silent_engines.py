@@ -1,4 +1,4 @@
-"""What waits at an engine that says nothing any more goes to other engines.
+"""Requests that wait at an engine which has fallen silent go to other engines.
 
 the answer            what is done
 has not begun         its request is sent to the next engine of its decision that is not silent

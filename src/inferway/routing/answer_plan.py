@@ -1,4 +1,4 @@
-"""Which request is sent next for an answer: one table. No I/O.
+"""The table that says which request is sent next for an answer. No I/O.
 
 Everything that decides how an answer is got stands in this file. `http/forward` tells the plan what
 has happened, and does what the plan returns.
@@ -62,7 +62,7 @@ class Incident(Enum):
 
 
 class Action(Enum):
-    """What is to be done next."""
+    """The next action for an answer."""
 
     SEND = auto()  # the request, to `attempts.target`, instead of what is under way there
     SEND_PREFILL = auto()  # the prefill leg, to `prefill_attempts.target`; the other one is let go
@@ -73,7 +73,7 @@ class Action(Enum):
 
 
 class What(NamedTuple):
-    """What is known of an incident."""
+    """The details of an incident."""
 
     error: UpstreamError | None = None
     status: int = 0
@@ -98,7 +98,8 @@ class RequestLifecycle(Protocol):
 
 
 class PlannedRequest(RequestLifecycle, Protocol):
-    """The same, with what is needed to send it (routing.journey.Journey)."""
+    """A request's life as the forwarder sees it, with what is needed to send it
+    (routing.journey.Journey)."""
 
     record: Record
     losses: EngineLosses
@@ -208,8 +209,8 @@ class AnswerPlan:
         return Action.SEND_PREFILL
 
     def sending(self, now: float) -> Headers:
-        """The request is sent to `attempts.target` now; return the headers that the engine
-        needs."""
+        """Note that the request is sent to `attempts.target` now; return the headers that the
+        engine needs."""
         self.sent_at, journey = now, self.journey
         headers = journey.attempt(self.attempts.target)
         is_moved = self.leg is not None and journey.is_moved

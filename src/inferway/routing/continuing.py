@@ -46,7 +46,7 @@ WENT_ON, FAILED = "ok", "failed"
 
 @dataclass(frozen=True, slots=True)
 class RestOfStream:
-    """What is asked for, and where it begins."""
+    """The body that asks for the rest of a stream, and where the rest begins."""
 
     body: bytes
     cut: Cut

@@ -100,10 +100,10 @@ class FleetView(EndpointBook, Protocol):
 
 @dataclass(slots=True)
 class Director:
-    """Opens journeys. `clock` counts seconds. `off_loop` runs a function in a thread, for bodies
-    too big to parse here. `later`: an answer's first token may be here before the engine's events
-    are; until they must have come, its prompt counts as held. `observers` are told of each request
-    that was decided by its prompt."""
+    """Opens the journeys of requests. `clock` counts seconds. `off_loop` runs a function in a
+    thread, for bodies too big to parse here. `later`: an answer's first token may be here before
+    the engine's events are; until they must have come, its prompt counts as held. `observers` are
+    told of each request that was decided by its prompt."""
 
     fleet: FleetView
     matcher: Matcher
@@ -188,7 +188,8 @@ class Director:
         return await by_prompt.weigh(Journey(self, body, by_prompt), slot)
 
     def follow_rules(self, priorities: Mapping[str, int], rewrites: Rewrites) -> None:
-        """Journeys that begin from now on have these: objective -> priority, and models' names."""
+        """Give journeys that begin from now on these rules: objective -> priority, and models'
+        names."""
         self.priorities, self.rewrites = priorities, rewrites
 
     def parses_here(self, body: bytes) -> bool:
@@ -212,7 +213,7 @@ class Director:
 
 
 class Weighed(msgspec.Struct, frozen=True):
-    """What was found out about a request, and where it is to go."""
+    """A request's prompts, candidates and shape, and where it is to go."""
 
     request: LLMRequest
     model: ServedModel

@@ -186,7 +186,7 @@ class Journey:
 
     @property
     def changes_length(self) -> bool:
-        """Whether the answer that the client gets may be longer or shorter than the engine's."""
+        """True if the answer that the client gets may be longer or shorter than the engine's."""
         return self._names is not None and not self.is_encoded
 
     async def decide(self, slot: Slot | None = None) -> Decision:
@@ -217,7 +217,7 @@ class Journey:
 
     @property
     def is_moved(self) -> bool:
-        """Whether the last attempt was sent with the blocks of another engine."""
+        """True if the last attempt was sent with the blocks of another engine."""
         return self._attempt is not None and self._attempt.is_moved
 
     def rename(self, asked: str, body: bytes) -> None:
@@ -383,8 +383,8 @@ class Journey:
             self.prefill.body = b""
 
     def close(self, outcome: str) -> None:
-        """The journey has ended; free what `attempt` took, and tell who listens. Only the first
-        call counts."""
+        """End the journey: free what `attempt` took, and tell who listens. Only the first call
+        counts."""
         if self.closed:
             return
         self.closed = True

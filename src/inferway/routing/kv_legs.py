@@ -1,4 +1,5 @@
-"""Whether a request is answered in two legs, by whom they are asked, and what became of them.
+"""Prefill and decode legs of requests: whether there are two, who asks for them, and their
+outcomes.
 
 legs       the prompt's engine is asked by                             the decode engine gets
 gateway    us (answer_plan)                                            what that engine returned

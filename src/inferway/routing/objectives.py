@@ -1,4 +1,5 @@
-"""What a request's headers tell us (InferenceObjective, SLO headers, its session)."""
+"""The headers of a request that say what it wants (InferenceObjective, SLO headers, its
+session)."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ class PrefillLeg:
 
     @property
     def is_at_once(self) -> bool:
-        """Whether both legs are sent at the same time."""
+        """True if both legs are sent at the same time."""
         return self.connector in _HANDED_OVER_AT_ONCE
 
     def bootstrap_to_ask(self, target: Target) -> str | None:

@@ -1,4 +1,4 @@
-"""What is remembered of one request until its answer has ended: for the access log and the metrics.
+"""The record of one request until its answer has ended: for the access log and the metrics.
 
 The request's journey writes it; whoever logs or counts the answer reads it once the journey is
 closed. It holds names, numbers and reasons, and nothing of a body. When the tokens of a streamed

@@ -1,5 +1,5 @@
-"""What a request asks of its answer's latency, against what is expected: for all plugins that read
-the columns of expected-ttft."""
+"""The latency that a request asks for, against the one expected: for all plugins that read the
+columns of expected-ttft."""
 
 from __future__ import annotations
 

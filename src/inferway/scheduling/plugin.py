@@ -83,7 +83,7 @@ class DataProducer(Protocol):
 
 @runtime_checkable
 class Admitter(Protocol):
-    """Refuses requests."""
+    """Refuses requests before they go to an engine."""
 
     def refusal(self, request: LLMRequest, candidates: Candidates) -> str | None:
         """Return why the request must not go in now, as the client is told; None if it may."""
@@ -109,7 +109,7 @@ class Decider(Protocol):
 
 
 class RequestOutcome(msgspec.Struct, frozen=True):
-    """How a request has ended."""
+    """The outcome of a request that has ended."""
 
     outcome: str  # "ok", "client_gone", "upstream_error", "refused", "error"
     now: float  # seconds

@@ -1,4 +1,4 @@
-"""Where the figures of who holds how much of a prompt come from: the index, which knows from the
+"""The sources of the figures of who holds how much of a prompt: the index, which knows from the
 engines' own events (precise), or what went where (approximate)."""
 
 from __future__ import annotations

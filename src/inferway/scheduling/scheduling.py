@@ -1,4 +1,4 @@
-"""How a request's endpoints are chosen, whole: what a configuration comes to."""
+"""The whole choice of a request's endpoints, as a configuration asks for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Which endpoint a session's requests go to, for the scorer and the filter that keep them together.
+"""Session affinity: the endpoint that a session's requests go to, for the scorer and the filter
+that keep them together.
 
 Two strategies (llm-d-router ebab687, util/sessionaffinity). `encoded_endpoint_header`: the answer
 names the endpoint in a header, base64 of its name, and the client sends that again with its next
@@ -218,7 +219,8 @@ class _SessionTokenListener(RequestListener):
 
 @dataclass(slots=True)
 class NamedSession:
-    """session_id. Only requests that are on their way bind a session, the first of them wins."""
+    """The strategy session_id. Only requests that are on their way bind a session, the first of
+    them wins."""
 
     sources: Sequence[NamesSession] = (session_header(SESSION_HEADER),)
     seconds: float = 300.0

@@ -1,4 +1,4 @@
-"""What several processes tell, as what one would."""
+"""Numbers of several processes, added up as if one had told them."""
 
 from __future__ import annotations
 

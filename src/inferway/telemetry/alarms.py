@@ -1,4 +1,4 @@
-"""What should not be so in the fleet: the same list for the page, `inferway status` and the doctor.
+"""Alarms of the fleet: the same list for the page, `inferway status` and the doctor.
 
 Engines with the same trouble are one alarm. Times are moments, so that an alarm stays equal while
 nothing changes: who shows it says how long ago that is (`said`).

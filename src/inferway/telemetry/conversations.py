@@ -1,5 +1,5 @@
-"""What breaks the caches of conversations: where the prompt of a next turn begins to differ from
-the one before, and by what.
+"""Causes that break the caches of conversations: where the prompt of a next turn begins to differ
+from the one before, and by what.
 
 A sample of conversations is followed, an agent's or anybody's: no more than MOST_CONVERSATIONS at
 a time and LOOKS_A_SECOND. What is kept of a prompt is hashes and numbers: some of its block keys,
@@ -75,7 +75,8 @@ class Seen(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Conversations(Extension):
-    """An extension. `today`: the date, where clocks are wrong or tests run."""
+    """An extension that counts broken turns of conversations. `today`: the date, where clocks are
+    wrong or tests run."""
 
     today: Callable[[], date] = date.today
     looked_at: int = 0  # requests

@@ -1,5 +1,5 @@
-"""How fast each engine is beside its fellows, and what waits there for longer than expected, as
-`expected-ttft` has learned it from answers.
+"""Slow engines, compared with their fellows, and requests that wait there for longer than expected,
+as `expected-ttft` has learned it from answers.
 
 Fellows serve the same model in the same role. An engine is *slow* that takes LEAST_TIMES as long as
 the median of its fellows, for a token of a prompt or of an answer; it is slow until it takes less
@@ -48,7 +48,7 @@ _HARDWARE = ("gpu", "hardware", "accelerator", "instance-type", "device", "node-
 
 
 class Speed(msgspec.Struct, frozen=True):
-    """What an engine takes, in milliseconds: for a token of a prompt of the usual length, and for
+    """The milliseconds that an engine takes for a token of a prompt of the usual length, and for
     one of an answer that it computes alone; None while too few answers have said how long they
     are."""
 
@@ -89,7 +89,7 @@ _NONE = Wait()
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What other processes know: by endpoint the speeds of those that are well known, and what
+    """The figures of other processes: by endpoint the speeds of those that are well known, and what
     waits there; and by engine what its outage has done to their requests."""
 
     speeds: Mapping[str, Speed] = field(default_factory=dict)

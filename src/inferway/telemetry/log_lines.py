@@ -1,4 +1,4 @@
-"""How lines of the log are written, as text and as JSON. Both have the date and the zone's offset.
+"""The form of lines of the log, as text and as JSON. Both have the date and the zone's offset.
 
 text    2026-11-23T09:24:40.123+00:00 INFO    inferway: the gateway listens on http://…
 json    {"time":"2026-11-23T09:24:40.123+00:00","level":"info","logger":"inferway","message":"…"}
@@ -20,7 +20,8 @@ _PLAIN = re.compile(r"[!#-<>-~]+")  # printable ASCII without space, quote and e
 
 
 def stamp(seconds: float) -> str:
-    """A moment of time.time() in the local zone: ISO 8601 with milliseconds and the offset."""
+    """Return a moment of time.time() in the local zone: ISO 8601 with milliseconds and the
+    offset."""
     milliseconds = int(seconds * 1000)
     return _second(milliseconds // 1000) % (milliseconds % 1000)
 

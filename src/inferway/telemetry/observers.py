@@ -36,7 +36,7 @@ def pod_scores(candidates: Candidates) -> dict[str, float]:
 
 
 def pod_score(value: float) -> float:
-    """Whole blocks are whole numbers, as the seed shows them."""
+    """Return whole blocks as a whole number, as the seed shows them."""
     return int(value) if float(value).is_integer() else round(float(value), 3)
 
 
@@ -141,7 +141,8 @@ class AlarmObserver(Extension):
 
 
 class WantsPrompts(Protocol):
-    """Who looks for the place of events (fleet.orphan_resolution.OrphanResolver)."""
+    """Takes prompts, and finds the places of events with them
+    (fleet.orphan_resolution.OrphanResolver)."""
 
     @property
     def wanted(self) -> bool: ...

@@ -1,4 +1,4 @@
-"""What /metrics tells of requests by model: how they ended, and how long they took.
+"""Request counts of /metrics, by model: how requests ended, and how long they took.
 
 Measured where an answer leaves the gateway, and named and counted as vLLM does it for one engine
 (vllm/v1/metrics), so that the two can be laid on each other:

@@ -128,7 +128,7 @@ class EngineConnection(SlicedProtocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether no exchange is under way."""
+        """True if no exchange is under way."""
         return self._exchange is None
 
     def pause(self) -> None:

@@ -197,8 +197,8 @@ class Pool:
 
     @property
     def unread(self) -> float:
-        """For so many seconds at most what has just been read may have been here: normally one or
-        two, but longer if the whole process stood still."""
+        """The seconds for which bytes that were just read may have waited here at most: normally
+        one or two, but longer if the whole process stood still."""
         return monotonic() - self._swept_before  # not the loop's time, which stands in between
 
     def _sweep(self) -> None:

@@ -67,7 +67,7 @@ class Reader:
 
 
 class LiveHub:
-    """Those who look. `interval` in seconds."""
+    """The readers of the page's live stream. `interval` in seconds."""
 
     def __init__(
         self,

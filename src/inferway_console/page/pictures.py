@@ -28,8 +28,8 @@ Judge = Callable[[], Sequence[Alarm]]
 
 
 class Picture:
-    """What is shown at one moment. `whole` is for who has seen nothing yet, `changes` for who has
-    seen the picture before; both are events of a stream, encoded once however many look."""
+    """The state of the page at one moment. `whole` is for who has seen nothing yet, `changes` for
+    who has seen the picture before; both are events of a stream, encoded once however many look."""
 
     def __init__(self, everything: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
         self._everything = everything

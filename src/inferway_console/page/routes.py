@@ -59,7 +59,7 @@ _STREAM: Headers = (
 
 
 class Login(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the form of the page sends."""
+    """The fields of the page's login form."""
 
     key: str
 

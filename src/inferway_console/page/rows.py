@@ -1,4 +1,4 @@
-"""What the page shows of one engine and of one request."""
+"""The page's rows, of one engine and of one request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is noted of a request when it is decided, and not looked at before it has ended."""
+"""Details of a decision, noted when a request is decided, and not looked at before it has ended."""
 
 from __future__ import annotations
 

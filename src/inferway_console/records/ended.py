@@ -1,5 +1,4 @@
-"""What has come of a request, and what it was decided by -> its row, and how much less it reused
-than it could have."""
+"""An ended request and its decision -> its row, and how much less it reused than it could have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why less of a prompt was reused than could have been: from what was known when it was decided,
+"""Reasons for less reuse of a prompt than was possible: from what was known when it was decided,
 and from what the engine has said. Pure."""
 
 from __future__ import annotations
@@ -69,8 +69,7 @@ def _filtered(blocks: int, detail: str) -> Miss:
 
 
 class Evidence(NamedTuple):
-    """What was found out of an endpoint when a request had ended that reused less than was
-    believed."""
+    """The findings at an endpoint when a request had ended that reused less than was believed."""
 
     believed: int  # blocks that the index said it held when the request was decided
     held: int  # the same, as of now

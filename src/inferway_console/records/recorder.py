@@ -80,7 +80,7 @@ class _Records(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Recorder(Extension):
-    """An extension. `clock` is the director's."""
+    """An extension that records requests. `clock` is the director's."""
 
     name = "records"
 

@@ -1,5 +1,5 @@
-"""What is kept of requests, whole: the ring, who fills it, who finds out why, and who looks at what
-their prompts have in common."""
+"""The records as a whole: the ring, what fills it, what finds out why, and what looks for what
+prompts have in common."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Records:
 
     @property
     def extensions(self) -> Sequence[Extension]:
-        """Those that look at requests and answers."""
+        """The extensions that look at requests and answers."""
         watching = self.watch.extensions if self._settings.scoring else ()
         return [*([self.recorder] if self.is_on else []), *watching]
 

@@ -1,5 +1,5 @@
-"""What an engine has not delivered though it was believed to hold it: why, and what is done about
-it.
+"""Shortfalls: blocks that an engine has not delivered though it was believed to hold them, why, and
+what is done about it.
 
 A request that fell short waits for `later`: until then the engine's events have come that may tell
 why. Then the index is asked again. Where nothing explains it, the picture of the engine is wrong:

@@ -1,4 +1,4 @@
-"""What Envoy is answered. Pure: values in, ProcessingResponses out, as bytes."""
+"""Answers to Envoy. Pure: values in, ProcessingResponses out, as bytes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def set_header(name: bytes, value: bytes) -> bytes:
 def request_headers(
     addresses: str, told: Headers, removed: Sequence[bytes], length: int | None
 ) -> bytes:
-    """The pick: the same in the header and in the metadata. `told` are headers that change;
+    """Return the pick, the same in the header and in the metadata. `told` are headers that change;
     `length` is the body's, None without one."""
     destination, metadata = _destination(addresses)
     mutation = destination + b"".join([set_header(name, value) for name, value in told])
@@ -88,7 +88,7 @@ def load_balancer_metadata(values: Mapping[str, str | float]) -> bytes:
 
 
 def request_pieces(body: bytes, *, ended: bool) -> Iterator[bytes]:
-    """The body, in one piece at least. `ended`: no trailers follow."""
+    """Yield the body, in one piece at least. `ended`: no trailers follow."""
     if len(body) <= MAX_PIECE_BYTES:
         yield _piece(_REQUEST_BODY, body, ended)
         return
@@ -152,7 +152,7 @@ def status_of_refusal(error: InferwayError) -> int:
 
 
 def immediate(status: int, text: str, told: Headers = ()) -> bytes:
-    """The client's answer, instead of an engine's."""
+    """Return an answer that Envoy gives the client itself, instead of an engine's."""
     headers = [(b"content-type", b"text/plain"), *told]
     mutation = b"".join([set_header(name, value) for name, value in headers])
     said = field(1, number(1, status)) + field(2, mutation) + field(3, text.encode())

@@ -1,5 +1,5 @@
-"""What protobuf writes, by hand: building a message of upb's costs several times its bytes. Fields
-of numbers below 16. Pure."""
+"""Protobuf messages, written by hand: building a message of upb's costs several times its bytes.
+Fields of numbers below 16. Pure."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ class ProcessingStream:
 
     @property
     def over(self) -> bool:
-        """Whether the stream can be closed."""
+        """True if the stream can be closed."""
         return self._state is _State.OVER
 
     def receive(self, message: Any) -> Sequence[bytes]:

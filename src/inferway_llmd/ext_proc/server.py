@@ -86,11 +86,11 @@ class PickerServer:
 
     @property
     def counts(self) -> PickerCounts:
-        """What the picker has done since the start."""
+        """The picker's counts since the start."""
         return self.rules.counts
 
     async def start(self) -> None:
-        """Listen. Raises ConfigError when a port cannot be had."""
+        """Listen at all ports. Raises ConfigError when a port cannot be had."""
         await self._server.start()
         if self._beside is not None:
             await self._beside.start()

@@ -1,4 +1,4 @@
-"""How full engines are by what we have sent them."""
+"""Saturation of engines by the requests that we have sent them."""
 
 from __future__ import annotations
 

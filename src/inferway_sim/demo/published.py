@@ -1,4 +1,4 @@
-"""What a subscriber sees of the gateway's published events."""
+"""A subscriber's view of the gateway's published events."""
 
 from __future__ import annotations
 

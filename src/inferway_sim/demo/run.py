@@ -48,7 +48,7 @@ ANSWER_TOKENS = 24
 
 
 async def run_demo(settings: DemoSettings, console: Console, *, exit_after: bool) -> None:
-    """The phases, then the server until SIGINT or SIGTERM. Raises ConfigError at start only."""
+    """Run the phases, then the server until SIGINT or SIGTERM. Raises ConfigError at start only."""
     stop = asyncio.Event()
     listen(asyncio.get_running_loop(), stop.set, *ENDING)
     if settings.port and not exit_after:
@@ -94,7 +94,7 @@ class Demo:
 
     @classmethod
     async def start(cls, settings: DemoSettings, console: Console, stack: AsyncExitStack) -> Demo:
-        """Phase 1: tokenizer, engines, index, server. The stack closes them in reverse."""
+        """Start phase 1: tokenizer, engines, index, server. The stack closes them in reverse."""
         console.rule("Phase 1: initialization")
         renderer = Renderer()
         stack.callback(renderer.close)
@@ -175,8 +175,8 @@ class Demo:
         _done(self._console, f"{counts.total()} events published, chats on {chats_topic}")
 
     def serve_on(self, stack: AsyncExitStack) -> None:
-        """Phase 4: the server lives, with some traffic until the stack is closed; what to try on
-        it."""
+        """Start phase 4: the server lives, with some traffic until the stack is closed; say what to
+        try on it."""
         self._console.rule("Phase 4: live server")
         for line in self._invitation():
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Where the steps end in which a prompt is computed.
+"""The ends of the steps in which a prompt is computed.
 
 Rules from vLLM 0.32 (v1/core/sched/scheduler.py), written anew.
 """

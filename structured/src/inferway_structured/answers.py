@@ -56,7 +56,7 @@ class AnswerJudge:
 
     @property
     def is_read(self) -> bool:
-        """Whether the bytes of the answer are wanted; known once it has started."""
+        """True if the bytes of the answer are wanted; known once it has started."""
         return self.holds_all or self._texts is not None
 
     def start(

@@ -1,4 +1,5 @@
-"""What is raised here on purpose, and by the gateway, too. Its tree is in `inferway.errors`."""
+"""Exceptions that are raised here on purpose, and by the gateway, too. Its tree is in
+`inferway.errors`."""
 
 from __future__ import annotations
 

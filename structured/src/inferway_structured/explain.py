@@ -1,4 +1,4 @@
-"""What will become of a spec, keyword by keyword, told without a tokenizer. Pure.
+"""An explanation of a spec, keyword by keyword, told without a tokenizer. Pure.
 
     {"key", "kind", "strict",
      "verdict": "enforced", "partly" (something is left out, by name) or "refused",

@@ -67,7 +67,7 @@ class WholeEvents:
 
     @property
     def are_done(self) -> bool:
-        """Whether the stream has said that it is whole, and nothing after that."""
+        """True if the stream has said that it is whole, and nothing after that."""
         return self._passed.endswith(_WHOLE_DONE)
 
 

@@ -15,7 +15,7 @@ WAIT_SECONDS = 5.0
 
 
 class Asker(NamedTuple):
-    """Whose work it is, and of which priority: as in the gateway's queue of requests."""
+    """The tenant whose work it is, and its priority: as in the gateway's queue of requests."""
 
     tenant: str = ""
     priority: int = 0

@@ -1,5 +1,5 @@
-"""Whether shapes can be kept, and whether answers have theirs: one service, in front of the engines
-and in them. Everything is worked out once for all who ask, each in its turn, off the event loop.
+"""Verdicts on shapes and on answers: one service, in front of the engines and in them. Everything
+is worked out once for all who ask, each in its turn, off the event loop.
 
 what                                     where                          at a time
 reading a large body                     a thread                       1
@@ -101,7 +101,7 @@ class Library(Protocol):
 
 
 class Verdicts:
-    """The service. Used from one event loop, but for `verdict_now`. Close it."""
+    """The service of verdicts. Used from one event loop, but for `verdict_now`. Close it."""
 
     def __init__(
         self,

@@ -144,8 +144,8 @@ class BlockHasher:
         extras: BlockExtras | None = None,
         parent: BlockKey | None = None,
     ) -> list[BlockKey]:
-        """Keys of the full blocks of `token_ids`, which follow on `parent` (None: a prompt's
-        start). `extras` count from the first of these blocks."""
+        """Return the keys of the full blocks of `token_ids`, which follow on `parent` (None: a
+        prompt's start). `extras` count from the first of these blocks."""
         return self.chain(self.digests(token_ids, extras), parent)
 
     def keys_of_list(
@@ -212,7 +212,7 @@ class BlockHasher:
         return digests
 
     def chain(self, digests: Lanes, parent: BlockKey | None = None) -> list[BlockKey]:
-        """Keys of blocks with these digests, which follow on `parent`."""
+        """Return the keys of blocks with these digests, which follow on `parent`."""
         if len(digests) <= _FEW_BLOCKS:
             return self.chain_of_list(digests.tolist(), parent)
         key = self._root if parent is None else parent

@@ -62,7 +62,7 @@ _hasher_of = lru_cache(maxsize=64)(BlockHasher)
 
 
 class HashVerifier(Protocol):
-    """What knows how the engine hashes its blocks: a `dialect_finder.DialectFinder`."""
+    """Verifies how the engine hashes its blocks: a `dialect_finder.DialectFinder`."""
 
     def see(self, event: BlockStored) -> None:
         """Take note of stored blocks of full attention in GPU memory, with tokens."""
@@ -121,7 +121,7 @@ class EngineBlocks:
 
     @property
     def cut_seen(self) -> Cut | None:
-        """How prompts are cut for the engine, as its events show; None before the first."""
+        """The cut of prompts for the engine, as its events show; None before the first."""
         size, layout = self._held.block_size, self._held.layout
         return None if size is None else cut_of(size, layout.lookahead if layout else 0)
 
@@ -151,7 +151,7 @@ class EngineBlocks:
 
     @property
     def has_waiting(self) -> bool:
-        """Whether there are blocks, of whatever group, that have no key and cannot be matched."""
+        """True if there are blocks, of whatever group, that have no key and cannot be matched."""
         return bool(self._held.deferred or self._held.orphans.tiers)
 
     @property
@@ -161,7 +161,7 @@ class EngineBlocks:
 
     @property
     def copies_count(self) -> bool:
-        """Whether a block is gone with its last copy; if False, it is gone with any removal."""
+        """True if a block is gone with its last copy; if False, it is gone with any removal."""
         return self._held.bridge.counting
 
     def count_no_copies(self) -> None:
@@ -310,7 +310,7 @@ class EngineBlocks:
 
     @property
     def expects_prompts(self) -> bool:
-        """Whether events may name parts of prompts without their tokens, or no group is known."""
+        """True if events may name parts of prompts without their tokens, or no group is known."""
         layout = self._held.layout
         return layout is None or layout.has_hidden_places
 

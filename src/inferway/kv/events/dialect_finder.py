@@ -1,4 +1,5 @@
-"""How an engine hashes its blocks: found from its first events, verified from then on.
+"""The dialect in which an engine hashes its blocks: found from its first events, verified from then
+on.
 
 An event has the tokens of its blocks and their hashes, so whoever hashes as the engine does comes
 to the same. A hash covers the one before it in full, and the wire carries 64 bits of it: so only

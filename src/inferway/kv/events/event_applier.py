@@ -118,7 +118,7 @@ class EventApplier:
 
     @property
     def is_whole(self) -> bool:
-        """Whether everything that the engine holds is known once the stream is in step."""
+        """True if everything that the engine holds is known once the stream is in step."""
         blocks = self.blocks
         if self._left_out or not self.stream.from_start or not blocks.copies_count:
             return False

@@ -182,7 +182,7 @@ class HashToKey:
         return self._places[place].more
 
     def clear(self) -> None:
-        """Forget everything. The memory is given back by `sweep`."""
+        """Forget all hashes and keys. The memory is given back by `sweep`."""
         for blocks in self._places.values():
             self._garbage.extend(blocks.table.dicts())
         self._places.clear()

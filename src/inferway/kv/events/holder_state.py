@@ -1,4 +1,4 @@
-"""What one holder has, in hashes, keys and places; changed by `apply`.
+"""The blocks of one holder, in hashes, keys and places; changed by `apply`.
 
 Each change has a method, which returns the operations that keep the index true.
 """

@@ -67,7 +67,7 @@ MAX_HELD_BYTES = 64 * 1024 * 1024
 
 
 class StreamState(StrEnum):
-    """How true our picture of an engine's cache is."""
+    """The degree to which our picture of an engine's cache is true."""
 
     EXACT = "exact"  # its cache as of its last batch
     PARTIAL = "partial"  # all true, but blocks stored before we joined are unknown
@@ -77,7 +77,7 @@ class StreamState(StrEnum):
 
     @property
     def is_settled(self) -> bool:
-        """Whether the picture is true as of the last batch, and nothing that the engine has told is
+        """True if the picture is true as of the last batch, and nothing that the engine has told is
         still to be read."""
         return self in (StreamState.EXACT, StreamState.PARTIAL)
 
@@ -176,7 +176,7 @@ class EventStream:
 
     @property
     def from_start(self) -> bool:
-        """Whether everything that the engine has ever told is applied, so that the state is exact
+        """True if everything that the engine has ever told is applied, so that the state is exact
         once the stream is in step."""
         return self._from_start
 

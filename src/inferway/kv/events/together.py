@@ -23,7 +23,7 @@ _SHORT_BLOCKS = 16  # of an event: with so many, reading it alone costs about th
 
 
 class Stored(Struct, frozen=True, gc=False):
-    """What several events store in GPU memory, in order, each block once."""
+    """Blocks that several events store in GPU memory, in order, each block once."""
 
     blocks: dict[int, BlockKey]  # by their hashes
     ops: list[Store]  # one for each event

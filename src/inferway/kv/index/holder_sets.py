@@ -1,4 +1,5 @@
-"""Who holds a block and where: values that many blocks share, by number.
+"""Sets of holders, with the tiers where they hold a block: values that many blocks share, by
+number.
 
 A value is `attached` and a mask for each *plane*. A mask has one bit per holder; a plane is a
 tier of a group of KV caches, and its mask says who holds the block there. `attached` has those

@@ -1,4 +1,5 @@
-"""How many blocks of a prompt each of many holders has, without an entry for each of them."""
+"""The lengths of a prompt's prefixes that many holders have, in blocks, without an entry for each
+holder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an index is: `apply` what engines did, `match` what a prompt would find.
+"""The contract of an index: `apply` what engines did, `match` what a prompt would find.
 
 A key is a hash over all the tokens before it (kv/blocks/keys.py), so a block has one parent, always
 the same, and what an engine holds are branches of one tree. A block can be reused only with all
@@ -87,7 +87,7 @@ Op = Store | Copy | Remove | Clear | Layout
 
 
 class MatchResult(msgspec.Struct, frozen=True):
-    """What each holder has of a prompt.
+    """The blocks of a prompt that each holder has.
 
     `blocks`: for each holder of the first key, how many keys it holds from the start without a
     hole, in any tier. `discount`: how much less than `blocks` they weigh because some lie in lower
@@ -157,7 +157,7 @@ class Index(Holdings, Protocol):
 
     @property
     def has_layouts(self) -> bool:
-        """Whether there are holders with a layout, to whom a prompt's `Places` matter."""
+        """True if there are holders with a layout, to whom a prompt's `Places` matter."""
 
     def layout(self, holder: HolderId) -> CacheLayout | None:
         """Return the holder's layout; None if it has full attention alone."""

@@ -1,1 +1,2 @@
-"""Who may go where, and when: callers, limits, the queue, ejected engines, further tries. Pure."""
+"""Limits of who may go where, and when: callers, limits, the queue, ejected engines, further tries.
+Pure."""

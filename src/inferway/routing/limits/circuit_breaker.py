@@ -1,4 +1,5 @@
-"""Whether an engine that has failed gets requests. A table and arithmetic; time is given.
+"""A circuit breaker, which says whether an engine that has failed gets requests. A table and
+arithmetic; time is given.
 
 state       requests          leaves it
 closed      all               `failures` in a row, or `share` of at least `least` lately: open

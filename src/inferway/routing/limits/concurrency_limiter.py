@@ -1,4 +1,5 @@
-"""How many requests are with the engines at a time, and who goes next when one has ended.
+"""The limit of how many requests are with the engines at a time, and the choice of who goes next
+when one has ended.
 
 A request holds one *place* from when it enters until it leaves: one of all, and one of an engine.
 Until it is known which engine it goes to, it holds a place with any engine of its model, so that it
@@ -114,12 +115,12 @@ class ConcurrencyLimiter:
 
     @property
     def limits_engines(self) -> bool:
-        """Whether each engine has a limit; else requests hold no place at engines."""
+        """True if each engine has a limit; else requests hold no place at engines."""
         return self.settings.engine_in_flight is not None
 
     @property
     def num_waiting(self) -> int:
-        """How many requests wait, in all processes."""
+        """The number of requests that wait, in all processes."""
         return self.queue.size + (0 if self.others is None else self.others.others_waiting)
 
     def enter(self, lane: str, priority: int = 0) -> str | None:

@@ -1,4 +1,5 @@
-"""Those who wait for a place: by priority, and within one priority fair between tenants.
+"""The queue of requests that wait for a place: by priority, and within one priority fair between
+tenants.
 
 Fair is start-time fair queueing (Goyal, Vin and Cheng, 1996) with requests of equal cost: each
 tenant's next request has a start tag, the later of the queue's virtual time and the end of the

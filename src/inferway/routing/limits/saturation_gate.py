@@ -1,4 +1,4 @@
-"""Whose turn it may be while engines are nearly full, as llm-d's flow control has it.
+"""Admission while engines are nearly full, as llm-d's flow control has it.
 
 A request may have its turn while the saturation of its model's endpoints is below the ceiling of
 its priority (scheduling/flow_control). Endpoints that prefill and those that decode, by their
@@ -75,7 +75,7 @@ class SaturationGate:
         return fairness if isinstance(fairness, ChoosesFlow) else None
 
     def enters(self, lane: str) -> None:
-        """A request for that model has its turn."""
+        """Count in a request for that model that has its turn."""
         self.in_flight[lane] = self.in_flight.get(lane, 0) + 1
 
     def leaves(self, lane: str) -> None:

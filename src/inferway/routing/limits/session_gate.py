@@ -1,4 +1,4 @@
-"""Which turns wait because their session is new and the caches are full of others.
+"""The turns that wait because their session is new and the caches are full of others.
 
 A turn of a session that is alive goes on at once; so does a request that names none. A new session
 waits until there is room (scheduling/session_admission): by priority, fair between tenants, then in

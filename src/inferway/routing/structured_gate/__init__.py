@@ -1,4 +1,5 @@
-"""In front of the engines: whether the shape asked of an answer can be kept, and whether it was.
+"""The gate in front of the engines: it checks whether the shape asked of an answer can be kept, and
+whether it was.
 
 gate       a parsed request           -> a shape to keep, or 400 with the place; no engine sees it
 shape      one such request on its way: what its engine does not enforce; its answer, judged

@@ -1,5 +1,5 @@
-"""What is on its way to each engine and has not begun to answer: the work that a new request finds
-ahead of itself.
+"""Requests that are on their way to each engine and have not begun to answer: the work that a new
+request finds ahead of itself.
 
 Engines compute prompts one after another (vLLM: in the order they came, in chunks). So when an
 answer begins, the work before it is done, and what is left is known anew; between two such

@@ -1,5 +1,5 @@
-"""What an engine's time consists of, learned from times observed: robust regressions, one for all
-engines, and for each one how it differs from that.
+"""The costs that an engine's time consists of, learned from times observed: robust regressions, one
+for all engines, and for each one how it differs from that.
 
 A time is a sum of features, each at a cost of its own: t = x . c. The unknown is how many times
 the usual cost (`prior`, the prior) each one is: c = usual * g. With z = x * usual / (x . usual),
@@ -183,7 +183,7 @@ class Costs:
 
     @property
     def is_known(self) -> bool:
-        """Whether anything has been observed."""
+        """True if anything has been observed."""
         return self._count > 0
 
     def grow(self, slots: int) -> None:
@@ -249,7 +249,7 @@ class Costs:
 
     @property
     def is_well_known(self) -> bool:
-        """Whether more has been observed than a few answers."""
+        """True if more has been observed than a few answers."""
         return self._count >= WELL_KNOWN_AFTER
 
     def known(self, slots: Mapping[str, int]) -> KnownCosts | None:

@@ -1,4 +1,4 @@
-"""How many engines hold the SLO, from what was asked of late (`demand`) and what it costs
+"""The number of engines that hold the SLO, from what was asked of late (`demand`) and what it costs
 (`costs`).
 
 Requests come at r a millisecond, as they are expected to in a while: the line through the last
@@ -82,7 +82,7 @@ _STEPS = 40  # of a bisection
 
 
 class Slo(NamedTuple):
-    """What is to be held, in milliseconds."""
+    """The latencies that are to be held, in milliseconds."""
 
     ttft_ms: float | None
     itl_ms: float | None
@@ -91,7 +91,7 @@ class Slo(NamedTuple):
 
 
 class Serving(NamedTuple):
-    """Who serves a model now: as many engines, with so many endpoints together."""
+    """The engines that serve a model now, and how busy they are."""
 
     slots: NDArray[np.intp]
     engines: int
@@ -143,8 +143,8 @@ class Correction:
 
 
 class Follows(NamedTuple):
-    """Whether the fleet is as large as was said of late. Where it is not, how requests fare does
-    not come from what was said: the factor would wind up."""
+    """The directions in which the fleet has followed what was said of late. Where it is not, how
+    requests fare does not come from what was said: the factor would wind up."""
 
     up: bool  # it is not smaller
     down: bool  # nor larger, by more than comes of rounding
@@ -191,7 +191,8 @@ class LateCurve:
 
 @dataclass(slots=True)
 class WantedEstimator:
-    """Of one model. `look` whenever somebody asks; it learns from what has been since."""
+    """Estimates the number of engines that one model wants. `look` whenever somebody asks; it
+    learns from what has been since."""
 
     slo: Slo
     correction: Correction = field(default_factory=Correction)

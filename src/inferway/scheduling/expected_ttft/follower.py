@@ -1,4 +1,4 @@
-"""What becomes of one request, and what that teaches.
+"""A follower of one request, which learns from its answer.
 
 answer            begins to be seen   teaches
 streamed          with its first      TTFT at once; TPOT at the end, if it tells how many tokens

@@ -1,4 +1,5 @@
-"""What several gateways tell each other of what they learn, so that each knows what all do.
+"""Messages by which several gateways tell each other of what they learn, so that each knows what
+all do.
 
 Each tells what it has sent, what has begun to answer, and how long that took; the others take it
 over as if it were their own. Endpoints are told by their names, for each gateway has its own slots.
@@ -36,7 +37,7 @@ RECENT_REQUESTS = 100.0  # from which it is known how many of all others have se
 
 
 class Kind(IntEnum):
-    """Of what a time was learned."""
+    """The kind of time that was learned."""
 
     TTFT = 0
     TPOT = 1
@@ -61,7 +62,7 @@ class Waits(_LearningEvent, frozen=True, gc=False):
 
 
 class Begins(_LearningEvent, frozen=True, gc=False):
-    """It has begun to answer, or has gone; or will be taken for that (`is_assumed`)."""
+    """A request has begun to answer, or has gone; or will be taken for that (`is_assumed`)."""
 
     number: int
     at: float
@@ -69,7 +70,7 @@ class Begins(_LearningEvent, frozen=True, gc=False):
 
 
 class Took(_LearningEvent, frozen=True, gc=False):
-    """How long something took on an endpoint, and what it was made of."""
+    """The time that something took on an endpoint, and what it was made of."""
 
     kind: Kind
     endpoint: str
@@ -85,7 +86,7 @@ class Answered(_LearningEvent, frozen=True, gc=False):
 
 
 class Comes(_LearningEvent, frozen=True, gc=False):
-    """So many decode legs more are to come to the endpoint."""
+    """A change in the number of decode legs that are to come to the endpoint."""
 
     endpoint: str
     by: float

@@ -54,7 +54,7 @@ class ChoosesFlow(Protocol):
 
 
 class FirstCome(Parameters, frozen=True):
-    """fcfs-ordering-policy."""
+    """The plugin fcfs-ordering-policy: first come, first served."""
 
     def rank(self, arrival: Arrival) -> float:
         return 0.0
@@ -78,7 +78,7 @@ class SloDeadline(Parameters, frozen=True):
 
 
 class RoundRobin(Parameters, frozen=True):
-    """round-robin-fairness-policy."""
+    """The plugin round-robin-fairness-policy: tenants take turns."""
 
     def flow(self, tenant: str) -> str:
         return tenant

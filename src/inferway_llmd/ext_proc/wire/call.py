@@ -125,7 +125,7 @@ class Call:
         self.pump()
 
     def finish(self, status: Status = Status.OK, words: str = "") -> None:
-        """Behind all that was sent. Only the first one counts."""
+        """End the call behind all that was sent. Only the first one counts."""
         if self._end is None:
             self._end = (status, words)
             if not self._kept:

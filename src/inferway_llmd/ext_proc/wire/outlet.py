@@ -1,5 +1,5 @@
-"""What goes to one client: what is said in one turn of the loop together, and of answers no more
-than it has room for."""
+"""The outlet to one client: what is said in one turn of the loop goes together, and of answers no
+more than it has room for."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""How much is taken from a client that asks for nothing: pings, empty frames, resets of unanswered
-calls. A flood of it has no other end (CVE-2019-9511 to 9518, CVE-2023-44487, CVE-2024-27316)."""
+"""The limit of what is taken from a client that asks for nothing: pings, empty frames, resets of
+unanswered calls. A flood of it has no other end (CVE-2019-9511 to 9518, CVE-2023-44487,
+CVE-2024-27316)."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from inferway_llmd.ext_proc.wire.frames import ConnectionFault, Fault
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """So many frames for nothing, in so long."""
+    """The number of useless frames that a client may send in so many seconds."""
 
     frames: int = 100_000
     seconds: float = 10.0
@@ -28,7 +29,7 @@ class Flood:
         self._count, self._since = 0, clock()
 
     def count(self, cost: int = 1) -> None:
-        """A frame has come that asks for nothing; `cost`: it is as dear as so many. Raises
+        """Count a frame that asks for nothing; `cost`: it is as dear as so many. Raises
         ConnectionFault."""
         self._count += cost
         if self._count > self._patience.frames:

@@ -1,4 +1,4 @@
-"""Which endpoint was sent which images, audio and video: it may still have their embeddings."""
+"""The endpoints that were sent images, audio and video: they may still have their embeddings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""So many answers at a time, and who waits for one of them to end."""
+"""The room for so many answers at a time, and for callers that wait for one of them to end."""
 
 from __future__ import annotations
 

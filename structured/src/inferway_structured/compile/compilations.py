@@ -63,7 +63,8 @@ _MAX_STUCK = 4
 
 
 class Compilations:
-    """Compiles specs. Any thread may call it; what goes wrong is raised by the futures alone."""
+    """Compiles specs for one vocabulary. Any thread may call it; what goes wrong is raised by the
+    futures alone."""
 
     def __init__(
         self,

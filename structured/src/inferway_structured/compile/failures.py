@@ -1,4 +1,4 @@
-"""What those are told for whom there is no grammar, or who have one that fails."""
+"""Messages for requests that have no grammar, or one that fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the C library's malloc knows of this process, which is what grammar libraries use."""
+"""Figures of the C library's malloc for this process, which is what grammar libraries use."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class Conversation:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it has said so."""
+        """True if the child has said that it is ready."""
         return self._ready
 
     def do(self, function: str, argument: bytes) -> bytes:

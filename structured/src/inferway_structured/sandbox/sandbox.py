@@ -74,7 +74,7 @@ class Sandbox:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the next job need not wait until its process is prepared."""
+        """True if the next job need not wait until its process is prepared."""
         return any(process.is_ready for process in self._processes[:1])
 
     def call(self, function: str, argument: bytes) -> bytes:

@@ -87,7 +87,7 @@ class _JsonEvent(Struct):
 
 
 class NumberedEvent(Struct):
-    """What orders an event in its stream. `payload` is for the adapter."""
+    """The numbers that order an event in its stream. `payload` is for the adapter."""
 
     event_id: Annotated[int, Meta(ge=0)]
     attention_dp_rank: int | None = None
@@ -118,7 +118,7 @@ def split_answer(body: bytes) -> Iterator[NumberedEvent]:
 
 
 class TensorRTEvents:
-    """What reads the events of one engine, whose blocks have `block_size` tokens."""
+    """Reads the events of one engine, whose blocks have `block_size` tokens."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size

@@ -249,8 +249,8 @@ def _is_known(event: dict[object, object]) -> bool:
 
 
 def normalise(event: Event) -> dict[str, object]:
-    """`event` in vLLM's map form, whatever form it came in. Fields without a value are absent,
-    but for the parent."""
+    """Return `event` in vLLM's map form, whatever form it came in. Fields without a value are
+    absent, but for the parent."""
     fields = {k: v for k, v in msgspec.structs.asdict(event).items() if v is not None}
     if isinstance(event, BlockStored):
         fields |= {"parent_hash": event.parent_hash, "token_ids": list(event.token_ids)}
@@ -288,7 +288,7 @@ def _type_of(raw: Raw) -> str | None:
 
 
 def typed(event: _Decoded, path: int) -> Event | EventError:
-    """An event as it came -> the event it stands for. `path` is its position in the batch."""
+    """Return the event that a decoded one stands for. `path` is its position in the batch."""
     if isinstance(event, StoredFields):
         return _checked(_stored(event), path)
     if isinstance(event, _Removed):

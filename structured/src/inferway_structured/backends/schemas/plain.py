@@ -1,4 +1,4 @@
-"""Which schemas llguidance reads as they are meant, or refuses: those are tried as they came."""
+"""Schemas that llguidance reads as they are meant, or refuses: those are tried as they came."""
 
 from __future__ import annotations
 
