@@ -53,7 +53,7 @@ _UNKNOWN = Matched(Prompt(np.array((), np.uint32), ()), MatchResult())  # none, 
 
 
 class Whereabouts(Protocol):
-    """Knows all endpoints (records.whereabouts)."""
+    """Knows all endpoints (records.records)."""
 
     def num_endpoints(self) -> int: ...
     def of(self, holder: HolderId, routed: Routed) -> tuple[str, str] | None:

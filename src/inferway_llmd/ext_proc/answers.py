@@ -7,9 +7,51 @@ from functools import lru_cache
 
 from inferway.errors import FleetError, InferwayError, RequestError, SaturatedError
 from inferway.model import Headers
-from inferway_llmd.ext_proc.encoding import before, field, number
 from inferway_llmd.ext_proc.messages import ProcessingResponse
 from inferway_llmd.ext_proc.reading import DESTINATION, LOAD_BALANCER
+
+
+# Protobuf by hand, for fields of numbers below 16: building a message of upb's costs several times
+# its bytes.
+def varint(number: int) -> bytes:
+    if number < 128:
+        return _ONE_BYTE[number]
+    written = bytearray()
+    while number >= 128:
+        written.append(number & 0x7F | 0x80)
+        number >>= 7
+    written.append(number)
+    return bytes(written)
+
+
+_ONE_BYTE = [bytes([number]) for number in range(128)]
+
+
+def field(number: int, payload: bytes) -> bytes:
+    """Return a field with a message, a string or bytes; also an empty one is written."""
+    size = len(payload)
+    if size < 128:
+        return b"%c%c%b" % (number << 3 | 2, size, payload)
+    return b"%c%b%b" % (number << 3 | 2, varint(size), payload)
+
+
+def number(number: int, value: int) -> bytes:
+    """Return a field with an integer, an enum or a bool; 0 is not written."""
+    return b"%c%b" % (number << 3, varint(value)) if value else b""
+
+
+@lru_cache(maxsize=4096)
+def before(size: int, more: int, *numbers: int) -> bytes:
+    """Return the bytes that precede a field of `size` bytes in nested messages; `numbers` are the
+    fields' numbers from outside. `more` bytes follow the field in the innermost message."""
+    heads = b""
+    for each in reversed(numbers):
+        head = b"%c%b" % (each << 3 | 2, varint(size))
+        heads = head + heads
+        size += len(head) + more
+        more = 0
+    return heads
+
 
 # Some implementations take no more than 64 KiB in a piece (GIE #854); Envoy takes any.
 MAX_PIECE_BYTES = 62_000

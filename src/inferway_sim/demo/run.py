@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from itertools import count
@@ -15,6 +16,8 @@ from typing import Any
 
 import aiohttp
 import msgspec
+import zmq
+import zmq.asyncio
 from rich.console import Console
 from rich.text import Text
 
@@ -37,7 +40,6 @@ from inferway_sim.demo.fleet import (
     start_engine,
 )
 from inferway_sim.demo.measure import MeasuredAnswer, ask
-from inferway_sim.demo.published import PublishedTopics
 from inferway_sim.demo.settings import DemoSettings
 from inferway_sim.demo.table import Row
 from inferway_sim.demo.traffic import DemoTraffic, is_of_traffic
@@ -45,6 +47,28 @@ from inferway_sim.demo.workload import PROMPTS, SYSTEM_PROMPT, TURNS
 
 EVENT_POLL_SECONDS = 0.02
 ANSWER_TOKENS = 24
+
+
+class PublishedTopics:
+    """A subscriber of its own: counts what the gateway publishes, by topic."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.counts: Counter[str] = Counter()
+        self._socket = zmq.asyncio.Context.instance().socket(zmq.SUB)
+        self._socket.setsockopt(zmq.SUBSCRIBE, b"")
+        self._socket.connect(endpoint)
+        self._task = asyncio.ensure_future(self._run())
+
+    async def _run(self) -> None:
+        while True:
+            topic, _, _ = await self._socket.recv_multipart()
+            self.counts[topic.decode()] += 1
+
+    async def close(self) -> None:
+        """Stop counting."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        self._socket.close(linger=0)
 
 
 async def run_demo(settings: DemoSettings, console: Console, *, exit_after: bool) -> None:

@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from time import monotonic
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
-from inferway_structured.cache import Remembered
+from inferway_structured.cache import RecentlyUsed, Remembered
 from inferway_structured.compile.failures import QuarantinedError, again
 from inferway_structured.counts import Counts
 from inferway_structured.errors import (
@@ -40,7 +40,6 @@ from inferway_structured.explain import explain
 from inferway_structured.grammar import Unenforced, Verdict
 from inferway_structured.report import in_request, keeps_all, left_free, refuse_unenforced
 from inferway_structured.sandbox.sandbox import Sandbox
-from inferway_structured.single_flight import SingleFlight
 from inferway_structured.spec import OutputConstraint, Spec
 from inferway_structured.texts import AnswerText
 from inferway_structured.turns import (
@@ -67,6 +66,44 @@ _MAX_READS_WAITING = 4096  # each takes a few milliseconds; most turn out to ask
 _MAX_IN_ONE_GO = 64  # specs that are looked at before others have a turn
 
 _T = TypeVar("_T")
+
+
+class SingleFlight(Generic[_T]):
+    """Keeps the `most` values that were asked for last, by their keys. Who asks while a value is
+    being worked out waits for the same work, and who stops waiting leaves it to the others."""
+
+    def __init__(self, most: int) -> None:
+        self._known: RecentlyUsed[str, _T] = RecentlyUsed(most)
+        self._coming: dict[str, asyncio.Future[_T]] = {}
+
+    def __len__(self) -> int:
+        """Return how many values are kept."""
+        return len(self._known)
+
+    def known(self, key: str) -> _T | None:
+        """Return the value if it is kept."""
+        return self._known.get(key)
+
+    def keep(self, key: str, value: _T) -> None:
+        """Keep a value that was worked out elsewhere."""
+        self._known.put(key, value)
+
+    async def get(self, key: str, work: Callable[[], Awaitable[_T]]) -> _T:
+        """Return the value that is kept, or the result of `work`. Raises what `work` raises, which
+        is not kept."""
+        found = self.known(key)
+        if found is not None:
+            return found
+        coming = self._coming.get(key)
+        if coming is None:
+            coming = self._coming[key] = asyncio.ensure_future(work())
+            coming.add_done_callback(lambda done: self._came(key, done))
+        return await asyncio.shield(coming)
+
+    def _came(self, key: str, done: asyncio.Future[_T]) -> None:
+        del self._coming[key]
+        if not done.cancelled() and done.exception() is None:
+            self.keep(key, done.result())
 
 
 class Library(Protocol):

@@ -143,7 +143,7 @@ class Correction:
 
 
 class Follows(NamedTuple):
-    """The directions in which the fleet has followed what was said of late. Where it is not, how
+    """The directions in which the fleet is as large as was said of late. Where it is not, how
     requests fare does not come from what was said: the factor would wind up."""
 
     up: bool  # it is not smaller

@@ -1,4 +1,4 @@
-"""Llm-d's section `flowControl` as settings: who waits, how long, and in which order."""
+"""Settings of llm-d's section `flowControl`: who waits, how long, and in which order."""
 
 from __future__ import annotations
 
