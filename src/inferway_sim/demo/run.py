@@ -65,7 +65,7 @@ class PublishedTopics:
             self.counts[topic.decode()] += 1
 
     async def close(self) -> None:
-        """Stop counting."""
+        """Stop counting what is published."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         self._socket.close(linger=0)
