@@ -170,7 +170,7 @@ class SlicedProtocol(asyncio.Protocol, ABC):
 
     @property
     def _has_enough(self) -> bool:
-        """Whether `parse` has something to do."""
+        """True if `parse` has something to do."""
         return bool(self._unread) or len(self._behind) >= max(self.needed_bytes, 1)
 
     def _take_next(self) -> tuple[bytes, int]:

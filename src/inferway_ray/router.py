@@ -153,7 +153,7 @@ class InferwayRouter(LocalityMixin, MultiplexMixin, RequestRouter):  # type: ign
             self._journeys.completed(internal_request_id, replica_id.unique_id)
 
     def _begun(self, journeys: Journeys, choice: Choice, status: int) -> None:
-        """In the thread that reads the answer."""
+        """Tell the event loop from the thread that reads the answer."""
         self._event_loop.call_soon_threadsafe(journeys.begun, choice, status)
 
     async def _choose(
@@ -202,7 +202,7 @@ class InferwayRouter(LocalityMixin, MultiplexMixin, RequestRouter):  # type: ign
         return names & {each.unique_id for each in able} or names
 
     def _announced(self) -> list[AnnouncedReplica]:
-        """What the replicas have announced; what is wrong with one is in the log once."""
+        """Return what the replicas have announced; what is wrong with one is in the log once."""
         found = []
         for replica in self._replicas.values():
             name = replica.replica_id.unique_id
@@ -223,7 +223,7 @@ class InferwayRouter(LocalityMixin, MultiplexMixin, RequestRouter):  # type: ign
         return sorted(found, key=lambda each: each.replica)
 
     def _num_requests(self, replica: str) -> int:
-        """How many requests Ray last knew the replica to have."""
+        """Return how many requests Ray last knew the replica to have."""
         for replica_id in self._replicas:
             if replica_id.unique_id == replica:
                 return self._replica_queue_len_cache.get(replica_id) or 0

@@ -169,7 +169,7 @@ class CompletionAnswer:
 
 
 def _head(prefix: str, model: str) -> Callable[[str], Json]:
-    """What every piece of one answer begins with; the argument is its `object`."""
+    """Return what every piece of one answer begins with; the argument is its `object`."""
     request_id, created = f"{prefix}-{uuid.uuid4().hex}", int(time.time())
     return lambda kind: {"id": request_id, "object": kind, "created": created, "model": model}
 

@@ -110,7 +110,7 @@ def message_error(error: InferwayError, kind: str) -> Json:
 
 
 def _ending(turn: PlannedReply) -> Json:
-    """Why the message ends."""
+    """Return why the message ends."""
     if turn.stop_reason is not None:
         return {"stop_reason": "stop_sequence", "stop_sequence": turn.stop_reason}
     return {"stop_reason": _STOP_REASONS[turn.finish_reason], "stop_sequence": None}

@@ -280,7 +280,7 @@ class Planner:
         return self._model.encode(reply) if isinstance(reply, str) else [*reply]
 
     def _cut(self, words: list[int], limit: int, *, ignore_eos: bool) -> tuple[Sequence[int], str]:
-        """At most `limit` tokens, and why they end."""
+        """Return at most `limit` tokens, and why they end."""
         if ignore_eos:
             words = words or [self._model.eos_token_id]
             times = -(-limit // len(words))
@@ -304,7 +304,7 @@ class Planner:
 
 
 def _max_tokens(body: PromptBody) -> int | None:
-    """What the client allows; None: as much as fits."""
+    """Return the tokens that the client allows; None: as much as fits."""
     limit = body.default_answer_limit if body.answer_limit is None else body.answer_limit
     name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     if limit is not None and limit < 1:

@@ -418,7 +418,7 @@ def _json(value: Any, status: int = 200) -> web.Response:
 async def _answer_errors(
     request: web.Request, handler: Callable[[web.Request], Any]
 ) -> web.StreamResponse:
-    """What is raised on purpose -> vLLM's error object; its `code` is the status."""
+    """Answer what is raised on purpose with vLLM's error object; its `code` is the status."""
     try:
         response: web.StreamResponse = await handler(request)
     except RequestError as e:

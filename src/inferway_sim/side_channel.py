@@ -125,7 +125,7 @@ class SideChannel:
             return msgspec.json.decode(await answer.read(), type=list[list[int]])
 
     async def _blocks(self, request: web.Request) -> web.Response:
-        """What blocks hold now, whoever they are kept for."""
+        """Answer what blocks hold now, whoever they are kept for."""
         asked = msgspec.json.decode(await request.read(), type=BlockRequest)
         if (
             asked.compatibility != self._compatibility

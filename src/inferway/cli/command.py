@@ -113,7 +113,7 @@ def warnings_of(ctx: click.Context) -> Iterator[str]:
 
 
 def _mentioned(ctx: click.Context) -> Iterator[str]:
-    """What the command was given, and the text of its file of settings."""
+    """Yield the values that the command was given, and the text of its file of settings."""
     for value in ctx.params.values():
         yield str(value)
     file = ctx.params.get("config")

@@ -294,7 +294,7 @@ def _model(name: str, told: Any, samples: Samples) -> ModelState:
 
 
 def _values(samples: Samples, name: str, **labels: str) -> Iterable[float]:
-    """Of all samples that have these labels, whatever others they have."""
+    """Return the values of all samples that have these labels, whatever others they have."""
     wanted = set(labels.items())
     return [value for (each, has), value in samples.items() if each == name and wanted <= has]
 

@@ -241,7 +241,7 @@ _ADDRESS = re.compile(r"[\w.-]+:\d+")  # HOST:PORT
 
 
 def _cure(text: str) -> str:
-    """What was probably meant by a text that is no URL."""
+    """Return what was probably meant by a text that is no URL."""
     if text.endswith((".yaml", ".yml")):
         return f"; a file of settings is given as --config {text}"
     return f"; did you mean http://{text}?" if _ADDRESS.fullmatch(text) else ""

@@ -60,7 +60,7 @@ def _fault(value: Any, kind: Any, said: str) -> str:
 
 
 def _alternative(kind: Any, value: object) -> Any:
-    """Of a union the one that such a value is meant to be; without its bounds."""
+    """Return the type of a union that such a value is meant to be, without its bounds."""
     kind = bare(kind)
     every = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
     kinds = [bare(each) for each in every]

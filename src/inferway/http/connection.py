@@ -193,7 +193,7 @@ class ClientConnection(SlicedProtocol):
             self.transport.write(_CONTINUE)
 
     def _stop_reading(self) -> None:
-        """What still comes is thrown away."""
+        """Throw away whatever still comes."""
         self._lingering = True
         self.forget_unread()
 

@@ -101,7 +101,8 @@ class Listener:
 
 
 def _remove_stale(path: str) -> None:
-    """What a process left that was killed. Raises OSError (EADDRINUSE) if somebody listens."""
+    """Remove the socket of a process that was killed. Raises OSError (EADDRINUSE) if somebody
+    listens."""
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:

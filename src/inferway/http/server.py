@@ -298,7 +298,7 @@ class HttpServer:
     # ------------------------------------------------------------------------------- handlers
 
     async def _handle_encoded(self, request: Request, responder: Responder) -> None:
-        """As the handler does, once the body is as it was before the client compressed it."""
+        """Call the handler once the body is as it was before the client compressed it."""
         if request.body and self.awaits_body(request):
             coding = request.fields[CONTENT_ENCODING]
             body = await self._decoder.decoded(request.body, coding, self.limits.body_bytes)

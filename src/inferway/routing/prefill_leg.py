@@ -51,7 +51,7 @@ _ENGINE_IDS = msgspec.json.Decoder(dict[int, _EngineId])
 
 
 class _HeldReference(msgspec.Struct, frozen=True):
-    """What one decode engine may get, once."""
+    """A reference to blocks, which one decode engine may get once."""
 
     params: bytes
     decode: Endpoint

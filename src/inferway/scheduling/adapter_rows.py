@@ -20,7 +20,7 @@ _NOTHING = Adapters()
 
 
 class _AllRows:
-    """Of all rows. Of names that are nowhere there is no mask."""
+    """The adapters of all rows. Of names that are nowhere there is no mask."""
 
     __slots__ = ("each", "room", "running", "waiting")
 

@@ -244,7 +244,7 @@ def _cause(before: Seen, seen: Seen, lines: Sequence[str]) -> str:
 
 
 def _kind(line: str) -> str:
-    """What in a line of the system prompt is likely to be new each time."""
+    """Return what in a line of the system prompt is likely to be new each time."""
     if _HASH.search(line):
         return "hash"
     return "time" if _TIME.search(line) else "system"

@@ -271,7 +271,8 @@ def told_by(processes: Sequence[Iterable[Sample]]) -> Told:
 
 
 def _speed_told(engine: str, costs: Mapping[tuple[str, str], float]) -> Speed:
-    """How long answers are is not told, and so nothing of their tokens."""
+    """Return the speed by another process's costs, which do not tell how long answers are, and so
+    nothing of their tokens."""
     parts = [TTFT_FEATURES[part] for part in (FIXED, OWN, PAIRS)]
     fixed, own, pair = [costs.get((engine, part), 0.0) for part in parts]
     return Speed(_prompt_token_ms(fixed, own, pair, USUAL_TOKENS), None)
@@ -302,7 +303,7 @@ def _prompt_token_ms(fixed: float, own: float, pair: float, tokens: float) -> fl
 
 
 def _speed_of(engine: Engine, known: Mapping[str, Speed]) -> Speed | None:
-    """Of several endpoints the slowest."""
+    """Return the speed of an engine, of several endpoints that of the slowest."""
     speeds = [known[each.name] for each in engine.endpoints if each.name in known]
     if not speeds:
         return None

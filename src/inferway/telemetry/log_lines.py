@@ -28,7 +28,7 @@ def stamp(seconds: float) -> str:
 
 @lru_cache(maxsize=4)
 def _second(whole: int) -> str:
-    """With a place for the milliseconds."""
+    """Return a second as text, with a place for the milliseconds."""
     local = time.localtime(whole)
     offset = time.strftime("%z", local)
     return f"{time.strftime('%Y-%m-%dT%H:%M:%S', local)}.%03d{offset[:3]}:{offset[3:]}"
@@ -94,7 +94,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def _encodable(text: str) -> str:
-    """Without halves of surrogate pairs, which are no Unicode."""
+    """Return the text without halves of surrogate pairs, which are no Unicode."""
     return text.encode(errors="backslashreplace").decode()
 
 

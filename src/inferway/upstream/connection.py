@@ -439,7 +439,7 @@ class EngineConnection(SlicedProtocol):
 
 
 class _BadAnswerError(Exception):
-    """What llhttp lets pass and we do not."""
+    """An answer that llhttp lets pass and we do not."""
 
 
 def _merge_repeated(headers: list[tuple[bytes, bytes]], fields: dict[bytes, bytes]) -> None:

@@ -201,7 +201,7 @@ class CacheBreakers(Extension):
         }
 
     def _share(self, model: str, found: Breaker) -> float:
-        """Which part of the model's prompt tokens it has cost."""
+        """Return which part of the model's prompt tokens the breaker has cost."""
         return round(found.lost_tokens / max(self.tokens[model], 1), 4)
 
     def _look(self, look: Look) -> None:

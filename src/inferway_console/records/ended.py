@@ -123,7 +123,7 @@ def _reach(noted: DecidedRequest, blocks: int, chosen: int, names: Names) -> tup
 
 
 def _outcome_of(status: int) -> str:
-    """Of an answer that no engine has given."""
+    """Return the outcome of an answer that no engine has given."""
     if status in (0, CLIENT_GONE):
         return "client_gone"
     return "error" if status >= 500 else "refused" if status >= 400 else "ok"

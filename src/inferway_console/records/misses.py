@@ -34,7 +34,8 @@ def of_decision(record: Record, noted: DecidedRequest, chosen: int) -> Sequence[
 
 
 def _held_in_vain(record: Record, noted: DecidedRequest) -> Miss | None:
-    """What the engine holds of full attention, and cannot reuse for its other caches."""
+    """Return the blocks that the engine holds of full attention, and cannot reuse for its other
+    caches."""
     target = record.target
     reuse = None if target is None else noted.found.reuse.get(target.endpoint.holder)
     if target is None or reuse is None or not noted.block_size:
@@ -142,5 +143,5 @@ def _innocent(miss: Miss) -> Verdict:
 
 
 def _is_known(record: Record) -> bool:
-    """Whether the prompt was known to its end: of others only a prefix was counted."""
+    """Return whether the prompt was known to its end: of others only a prefix was counted."""
     return record.reason in ("kv-aware", "remote")

@@ -300,7 +300,8 @@ class Recorder(Extension):
     def _elsewhere(
         self, routed: Routed, found: Mapping[HolderId, int], chosen: int
     ) -> Elsewhere | None:
-        """Who held more than the chosen one and all others, and was no candidate."""
+        """Return the endpoint that held more than the chosen one and all others, and was no
+        candidate."""
         rows = routed.candidates.rows
         blocks, holder = longest(found)
         if holder in rows or blocks <= chosen or self._whereabouts is None:
@@ -336,7 +337,7 @@ def _prompts_of(routed: Routed, chosen: int) -> tuple[int, Sequence[Matched]]:
 def _few(
     roster: Roster, candidates: Candidates, columns: Columns, chosen: int
 ) -> tuple[Roster, Columns, int]:
-    """Of very many candidates, those that are kept, the chosen one first: all others are let go at
-    once."""
+    """Return the candidates that are kept of very many, the chosen one first: all others are let go
+    at once."""
     rows = nearest(candidates, chosen)
     return roster.of(rows), tuple([column.take(rows, axis=0) for column in columns]), 0

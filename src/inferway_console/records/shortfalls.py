@@ -161,7 +161,7 @@ class Shortfalls:
         return (*ended[:6], verdict.misses)
 
     def _may_draft(self, endpoint: Endpoint) -> bool:
-        """Whether it is not known of the engine if it drops the last block it matches."""
+        """Return whether it is not known of the engine if it drops the last block it matches."""
         engine, layout = self._fleet.engine(endpoint.engine), self._index.layout(endpoint.holder)
         if engine is None or engine.settings.speculation is not None:
             return False

@@ -354,7 +354,7 @@ class ProcessingStream:
         return answered
 
     def _cost(self) -> bytes:
-        """To be put behind the last answer."""
+        """Return the frame of the request's cost, which is put behind the last answer."""
         if self._rules.cost is None or self._pick is None:
             return b""
         usage = self._pick.usage()

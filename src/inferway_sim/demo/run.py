@@ -272,7 +272,7 @@ class Demo:
                 await asyncio.sleep(EVENT_POLL_SECONDS)
 
     def _show_template(self) -> None:
-        """How the first chat looks to the engine."""
+        """Show how the first chat looks to the engine."""
         messages = [
             {"role": "system", "content": SYSTEM_PROMPT},
             {"role": "user", "content": TURNS[0].text},
@@ -342,11 +342,11 @@ def _held(scores: Mapping[str, int]) -> str:
 
 
 def _page_at(port: int) -> Text:
-    """Where the page is that shows all of it."""
+    """Return where the page is that shows all of it."""
     where = Text(f" http://localhost:{port}/", style="bold green")
     return where.append("  the page: open it in a browser and look on", style="default")
 
 
 def _command() -> str:
-    """How this very program was called: after `make demo` it is not on the PATH."""
+    """Return how this very program was called: after `make demo` it is not on the PATH."""
     return "inferway" if shutil.which("inferway") else os.path.relpath(sys.argv[0])

@@ -288,7 +288,7 @@ class GroupedCache:
             group.store(run, table, self._num_storable(group, num_tokens), boundaries + more)
 
     def _junctions(self, state: RunState, group: LayerGroup) -> tuple[int, ...]:
-        """Where one will go on that parts from this prompt where another did."""
+        """Return where a prompt will go on that parts from this one where another did."""
         if not state.junction:
             return ()
         if self.config.version == "0.33" and group.drops_last_block:
@@ -296,7 +296,7 @@ class GroupedCache:
         return (state.junction,)
 
     def _boundaries(self, run: Run) -> tuple[int, ...]:
-        """Where others will go on that have this prompt, or begin with it."""
+        """Return where prompts will go on that are this one, or begin with it."""
         num_tokens, size = run.num_prompt_tokens, self.config.block_size
         if not self.config.draft_groups:
             return (num_tokens - 1,)

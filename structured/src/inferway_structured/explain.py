@@ -86,7 +86,8 @@ _RANK = {
 def _refused(
     invalid: SpecError | None, verdict: Verdict | SpecError | None, whole: bool
 ) -> dict[str, Any] | None:
-    """What it is refused for, and by whom; None if it is not. `whole`: nothing may be left out."""
+    """Return what the spec is refused for, and by whom; None if it is not. `whole`: nothing may be
+    left out."""
     if invalid is not None:
         return _refusal(invalid, "limits")
     if isinstance(verdict, SpecError):

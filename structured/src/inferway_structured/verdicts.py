@@ -377,7 +377,7 @@ class Verdicts:
         return found
 
     async def _find_alone(self, asked: OutputConstraint) -> None:
-        """Without a turn, in an event loop of its own."""
+        """Find a verdict without a turn, in an event loop of its own."""
         spec, found = asked.spec, None
         self._refuse_in_quarantine(asked)
         valid = await self._validity(spec)

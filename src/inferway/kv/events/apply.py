@@ -442,8 +442,8 @@ class EngineBlocks:
             self._held.bridge.sweep(_SWEEP_BLOCKS)
 
     def _is_ordinary(self, event: BlockStored) -> bool:
-        """Whether it stores blocks of full attention, of the size that we know, and tells their
-        tokens, with nothing else in them."""
+        """Return whether the event stores blocks of full attention, of the size that we know, and
+        tells their tokens, with nothing else in them."""
         held, size, num_blocks = self._held, event.block_size, len(event.block_hashes)
         kind = (event.group_idx, event.spec_kind, event.locality)
         return (

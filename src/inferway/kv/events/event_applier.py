@@ -253,7 +253,8 @@ class EventApplier:
             yield ops
 
     def _apply_other(self, item: Event | EventError, is_last_life: bool) -> Iterator[list[Op]]:
-        """What comes seldom: a long event, one that could not be read, or AllBlocksCleared."""
+        """Apply what comes seldom: a long event, one that could not be read, or
+        AllBlocksCleared."""
         if isinstance(item, _OF_BLOCKS):
             if item.medium not in GPU_MEDIA:
                 self._see_other_medium()
@@ -275,7 +276,7 @@ class EventApplier:
         return ops
 
     def _applied(self, action: Apply, batch: Batch) -> None:
-        """And the index has it."""
+        """Count a batch that the index has."""
         self.stats.batches += 1
         self._look_for_losses()
         if self.stats.batches <= _FIRST_BATCHES or not self.stats.batches % _THEN_ONE_IN:

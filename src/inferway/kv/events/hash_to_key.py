@@ -26,7 +26,7 @@ Place = tuple[Tier, int]  # tier, group
 
 
 class _Blocks:
-    """What lies in one place."""
+    """The blocks in one place."""
 
     __slots__ = ("doubles", "more", "own", "table")
 
@@ -91,7 +91,7 @@ class HashToKey:
         return positions
 
     def _had(self, blocks: _Blocks, hashes: Sequence[int], had: Sequence[int]) -> list[int]:
-        """As `add`, after it: some were there already, or come twice."""
+        """Finish `add` where some hashes were there already, or come twice."""
         left = Counter(had)
         positions: list[int] = []
         for i in range(len(hashes) - 1, -1, -1):  # of equal ones the first is new
@@ -147,7 +147,7 @@ class HashToKey:
     def _drop_some(
         self, blocks: _Blocks, hashes: Sequence[int]
     ) -> tuple[Sequence[BlockKey], Sequence[int]]:
-        """As `drop`, if some may have several copies or hashes."""
+        """Drop hashes as `drop` does, where some may have several copies or hashes."""
         gone: list[BlockKey] = []
         absent: list[int] = []
         for block_hash in hashes:

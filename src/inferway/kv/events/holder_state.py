@@ -319,7 +319,7 @@ class HolderState:
     def _store(
         self, hashes: Sequence[int], keys: Sequence[BlockKey], parent: BlockKey | None, tier: Tier
     ) -> list[Op]:
-        """And what else was waiting for their keys."""
+        """Store blocks, and what else was waiting for their keys."""
         if not self.orphans.tiers and not self.deferred:
             had = self.bridge.add((tier, FULL_ATTENTION), hashes, keys)
             if had:
@@ -346,7 +346,8 @@ class HolderState:
         return ops
 
     def _without(self, known: Collection[BlockKey], stores: Sequence[Store]) -> list[Op]:
-        """The same, but for blocks that were there before, as far as a chain can be without."""
+        """Return the stores without blocks that were there before, as far as a chain can be
+        without."""
         ops: list[Op] = []
         for op in stores:
             had = [i for i, key in enumerate(op.keys) if key in known]
@@ -362,7 +363,7 @@ class HolderState:
         return [Copy(self._holder, new, *place)] if new else []
 
     def _pairs(self, hashes: Sequence[int]) -> list[tuple[int, BlockKey]]:
-        """With their keys, if they have one."""
+        """Return the hashes that have a key, with their keys."""
         return [(h, key) for h in hashes if (key := self.bridge.key(h)) is not None]
 
     def _remember(self, hashes: Sequence[int]) -> None:

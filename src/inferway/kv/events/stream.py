@@ -348,7 +348,7 @@ class EventStream:
         return [*self._forget(), self._ask()]
 
     def _forget(self) -> list[Action]:
-        """What we believe, if anything; batches held are kept."""
+        """Forget what is believed, if anything; batches held are kept."""
         believed = self._last is not None
         self._last = self._next = None
         self._from_start = False
@@ -381,7 +381,7 @@ class EventStream:
             self._hold(seq, payload)
 
     def _hold(self, seq: int, payload: bytes) -> None:
-        """When there is no more room it is asked for again instead."""
+        """Hold a batch back; when there is no more room it is asked for again instead."""
         self._unhold(seq)
         full = self._held_bytes + len(payload) > self.max_held_bytes
         if full or len(self._held) >= self.max_held_batches:

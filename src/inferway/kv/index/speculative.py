@@ -80,7 +80,7 @@ class SpeculativeOverlay:
             self._work_on(speculation)
 
     def _work_on(self, speculation: Speculation) -> None:
-        """It is added or removed, now or when those before it are done."""
+        """Add or remove the speculation, now or when those before it are done."""
         if speculation.waits:
             return
         speculation.waits = True

@@ -272,14 +272,14 @@ class Tree:
         return slot
 
     def _attached_parent(self, slot: int) -> int:
-        """Who has the block's parent attached; everybody if it begins a prompt."""
+        """Return who has the block's parent attached; everybody if it begins a prompt."""
         parent = self.slots.parents[slot]
         if parent == NOWHERE:
             return 0
         return self.states.attached[self.slots.states[parent]] if parent else -1
 
     def _changed(self, holder: Holder, blocks: Sequence[int]) -> None:
-        """These blocks of the holder have become attached or detached."""
+        """Note that these blocks of the holder have become attached or detached."""
         settling = self.settling.get(holder.bit)
         if settling is not None:
             settling.parents.extend(blocks)

@@ -70,8 +70,8 @@ class FlowStats:
 
 @dataclass(slots=True)
 class _Pace:
-    """How fast a lane's queue gets shorter. Kept while somebody waits: older figures would refuse
-    those whose turn would show that they are old."""
+    """The pace at which a lane's queue gets shorter. Kept while somebody waits: older figures would
+    refuse those whose turn would show that they are old."""
 
     last: float  # when somebody began to wait, or had waited
     seconds: float | None = None  # between two that have

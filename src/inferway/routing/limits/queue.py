@@ -93,7 +93,7 @@ class _Line:
 
 @dataclass(slots=True)
 class _Level:
-    """Those of one priority who wait."""
+    """The requests of one priority that wait."""
 
     virtual: float = 0.0
     ends: dict[str, float] = field(default_factory=dict)  # of tenants served lately

@@ -106,7 +106,7 @@ class SaturationGate:
 
 
 def _stages(endpoints: Sequence[Endpoint]) -> Sequence[Stage]:
-    """Who prefills, and who decodes."""
+    """Return the endpoints that prefill, and those that decode."""
     return [_mask(endpoints, roles) for roles in (PREFILL_ROLES, DECODE_ROLES | {_NO_ROLE})]
 
 

@@ -84,7 +84,7 @@ class Quarantine:
         return key in self._proven
 
     def __len__(self) -> int:
-        """How many are refused now."""
+        """Return how many specs are refused now."""
         return len(self._refused)
 
 

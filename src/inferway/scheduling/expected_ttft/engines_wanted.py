@@ -111,7 +111,7 @@ class EnginesWanted(NamedTuple):
 
 
 class _Costs(NamedTuple):
-    """Of all endpoints on average, in ms."""
+    """The mean costs of all endpoints, in ms."""
 
     tpot_fixed: float
     tpot_running: float
@@ -231,14 +231,13 @@ class WantedEstimator:
         return self._last
 
     def _nothing(self) -> EnginesWanted | None:
-        """What is wanted when nobody has asked for anything for ten minutes; None if nobody ever
-        has."""
+        """Return what is wanted when no request has come for ten minutes; None if none ever has."""
         return (
             None if self._last is None else self._last._replace(engines=0.0, by_limit={}, busy=0.0)
         )
 
     def _recent(self, slots: NDArray[np.intp], last: int) -> NDArray[np.intp]:
-        """Those that serve, and those that did in a bucket that is still looked at."""
+        """Return the slots that serve, and those that did in a bucket that is still looked at."""
         for slot in slots.tolist():
             self._slots[slot] = last
         self._slots = {slot: at for slot, at in self._slots.items() if last - at < KEPT}
@@ -252,7 +251,7 @@ class WantedEstimator:
         now: float,
         last: int,
     ) -> None:
-        """Of the buckets since the last look."""
+        """Learn from the buckets since the last look."""
         new = 0 if self._looked is None else min(last - self._looked, len(rows))
         self._looked = last
         said = self._said
@@ -294,7 +293,8 @@ class WantedEstimator:
         costs: _Costs,
         serving: Serving,
     ) -> dict[str, float]:
-        """In engines. `steps`: from the middle of the last bucket to when they are wanted."""
+        """Return the engines that each limit wants. `steps`: from the middle of the last bucket to
+        when they are wanted."""
         slo, endpoints = self.slo, len(serving.slots)
         limits = {}
         if slo.ttft_ms is not None:

@@ -205,7 +205,8 @@ class ExpectedTtftListener(RequestListener):
         return _Sent(features, terms, ttft, added[COST_MS.name].item(row), now, waiting)
 
     def _as_decode_leg(self, sent: _Sent, row: int) -> None:
-        """It computes one token, and waits for what waits there by now."""
+        """Expect of the request that it computes one token, and waits for what waits there by
+        now."""
         added, learning, features = self._candidates.added, self._learning, sent.features
         waiting, slot = sent.waiting, sent.waiting.slot
         sent.moved, sent.transfer = features[OWN], added[TRANSFER_MS.name].item(row)
@@ -230,7 +231,7 @@ class ExpectedTtftListener(RequestListener):
         )
 
     def _withdraw(self, sent: _Sent | None, now: float) -> None:
-        """It does not wait, not any more."""
+        """Count the request as one that does not wait any more."""
         if sent is not None:
             self._learning.begun(sent.waiting, now)
 

@@ -262,9 +262,9 @@ def _add_unheard(log: SentLog, features: NDArray[np.float64], candidates: Candid
 
 
 def _own_tokens(prompt: float, candidates: Candidates) -> Column:
-    """Of the prompt's tokens, those that must be computed. What is believed of an engine's cache
-    counts as far as the belief is to be trusted; a block in a lower tier is in part to be computed,
-    so to speak. One token always is."""
+    """Return how many of the prompt's tokens must be computed. What is believed of an engine's
+    cache counts as far as the belief is to be trusted; a block in a lower tier is in part to be
+    computed, so to speak. One token always is."""
     held: Column = candidates.weighted_matched_blocks * candidates.block_sizes
     held *= TRUST.take(candidates.states)
     own: Column = np.maximum(prompt - held, _ONE)

@@ -45,7 +45,7 @@ class Kind(IntEnum):
 
 
 class _LearningEvent(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
-    """What one gateway tells."""
+    """A message of one gateway to the others."""
 
 
 class Waits(_LearningEvent, frozen=True, gc=False):

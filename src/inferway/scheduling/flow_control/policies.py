@@ -101,7 +101,7 @@ class ProgramAwareParameters(Parameters, frozen=True):
 
 
 class _Service(msgspec.Struct):
-    """What a tenant has had."""
+    """The service that a tenant has had."""
 
     tokens: float
     at: float  # seconds: as of when
@@ -164,7 +164,7 @@ class LeastAttainedService:
 
 
 def _placed(value: float, least: float, most: float) -> float:
-    """Where it lies between the two, from 0 to 1; 0.5 if these are equal."""
+    """Return where the value lies between the two, from 0 to 1; 0.5 if these are equal."""
     return (value - least) / (most - least) if most > least else 0.5
 
 

@@ -39,7 +39,7 @@ class CallReceiver(Protocol):
 
 
 class _Nobody:
-    """Who is called when a call is over."""
+    """The listener of a call that is over."""
 
     def on_message(self, message: bytes) -> None: ...
     def on_end(self) -> None: ...

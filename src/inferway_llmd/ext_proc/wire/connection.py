@@ -250,7 +250,8 @@ class Connection(SlicedProtocol):
         return self._frames(data, start + len(PREFACE))
 
     def _frames(self, data: bytes, at: int) -> int:
-        """Where the first one starts that has not come wholly, or has to wait for its turn."""
+        """Read frames; return where the first one starts that has not come wholly, or has to wait
+        for its turn."""
         end, most = len(data), at + _TURN_BYTES
         self.needed_bytes = 0
         for _ in range(_TURN_FRAMES):
@@ -450,7 +451,7 @@ class Connection(SlicedProtocol):
         raise ConnectionFault(Fault.PROTOCOL_ERROR, "clients do not push")
 
     def _no_call(self, stream: int) -> None:
-        """Of a stream that is over, frames may still come: they were under way."""
+        """Let a frame of a stream that is over pass: it was under way."""
         if stream > self._last_stream or not stream % 2:
             raise ConnectionFault(Fault.PROTOCOL_ERROR, f"a frame of stream {stream}, not opened")
 

@@ -141,7 +141,7 @@ class Conversation:
         self._socket.close()
 
     def _lost(self, error: OSError) -> JobKilledError:
-        """Why there was no answer."""
+        """Return why there was no answer."""
         if isinstance(error, TimeoutError):
             return JobKilledError("wall", f"took more than {self._limits.wall_seconds:g} s")
         return self._death()

@@ -361,7 +361,7 @@ class _Places:
         return found
 
     def _add(self, node: _Node) -> tuple[int, int, bool]:
-        """Its first places, its last places, and whether it may be empty."""
+        """Add a part with its first places, its last places, and whether it may be empty."""
         if self.too_many or not node.size:  # or repeats of nothing, inside each other, never end
             return 0, 0, True
         if node.kind == "class":

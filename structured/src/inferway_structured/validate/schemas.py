@@ -245,7 +245,8 @@ def expansion(schema: SchemaObject) -> int:
 def _check_conjoined(
     order: list[Subschema], parts: Sequence[Sequence[Subschema]], limits: SpecLimits
 ) -> None:
-    """How many patterns one string must match all at once, at this value or at one inside it."""
+    """Check how many patterns one string must match all at once, at this value or at one inside
+    it."""
     here: dict[int, int] = {}  # none where there is none
     for node in order:
         found = _conjoined(node, here)

@@ -156,7 +156,7 @@ class EngineCoreSide:
         self._remember(request_id, _cut_off(why))
 
     def _remember(self, request_id: str, error: BaseException) -> None:
-        """Why it ends, for the API server, which vLLM tells only that it does."""
+        """Remember why the request ends, for the API server, which vLLM tells only that it does."""
         ours = isinstance(error, InferwayError)
         log.error(
             "request %s ends with an error, because its grammar cannot be used: %s",

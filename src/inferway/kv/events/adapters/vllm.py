@@ -140,7 +140,7 @@ class _BatchOfArrays(_RawBatch, frozen=True, array_like=True):
 
 
 class _PlainBatch(Struct, frozen=True, array_like=True):
-    """What vLLM sends nearly always."""
+    """The form of nearly all batches that vLLM sends."""
 
     ts: float
     events: list[BlockStored | BlockRemoved | AllBlocksCleared]
@@ -361,7 +361,7 @@ def _fits(behind: Sequence[Sequence[int]], num_blocks: int) -> bool:
 
 
 def _spans(num_tokens: int, num_blocks: int, block_size: int) -> bool:
-    """Whether so many tokens are those of whole blocks, of which some may not be stored."""
+    """Return whether so many tokens are those of whole blocks, of which some may not be stored."""
     return block_size > 0 and not num_tokens % block_size and num_tokens >= num_blocks * block_size
 
 

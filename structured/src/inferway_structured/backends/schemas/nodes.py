@@ -223,7 +223,7 @@ class Node:
 
     @cached_property
     def _work(self) -> float:
-        """What one look costs: who looks may go through the values, too."""
+        """Return what one look costs: who looks may go through the values, too."""
         raw = self.raw
         if not isinstance(raw, dict) or _READ.isdisjoint(raw):
             return 1.0
