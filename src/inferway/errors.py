@@ -294,7 +294,7 @@ class OurFaultError(UpstreamError):
     in_public = None
 
 
-# of a RenderError: what is over in a moment, whatever anybody does
+# of a RenderError: faults that are over in a moment by themselves
 _PASSING_REASONS = frozenset({"tokenizer-loading", "helper-busy", "remote-late"})
 
 

@@ -38,7 +38,7 @@ MOST_WAITING = 256  # answers
 PROBES = frozenset({"/health", "/ready", "/metrics", "/ping"})
 _KUBE = b"kube-probe/"
 
-CLIENT_GONE = 499  # the status of an answer that nobody was there to get: nginx's word for it
+CLIENT_GONE = 499  # the status of an answer whose client had gone: nginx's number for it
 
 OURS = "inferway"  # the distribution whose extensions tests hold to what they promise
 

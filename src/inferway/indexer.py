@@ -53,7 +53,7 @@ from inferway.routing.match import Matcher
 MAX_TOKENS_ON_LOOP = 16_384  # about a millisecond's work
 MAX_BYTES_ON_LOOP = 256 * 1024
 CAUGHT_UP_SECONDS = 0.02  # between two looks
-# How long the first scores wait for what engines hold, where nobody has asked for it before.
+# How long the first scores wait until it is known what engines hold.
 FIRST_SCORES_SECONDS = 2.0
 
 _Parsed = TypeVar("_Parsed")

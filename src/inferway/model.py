@@ -95,7 +95,7 @@ class KvTransfer(msgspec.Struct, frozen=True):
     group: str = ""
     gives: bool = True  # it may compute prompts for others
     takes: bool = True  # it may decode what others have computed
-    lease_seconds: float = 30.0  # so long it keeps blocks that nobody has fetched
+    lease_seconds: float = 30.0  # so long it keeps blocks that were not fetched
     bootstrap: str = ""  # host:port where both sides meet: of Mooncake and SGLang
     hosts: tuple[str, ...] = ()  # where its side channel may be; empty: at the host of its URL
 

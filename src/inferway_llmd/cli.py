@@ -56,7 +56,7 @@ _NO_USE = {
     "emit-endpoint-scores": "/metrics and docs/scheduling.md say why",
 }
 
-# Those that say a key in words of their own.
+# Flags that say a key in words of their own.
 _OWN_WORDS = (
     *("metrics_port", "metrics_cert_dir", "config_file", "config_text"),
     *("refresh_metrics_interval", "drain_timeout"),

@@ -39,7 +39,7 @@ from inferway_ray.stand_in import NumRequests, StandIns
 
 log = logging.getLogger("inferway_ray")
 
-# So long a chosen replica counts as having the request, if nobody says that it has taken it.
+# So long a chosen replica counts as having the request, without word that it has taken it.
 UNROUTED_SECONDS = 5.0
 
 

@@ -113,7 +113,7 @@ class SimulatorConfig:
     structured: bool = False  # it seems to have our structured output
     latency: LatencyModel = field(default_factory=LatencyModel)
     events: EventsConfig = field(default_factory=EventsConfig)
-    kv_transfer: TransferConfig | None = None  # None: it hands blocks to nobody
+    kv_transfer: TransferConfig | None = None  # None: it hands no blocks over
     kv_groups: KvGroups | None = None  # None: vLLM 0.32, one group with full attention, no drafts
 
     def __post_init__(self) -> None:

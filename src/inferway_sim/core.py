@@ -155,7 +155,7 @@ class EngineCore:
 
     def _load(self, job: RunningRequest) -> None:
         if self.side_channel is None or job.transfer is None or job.transfer.fetch is None:
-            return  # nobody fetches what it waits for
+            return  # its blocks are not fetched
 
         def then(contents: Contents | None) -> None:
             self._scheduler.loaded(job, contents, self._clock())

@@ -62,7 +62,7 @@ class Transfer:
     keep_as: str = ""  # its blocks are kept under this key when it has ended
     request_id: str = ""
     fetch: Fetch | None = None  # its prompt's blocks are fetched first
-    is_parked: bool = False  # it waits for blocks that nobody fetches
+    is_parked: bool = False  # it waits for blocks that are not fetched
     is_fatal: bool = False  # its turn is the engine's end
     num_cached_tokens: int | None = None  # what the engine that computed the prompt had of it
     reference: Json | None = None  # what its answer carries

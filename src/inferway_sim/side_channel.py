@@ -48,7 +48,7 @@ class SideChannel:
         self._compatibility = compatibility
         self._wake = wake
         self._clock = clock
-        self._kept: dict[str, asyncio.Event] = {}  # who waits for a prefill leg
+        self._kept: dict[str, asyncio.Event] = {}  # by key: a prefill leg is awaited
         self._beating: dict[int, Fetch] = {}  # whose turn has not come
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: AppServer | None = None

@@ -100,7 +100,7 @@ class Auth:
     admin_key: AdminKey | None = None
     callers: Callers | None = None
     is_local: bool = False  # the gateway listens on loopback alone
-    agents: NamesSession | None = None  # who reads which agent a request is of
+    agents: NamesSession | None = None  # reads which agent a request is of
     sessions: Sessions = field(default_factory=lambda: Sessions(time.monotonic))
     guesses: Guesses = field(default_factory=lambda: Guesses(time.monotonic))
     refused: int = 0  # for want of a key

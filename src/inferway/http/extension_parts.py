@@ -23,7 +23,7 @@ class Audience(Enum):
 
     CLIENTS = "clients"  # with a key where keys are configured
     ADMINS = "admins"  # with an admin key where one is configured; the path is below /admin/
-    BROWSERS = "browsers"  # on the port for admins; the handler looks itself at who asks
+    BROWSERS = "browsers"  # on the port for admins; the handler checks the client itself
 
 
 @dataclass(frozen=True, slots=True)

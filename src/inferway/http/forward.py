@@ -162,7 +162,7 @@ class Forwarding(msgspec.Struct, eq=False):
             lines,
             self._journey.body,
             self,
-            once=plan.state is State.FETCHING,  # references serve once, whoever has lost them
+            once=plan.state is State.FETCHING,  # references serve once, also if a leg was lost
         )
         if self._paused:
             exchange.pause()

@@ -44,7 +44,7 @@ _FIELDS = {"tokens": "token_ids", "lora": "lora_name", "engines": "instance_id"}
 
 
 class _Body(msgspec.Struct, frozen=True, kw_only=True):
-    token_ids: list[Any]  # looked at by who knows the model's context
+    token_ids: list[Any]  # checked where the model's context is known
     model: str | None = None
     model_name: str | None = None
     lora_name: str | None = None

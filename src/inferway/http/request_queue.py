@@ -120,7 +120,7 @@ class RequestQueue:
             self._timer = loop.call_later(self._look_seconds, self._sweep)
         responder.attach(InQueue(partial(self.withdraw, waiter)))
         if self.limiter.gate is not None:
-            self.turns()  # it may go on before those of lower priorities, who came first
+            self.turns()  # it may go on before earlier requests of lower priorities
         try:
             return await future
         except asyncio.CancelledError:

@@ -16,7 +16,7 @@ from inferway.http.ends import InQueue, WaitingClient
 from inferway.routing.limits.queue import Waiter
 from inferway.routing.limits.session_gate import SessionGate
 
-_SWEEP_SECONDS = 0.5  # for deadlines, and room that nobody tells of: sessions that are over
+_SWEEP_SECONDS = 0.5  # for deadlines, and for room that comes unannounced: sessions that are over
 
 
 class SessionQueue:

@@ -71,7 +71,7 @@ class SilentEngines:
         loop, seconds = self.pool.loop, self.pool.timeouts.silent_engine
         error = SilentEngineError(engine.name, f"engine {engine.name} {outage.words(loop.time())}")
         moved = left = 0
-        # Who could not wait until the next look waits no longer.
+        # A client that could not wait until the next look waits no longer.
         begun = loop.time() + LOOK_SECONDS - seconds if self.has_others(engine) else -math.inf
         for source in [each for each in self.sources() if isinstance(each, Forwarding)]:
             may_wait = max(outage.since, source.sent_at) > begun

@@ -52,9 +52,9 @@ class Incident(Enum):
     REFUSED = auto()  # a head with a status of 4xx
     FAILED = auto()  # a head with a status of 5xx
     LOST = auto()  # no connection, its end before that of the answer, or no answer in time
-    NO_BLOCKS = auto()  # it says that it has not got the blocks, or nobody has them any more
+    NO_BLOCKS = auto()  # it says that it has not got the blocks, or no engine has them any more
     GAVE_UP = auto()  # it says in the middle of a stream that it will not end it
-    SILENT = auto()  # it answers nobody any more (http.silent_engines)
+    SILENT = auto()  # it answers no request any more (http.silent_engines)
     DRAINED = auto()
     FAULT = auto()  # ours
     PREFILL_FAILED = auto()  # no answer of use, for whatever reason
@@ -68,7 +68,7 @@ class Action(Enum):
     SEND_PREFILL = auto()  # the prefill leg, to `prefill_attempts.target`; the other one is let go
     LATER = auto()  # nothing now: another engine will get the request when its time comes
     GO_ON = auto()  # have the rest of the answer decided
-    TELL = auto()  # the client, that nobody answers
+    TELL = auto()  # the client, that no engine answers
     STAY = auto()  # by what is under way
 
 

@@ -40,7 +40,7 @@ MOST_BYTES = 64 << 20  # of all of them
 NO_CUT, NO_TOKENS, TOO_OFTEN, ALONE = "no-cut", "max-tokens", "too-often", "no-other-engine"
 BODY, SHAPE, TOO_LARGE, ENGINE, NO_IDS = "body", "shape", "too-large", "old-engine", "unknown-ids"
 COMPRESSED = "compressed"  # its engine's answer
-# What became of one that another engine was asked to go on with.
+# The outcomes of a stream that another engine was asked to go on with.
 WENT_ON, FAILED = "ok", "failed"
 
 

@@ -37,7 +37,7 @@ from inferway.routing.structured_gate.gate import Gate
 from inferway.routing.structured_gate.shape import Shape
 from inferway.scheduling.plugin import RequestListener, RequestOutcome
 
-# What an answer is told of a decision that nothing but load has made.
+# The headers of an answer whose decision was made by load alone.
 _BY_LOAD: Mapping[str, Headers] = {
     reason: ((b"x-inferway-reason", reason.encode()),) for reason in Reason if reason.is_by_load
 }
@@ -94,7 +94,7 @@ class Routed(msgspec.Struct, frozen=True):
     decision: Decision
     candidates: Candidates
     record: Record | None = None  # what is remembered of it until its answer has ended
-    # whether the engine says how much of all prompts it has reused; None: nobody knows
+    # whether the engine says how much of all prompts it has reused; None: it is not known
     tells_its_reuse: bool | None = None
 
     @property
@@ -163,7 +163,7 @@ class Journey:
         self.is_encoded = False  # the answer is compressed, and passes unread
         self.is_cut_off = False  # its engine has given it up, and the client does not know
         self.prefill: PrefillLeg | None = None  # None: the engine that answers computes all
-        # whether the engine says how much of all prompts it has reused; None: nobody knows
+        # whether the engine says how much of all prompts it has reused; None: it is not known
         self.tells_its_reuse: bool | None = None
         self.losses = EngineLosses(host.quarantine, self._sent_body)
         self._host = host

@@ -66,7 +66,7 @@ class Record(msgspec.Struct):
     reused_tokens: int = 0  # of these, as many as we believe that the engine can reuse
     edits: Sequence[bytes] = ()  # what of the client's bytes was changed
     is_timed: bool = False  # something is generated, and `timing` counts it
-    # Of a streamed answer, written by `timing`:
+    # The times of a streamed answer, written by `timing`:
     first_at: float = 0.0  # when its first tokens came; 0.0: none have come
     last_at: float = 0.0
     events: int = 0  # that carry tokens: one each, unless the engine speculates

@@ -95,7 +95,7 @@ def scheduling_of(settings: ServeSettings, *, has_queue: bool = True) -> Schedul
     if not has_queue or settings.kv_transfer.legs not in ("auto", "gateway"):
         for plugin in scheduling.producers:
             if isinstance(plugin, expected_ttft.ExpectedTtft):
-                plugin.has_legs = False  # nobody would tell it what they take
+                plugin.has_legs = False  # nothing would tell it what legs take
     if settings.workers != 1:
         scheduling = scheduling.without_sessions(
             "each worker would know of its own turns only", knows_all=False

@@ -47,7 +47,7 @@ class TokenConfig(Parameters, frozen=True):
 
 class SessionSource(Parameters, frozen=True):
     header: str = ""
-    # or what another plugin reads: SessionID of the producer, or agent-identity of whoever does
+    # or what another plugin reads: SessionID of the producer, or agent-identity of another plugin
     attribute: str = ""
     producer: str = ""
 

@@ -127,7 +127,7 @@ class AlarmObserver(Extension):
         if not routed.decision.reason.is_whole:
             return  # what is known may be too short to be found
         if not all(item.is_read for items in routed.prompts.values() for item in items):
-            return  # nobody has looked
+            return  # its engine does not look in its cache
         prompts = _chosen_prompts(routed)
         first = next((prompt for prompt in prompts if prompt.block_keys), None)
         warning = alarm.observe(

@@ -21,7 +21,7 @@ from inferway.extension import CLIENT_GONE, EndedAnswer, Extension
 from inferway.metrics import Family, Histogram, counter, histogram
 from inferway.routing.record import Passed, Record, timing
 
-OTHER = "other"  # the label of models that nobody serves
+OTHER = "other"  # the label of models that no engine serves
 MAX_MODELS = 256  # with a label of their own: adapters come and go
 
 # vLLM's bounds (v1/metrics/loggers.py), and some below them: a cached prompt's first token, and a

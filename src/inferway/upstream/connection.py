@@ -322,7 +322,7 @@ class EngineConnection(SlicedProtocol):
 
     def on_body(self, body: bytes) -> None:
         if self._complete:
-            self._reusable = False  # of an answer nobody asked for, or of one to HEAD
+            self._reusable = False  # of an unasked answer, or of one to HEAD
         else:
             self._pieces.append(body)
             self._awaited -= len(body)

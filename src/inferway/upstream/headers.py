@@ -27,7 +27,7 @@ HOP_BY_HOP: frozenset[bytes] = frozenset(
 )
 REWRITTEN: frozenset[bytes] = frozenset({b"host", b"content-length", b"expect"})
 
-# Values of `Connection`, as nearly everybody writes them, that name no field.
+# The usual values of `Connection`, which name no field.
 PLAIN_CONNECTION = frozenset({b"keep-alive", b"Keep-Alive", b"close", b"Close"})
 _LINE = b": ".join
 _OPTIONS = frozenset({b"keep-alive", b"close"})

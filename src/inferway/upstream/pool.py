@@ -30,8 +30,8 @@ log = logging.getLogger("inferway.upstream")
 # A host that has gone without a word, or is cut off, is found out by its kernel's silence: with the
 # defaults of Linux after two hours, and what was sent to it after 15 minutes.
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}  # seconds, seconds, probes
-# That what was sent may be unacknowledged, or wait for room at an engine that is busy with what it
-# has read: it may take that long over a prompt of megabytes.
+# How long what was sent may be unacknowledged, or wait for room at an engine that is busy with what
+# it has read: it may take that long over a prompt of megabytes.
 _USER_TIMEOUT_MS = 60_000
 
 # uvicorn, which serves vLLM, closes connections that were idle for 5 s.

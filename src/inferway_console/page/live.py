@@ -79,7 +79,7 @@ class LiveHub:
         self._interval = interval
         self._clock = clock
         self._readers: dict[Reader, None] = {}  # the newest is last
-        self._picture: Picture | None = None  # the last one, while somebody looks
+        self._picture: Picture | None = None  # the last one, while there are readers
         self._tasks = Tasks(_log, "the page's live stream ended by a fault of the gateway")
         self._is_closed = False
 

@@ -13,7 +13,7 @@ from enum import StrEnum
 
 import msgspec
 
-# Behind who has picked the endpoint, where that was done to get to know it.
+# Suffix of the picker's name, where the endpoint was picked to get to know it.
 A_TRY = ", as a try of an engine that is hardly known"
 MOST_CANDIDATES = 8  # of a record: the chosen one, the longest holder, then the cheapest
 
@@ -23,7 +23,7 @@ class MissKind(StrEnum):
 
     # reachable and not chosen
     MOVED_FOR_LOAD = "moved-for-load"  # to wait there would have cost more than to compute it
-    FILTERED = "filtered"  # who held it might not be chosen: ejected, drained, full, ...
+    FILTERED = "filtered"  # its holder might not be chosen: ejected, drained, full, ...
     # held by someone, and never reachable for this request
     SALTED = "salted"  # under another cache salt
     OTHER_ADAPTER = "other-adapter"  # under another adapter, or the base model

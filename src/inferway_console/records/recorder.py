@@ -104,7 +104,7 @@ class Recorder(Extension):
         self.ring = ring
         self.keeps_keys = keeps_keys  # until the files end
         self.keys: list[tuple[int, Sequence[BlockKey]]] = []  # record's number, its blocks
-        self.doubt: Doubt | None = None  # None: nobody looks into what was not delivered
+        self.doubt: Doubt | None = None  # None: blocks that were not delivered are not looked into
         self._clock = clock
         self._wall_clock = wall_clock
         self._picked_by = picked_by

@@ -57,7 +57,7 @@ class PickerServer:
         tracing: Tracing | None = None,
     ) -> None:
         """`tracing`, if it is given, is one of the logs in `rules`."""
-        self.picker = picker  # who is asked from now on
+        self.picker = picker  # the picker that is asked from now on
         self.rules = rules
         self.tracing = tracing
         self.host = host

@@ -163,7 +163,7 @@ class Verdicts:
         self._took = took
         self._checked: SingleFlight[SpecError | bool] = SingleFlight(MAX_CHECKED)
         self._known: SingleFlight[Verdict | SpecError] = SingleFlight(MAX_VERDICTS)
-        # by tenant: nobody's waits in the line of another
+        # by tenant: none waits in the line of another
         self._under_way: SingleFlight[None] = SingleFlight(0)
         self._reads = make_turns(_READS, _MAX_READS_WAITING, WAIT_SECONDS)
         self._small = make_turns(_SMALL, MAX_WAITING, WAIT_SECONDS)

@@ -37,8 +37,8 @@ class BlockChange(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     state: int  # an id of sets; NOBODY: the blocks are forgotten
     keys: list[BlockKey]
-    holder: HolderId | None = None  # who has stored, copied or removed them; None: it is not known
-    num_blocks: int = 0  # that the holder has now
+    holder: HolderId | None = None  # that has stored, copied or removed them; None: it is not known
+    num_blocks: int = 0  # of the holder, now
     is_removal: bool = False  # the holder has told that it has removed them
 
 

@@ -44,7 +44,7 @@ class HolderSets:
 
     def __init__(self) -> None:
         self.attached = [0]
-        self.known = [0]  # who holds it in the full-attention group, attached or not
+        self.known = [0]  # its holders in the full-attention group, attached or not
         self.planes: list[Planes] = [()]
         self.counts = array("q", [1])
         self.dead = 0  # bits of holders that are gone; no new value has them

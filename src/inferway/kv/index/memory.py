@@ -185,7 +185,7 @@ class MemoryIndex(HeldBlocks):
             rows = np.empty((np.count_nonzero(held), 2), "<u8")
             rows[:, 0] = keys[start : start + _LINKS][held]
             rows[:, 1] = keys[parents[held]]
-            del keys, parents, states  # the columns cannot grow while somebody reads them
+            del keys, parents, states  # the columns cannot grow while they are read
             yield rows.tobytes()
 
     def lower_tiers(self) -> dict[HolderId, list[int]]:

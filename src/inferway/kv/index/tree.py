@@ -28,7 +28,7 @@ class Tree:
         self.states = HolderSets()
         self.settling: dict[int, AttachmentUpdate] = {}  # bit -> what is left to do
         self.unsettled = 0  # those bits
-        self.lapsed: list[int] = []  # slots without children that nobody holds, to be freed
+        self.lapsed: list[int] = []  # slots without children or holders, to be freed
         self.touched: list[BlockKey] | None = None  # see `settle` and `free_slot`
         self.common = -1  # the state that all blocks of the last operation got; -1: they differ
         self.commons: list[int] | None = None  # those of all operations; see `changes`

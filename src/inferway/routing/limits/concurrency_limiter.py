@@ -63,9 +63,9 @@ class FlowStats:
     waited: int = 0  # and got a place
     left: int = 0  # waited, and went away
     full: int = 0  # refused: no room in the queue
-    displaced: int = 0  # put out of the queue by somebody of a higher priority or a quieter tenant
+    displaced: int = 0  # put out of the queue by a request of a higher priority or a quieter tenant
     too_long: int = 0  # refused: it would have waited, or has waited, for too long
-    seconds: float = 0.0  # waited by those who got a place
+    seconds: float = 0.0  # waited by requests that got a place
 
 
 @dataclass(slots=True)
@@ -73,8 +73,8 @@ class _Pace:
     """The pace at which a lane's queue gets shorter. Kept while somebody waits: older figures would
     refuse those whose turn would show that they are old."""
 
-    last: float  # when somebody began to wait, or had waited
-    seconds: float | None = None  # between two that have
+    last: float  # when a request began to wait, or had waited
+    seconds: float | None = None  # between two requests that had waited
 
     def went(self, now: float) -> None:
         took, self.last = now - self.last, now

@@ -53,7 +53,7 @@ class Backlog:
     first_alone_ms: Column = field(default_factory=lambda: np.zeros(0))  # infinite: none waits
     # in the order they came
     _queues: list[OrderedDict[QueuedRequest, None]] = field(default_factory=list)
-    # Of those whose answer comes in one piece nobody sees the beginning: it is assumed.
+    # The beginning of an answer that comes in one piece is not seen: it is assumed.
     _unseen: list[tuple[float, int, QueuedRequest]] = field(default_factory=list)
     _tie: count[int] = field(default_factory=count)
 

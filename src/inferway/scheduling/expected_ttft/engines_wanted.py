@@ -105,7 +105,7 @@ class EnginesWanted(NamedTuple):
 
     engines: float
     by_limit: dict[str, float]  # ttft, itl, kv: those that are known
-    busy: float  # share of their time that the engines are busy, with everybody's requests
+    busy: float  # share of their time that the engines are busy, with all gateways' requests
     busy_at_slo: float  # at which the SLO is held
     out_of_reach: float  # share of requests that are late on an engine with nothing else to do
 
@@ -198,7 +198,7 @@ class WantedEstimator:
     correction: Correction = field(default_factory=Correction)
     _slots: dict[int, int] = field(default_factory=dict)  # -> the last bucket that it served in
     _looked: int | None = None  # the last bucket that was looked at
-    # (when, engines): that the first token needs with everybody's requests, as said of late
+    # (when, engines): that the first token needs with all gateways' requests, as said of late
     _said: deque[tuple[float, float]] = field(default_factory=deque)
     _last: EnginesWanted | None = None  # that was wanted
 

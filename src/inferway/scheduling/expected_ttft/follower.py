@@ -193,7 +193,7 @@ class ExpectedTtftListener(RequestListener):
         added = self._candidates.added
         features, terms = added[FEATURES.name][row].tolist(), added[TERMS_MS.name][row].tolist()
         own, work = features[OWN], terms[OWN] + terms[PAIRS]
-        # as many as cost the same without pairs: whoever waits for them need not know more
+        # as many as cost the same without pairs: requests that wait for them need not know more
         tokens_ahead = own * work / terms[OWN]
         waiting = QueuedRequest(
             self._slots.slot(target.endpoint),

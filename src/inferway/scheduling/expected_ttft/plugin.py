@@ -69,7 +69,7 @@ class ExpectedTtft:
     """See the module. Its state is bounded by the endpoints there are."""
 
     learning: Learning = field(default_factory=Learning)
-    is_alone: bool = False  # nobody else reads what it adds
+    is_alone: bool = False  # no other plugin reads what it adds
     has_legs: bool = True
     slots: EndpointSlots = field(init=False)
     _turn: int = 0

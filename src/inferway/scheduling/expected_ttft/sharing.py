@@ -108,13 +108,13 @@ class Sharing:
     _place: float = 0.0  # among all gateways, from 0 up to 1
     _turns: PerEndpoint[Column] = field(default_factory=lambda: PerEndpoint(_in_turn))
     _numbers: count[int] = field(default_factory=lambda: count(1))
-    # of others: (who, number) -> the request that waits
+    # of other gateways: (gateway, number) -> the request that waits
     _waiting: dict[tuple[int, int], QueuedRequest] = field(default_factory=dict)
     # when others were told of a time last, by kind and slot
     _told: dict[tuple[Kind, int], float] = field(default_factory=dict)
-    # of others: (who, endpoint) -> decode legs that are to come there
+    # of other gateways: (gateway, endpoint) -> decode legs that are to come there
     _coming: dict[tuple[int, str], float] = field(default_factory=dict)
-    # of others, whose answer is assumed to begin: when, (who, number)
+    # of other gateways, whose answer is assumed to begin: when, (gateway, number)
     _assumed: list[tuple[float, tuple[int, int]]] = field(default_factory=list)
 
     def next_number(self) -> int:

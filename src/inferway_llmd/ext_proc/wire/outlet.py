@@ -91,7 +91,7 @@ class Outlet:
             self.paused = True
             self._loop.call_soon(self._look_again)
 
-    # who waits for room
+    # the calls that wait for room
 
     def pause(self) -> None:
         """Stop writing, because the socket is full."""

@@ -34,7 +34,7 @@ class Room:
     def wait(self, begin: Callable[[], object]) -> None:
         """Call `begin` once there is room. It need not enter, and may wait again."""
         self._waiting.append(begin)
-        if self._free:  # somebody has left meanwhile
+        if self._free:  # an answer has left meanwhile
             self._call()
 
     def _call(self) -> None:

@@ -42,7 +42,7 @@ class XGrammar:
     def _compiler(self) -> Any:
         import xgrammar
 
-        # its own cache off: who calls has one, for all libraries
+        # its own cache off: the caller has one, for all libraries
         return xgrammar.GrammarCompiler(
             self._vocabulary.tokenizer_info, max_threads=2, cache_enabled=False
         )

@@ -273,7 +273,7 @@ class Compilations:
                     self._end(build)
                 elif build.stage is Stage.BUILDING:
                     self._workers.leave(build.task)  # others need not wait for it, either
-        waiter.set_running_or_notify_cancel()  # who ends a build's waiters does it for the others
+        waiter.set_running_or_notify_cancel()  # the end of a build does so for all others
         self.counts.requests.add(build.spec.kind, "", "cancelled")
         if dropped:
             self.counts.builds_dropped.add()
@@ -348,7 +348,7 @@ class Compilations:
         if not future.cancelled():
             self._finish(build, children.result(job, future), None)
 
-    # A job that is not required: the spec is held already, and nobody waits.
+    # A job that is not required: the spec is held already, and no request waits.
 
     def _improve(self, key: str, held: CachedSpec) -> None:
         """Begins it, in a thread of ours: the one that asks is the engine's."""

@@ -34,7 +34,7 @@ class Limits:
     cpu_seconds: float = 2
     wall_seconds: float = 5.0
     result_bytes: int = 32 << 20
-    niceness: int = 10  # whoever sends such work waits a little longer before others do
+    niceness: int = 10  # clients with such work wait a little longer before others do
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,7 @@ class Sandbox:
         self._closed = False
         # The one at work, then the spare. Written by the thread; under the lock, for `close`.
         self._processes: list[SandboxProcess] = []
-        # At the latest when nobody knows us any more.
+        # At the latest when no reference to this object is left.
         self._let_go = weakref.finalize(self, _let_go, self._processes, self._preparation)
 
     def start(self) -> Future[None]:

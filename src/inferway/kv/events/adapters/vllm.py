@@ -226,7 +226,7 @@ def _decode_event(
         return _unreadable(raw, path, e) if other is None else other
 
 
-# What is known of events in maps; the last four say nothing of a block's hash or place.
+# Fields known of events in maps; the last four say nothing of a block's hash or place.
 _KNOWN_FIELDS = {
     *("type", *StoredMap.__struct_fields__, *_Removed.__struct_fields__),
     *("ownership", "session_id", "metadata", "storage_tier"),
