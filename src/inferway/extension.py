@@ -62,8 +62,8 @@ class EndedAnswer(msgspec.Struct):
 
 
 def is_probe(path: str, user_agent: bytes) -> bool:
-    """Return whether somebody asks who does so every few seconds: how we are, or for our
-    numbers."""
+    """Return whether the client is a probe or a scraper, which asks every few seconds how we are,
+    or for our numbers."""
     return path in PROBES or user_agent.startswith(_KUBE)
 
 
@@ -91,8 +91,7 @@ class Tap:
             self.drain()
 
     def drain(self) -> None:
-        """Show extensions what waits: called each second, and before anybody reads what they
-        know."""
+        """Show extensions what waits: called each second, and before their figures are read."""
         if not self._waiting:
             return
         waiting, self._waiting = self._waiting, []
@@ -190,8 +189,8 @@ class Extension:
         have numbers, behind those."""
 
     def needs_snapshots(self) -> bool:
-        """Return whether it needs the snapshots of other processes each second, and not only when
-        somebody asks for a path below /admin/."""
+        """Return whether it needs the snapshots of other processes each second, and not only for a
+        request below /admin/."""
         return False
 
     def has(self, method: str) -> bool:

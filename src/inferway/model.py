@@ -271,7 +271,7 @@ _ArrayT = TypeVar("_ArrayT", bound="NDArray[Any]")
 
 
 class ColumnKey(msgspec.Struct, Generic[_ArrayT], frozen=True):
-    """Names a column that a producer adds, with its type: who wants it imports this."""
+    """Names a column that a producer adds, with its type: plugins that want it import this."""
 
     name: str
 

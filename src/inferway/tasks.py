@@ -70,7 +70,7 @@ class Nap:
             self._over = self._timer = None
 
     def wake_at(self, when: float) -> None:
-        """Let who sleeps wake then."""
+        """Let tasks that sleep wake then."""
         if self._timer is not None and self._over is not None:
             self._timer.cancel()
             self._timer = asyncio.get_running_loop().call_at(when, _end, self._over)

@@ -174,7 +174,7 @@ class Connector:
         self.expire(inf)
 
     def expire(self, now: float) -> None:
-        """Free what nobody has fetched in time."""
+        """Free blocks that were not fetched in time."""
         for key in [key for key, lease in self.leases.items() if lease.expires <= now]:
             self.cache.free(self.leases.pop(key).blocks)
             self.num_expired += 1

@@ -27,7 +27,7 @@ class SimRequest:
 
     @property
     def text(self) -> str:
-        """The last user message, or the prompt; token ids are decoded only for who looks."""
+        """The last user message, or the prompt; token ids are decoded only when they are read."""
         return self.read_text()
 
 

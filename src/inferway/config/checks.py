@@ -79,7 +79,7 @@ def _check_peers(peers: PeerSettings) -> None:
 
 
 def peers_port(peers: PeerSettings) -> int:
-    """Return the port where this gateway tells its peers; the settings are checked."""
+    """Return the port where this gateway publishes to its peers; the settings are checked."""
     return _peer_ports(peers)[0] if peers.port is None else peers.port
 
 

@@ -140,8 +140,8 @@ class Auth:
         return caller.tenant if caller.name else named_tenant(request.headers)
 
     def share(self, tenant: str, request: Request) -> str:
-        """Return whose share of the engines a request of that tenant takes: if nobody has named
-        one, the agent's whose it is. No caches are kept apart by that."""
+        """Return the tenant whose share of the engines a request takes: where none was named, the
+        agent's. No caches are kept apart by that."""
         if tenant or self.agents is None:
             return tenant
         return tenant_name(self.agents.session(request.headers))
@@ -162,7 +162,8 @@ class Auth:
             return False
 
     def is_in_session(self, request: Request) -> bool:
-        """Return whether an admin who has logged in asks, from the page itself."""
+        """Return whether the request is that of an admin who has logged in, from the page
+        itself."""
         token = cookie_of(request)
         if token is None or not self.knows_admins or not self.sessions.is_open(token, self.keys):
             return False
@@ -188,7 +189,8 @@ class Auth:
         self._hear(request, is_right=True)
 
     def is_admin(self, request: Request) -> bool:
-        """Return whether an admin asks, on a path for everybody; a wrong key is counted."""
+        """Return whether the request is an admin's, on a path for all clients; a wrong key is
+        counted."""
         if not self.knows_admins or self.is_in_session(request):
             return True
         admins = self._is_admins(request)
@@ -284,9 +286,10 @@ def build_auth(
     on_outcome: Callable[[str, bool], None] | None = None,
     on_suspect: Callable[[str, str, bool], None] | None = None,
 ) -> Auth:
-    """Return who is let in, as the settings and the scheduling's flow control have it. `others`
-    keep limits together with this process; None: it is alone. `clock` counts seconds. `on_outcome`,
-    `on_suspect`: other processes are told as OutlierDetection and RequestQuarantine tell."""
+    """Return the authentication that the settings and the scheduling's flow control ask for.
+    `others` keep limits together with this process; None: it is alone. `clock` counts seconds.
+    `on_outcome`, `on_suspect`: other processes are told as OutlierDetection and RequestQuarantine
+    tell."""
     retries = Retries(settings.retries)
     quarantine = RequestQuarantine(
         lambda: retries.settings.quarantine_seconds,

@@ -78,7 +78,8 @@ class Continuer:
 
 
 def open_continuer(director: Director, auth: Auth, stack: AsyncExitStack) -> Continuer | None:
-    """Return who has other engines go on, until the stack is closed; None if nobody shall."""
+    """Return the object that has other engines go on with streams, until the stack is closed; None
+    if none shall."""
     continuing = director.continuing
     if continuing is None:
         return None

@@ -419,7 +419,7 @@ class Forwarding(msgspec.Struct, eq=False):
         self.begin()
 
     def fail(self, error: BaseException) -> None:
-        """End the answer, which has begun: its engine was lost, and nobody goes on."""
+        """End the answer, which has begun: its engine was lost, and no other engine goes on."""
         assert self._rest is not None
         if not self._responder.ended:
             self._say(self._rest.last_word(error))

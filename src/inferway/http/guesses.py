@@ -59,7 +59,7 @@ class Guesses:
         return True
 
     def check(self, address: str) -> None:
-        """Raises TooManyGuessesError for who has to wait."""
+        """Raises TooManyGuessesError for an address that has to wait."""
         now = self._clock()
         self._forget(now - SECONDS)
         failed = self._failed.get(network_of(address))

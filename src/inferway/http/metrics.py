@@ -33,7 +33,7 @@ DECISION_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 
 
 
 class MetricsPage(Collector):
-    """Puts together what the parts bring; counts only what nobody else counts."""
+    """Puts together what the parts bring; counts only what no part counts."""
 
     def __init__(
         self,

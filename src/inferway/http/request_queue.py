@@ -88,7 +88,7 @@ class RequestQueue:
         return Ticket(self, responder, tenant)
 
     def set_settings(self, settings: FlowSettings) -> None:
-        """Keep these limits from now on; those who wait may have their turn."""
+        """Keep these limits from now on; requests that wait may have their turn."""
         self.limiter.set_settings(settings)
         if self.sessions is not None:
             self.sessions.gate.most_waiting = settings.queue
@@ -151,7 +151,7 @@ class RequestQueue:
             self.turns()
 
     def close(self) -> None:
-        """Stop the timers: nobody waits any more."""
+        """Stop the timers: no request waits any more."""
         if self._timer is not None:
             self._timer.cancel()
         if self.sessions is not None:

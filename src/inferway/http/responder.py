@@ -1,4 +1,4 @@
-"""The answer to one request: framing, and who produces its body.
+"""The answer to one request: framing, and the source of its body.
 
 body framing     when
 none             HEAD, 204, 304: what is written is dropped
@@ -333,7 +333,7 @@ class Responder(msgspec.Struct, eq=False):
             raise ClientGoneError("the client has gone")
 
     def client_gone(self) -> None:
-        """The client has gone; its source is told."""
+        """Tell the source that the client has gone."""
         if self.ended:
             return
         if not self.started:

@@ -203,12 +203,12 @@ class HttpServer:
         return sum([connection.buffered_bytes for connection in self._connections])
 
     def sources(self) -> list[BodySource]:
-        """Return who produces the answers that are under way."""
+        """Return the sources of the answers that are under way."""
         found = [connection.source for connection in self._connections]
         return [source for source in found if source is not None]
 
     def cut(self) -> None:
-        """Closes every connection as it is: for who does not want to wait for `stop`."""
+        """Close every connection as it is, without the wait of `stop`."""
         self._warn_of_cut()
         for connection in list(self._connections):
             connection.cut("shutdown")

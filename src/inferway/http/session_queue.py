@@ -55,7 +55,7 @@ class SessionQueue:
         return True
 
     def close(self) -> None:
-        """Stop the timer: nobody waits any more."""
+        """Stop the timer: no request waits any more."""
         if self._timer is not None:
             self._timer.cancel()
 

@@ -25,7 +25,7 @@ class Sessions:
         return len(self._open)
 
     def open(self, keys: object) -> str:
-        """Return the token of a new session, of one who has shown one of `keys`."""
+        """Return the token of a new session, of an admin who has shown one of `keys`."""
         token = token_urlsafe(_BYTES)
         self._open[_digest(token)] = (self._clock() + SECONDS, keys)
         while len(self._open) > MOST:

@@ -245,8 +245,8 @@ class AnswerPlan:
         raise AssertionError(f"nothing is left to do after {incident} in {self.state}")
 
     def silent(self, error: UpstreamError, engine: str, *, may_wait: bool) -> Action | None:
-        """Return what is to be done as the engine answers nobody any more; None if the answer does
-        not come from it."""
+        """Return what is to be done as the engine answers no request any more; None if the answer
+        does not come from it."""
         if self.leg is not None and self.state in (State.PREFILL, State.FETCHING):
             attempts = self.prefill_attempts
             if attempts is not None and attempts.engine == engine:

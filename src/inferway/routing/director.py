@@ -163,8 +163,8 @@ class Director:
         priority: int | None = None,
         tenant: str = "",
     ) -> Journey:
-        """Return the journey of a request whose prompt nobody here makes; `read` reads its body,
-        the rest is as `open` has it. Raises InvalidRequestError."""
+        """Return the journey of a request whose prompt is not made here; `read` reads its body, the
+        rest is as `open` has it. Raises InvalidRequestError."""
         asked = objectives(head.headers, self.priorities, priority)
         return Journey(self, body, ByLoad(self, head, read, within, asked, tenant))
 
@@ -193,7 +193,7 @@ class Director:
         self.priorities, self.rewrites = priorities, rewrites
 
     def parses_here(self, body: bytes) -> bool:
-        """Return whether parsing this body in the event loop would not hold up everybody else."""
+        """Return whether parsing this body in the event loop would not hold up other requests."""
         return self.off_loop is None or len(body) <= self.off_loop_bytes
 
     async def parse(self, parse: Callable[[bytes], _Parsed], body: bytes) -> _Parsed:
@@ -355,7 +355,7 @@ class ByPrompt(msgspec.Struct):
 
 
 class ByLoad(msgspec.Struct):
-    """Decides where a request goes whose prompt nobody here makes: to the least loaded engine."""
+    """Decides where a request goes whose prompt is not made here: to the least loaded engine."""
 
     director: Director
     head: RequestHead

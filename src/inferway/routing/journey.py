@@ -228,7 +228,8 @@ class Journey:
         self._names = ModelRenamer(asked)
 
     def listen(self, listener: RequestListener) -> None:
-        """Have `listener` told what becomes of the request, after those that already listen."""
+        """Have `listener` called with what becomes of the request, after those that already
+        listen."""
         self._listeners.append(listener)
 
     def attempt(self, target: Target) -> Headers:
@@ -273,7 +274,8 @@ class Journey:
             self._sent = None
 
     def give_up(self) -> bytes:
-        """Return what the engine has said when it gave up: nobody goes on with the answer."""
+        """Return what the engine has said when it gave up: no other engine goes on with the
+        answer."""
         assert self.stream is not None
         self.is_cut_off = False
         return self.stream.give_up()
@@ -383,7 +385,7 @@ class Journey:
             self.prefill.body = b""
 
     def close(self, outcome: str) -> None:
-        """End the journey: free what `attempt` took, and tell who listens. Only the first call
+        """End the journey: free what `attempt` took, and call the listeners. Only the first call
         counts."""
         if self.closed:
             return

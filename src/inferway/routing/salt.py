@@ -47,7 +47,7 @@ class TenantSalt:
 def with_tenants_media(body: bytes, tenant: str, key: bytes = b"") -> bytes:
     """Return a body whose media are the tenant's alone: for vLLM the `uuid` of a picture is the
     picture, also for requests with another salt (its caches of processed and of encoded media know
-    no salt), so that somebody else's picture of the same name would be answered from. Each becomes
+    no salt), so that another tenant's picture of the same name would be answered from. Each becomes
     a hash of it and the tenant, with `key` if there is a secret. Raises InvalidRequestError."""
     return with_media_uuids(body, lambda given: _hash(tenant, "uuid:" + given, key))
 

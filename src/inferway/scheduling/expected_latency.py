@@ -34,8 +34,8 @@ def in_time(request: LLMRequest, candidates: Candidates) -> NDArray[np.bool_] | 
 
 
 def check_producer(name: str, building: Building) -> None:
-    """Raises ConfigError unless `latencyPredictionInfoProducerName` names, or leaves to us, who
-    expects latencies."""
+    """Raises ConfigError unless `latencyPredictionInfoProducerName` names the plugin that expects
+    latencies, or leaves it to us."""
     if name and building.type_of(name) not in (EXPECTED_TTFT, PREDICTED):
         raise ConfigError(
             f"latencyPredictionInfoProducerName: {name!r} is no plugin that expects latencies; "

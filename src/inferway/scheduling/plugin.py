@@ -157,7 +157,7 @@ class RequestListenerFactory(Protocol):
     def follow(
         self, request: LLMRequest, candidates: Candidates, choice: SchedulingResult
     ) -> RequestListener | None:
-        """Return who is to be told of the request; None: it does not matter."""
+        """Return a listener of the request; None: it does not matter."""
 
 
 @runtime_checkable

@@ -27,7 +27,7 @@ DEFAULT_ADMITTERS: Sequence[Admitter] = (UtilizationDetector(),)
 
 @dataclass(frozen=True, slots=True)
 class Scheduling:
-    """The chooser, and who joins the request path beside it."""
+    """The chooser, and the plugins that join the request path beside it."""
 
     chooser: ProfileHandler
     producers: Sequence[DataProducer] = ()

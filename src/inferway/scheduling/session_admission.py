@@ -150,7 +150,7 @@ class LiveSessions:
 
     def is_overdue(self, came: float, most_seconds: float, now: float) -> bool:
         """Return whether a session that came then has waited for long enough to be let in without
-        room: for so many seconds, a tenth of which nobody has been let in."""
+        room: for so many seconds, and for a tenth of them no session has been let in."""
         return now - came >= most_seconds and now - self.entered >= most_seconds * _PACE
 
     def homes(self, name: bytes, endpoints: Collection[str], now: float) -> Sequence[str]:

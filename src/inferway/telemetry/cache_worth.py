@@ -46,7 +46,7 @@ class CacheWorth(Extension):
     others: Sequence[Mapping[str, float]] = ()  # what other processes have told, by engine
 
     def hear(self, others: Sequence[Mapping[str, float]]) -> None:
-        """Take the newest that all other processes have told, by engine, for the earlier."""
+        """Take over what other processes have told, by engine, in place of the earlier."""
         self.others = others
 
     def on_request(self, routed: Routed, seconds: float) -> None:  # noqa: ARG002

@@ -138,7 +138,7 @@ class EngineSpeeds:
 
     def expected_seconds(self, engine: Engine) -> float | None:
         """Return what the engine should take for what it has to compute next, in seconds; None if
-        nobody knows."""
+        it is not known."""
         told = [each.expected_seconds(engine.endpoints) for each in self.plugins]
         return max([seconds for seconds in told if seconds is not None], default=None)
 

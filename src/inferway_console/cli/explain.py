@@ -1,4 +1,5 @@
-"""`inferway explain`: the record of one request in words, and a picture of who held its blocks."""
+"""The command `inferway explain`: the record of one request in words, and a picture of its blocks'
+holders."""
 
 from __future__ import annotations
 

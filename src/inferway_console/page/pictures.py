@@ -1,5 +1,5 @@
-"""All that the page shows at one moment, made once for all who look, and what has changed since the
-moment before. It is made in slices, so that no request waits for it."""
+"""The whole content of the page at one moment, made once for all readers, and what has changed
+since the moment before. It is made in slices, so that no request waits for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A prompt that nobody holds, and that somebody holds under another cache salt or adapter.
+"""Prompts that no engine holds, and that an engine holds under another cache salt or adapter.
 
 Of prompts that have either, the first block is remembered by the key that it would have without.
 Where such a prompt, or a plain one with the same first block, is found nowhere, its keys are made

@@ -67,7 +67,7 @@ Doubt = Callable[[Ended, DecidedRequest, int], bool]
 
 
 class LooksElsewhere(Protocol):
-    """Finds out whether a prompt that nobody holds is held under another salt or adapter."""
+    """Finds out whether a prompt without holders is held under another salt or adapter."""
 
     def look(self, routed: Routed, prompt: Prompt, noted: DecidedRequest) -> None: ...
 

@@ -1,4 +1,4 @@
-"""The records of the last requests, in memory, packed; they are unpacked when somebody looks."""
+"""The records of the last requests, in memory, packed; they are unpacked when they are read."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class Noted:
 
     @property
     def is_answered(self) -> bool:
-        """True if there is anything to tell: the request was complete, or somebody was answered."""
+        """True if there is anything to tell: the request was complete, or an answer was sent."""
         return bool(self.outcome or self.record)
 
     @property

@@ -1,4 +1,5 @@
-"""Work that little is done of at a time: whose it is, who waits for it, and how often it comes."""
+"""Turns for work that little is done of at a time: its tenant, the waiters for it, and how often it
+comes."""
 
 from __future__ import annotations
 

@@ -274,8 +274,8 @@ class Verdicts:
         return found
 
     def verdict_now(self, asked: OutputConstraint) -> Verdict:
-        """Return the verdict for who may block, in any thread. Raises SpecError with the place in
-        the request, or ChecksBusyError."""
+        """Return the verdict to a caller that may block, in any thread. Raises SpecError with the
+        place in the request, or ChecksBusyError."""
         if not self._is_known(asked.spec, compiles=True, checks=True):
             with ThreadPoolExecutor(1) as alone:  # an event loop may run in this thread
                 alone.submit(asyncio.run, self._find_alone(asked)).result()

@@ -175,7 +175,7 @@ class EngineBlocks:
         self._held.count_no_copies()
 
     def verify_hashes(self, verifier: HashVerifier) -> None:
-        """Ask `verifier` from now on, and nobody else. Without one no event is confirmed."""
+        """Ask this `verifier` from now on, and no other one. Without one no event is confirmed."""
         self._verifier = verifier
 
     def apply(self, event: Event) -> list[Op]:

@@ -64,7 +64,7 @@ _NOT_MISSED = ("remote",)  # reasons of `apply` to skip what is not the engine's
 
 @dataclass(slots=True)
 class EventApplierStats:
-    """Plain integers, read when somebody scrapes; more in `stream.stats`, `blocks.stats`."""
+    """Plain integers, read when /metrics is scraped; more in `stream.stats`, `blocks.stats`."""
 
     batches: int = 0
     events: int = 0

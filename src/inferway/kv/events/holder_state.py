@@ -51,7 +51,7 @@ _V = TypeVar("_V")
 
 @dataclass(slots=True)
 class ApplyStats:
-    """Plain integers, read when somebody scrapes. Blocks, but for `cleared` and `skipped`."""
+    """Plain integers, read when /metrics is scraped. Blocks, but for `cleared` and `skipped`."""
 
     stored: int = 0  # copies
     removed: int = 0  # copies

@@ -120,7 +120,7 @@ class _Last(Struct, frozen=True, gc=False):
 
 @dataclass(slots=True)
 class StreamStats:
-    """Plain integers, read when somebody scrapes."""
+    """Plain integers, read when /metrics is scraped."""
 
     applied: int = 0
     duplicates: int = 0

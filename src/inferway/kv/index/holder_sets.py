@@ -140,7 +140,7 @@ class HolderSets:
         self.known[state] = self._known(planes)
 
     def make_room(self, state: int) -> None:
-        """Have the state, with nobody until it is put."""
+        """Have the state, without holders until it is put."""
         missing = state + 1 - len(self.planes)
         if missing > 0:
             self.attached += [0] * missing
@@ -148,7 +148,7 @@ class HolderSets:
             self.planes += [()] * missing
 
     def group_mask(self, state: int, group: int) -> int:
-        """Return who holds the block in a group, in any tier."""
+        """Return the holders of the block in a group, in any tier."""
         if group == FULL_ATTENTION:
             return self.known[state]
         planes, mask = self.planes[state], 0
@@ -158,7 +158,8 @@ class HolderSets:
         return mask
 
     def best_tiers(self, state: int) -> Sequence[tuple[Tier, int]]:
-        """Return (tier, those who have it there and in no better one), without the first tier."""
+        """Return (tier, holders that have it there and in no better one), without the first
+        tier."""
         planes = self.planes[state]
         found, seen = [], planes[0] if planes else 0
         for tier, plane in enumerate(self.tiers):
@@ -170,7 +171,7 @@ class HolderSets:
         return found
 
     def places(self, state: int) -> Iterator[tuple[Tier, int, int]]:
-        """Yield (tier, group, who has it there) for each of its places."""
+        """Yield (tier, group, holders there) for each of its places."""
         planes = self.planes[state]
         for tier, plane in enumerate(self.tiers):
             if 0 <= plane < len(planes):

@@ -75,9 +75,10 @@ class Clear(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):
 
 
 class Layout(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):
-    """`holder` looks a prompt up in these groups of KV caches (`reuse`); None: it has full
-    attention alone, as everybody has at first. The blocks of the group at `layout.full_position`
-    are those of FULL_ATTENTION, those of the others are of their number + 1."""
+    """A layout: `holder` looks a prompt up in these groups of KV caches (`reuse`); None: it has
+    full attention alone, as all holders have at first. The blocks of the group at
+    `layout.full_position` are those of FULL_ATTENTION, those of the others are of their number +
+    1."""
 
     holder: HolderId
     layout: CacheLayout | None

@@ -30,7 +30,7 @@ class Speculation:
 
 
 class SpeculativeOverlay:
-    """Key -> the holders that prompts on their way bring that block to, as bits: what nobody asks
+    """Key -> the holders that prompts on their way bring that block to, as bits: what is not asked
     for costs nothing, however many holders there are.
 
     Every speculation counts all of its own blocks, also those that another one brings already:

@@ -1,5 +1,5 @@
-"""The tree of all holders' blocks: key -> slot (`shards`), slot -> who holds it (`slots`,
-`states`), and what each holder can reuse kept closed under "parent of" (`settling`).
+"""The tree of all holders' blocks: key -> slot (`shards`), slot -> its holders (`slots`, `states`),
+and what each holder can reuse kept closed under "parent of" (`settling`).
 
 Operations are one holder's. How long they take depends on what they name and on what that
 detaches, attaches or frees; beyond `slice_blocks` of the latter, the rest is left for `settle` and
@@ -166,9 +166,9 @@ class Tree:
         return parent if slots.states[parent] and not slots.first[parent] else 0
 
     def free_slot(self, slot: int) -> int:
-        """Free the slot of a block without children that nobody holds (its state is released), and
-        those of parents that only stood for it, and note them in `touched`; of a long chain the
-        rest is `lapsed`. Returns how many."""
+        """Free the slot of a block without children and holders (its state is released), and those
+        of parents that only stood for it, and note them in `touched`; of a long chain the rest is
+        `lapsed`. Returns how many."""
         slots, states, shards = self.slots, self.states, self.shards
         at, shift = shards.at, shards.shift
         for count in range(1, self._slice + 1):

@@ -1,2 +1,2 @@
-"""Limits of who may go where, and when: callers, limits, the queue, ejected engines, further tries.
-Pure."""
+"""Limits of which request may go where, and when: callers, limits, the queue, ejected engines,
+further tries. Pure."""

@@ -165,7 +165,7 @@ def read_keys(path: Path) -> KeyFile:
 
 
 def new_key() -> str:
-    """Return a key that nobody can guess."""
+    """Return a key that cannot be guessed."""
     return "iw-" + token_urlsafe(_BYTES)
 
 

@@ -1,4 +1,4 @@
-"""The limit of how many requests are with the engines at a time, and the choice of who goes next
+"""The limit of how many requests are with the engines at a time, and the choice of the next one
 when one has ended.
 
 A request holds one *place* from when it enters until it leaves: one of all, and one of an engine.
@@ -146,8 +146,8 @@ class ConcurrencyLimiter:
         return self.settings.queue_seconds
 
     def wait(self, waiter: Waiter) -> Waiter | None:
-        """Put the waiter into the queue; return whom it displaces, who waits no longer. Raises
-        QueueFullError or WaitTooLongError."""
+        """Put the waiter into the queue; return the one that it displaces, which waits no longer.
+        Raises QueueFullError or WaitTooLongError."""
         expected = self._expected(waiter)
         if expected is not None and waiter.came + expected > waiter.deadline:
             self.stats.too_long += 1

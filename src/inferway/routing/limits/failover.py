@@ -62,8 +62,8 @@ class FailoverPolicy:
 
 
 class Failover:
-    """The tries of one request: which engine has it, how that went, and who is next. `over` must be
-    called."""
+    """The tries of one request: the engine that has it, the outcome there, and the next engine.
+    `over` must be called."""
 
     __slots__ = ("_has_failed", "_is_over", "_left", "_policy", "_slot",
                  "losses", "number", "target")  # fmt: skip

@@ -149,7 +149,7 @@ class OutlierDetection:
         affected.failed, affected.at = affected.failed + 1, now
 
     def hear(self, engine: str, has_failed: bool, now: float) -> None:
-        """Take over what another one has told; nothing is counted."""
+        """Take over an outcome that another process has told; nothing is counted."""
         (self._failed if has_failed else self._succeeded)(engine, now)
 
     def state(self, engine: str, now: float) -> BreakerState:

@@ -48,13 +48,14 @@ class Waiter:
 
 
 class QueueGate(Protocol):
-    """Narrows who may go on (saturation_gate)."""
+    """Narrows the requests that may go on (saturation_gate)."""
 
     def floor(self, lane: str) -> float:
         """Return the lowest priority of which requests of that lane may go on."""
 
     def chooser(self, priority: int) -> ChoosesFlow | None:
-        """Return who chooses among the tenants of that priority; None: they take turns."""
+        """Return the policy that chooses among the tenants of that priority; None: they take
+        turns."""
 
 
 @dataclass(slots=True)
@@ -138,7 +139,7 @@ class FairQueue:
         return 0 if level is None else level.size
 
     def lanes(self) -> Collection[str]:
-        """Return the lanes in which somebody waits."""
+        """Return the lanes in which requests wait."""
         return self._lanes.keys()
 
     def add(self, waiter: Waiter) -> None:
@@ -227,7 +228,7 @@ class FairQueue:
         return max(newest, key=lambda waiter: waiter.number)
 
     def ahead(self, lane: str, priority: int, tenant: str) -> int:
-        """Return how many of the lane go before a newcomer, if nobody else comes."""
+        """Return how many of the lane go before a newcomer, if no others come."""
         count = 0
         for other, level in self._levels.items():
             line = level.lines.get(lane)

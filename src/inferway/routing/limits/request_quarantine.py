@@ -110,7 +110,7 @@ class RequestQuarantine:
             self.tell(digest, "", False)
 
     def hear(self, digest: str, engine: str, counts: bool) -> None:
-        """Take over what another one has told."""
+        """Take over an outcome that another process has told."""
         if counts:
             self._remember(digest, engine, is_told=True)
         elif engine:

@@ -70,7 +70,7 @@ class SaturationGate:
         return -inf
 
     def chooser(self, priority: int) -> ChoosesFlow | None:
-        """Return who chooses among tenants of that priority; None: they take turns."""
+        """Return the policy that chooses among tenants of that priority; None: they take turns."""
         fairness = self.flow.band(priority).fairness
         return fairness if isinstance(fairness, ChoosesFlow) else None
 

@@ -73,7 +73,7 @@ class SessionGate:
         self.queue.add(waiter)
 
     def turns(self, now: float) -> list[Waiter]:
-        """Take those who go on now out of the queue."""
+        """Take the requests that go on now out of the queue."""
         went: list[Waiter] = []
         while self.queue.size:
             waiter = self.queue.pop(lambda model: self._has_room(model, now))

@@ -1,4 +1,4 @@
-"""Work on shapes that little is done of at a time: who goes next is fair between tenants."""
+"""Turns for work on shapes that little is done of at a time: they are fair between tenants."""
 
 from __future__ import annotations
 

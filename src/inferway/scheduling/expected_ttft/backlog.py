@@ -74,7 +74,7 @@ class Backlog:
             self._first(slot, now)
 
     def assume_begun_at(self, waiting: QueuedRequest, then: float) -> None:
-        """Take the request's answer for begun then: nobody will tell."""
+        """Take the request's answer for begun then, because its beginning will not be seen."""
         heappush(self._unseen, (then, next(self._tie), waiting))
 
     def begun(self, waiting: QueuedRequest, now: float) -> bool:

@@ -1,4 +1,4 @@
-"""All that is learned, in one place: who changes it is told by `follower`."""
+"""Learned costs, the backlog and the demand, in one place: `follower` says what changes them."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ class Learning:
                 self.demand.sent(slot, now, work=busy, alone_ms=waiting.alone_ms)
 
     def assume_begun_at(self, waiting: QueuedRequest, then: float) -> None:
-        """Take the request's answer for begun then: nobody will tell."""
+        """Take the request's answer for begun then, because its beginning will not be seen."""
         self.backlog.assume_begun_at(waiting, then)
         if self.sharing is not None:
             self.sharing.tell(Begins(waiting.number, then, is_assumed=True))

@@ -145,7 +145,7 @@ class ExpectedTtft:
     def follow(
         self, request: LLMRequest, candidates: Candidates, choice: SchedulingResult
     ) -> ExpectedTtftListener | None:
-        """Return who learns from the request."""
+        """Return the follower that learns from the request."""
         if candidates.get(FEATURES) is None:
             return None
         return ExpectedTtftListener(self.learning, self.slots, request, candidates, choice)

@@ -1,4 +1,4 @@
-"""Settings of llm-d's section `flowControl`: who waits, how long, and in which order."""
+"""Settings of llm-d's section `flowControl`: which requests wait, how long, and in which order."""
 
 from __future__ import annotations
 

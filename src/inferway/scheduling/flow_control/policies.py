@@ -110,10 +110,10 @@ class _Service(msgspec.Struct):
 
 @dataclass(slots=True)
 class LeastAttainedService:
-    """program-aware-fairness: first who has had the least of late, in tokens of prompts and twice
-    those of answers, fading by half in each half-life; to a smaller part, whose first request has
-    waited for the longest time. Both count by where they lie between the least and the most of
-    those that wait (llm-d-router ebab687, fairness/program-aware)."""
+    """The plugin program-aware-fairness: first the tenant that has had the least of late, in tokens
+    of prompts and twice those of answers, fading by half in each half-life; to a smaller part, the
+    one whose first request has waited for the longest time. Both count by where they lie between
+    the least and the most of those that wait (llm-d-router ebab687, fairness/program-aware)."""
 
     parameters: ProgramAwareParameters
     _served: OrderedDict[str, _Service] = field(default_factory=OrderedDict)

@@ -260,7 +260,7 @@ class Call:
             self.handler.on_end()
 
     def gone(self) -> None:
-        """Nobody takes what is kept."""
+        """Drop what is kept: the client takes no more."""
         self._kept.clear()
         if self._end is None:
             self._end = (Status.UNKNOWN, "")

@@ -1,4 +1,4 @@
-"""A spec -> the library that keeps most of it, and what nobody keeps."""
+"""The cascade of backends: a spec -> the library that keeps most of it, and what none keeps."""
 
 from __future__ import annotations
 

@@ -144,7 +144,8 @@ class Steppers:
 
 
 class SteppedCompiled:
-    """A process that is copied for each answer; it ends when nobody has this any longer."""
+    """A process that is copied for each answer; it ends when no reference to this object is
+    left."""
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class HeldSpec(NamedTuple):
-    """A spec that is held in memory, for who asks from outside."""
+    """A spec that is held in memory, for requests from outside."""
 
     key: str
     backend: str

@@ -117,8 +117,8 @@ class Compilations:
         return held.future
 
     def warm(self, spec: Spec) -> bool:
-        """Build the spec though nobody waits for it yet, after all that somebody waits for. Return
-        False if half of the places are taken and it is neither held nor under way."""
+        """Build the spec though no request waits for it yet, after all builds that requests wait
+        for. Return False if half of the places are taken and it is neither held nor under way."""
         key = spec.key
         with self._lock:
             if key in self._builds or self._held.get(key) is not None:
@@ -171,8 +171,8 @@ class Compilations:
                 self._fail(build, waiters, saturated(len(self._builds)), "busy")
 
     def close(self) -> None:
-        """Fail who waits, kill the children, end the threads. A thread whose library does not come
-        back is left; it does not keep the process alive."""
+        """Fail the requests that wait, kill the children, end the threads. A thread whose library
+        does not come back is left; it does not keep the process alive."""
         with self._lock:
             self._closed = True
             builds = list(self._builds.values())

@@ -73,7 +73,7 @@ def estimated_seconds(spec: Spec) -> float:
 
 
 def seconds_of(spec: Spec, nodes: Sequence[Subschema]) -> float:
-    """Return what `estimated_seconds` does, for who has the schema's graph."""
+    """Return what `estimated_seconds` does, from the schema's graph."""
     if spec.kind is not Kind.JSON:
         return _OTHER + _CHAR.get(spec.kind, 0.0) * len(spec.text)
     return _SCHEMA + sum(_own(node.schema) for node in nodes)

@@ -198,7 +198,8 @@ class SandboxProcess(Conversation):
         return self._child.pid
 
     def kill(self) -> None:
-        """End the child, and what it may have started; whoever waits for an answer is told."""
+        """End the child, and what it may have started; a thread that waits for an answer learns
+        it."""
         if self._child.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._child.pid, signal.SIGKILL)

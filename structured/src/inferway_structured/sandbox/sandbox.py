@@ -112,9 +112,9 @@ class Sandbox:
         self._let_go()
 
     def submit(self, function: str, argument: bytes) -> Future[bytes]:
-        """Return a future of the job's result, for who waits in his own way, and as long as he
-        likes: cancel it then. Raises HelperBusyError or HelperError; the future raises as `call`.
-        What is called when it is done runs in the helper's thread."""
+        """Return a future of the job's result, for callers that wait in their own way, and as long
+        as they like: cancel it then. Raises HelperBusyError or HelperError; the future raises as
+        `call`. What is called when it is done runs in the helper's thread."""
         with self._lock:
             if self._closed:
                 raise _closed()
