@@ -33,7 +33,7 @@ MODULES = (
     "inferway.cli.serve",
     "inferway_sim.cli.simulate",
     "inferway_sim.engine",
-    "inferway.workers.hub",
+    "inferway.cluster.hub",
 )
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 

@@ -44,13 +44,13 @@ ROOMS = [
     "indexer",
     "extension",
     "telemetry",
-    "replicas",
+    "cluster/bus",
     "http",
     "doctor",
     "serving",
     "servers",
     "app",
-    "workers",
+    "cluster",
     "cli",
 ]
 
@@ -64,7 +64,10 @@ PURE = [
     *("metrics.py", "doctor/rules.py"),
     *(f"routing/{path.name}" for path in (SRC / "routing").glob("*.py")),
     *(f"routing/structured_gate/{name}.py" for name in ("costs", "counts", "quarantine")),
-    *(f"replicas/{name}.py" for name in ("learning", "messages", "outbox", "peer", "told")),
+    *(
+        f"cluster/bus/{name}.py"
+        for name in ("inbox", "messages", "outbox", "peer", "peer_messages", "sound")
+    ),
 ]
 FORBIDDEN_IN_PURE = {"asyncio", "socket", "threading", "time", "zmq", "aiohttp", "uvloop"}
 

@@ -16,6 +16,8 @@ from tests.llmd.ext_proc.wire.peer import Peer, Wire
 from tests.upstream.engines import CHUNKED_HEAD, LAST_CHUNK, in_loop, raw, running
 from tests.upstream.sinks import Collected
 
+from inferway.cluster.bus.link import Link
+from inferway.cluster.bus.messages import AskWorker, Message, Wanted
 from inferway.fleet import zmtp
 from inferway.fleet.http_client import EngineConnector
 from inferway.fleet.zmtp import GREETING, TURN_FRAMES, ZmtpConnection
@@ -25,8 +27,6 @@ from inferway.loop_turns import CALLS_A_TURN, SLICE_BYTES, LoopTurns, SlicedProt
 from inferway.upstream.connection import EngineConnection
 from inferway.upstream.exchange import UpstreamRequest
 from inferway.upstream.pool import Origin, Pool
-from inferway.workers.link import Link
-from inferway.workers.messages import Message, Ping
 from inferway_llmd.ext_proc.wire.connection import Patience
 from inferway_llmd.ext_proc.wire.frames import DATA, PING, SETTINGS, WINDOW_UPDATE, frame
 
@@ -291,9 +291,10 @@ class LinkWire(Wire):
 async def test_small_records_of_another_process_are_read_for_a_millisecond_in_a_turn() -> None:
     wire, heard, ticks = LinkWire(), list[Message](), count()
     # a tenth of a millisecond passes between two looks at the clock
-    link = Link(heard.append, lambda: None, clock=lambda: next(ticks) / 10_000)
+    link = Link(clock=lambda: next(ticks) / 10_000)
+    link.listen(heard.append)
     link.connection_made(wire)
-    record = msgspec.msgpack.encode([Ping()])
+    record = msgspec.msgpack.encode([AskWorker(Wanted.ALIVE)])
     record = len(record).to_bytes(4, "little") + record
     empty = (1).to_bytes(4, "little") + b"\x90"
 

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
         ("structured/src/inferway_structured/disk.py", "structured/tests/test_disk.py"),
         ("bench/src/inferway_bench/loading/windows.py", "bench/tests/loading/test_windows.py"),
         ("tests/routing/test_tokens_once.py", "tests/routing/test_tokens_once.py"),
-        ("tests/workers/serving.py", "tests/workers"),
+        ("tests/cluster/serving.py", "tests/cluster"),
     ],
 )
 def test_a_changed_file_has_its_own_tests_or_those_of_its_room(changed: str, tests: str) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 
+from inferway.cluster.bus.replicas import Replicas, has_peers, own_replicas
 from inferway.config import EngineSettings, ModelRewrite, ServeSettings
 from inferway.doctor.traffic_rules import traffic_alarms
 from inferway.extension import Core, Extension, Snapshot, Tap, installed, methods, snapshots
@@ -37,8 +38,6 @@ from inferway.kv.events.event import Batch
 from inferway.model import Alarm, HolderId
 from inferway.prompts.freed_memory import give_back_large
 from inferway.prompts.renderer import Renderer
-from inferway.replicas.build import has_peers, own_replicas
-from inferway.replicas.replicas import Replicas
 from inferway.routing.director import EVENT_SECONDS, Director
 from inferway.routing.journey import OnRequest
 from inferway.routing.kv_legs import build_legs
@@ -323,7 +322,6 @@ class Gateway:
             *(AlarmPages(rows, self._alarms), auth.control.num_waiting, self._is_ready),
             has_tls=self._servers is not None and self._servers.certificate is not None,
             requests=self._requests,
-            decided_in=self.metrics.decided_in,
             tap=self.tap,
             tracing=tracing,
         )

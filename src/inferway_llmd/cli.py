@@ -150,8 +150,8 @@ def _run(config: Path | None, flags: dict[str, Any]) -> None:
             f"the picker needs packages that are not installed ({e.name} is one of them): "
             "pip install 'inferway[epp]'"
         ) from None
+    from inferway.cluster.hub import built
     from inferway.serving import serve as run
-    from inferway.workers.build import built
 
     reread = partial(_settings_alone, config, flags)
     uvloop.run(run(partial(built, settings, picks=True), reread=reread))

@@ -397,11 +397,11 @@ def event_batch() -> dict[str, Any]:
     subscriber = ZmqSubscriber(subscription, clock=lambda: 0.0)
     link = cast(ZmtpConnection, object())  # it is compared, and nothing else
     subscriber.connected(link)
+    messages = [[b"", seq.to_bytes(8, "big"), _batch(seq)] for seq in range(2 * REQUESTS)]
     with counter.watching():
-        for seq in range(2 * REQUESTS):
+        for seq, message in enumerate(messages):
             if seq == REQUESTS:
                 counter.begin()
-            message = [b"", seq.to_bytes(8, "big"), _batch(seq)]
             subscriber.received(link, [message])
     figures = counter.end(REQUESTS)
     assert index.num_blocks(0) == BLOCKS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -17,12 +18,14 @@ PACKAGES = {
     "inferway_structured": ROOT / "structured" / "src",
     "inferway_bench": ROOT / "bench" / "src",
 }
+DOCS = ROOT / "docs"
 TESTS = (ROOT / "tests", ROOT / "structured" / "tests", ROOT / "bench" / "tests")
 WIRING = (
     *("inferway/app.py", "inferway/servers.py", "inferway/indexer.py"),
-    *("inferway/replicas", "inferway/workers", "inferway_console/records/records.py"),
+    *("inferway/cluster", "inferway_console/records/records.py"),
 )
-# Who wants to understand one of these must be ready to open what it imports.
+SMALL = 50  # lines
+# A reader of one of these must be ready to open what it imports.
 NAMED = ("http/forward", "routing/director", "routing/journey", "fleet/zmq_subscriber", "app")
 
 
@@ -79,6 +82,19 @@ def assigned_from_outside() -> dict[str, dict[str, int]]:
     return found
 
 
+def num_corridors() -> int:
+    """Return the number of small files of core that one module imports."""
+    importers = Counter(imported for path in SRC.rglob("*.py") for imported in _imports(path))
+    small = [path for path in CORE.rglob("*.py") if 2 < _num_lines(path) < SMALL]
+    return sum(importers[path] == 1 for path in small)
+
+
+def num_lines_of_docs() -> int:
+    """Return the lines of the pages in docs/, without those that benchmarks write."""
+    pages = [path for path in DOCS.rglob("*.md") if path.parent.name != "benchmarks"]
+    return sum(map(_num_lines, pages))
+
+
 def sources() -> dict[str, Any]:
     """Return all of these figures."""
     return {
@@ -86,6 +102,8 @@ def sources() -> dict[str, Any]:
         "rooms": rooms(),
         "closures": closures(),
         "assigned from outside": assigned_from_outside(),
+        "corridors": {"inferway": {"files": num_corridors()}},
+        "docs": {"without results": {"lines": num_lines_of_docs()}},
     }
 
 

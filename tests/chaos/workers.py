@@ -11,16 +11,16 @@ from typing import Any
 from tests.chaos.judge import Verdict, WrongBelief, judge
 from tests.chaos.world import World
 
+from inferway.cluster.bus.link import Link, pair
+from inferway.cluster.bus.messages import AskWorker, IndexChanged, Message, Wanted
+from inferway.cluster.hub_watch import HeardIndex, HubWatch
+from inferway.cluster.teller import FleetTeller, ToldIndex
 from inferway.config import ServeSettings
 from inferway.fleet.fleet import Fleet
 from inferway.kv.index.changes import IndexChanges
 from inferway.kv.index.memory import MemoryIndex
 from inferway.kv.index.protocol import Index
 from inferway.kv.index.reading import HeldBlocks
-from inferway.workers.hub_watch import HeardIndex, HubWatch
-from inferway.workers.link import Link, pair
-from inferway.workers.messages import IndexChanged, Message, Ping
-from inferway.workers.teller import FleetTeller, ToldIndex
 
 WORKERS = 2
 COMES, GOES = 0.05, 0.03  # shares of turns
@@ -45,8 +45,9 @@ class Worker:
         self.is_told = asyncio.Event()  # all that there was when it came
         self.answered = 0
         self._watch = HubWatch(*(_fleet(self.index), self.index, self._never, _nothing, _nothing))
-        self._end = Link(self._hear, _nothing)
-        self.hub = Link(self._answers, _nothing)
+        self._end, self.hub = Link(), Link()
+        self._end.listen(self._hear)
+        self.hub.listen(self._answers)
 
     async def open(self) -> None:
         ours, theirs = pair()
@@ -60,7 +61,7 @@ class Worker:
     async def has_heard(self) -> None:
         """Return when it has heard all that was told before."""
         before = self.answered
-        self.hub.send(Ping())
+        self.hub.send(AskWorker(Wanted.ALIVE))
         while self.answered == before:
             await asyncio.sleep(0)
 
@@ -68,7 +69,7 @@ class Worker:
         match message:
             case IndexChanged():
                 self._watch.index_changed(message)
-            case Ping():
+            case AskWorker():
                 self._end.send(message)
 
     def _answers(self, _: Message) -> None:

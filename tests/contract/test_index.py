@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.at_once import at_once
 from tests.kv.layouts import SIZE, windows
 
+from inferway.cluster.teller import ToldIndex
 from inferway.kv.index.changes import IndexChanges
 from inferway.kv.index.copied import CopiedIndex
 from inferway.kv.index.memory import SLICE_BLOCKS, MemoryIndex
@@ -34,7 +35,6 @@ from inferway.kv.index.protocol import (
 from inferway.kv.index.reading import MANY_HOLDERS
 from inferway.kv.index.reuse import CacheLayout
 from inferway.model import BlockKey, HolderId, Places
-from inferway.workers.teller import ToldIndex
 
 WEIGHTS = (1.0, 0.5, 0.25)
 MakeIndex = Callable[[], Index]

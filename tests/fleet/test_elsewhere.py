@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from tests.replicas.gateways import table
+from tests.cluster.gateways import table
 
 from inferway.fleet.elsewhere import Claims, Count, OwnCounts
 from inferway.fleet.load import Load
@@ -29,7 +29,7 @@ def test_claims_are_added_to_what_this_gateway_has_in_flight() -> None:
     other.set(Count("b", 1.0, 0.0))
 
     assert in_flight(made) == [8.0, 1.0, 0.0]
-    other.drop_all(other.endpoints)
+    other.clear()
     assert in_flight(made) == [3.0, 0.0, 0.0]
 
 

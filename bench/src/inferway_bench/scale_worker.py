@@ -17,14 +17,14 @@ import msgspec
 import numpy as np
 import uvloop
 
+from inferway.cluster.bus.messages import IndexChanged, Message
+from inferway.cluster.teller import ToldIndex
 from inferway.kv.blocks.keys import BlockHasher
 from inferway.kv.index.changes import IndexChanges
 from inferway.kv.index.copied import CopiedIndex
 from inferway.kv.index.memory import MemoryIndex
 from inferway.kv.index.protocol import Op, Store
 from inferway.model import RequestHead
-from inferway.workers.messages import IndexChanged, Message
-from inferway.workers.teller import ToldIndex
 from inferway_bench.cpu import resident_bytes
 from inferway_bench.idle_engines import MODEL, GivenTokens, idle_director
 from inferway_bench.index.engine import FollowedEngine, endless_events, payload, step

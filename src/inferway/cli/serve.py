@@ -38,8 +38,8 @@ def serve(config: Path | None, **flags: Any) -> None:
 def _run(config: Path | None, given: dict[str, object]) -> None:
     import uvloop
 
+    from inferway.cluster.hub import built
     from inferway.serving import serve as run
-    from inferway.workers.build import built
 
     settings = load_settings(config, given)
     set_up(settings.log_level, settings.access_log, settings.log_format)

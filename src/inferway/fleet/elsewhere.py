@@ -7,7 +7,7 @@ the peer is what it has claimed. In the table all of them are added up.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -45,13 +45,6 @@ class Claims:
         """How many requests the peer has on their way."""
         return sum([claim.requests for claim in self._claims.values()])
 
-    def __len__(self) -> int:
-        return len(self._claims)
-
-    @property
-    def endpoints(self) -> Collection[str]:
-        return self._claims.keys()
-
     def set(self, count: Count) -> None:
         """Take the count for what the peer has on its way there now. The endpoint is known."""
         table = self.table
@@ -72,8 +65,9 @@ class Claims:
             left = claim.tokens * math.exp((claim.faded - table.faded) / RECENT_SECONDS)
             table.count_elsewhere(claim.holder, -claim.requests, -left)
 
-    def drop_all(self, endpoints: Iterable[str]) -> None:
-        for endpoint in list(endpoints):
+    def clear(self) -> None:
+        """Take it that nothing is on its way anywhere."""
+        for endpoint in list(self._claims):
             self.drop(endpoint)
 
 
@@ -83,6 +77,7 @@ class OwnCounts:
     def __init__(self, table: EndpointTable) -> None:
         self._table = table
         self._told: Column = np.zeros(0)
+        self._all: set[str] = set()  # names that were told last
 
     def changed(self) -> list[Count]:
         """Return the counts of endpoints that have other requests in flight than when this was last
@@ -96,10 +91,13 @@ class OwnCounts:
         return _counts(names, rows, requests, tokens)
 
     def all(self) -> list[Count]:
-        """Return the counts of all endpoints that something is on its way to, by their names."""
+        """Return the counts of all endpoints that something is on its way to, by their names; and
+        of those that it has told last, and nothing is on its way to any more."""
         names, requests, tokens = self._table.own_counts()
         rows = np.nonzero((requests > 0.0) | (tokens >= 1.0))[0].tolist()
-        return sorted(_counts(names, rows, requests, tokens))
+        counts = _counts(names, rows, requests, tokens)
+        before, self._all = self._all, {each.endpoint for each in counts}
+        return sorted(counts + [Count(name, 0.0, 0.0) for name in before - self._all])
 
 
 def _counts(

@@ -53,7 +53,7 @@ from inferway.http.listening import UNIX
 from inferway.http.message import Request
 from inferway.http.request_queue import RequestQueue
 from inferway.http.responder import Responder
-from inferway.http.session_cookie import PAGE_HEADER, cookie_of, forget_cookie
+from inferway.http.session_cookie import COOKIE, PAGE_HEADER, cookie_of, forget_cookie
 from inferway.http.session_queue import SessionQueue
 from inferway.http.sessions import Sessions
 from inferway.model import Candidates
@@ -120,7 +120,8 @@ class Auth:
     def caller(self, request: Request) -> ApiCaller:
         """Return whose request it is, which does not have the key from then on. Raises
         UnauthorizedError."""
-        forget_cookie(request)
+        if COOKIE in request.fields:
+            forget_cookie(request)
         if self.callers is None:
             if self.admin_key is None:
                 return _EVERYBODY

@@ -54,6 +54,5 @@ class ExtensionParts:
     has_tls: bool
     # of an extension that decides where requests go:
     requests: RequestCounts
-    decided_in: Callable[[float], None]  # counts the seconds of a decision
     tap: Tap  # for answers that it gives by itself
     tracing: Tracing | None

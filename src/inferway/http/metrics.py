@@ -19,7 +19,7 @@ from inferway.fleet.metrics import fleet_families
 from inferway.http.auth import Auth
 from inferway.http.flow_metrics import flow_families
 from inferway.http.structured.metrics import structured_families
-from inferway.metrics import Families, Family, Histogram, gauge, histogram, merged
+from inferway.metrics import Families, Family, gauge, merged
 from inferway.prompts.chat.helper_templates import RequestTemplates
 from inferway.prompts.metrics import prompt_families
 from inferway.prompts.renderer import Renderer
@@ -28,12 +28,9 @@ from inferway.telemetry.publisher import Publisher
 from inferway.telemetry.request_counts import RequestCounts
 from inferway.upstream.pool import Pool
 
-# Deciding takes 0.1 to 0.5 ms for most prompts and seconds for pathological ones.
-DECISION_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 2.5)
-
 
 class MetricsPage(Collector):
-    """Puts together what the parts bring; counts only what no part counts."""
+    """The page with the families of all parts."""
 
     def __init__(
         self,
@@ -52,7 +49,6 @@ class MetricsPage(Collector):
         """`parts`: what else is on the page. `drain` has all answers counted that have ended.
         `with_others`: yields families with the numbers of
         the processes that serve beside this one added; None: there are none."""
-        self._decisions = Histogram(DECISION_BUCKETS)
         self._with_others = with_others
         self._drain = drain
         self._parts: list[Families] = [
@@ -80,10 +76,6 @@ class MetricsPage(Collector):
         self._registry.register(self)
         self._process = ProcessCollector(registry=None)
 
-    def decided_in(self, seconds: float) -> None:
-        """Count a decision that took so long, parsing and rendering included."""
-        self._decisions.observe(seconds)
-
     def render(self) -> tuple[bytes, bytes]:
         """Return the content type and the page."""
         return CONTENT_TYPE_LATEST.encode(), generate_latest(self._registry)
@@ -100,10 +92,4 @@ class MetricsPage(Collector):
     def _own(self) -> Iterator[Family]:
         yield gauge(
             "build_info", "Always 1; the label has the version.", ["version"], {(__version__,): 1}
-        )
-        yield histogram(
-            "inferway_decision_seconds",
-            "Seconds from a complete request to the choice of its engine; parsing,"
-            " rendering and tokenizing are included.",
-            values=[((), self._decisions)],
         )

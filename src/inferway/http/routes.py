@@ -299,7 +299,6 @@ class Routes:
         try:
             responder.check_client()
             decision = await journey.decide(slot)
-            self._metrics.decided_in(journey.record.decided_in)
             if responder.span is not None:
                 responder.span.follow(journey)
         except BaseException as e:

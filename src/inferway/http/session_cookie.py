@@ -7,7 +7,7 @@ from inferway.http.message import Request
 
 PAGE_HEADER = b"x-inferway-page"  # scripts of other origins cannot send it without a preflight
 _NAME = b"inferway_session"
-_COOKIE = b"cookie"
+COOKIE = b"cookie"
 
 
 def cookie(request: Request, token: str, seconds: int, *, secure: bool) -> bytes:
@@ -19,7 +19,7 @@ def cookie(request: Request, token: str, seconds: int, *, secure: bool) -> bytes
 
 def cookie_of(request: Request) -> str | None:
     """Return the token that the request carries; None if it has none."""
-    sent = request.fields.get(_COOKIE)
+    sent = request.fields.get(COOKIE)
     if sent is None:
         return None
     wanted = _name(request)
@@ -32,16 +32,16 @@ def cookie_of(request: Request) -> str | None:
 
 def forget_cookie(request: Request) -> None:
     """Take our cookies from a request that travels on: no engine gets them."""
-    sent = request.fields.get(_COOKIE)
+    sent = request.fields.get(COOKIE)
     if sent is None or _NAME not in sent:
         return
-    request.fields.pop(_COOKIE)
+    request.fields.pop(COOKIE)
     request.headers = [kept for header in request.headers if (kept := _without(header)) is not None]
 
 
 def _without(header: tuple[bytes, bytes]) -> tuple[bytes, bytes] | None:
     name, value = header
-    if name != _COOKIE:
+    if name != COOKIE:
         return header
     pairs = [pair.strip() for pair in value.split(b";")]
     left = b"; ".join(pair for pair in pairs if not pair.startswith(_NAME))

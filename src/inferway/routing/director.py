@@ -244,7 +244,9 @@ class ByPrompt(msgspec.Struct):
         director, choice, shape = self.director, weighed.choice, weighed.shape
         request, candidates = weighed.request, weighed.candidates
         targets = choice.targets if shape is None else choice.targets[: shape.may_try]
-        headers, prefill = director.legs.split(choice, request.body)
+        headers, prefill = choice.headers, choice.prefill
+        if prefill:
+            headers, prefill = director.legs.split(choice, request.body)
         decision = Decision(targets, weighed.reason, headers, prefill, choice.profile)
         journey.tells_its_reuse = tells_its_reuse(request.body)
         journey.routed = Routed(
@@ -304,7 +306,8 @@ class ByPrompt(msgspec.Struct):
         if slot is not None and slot.limits_engines:
             candidates = director.eligible.with_room(candidates, slot)
         candidates.now = director.clock()
-        director.matcher.fill(candidates, journey.matched)
+        if journey.matched:
+            director.matcher.fill(candidates, journey.matched)
         if shape is not None:
             shape.produce(request, candidates)
         for producer in director.scheduling.producers:

@@ -201,7 +201,7 @@ class Journey:
             record.waited = slot.waited
         record.decided_in = host.clock() - record.opened_at - record.waited
         record.reason = decision.reason
-        host.stats.decided(decision.reason)
+        host.stats.decided(decision.reason, record.decided_in)
         if self.routed is not None:
             for on_request in host.on_request:
                 listener = on_request(self.routed, record.decided_in)

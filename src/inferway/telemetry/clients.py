@@ -4,6 +4,7 @@ client's own."""
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from inferway.model import Headers
 
@@ -24,13 +25,15 @@ _FAMILIES = {
     **{b"undici": "node", b"node": "node", b"mozilla": "browser"},
 }
 _MARKS = re.compile(b"|".join(map(re.escape, _FAMILIES)))
-_MOST = 200  # bytes of a user agent that are looked at
+AGENT_BYTES = 200  # of a user agent that are looked at
 _USER_AGENT = b"user-agent"
 
 
+@lru_cache(maxsize=256)
 def family(agent: bytes) -> str:
-    """Return the client's family; `other` if it is of none that we know."""
-    found = _MARKS.search(agent[:_MOST].lower())
+    """Return the client's family by its user agent, of which AGENT_BYTES are enough; `other` if it
+    is of none that we know."""
+    found = _MARKS.search(agent[:AGENT_BYTES].lower())
     return OTHER if found is None else _FAMILIES[found[0]]
 
 

@@ -38,7 +38,7 @@ from inferway.openai_api.requests import (
     Body,
 )
 from inferway.routing.journey import Routed
-from inferway.telemetry.clients import family, user_agent
+from inferway.telemetry.clients import AGENT_BYTES, family, user_agent
 
 JsonObject = dict[str, Any]
 
@@ -146,7 +146,7 @@ class Conversations(Extension):
         self.with_inline_system += inline > 0
         self.dated += _has_date(lines, self.today(), 4 * block_size)
         if before is not None and before.num_messages < seen.num_messages:
-            self._compare(before, seen, lines, keys, family(client))
+            self._compare(before, seen, lines, keys, family(client[:AGENT_BYTES]))
 
     def _compare(
         self, before: Seen, seen: Seen, lines: Sequence[str], keys: Sequence[BlockKey], client: str

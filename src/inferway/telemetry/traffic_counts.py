@@ -14,7 +14,7 @@ from inferway.extension import EndedAnswer, Extension, Snapshot
 from inferway.model import Reason
 from inferway.openai_api.kinds import KINDS
 from inferway.telemetry.added_up import added_up
-from inferway.telemetry.clients import OTHER, family
+from inferway.telemetry.clients import AGENT_BYTES, OTHER, family
 from inferway.telemetry.conversations import Conversations
 
 _BY_LOAD = frozenset(reason for reason in Reason if reason.is_by_load)
@@ -43,7 +43,8 @@ class TrafficCounts(Extension):
                 self.by_prompt += 1
                 continue
             path = answer.path if answer.path in _PATHS else OTHER
-            self.by_load[path, family(answer.user_agent), record.reason] += 1
+            client = family(answer.user_agent[:AGENT_BYTES])
+            self.by_load[path, client, record.reason] += 1
 
     def told(self) -> dict[str, Any]:
         """Return what is known so far, of all processes that serve together."""

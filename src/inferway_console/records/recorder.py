@@ -153,7 +153,8 @@ class Recorder(Extension):
             roster,
             chosen,
             size,
-            (decision.profile or self._picked_by) + A_TRY * is_try(candidates, row),
+            (decision.profile or self._picked_by)
+            + A_TRY * (len(columns) > 1 and is_try(candidates, row)),
             self._whose(request),
             prompt.found,
             prompt.prompt.block_keys if is_compared else (),

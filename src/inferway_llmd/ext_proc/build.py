@@ -30,7 +30,7 @@ def build_picker(core: Core, parts: ExtensionParts) -> PickerServer:
     counts = PickerCounts()
     return PickerServer(
         EndpointPicker(
-            *(parts.director, fleet.everyone, parts.decided_in),
+            *(parts.director, fleet.everyone),
             counts=counts,
             requests=parts.requests,
             trust=Trust(settings.trust_kv_transfer_params, settings.trust_priority),

@@ -41,7 +41,6 @@ class EndpointPicker:
 
     director: Director
     everyone: Callable[[], Candidates]  # live endpoints, whatever they serve, or NoEndpointError
-    decided_in: Callable[[float], None] = lambda _: None  # seconds
     counts: PickerCounts = field(default_factory=PickerCounts)
     requests: RequestCounts = field(default_factory=lambda: RequestCounts(time.monotonic))
     trust: Trust = NO_TRUST
@@ -75,7 +74,6 @@ class EndpointPicker:
         except FleetError:
             self.counts.attempts["failure", "", ""] += 1
             raise
-        self.decided_in(journey.record.decided_in)
         assert journey.routed is not None
         ask.noted.counts = self._counted(journey.routed, journey.record.decided_in)
         return Pick(

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from inferway.kv.blocks.keys import BlockHasher
-from inferway.kv.events import event_applier, together
+from inferway.kv.events import event_applier, hash_to_key
 from inferway.kv.events.apply import EngineBlocks
 from inferway.kv.events.event_applier import EventApplier
 from inferway.kv.events.stream import Replay
@@ -187,7 +187,7 @@ class Gateway:
 
 def small_pieces(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(event_applier, "_PIECE_BLOCKS", 3)
-    patch.setattr(together, "_SHORT_BLOCKS", 2)
+    patch.setattr(hash_to_key, "_SHORT_BLOCKS", 2)
 
 
 @pytest.mark.parametrize("shares_index", [True, False])

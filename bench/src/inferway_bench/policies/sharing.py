@@ -16,19 +16,14 @@ from functools import partial
 import msgspec
 import numpy as np
 
-from inferway.kv.index.speculative import Speculation, SpeculativeOverlay
+from inferway.cluster.bus.peer_messages import OnItsWay
+from inferway.cluster.bus.peer_messages import Shared as Learned
+from inferway.cluster.bus.workers import TOGETHER_SECONDS, ToldOverlay
+from inferway.kv.index.speculative import SpeculativeOverlay
 from inferway.model import Candidates
 from inferway.scheduling.expected_ttft.plugin import ExpectedTtft
 from inferway.scheduling.expected_ttft.sent_log import ROW
 from inferway.scheduling.expected_ttft.sharing import Begins, Event, Took, Waits, open_logs
-from inferway.workers.peers import (
-    TOGETHER_SECONDS,
-    Arrived,
-    Learned,
-    OnItsWay,
-    PeerMessage,
-    ToldOverlay,
-)
 from inferway_bench.processes import BenchError
 
 _TOGETHER_MS = 20.0  # of gateways on several machines, at most
@@ -72,7 +67,7 @@ class Counted(msgspec.Struct, frozen=True):
     new_tokens: float
 
 
-Message = PeerMessage | Counted
+Message = Learned | OnItsWay | Counted
 
 
 class Post:
@@ -136,7 +131,6 @@ class Shared:
             each.stand(f"{place:04}", others)
         if post.spec.one_machine:
             open_logs(self._sharing, post.sent, place)
-        self._heard: dict[tuple[int, int], Speculation] = {}  # (who, number)
 
     def count(self, row: int, by: int, new_tokens: float) -> None:
         """Tell that the counts of an engine have changed."""
@@ -153,10 +147,7 @@ class Shared:
                 case Learned():
                     self._sharing[message.plugin].hear(who, self._at_our_time(message.event))
                 case OnItsWay():
-                    heard = self._told.hear(message.holder, message.keys)
-                    self._heard[who, message.number] = heard
-                case Arrived():
-                    self._told.remove(self._heard.pop((who, message.number)))
+                    self._told.hear(who, message)
 
     def _tell(self, message: Message) -> None:
         self._post.tell(self._place, message)

@@ -40,14 +40,13 @@ from inferway.kv.events.event import (
     blocks_of,
     is_dense,
 )
-from inferway.kv.events.group_blocks import GroupBlocks, has_tokens_alone, with_extras
+from inferway.kv.events.group_blocks import GroupBlocks, with_extras
 from inferway.kv.events.groups import GPU_MEDIA, NO_FACTS, CacheFacts, Groups
-from inferway.kv.events.hash_to_key import Place
+from inferway.kv.events.hash_to_key import Place, stored
 from inferway.kv.events.hidden_places import Beside
 from inferway.kv.events.holder_snapshot import HolderSnapshot, Position, SavedHolder
 from inferway.kv.events.holder_state import ApplyStats, HolderState
 from inferway.kv.events.orphans import MAX_ORPHANS as MAX_ORPHANS  # for the follower
-from inferway.kv.events.together import stored
 from inferway.kv.index.protocol import FULL_ATTENTION, GPU, Holdings, Op, Tier
 from inferway.kv.index.reuse import CacheLayout
 from inferway.model import BlockKey, Cut, HolderId, TokenIds, cut_of
@@ -384,7 +383,7 @@ class EngineBlocks:
                 hashes, tokens = rest.block_hashes, rest.token_ids
         hasher = self._hashers.get(size) or self._hasher(size)
         extras = None
-        if rest.lookahead_token_ids or not has_tokens_alone(rest):
+        if rest.lookahead_token_ids or not rest.has_tokens_alone:
             tokens, extras = with_extras(rest, self._group_blocks.path(rest))
         keys = hasher.keys_of_list(tokens, extras, parent)
         ops += held.store(hashes, keys, parent, tier)
@@ -452,7 +451,7 @@ class EngineBlocks:
             and num_blocks > 0
             and is_dense(event)
             and event.lookahead_token_ids is None
-            and has_tokens_alone(event)
+            and event.has_tokens_alone
         )
 
     def _hasher(self, block_size: int) -> BlockHasher:

@@ -54,6 +54,16 @@ class BlockStored(
     # of each block, the tokens behind it that its hash covers as well (vLLM 0.33)
     lookahead_token_ids: list[list[int]] | None = None
 
+    @property
+    def has_tokens_alone(self) -> bool:
+        """True if nothing but its tokens is hashed into the blocks."""
+        extra_keys = self.extra_keys
+        return (
+            (extra_keys is None or not any(extra_keys))
+            and not self.lora_name
+            and self.lora_id is None
+        )
+
 
 class BlockRemoved(Struct, frozen=True, gc=False, kw_only=True, tag="BlockRemoved"):
     """The engine dropped one copy of each of these blocks."""

@@ -237,23 +237,13 @@ class GroupBlocks:
         return hasher.keys(np.array(tokens, _TOKEN), extras, parent)[-1]
 
 
-def has_tokens_alone(event: BlockStored) -> bool:
-    """Return whether nothing but its tokens is hashed into an event's blocks."""
-    extra_keys = event.extra_keys
-    return (
-        (extra_keys is None or not any(extra_keys))
-        and not event.lora_name
-        and event.lora_id is None
-    )
-
-
 def with_extras(event: BlockStored, path: str | None) -> tuple[Sequence[int], BlockExtras | None]:
     """Return the tokens of an event's blocks, with those behind them that their hashes cover, and
     what else is hashed. `path` is where its adapter is from."""
     tokens: Sequence[int] = event.token_ids
     if event.lookahead_token_ids:
         tokens = [*tokens, *event.lookahead_token_ids[-1]]
-    if has_tokens_alone(event):
+    if event.has_tokens_alone:
         return tokens, None
     return tokens, event_extras(event.lora_name, event.extra_keys, event.lora_id, path)
 

@@ -13,16 +13,22 @@ salt that an old engine does not publish. The key is gone with the last of them.
 from __future__ import annotations
 
 import sys
+from array import array
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 from typing import cast
 
-from inferway.kv.index.protocol import Holdings, Tier
+from msgspec import Struct
+
+from inferway.kv.blocks.keys import BlockHasher
+from inferway.kv.events.event import BlockStored
+from inferway.kv.index.protocol import Holdings, Store, Tier
 from inferway.kv.index.shards import FOLD, LIMIT, Shards
 from inferway.model import BlockKey, HolderId
 
 Place = tuple[Tier, int]  # tier, group
+_SHORT_BLOCKS = 16  # of an event: with so many, reading it alone costs about the same
 
 
 class _Blocks:
@@ -247,3 +253,56 @@ def _one_less(counts: dict[int, int], item: int) -> bool:
 def _without(keys: Sequence[BlockKey], positions: Sequence[int]) -> list[BlockKey]:
     left_out = set(positions)
     return [key for i, key in enumerate(keys) if i not in left_out]
+
+
+class Stored(Struct, frozen=True, gc=False):
+    """What several events store in GPU memory, in order, each block once."""
+
+    blocks: dict[int, BlockKey]  # by their hashes
+    ops: list[Store]  # one for each event
+
+
+def stored(
+    events: Sequence[BlockStored],
+    removed: Collection[int],
+    holder: HolderId,
+    bridge: HashToKey,
+    hasher: BlockHasher,
+) -> Stored | None:
+    """Return what events of one batch store that have nothing but tokens. They are read together in
+    a fraction of the time: nearly always events of one step have nothing to do with each other.
+    None if they, and removals of these blocks among them, may come to something else in another
+    order: a parent is unknown or is removed, a block is stored twice or is removed, or two hashes
+    have one key."""
+    digests, start = _digests(events, hasher), 0
+    blocks: dict[int, BlockKey] = {}
+    ops: list[Store] = []
+    num_blocks = 0
+    for event in events:
+        hashes, parent_hash, parent = event.block_hashes, event.parent_hash, None
+        if parent_hash is not None:
+            parent = blocks.get(parent_hash) or bridge.key(parent_hash)
+            if parent is None or parent_hash in removed:
+                return None
+        if digests and len(hashes) <= _SHORT_BLOCKS:
+            end = start + len(hashes)
+            keys = hasher.chain_of_list(digests[start:end], parent)
+            start = end
+        else:
+            keys = hasher.keys_of_list(event.token_ids, None, parent)
+        blocks.update(zip(hashes, keys, strict=True))
+        num_blocks += len(hashes)
+        ops.append(Store(holder, keys, parent))
+    if len(blocks) < num_blocks or len(set(blocks.values())) < num_blocks:
+        return None
+    return Stored(blocks, ops) if blocks.keys().isdisjoint(removed) else None
+
+
+def _digests(events: Sequence[BlockStored], hasher: BlockHasher) -> list[int]:
+    """Return the digests of all blocks of short events, one after the other; none if there is but
+    one event."""
+    tokens = array("I")
+    for event in events if len(events) > 1 else ():
+        if len(event.block_hashes) <= _SHORT_BLOCKS:
+            tokens.extend(event.token_ids)
+    return hasher.digests_of_list(tokens) if tokens else []

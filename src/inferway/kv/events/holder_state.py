@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from inferway.kv.events.hash_to_key import HashToKey, Place
+from inferway.kv.events.hash_to_key import HashToKey, Place, Stored
 from inferway.kv.events.holder_snapshot import (
     NUMBER,
     HolderSnapshot,
@@ -22,7 +22,6 @@ from inferway.kv.events.holder_snapshot import (
     SavedHolder,
 )
 from inferway.kv.events.orphans import MAX_ORPHANS, Orphans
-from inferway.kv.events.together import Stored
 from inferway.kv.index.protocol import (
     CPU,
     FULL_ATTENTION,

@@ -17,7 +17,6 @@ from inferway.scheduling.expected_ttft.marginal_cost import MarginalCost
 from inferway.scheduling.expected_ttft.sharing import (
     Answered,
     Begins,
-    Comes,
     Kind,
     Sharing,
     Took,
@@ -130,7 +129,7 @@ class Learning:
             waiting.number = self.sharing.next_number()
             self.sharing.tell(
                 Waits(
-                    self.sharing.name(waiting.slot),
+                    self.sharing.slots.name(waiting.slot),
                     waiting.number,
                     waiting.tokens,
                     waiting.alone_ms,
@@ -180,7 +179,7 @@ class Learning:
         they know it as well (`Sharing.is_due`)."""
         self.learn(kind, slot, features, ms, now)
         if self.sharing is not None and self.sharing.is_due(kind, slot, now):
-            self.sharing.tell(Took(kind, self.sharing.name(slot), features, ms, now))
+            self.sharing.tell(Took(kind, self.sharing.slots.name(slot), features, ms, now))
 
     def learn(
         self, kind: Kind, slot: int, features: Sequence[float], ms: float, now: float
@@ -200,7 +199,7 @@ class Learning:
         """Count so many decode legs more that are to come there."""
         self.coming[slot] += by
         if self.sharing is not None:
-            self.sharing.tell(Comes(self.sharing.name(slot), by))
+            self.sharing.comes(slot, by)
 
     @property
     def all_costs(self) -> tuple[Costs, Costs, Costs]:

@@ -33,6 +33,7 @@ MOST_WAITING = 100_000  # requests of others that are remembered until they begi
 # Between two times of a kind that an endpoint took and others are told. Learning from one takes a
 # gateway 40 us, and costs follow no faster (`costs.SOLVE_SECONDS`).
 TOLD_SECONDS = 0.02
+OWN = -1  # this gateway's own number
 RECENT_REQUESTS = 100.0  # from which it is known how many of all others have sent
 
 
@@ -86,10 +87,10 @@ class Answered(_LearningEvent, frozen=True, gc=False):
 
 
 class Comes(_LearningEvent, frozen=True, gc=False):
-    """A change in the number of decode legs that are to come to the endpoint."""
+    """The number of decode legs of a gateway's that are to come to the endpoint now."""
 
     endpoint: str
-    by: float
+    legs: float
 
 
 Event = Waits | Begins | Took | Answered | Comes
@@ -112,7 +113,7 @@ class Sharing:
     _waiting: dict[tuple[int, int], QueuedRequest] = field(default_factory=dict)
     # when others were told of a time last, by kind and slot
     _told: dict[tuple[Kind, int], float] = field(default_factory=dict)
-    # of other gateways: (gateway, endpoint) -> decode legs that are to come there
+    # (gateway, endpoint) -> decode legs that are to come there
     _coming: dict[tuple[int, str], float] = field(default_factory=dict)
     # of other gateways, whose answer is assumed to begin: when, (gateway, number)
     _assumed: list[tuple[float, tuple[int, int]]] = field(default_factory=list)
@@ -121,9 +122,6 @@ class Sharing:
         """Return a number for a request of ours that is told of."""
         self.others_share -= self.others_share / RECENT_REQUESTS
         return next(self._numbers)
-
-    def name(self, slot: int) -> str:
-        return self.slots.name(slot)
 
     def is_due(self, kind: Kind, slot: int, now: float) -> bool:
         """Return whether others should be told of another time of the kind; then they are."""
@@ -140,7 +138,9 @@ class Sharing:
                 if self.log is not None:
                     self.log.heard(who, event.number)
                 self.others_share += (1.0 - self.others_share) / RECENT_REQUESTS
-                self._forget_assumed(event.at)
+                # nobody tells that they have begun once they were taken for it
+                while self._assumed and self._assumed[0][0] <= event.at:
+                    self._waiting.pop(heappop(self._assumed)[1], None)
                 if len(self._waiting) < MOST_WAITING:
                     slot = self.slots.slot_of(event.endpoint, event.at)
                     waiting = QueuedRequest(slot, event.tokens, event.alone_ms)
@@ -163,14 +163,15 @@ class Sharing:
                 learning.marginal_cost.answered(event.tokens)
             case Comes():
                 slot = self.slots.slot_of(event.endpoint, learning.now)  # columns may grow
-                learning.coming[slot] += event.by
                 key = (who, event.endpoint)
-                self._coming[key] = self._coming.get(key, 0.0) + event.by
+                learning.coming[slot] += event.legs - self._coming.get(key, 0.0)
+                self._coming[key] = event.legs
 
-    def _forget_assumed(self, now: float) -> None:
-        """Nobody tells that they have begun once they were taken for it."""
-        while self._assumed and self._assumed[0][0] <= now:
-            self._waiting.pop(heappop(self._assumed)[1], None)
+    def comes(self, slot: int, by: float) -> None:
+        """Tell that so many decode legs more of ours are to come there."""
+        key = OWN, self.slots.name(slot)
+        self._coming[key] = max(self._coming.get(key, 0.0) + by, 0.0)
+        self.tell(Comes(key[1], self._coming[key]))
 
     def known(self, names: Iterable[str], now: float) -> Known:
         """Return what was learned here of these endpoints."""

@@ -7,19 +7,16 @@ With EAGLE drafting a token is a pair of it and the next one. One version (#3727
 
 from __future__ import annotations
 
+from functools import partial
+
 import msgspec
 from msgspec import Raw
 
 from inferway.kv.events.adapters import vllm
-from inferway.kv.events.event import Batch, Event, EventError, OpenBatch
+from inferway.kv.events.event import Event, EventAdapter, EventError
 from inferway_structured.decoding import UNREADABLE
 
 _FIELDS = ("type", *vllm.StoredFields.__struct_fields__)
-
-
-def open_batch(payload: bytes) -> Batch | OpenBatch:
-    """Return the batch in `payload`, which may be of SGLang or vLLM."""
-    return vllm.open_batch(payload, _in_vllm_form)
 
 
 def _in_vllm_form(raw: Raw, path: int) -> Event | EventError | None:
@@ -38,3 +35,7 @@ def _in_vllm_form(raw: Raw, path: int) -> Event | EventError | None:
         return vllm.typed(msgspec.convert(fields, vllm.StoredMap), path)
     except (ValueError, *UNREADABLE):
         return None
+
+
+# Reads the batch in a payload, which may be of SGLang or vLLM.
+open_batch: EventAdapter = partial(vllm.open_batch, other_form=_in_vllm_form)

@@ -1,1 +1,0 @@
-"""`inferway serve --workers`: a hub that follows the engines, and workers that answer requests."""
