@@ -256,7 +256,7 @@ def _without(keys: Sequence[BlockKey], positions: Sequence[int]) -> list[BlockKe
 
 
 class Stored(Struct, frozen=True, gc=False):
-    """What several events store in GPU memory, in order, each block once."""
+    """Blocks that several events store in GPU memory, in order, each block once."""
 
     blocks: dict[int, BlockKey]  # by their hashes
     ops: list[Store]  # one for each event
