@@ -147,8 +147,7 @@ class Gateway:
 
     @property
     def publisher(self) -> ZmqPublisher | None:
-        """The publisher of decisions and KV events; None if nothing is published, or another
-        process does it."""
+        """The publisher of decisions and KV events; None if nothing is published here."""
         return self._publisher
 
     @property

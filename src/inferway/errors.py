@@ -169,8 +169,7 @@ class MethodNotAllowedError(RequestError):
 
 
 class ConflictError(RequestError):
-    """A request that cannot be done as things are; the message says what would have to be
-    otherwise."""
+    """A request that cannot be done now; the message says what would have to be otherwise."""
 
     status = 409
     code = "conflict"

@@ -277,9 +277,8 @@ class ColumnKey(msgspec.Struct, Generic[_ArrayT], frozen=True):
 
 
 class Figure(msgspec.Struct, frozen=True):
-    """A column of `Candidates`: the source of its values, and their type. One with `metrics` is
-    scraped, from the first of them that the engine has; its ranks add up, but a share's
-    (`is_share`) are averaged."""
+    """The source of a column of `Candidates`, and its type. One with `metrics` is scraped, from the
+    first of them that the engine has; its ranks add up, but a share's (`is_share`) are averaged."""
 
     unknown: float = 0.0  # the value for an endpoint of which nothing is known
     kind: str = "f8"  # numpy's word for its type

@@ -219,8 +219,7 @@ _CONFORMANCE = ("header-based-testing-filter", "destination-endpoint-served-veri
 
 
 def _scheduling(said: dict[str, Any]) -> tuple[str | dict[str, object], bool] | None:
-    """Return how endpoints are chosen, and whether it is for conformance tests. Raises
-    ConfigError."""
+    """Return a scheduling, and whether it is for conformance tests. Raises ConfigError."""
     if "config_file" in said:
         fields = read_yaml(Path(said["config_file"]))
     elif "config_text" in said:

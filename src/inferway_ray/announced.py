@@ -25,8 +25,7 @@ KV_EVENTS = "kv_event_metadata"
 
 
 class KvEvents(msgspec.Struct, frozen=True):
-    """The address where a replica's engine publishes its KV events, as Ray's LLM deployments
-    announce it."""
+    """The KV events of a replica's engine, as Ray's LLM deployments announce them."""
 
     endpoint: str
     block_size: Annotated[int, msgspec.Meta(gt=0)]

@@ -230,8 +230,7 @@ class KvCache:
         return blocks
 
     def free(self, blocks: Sequence[Block]) -> None:
-        """Free these blocks, which were a request's and which nobody uses any more, in the order of
-        its tokens."""
+        """Free these blocks of an ended request, in the order of its tokens."""
         self._pool.release(blocks)
 
     def clear(self) -> bool:

@@ -23,8 +23,7 @@ class Drafter:
         return sum(self.accepted_by_position)
 
     def accept(self, most: int) -> int:
-        """Verify a draft in one step: return how many of its tokens are accepted, at most
-        `most`."""
+        """Verify a draft: return how many of its tokens are accepted, at most `most`."""
         self.num_drafts += 1
         self._due += self._share
         accepted = min(int(self._due), most, self.num_tokens)

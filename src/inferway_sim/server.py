@@ -54,8 +54,7 @@ _DISTURBANCE = msgspec.json.Decoder(Disturbance)
 
 
 class Server:
-    """The HTTP routes of a simulated engine. Holds nothing of its own; the engine's parts are
-    given."""
+    """The routes of an engine. Holds nothing of its own; the engine's parts are given."""
 
     def __init__(
         self,

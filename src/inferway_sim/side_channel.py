@@ -55,8 +55,7 @@ class SideChannel:
         self._client: aiohttp.ClientSession | None = None
 
     async def start(self) -> None:
-        """Listen at the side channel's port. Raises ConfigError naming a port that cannot be
-        had."""
+        """Listen at its port. Raises ConfigError naming a port that cannot be had."""
         transfer = self._transfer
         app = web.Application()
         app.add_routes(

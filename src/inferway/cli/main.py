@@ -1,5 +1,4 @@
-"""The command `inferway` and its subcommands. Each command lives in a module of its own and is
-imported when called."""
+"""The group of commands. Each command lives in a module of its own and is imported when called."""
 
 from __future__ import annotations
 

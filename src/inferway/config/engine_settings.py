@@ -83,8 +83,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return self.labels if self.role is None else {**self.labels, ROLE: self.role}
 
     def authorization(self) -> tuple[tuple[bytes, bytes], ...]:
-        """Return the header that carries the engine's API key. Raises ConfigError if it is
-        unset."""
+        """Return the header with the engine's API key. Raises ConfigError if it is unset."""
         key = secret_in(self.api_key_env, f"engine {self.label}: api_key_env")
         return ((b"authorization", b"Bearer " + key.encode()),) if key else ()
 

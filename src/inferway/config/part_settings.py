@@ -231,8 +231,7 @@ class KvTransferSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
 
 class SloSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The latencies promised of answers: goodput is counted by them, and engines are wanted for
-    them."""
+    """The latencies promised of answers, by which goodput is counted and engines are wanted."""
 
     ttft_seconds: Annotated[Positive | None,
         "Seconds to the first token of a streamed answer."] = None

@@ -18,8 +18,7 @@ _LABEL = "label."  # before a label's name
 
 
 def parse_engine(spec: str, place: str = "--engine") -> EngineSettings:
-    """Parse `URL[,key=value…]` as --engine takes it. Raises ConfigError that begins with
-    `place`."""
+    """Parse --engine's `URL[,key=value…]`. Raises ConfigError that begins with `place`."""
     url, *pairs = spec.split(",")
     labels: dict[str, str] = {}
     fields: dict[str, object] = {"url": url, "labels": labels}

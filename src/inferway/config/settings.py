@@ -260,8 +260,7 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return shared
 
     def read_engine_tls(self) -> ssl.SSLContext | None:
-        """Return a TLS context as `engine_tls` does, and leave those that are in use as they are.
-        Raises ConfigError."""
+        """Return the context as `engine_tls` does, without effect on others. Raises ConfigError."""
         files = (self.engine_ca, self.engine_cert)
         if not any(files) and not any(e.url.startswith("https:") for e in self.engines):
             return None

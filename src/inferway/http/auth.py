@@ -163,8 +163,7 @@ class Auth:
             return False
 
     def is_in_session(self, request: Request) -> bool:
-        """Return whether the request is that of an admin who has logged in, from the page
-        itself."""
+        """Return whether an admin who has logged in has sent the request, from the page."""
         token = cookie_of(request)
         if token is None or not self.knows_admins or not self.sessions.is_open(token, self.keys):
             return False
@@ -190,8 +189,7 @@ class Auth:
         self._hear(request, is_right=True)
 
     def is_admin(self, request: Request) -> bool:
-        """Return whether the request is an admin's, on a path for all clients; a wrong key is
-        counted."""
+        """Return whether an admin has sent the request, on an open path; a wrong key counts."""
         if not self.knows_admins or self.is_in_session(request):
             return True
         admins = self._is_admins(request)
@@ -287,10 +285,9 @@ def build_auth(
     on_outcome: Callable[[str, bool], None] | None = None,
     on_suspect: Callable[[str, str, bool], None] | None = None,
 ) -> Auth:
-    """Return the authentication that the settings and the scheduling's flow control ask for.
-    `others` keep limits together with this process; None: it is alone. `clock` counts seconds.
-    `on_outcome`, `on_suspect`: other processes are told as OutlierDetection and RequestQuarantine
-    tell."""
+    """Return what the settings and the scheduling's flow control ask for. `others` keep limits
+    together with this process; None: it is alone. `clock` counts seconds. `on_outcome`,
+    `on_suspect`: other processes are told as OutlierDetection and RequestQuarantine tell."""
     retries = Retries(settings.retries)
     quarantine = RequestQuarantine(
         lambda: retries.settings.quarantine_seconds,
@@ -347,8 +344,7 @@ def admins_are_local(settings: ServeSettings) -> bool:
 
 
 def check_no_web_page(request: Request, *, is_local: bool) -> None:
-    """Raises ForbiddenError if a page of another site has sent the request. `is_local`: the gateway
-    listens on loopback alone."""
+    """Raises ForbiddenError for another site's page. `is_local`: loopback alone is listened on."""
     fields = request.fields
     host, origin = fields.get(b"host", b""), fields.get(b"origin")
     if origin is not None and origin.partition(b"://")[2].lower() != host.lower():

@@ -78,8 +78,7 @@ class Continuer:
 
 
 def open_continuer(director: Director, auth: Auth, stack: AsyncExitStack) -> Continuer | None:
-    """Return the object that has other engines go on with streams, until the stack is closed; None
-    if none shall."""
+    """Return what has other engines go on, until the stack is closed; None if none shall."""
     continuing = director.continuing
     if continuing is None:
         return None

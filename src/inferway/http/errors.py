@@ -11,8 +11,7 @@ log = logging.getLogger("inferway.forward")
 
 
 def withheld(error: InferwayError, request_id: bytes) -> InferwayError:
-    """Return `error` without the names of engines: the same status and code. The log then has what
-    it said."""
+    """Return `error` without engines' names: the same status and code. The log has what it said."""
     if not isinstance(error, FleetError) or error.in_public is None:
         return error
     log.warning(

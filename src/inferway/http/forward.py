@@ -103,8 +103,7 @@ class Forwarding(msgspec.Struct, eq=False):
 
     @property
     def sent_at(self) -> float:
-        """The time, by the loop's clock, when the request was last sent to an engine that is to
-        answer it."""
+        """The time of the loop's clock when an engine that is to answer last got the request."""
         return self._plan.sent_at
 
     def begin(self) -> None:

@@ -1,5 +1,4 @@
-"""Header lines that travel on from a client to an engine, and those of ours that go back to the
-client."""
+"""Header lines that travel on from a client to an engine, and ours that go back."""
 
 from __future__ import annotations
 

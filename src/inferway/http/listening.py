@@ -1,5 +1,4 @@
-"""Listening sockets of a server, at a port or a Unix socket's path; and its side of TLS with
-clients."""
+"""Listening sockets, at a port or a Unix socket's path, and their side of TLS with clients."""
 
 from __future__ import annotations
 
@@ -101,8 +100,7 @@ class Listener:
 
 
 def _remove_stale(path: str) -> None:
-    """Remove the socket of a process that was killed. Raises OSError (EADDRINUSE) if somebody
-    listens."""
+    """Remove a killed process's socket. Raises OSError (EADDRINUSE) if somebody listens."""
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:

@@ -1,5 +1,4 @@
-"""Sessions of admins who have logged in to the page: a browser keeps a random token, never the key
-that it showed."""
+"""Sessions of the page: a browser keeps a random token, never the key that it showed."""
 
 from __future__ import annotations
 

@@ -98,8 +98,7 @@ class RequestLifecycle(Protocol):
 
 
 class PlannedRequest(RequestLifecycle, Protocol):
-    """A request's life as the forwarder sees it, with what is needed to send it
-    (routing.journey.Journey)."""
+    """A RequestLifecycle with what is needed to send it (routing.journey.Journey)."""
 
     record: Record
     losses: EngineLosses

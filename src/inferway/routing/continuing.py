@@ -144,8 +144,7 @@ class ContinuableStream:
         self.sent, self.body = None, b""
 
     def give_up(self) -> bytes:
-        """Return what the engine has said when it gave up: no other engine goes on with the
-        answer."""
+        """Return what the engine said when it gave up: no other one goes on with the answer."""
         assert self.sent is not None
         return self.sent.give_up()
 

@@ -188,8 +188,7 @@ class Director:
         return await by_prompt.weigh(Journey(self, body, by_prompt), slot)
 
     def follow_rules(self, priorities: Mapping[str, int], rewrites: Rewrites) -> None:
-        """Give journeys that begin from now on these rules: objective -> priority, and models'
-        names."""
+        """Give new journeys these rules: objective -> priority, and models' names."""
         self.priorities, self.rewrites = priorities, rewrites
 
     def parses_here(self, body: bytes) -> bool:

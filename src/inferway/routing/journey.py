@@ -228,8 +228,7 @@ class Journey:
         self._names = ModelRenamer(asked)
 
     def listen(self, listener: RequestListener) -> None:
-        """Have `listener` called with what becomes of the request, after those that already
-        listen."""
+        """Have `listener` hear what becomes of the request, behind the earlier ones."""
         self._listeners.append(listener)
 
     def attempt(self, target: Target) -> Headers:
@@ -274,8 +273,7 @@ class Journey:
             self._sent = None
 
     def give_up(self) -> bytes:
-        """Return what the engine has said when it gave up: no other engine goes on with the
-        answer."""
+        """Return what the engine said when it gave up: no other one goes on with the answer."""
         assert self.stream is not None
         self.is_cut_off = False
         return self.stream.give_up()

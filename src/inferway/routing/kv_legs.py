@@ -1,5 +1,4 @@
-"""Prefill and decode legs of requests: whether there are two, what asks for them, and their
-outcomes.
+"""The legs of a request: whether there are two, what asks for them, and their outcomes.
 
 legs       the prompt's engine is asked by                             the decode engine gets
 gateway    us (answer_plan)                                            what that engine returned

@@ -1,5 +1,4 @@
-"""The headers of a request that say what it wants (InferenceObjective, SLO headers, its
-session)."""
+"""The wishes in a request's headers (InferenceObjective, SLO headers, its session)."""
 
 from __future__ import annotations
 

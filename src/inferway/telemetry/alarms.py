@@ -60,8 +60,7 @@ def named(names: Sequence[str]) -> str:
 
 
 def _outages(rows: Sequence[EngineRow]) -> Iterator[Alarm]:
-    """Yield alarms for engines that do not answer: one for each kind of outage, or one for all if
-    none is left."""
+    """Yield an alarm for each kind of outage, or one for all if no engine is left."""
     out: dict[str, list[EngineRow]] = {}
     for row in rows:
         if not row.up and not row.drained:

@@ -75,8 +75,7 @@ class Seen(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Conversations(Extension):
-    """An extension that counts broken turns of conversations. `today`: the date, where clocks are
-    wrong or tests run."""
+    """Counts broken turns. `today`: the date, where clocks are wrong or tests run."""
 
     today: Callable[[], date] = date.today
     looked_at: int = 0  # requests

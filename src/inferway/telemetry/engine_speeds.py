@@ -271,8 +271,7 @@ def told_by(processes: Sequence[Iterable[Sample]]) -> Told:
 
 
 def _speed_told(engine: str, costs: Mapping[tuple[str, str], float]) -> Speed:
-    """Return the speed by another process's costs, which do not tell how long answers are, and so
-    nothing of their tokens."""
+    """Return a speed by costs that do not tell how long answers are."""
     parts = [TTFT_FEATURES[part] for part in (FIXED, OWN, PAIRS)]
     fixed, own, pair = [costs.get((engine, part), 0.0) for part in parts]
     return Speed(_prompt_token_ms(fixed, own, pair, USUAL_TOKENS), None)

@@ -141,8 +141,7 @@ class AlarmObserver(Extension):
 
 
 class WantsPrompts(Protocol):
-    """Takes prompts, and finds the places of events with them
-    (fleet.orphan_resolution.OrphanResolver)."""
+    """Finds the places of events by prompts (fleet.orphan_resolution.OrphanResolver)."""
 
     @property
     def wanted(self) -> bool: ...

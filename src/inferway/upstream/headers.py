@@ -76,8 +76,7 @@ class KnownHeads(Generic[_Head]):
 
 
 def named_by_connection(headers: Headers) -> frozenset[bytes]:
-    """Return the fields that `Connection` names as hop-by-hop; empty for a plain keep-alive or
-    close."""
+    """Return the fields that `Connection` names; empty for a plain keep-alive or close."""
     named: set[bytes] = set()
     for name, value in headers:
         if name == b"connection":
@@ -86,8 +85,7 @@ def named_by_connection(headers: Headers) -> frozenset[bytes]:
 
 
 def header_block(headers: Headers, dropped: Set[bytes] = frozenset()) -> bytes:
-    """Return the lines `name: value`, each with its CRLF, without those whose name is in
-    `dropped`."""
+    """Return lines `name: value`, each with its CRLF, but those with a name in `dropped`."""
     if dropped:
         headers = [header for header in headers if header[0] not in dropped]
     # Joins, because bytes formatting takes three times as long.

@@ -1,5 +1,4 @@
-"""The command `inferway explain`: the record of one request in words, and a picture of its blocks'
-holders."""
+"""The command `inferway explain`: a request's record in words, and a picture of its blocks."""
 
 from __future__ import annotations
 

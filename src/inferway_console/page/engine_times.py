@@ -14,8 +14,7 @@ LATEST = 200  # answers of an engine that count
 
 
 class Times(msgspec.Struct, frozen=True):
-    """The times of the last answers of one engine. In milliseconds; None: none of them was
-    streamed."""
+    """The times of one engine's last answers, in ms; None: none of them was streamed."""
 
     requests: int
     failed: int

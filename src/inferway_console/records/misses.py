@@ -34,8 +34,7 @@ def of_decision(record: Record, noted: DecidedRequest, chosen: int) -> Sequence[
 
 
 def _held_in_vain(record: Record, noted: DecidedRequest) -> Miss | None:
-    """Return the blocks that the engine holds of full attention, and cannot reuse for its other
-    caches."""
+    """Return blocks held of full attention that the engine's other caches do not allow."""
     target = record.target
     reuse = None if target is None else noted.found.reuse.get(target.endpoint.holder)
     if target is None or reuse is None or not noted.block_size:

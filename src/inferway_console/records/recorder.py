@@ -301,8 +301,7 @@ class Recorder(Extension):
     def _elsewhere(
         self, routed: Routed, found: Mapping[HolderId, int], chosen: int
     ) -> Elsewhere | None:
-        """Return the endpoint that held more than the chosen one and all others, and was no
-        candidate."""
+        """Return the endpoint that held more than all candidates, and was none."""
         rows = routed.candidates.rows
         blocks, holder = longest(found)
         if holder in rows or blocks <= chosen or self._whereabouts is None:

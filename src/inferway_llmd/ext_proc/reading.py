@@ -1,5 +1,4 @@
-"""Envoy's messages, read into values. Header names are in lower case; repeated ones stay
-repeated."""
+"""Envoy's messages as values. Header names are in lower case; repeated ones stay repeated."""
 
 from __future__ import annotations
 

@@ -227,8 +227,7 @@ class LayerGroup:
         """End a step: what was stored in it is there."""
 
     def is_computed_now(self, hits: Sequence[Block]) -> bool:
-        """Return whether this very step computes what was found, so that it cannot be read in
-        it."""
+        """Return whether this very step computes the hits, so that it cannot read them."""
         return False
 
     def _store_whole_blocks(

@@ -15,8 +15,7 @@ from inferway_sim.pool import Block
 
 @dataclass(slots=True)
 class CacheHit:
-    """The cached blocks that serve a prompt: in each group those of its first `num_tokens`
-    tokens."""
+    """The blocks that serve a prompt: in each group those of its first `num_tokens` tokens."""
 
     blocks: list[list[Block]]
     num_tokens: int = 0

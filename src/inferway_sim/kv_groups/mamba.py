@@ -36,8 +36,7 @@ class MambaGroup(LayerGroup):
     def find(
         self, hashes: Sequence[bytes], limit: int, groups: Sequence[int], *, drops: bool
     ) -> tuple[list[list[Block]], int]:
-        """Find blocks as the group with full attention does. No state is dropped: drafters have
-        none."""
+        """Find blocks as with full attention. No state is dropped: drafters have none."""
         step = self.unit if self.alignment < self.block_size else self.block_size
         for end in range(limit // step * step, 0, -step):
             if end % self.alignment:
@@ -99,8 +98,7 @@ class MambaGroup(LayerGroup):
         self._stored_now.clear()
 
     def is_computed_now(self, hits: Sequence[Block]) -> bool:
-        """Return whether this very step computes what was found, so that it cannot be read in
-        it."""
+        """Return whether this very step computes the hits, so that it cannot read them."""
         return bool(hits) and hits[-1].hash in self._stored_now
 
     def _store_tail(self, run: Run, table: BlockTable, num_tokens: int) -> None:
@@ -128,8 +126,7 @@ class AlignedMambaGroup(MambaGroup):
         return min(missing, at_most) + self._num_idle(hits)
 
     def take_blocks(self, table: BlockTable, room: StepRoom) -> list[tuple[Block, Block]]:
-        """Take blocks as the group with full attention does; blocks of the step before last are
-        moved here."""
+        """Take blocks as with full attention; those of the step before last are moved here."""
         wanted, blocks, had = self._num_wanted(room), table.blocks, len(table.blocks)
         if wanted <= had and table.partial is None:
             table.is_begun = True

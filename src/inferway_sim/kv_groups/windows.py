@@ -55,8 +55,7 @@ class WindowGroup(LayerGroup):
         return found, length * size
 
     def kept_blocks(self, first: int, end: int, boundaries: Sequence[int]) -> Sequence[bool] | None:
-        """Return which windows a hit can end at: all of them, or those of the retention
-        interval."""
+        """Return which windows a hit can end at: all, or those of the retention interval."""
         size, align, interval = self.block_size, self.alignment, self._config.retention_interval
         if align % size:
             return None
@@ -101,8 +100,7 @@ class LocalGroup(LayerGroup):
     def find(
         self, hashes: Sequence[bytes], limit: int, groups: Sequence[int], *, drops: bool
     ) -> tuple[list[list[Block]], int]:
-        """Find blocks as the group with full attention does; blocks before the chunk serve without
-        being there."""
+        """Find blocks as with full attention; those before the chunk need not be there."""
         size = self.block_size
         num_skipped = limit // self.reach * self.reach // size
         found = [[self._pool.null] * num_skipped for _ in groups]

@@ -86,8 +86,7 @@ _RANK = {
 def _refused(
     invalid: SpecError | None, verdict: Verdict | SpecError | None, whole: bool
 ) -> dict[str, Any] | None:
-    """Return what the spec is refused for, and by whom; None if it is not. `whole`: nothing may be
-    left out."""
+    """Return why and by what a spec is refused; None: not. `whole`: nothing may be left out."""
     if invalid is not None:
         return _refusal(invalid, "limits")
     if isinstance(verdict, SpecError):

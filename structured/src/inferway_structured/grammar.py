@@ -1,5 +1,4 @@
-"""The contract of a backend and its grammars. A grammar is one request's; what it was made from is
-everybody's."""
+"""The contract of backends. A grammar is one request's; what it was made from is everybody's."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Turns for work that little is done of at a time: its tenant, the waiters for it, and how often it
-comes."""
+"""Turns for work that little is done of at a time: its tenant, its waiters, and its rate."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The dialect in which an engine hashes its blocks: found from its first events, verified from then
-on.
+"""The dialect of an engine's hashes: found from its first events, verified from then on.
 
 An event has the tokens of its blocks and their hashes, so whoever hashes as the engine does comes
 to the same. A hash covers the one before it in full, and the wire carries 64 bits of it: so only
@@ -267,9 +266,8 @@ class DialectFinder:
             self._check(event, extras)
 
     def _conclude(self, fitting: list[Dialect], *, is_certain: bool) -> None:
-        """Draw the conclusion from one chain that was hashed in all dialects. `is_certain`: all
-        that is hashed is known; else a salt may not have been told, or the prompt be another
-        one."""
+        """Conclude from one chain that was hashed in all dialects. `is_certain`: all that is hashed
+        is known; else a salt may not have been told, or the prompt be another one."""
         if fitting:
             self._fitting = fitting
             self.state, self._num_seen = DialectState.FOUND, 0
@@ -320,8 +318,7 @@ class DialectFinder:
     def _sparse_hashes(
         self, dialect: Dialect, parent: bytes | None, event: BlockStored
     ) -> list[bytes] | None:
-        """Return the full hashes of an event that skips blocks, without anything hashed beside
-        tokens."""
+        """Return the hashes of an event that skips blocks, without extra keys."""
         if any(event.extra_keys or ()) or event.lora_name or event.lookahead_token_ids:
             return None
         found: dict[int, bytes] = {}
@@ -339,8 +336,7 @@ class DialectFinder:
         i: int,
         extra: tuple[HashExtra, ...] | None,
     ) -> bytes:
-        """Return the hash of one block, which may have several hashes: it is known by the last of
-        them."""
+        """Return the hash of one block; of several, the last is the one it is known by."""
         size = event.block_size
         ahead = event.lookahead_token_ids[i] if event.lookahead_token_ids else []
         tokens = [*event.token_ids[i * size : (i + 1) * size], *ahead]

@@ -1,5 +1,4 @@
-"""KV events of engines, in the form that all adapters turn theirs into. `adapters` has the
-forms."""
+"""KV events in the form that all adapters turn theirs into. `adapters` has the forms."""
 
 from __future__ import annotations
 

@@ -253,8 +253,7 @@ class EventApplier:
             yield ops
 
     def _apply_other(self, item: Event | EventError, is_last_life: bool) -> Iterator[list[Op]]:
-        """Apply what comes seldom: a long event, one that could not be read, or
-        AllBlocksCleared."""
+        """Apply a seldom item: a long event, an unreadable one, or AllBlocksCleared."""
         if isinstance(item, _OF_BLOCKS):
             if item.medium not in GPU_MEDIA:
                 self._see_other_medium()

@@ -249,7 +249,6 @@ def with_extras(event: BlockStored, path: str | None) -> tuple[Sequence[int], Bl
 
 
 def _has_media(event: BlockStored) -> bool:
-    """Return whether something is hashed into the event's blocks that belongs to some of the
-    tokens."""
+    """Return whether an event's hashes cover something that belongs to some of the tokens."""
     entries = [entry for entry in event.extra_keys or () if isinstance(entry, list | tuple)]
     return any(not isinstance(item, str) for entry in entries for item in entry)

@@ -345,8 +345,7 @@ class HolderState:
         return ops
 
     def _without(self, known: Collection[BlockKey], stores: Sequence[Store]) -> list[Op]:
-        """Return the stores without blocks that were there before, as far as a chain can be
-        without."""
+        """Return the stores without blocks that were there, as far as chains allow."""
         ops: list[Op] = []
         for op in stores:
             had = [i for i, key in enumerate(op.keys) if key in known]

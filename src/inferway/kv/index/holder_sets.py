@@ -1,5 +1,4 @@
-"""Sets of holders, with the tiers where they hold a block: values that many blocks share, by
-number.
+"""Sets of holders and where they hold a block: values that many blocks share, by number.
 
 A value is `attached` and a mask for each *plane*. A mask has one bit per holder; a plane is a
 tier of a group of KV caches, and its mask says who holds the block there. `attached` has those
@@ -158,8 +157,7 @@ class HolderSets:
         return mask
 
     def best_tiers(self, state: int) -> Sequence[tuple[Tier, int]]:
-        """Return (tier, holders that have it there and in no better one), without the first
-        tier."""
+        """Return (tier, holders with it there and in no better one), without the first tier."""
         planes = self.planes[state]
         found, seen = [], planes[0] if planes else 0
         for tier, plane in enumerate(self.tiers):

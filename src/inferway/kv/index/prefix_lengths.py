@@ -1,5 +1,4 @@
-"""The lengths of a prompt's prefixes that many holders have, in blocks, without an entry for each
-holder."""
+"""The lengths of a prompt's prefixes that many holders have, without an entry for each holder."""
 
 from __future__ import annotations
 

@@ -75,10 +75,9 @@ class Clear(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):
 
 
 class Layout(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):
-    """A layout: `holder` looks a prompt up in these groups of KV caches (`reuse`); None: it has
-    full attention alone, as all holders have at first. The blocks of the group at
-    `layout.full_position` are those of FULL_ATTENTION, those of the others are of their number +
-    1."""
+    """A layout: `holder` looks prompts up in these groups (`reuse`); None: it has full attention
+    alone, as all have at first. The blocks of the group at `layout.full_position` are those of
+    FULL_ATTENTION, those of the others are of their number + 1."""
 
     holder: HolderId
     layout: CacheLayout | None

@@ -75,8 +75,7 @@ class Callers:
             self._by_blinded[blinded] = (digest, caller)
 
     def of(self, headers: Headers) -> ApiCaller:
-        """Return the caller that has sent a request. Raises UnauthorizedError, with nothing of what
-        was sent."""
+        """Return a request's caller. Raises UnauthorizedError, with nothing of what was sent."""
         sent = [credentials(name, value) for name, value in headers if name in CARRIERS]
         for key in sent:
             digest = hashlib.sha256(key).digest()

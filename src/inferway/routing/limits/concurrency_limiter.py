@@ -1,5 +1,4 @@
-"""The limit of how many requests are with the engines at a time, and the choice of the next one
-when one has ended.
+"""The limit of requests with the engines, and the choice of the next one when one has ended.
 
 A request holds one *place* from when it enters until it leaves: one of all, and one of an engine.
 Until it is known which engine it goes to, it holds a place with any engine of its model, so that it

@@ -1,5 +1,4 @@
-"""The queue of requests that wait for a place: by priority, and within one priority fair between
-tenants.
+"""The queue for places: by priority, and within one priority fair between tenants.
 
 Fair is start-time fair queueing (Goyal, Vin and Cheng, 1996) with requests of equal cost: each
 tenant's next request has a start tag, the later of the queue's virtual time and the end of the
@@ -54,8 +53,7 @@ class QueueGate(Protocol):
         """Return the lowest priority of which requests of that lane may go on."""
 
     def chooser(self, priority: int) -> ChoosesFlow | None:
-        """Return the policy that chooses among the tenants of that priority; None: they take
-        turns."""
+        """Return what chooses among the tenants of that priority; None: they take turns."""
 
 
 @dataclass(slots=True)

@@ -191,8 +191,7 @@ class LateCurve:
 
 @dataclass(slots=True)
 class WantedEstimator:
-    """Estimates the number of engines that one model wants. `look` whenever somebody asks; it
-    learns from what has been since."""
+    """Estimates how many engines a model wants. Each `look` learns from what has been since."""
 
     slo: Slo
     correction: Correction = field(default_factory=Correction)
@@ -293,8 +292,7 @@ class WantedEstimator:
         costs: _Costs,
         serving: Serving,
     ) -> dict[str, float]:
-        """Return the engines that each limit wants. `steps`: from the middle of the last bucket to
-        when they are wanted."""
+        """Return engines wanted by limit. `steps`: from the middle of the last bucket to then."""
         slo, endpoints = self.slo, len(serving.slots)
         limits = {}
         if slo.ttft_ms is not None:

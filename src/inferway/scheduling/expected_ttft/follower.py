@@ -205,8 +205,7 @@ class ExpectedTtftListener(RequestListener):
         return _Sent(features, terms, ttft, added[COST_MS.name].item(row), now, waiting)
 
     def _as_decode_leg(self, sent: _Sent, row: int) -> None:
-        """Expect of the request that it computes one token, and waits for what waits there by
-        now."""
+        """Expect one token to be computed, and a wait for what waits there by now."""
         added, learning, features = self._candidates.added, self._learning, sent.features
         waiting, slot = sent.waiting, sent.waiting.slot
         sent.moved, sent.transfer = features[OWN], added[TRANSFER_MS.name].item(row)

@@ -131,8 +131,7 @@ class Known(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return found
 
     def is_sound(self, sizes: Sequence[int]) -> bool:
-        """Return whether a gateway can have learned this. `sizes`: how many features each kind
-        has."""
+        """Return whether a gateway can learn this. `sizes`: how many features each kind has."""
         return (
             len(self.costs) == len(sizes)
             and all(

@@ -1,5 +1,4 @@
-"""Messages by which several gateways tell each other of what they learn, so that each knows what
-all do.
+"""Messages by which gateways share what they learn, so that each knows what all do.
 
 Each tells what it has sent, what has begun to answer, and how long that took; the others take it
 over as if it were their own. Endpoints are told by their names, for each gateway has its own slots.

@@ -250,8 +250,7 @@ class Connection(SlicedProtocol):
         return self._frames(data, start + len(PREFACE))
 
     def _frames(self, data: bytes, at: int) -> int:
-        """Read frames; return where the first one starts that has not come wholly, or has to wait
-        for its turn."""
+        """Read frames; return where the first one starts that must wait."""
         end, most = len(data), at + _TURN_BYTES
         self.needed_bytes = 0
         for _ in range(_TURN_FRAMES):

@@ -186,8 +186,7 @@ class Steppers:
 
 
 class SteppedCompiled:
-    """A process that is copied for each answer; it ends when no reference to this object is
-    left."""
+    """A process that is copied for each answer; it ends with the last reference to this."""
 
     def __init__(
         self,

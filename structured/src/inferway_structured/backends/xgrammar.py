@@ -1,5 +1,4 @@
-"""The backend xgrammar, for what llguidance has no words for, where it is installed: beside an
-engine.
+"""The backend xgrammar, for what llguidance cannot say; where it is installed: beside an engine.
 
 It raises on wrong use, has no limits on time, and a mask after the end is an error: all of that is
 kept from it here.

@@ -63,8 +63,7 @@ _MAX_STUCK = 4
 
 
 class Compilations:
-    """Compiles specs for one vocabulary. Any thread may call it; what goes wrong is raised by the
-    futures alone."""
+    """Compiles specs for one vocabulary. Any thread may call it; its futures alone raise."""
 
     def __init__(
         self,

@@ -198,8 +198,7 @@ class SandboxProcess(Conversation):
         return self._child.pid
 
     def kill(self) -> None:
-        """End the child, and what it may have started; a thread that waits for an answer learns
-        it."""
+        """End the child, and what it may have started; a thread that waits for it learns it."""
         if self._child.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._child.pid, signal.SIGKILL)

@@ -245,8 +245,7 @@ def expansion(schema: SchemaObject) -> int:
 def _check_conjoined(
     order: list[Subschema], parts: Sequence[Sequence[Subschema]], limits: SpecLimits
 ) -> None:
-    """Check how many patterns one string must match all at once, at this value or at one inside
-    it."""
+    """Check how many patterns one string must match at once, at this value or inside it."""
     here: dict[int, int] = {}  # none where there is none
     for node in order:
         found = _conjoined(node, here)

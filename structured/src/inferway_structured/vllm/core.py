@@ -136,8 +136,7 @@ class EngineCoreSide:
         grammar.set_exception(error)
 
     def cancel(self, request_ids: Iterable[str]) -> None:
-        """Drop compiles that no other request waits for: the clients of these requests have
-        left."""
+        """Drop compiles that no other request waits for: these requests' clients have left."""
         for request_id in request_ids:
             coming = self._coming.pop(request_id, None)
             if coming is not None:

@@ -77,10 +77,9 @@ def keeps_multiples(said: Mapping[str, Any]) -> bool:
 
 
 def of_numbers(said: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the schema with numbers that the library can read; None if no value has it. The
-    library fails on values that are fractions where integers may come and fractions may not, and on
-    bounds that have no integer between them; of values with `multipleOf`, it leaves out the
-    negative ones."""
+    """Return an equal schema that the library reads, None if no value has it. The library fails on
+    values that are fractions where integers may come and fractions may not, and on bounds that have
+    no integer between them; of values with `multipleOf`, it leaves out the negative ones."""
     if "multipleOf" in said and ("const" in said or "enum" in said):
         said = dict(said)
         step = said.pop("multipleOf")
