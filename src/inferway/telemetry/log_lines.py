@@ -20,7 +20,7 @@ _PLAIN = re.compile(r"[!#-<>-~]+")  # printable ASCII without space, quote and e
 
 
 def stamp(seconds: float) -> str:
-    """Return a moment of time.time() in the local zone, by ISO 8601, with milliseconds."""
+    """Return a moment of time.time() in local ISO 8601, with milliseconds and the offset."""
     milliseconds = int(seconds * 1000)
     return _second(milliseconds // 1000) % (milliseconds % 1000)
 

@@ -1,4 +1,4 @@
-"""The contract of backends. A grammar is one request's; what it was made from is everybody's."""
+"""The contract of backends. A grammar is one request's; what it was made from is shared."""
 
 from __future__ import annotations
 
