@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import resource
 import time
-from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from inferway.config import ServeSettings
-from inferway.extension import Tap, is_probe
+from inferway.extension import Tap
 from inferway.fleet.discovery.members import Rules
 from inferway.fleet.draining import HandsOver
 from inferway.fleet.engine import Engine
@@ -20,15 +20,14 @@ from inferway.http.hub import asking_hub, awaiting_hub, from_workers
 from inferway.http.listening import UNIX, certificate_of, within_file_limit
 from inferway.http.message import Request
 from inferway.http.reload import Apply
-from inferway.http.responder import Responder
 from inferway.http.routes import Routes
-from inferway.http.server import Handler, HttpServer
+from inferway.http.server import Handler, HttpServer, traced
 from inferway.indexer import FleetParts
 from inferway.metrics import Family
 from inferway.model import HolderId
 from inferway.telemetry.observers import WantsPrompts
 from inferway.telemetry.publisher import Publisher
-from inferway.telemetry.tracing import TRACEPARENT, TRACESTATE, Tracing
+from inferway.telemetry.tracing import Tracing
 from inferway.upstream.pool import Pool
 
 log = logging.getLogger("inferway")
@@ -76,34 +75,6 @@ class Process:
             return engine.endpoints[0].holder if engine is not None and engine.endpoints else None
 
         return SharedPlaces(self.parts.columns, row_of, time.monotonic)
-
-
-def traced(handler: Handler, tracing: Tracing, known: Container[str]) -> Handler:
-    """Return a handler that begins a span for each request and then is `handler`; the server ends
-    it, if `tracing` is one of its logs. Paths that are not `known` name no span."""
-
-    async def begin_and_handle(request: Request, responder: Responder) -> None:
-        fields = request.fields
-        if not is_probe(request.path, fields.get(b"user-agent", b"")):
-            seconds = time.perf_counter() - request.started
-            responder.span = span = tracing.begin(
-                *(request.method, request.path, request.request_id, fields.get(TRACEPARENT)),
-                seconds,
-                is_known=request.path in known,
-            )
-            _tell(request, span.traceparent, drops_state=span.is_root)
-        await handler(request, responder)
-
-    return begin_and_handle
-
-
-def _tell(request: Request, traceparent: bytes, *, drops_state: bool) -> None:
-    """Whoever gets this request knows of our span; `tracestate` is its parent's, or nobody's."""
-    dropped = {TRACEPARENT, TRACESTATE} if drops_state else {TRACEPARENT}
-    request.headers = [h for h in request.headers if h[0] not in dropped]
-    request.headers.append((TRACEPARENT, traceparent))
-    request.fields = {n: v for n, v in request.fields.items() if n not in dropped}
-    request.fields[TRACEPARENT] = traceparent
 
 
 class Servers:

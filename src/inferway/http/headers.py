@@ -43,9 +43,8 @@ _OF_REQUEST = frozenset(reason.encode() for reason in Reason if reason.is_of_req
 # engine, and whose blocks it gets of the fleet.
 _DECIDED_EDITS = frozenset({b"vllm_xargs", b"tokens", b"return_token_ids", b"kv_transfer_params"})
 
-# The gateway says which pages may ask from a browser (cors): an engine that sees no Origin says
-# nothing. An answer is read as it passes, which no compressed one can be: identity alone is asked
-# for.
+# The gateway says which pages may ask (cors): an engine that sees no Origin says nothing.
+# An answer is read as it passes, which no compressed one can be: identity alone is asked for.
 _DROPPED = HOP_BY_HOP | REWRITTEN | ROUTING_HEADERS | {
     b"accept-encoding", b"origin", b"x-request-id"
 }  # fmt: skip
